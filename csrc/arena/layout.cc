@@ -1,0 +1,60 @@
+#include "arena/layout.h"
+
+#include <unordered_set>
+
+namespace sordino {
+namespace {
+
+std::size_t align(std::size_t offset) { return (offset + Layout::kAlignment - 1) / Layout::kAlignment * Layout::kAlignment; }
+
+// FNV-1a: tiny, and the same on every machine.
+struct Fnv {
+  std::uint64_t state = 14695981039346656037ull;
+  void add(std::string_view text) {
+    for (const char c : text) {
+      state = (state ^ static_cast<unsigned char>(c)) * 1099511628211ull;
+    }
+    state = (state ^ 0xff) * 1099511628211ull;  // so that "ab","c" differs from "a","bc"
+  }
+};
+
+}  // namespace
+
+std::size_t TensorSpec::count() const {
+  std::size_t product = 1;
+  for (const std::int64_t extent : shape) product *= static_cast<std::size_t>(extent);
+  return product;
+}
+
+Layout::Layout(std::vector<TensorSpec> tensors, std::size_t segment_bytes) : tensors_(std::move(tensors)) {
+  std::unordered_set<std::string_view> names;
+  for (std::size_t index = 0; index < tensors_.size(); ++index) {
+    const TensorSpec& tensor = tensors_[index];
+    if (!names.insert(tensor.name).second) throw UsageError("two tensors of one layout are named '" + tensor.name + "'");
+    const bool joins = !segments_.empty() && segments_.back().dtype == tensor.dtype &&
+                       segments_.back().bytes + tensor.bytes() <= segment_bytes;
+    const std::size_t offset = joins ? bytes_ : align(bytes_);
+    if (!joins) segments_.push_back({index, index, offset, 0, tensor.dtype});
+    LayoutSegment& segment = segments_.back();
+    offsets_.push_back(offset);
+    bytes_ = offset + tensor.bytes();
+    segment.last = index + 1;
+    segment.bytes = bytes_ - segment.offset;
+  }
+  bytes_ = align(bytes_);
+  Fnv fnv;
+  for (const std::string& line : describe()) fnv.add(line);
+  hash_ = fnv.state;
+}
+
+std::vector<std::string> Layout::describe() const {
+  std::vector<std::string> lines;
+  for (const TensorSpec& tensor : tensors_) {
+    std::string line = tensor.name + " " + std::string(name_of(tensor.dtype)) + " [";
+    for (std::size_t axis = 0; axis < tensor.shape.size(); ++axis) line += (axis ? ", " : "") + std::to_string(tensor.shape[axis]);
+    lines.push_back(line + "]");
+  }
+  return lines;
+}
+
+}  // namespace sordino

@@ -1,0 +1,53 @@
+// Which tensor lies where in flat memory. Pure arithmetic: no memory, no ranks, so every rank that names the same
+// tensors computes the same layout, and one 64-bit hash tells whether they did.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/dtype.h"
+
+namespace sordino {
+
+struct TensorSpec {
+  std::string name;
+  DType dtype;
+  std::vector<std::int64_t> shape;
+
+  std::size_t count() const;
+  std::size_t bytes() const { return count() * size_of(dtype); }
+};
+
+// A run of neighbouring tensors of one dtype that is exchanged as one.
+struct LayoutSegment {
+  std::size_t first, last;   // tensors [first, last), in layout order
+  std::size_t offset, bytes;  // in the arena
+  DType dtype;
+};
+
+class Layout {
+ public:
+  static constexpr std::size_t kAlignment = 64;  // of every segment; its tensors lie back to back, so it is one run
+
+  // Tensors are placed in the order given. A segment ends before it would pass `segment_bytes` (a larger tensor is a
+  // segment of its own) and where the dtype changes. Throws UsageError for duplicate names.
+  Layout(std::vector<TensorSpec> tensors, std::size_t segment_bytes);
+
+  const std::vector<TensorSpec>& tensors() const { return tensors_; }
+  const std::vector<std::size_t>& offsets() const { return offsets_; }
+  const std::vector<LayoutSegment>& segments() const { return segments_; }
+  std::size_t bytes() const { return bytes_; }
+  std::uint64_t hash() const { return hash_; }
+  // One line a tensor, for finding the first difference between two ranks.
+  std::vector<std::string> describe() const;
+
+ private:
+  std::vector<TensorSpec> tensors_;
+  std::vector<std::size_t> offsets_;
+  std::vector<LayoutSegment> segments_;
+  std::size_t bytes_ = 0;
+  std::uint64_t hash_ = 0;
+};
+
+}  // namespace sordino

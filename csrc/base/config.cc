@@ -1,0 +1,93 @@
+#include "base/config.h"
+
+#include <cstdlib>
+#include <functional>
+
+#include "base/error.h"
+
+namespace sordino {
+namespace {
+
+struct Row {
+  Variable doc;
+  std::function<void(Config&, const std::string& name, const std::string& value)> read;
+};
+
+double number(const std::string& name, const std::string& value, double least, double most) {
+  char* end = nullptr;
+  const double parsed = std::strtod(value.c_str(), &end);
+  if (value.empty() || *end != '\0' || !(parsed >= least && parsed <= most)) {
+    throw UsageError(name + "='" + value + "' is not a number from " + std::to_string(least) + " to " +
+                     std::to_string(most) + "; correct it or unset it");
+  }
+  return parsed;
+}
+
+const std::vector<Row>& rows() {
+  static const std::vector<Row> table = {
+      {{"SORDINO_STALL_WARN_S", "HOROVOD_STALL_CHECK_TIME_SECONDS", "60",
+        "seconds after which an operation that waits for a rank is reported, with the names of both"},
+       [](Config& c, auto& n, auto& v) { c.stall_warn_s = number(n, v, 0.001, 1e9); }},
+      {{"SORDINO_TIMEOUT_S", "", "1800", "seconds after which such an operation fails with Timeout on every rank"},
+       [](Config& c, auto& n, auto& v) { c.timeout_s = number(n, v, 0.001, 1e9); }},
+      {{"SORDINO_FUSION_BYTES", "HOROVOD_FUSION_THRESHOLD", "67108864",
+        "small all-reduces that are ready together are sent as one up to this many bytes (0: never)"},
+       [](Config& c, auto& n, auto& v) { c.fusion_bytes = static_cast<std::size_t>(number(n, v, 0, 1e12)); }},
+      {{"SORDINO_CHUNK_BYTES", "", "262144",
+        "bytes of one staging chunk when ordinary memory is averaged within a node; four chunks must fit the L2 cache"},
+       [](Config& c, auto& n, auto& v) { c.chunk_bytes = static_cast<std::size_t>(number(n, v, 4096, 1 << 26)); }},
+      {{"SORDINO_RANKS_PER_NODE", "", "0",
+        "cut each machine's ranks into nodes of this size, to try multi-node paths on one machine (0: do not)"},
+       [](Config& c, auto& n, auto& v) { c.ranks_per_node = static_cast<int>(number(n, v, 0, 1e6)); }},
+      {{"SORDINO_SHARED_MEMORY", "", "1", "0 keeps ranks of one machine from sharing memory (everything goes over MPI)"},
+       [](Config& c, auto& n, auto& v) { c.shared_memory = number(n, v, 0, 1) != 0; }},
+      {{"SORDINO_SPIN_US", "", "50",
+        "microseconds a waiting rank spins before it sleeps, where ranks do not outnumber cores (else it yields at once)"},
+       [](Config& c, auto& n, auto& v) { c.spin_us = static_cast<int>(number(n, v, 0, 1e6)); }},
+      {{"SORDINO_CPU_LEVEL", "", "", "lowers the kernels' instruction set: baseline, avx2 or avx512"},
+       [](Config& c, auto&, auto& v) { c.cpu_level = v; }},
+      {{"SORDINO_TIMELINE", "HOROVOD_TIMELINE", "", "file that rank 0 writes a Chrome trace of all operations to"},
+       [](Config& c, auto&, auto& v) { c.timeline = v; }},
+  };
+  return table;
+}
+
+}  // namespace
+
+Config Config::from_environment() {
+  Config config;
+  for (const Row& row : rows()) {
+    std::string name = row.doc.name;
+    const char* value = std::getenv(name.c_str());
+    if (value == nullptr && !row.doc.alias.empty()) {
+      name = row.doc.alias;
+      value = std::getenv(name.c_str());
+    }
+    if (value == nullptr) {
+      name = row.doc.name;
+      value = row.doc.fallback.c_str();
+    }
+    row.read(config, name, value);
+  }
+  return config;
+}
+
+const std::vector<Variable>& documented_variables() {
+  static const std::vector<Variable> variables = [] {
+    std::vector<Variable> all;
+    for (const Row& row : rows()) all.push_back(row.doc);
+    return all;
+  }();
+  return variables;
+}
+
+LauncherHint launcher_hint() {
+  // Open MPI, MPICH/Intel MPI (Hydra), Slurm, in that order: srun's own variables are set for every job step, also
+  // for one that mpirun then takes over, so they come last.
+  for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"}) {
+    if (const char* value = std::getenv(name)) return {std::atoi(value), name};
+  }
+  return {};
+}
+
+}  // namespace sordino

@@ -1,0 +1,82 @@
+// Element types, and the one place where a run-time type becomes a compile-time type.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+#include "base/error.h"
+
+namespace sordino {
+
+enum class DType : std::uint8_t {
+  kBool = 0,
+  kUInt8,
+  kInt8,
+  kUInt16,
+  kInt16,
+  kUInt32,
+  kInt32,
+  kUInt64,
+  kInt64,
+  kFloat16,
+  kBFloat16,
+  kFloat32,
+  kFloat64,
+};
+inline constexpr int kDTypeCount = 13;
+
+// Storage types of the 16-bit floats and of bool: distinct, so that templates can tell them apart.
+struct Half {
+  std::uint16_t bits;
+};
+struct BFloat16 {
+  std::uint16_t bits;
+};
+struct Bool {
+  std::uint8_t byte;  // 0 or 1
+};
+
+constexpr std::size_t size_of(DType type) {
+  constexpr std::size_t sizes[kDTypeCount] = {1, 1, 1, 2, 2, 4, 4, 8, 8, 2, 2, 4, 8};
+  return sizes[static_cast<int>(type)];
+}
+
+constexpr std::string_view name_of(DType type) {
+  constexpr std::string_view names[kDTypeCount] = {"bool",   "uint8", "int8",    "uint16",   "int16",   "uint32", "int32",
+                                                   "uint64", "int64", "float16", "bfloat16", "float32", "float64"};
+  return names[static_cast<int>(type)];
+}
+
+constexpr bool is_floating(DType type) { return static_cast<int>(type) >= static_cast<int>(DType::kFloat16); }
+
+template <class T>
+struct TypeTag {
+  using type = T;
+};
+
+// Calls visitor(TypeTag<T>{}) with the storage type of `type`.
+template <class Visitor>
+decltype(auto) dispatch(DType type, Visitor&& visitor) {
+  switch (type) {
+    case DType::kBool: return visitor(TypeTag<Bool>{});
+    case DType::kUInt8: return visitor(TypeTag<std::uint8_t>{});
+    case DType::kInt8: return visitor(TypeTag<std::int8_t>{});
+    case DType::kUInt16: return visitor(TypeTag<std::uint16_t>{});
+    case DType::kInt16: return visitor(TypeTag<std::int16_t>{});
+    case DType::kUInt32: return visitor(TypeTag<std::uint32_t>{});
+    case DType::kInt32: return visitor(TypeTag<std::int32_t>{});
+    case DType::kUInt64: return visitor(TypeTag<std::uint64_t>{});
+    case DType::kInt64: return visitor(TypeTag<std::int64_t>{});
+    case DType::kFloat16: return visitor(TypeTag<Half>{});
+    case DType::kBFloat16: return visitor(TypeTag<BFloat16>{});
+    case DType::kFloat32: return visitor(TypeTag<float>{});
+    case DType::kFloat64: return visitor(TypeTag<double>{});
+  }
+  throw UsageError("unknown element type code " + std::to_string(static_cast<int>(type)));
+}
+
+// What a reduction does with the elements of all ranks. The numbers are Horovod's.
+enum class ReduceOp : std::uint8_t { kAverage = 0, kSum = 1, kAdasum = 2, kMin = 3, kMax = 4, kProduct = 5 };
+
+}  // namespace sordino

@@ -1,0 +1,91 @@
+// Control messages as bytes: a writer and a reader that checks every length before it believes it.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "base/error.h"
+
+namespace sordino {
+
+using Bytes = std::vector<std::byte>;
+
+class Writer {
+ public:
+  template <class T>
+    requires std::is_trivially_copyable_v<T>
+  Writer& put(const T& value) {
+    append(&value, sizeof(T));
+    return *this;
+  }
+  Writer& put(const std::string& text) {
+    put(static_cast<std::uint32_t>(text.size()));
+    append(text.data(), text.size());
+    return *this;
+  }
+  template <class T>
+  Writer& put(const std::vector<T>& values) {
+    put(static_cast<std::uint32_t>(values.size()));
+    for (const T& value : values) put(value);
+    return *this;
+  }
+  Bytes take() { return std::move(bytes_); }
+
+ private:
+  void append(const void* data, std::size_t size) {
+    if (bytes_.capacity() == 0) bytes_.reserve(128);
+    const std::size_t at = bytes_.size();
+    bytes_.resize(at + size);
+    if (size > 0) std::memcpy(bytes_.data() + at, data, size);
+  }
+  Bytes bytes_;
+};
+
+class Reader {
+ public:
+  explicit Reader(std::span<const std::byte> bytes) : rest_(bytes) {}
+
+  template <class T>
+    requires std::is_trivially_copyable_v<T>
+  T get() {
+    T value;
+    std::memcpy(&value, cut(sizeof(T)).data(), sizeof(T));
+    return value;
+  }
+  std::string text() {
+    const auto size = get<std::uint32_t>();
+    const auto part = cut(size);
+    return std::string(reinterpret_cast<const char*>(part.data()), part.size());
+  }
+  template <class T>
+  std::vector<T> list() {
+    const auto size = get<std::uint32_t>();
+    if (size > rest_.size()) throw TransportError("a control message is shorter than it says");
+    std::vector<T> values;
+    values.reserve(size);
+    for (std::uint32_t i = 0; i < size; ++i) {
+      if constexpr (std::is_same_v<T, std::string>) {
+        values.push_back(text());
+      } else {
+        values.push_back(get<T>());
+      }
+    }
+    return values;
+  }
+  bool empty() const { return rest_.empty(); }
+
+ private:
+  std::span<const std::byte> cut(std::size_t size) {
+    if (size > rest_.size()) throw TransportError("a control message is shorter than it says");
+    auto part = rest_.first(size);
+    rest_ = rest_.subspan(size);
+    return part;
+  }
+  std::span<const std::byte> rest_;
+};
+
+}  // namespace sordino

@@ -1,0 +1,52 @@
+#include "arena/arena.h"
+
+#include <pybind11/stl.h>
+
+#include "bindings/bindings.h"
+#include "collectives/world.h"
+
+namespace sordino::bindings {
+namespace {
+
+// Shared memory as Python holds it: alive while a buffer of it is.
+struct PyMemory {
+  std::shared_ptr<Segment> segment;
+};
+
+}  // namespace
+
+void register_arena(py::module_& module) {
+  py::class_<PyMemory>(module, "SharedMemory", py::buffer_protocol(), "Memory that the ranks of this node can all map.")
+      .def_buffer([](PyMemory& self) { return as_bytes(self.segment->data, self.segment->bytes); });
+
+  py::class_<LayoutSegment>(module, "LayoutSegment", "Neighbouring tensors that are exchanged as one.")
+      .def_readonly("first", &LayoutSegment::first)
+      .def_readonly("last", &LayoutSegment::last)
+      .def_readonly("offset", &LayoutSegment::offset)
+      .def_readonly("bytes", &LayoutSegment::bytes)
+      .def_property_readonly("dtype", [](const LayoutSegment& self) { return static_cast<int>(self.dtype); });
+
+  py::class_<Layout>(module, "Layout", "Which tensor lies where in flat memory; the same on every rank that names the same tensors.")
+      .def(py::init([](const std::vector<std::tuple<std::string, int, std::vector<std::int64_t>>>& tensors, std::size_t segment_bytes) {
+             std::vector<TensorSpec> specs;
+             for (const auto& [name, dtype, shape] : tensors) specs.push_back({name, dtype_of(dtype), shape});
+             return Layout(std::move(specs), segment_bytes);
+           }),
+           py::arg("tensors"), py::arg("segment_bytes"))
+      .def_property_readonly("offsets", &Layout::offsets)
+      .def_property_readonly("segments", &Layout::segments)
+      .def_property_readonly("bytes", &Layout::bytes)
+      .def_property_readonly("hash", &Layout::hash)
+      .def("describe", &Layout::describe);
+
+  py::class_<Arena>(module, "Arena", "Shared memory for the tensors of a layout.")
+      .def(py::init([](World& world, const Layout& layout) { return Arena(layout, world.node_memory()); }), py::arg("world"), py::arg("layout"))
+      .def_property_readonly("memory", [](const Arena& self) { return PyMemory{self.memory()}; })
+      .def("address", [](const Arena& self, std::size_t index) { return reinterpret_cast<std::uintptr_t>(self.tensor(index)); }, py::arg("index"));
+
+  module.def(
+      "shared_memory", [](World& world, std::size_t bytes) { return PyMemory{world.node_memory().allocate(bytes)}; }, py::arg("world"),
+      py::arg("bytes"), "Zeroed, page-aligned memory that node peers can map. Local: other ranks need not call it.");
+}
+
+}  // namespace sordino::bindings

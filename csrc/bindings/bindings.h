@@ -1,0 +1,28 @@
+// What the binding files share: one registration function each, and memory that Python sees as a buffer.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include "base/dtype.h"
+
+namespace sordino::bindings {
+
+namespace py = pybind11;
+
+void register_errors(py::module_& module);
+void register_build(py::module_& module);
+void register_kernels(py::module_& module);
+void register_world(py::module_& module);
+void register_arena(py::module_& module);
+
+// Addresses cross the seam as integers: the core never sees a torch type.
+inline std::byte* pointer(std::uintptr_t address) { return reinterpret_cast<std::byte*>(address); }
+inline DType dtype_of(int code) {
+  if (code < 0 || code >= kDTypeCount) throw UsageError("unknown element type code " + std::to_string(code));
+  return static_cast<DType>(code);
+}
+inline py::buffer_info as_bytes(std::byte* data, std::size_t bytes) {
+  return py::buffer_info(data, 1, py::format_descriptor<std::uint8_t>::format(), 1, {static_cast<py::ssize_t>(bytes)}, {py::ssize_t{1}});
+}
+
+}  // namespace sordino::bindings

@@ -1,0 +1,10 @@
+#include "bindings/bindings.h"
+
+PYBIND11_MODULE(_core, module) {
+  module.doc() = "The C++ core of Sordino: worlds of ranks, collectives, arenas and kernels.";
+  sordino::bindings::register_errors(module);
+  sordino::bindings::register_build(module);
+  sordino::bindings::register_kernels(module);
+  sordino::bindings::register_world(module);
+  sordino::bindings::register_arena(module);
+}

@@ -1,0 +1,174 @@
+// Worlds, operations and handles.
+#include "collectives/world.h"
+
+#include <pybind11/stl.h>
+
+#include "bindings/bindings.h"
+#include "transport/mpi/plugin.h"
+#include "transport/sim/sim.h"
+
+namespace sordino::bindings {
+namespace {
+
+// (input address, output address or 0, dtype code, shape)
+using TensorTuple = std::tuple<std::uintptr_t, std::uintptr_t, int, std::vector<std::int64_t>>;
+
+// A handle as Python holds it. `keep` are the objects that own the memory under way; if the last reference to an
+// unfinished handle goes, they stay for ever: the bytes may still be read or written.
+struct PyHandle {
+  std::shared_ptr<World> world;
+  std::shared_ptr<Handle> handle;
+  py::object keep;
+
+  ~PyHandle() {
+    if (!handle->done()) keep.release();
+  }
+  void wait() {
+    {
+      py::gil_scoped_release released;
+      world->wait(*handle);
+    }
+    keep = py::none();
+    if (handle->error) std::rethrow_exception(handle->error);
+  }
+};
+
+// Memory of a result; alive as long as anything in Python looks at it.
+struct PyResult {
+  std::shared_ptr<Handle> handle;
+  std::size_t index;
+  Result& result() const { return handle->results[index]; }
+};
+
+Request make_request(int kind, std::string name, const std::vector<TensorTuple>& tensors, int op, double prescale, double postscale, int root,
+                     std::vector<std::int64_t> splits, int set) {
+  if (kind < 0 || kind > static_cast<int>(Kind::kRemoveSet)) throw UsageError("unknown operation code " + std::to_string(kind));
+  if (op < 0 || op > static_cast<int>(ReduceOp::kProduct)) throw UsageError("unknown reduction " + std::to_string(op));
+  Request request{std::move(name), static_cast<Kind>(kind), set, static_cast<ReduceOp>(op), prescale, postscale, root, {}, std::move(splits)};
+  for (const auto& [input, output, dtype, shape] : tensors) {
+    request.tensors.push_back({dtype_of(dtype), shape, pointer(input), pointer(output)});
+  }
+  return request;
+}
+
+template <class Start>
+auto starter(Start start) {
+  return [start](std::shared_ptr<World> world, int kind, std::string name, const std::vector<TensorTuple>& tensors, int op, double prescale,
+                 double postscale, int root, std::vector<std::int64_t> splits, int set, py::object keep) {
+    Request request = make_request(kind, std::move(name), tensors, op, prescale, postscale, root, std::move(splits), set);
+    std::shared_ptr<Handle> handle;
+    {
+      py::gil_scoped_release released;
+      handle = start(*world, std::move(request));
+    }
+    return std::make_unique<PyHandle>(PyHandle{world, std::move(handle), std::move(keep)});
+  };
+}
+
+template <class Class, class Start>
+void define_starter(Class& type, const char* name, Start start, const char* doc) {
+  type.def(name, starter(start), py::arg("kind"), py::arg("name"), py::arg("tensors"), py::arg("op") = 1, py::arg("prescale") = 1.0,
+           py::arg("postscale") = 1.0, py::arg("root") = 0, py::arg("splits") = std::vector<std::int64_t>{}, py::arg("process_set") = 0,
+           py::arg("keep") = py::none(), doc);
+}
+
+std::shared_ptr<World> make_world(std::unique_ptr<Transport> transport, const Config& config) {
+  if (!config.cpu_level.empty()) kernels::set_level(config.cpu_level);
+  return std::make_shared<World>(std::move(transport), config);
+}
+
+}  // namespace
+
+void register_world(py::module_& module) {
+  py::enum_<Kind>(module, "Kind", py::arithmetic(), "Operation codes of World.submit.")
+      .value("ALLREDUCE", Kind::kAllreduce)
+      .value("BROADCAST", Kind::kBroadcast)
+      .value("ALLGATHER", Kind::kAllgather)
+      .value("ALLTOALL", Kind::kAlltoall)
+      .value("REDUCESCATTER", Kind::kReducescatter)
+      .value("BARRIER", Kind::kBarrier)
+      .value("JOIN", Kind::kJoin)
+      .value("ADD_SET", Kind::kAddSet)
+      .value("REMOVE_SET", Kind::kRemoveSet);
+
+  py::class_<PyResult>(module, "Result", py::buffer_protocol(), "Memory of a result, as bytes.")
+      .def_buffer([](PyResult& self) { return as_bytes(self.result().data.get(), self.result().bytes); })
+      .def_property_readonly("shape", [](const PyResult& self) { return self.result().shape; });
+
+  py::class_<PyHandle>(module, "Handle", "An operation under way.")
+      .def("done", [](const PyHandle& self) { return self.handle->done(); }, "Whether wait() would return at once.")
+      .def("wait", &PyHandle::wait, "Waits for the end of the operation; raises what became of it.")
+      .def_property_readonly("results",
+                             [](const PyHandle& self) {
+                               std::vector<std::unique_ptr<PyResult>> all;
+                               for (std::size_t index = 0; index < self.handle->results.size(); ++index) {
+                                 all.push_back(std::make_unique<PyResult>(PyResult{self.handle, index}));
+                               }
+                               return all;
+                             },
+                             "Tensors that the operation made (allgather, alltoall, reducescatter).")
+      .def_property_readonly("numbers", [](const PyHandle& self) { return self.handle->numbers; },
+                             "allgather and alltoall: rows from each member; join: the last rank; add set: its id.");
+
+  auto world = py::class_<World, std::shared_ptr<World>>(module, "World", "The ranks of one job, as one of them sees it.");
+  define_starter(world, "submit", [](World& self, Request request) { return self.submit(std::move(request)); },
+                 "Starts an operation. `keep` must own the memory of `tensors`: (input, output or 0, dtype, shape) each.");
+  define_starter(world, "run", [](World& self, Request request) { return self.run(std::move(request)); },
+                 "submit() and wait in one, without waking another thread. Errors are raised by Handle.wait().");
+  world.def_property_readonly("rank", &World::rank)
+      .def_property_readonly("size", &World::size)
+      .def_property_readonly("nodes", [](const World& self) { return self.transport().node_of(); }, "The node number of every rank.")
+      .def_property_readonly("transport", [](const World& self) { return self.transport().name(); })
+      .def("host", [](const World& self, int rank) { return self.transport().host_of(rank); }, py::arg("rank"))
+      .def("members", &World::members, py::arg("process_set"), "The ranks of a process set.")
+      .def("sets", &World::sets, "The ids of all process sets.")
+      .def("in_shared_memory",
+           [](World& self, std::uintptr_t address, std::size_t bytes) { return self.in_shared_memory(pointer(address), bytes); },
+           py::arg("address"), py::arg("bytes"), "Whether node peers can read and write this memory directly.")
+      .def("shutdown", &World::shutdown, py::call_guard<py::gil_scoped_release>(), "Leaves the world. Idempotent.")
+      .def("abort", &World::abort, py::arg("cause"), py::call_guard<py::gil_scoped_release>(),
+           "Tells all other ranks that this one is about to end because of `cause`.")
+      .def("start_trace", [](World& self, const std::string& path, bool mark_cycles) { self.trace().start(path, self.rank(), mark_cycles); },
+           py::arg("path"), py::arg("mark_cycles") = false)
+      .def("stop_trace", [](World& self) { self.trace().stop(); })
+      .def("names_in_flight", &World::names_in_flight)
+      .def_property_readonly("stats", [](const World& self) {
+        py::dict stats;
+        const std::uint64_t inside = self.traffic().inside.load(), across = self.traffic().across.load();
+        stats["bytes_sent"] = inside + across;
+        stats["bytes_sent_inside_node"] = inside;
+        stats["bytes_sent_across_nodes"] = across;
+        stats["operations"] = self.traffic().operations.load();
+        stats["waited_seconds"] = self.waited_seconds();
+        return stats;
+      });
+
+  module.def(
+      "sim_worlds",
+      [](int size, int ranks_per_node) {
+        const Config config = Config::from_environment();
+        std::vector<std::shared_ptr<World>> worlds;
+        for (auto& transport : sim::make_world(size, ranks_per_node)) worlds.push_back(make_world(std::move(transport), config));
+        return worlds;
+      },
+      py::arg("size"), py::arg("ranks_per_node") = 0, "Connected worlds for `size` threads of this process.");
+  module.def(
+      "mpi_world",
+      [](std::optional<int> fortran_handle, std::vector<int> ranks) {
+        const Config config = Config::from_environment();
+        py::gil_scoped_release released;
+        return make_world(mpi::open({fortran_handle, std::move(ranks)}, config), config);
+      },
+      py::arg("fortran_handle") = py::none(), py::arg("ranks") = std::vector<int>{},
+      "The world of an MPI communicator (MPI_COMM_WORLD by default). Collective.");
+  module.def("mpi_initialized", &mpi::initialized, "Whether somebody has initialized MPI in this process.");
+  module.def(
+      "launcher",
+      [] {
+        const LauncherHint hint = launcher_hint();
+        return std::pair(hint.size, hint.variable);
+      },
+      "(size, environment variable) that a launcher set for this process; size 0 without one.");
+}
+
+}  // namespace sordino::bindings

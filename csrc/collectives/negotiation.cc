@@ -1,0 +1,270 @@
+#include "collectives/negotiation.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace sordino {
+namespace {
+
+// All-reduces up to this size are worth fusing; larger ones lose nothing by going alone, and may be averaged in place.
+constexpr std::size_t kSmall = std::size_t{1} << 20;
+
+std::string text(const std::vector<std::int64_t>& shape) {
+  std::string out = "[";
+  for (std::size_t i = 0; i < shape.size(); ++i) out += (i ? ", " : "") + std::to_string(shape[i]);
+  return out + "]";
+}
+
+const char* name_of(ReduceOp op) {
+  constexpr const char* names[] = {"Average", "Sum", "Adasum", "Min", "Max", "Product"};
+  return names[static_cast<int>(op)];
+}
+
+// Operations whose members may differ in the first extent.
+bool rows_may_differ(Kind kind) { return kind == Kind::kAllgather || kind == Kind::kAlltoall; }
+
+bool same_shape(Kind kind, const std::vector<std::int64_t>& a, const std::vector<std::int64_t>& b) {
+  if (!rows_may_differ(kind)) return a == b;
+  return a.size() == b.size() && (a.empty() || std::equal(a.begin() + 1, a.end(), b.begin() + 1));
+}
+
+// What differs between two announcements of the same name, or "".
+std::string compare(const Announcement& a, const Announcement& b) {
+  const auto differ = [](const std::string& what, const std::string& left, const std::string& right) {
+    return what + ": " + left + " against " + right;
+  };
+  if (a.kind != b.kind) return differ("operation", sordino::name_of(a.kind), sordino::name_of(b.kind));
+  if (a.dtypes.size() != b.dtypes.size()) {
+    return differ("number of tensors", std::to_string(a.dtypes.size()), std::to_string(b.dtypes.size()));
+  }
+  for (std::size_t i = 0; i < a.dtypes.size(); ++i) {
+    const std::string which = a.dtypes.size() > 1 ? " of tensor " + std::to_string(i) : "";
+    if (a.dtypes[i] != b.dtypes[i]) {
+      return differ("dtype" + which, std::string(sordino::name_of(a.dtypes[i])), std::string(sordino::name_of(b.dtypes[i])));
+    }
+    if (!same_shape(a.kind, a.shapes[i], b.shapes[i])) return differ("shape" + which, text(a.shapes[i]), text(b.shapes[i]));
+  }
+  if (a.op != b.op) return differ("reduction", name_of(a.op), name_of(b.op));
+  if (a.prescale != b.prescale) return differ("prescale_factor", std::to_string(a.prescale), std::to_string(b.prescale));
+  if (a.postscale != b.postscale) return differ("postscale_factor", std::to_string(a.postscale), std::to_string(b.postscale));
+  if (a.root != b.root) return differ("root rank", std::to_string(a.root), std::to_string(b.root));
+  if (a.kind != Kind::kAlltoall && a.splits != b.splits) return differ("ranks", text(a.splits), text(b.splits));
+  return "";
+}
+
+}  // namespace
+
+const char* name_of(Kind kind) {
+  constexpr const char* names[] = {"allreduce", "broadcast", "allgather",       "alltoall",          "reducescatter",
+                                   "barrier",   "join",      "add_process_set", "remove_process_set"};
+  return names[static_cast<int>(kind)];
+}
+
+Announcement Announcement::of(const Request& request) {
+  Announcement said{request.name, request.kind, request.op, request.prescale, request.postscale, request.root, {}, {}, request.splits};
+  for (const Tensor& tensor : request.tensors) {
+    said.dtypes.push_back(tensor.dtype);
+    said.shapes.push_back(tensor.shape);
+  }
+  return said;
+}
+
+Announcement Announcement::read(Reader& reader) {
+  Announcement said;
+  said.name = reader.text();
+  said.kind = reader.get<Kind>();
+  said.op = reader.get<ReduceOp>();
+  said.prescale = reader.get<double>();
+  said.postscale = reader.get<double>();
+  said.root = reader.get<int>();
+  said.dtypes = reader.list<DType>();
+  for (std::size_t i = 0; i < said.dtypes.size(); ++i) said.shapes.push_back(reader.list<std::int64_t>());
+  said.splits = reader.list<std::int64_t>();
+  return said;
+}
+
+void Announcement::write(Writer& writer) const {
+  writer.put(name).put(kind).put(op).put(prescale).put(postscale).put(root).put(dtypes);
+  for (const auto& shape : shapes) writer.put(shape);
+  writer.put(splits);
+}
+
+std::size_t Announcement::bytes() const {
+  std::size_t total = 0;
+  for (std::size_t i = 0; i < dtypes.size(); ++i) {
+    total += std::accumulate(shapes[i].begin(), shapes[i].end(), size_of(dtypes[i]),
+                             [](std::size_t product, std::int64_t extent) { return product * static_cast<std::size_t>(extent); });
+  }
+  return total;
+}
+
+Decision Decision::read(Reader& reader) {
+  Decision decision;
+  decision.names = reader.list<std::string>();
+  decision.verdict = reader.get<Verdict>();
+  decision.error = reader.text();
+  decision.lost = reader.list<int>();
+  decision.participants = reader.list<int>();
+  decision.numbers = reader.list<std::int64_t>();
+  return decision;
+}
+
+void Decision::write(Writer& writer) const {
+  writer.put(names).put(verdict).put(error).put(lost).put(participants).put(numbers);
+}
+
+void Negotiation::announce(int member, Announcement said, Time now) {
+  if (said.kind == Kind::kJoin) {
+    joined_[member] = true;
+    last_joined_ = members_[member];
+    for (const auto& [name, pending] : pending_) ripe_.push_back(name);
+  }
+  const std::string name = said.name;
+  Pending& pending = pending_[name];
+  if (pending.said.empty()) {
+    pending.said.resize(members_.size());
+    pending.since = now;
+  }
+  pending.said[member] = std::move(said);
+  ++pending.count;
+  ripe_.push_back(name);
+}
+
+void Negotiation::leave(int member) {
+  gone_[member] = true;
+  for (const auto& [name, pending] : pending_) ripe_.push_back(name);
+}
+
+bool Negotiation::complete(const Pending& pending) const {
+  if (pending.count == static_cast<int>(members_.size())) return true;
+  for (std::size_t member = 0; member < members_.size(); ++member) {
+    if (!pending.said[member] && !joined_[member]) return false;
+  }
+  return true;
+}
+
+bool Negotiation::waits_for_the_gone(const Pending& pending) const {
+  for (std::size_t member = 0; member < members_.size(); ++member) {
+    if (!pending.said[member] && gone_[member]) return true;
+  }
+  return false;
+}
+
+std::string Negotiation::difference(const std::vector<int>& participants, const Pending& pending) const {
+  const int first = participants.front();
+  const Announcement& reference = *pending.said[first];
+  const auto rank = [&](int member) { return "rank " + std::to_string(members_[member]); };
+  for (const int member : participants) {
+    const std::string what = compare(reference, *pending.said[member]);
+    if (!what.empty()) return rank(first) + " and " + rank(member) + " differ in " + what;
+  }
+  if (participants.size() == members_.size()) return "";
+  // Some members have joined: they can stand for zeros or for no rows, but not for data that only they have.
+  const bool from_joined = reference.kind == Kind::kBroadcast &&
+                           std::none_of(participants.begin(), participants.end(), [&](int m) { return members_[m] == reference.root; });
+  if (from_joined) return "the root, rank " + std::to_string(reference.root) + ", has joined";
+  if (reference.kind == Kind::kAlltoall || reference.kind == Kind::kReducescatter) {
+    return std::string(sordino::name_of(reference.kind)) + " needs every rank, but some have joined";
+  }
+  return "";
+}
+
+Decision Negotiation::judge(const std::string& name, const Pending& pending) {
+  Decision decision;
+  decision.names = {name};
+  for (std::size_t member = 0; member < members_.size(); ++member) {
+    if (pending.said[member]) decision.participants.push_back(static_cast<int>(member));
+  }
+  const Announcement& first = *pending.said[decision.participants.front()];
+  if (const std::string what = difference(decision.participants, pending); !what.empty()) {
+    decision.verdict = Verdict::kMismatch;
+    decision.error = std::string(sordino::name_of(first.kind)) + " '" + name + "': " + what;
+    return decision;
+  }
+  switch (first.kind) {
+    case Kind::kAllgather:
+      for (std::size_t tensor = 0; tensor < first.dtypes.size(); ++tensor) {
+        for (const int member : decision.participants) decision.numbers.push_back(pending.said[member]->shapes[tensor][0]);
+      }
+      break;
+    case Kind::kAlltoall:
+      for (const int member : decision.participants) {
+        const auto& splits = pending.said[member]->splits;
+        decision.numbers.insert(decision.numbers.end(), splits.begin(), splits.end());
+      }
+      break;
+    case Kind::kJoin:
+      decision.numbers = {last_joined_};
+      joined_.assign(members_.size(), false);
+      break;
+    case Kind::kAddSet: decision.numbers = {next_set_id++}; break;
+    default: break;
+  }
+  return decision;
+}
+
+void Negotiation::fuse(std::vector<Decision>& decisions, Decision next, const Announcement& what) {
+  const std::size_t bytes = what.bytes();
+  const bool fusible = next.verdict == Verdict::kRun && what.kind == Kind::kAllreduce && what.op != ReduceOp::kAdasum && bytes <= kSmall;
+  if (fusible && fusing_ && fusing_->op == what.op && fusing_->prescale == what.prescale &&
+      fusing_->postscale == what.postscale && decisions.back().participants == next.participants &&
+      fusing_->bytes + bytes <= fusion_bytes_) {
+    fusing_->bytes += bytes;
+    decisions.back().names.push_back(next.names[0]);
+    return;
+  }
+  fusing_.reset();
+  if (fusible) fusing_ = Fusing{what.op, what.prescale, what.postscale, bytes};
+  decisions.push_back(std::move(next));
+}
+
+std::vector<Decision> Negotiation::decide() {
+  std::vector<Decision> decisions;
+  fusing_.reset();
+  const std::vector<std::string> ripe = std::exchange(ripe_, {});
+  for (const std::string& name : ripe) {
+    auto found = pending_.find(name);
+    if (found == pending_.end()) continue;
+    const Pending& pending = found->second;
+    if (complete(pending)) {
+      Decision decision = judge(name, pending);
+      fuse(decisions, std::move(decision), **std::find_if(pending.said.begin(), pending.said.end(), [](auto& s) { return s.has_value(); }));
+    } else if (waits_for_the_gone(pending)) {
+      Decision decision;
+      decision.names = {name};
+      decision.verdict = Verdict::kPeerLost;
+      for (std::size_t member = 0; member < members_.size(); ++member) {
+        if (pending.said[member]) {
+          decision.participants.push_back(static_cast<int>(member));
+        } else if (gone_[member]) {
+          decision.lost.push_back(members_[member]);
+        }
+      }
+      decision.error = "'" + name + "' waits for rank " + std::to_string(decision.lost.front()) + ", which has shut down";
+      fusing_.reset();
+      decisions.push_back(std::move(decision));
+    } else {
+      continue;
+    }
+    pending_.erase(found);
+  }
+  return decisions;
+}
+
+std::vector<Negotiation::Waiting> Negotiation::waiting() const {
+  std::vector<Waiting> all;
+  for (const auto& [name, pending] : pending_) {
+    Waiting one{name, Kind::kBarrier, pending.since, {}, pending.warned};
+    for (std::size_t member = 0; member < members_.size(); ++member) {
+      if (pending.said[member]) {
+        one.kind = pending.said[member]->kind;
+      } else if (!joined_[member]) {
+        one.missing.push_back(members_[member]);
+      }
+    }
+    all.push_back(std::move(one));
+  }
+  return all;
+}
+
+}  // namespace sordino

@@ -1,0 +1,112 @@
+// How ranks that submit in any order come to run the same operations in the same order.
+//
+// Every member of a process set announces each request to the set's first member, the coordinator. When all members
+// that have not joined have announced a name, the coordinator compares what they said and decides: run it (alone or
+// fused with other small all-reduces), or fail it on every member with the difference spelled out. Decisions reach
+// every member in the same order. Pure bookkeeping: no I/O, no clock of its own.
+#pragma once
+
+#include <chrono>
+#include <deque>
+#include <map>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "base/wire.h"
+#include "collectives/request.h"
+
+namespace sordino {
+
+using Time = std::chrono::steady_clock::time_point;
+
+// What one member says of one request. Pointers stay at home.
+struct Announcement {
+  std::string name;
+  Kind kind;
+  ReduceOp op;
+  double prescale, postscale;
+  int root;
+  std::vector<DType> dtypes;
+  std::vector<std::vector<std::int64_t>> shapes;
+  std::vector<std::int64_t> splits;
+
+  static Announcement of(const Request& request);
+  static Announcement read(Reader& reader);
+  void write(Writer& writer) const;
+  std::size_t bytes() const;
+};
+
+enum class Verdict : std::uint8_t { kRun, kMismatch, kPeerLost };
+
+// What every member of a set does next.
+struct Decision {
+  std::vector<std::string> names;
+  Verdict verdict = Verdict::kRun;
+  std::string error;
+  std::vector<int> lost;          // world ranks, with kPeerLost
+  std::vector<int> participants;  // member indices that announced it (joined members did not)
+  // For each tensor and participant its first extent (allgather); the splits of all participants in rows
+  // (alltoall); the last rank (join); the new id (add set).
+  std::vector<std::int64_t> numbers;
+
+  static Decision read(Reader& reader);
+  void write(Writer& writer) const;
+};
+
+class Negotiation {
+ public:
+  Negotiation(std::vector<int> members, std::size_t fusion_bytes)
+      : members_(std::move(members)), joined_(members_.size(), false), gone_(members_.size(), false), fusion_bytes_(fusion_bytes) {}
+
+  void announce(int member, Announcement announcement, Time now);
+  // The member has shut down: what still waits for it, now or later, fails.
+  void leave(int member);
+  // The decisions that have become possible, in order.
+  std::vector<Decision> decide();
+
+  // The next id that add-process-set hands out (only the world's coordinator uses it).
+  int next_set_id = 1;
+
+  // For stall reports: names that wait, since when, and the world ranks they wait for.
+  struct Waiting {
+    std::string name;
+    Kind kind;
+    Time since;
+    std::vector<int> missing;
+    bool warned;
+  };
+  std::vector<Waiting> waiting() const;
+  void mark_warned(const std::string& name) { pending_.at(name).warned = true; }
+
+ private:
+  struct Pending {
+    std::vector<std::optional<Announcement>> said;  // by member index
+    int count = 0;
+    Time since;
+    bool warned = false;
+  };
+
+  bool complete(const Pending& pending) const;
+  bool waits_for_the_gone(const Pending& pending) const;
+  Decision judge(const std::string& name, const Pending& pending);
+  std::string difference(const std::vector<int>& participants, const Pending& pending) const;
+  void fuse(std::vector<Decision>& decisions, Decision next, const Announcement& what);
+
+  std::vector<int> members_;
+  std::vector<bool> joined_, gone_;
+  int last_joined_ = -1;
+  std::size_t fusion_bytes_;
+  std::unordered_map<std::string, Pending> pending_;
+  std::vector<std::string> ripe_;  // names that may be complete, in order
+  // What the last decision of this round fuses, to compare the next one with.
+  struct Fusing {
+    ReduceOp op;
+    double prescale, postscale;
+    std::size_t bytes;
+  };
+  std::optional<Fusing> fusing_;
+};
+
+}  // namespace sordino

@@ -1,0 +1,36 @@
+// The data phase of every collective. By the time one of these starts, the negotiation has settled that all
+// participants run it now, with the same arguments, so none of them checks again.
+#pragma once
+
+#include <vector>
+
+#include "base/dtype.h"
+#include "collectives/pieces.h"
+#include "collectives/request.h"
+#include "collectives/team.h"
+
+namespace sordino {
+
+// All-reduce of tensors of one dtype as if they were one: output[i] = post * fold(op, pre * input[i] of every rank).
+// Within a node through shared memory (allreduce_node.cc), else by messages (allreduce_messages.cc).
+Task allreduce(Team& team, Pieces pieces, ReduceOp op, double pre, double post);
+Task allreduce_node(Team& team, Pieces& pieces, ReduceOp op, double pre, double post);
+Task allreduce_messages(Team& team, Pieces& pieces, ReduceOp op, double pre, double post);
+// Adasum (Maleki et al. 2020): pairwise along a binary tree of ranks, with one pair of dot products a tensor.
+Task adasum(Team& team, Pieces& pieces, double pre, double post);
+
+// Copies input of participant `root` to every participant's output.
+Task broadcast(Team& team, int root, const std::byte* input, std::byte* output, std::size_t bytes);
+
+// Concatenates blocks of `sizes[i]` bytes of every participant i; `output` holds their sum.
+Task allgather(Team& team, const std::byte* input, std::vector<std::size_t> sizes, std::byte* output);
+
+// Sends send_sizes[i] bytes to participant i and receives receive_sizes[i] from it, both in order of i.
+Task alltoall(Team& team, const std::byte* input, std::vector<std::size_t> send_sizes, std::byte* output,
+              std::vector<std::size_t> receive_sizes);
+
+// Folds the participants' inputs; participant i gets elements [bounds[i], bounds[i + 1]).
+Task reducescatter(Team& team, DType dtype, const std::byte* input, std::vector<std::size_t> bounds, std::byte* output, ReduceOp op,
+                   double pre, double post);
+
+}  // namespace sordino

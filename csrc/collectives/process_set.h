@@ -1,0 +1,77 @@
+// A process set: some ranks of the world, with an order of operations of their own.
+#pragma once
+
+#include <algorithm>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "collectives/negotiation.h"
+#include "collectives/request.h"
+#include "collectives/team.h"
+
+namespace sordino {
+
+// A request between submit() and its end on this rank.
+struct Submission {
+  Request request;
+  std::shared_ptr<Handle> handle;
+  Time since;
+};
+
+// The data phase of one decision.
+struct Running {
+  Decision decision;
+  std::vector<Submission> submissions;  // in the order of decision.names
+  std::unique_ptr<Team> team;           // null when this rank takes no part in moving data
+  Task task;
+  Time since;
+};
+
+// Builds the coroutine that moves the data of `running` and fills the handles' results.
+Task run_operation(Running& running);
+
+class ProcessSet {
+ public:
+  // `chunk`: bytes of a staging slot, 0 when the ranks of a node do not share memory.
+  ProcessSet(int id, std::vector<int> ranks, Transport& transport, std::size_t chunk, std::size_t fusion_bytes);
+
+  // Where this rank's desk is, for the node peers; segment 0 when there is none.
+  Location desk_location() const;
+  std::vector<int> node_peers() const;
+  void meet(int rank, const Location& desk);
+  // All desks that this rank will ever see are there.
+  bool ready() const { return desks_missing_ == 0; }
+
+  std::unique_ptr<Team> make_team(const std::vector<int>& participants, Traffic& traffic);
+  void remember_slots(const Team& team) {
+    last_staged_ = team.last_staged;
+    last_staged_desks_ = team.last_staged_desks;
+  }
+
+  int index_of(int rank) const {
+    const auto found = std::find(ranks.begin(), ranks.end(), rank);
+    return found == ranks.end() ? -1 : static_cast<int>(found - ranks.begin());
+  }
+  int coordinator() const { return ranks.front(); }
+
+  const int id;
+  const std::vector<int> ranks;
+  const int me;                            // index of this rank, -1 for non-members
+  std::optional<Negotiation> negotiation;  // on the coordinator
+  std::deque<Decision> decisions;          // not begun yet
+  std::optional<Running> running;
+
+ private:
+  Transport& transport_;
+  const std::size_t chunk_;
+  std::shared_ptr<Segment> own_desk_;
+  std::vector<Desk*> desks_;  // by member; null for members of other nodes
+  int desks_missing_ = 0;
+  std::uint64_t sequence_ = 0;
+  std::uint64_t last_staged_ = 0;
+  std::vector<Desk*> last_staged_desks_;
+};
+
+}  // namespace sordino

@@ -1,0 +1,85 @@
+// What a user asked for, and what becomes of it.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/dtype.h"
+#include "transport/transport.h"
+
+namespace sordino {
+
+enum class Kind : std::uint8_t {
+  kAllreduce,
+  kBroadcast,
+  kAllgather,
+  kAlltoall,
+  kReducescatter,
+  kBarrier,
+  kJoin,
+  kAddSet,
+  kRemoveSet,
+};
+const char* name_of(Kind kind);
+
+// One tensor of a request: contiguous, row-major. `output` is null where the core allocates the result (allgather,
+// alltoall, reducescatter).
+struct Tensor {
+  DType dtype;
+  std::vector<std::int64_t> shape;
+  const std::byte* input = nullptr;
+  std::byte* output = nullptr;
+
+  std::size_t count() const {
+    std::size_t product = 1;
+    for (const std::int64_t extent : shape) product *= static_cast<std::size_t>(extent);
+    return product;
+  }
+  std::size_t bytes() const { return count() * size_of(dtype); }
+  std::size_t row_bytes() const {
+    std::size_t product = size_of(dtype);
+    for (std::size_t axis = 1; axis < shape.size(); ++axis) product *= static_cast<std::size_t>(shape[axis]);
+    return product;
+  }
+};
+
+struct Request {
+  std::string name;
+  Kind kind = Kind::kBarrier;
+  int set = 0;
+  ReduceOp op = ReduceOp::kSum;
+  double prescale = 1, postscale = 1;
+  int root = 0;                      // world rank
+  std::vector<Tensor> tensors;       // several: a grouped operation
+  std::vector<std::int64_t> splits;  // alltoall: rows for each member; process sets: ranks or the id
+};
+
+// Memory for a result whose size only the operation knows.
+struct Result {
+  std::unique_ptr<std::byte[]> data;
+  std::size_t bytes = 0;
+  std::vector<std::int64_t> shape;
+};
+
+// A request under way. `error`, `results` and `numbers` may be read once done() is true.
+class Handle {
+ public:
+  bool done() const { return done_.load(std::memory_order_acquire); }
+  void finish(std::exception_ptr failure = nullptr) {
+    error = std::move(failure);
+    done_.store(true, std::memory_order_release);
+  }
+
+  std::exception_ptr error;
+  std::vector<Result> results;
+  std::vector<std::int64_t> numbers;  // alltoall: rows received from each member; join: last rank; add set: its id
+
+ private:
+  std::atomic<bool> done_{false};
+};
+
+}  // namespace sordino

@@ -1,0 +1,163 @@
+// From a decision to its data phase: which operation, on which memory, with results where the handle shows them.
+#include <numeric>
+
+#include "collectives/operations.h"
+#include "collectives/process_set.h"
+
+namespace sordino {
+
+Task allreduce(Team& team, Pieces pieces, ReduceOp op, double pre, double post) {
+  if (pieces.count() == 0) co_return;
+  if (team.size() == 1) {
+    for (const Piece& piece : pieces.all()) {
+      kernels::reduce(op == ReduceOp::kAdasum ? ReduceOp::kSum : op, pieces.dtype(), {&piece.input, 1}, {&piece.output, 1}, piece.count, pre, post);
+    }
+  } else if (op == ReduceOp::kAdasum) {
+    co_await adasum(team, pieces, pre, post);
+  } else if (!team.desks.empty()) {
+    co_await allreduce_node(team, pieces, op, pre, post);
+  } else {
+    co_await allreduce_messages(team, pieces, op, pre, post);
+  }
+}
+
+namespace {
+
+Result& new_result(Handle& handle, std::vector<std::int64_t> shape, std::size_t bytes) {
+  Result& result = handle.results.emplace_back();
+  result.data = std::make_unique_for_overwrite<std::byte[]>(std::max<std::size_t>(bytes, 1));
+  result.bytes = bytes;
+  result.shape = std::move(shape);
+  return result;
+}
+
+// Joined members contribute zeros. Sums need nothing for that; minimum, maximum and product do.
+void fold_zero(const Pieces& pieces, ReduceOp op, double post) {
+  constexpr std::size_t kBlock = 4096;
+  const std::size_t width = size_of(pieces.dtype());
+  const std::vector<std::byte> zeros(kBlock * width);
+  for (const Piece& piece : pieces.all()) {
+    for (std::size_t at = 0; at < piece.count; at += kBlock) {
+      const std::byte* sources[] = {piece.output + at * width, zeros.data()};
+      std::byte* destinations[] = {piece.output + at * width};
+      kernels::reduce(op, pieces.dtype(), sources, destinations, std::min(kBlock, piece.count - at), 1, post);
+    }
+  }
+}
+
+Task run_allreduce(Running& running) {
+  Team& team = *running.team;
+  const Request& first = running.submissions.front().request;
+  double post = first.postscale;
+  ReduceOp op = first.op;
+  if (op == ReduceOp::kAverage) {
+    op = ReduceOp::kSum;
+    post /= team.set_size;
+  }
+  const bool zeros_count = team.size() < team.set_size && (op == ReduceOp::kMin || op == ReduceOp::kMax || op == ReduceOp::kProduct);
+  for (int code = 0; code < kDTypeCount; ++code) {
+    const auto dtype = static_cast<DType>(code);
+    // Adasum weighs every tensor by itself, so tensors that lie side by side stay apart.
+    Pieces pieces(dtype, op == ReduceOp::kAdasum ? Neighbours::kKeepApart : Neighbours::kMerge);
+    for (const Submission& submission : running.submissions) {
+      for (const Tensor& tensor : submission.request.tensors) {
+        if (tensor.dtype == dtype) pieces.add(tensor.input, tensor.output, tensor.count());
+      }
+    }
+    co_await allreduce(team, pieces, op, first.prescale, zeros_count ? 1 : post);
+    if (zeros_count) fold_zero(pieces, op, post);
+  }
+}
+
+Task run_allgather(Running& running) {
+  Team& team = *running.team;
+  const Submission& submission = running.submissions.front();
+  const auto parts = static_cast<std::size_t>(team.size());
+  for (std::size_t index = 0; index < submission.request.tensors.size(); ++index) {
+    const Tensor& tensor = submission.request.tensors[index];
+    const std::span rows(running.decision.numbers.data() + index * parts, parts);
+    std::vector<std::size_t> sizes;
+    for (const std::int64_t count : rows) sizes.push_back(static_cast<std::size_t>(count) * tensor.row_bytes());
+    std::vector<std::int64_t> shape = tensor.shape;
+    shape[0] = std::accumulate(rows.begin(), rows.end(), std::int64_t{0});
+    const std::size_t total = std::accumulate(sizes.begin(), sizes.end(), std::size_t{0});
+    std::byte* output = new_result(*submission.handle, std::move(shape), total).data.get();
+    co_await allgather(team, tensor.input, std::move(sizes), output);
+    submission.handle->numbers.insert(submission.handle->numbers.end(), rows.begin(), rows.end());
+  }
+}
+
+Task run_alltoall(Running& running) {
+  Team& team = *running.team;
+  const Submission& submission = running.submissions.front();
+  const Tensor& tensor = submission.request.tensors.front();
+  const auto parts = static_cast<std::size_t>(team.size()), me = static_cast<std::size_t>(team.me);
+  const auto& matrix = running.decision.numbers;  // row i: what participant i sends to each
+  std::vector<std::size_t> send_sizes, receive_sizes;
+  std::int64_t rows = 0;
+  for (std::size_t peer = 0; peer < parts; ++peer) {
+    const std::int64_t received = matrix[peer * parts + me];
+    rows += received;
+    submission.handle->numbers.push_back(received);
+    send_sizes.push_back(static_cast<std::size_t>(matrix[me * parts + peer]) * tensor.row_bytes());
+    receive_sizes.push_back(static_cast<std::size_t>(received) * tensor.row_bytes());
+  }
+  std::vector<std::int64_t> shape = tensor.shape;
+  shape[0] = rows;
+  std::byte* output = new_result(*submission.handle, std::move(shape), static_cast<std::size_t>(rows) * tensor.row_bytes()).data.get();
+  co_await alltoall(team, tensor.input, std::move(send_sizes), output, std::move(receive_sizes));
+}
+
+Task run_reducescatter(Running& running) {
+  Team& team = *running.team;
+  const Submission& submission = running.submissions.front();
+  const Request& request = submission.request;
+  const auto parts = static_cast<std::int64_t>(team.size());
+  for (const Tensor& tensor : request.tensors) {
+    const std::int64_t rows = tensor.shape[0];
+    const std::size_t row = tensor.row_bytes() / size_of(tensor.dtype);
+    // The first rows % parts members get one row more, as in Horovod.
+    std::vector<std::size_t> bounds;
+    for (std::int64_t index = 0; index <= parts; ++index) {
+      bounds.push_back(static_cast<std::size_t>(index * (rows / parts) + std::min(index, rows % parts)) * row);
+    }
+    std::vector<std::int64_t> shape = tensor.shape;
+    shape[0] = rows / parts + (team.me < rows % parts ? 1 : 0);
+    const std::size_t bytes = static_cast<std::size_t>(shape[0]) * tensor.row_bytes();
+    std::byte* output = new_result(*submission.handle, std::move(shape), bytes).data.get();
+    const bool average = request.op == ReduceOp::kAverage;
+    const double post = average ? request.postscale / team.set_size : request.postscale;
+    co_await reducescatter(team, tensor.dtype, tensor.input, std::move(bounds), output, average ? ReduceOp::kSum : request.op,
+                           request.prescale, post);
+  }
+}
+
+Task run_broadcast(Running& running) {
+  Team& team = *running.team;
+  const Request& request = running.submissions.front().request;
+  const auto root = std::find(team.ranks.begin(), team.ranks.end(), request.root) - team.ranks.begin();
+  for (const Tensor& tensor : request.tensors) {
+    co_await broadcast(team, static_cast<int>(root), tensor.input, tensor.output, tensor.bytes());
+  }
+}
+
+// Nothing to move: that all have agreed is the operation, and the numbers are its result.
+Task run_agreement(Running& running) {
+  for (const Submission& submission : running.submissions) submission.handle->numbers = running.decision.numbers;
+  co_return;
+}
+
+}  // namespace
+
+Task run_operation(Running& running) {
+  switch (running.submissions.front().request.kind) {
+    case Kind::kAllreduce: return run_allreduce(running);
+    case Kind::kBroadcast: return run_broadcast(running);
+    case Kind::kAllgather: return run_allgather(running);
+    case Kind::kAlltoall: return run_alltoall(running);
+    case Kind::kReducescatter: return run_reducescatter(running);
+    default: return run_agreement(running);
+  }
+}
+
+}  // namespace sordino

@@ -1,0 +1,85 @@
+// The participants of one running operation: who they are, how to reach them, and what they wait for.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "kernels/kernels.h"
+#include "progress/task.h"
+#include "transport/transport.h"
+
+namespace sordino {
+
+// What one rank lays out for the node peers of a process set, in memory that they map. The counters hold
+// (sequence of the operation, stage within it), so they only grow and a late reader never mistakes one for another.
+struct alignas(64) Desk {
+  alignas(64) std::atomic<std::uint64_t> offered;   // inputs up to this stage may be read
+  alignas(64) std::atomic<std::uint64_t> reduced;   // results up to this stage may be read
+  alignas(64) std::atomic<std::uint64_t> finished;  // this rank reads nothing of its peers up to this stage any more
+  alignas(64) Location location;                    // where the operation's tensor lies, if in shared memory
+  static constexpr std::size_t kStaging = 4096;     // offset of the staging slots
+  static constexpr int kSlots = 4;
+
+  static std::size_t bytes_for(std::size_t chunk) { return kStaging + kSlots * chunk; }
+  std::byte* slot(std::uint64_t number, std::size_t chunk) {
+    return reinterpret_cast<std::byte*>(this) + kStaging + number % kSlots * chunk;
+  }
+};
+
+// Bytes that this rank has sent, by who gets them.
+struct Traffic {
+  std::atomic<std::uint64_t> inside{0}, across{0};  // the node
+  std::atomic<std::uint64_t> operations{0};
+};
+
+class Team {
+ public:
+  Team(Transport& transport, Traffic& traffic, std::vector<int> ranks, int me, int set_size, std::uint64_t sequence, Tag tag)
+      : transport(transport), traffic(traffic), ranks(std::move(ranks)), me(me), set_size(set_size), sequence(sequence), tag(tag) {}
+
+  int size() const { return static_cast<int>(ranks.size()); }
+
+  std::unique_ptr<Transfer> send(int index, std::span<const std::byte> data) {
+    count_sent(index, data.size());
+    return transport.send(ranks[static_cast<std::size_t>(index)], tag, data);
+  }
+  std::unique_ptr<Transfer> receive(int index, std::span<std::byte> data) {
+    return transport.receive(ranks[static_cast<std::size_t>(index)], tag, data);
+  }
+  // Sends to one participant while receiving from another (or the same).
+  Task exchange(int to, std::span<const std::byte> out, int from, std::span<std::byte> in);
+  Task finished(Transfer& transfer, int index);
+
+  // Waits until `counter` of every other participant's desk has reached (sequence, stage).
+  Task all_reached(std::atomic<std::uint64_t> Desk::* counter, std::uint64_t stage);
+  // Sets this rank's own counter and wakes those who wait for it.
+  void reach(std::atomic<std::uint64_t> Desk::* counter, std::uint64_t stage);
+
+  std::uint64_t stamp(std::uint64_t stage) const { return sequence << kStageBits | stage; }
+  void count_sent(int index, std::size_t bytes);
+
+  Transport& transport;
+  Traffic& traffic;
+  const std::vector<int> ranks;  // world ranks, in order
+  const int me;                  // index into ranks
+  const int set_size;            // members of the process set, joined ones too: what Average divides by
+  const std::uint64_t sequence;
+  const Tag tag;
+  std::vector<Desk*> desks;      // by participant, when all share memory; else empty
+  std::size_t chunk = 0;
+  std::uint64_t last_staged = 0;         // last stamp of the set's latest operation that used the slots
+  std::vector<Desk*> last_staged_desks;  // and the desks of those who took part in it
+
+  // World ranks that the operation waits for right now.
+  std::vector<int> laggards() const { return waits_for_ ? waits_for_() : std::vector<int>{}; }
+
+  static constexpr int kStageBits = 24;
+
+ private:
+  std::function<std::vector<int>()> waits_for_;
+};
+
+}  // namespace sordino

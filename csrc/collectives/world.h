@@ -1,0 +1,107 @@
+// A world: one transport, its process sets, and everything under way on them. The only object that users of the core
+// hold; there is no global one, so a test can run many worlds in one process.
+#pragma once
+
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "base/config.h"
+#include "base/trace.h"
+#include "collectives/negotiation.h"
+#include "collectives/process_set.h"
+#include "collectives/request.h"
+#include "collectives/team.h"
+#include "progress/progress.h"
+
+namespace sordino {
+
+class World {
+ public:
+  World(std::unique_ptr<Transport> transport, const Config& config);
+  ~World();
+
+  int rank() const { return transport_->rank(); }
+  int size() const { return transport_->size(); }
+  const Transport& transport() const { return *transport_; }
+
+  // Starts an operation. Throws UsageError at once for what this rank alone can see is wrong (an unknown set, a rank
+  // that is not in it, a name in flight); what only the comparison of ranks shows ends up in the handle.
+  std::shared_ptr<Handle> submit(Request request);
+  // submit() and wait() in one: nobody else is woken for it.
+  std::shared_ptr<Handle> run(Request request);
+  // Returns when the handle is done (not whether it succeeded: see Handle::error).
+  void wait(const Handle& handle);
+
+  // Members of a process set in order; UsageError if there is no such set.
+  std::vector<int> members(int set) const;
+  std::vector<int> sets() const;
+
+  NodeMemory& node_memory() { return transport_->node_memory(); }
+  bool in_shared_memory(const void* data, std::size_t bytes) {
+    return transport_->node_memory().locate(data, bytes).segment != 0;
+  }
+
+  // Tells all ranks that this one leaves, fails what is under way here, and stops. Idempotent.
+  void shutdown();
+  // This rank is about to die of `cause`: all others fail with PeerLost that says so. Waits for nobody.
+  void abort(const std::string& cause);
+
+  const Traffic& traffic() const { return traffic_; }
+  double waited_seconds() const { return static_cast<double>(waited_ns_.load()) * 1e-9; }
+  Trace& trace() { return trace_; }
+  std::vector<std::string> names_in_flight() const;
+
+ private:
+  bool poll();
+  bool busy() const;
+  std::shared_ptr<Handle> enqueue(Request request);
+  bool announce_submissions();
+  bool decide();
+  void obey(ProcessSet& set, Decision decision);
+  bool advance(ProcessSet& set, Time now);
+  void receive(int from, std::span<const std::byte> message);
+  void watch(Time now);
+  void watch_coordinated(ProcessSet& set, Time now);
+  void watch_own(Time now);
+  void leave(int rank);
+  void fail(std::exception_ptr failure, bool tell);
+  void finish(Submission& submission, std::exception_ptr error);
+  ProcessSet& add_set(int id, std::vector<int> ranks);
+  void remove_set(int id);
+  void post_to_members(const ProcessSet& set, const Bytes& message);
+
+  const Config config_;
+  std::unique_ptr<Transport> transport_;
+  Traffic traffic_;
+  Trace trace_;
+  std::atomic<std::uint64_t> waited_ns_{0};
+
+  mutable std::mutex mutex_;  // guards what submit() shares with poll(): the three below, and the map of sets
+  std::deque<Submission> submitted_;
+  std::unordered_map<std::string, Submission> outstanding_;  // by set and name, from submit to finish
+  std::exception_ptr failure_;
+  std::map<int, std::unique_ptr<ProcessSet>> sets_;
+
+  std::atomic<int> in_flight_{0};
+  std::vector<bool> gone_;  // ranks that have shut down
+  struct EarlyDesk {
+    int set, from;
+    Location location;
+  };
+  std::deque<EarlyDesk> early_desks_;
+  std::vector<Running> graveyard_;
+  std::vector<Submission> removals_;  // of process sets, at the end of the current poll
+  bool told_ = false;                 // the failure came from a peer, which has told all others
+  bool shut_down_ = false;
+  Time last_watch_{};
+  std::atomic<Time> last_move_{};
+  std::optional<Progress> progress_;
+};
+
+}  // namespace sordino

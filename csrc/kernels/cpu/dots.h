@@ -1,0 +1,88 @@
+// The dot products. Included by impl.h only.
+#pragma once
+
+#include "kernels/cpu/lanes.h"
+#include "kernels/kernels.h"
+
+namespace sordino::kernels::SORDINO_LEVEL {
+namespace {
+
+// Partial sums by index modulo 8, at every level: the order of additions is part of the result. A level holds them in
+// as many vectors as it needs: GCC keeps a vector wider than the registers in memory.
+constexpr std::size_t kLanes = 8;
+#if defined(__AVX2__)
+using Doubles = __m256d;
+inline Doubles to_doubles(const Loose<float>* p) { return _mm256_cvtps_pd(load_as<__m128>(p)); }
+#else
+using Doubles = double __attribute__((vector_size(16)));
+inline Doubles to_doubles(const Loose<float>* p) {
+  using TwoFloats = float __attribute__((vector_size(8)));
+  return __builtin_convertvector(load_as<TwoFloats>(p), Doubles);
+}
+#endif
+inline Doubles to_doubles(const Loose<double>* p) { return load_as<Doubles>(p); }
+constexpr std::size_t kWidth = sizeof(Doubles) / sizeof(double);
+constexpr std::size_t kVectors = kLanes / kWidth;
+
+struct LaneDots {
+  Doubles xx[kVectors], xy[kVectors], yy[kVectors];
+};
+
+template <class T>
+inline void add_lanes(LaneDots& sums, const Loose<T>* x, const Loose<T>* y) {
+  prefetch(x);
+  prefetch(y);
+  for (std::size_t v = 0; v < kVectors; ++v) {
+    const Doubles dx = to_doubles(x + v * kWidth);
+    const Doubles dy = to_doubles(y + v * kWidth);
+    sums.xx[v] += dx * dx;
+    sums.xy[v] += dx * dy;
+    sums.yy[v] += dy * dy;
+  }
+}
+
+template <class T>
+void add_dots(LaneDots& result, const Loose<T>* x, const Loose<T>* y, std::size_t count) {
+  LaneDots sums = result;
+  std::size_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) add_lanes(sums, x + i, y + i);
+  if (i < count) {
+    // Zeros change no lane: a sum that starts at +0 is never -0.
+    Loose<T> tail_x[kLanes] = {}, tail_y[kLanes] = {};
+    __builtin_memcpy(tail_x, x + i, (count - i) * sizeof(T));
+    __builtin_memcpy(tail_y, y + i, (count - i) * sizeof(T));
+    add_lanes(sums, tail_x, tail_y);
+  }
+  result = sums;
+}
+
+inline double total(const Doubles (&sums)[kVectors]) {
+  double v[kLanes];
+  __builtin_memcpy(v, sums, sizeof v);
+  return ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7]));
+}
+
+template <class T>
+Dots dots(const std::byte* x, const std::byte* y, std::size_t count) {
+  LaneDots sums = {};
+  if constexpr (std::is_floating_point_v<T>) {
+    add_dots(sums, loose<T>(x), loose<T>(y), count);
+  } else {
+    constexpr std::size_t kBlock = 1024;
+    static_assert(kBlock % kLanes == 0, "a block must end where the lanes begin again");
+    Loose<float> fx[kBlock], fy[kBlock];
+    for (std::size_t begin = 0; begin < count; begin += kBlock) {
+      const std::size_t n = count - begin < kBlock ? count - begin : kBlock;
+      const Loose<T>*from_x = loose<T>(x) + begin, *from_y = loose<T>(y) + begin;
+      for_lanes<T>(n, [&](auto lane, std::size_t i) {
+        lane.store(fx + i, lane.load(from_x + i));
+        lane.store(fy + i, lane.load(from_y + i));
+      });
+      add_dots(sums, fx, fy, n);
+    }
+  }
+  return Dots{total(sums.xx), total(sums.xy), total(sums.yy)};
+}
+
+}  // namespace
+}  // namespace sordino::kernels::SORDINO_LEVEL

@@ -1,0 +1,195 @@
+// The kernels of one level: a level's .cc file defines SORDINO_LEVEL and includes this.
+//
+// All templates have internal linkage and live in the level's own namespace: no copy compiled for a newer CPU can
+// stand in for another level's. A ctest looks for weak symbols in the objects.
+#include "kernels/cpu/dots.h"
+#include "kernels/cpu/lanes.h"
+#include "kernels/cpu/table.h"
+
+namespace sordino::kernels::SORDINO_LEVEL {
+namespace {
+
+// Elements a pass: a working block (at most 8 KiB) stays in the first-level cache.
+constexpr std::size_t kBlock = 1024;
+// Sources that one loop reads. Each number of them is one more loop to compile, so only what training does all day,
+// sums of floats, gets more than two.
+template <class T, class Op>
+constexpr std::size_t kFan = std::is_same_v<Op, Sum> && !std::is_integral_v<T> ? 4 : 2;
+
+inline std::size_t smaller(std::size_t a, std::size_t b) { return a < b ? a : b; }
+
+inline void copy_to_others(const Reduction& r, std::size_t offset, std::size_t bytes) {
+  // The first destination's block is still in cache.
+  for (std::size_t k = 1; k < r.destination_count; ++k) {
+    __builtin_memcpy(r.destinations[k] + offset, r.destinations[0] + offset, bytes);
+  }
+}
+
+// out = post * fold(carry, pre * sources...): one loop, every source read before its element of out is written. The
+// carry is what earlier sources gave and is scaled already.
+template <class T, class Op, bool kScaled, bool kCarry, int kSources, class Out>
+void fold(Loose<Out>* out, const Loose<Stage<T>>* carry, const std::byte* const* sources, std::size_t offset,
+          std::size_t count, Stage<T> pre, Stage<T> post) {
+  const Loose<T>* s0 = loose<T>(sources[0] + offset);
+  const Loose<T>* s1 = loose<T>(sources[kSources > 1 ? 1 : 0] + offset);
+  const Loose<T>* s2 = loose<T>(sources[kSources > 2 ? 2 : 0] + offset);
+  const Loose<T>* s3 = loose<T>(sources[kSources > 3 ? 3 : 0] + offset);
+  for_lanes<T>(count, [=](auto lane, std::size_t i) {
+    const auto read = [=](const Loose<T>* source) {
+      const auto value = lane.load(source + i);
+      if constexpr (kScaled) return value * pre;
+      if constexpr (!kScaled) return value;
+    };
+    auto value = read(s0);
+    if constexpr (kCarry) value = Op::apply(lane.load(carry + i), value);
+    if constexpr (kSources > 1) value = Op::apply(value, read(s1));
+    if constexpr (kSources > 2) value = Op::apply(value, read(s2));
+    if constexpr (kSources > 3) value = Op::apply(value, read(s3));
+    if constexpr (kScaled) value = value * post;
+    lane.store(out + i, value);
+  });
+}
+
+// fold for 1 to kFan sources.
+template <class T, class Op, bool kScaled, bool kCarry>
+void fold_some(Loose<T>* out, const Loose<Stage<T>>* carry, const std::byte* const* sources, std::size_t source_count,
+               std::size_t offset, std::size_t count, Stage<T> pre, Stage<T> post) {
+  // One source, neither scaled nor folded, is a copy and never comes here.
+  if constexpr (kScaled || kCarry) {
+    if (source_count == 1) return fold<T, Op, kScaled, kCarry, 1>(out, carry, sources, offset, count, pre, post);
+  }
+  if constexpr (kFan<T, Op> > 2) {
+    if (source_count == 4) return fold<T, Op, kScaled, kCarry, 4>(out, carry, sources, offset, count, pre, post);
+    if (source_count == 3) return fold<T, Op, kScaled, kCarry, 3>(out, carry, sources, offset, count, pre, post);
+  }
+  fold<T, Op, kScaled, kCarry, 2>(out, carry, sources, offset, count, pre, post);
+}
+
+// Floats, and integers that are not scaled. A pre of 1 beside another post, or the reverse, costs floats a
+// multiplication but changes nothing: x * 1 is exact.
+template <class T, class Op, bool kScaled>
+void reduce_direct(const Reduction& r) {
+  constexpr int kMost = static_cast<int>(kFan<T, Op>);
+  const auto pre = static_cast<Stage<T>>(r.pre);
+  const auto post = static_cast<Stage<T>>(r.post);
+  const bool one_loop = r.source_count <= kMost && r.destination_count == 1;
+  const std::size_t step = one_loop ? r.count : kBlock;
+  Loose<Stage<T>> partial[kBlock];
+  for (std::size_t begin = 0; begin < r.count; begin += step) {
+    const std::size_t count = smaller(r.count - begin, step);
+    const std::size_t offset = begin * sizeof(T);
+    Loose<T>* out = loose<T>(r.destinations[0] + offset);
+    if (r.source_count <= kMost) {
+      fold_some<T, Op, kScaled, false>(out, nullptr, r.sources, r.source_count, offset, count, pre, post);
+    } else {
+      // The destination may be a source not read yet, so what the first sources give waits in `partial`.
+      fold<T, Op, kScaled, false, kMost>(partial, nullptr, r.sources, offset, count, pre, 1);
+      std::size_t done = kMost;
+      for (; r.source_count - done > kMost; done += kMost) {
+        fold<T, Op, kScaled, true, kMost>(partial, partial, r.sources + done, offset, count, pre, 1);
+      }
+      fold_some<T, Op, kScaled, true>(out, partial, r.sources + done, r.source_count - done, offset, count, pre, post);
+    }
+    copy_to_others(r, offset, count * sizeof(T));
+  }
+}
+
+// Out of line: inlined into each fold it would be most of the code of this file.
+template <class T>
+[[gnu::noinline]] void scale_block(const Loose<T>* in, T* out, std::size_t count, double factor) {
+  if (factor == 1) {
+    __builtin_memcpy(out, in, count * sizeof(T));
+  } else {
+    for (std::size_t i = 0; i < count; ++i) out[i] = saturate<T>(static_cast<double>(in[i].value) * factor);
+  }
+}
+
+template <class T, class Op>
+void reduce_scaled_integers(const Reduction& r) {
+  T total[kBlock];
+  T next[kBlock];
+  for (std::size_t begin = 0; begin < r.count; begin += kBlock) {
+    const std::size_t count = smaller(r.count - begin, kBlock);
+    const std::size_t offset = begin * sizeof(T);
+    scale_block(loose<T>(r.sources[0] + offset), total, count, r.pre);
+    for (std::size_t k = 1; k < r.source_count; ++k) {
+      scale_block(loose<T>(r.sources[k] + offset), next, count, r.pre);
+      for (std::size_t i = 0; i < count; ++i) total[i] = Op::apply(total[i], next[i]);
+    }
+    scale_block(loose<T>(reinterpret_cast<const std::byte*>(total)), next, count, r.post);
+    __builtin_memcpy(r.destinations[0] + offset, next, count * sizeof(T));
+    copy_to_others(r, offset, count * sizeof(T));
+  }
+}
+
+template <class T, class Op>
+void reduce(const Reduction& r) {
+  if (r.pre == 1 && r.post == 1) {
+    // Wrapping sums and products have the same bits with and without a sign.
+    constexpr bool wraps = std::is_same_v<Op, Sum> || std::is_same_v<Op, Product>;
+    if constexpr (std::is_integral_v<T> && wraps) {
+      reduce_direct<std::make_unsigned_t<T>, Op, false>(r);
+    } else {
+      reduce_direct<T, Op, false>(r);
+    }
+  } else if constexpr (std::is_integral_v<T>) {
+    reduce_scaled_integers<T, Op>(r);
+  } else {
+    reduce_direct<T, Op, true>(r);
+  }
+}
+
+template <class T>
+void axpby(const std::byte* x, std::byte* y, std::size_t count, double a, double b) {
+  const auto stage_a = static_cast<Stage<T>>(a);
+  const auto stage_b = static_cast<Stage<T>>(b);
+  const Loose<T>* from = loose<T>(x);
+  Loose<T>* to = loose<T>(y);
+  for_lanes<T>(count, [=](auto lane, std::size_t i) {
+    lane.store(to + i, lane.load(from + i) * stage_a + lane.load(to + i) * stage_b);
+  });
+}
+
+template <class T>
+constexpr void enter_folds(Table& table, DType type) {
+  ReduceFn* row = table.reduce[static_cast<int>(type)];
+  row[static_cast<int>(ReduceOp::kSum)] = reduce<T, Sum>;
+  row[static_cast<int>(ReduceOp::kMin)] = reduce<T, Min>;
+  row[static_cast<int>(ReduceOp::kMax)] = reduce<T, Max>;
+  row[static_cast<int>(ReduceOp::kProduct)] = reduce<T, Product>;
+}
+
+template <class T>
+constexpr void enter_floating(Table& table, DType type) {
+  enter_folds<T>(table, type);
+  table.axpby[static_cast<int>(type)] = axpby<T>;
+  table.dots[static_cast<int>(type)] = dots<T>;
+}
+
+constexpr Table make_table() {
+  Table table = {};
+  // Bytes that are 0 or 1: OR is their maximum and AND their minimum.
+  ReduceFn* row = table.reduce[static_cast<int>(DType::kBool)];
+  row[static_cast<int>(ReduceOp::kSum)] = row[static_cast<int>(ReduceOp::kMax)] = reduce<std::uint8_t, Max>;
+  row[static_cast<int>(ReduceOp::kProduct)] = row[static_cast<int>(ReduceOp::kMin)] = reduce<std::uint8_t, Min>;
+  enter_folds<std::uint8_t>(table, DType::kUInt8);
+  enter_folds<std::int8_t>(table, DType::kInt8);
+  enter_folds<std::uint16_t>(table, DType::kUInt16);
+  enter_folds<std::int16_t>(table, DType::kInt16);
+  enter_folds<std::uint32_t>(table, DType::kUInt32);
+  enter_folds<std::int32_t>(table, DType::kInt32);
+  enter_folds<std::uint64_t>(table, DType::kUInt64);
+  enter_folds<std::int64_t>(table, DType::kInt64);
+  enter_floating<Half>(table, DType::kFloat16);
+  enter_floating<BFloat16>(table, DType::kBFloat16);
+  enter_floating<float>(table, DType::kFloat32);
+  enter_floating<double>(table, DType::kFloat64);
+  return table;
+}
+
+}  // namespace
+
+// Constant-initialised: no code of a level runs before its CPU check.
+constinit const Table table = make_table();
+
+}  // namespace sordino::kernels::SORDINO_LEVEL

@@ -1,0 +1,111 @@
+#include "progress/progress.h"
+
+#include <sched.h>
+
+namespace sordino {
+namespace {
+
+using std::chrono::microseconds;
+using std::chrono::milliseconds;
+using Clock = std::chrono::steady_clock;
+
+// With nothing under way the thread still looks around this often: for lost peers, and for stalled peers that it
+// coordinates.
+constexpr milliseconds kTick{50};
+constexpr microseconds kSleepWithBell{2000};
+constexpr microseconds kSleepWithoutBell{20};  // messages of other nodes ring no bell
+
+}  // namespace
+
+Progress::Progress(Transport& transport, std::function<bool()> poll, std::function<bool()> busy, microseconds spin)
+    : transport_(transport), poll_(std::move(poll)), busy_(std::move(busy)), spin_(spin) {
+  thread_ = std::thread([this] { run(); });
+}
+
+void Progress::rest(std::uint32_t ticket, Clock::time_point idle_since) {
+  const auto idle = Clock::now() - idle_since;
+  if (idle < spin_) {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#endif
+    return;
+  }
+  if (transport_.rings_always()) {
+    transport_.sleep(ticket, kSleepWithBell);
+  } else if (idle < spin_ + milliseconds(2)) {
+    sched_yield();
+  } else {
+    transport_.sleep(ticket, kSleepWithoutBell);
+  }
+}
+
+void Progress::wait(const std::function<bool()>& done) {
+  if (done()) return;
+  waiters_.fetch_add(1);
+  auto idle_since = Clock::now();
+  while (!done()) {
+    std::unique_lock turn(turn_, std::try_to_lock);
+    if (!turn) {
+      // Another waiter polls, or the thread is about to see that it need not.
+      std::unique_lock lock(mutex_);
+      changed_.wait_for(lock, microseconds(50));
+      continue;
+    }
+    const std::uint32_t ticket = transport_.ticket();
+    if (poll_()) {
+      idle_since = Clock::now();
+      if (waiters_.load() > 1) changed_.notify_all();
+    } else if (!done()) {
+      rest(ticket, idle_since);
+    }
+  }
+  waiters_.fetch_sub(1);
+  if (busy_() || waiters_.load() > 0) notify();
+}
+
+void Progress::notify() {
+  if (waiters_.load() > 0) transport_.ring(transport_.rank());
+  if (thread_sleeps_.load()) {
+    std::lock_guard lock(mutex_);
+    changed_.notify_all();
+  }
+}
+
+void Progress::stop() {
+  {
+    std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  changed_.notify_all();
+  if (thread_.joinable()) thread_.join();
+}
+
+void Progress::run() {
+  auto idle_since = Clock::now();
+  for (;;) {
+    {
+      std::unique_lock lock(mutex_);
+      thread_sleeps_ = true;
+      if (!stopping_ && (waiters_.load() > 0 || !busy_())) {
+        changed_.wait_for(lock, kTick, [&] { return stopping_ || (busy_() && waiters_.load() == 0); });
+      }
+      thread_sleeps_ = false;
+      if (stopping_) return;
+    }
+    if (waiters_.load() > 0) continue;
+    const std::uint32_t ticket = transport_.ticket();
+    bool moved = false;
+    {
+      std::unique_lock turn(turn_, std::try_to_lock);
+      if (turn) moved = poll_();
+    }
+    if (moved) {
+      idle_since = Clock::now();
+    } else if (busy_()) {
+      // The computing thread needs this core more than a spinning one does.
+      rest(ticket, idle_since - spin_);
+    }
+  }
+}
+
+}  // namespace sordino

@@ -1,0 +1,52 @@
+// Who turns the crank. One function, poll(), moves all work of a rank forward; it is called by whoever waits, or by
+// a thread of ours when nobody waits and work is under way. So a blocking call needs no hand-over to another thread,
+// and an asynchronous one still proceeds while the caller computes. Knows no collective.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <functional>
+#include <mutex>
+#include <thread>
+
+#include "transport/transport.h"
+
+namespace sordino {
+
+class Progress {
+ public:
+  // `poll` returns whether anything moved and must not throw; it is never run by two threads at once.
+  // `busy` says whether work is under way that needs polling. spin: how long to poll before sleeping.
+  Progress(Transport& transport, std::function<bool()> poll, std::function<bool()> busy, std::chrono::microseconds spin);
+  ~Progress() { stop(); }
+
+  // Polls until done() is true. done() may be called from several threads at once.
+  void wait(const std::function<bool()>& done);
+  // Runs `action` while nobody polls.
+  void alone(const std::function<void()>& action) {
+    std::lock_guard turn(turn_);
+    action();
+  }
+  // There is new work: wakes whoever is to poll.
+  void notify();
+  // Ends the thread; afterwards only wait() polls.
+  void stop();
+
+ private:
+  void run();
+  void rest(std::uint32_t ticket, std::chrono::steady_clock::time_point idle_since);
+
+  Transport& transport_;
+  const std::function<bool()> poll_, busy_;
+  const std::chrono::microseconds spin_;
+  std::mutex turn_;  // held by the thread that polls
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::atomic<int> waiters_{0};
+  std::atomic<bool> thread_sleeps_{false};
+  bool stopping_ = false;
+  std::thread thread_;
+};
+
+}  // namespace sordino

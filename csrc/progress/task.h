@@ -1,0 +1,125 @@
+// An operation is a coroutine that says what it waits for; the engine resumes it when that is true.
+//
+//   Task step() { ...; co_await until([&] { return arrived(); }); ...; co_await another_task(); }
+//
+// Nothing here knows a collective or a transport. A Task runs on whichever thread calls resume(); it is never run
+// by two at once. Exceptions travel to the awaiting task and out of the outermost resume().
+#pragma once
+
+#include <coroutine>
+#include <exception>
+#include <functional>
+#include <utility>
+
+namespace sordino {
+
+// What a task waits for: `ready` must be cheap and have no effect that matters when it says no.
+struct Until {
+  std::function<bool()> ready;
+};
+inline Until until(std::function<bool()> ready) { return Until{std::move(ready)}; }
+
+class Task {
+ public:
+  struct promise_type;
+  using Handle = std::coroutine_handle<promise_type>;
+
+  // The chain of nested tasks shares one of these: the innermost coroutine, and what it waits for.
+  struct Chain {
+    std::coroutine_handle<> leaf;
+    std::function<bool()> waiting_for;
+  };
+
+  struct promise_type {
+    Chain own;
+    Chain* chain = &own;
+    std::coroutine_handle<> parent;
+    std::exception_ptr error;
+
+    Task get_return_object() { return Task(Handle::from_promise(*this)); }
+    std::suspend_always initial_suspend() noexcept { return {}; }
+    void return_void() {}
+    void unhandled_exception() { error = std::current_exception(); }
+
+    auto final_suspend() noexcept {
+      struct BackToParent {
+        bool await_ready() noexcept { return false; }
+        std::coroutine_handle<> await_suspend(Handle self) noexcept {
+          promise_type& promise = self.promise();
+          if (!promise.parent) return std::noop_coroutine();
+          promise.chain->leaf = promise.parent;
+          return promise.parent;
+        }
+        void await_resume() noexcept {}
+      };
+      return BackToParent{};
+    }
+
+    auto await_transform(Until wait) {
+      struct Awaiter {
+        promise_type* promise;
+        std::function<bool()> ready;
+        bool await_ready() { return ready(); }
+        void await_suspend(std::coroutine_handle<>) { promise->chain->waiting_for = std::move(ready); }
+        void await_resume() {}
+      };
+      return Awaiter{this, std::move(wait.ready)};
+    }
+
+    auto await_transform(Task&& inner) {
+      struct Awaiter {
+        promise_type* promise;
+        Task inner;
+        bool await_ready() { return false; }
+        std::coroutine_handle<> await_suspend(std::coroutine_handle<> self) {
+          promise_type& child = inner.handle_.promise();
+          child.chain = promise->chain;
+          child.parent = self;
+          promise->chain->leaf = inner.handle_;
+          return inner.handle_;
+        }
+        void await_resume() {
+          if (inner.handle_.promise().error) std::rethrow_exception(inner.handle_.promise().error);
+        }
+      };
+      return Awaiter{this, std::move(inner)};
+    }
+  };
+
+  Task() = default;
+  explicit Task(Handle handle) : handle_(handle) {
+    handle_.promise().own.leaf = handle_;
+  }
+  Task(Task&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
+  Task& operator=(Task&& other) noexcept {
+    if (this != &other) {
+      if (handle_) handle_.destroy();
+      handle_ = std::exchange(other.handle_, nullptr);
+    }
+    return *this;
+  }
+  ~Task() {
+    if (handle_) handle_.destroy();
+  }
+
+  explicit operator bool() const { return static_cast<bool>(handle_); }
+  bool done() const { return handle_.done(); }
+
+  // Runs until the next wait that is not over yet. Returns whether anything ran; throws what the task threw.
+  bool resume() {
+    Chain& chain = handle_.promise().own;
+    if (handle_.done()) return false;
+    if (chain.waiting_for) {
+      if (!chain.waiting_for()) return false;
+      chain.waiting_for = nullptr;
+    }
+    chain.leaf.resume();
+    if (handle_.done() && handle_.promise().error) std::rethrow_exception(handle_.promise().error);
+    return true;
+  }
+
+ private:
+  Handle handle_;
+};
+
+}  // namespace sordino

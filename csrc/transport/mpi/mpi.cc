@@ -1,0 +1,339 @@
+// Ranks as MPI processes. Within a node, control messages go through letter boxes in shared memory and memory is
+// shared; everything else is MPI_Isend, MPI_Irecv and MPI_Test, request by request: with a dead peer a Waitall may
+// abort the whole process. No MPI window and no MPI collective runs after construction, so none can be left half done.
+#include <mpi.h>
+#include <poll.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <deque>
+#include <iostream>
+#include <random>
+
+#include "transport/mpi/plugin.h"
+#include "transport/mpi/session.h"
+#include "transport/shm/shm.h"
+
+namespace sordino::mpi {
+namespace {
+
+constexpr std::size_t kLargestPart = std::size_t{1} << 30;  // MPI counts are ints
+constexpr int kControlTag = 1;
+
+template <class T>
+std::vector<T> allgather(MPI_Comm comm, const T& mine) {
+  int size = 0;
+  check(MPI_Comm_size(comm, &size), "MPI_Comm_size");
+  std::vector<T> all(static_cast<std::size_t>(size));
+  check(MPI_Allgather(&mine, sizeof(T), MPI_BYTE, all.data(), sizeof(T), MPI_BYTE, comm), "MPI_Allgather");
+  return all;
+}
+
+MPI_Comm duplicate(MPI_Comm comm) {
+  MPI_Comm copy = MPI_COMM_NULL;
+  check(MPI_Comm_dup(comm, &copy), "MPI_Comm_dup");
+  check(MPI_Comm_set_errhandler(copy, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+  return copy;
+}
+
+MPI_Comm choose(const Members& members) {
+  if (members.fortran_handle) {
+    MPI_Comm given = MPI_Comm_f2c(*members.fortran_handle);
+    if (given == MPI_COMM_NULL) throw UsageError("init(comm=...) was given MPI_COMM_NULL");
+    return duplicate(given);
+  }
+  if (members.ranks.empty()) return duplicate(MPI_COMM_WORLD);
+  int rank = 0, size = 0;
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  MPI_Comm_size(MPI_COMM_WORLD, &size);
+  for (const int member : members.ranks) {
+    if (member < 0 || member >= size) {
+      throw UsageError("init(comm=[...]) names rank " + std::to_string(member) + " of a world of " +
+                       std::to_string(size));
+    }
+  }
+  if (std::find(members.ranks.begin(), members.ranks.end(), rank) == members.ranks.end()) {
+    throw UsageError("rank " + std::to_string(rank) + " is not among the ranks given to init(comm=[...])");
+  }
+  MPI_Group world, group;
+  check(MPI_Comm_group(MPI_COMM_WORLD, &world), "MPI_Comm_group");
+  check(MPI_Group_incl(world, static_cast<int>(members.ranks.size()), members.ranks.data(), &group), "MPI_Group_incl");
+  MPI_Comm comm = MPI_COMM_NULL;
+  check(MPI_Comm_create_group(MPI_COMM_WORLD, group, 0, &comm), "MPI_Comm_create_group");
+  MPI_Group_free(&group);
+  MPI_Group_free(&world);
+  check(MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+  return comm;
+}
+
+// Requests are never freed by force: with a failed peer that may abort the process, so an unfinished one leaks.
+class MpiTransfer : public Transfer {
+ public:
+  MpiTransfer(int peer, std::vector<MPI_Request> requests, int& under_way)
+      : peer_(peer), requests_(std::move(requests)), under_way_(under_way) {
+    ++under_way_;
+  }
+  ~MpiTransfer() override { --under_way_; }
+  bool test() override {
+    while (!requests_.empty()) {
+      int done = 0;
+      check(MPI_Test(&requests_.back(), &done, MPI_STATUS_IGNORE), "MPI_Test", peer_);
+      if (!done) return false;
+      requests_.pop_back();
+    }
+    return true;
+  }
+
+ private:
+  int peer_;
+  std::vector<MPI_Request> requests_;
+  int& under_way_;
+};
+
+class MpiTransport : public Transport {
+ public:
+  MpiTransport(const Members& members, const Config& config) : data_(choose(members)), control_(duplicate(data_)) {
+    MPI_Comm_rank(data_, &rank_);
+    MPI_Comm_size(data_, &size_);
+    const LauncherHint hint = launcher_hint();
+    if (size_ == 1 && hint.size > 1 && !members.fortran_handle && members.ranks.empty()) {
+      throw TransportError(hint.variable + " says that a launcher started " + std::to_string(hint.size) +
+                           " processes, but MPI sees one: the launcher belongs to another MPI than the one Sordino was "
+                           "built with (" + library_version() + "). Start with `sordino run`, or with that MPI's mpirun.");
+    }
+    find_nodes(config.ranks_per_node);
+    find_hosts();
+    share_memory(config.shared_memory);
+  }
+
+  ~MpiTransport() override {
+    for (const auto& [rank, pidfd] : pidfds_) close(pidfd);
+  }
+
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+  const std::vector<int>& node_of() const override { return node_of_; }
+  std::string host_of(int rank) const override { return hosts_[static_cast<std::size_t>(rank)]; }
+  std::string name() const override { return boxes_ ? "mpi + shared memory" : "mpi"; }
+
+  void post(int to, Bytes message) override {
+    const int index = boxes_ ? index_here(to) : -1;
+    if (index >= 0) return boxes_->post(index, std::move(message));
+    Letter& letter = letters_.emplace_back();
+    letter.bytes = std::move(message);
+    check(MPI_Isend(letter.bytes.data(), static_cast<int>(letter.bytes.size()), MPI_BYTE, to, kControlTag, control_,
+                    &letter.request),
+          "MPI_Isend", to);
+  }
+
+  bool poll(const Sink& sink) override {
+    bool moved = boxes_ && boxes_->poll(sink);
+    if (static_cast<int>(here_.size()) == size_ && boxes_) return moved;
+    while (!letters_.empty()) {
+      int sent = 0;
+      check(MPI_Test(&letters_.front().request, &sent, MPI_STATUS_IGNORE), "MPI_Test");
+      if (!sent) break;
+      letters_.pop_front();
+    }
+    for (;;) {
+      int waiting = 0;
+      MPI_Status status;
+      check(MPI_Iprobe(MPI_ANY_SOURCE, kControlTag, control_, &waiting, &status), "MPI_Iprobe");
+      if (!waiting) return moved;
+      int bytes = 0;
+      check(MPI_Get_count(&status, MPI_BYTE, &bytes), "MPI_Get_count");
+      Bytes message(static_cast<std::size_t>(bytes));
+      check(MPI_Recv(message.data(), bytes, MPI_BYTE, status.MPI_SOURCE, kControlTag, control_, MPI_STATUS_IGNORE),
+            "MPI_Recv", status.MPI_SOURCE);
+      sink(status.MPI_SOURCE, message);
+      moved = true;
+    }
+  }
+
+  std::unique_ptr<Transfer> send(int to, Tag tag, std::span<const std::byte> data) override {
+    std::vector<MPI_Request> requests;
+    for (std::size_t at = 0; at == 0 || at < data.size(); at += kLargestPart) {
+      const auto part = static_cast<int>(std::min(kLargestPart, data.size() - at));
+      check(MPI_Isend(data.data() + at, part, MPI_BYTE, to, static_cast<int>(tag), data_, &requests.emplace_back()),
+            "MPI_Isend", to);
+    }
+    return std::make_unique<MpiTransfer>(to, std::move(requests), transfers_);
+  }
+
+  std::unique_ptr<Transfer> receive(int from, Tag tag, std::span<std::byte> data) override {
+    std::vector<MPI_Request> requests;
+    for (std::size_t at = 0; at == 0 || at < data.size(); at += kLargestPart) {
+      const auto part = static_cast<int>(std::min(kLargestPart, data.size() - at));
+      check(MPI_Irecv(data.data() + at, part, MPI_BYTE, from, static_cast<int>(tag), data_, &requests.emplace_back()),
+            "MPI_Irecv", from);
+    }
+    return std::make_unique<MpiTransfer>(from, std::move(requests), transfers_);
+  }
+
+  bool idle() const override { return letters_.empty() && (!boxes_ || boxes_->idle()); }
+  NodeMemory& node_memory() override { return memory_; }
+  bool shares_memory() const override { return boxes_ != nullptr; }
+
+  std::uint32_t ticket() override { return own_bell().ticket(); }
+  void sleep(std::uint32_t ticket, std::chrono::microseconds limit) override { own_bell().sleep(ticket, limit); }
+  void ring(int rank) override {
+    if (rank == rank_) {
+      own_bell().ring();
+    } else if (boxes_) {
+      boxes_->bell(index_here(rank)).ring();
+    }
+  }
+  bool rings_always() const override { return boxes_ && static_cast<int>(here_.size()) == size_ && transfers_ == 0; }
+
+  std::vector<Loss> take_losses() override {
+    std::vector<Loss> losses;
+    for (auto entry = pidfds_.begin(); entry != pidfds_.end();) {
+      pollfd watched{entry->second, POLLIN, 0};
+      if (::poll(&watched, 1, 0) == 1) {
+        losses.push_back({entry->first, "its process has ended"});
+        close(entry->second);
+        entry = pidfds_.erase(entry);
+      } else {
+        ++entry;
+      }
+    }
+    return losses;
+  }
+
+  void abandon() override { never_finalize(); }
+
+ private:
+  struct Letter {
+    Bytes bytes;
+    MPI_Request request = MPI_REQUEST_NULL;
+  };
+
+  void find_nodes(int ranks_per_node) {
+    MPI_Comm node = MPI_COMM_NULL;
+    check(MPI_Comm_split_type(data_, MPI_COMM_TYPE_SHARED, rank_, MPI_INFO_NULL, &node), "MPI_Comm_split_type");
+    int leader = rank_;
+    check(MPI_Bcast(&leader, 1, MPI_INT, 0, node), "MPI_Bcast");
+    int index = 0;
+    MPI_Comm_rank(node, &index);
+    MPI_Comm_free(&node);
+    // A rank is known by (machine's leader, part of the machine); nodes are numbered in order of their first rank.
+    struct Home {
+      int leader, part;
+      bool operator==(const Home&) const = default;
+    };
+    const std::vector<Home> homes = allgather(data_, Home{leader, ranks_per_node > 0 ? index / ranks_per_node : 0});
+    std::vector<Home> seen;
+    for (const Home& home : homes) {
+      auto found = std::find(seen.begin(), seen.end(), home);
+      node_of_.push_back(static_cast<int>(found - seen.begin()));
+      if (found == seen.end()) seen.push_back(home);
+    }
+    for (int other = 0; other < size_; ++other) {
+      if (node_of_[other] == node_of_[rank_]) here_.push_back(other);
+    }
+  }
+
+  void find_hosts() {
+    struct Name {
+      char text[MPI_MAX_PROCESSOR_NAME];
+    };
+    Name mine{};
+    int length = 0;
+    check(MPI_Get_processor_name(mine.text, &length), "MPI_Get_processor_name");
+    for (const Name& name : allgather(data_, mine)) hosts_.emplace_back(name.text);
+  }
+
+  int index_here(int rank) const {
+    auto found = std::lower_bound(here_.begin(), here_.end(), rank);
+    return found != here_.end() && *found == rank ? static_cast<int>(found - here_.begin()) : -1;
+  }
+
+  Doorbell& own_bell() { return boxes_ ? boxes_->bell(index_here(rank_)) : private_bell_; }
+
+  // Every rank publishes a box with a random mark and looks for its peers' marks. Ranks that cannot see each other
+  // (another pid namespace, hidden /proc) fall back to MPI together, with a warning.
+  void share_memory(bool wanted) {
+    struct Card {
+      pid_t pid;
+      std::uint32_t mark;
+      Location box;
+    };
+    Card mine{getpid(), std::random_device{}() | 1u, {}};
+    std::string trouble;
+    if (wanted) {
+      try {
+        box_ = memory_.allocate(shm::Letterboxes::bytes_for(here_.size()));
+        mine.box = memory_.locate(box_->data, box_->bytes);
+        reinterpret_cast<Doorbell*>(box_->data)->rings = mine.mark;
+      } catch (const Error& error) {
+        trouble = error.what();
+      }
+    }
+    const std::vector<Card> cards = allgather(data_, mine);
+    std::vector<std::byte*> boxes;
+    for (const int peer : here_) {
+      memory_.introduce(peer, cards[peer].pid);
+      if (!wanted || !trouble.empty()) continue;
+      try {
+        if (cards[peer].box.segment == 0) throw TransportError("rank " + std::to_string(peer) + " has no shared memory");
+        std::byte* box = peer == rank_ ? box_->data : memory_.map(peer, cards[peer].box);
+        if (reinterpret_cast<Doorbell*>(box)->rings != cards[peer].mark) {
+          throw TransportError("rank " + std::to_string(peer) + " lives in another process namespace");
+        }
+        boxes.push_back(box);
+      } catch (const Error& error) {
+        trouble = error.what();
+      }
+    }
+    const std::vector<int> fine = allgather(data_, wanted && trouble.empty() ? 1 : 0);
+    const bool all_here = std::all_of(here_.begin(), here_.end(), [&](int peer) { return fine[peer] == 1; });
+    if (all_here) {
+      boxes_ = std::make_unique<shm::Letterboxes>(here_, index_here(rank_), std::move(boxes));
+    } else if (wanted && !trouble.empty()) {
+      std::cerr << "sordino: rank " << rank_ << " does not share memory with its node: " << trouble
+                << ". Everything goes over MPI, which is slower.\n";
+    }
+    for (const int peer : here_) {
+      if (peer == rank_ || !boxes_) continue;  // a pid means nothing across process namespaces
+      const int pidfd = static_cast<int>(syscall(SYS_pidfd_open, cards[peer].pid, 0));
+      if (pidfd >= 0) pidfds_.emplace_back(peer, pidfd);
+    }
+  }
+
+  MPI_Comm data_, control_;  // freed by MPI_Finalize: freeing them here would have to wait for all ranks
+  int rank_ = 0, size_ = 1;
+  std::vector<int> node_of_, here_;
+  std::vector<std::string> hosts_;
+  shm::ShmMemory memory_;
+  std::shared_ptr<Segment> box_;
+  std::unique_ptr<shm::Letterboxes> boxes_;
+  Doorbell private_bell_;
+  int transfers_ = 0;  // MPI transfers that exist; their end rings no bell
+  std::deque<Letter> letters_;
+  std::vector<std::pair<int, int>> pidfds_;
+};
+
+}  // namespace
+}  // namespace sordino::mpi
+
+extern "C" {
+
+__attribute__((visibility("default"))) sordino::Transport* sordino_mpi_open(const sordino::mpi::Members* members,
+                                                                           const sordino::Config* config) {
+  sordino::mpi::ensure_initialized();
+  return new sordino::mpi::MpiTransport(*members, *config);
+}
+
+__attribute__((visibility("default"))) const char* sordino_mpi_describe() {
+  static const std::string version = sordino::mpi::library_version();
+  return version.c_str();
+}
+
+__attribute__((visibility("default"))) bool sordino_mpi_initialized() {
+  int initialized = 0;
+  MPI_Initialized(&initialized);
+  return initialized != 0;
+}
+}

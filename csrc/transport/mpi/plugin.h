@@ -1,0 +1,35 @@
+// The MPI transport lives in a library of its own (libsordino_mpi.so) that is opened at run time, so that the
+// package imports, and says what is missing, where the MPI it was built with is not there.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/config.h"
+#include "transport/transport.h"
+
+namespace sordino::mpi {
+
+// What init() was given: nothing (MPI_COMM_WORLD), a communicator as its Fortran handle (as mpi4py gives it), or
+// world ranks.
+struct Members {
+  std::optional<int> fortran_handle;
+  std::vector<int> ranks;
+};
+
+// The C functions that the plugin exports; loader.cc looks them up by these names.
+using OpenFunction = Transport* (*)(const Members*, const Config*);
+using DescribeFunction = const char* (*)();      // the MPI library found at run time
+using InitializedFunction = bool (*)();          // whether somebody (mpi4py) has initialized MPI already
+inline constexpr const char* kOpenSymbol = "sordino_mpi_open";
+inline constexpr const char* kDescribeSymbol = "sordino_mpi_describe";
+inline constexpr const char* kInitializedSymbol = "sordino_mpi_initialized";
+
+// These load the plugin on first use. Throws NotBuilt if this build has none, TransportError if it does not load.
+std::unique_ptr<Transport> open(const Members& members, const Config& config);
+std::string describe();
+bool initialized();
+
+}  // namespace sordino::mpi

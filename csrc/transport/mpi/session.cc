@@ -1,0 +1,98 @@
+#include "transport/mpi/session.h"
+
+#if defined(OPEN_MPI) && __has_include(<mpi-ext.h>)
+#include <mpi-ext.h>
+#endif
+
+#include <atomic>
+#include <cstdlib>
+
+namespace sordino::mpi {
+namespace {
+
+std::atomic<bool> may_finalize{true};
+
+void finalize_at_exit() {
+  int finalized = 0;
+  MPI_Finalized(&finalized);
+  if (!finalized && may_finalize) MPI_Finalize();
+}
+
+// The library loaded at run time must be the one whose mpi.h was compiled in: handles differ between them.
+void require_same_library() {
+#if defined(OPEN_MPI)
+  const std::string family = "Open MPI v" + std::to_string(OMPI_MAJOR_VERSION) + ".";
+#elif defined(MPICH_NAME)
+  const std::string family = "MPICH";
+#else
+  const std::string family;
+#endif
+  const std::string found = library_version();
+  if (found.find(family) == std::string::npos) {
+    throw TransportError("Sordino was built with " + family + "x, but the MPI library found at run time is \"" + found +
+                         "\". Put the first one's lib folder first in LD_LIBRARY_PATH, or build Sordino again.");
+  }
+}
+
+}  // namespace
+
+void check(int code, const char* what, int peer) {
+  if (code == MPI_SUCCESS) return;
+  char text[MPI_MAX_ERROR_STRING];
+  int length = 0;
+  MPI_Error_string(code, text, &length);
+  std::string message = std::string(what) + " failed: " + std::string(text, static_cast<std::size_t>(length));
+#if defined(MPIX_ERR_PROC_FAILED)
+  int error_class = 0;
+  MPI_Error_class(code, &error_class);
+  const bool dead = error_class == MPIX_ERR_PROC_FAILED || error_class == MPIX_ERR_PROC_FAILED_PENDING ||
+                    error_class == MPIX_ERR_REVOKED;
+  if (dead) {
+    std::vector<int> ranks;
+    if (peer >= 0) ranks.push_back(peer);
+    throw PeerLost("MPI reports a failed process: " + message, ranks);
+  }
+#endif
+  throw TransportError(peer >= 0 ? message + " (rank " + std::to_string(peer) + ")" : message);
+}
+
+void ensure_initialized() {
+  int finalized = 0;
+  check(MPI_Finalized(&finalized), "MPI_Finalized");
+  if (finalized) throw UsageError("MPI has been finalized in this process; start a new one");
+  int initialized = 0;
+  check(MPI_Initialized(&initialized), "MPI_Initialized");
+  if (initialized) {
+    int level = MPI_THREAD_SINGLE;
+    check(MPI_Query_thread(&level), "MPI_Query_thread");
+    if (level < MPI_THREAD_SERIALIZED) {
+      throw UsageError(
+          "MPI was initialized by somebody else without thread support; Sordino needs MPI_THREAD_MULTIPLE. With "
+          "mpi4py: leave mpi4py.rc.threads at True.");
+    }
+    require_same_library();
+    return;
+  }
+  require_same_library();
+  // Open MPI's one-sided component over UCX prints noise on machines without the network it wants; no window is
+  // ever made here.
+  setenv("OMPI_MCA_osc", "^ucx", 0);
+  int provided = MPI_THREAD_SINGLE;
+  check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided), "MPI_Init_thread");
+  std::atexit(finalize_at_exit);
+  check(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+  if (provided < MPI_THREAD_SERIALIZED) throw TransportError("this MPI library was built without thread support");
+}
+
+void never_finalize() { may_finalize = false; }
+
+std::string library_version() {
+  char text[MPI_MAX_LIBRARY_VERSION_STRING];
+  int length = 0;
+  MPI_Get_library_version(text, &length);
+  std::string version(text, static_cast<std::size_t>(length));
+  while (!version.empty() && (version.back() == '\0' || version.back() == ' ' || version.back() == '\n')) version.pop_back();
+  return version;
+}
+
+}  // namespace sordino::mpi

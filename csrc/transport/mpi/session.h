@@ -1,0 +1,24 @@
+// MPI's own life: initialized at most once, finalized at exit if we initialized it and the world has not failed.
+#pragma once
+
+#include <mpi.h>
+
+#include <string>
+
+#include "base/error.h"
+
+namespace sordino::mpi {
+
+// Throws PeerLost if MPI says that `peer`'s process failed, TransportError on any other error.
+void check(int code, const char* what, int peer = -1);
+
+// Initializes MPI if nobody has. Throws UsageError when it has been finalized or gives too little thread support.
+void ensure_initialized();
+
+// From now on MPI_Finalize is not called at exit: with dead peers it may wait for ever.
+void never_finalize();
+
+// "Open MPI v5.0.11, ..." as the library found at run time says it.
+std::string library_version();
+
+}  // namespace sordino::mpi

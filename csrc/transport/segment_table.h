@@ -1,0 +1,51 @@
+// Which of this rank's segments a pointer lies in, and which have been freed since the peers were last told.
+#pragma once
+
+#include <map>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "transport/transport.h"
+
+namespace sordino {
+
+class SegmentTable {
+ public:
+  std::uint64_t add(const std::byte* data, std::size_t bytes, std::uint64_t key) {
+    std::lock_guard lock(mutex_);
+    const std::uint64_t id = next_++;
+    by_address_[data] = {id, bytes, 0, key};
+    return id;
+  }
+  void remove(const std::byte* data) {
+    std::lock_guard lock(mutex_);
+    auto found = by_address_.find(data);
+    freed_.push_back(found->second.segment);
+    by_address_.erase(found);
+  }
+  Location locate(const void* pointer, std::size_t bytes) {
+    const auto* place = static_cast<const std::byte*>(pointer);
+    std::lock_guard lock(mutex_);
+    auto after = by_address_.upper_bound(place);
+    if (after == by_address_.begin()) return {};
+    const auto& [base, segment] = *std::prev(after);
+    const auto offset = static_cast<std::size_t>(place - base);
+    if (offset > segment.bytes || bytes > segment.bytes - offset) return {};
+    Location location = segment;
+    location.offset = offset;
+    return location;
+  }
+  std::vector<std::uint64_t> take_freed() {
+    std::lock_guard lock(mutex_);
+    return std::exchange(freed_, {});
+  }
+
+ private:
+  std::mutex mutex_;
+  std::uint64_t next_ = 1;
+  std::map<const std::byte*, Location> by_address_;
+  std::vector<std::uint64_t> freed_;
+};
+
+}  // namespace sordino

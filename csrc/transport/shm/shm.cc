@@ -1,0 +1,177 @@
+#include "transport/shm/shm.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+namespace sordino::shm {
+namespace {
+
+std::string reason() { return std::strerror(errno); }
+
+class MemfdSegment : public Segment {
+ public:
+  MemfdSegment(std::shared_ptr<SegmentTable> table, std::size_t size) : table_(std::move(table)) {
+    fd_ = memfd_create("sordino", MFD_CLOEXEC);
+    if (fd_ < 0) throw TransportError("memfd_create failed: " + reason());
+    // Reserving the pages now turns "no memory left" into an error here instead of a SIGBUS at the first write.
+    const int status = posix_fallocate(fd_, 0, static_cast<off_t>(size));
+    if (status != 0) {
+      close(fd_);
+      throw TransportError("no room for a shared segment of " + std::to_string(size) +
+                           " bytes: " + std::strerror(status));
+    }
+    void* address = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd_, 0);
+    if (address == MAP_FAILED) {
+      const std::string why = reason();
+      close(fd_);
+      throw TransportError("cannot map a shared segment of " + std::to_string(size) + " bytes: " + why);
+    }
+    data = static_cast<std::byte*>(address);
+    bytes = size;
+    table_->add(data, size, static_cast<std::uint64_t>(fd_));
+  }
+  ~MemfdSegment() override {
+    table_->remove(data);
+    munmap(data, bytes);
+    close(fd_);
+  }
+
+ private:
+  std::shared_ptr<SegmentTable> table_;
+  int fd_;
+};
+
+}  // namespace
+
+std::shared_ptr<Segment> ShmMemory::allocate(std::size_t bytes) {
+  return std::make_shared<MemfdSegment>(table_, std::max<std::size_t>(bytes, 1));
+}
+
+std::byte* ShmMemory::map(int rank, const Location& location) {
+  auto& segments = mapped_[rank];
+  auto found = segments.find(location.segment);
+  if (found == segments.end()) {
+    const auto pid = pids_.find(rank);
+    if (pid == pids_.end()) throw TransportError("rank " + std::to_string(rank) + " is not on this node");
+    const std::string path = "/proc/" + std::to_string(pid->second) + "/fd/" + std::to_string(location.key);
+    const int fd = open(path.c_str(), O_RDWR | O_CLOEXEC);
+    if (fd < 0) throw TransportError("cannot open " + path + " of rank " + std::to_string(rank) + ": " + reason());
+    void* address =
+        mmap(nullptr, location.bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0);
+    const std::string why = reason();
+    close(fd);
+    if (address == MAP_FAILED) throw TransportError("cannot map " + path + ": " + why);
+    found = segments.emplace(location.segment, Mapping{static_cast<std::byte*>(address), location.bytes}).first;
+  }
+  return found->second.data + location.offset;
+}
+
+void ShmMemory::unmap(int rank, std::uint64_t segment) {
+  auto& segments = mapped_[rank];
+  auto found = segments.find(segment);
+  if (found == segments.end()) return;
+  munmap(found->second.data, found->second.bytes);
+  segments.erase(found);
+}
+
+ShmMemory::~ShmMemory() {
+  for (auto& [rank, segments] : mapped_) {
+    for (auto& [segment, mapping] : segments) munmap(mapping.data, mapping.bytes);
+  }
+}
+
+// A box is its owner's doorbell, then one ring for each possible writer.
+struct Letterboxes::Ring {
+  static constexpr std::size_t kBytes = 64 * 1024 - 128;
+  alignas(64) std::atomic<std::uint64_t> written;
+  alignas(64) std::atomic<std::uint64_t> read;
+  std::byte data[kBytes];
+};
+
+std::size_t Letterboxes::bytes_for(std::size_t node_size) { return sizeof(Doorbell) + node_size * sizeof(Ring); }
+
+Letterboxes::Letterboxes(std::vector<int> here, int self, std::vector<std::byte*> boxes)
+    : here_(std::move(here)), self_(self), boxes_(std::move(boxes)), outgoing_(here_.size()), incoming_(here_.size()) {
+  for (std::byte* box : boxes_) bells_.push_back(reinterpret_cast<Doorbell*>(box));
+}
+
+Letterboxes::Ring& Letterboxes::ring(int owner, int writer) {
+  return reinterpret_cast<Ring*>(boxes_[owner] + sizeof(Doorbell))[writer];
+}
+
+void Letterboxes::post(int to, Bytes message) {
+  Bytes& queue = outgoing_[to].bytes;
+  const auto size = static_cast<std::uint32_t>(message.size());
+  const auto* head = reinterpret_cast<const std::byte*>(&size);
+  queue.insert(queue.end(), head, head + sizeof(size));
+  queue.insert(queue.end(), message.begin(), message.end());
+  flush(to);
+}
+
+bool Letterboxes::flush(int to) {
+  Outgoing& out = outgoing_[to];
+  if (out.bytes.empty()) return false;
+  Ring& box = ring(to, self_);
+  std::uint64_t written = box.written.load(std::memory_order_relaxed);
+  const std::uint64_t room = Ring::kBytes - (written - box.read.load(std::memory_order_acquire));
+  std::size_t left = std::min<std::size_t>(room, out.bytes.size() - out.sent);
+  if (left == 0) return false;
+  while (left > 0) {
+    const std::size_t at = written % Ring::kBytes;
+    const std::size_t part = std::min(left, Ring::kBytes - at);
+    std::memcpy(box.data + at, out.bytes.data() + out.sent, part);
+    out.sent += part;
+    written += part;
+    left -= part;
+  }
+  box.written.store(written, std::memory_order_release);
+  if (out.sent == out.bytes.size()) {
+    out.bytes.clear();
+    out.sent = 0;
+  }
+  bells_[to]->ring();
+  return true;
+}
+
+bool Letterboxes::poll(const Sink& sink) {
+  bool moved = false;
+  for (std::size_t writer = 0; writer < here_.size(); ++writer) {
+    moved |= flush(static_cast<int>(writer));
+    Ring& box = ring(self_, static_cast<int>(writer));
+    std::uint64_t read = box.read.load(std::memory_order_relaxed);
+    const std::uint64_t written = box.written.load(std::memory_order_acquire);
+    if (read == written) continue;
+    moved = true;
+    const std::uint64_t backlog = written - read;
+    Bytes& stream = incoming_[writer];
+    while (read < written) {
+      const std::size_t at = read % Ring::kBytes;
+      const std::size_t part = std::min<std::size_t>(written - read, Ring::kBytes - at);
+      stream.insert(stream.end(), box.data + at, box.data + at + part);
+      read += part;
+    }
+    box.read.store(read, std::memory_order_release);
+    if (backlog > Ring::kBytes / 2) bells_[writer]->ring();  // its writer may be waiting for room
+    std::size_t taken = 0;
+    std::uint32_t size = 0;
+    while (stream.size() - taken >= sizeof(size)) {
+      std::memcpy(&size, stream.data() + taken, sizeof(size));
+      if (stream.size() - taken - sizeof(size) < size) break;
+      sink(here_[writer], std::span(stream).subspan(taken + sizeof(size), size));
+      taken += sizeof(size) + size;
+    }
+    stream.erase(stream.begin(), stream.begin() + static_cast<std::ptrdiff_t>(taken));
+  }
+  return moved;
+}
+
+bool Letterboxes::idle() const {
+  return std::all_of(outgoing_.begin(), outgoing_.end(), [](const Outgoing& out) { return out.bytes.empty(); });
+}
+
+}  // namespace sordino::shm

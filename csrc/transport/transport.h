@@ -1,0 +1,99 @@
+// One abstract class moves bytes between the ranks of a world; nothing above it knows how.
+//
+// Three ways out of a rank: post() for small control messages (buffered, ordered per pair), send()/receive() for
+// bulk data straight from and into the caller's memory, and NodeMemory for memory that the ranks of one node share.
+// A transport is used by one thread at a time (the engine's driver); only ring() of the own rank, and the allocation
+// functions of NodeMemory, may be called from any thread.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/wire.h"
+
+namespace sordino {
+
+// Names a place in memory that node peers can map. segment 0 means "not in shared memory".
+struct Location {
+  std::uint64_t segment = 0;
+  std::uint64_t bytes = 0;   // of the whole segment
+  std::uint64_t offset = 0;  // of the place
+  std::uint64_t key = 0;     // how a peer finds the segment (a file descriptor, an address)
+};
+
+// Memory that this rank owns and its node peers may map. Freed with the last reference.
+class Segment {
+ public:
+  virtual ~Segment() = default;
+  std::byte* data = nullptr;
+  std::size_t bytes = 0;
+};
+
+class NodeMemory {
+ public:
+  virtual ~NodeMemory() = default;
+  // Zeroed, page aligned. Throws TransportError when the machine has no room for it.
+  virtual std::shared_ptr<Segment> allocate(std::size_t bytes) = 0;
+  // Where [data, data + bytes) lies, if it lies in one live segment of this rank; else {}.
+  virtual Location locate(const void* data, std::size_t bytes) = 0;
+  // The address, in this process, of what `rank` (on this node) calls `location`. Mapped on first use.
+  virtual std::byte* map(int rank, const Location& location) = 0;
+  // Segments freed since the last call, to be told to the node peers; they then call unmap.
+  virtual std::vector<std::uint64_t> take_freed() = 0;
+  virtual void unmap(int rank, std::uint64_t segment) = 0;
+};
+
+// A bulk transfer under way. Dropping an unfinished one abandons it.
+class Transfer {
+ public:
+  virtual ~Transfer() = default;
+  virtual bool test() = 0;  // true once the buffer may be used again; throws on failure
+};
+
+struct Loss {
+  int rank;
+  std::string cause;
+};
+
+using Tag = std::uint32_t;
+using Sink = std::function<void(int from, std::span<const std::byte> message)>;
+
+class Transport {
+ public:
+  virtual ~Transport() = default;
+
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+  virtual const std::vector<int>& node_of() const = 0;  // node number of every rank, 0 = node of rank 0
+  virtual std::string host_of(int rank) const = 0;
+  virtual std::string name() const = 0;
+
+  virtual void post(int to, Bytes message) = 0;
+  virtual bool poll(const Sink& sink) = 0;  // delivers what has arrived; true if anything moved
+  virtual std::unique_ptr<Transfer> send(int to, Tag tag, std::span<const std::byte> data) = 0;
+  virtual std::unique_ptr<Transfer> receive(int from, Tag tag, std::span<std::byte> data) = 0;
+  virtual bool idle() const = 0;  // every posted message has left
+
+  virtual NodeMemory& node_memory() = 0;
+  virtual bool shares_memory() const = 0;  // whether node peers can map each other's segments
+
+  // Sleeping: take a ticket, look once more whether there is work, then sleep(ticket, limit); ring(rank) ends it.
+  // ring() may address this rank and the ranks of its node.
+  virtual std::uint32_t ticket() = 0;
+  virtual void sleep(std::uint32_t ticket, std::chrono::microseconds limit) = 0;
+  virtual void ring(int rank) = 0;
+  // False when work can arrive without a ring (messages from other nodes), so that a sleep must stay short.
+  virtual bool rings_always() const = 0;
+
+  // Ranks whose process has certainly ended since the last call.
+  virtual std::vector<Loss> take_losses() = 0;
+  // Called once when the world has failed, so that closing does not wait for anybody.
+  virtual void abandon() = 0;
+};
+
+}  // namespace sordino

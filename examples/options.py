@@ -1,0 +1,66 @@
+"""The options of `train.py`."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+import sordino.algorithms
+import sordino.torch as hvd
+from sordino.errors import UsageError
+
+FIXED = ("algorithm", "data", "batch_size", "lr", "momentum", "seed")
+"""What a resumed run must have in common with the one that it continues; the number of ranks is not in it."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message} (--help lists the options)")
+
+
+def parse(argv: Sequence[str] | None, description: str) -> argparse.Namespace:
+    """The options; UsageError if one is wrong."""
+    parser = _Parser(
+        prog="train.py",
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    names = sordino.algorithms.names()
+    add("--algorithm", default="allreduce", metavar="NAME", help=f"one of: {', '.join(names)} (default: allreduce)")
+    add("--data", default="digits", choices=("digits", "fashion-mnist"), help="what to learn (default: digits)")
+    add("--data-dir", metavar="FOLDER", help="the four .gz files of Fashion-MNIST, if not where Debian puts them")
+    add("--epochs", type=int, help="passes over the training images (default: 20 for the digits, else 2)")
+    add("--batch-size", type=int, default=128, help="images per step, all ranks together (default: 128)")
+    add("--lr", type=float, default=0.05, help="first learning rate; falls as 1 / (1 + step / 150) (default: 0.05)")
+    add("--momentum", type=float, default=0.9, help="of SGD (default: 0.9)")
+    add("--seed", type=int, default=1, help="of the first weights and of the order of the images (default: 1)")
+    add("--max-steps", type=int, metavar="N", help="stop after N steps, counted from the start of the training")
+    add("--checkpoint", metavar="FILE", help="write it after each epoch and at the end; continue from it if it exists")
+    add("--resume", action=argparse.BooleanOptionalAction, help="insist on continuing, or on starting anew")
+    add("--json", metavar="FILE", help="write the results there as well")
+    # Every rank parses, one speaks.
+    with contextlib.redirect_stdout(io.StringIO()) if hvd.rank() else contextlib.nullcontext():
+        args = parser.parse_args(argv)
+    if args.epochs is None:
+        args.epochs = 20 if args.data == "digits" else 2
+    if args.algorithm not in names:
+        raise UsageError(f"--algorithm {args.algorithm}: unknown; there are: {', '.join(names)}")
+    for name in ("epochs", "batch_size", "max_steps"):
+        value = getattr(args, name)
+        if value is not None and value < 1:
+            raise UsageError(f"--{name.replace('_', '-')} {value}: must be 1 or more")
+    if args.resume is not None and not args.checkpoint:
+        raise UsageError("--resume and --no-resume need --checkpoint FILE")
+    if args.lr <= 0 or not 0 <= args.momentum < 1:
+        raise UsageError("--lr must be above 0, and --momentum at least 0 and below 1")
+    for name in ("checkpoint", "json"):
+        path = getattr(args, name)
+        if path and hvd.rank() == 0 and not Path(path).resolve().parent.is_dir():
+            raise UsageError(f"--{name} {path}: there is no folder {Path(path).resolve().parent}")
+    return args

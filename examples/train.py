@@ -1,0 +1,261 @@
+"""Trains a convolutional network on real images, on one rank or many, with any of Sordino's algorithms.
+
+  python examples/train.py                                     one process, scikit-learn's digits
+  mpirun -np 3 python examples/train.py
+  sordino run -np 4 -- python examples/train.py --data fashion-mnist --epochs 2 --algorithm allreduce
+
+--batch-size is the *global* batch: the ranks share its rows, so 4 ranks compute what 1 rank does (within rounding)
+with the same options, and the learning rate needs no scaling.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+import sordino
+import sordino.torch as hvd
+from common import (
+    Net,
+    global_batches,
+    learning_rate,
+    load_data,
+    parameters_sha256,
+    refuse,
+    share,
+    sum_over_ranks,
+    together,
+    use_threads,
+)
+from options import FIXED, parse
+from progress import Reporter
+from sordino import checkpoint
+from sordino.data import Dataset
+from sordino.errors import UsageError
+
+
+@dataclass
+class Training:
+    """One training: what is trained, where it stands, and what this run has measured."""
+
+    args: argparse.Namespace
+    data: Dataset
+    model: Net
+    optimizer: Any
+    reporter: Reporter
+    epoch: int = 0  # epochs completed
+    step: int = 0  # steps completed in the current epoch
+    steps_run: int = 0
+    images_run: int = 0
+    seconds: float = 0.0
+    exposed_seconds: float = 0.0
+    bytes_sent: int = 0
+    epochs_run: list[dict[str, float]] = field(default_factory=list)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        batch: int = self.args.batch_size
+        return -(-len(self.data.train_labels) // batch)
+
+    @property
+    def steps_done(self) -> int:
+        return self.epoch * self.steps_per_epoch + self.step
+
+    def finished(self) -> bool:
+        limit = self.args.max_steps
+        return self.epoch >= self.args.epochs or (limit is not None and self.steps_done >= limit)
+
+    def run(self) -> None:
+        """Trains to the end, writing a checkpoint whenever an epoch, or the training, ends."""
+        while not self.finished():
+            self.reporter.begin(f"epoch {self.epoch + 1}/{self.args.epochs}", self.step, self.steps_per_epoch)
+            loss = self.run_epoch()
+            self.reporter.end()
+            if self.step == self.steps_per_epoch:
+                self.epoch, self.step = self.epoch + 1, 0
+            accuracy = self.accuracy()
+            self.epochs_run.append({"steps_done": self.steps_done, "train_loss": loss, "test_accuracy": accuracy})
+            self.reporter.say(f"{self.steps_done} steps: train loss {loss:.4f}, test accuracy {accuracy:.2%}")
+            self.save()
+
+    def run_epoch(self) -> float:
+        """Steps up to the end of the epoch or to --max-steps; the mean loss over all images of all ranks."""
+        args, images, labels = self.args, self.data.train_images, self.data.train_labels
+        loss_sum, images_before = 0.0, self.images_run
+        before, start = hvd.stats(), time.perf_counter()
+        for rows, mine in global_batches(len(labels), args.batch_size, args.seed, self.epoch, self.step):
+            for group in self.optimizer.param_groups:
+                group["lr"] = learning_rate(args.lr, self.steps_done)
+            self.optimizer.zero_grad()
+            logits = self.model(torch.from_numpy(images[mine]))
+            loss = nn.functional.cross_entropy(logits, torch.from_numpy(labels[mine]), reduction="sum")
+            # The ranks' gradients are averaged. Sum / (rows / ranks) makes that average the gradient of the mean over
+            # the whole global batch, also when the rows cannot be shared evenly or some rank has none.
+            (loss * (hvd.size() / rows)).backward()
+            self.optimizer.step()
+            loss_sum += loss.item()
+            self.step += 1
+            self.steps_run += 1
+            self.images_run += rows
+            self.reporter.step(loss.item() / max(len(mine), 1), rows)
+            if self.steps_done == args.max_steps:
+                break
+        after = hvd.stats()
+        self.seconds += time.perf_counter() - start
+        self.exposed_seconds += after["exposed_seconds"] - before["exposed_seconds"]
+        self.bytes_sent += int(after["bytes_sent"] - before["bytes_sent"])
+        return sum_over_ranks({"loss": loss_sum})["loss"] / (self.images_run - images_before)
+
+    @torch.no_grad()
+    def accuracy(self) -> float:
+        """On the test images; each rank looks at its share of them."""
+        mine = share(len(self.data.test_labels), hvd.rank(), hvd.size())
+        images, labels = (torch.from_numpy(part[mine]) for part in (self.data.test_images, self.data.test_labels))
+        guesses = torch.cat([self.model(chunk).argmax(1) for chunk in images.split(500)])
+        right = float((guesses == labels).sum())
+        return sum_over_ranks({"right": right})["right"] / len(self.data.test_labels)
+
+    def save(self) -> None:
+        """Rank 0 writes the checkpoint, if there is to be one."""
+        if self.args.checkpoint and hvd.rank() == 0:
+            state = {
+                "model": self.model.state_dict(),
+                "optimizer": self.optimizer.state_dict(),
+                "epoch": self.epoch,
+                "step": self.step,
+                "rng": torch.get_rng_state(),
+                "args": {name: getattr(self.args, name) for name in FIXED},
+                "world_size": hvd.size(),
+            }
+            checkpoint.save(self.args.checkpoint, state)
+
+    def resume(self, state: dict[str, Any]) -> None:
+        """Continues where `state` was saved."""
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.epoch, self.step = state["epoch"], state["step"]
+        torch.set_rng_state(state["rng"])
+        self.reporter.say(f"continuing from {self.args.checkpoint} after {self.steps_done} steps")
+        if state["world_size"] != hvd.size():
+            self.reporter.say(
+                f"note: it was written by {state['world_size']} ranks, there are {hvd.size()} now: "
+                "equal within rounding, not bit for bit"
+            )
+
+    def results(self, accuracy: float) -> dict[str, Any]:
+        """The summary, the same on all ranks; collective."""
+        steps, size = max(self.steps_run, 1), hvd.size()
+        mean = sum_over_ranks({"exposed": self.exposed_seconds / size, "bytes": self.bytes_sent / size})
+        hashes: list[str] = hvd.allgather_object(parameters_sha256(self.model), name="train.hashes")
+        return {
+            "test_accuracy": accuracy,
+            "images_per_second": self.images_run / self.seconds if self.seconds else 0.0,
+            "exposed_ms_per_step": mean["exposed"] * 1e3 / steps,
+            "bytes_sent_per_worker_per_step": mean["bytes"] / steps,
+            "steps": self.steps_run,
+            "steps_done": self.steps_done,
+            "epochs_done": self.epoch,
+            "train_seconds": self.seconds,
+            "epochs": self.epochs_run,
+            "world_size": size,
+            "threads_per_rank": torch.get_num_threads(),
+            "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
+            "parameters_sha256": hashes[0],
+            "replicas_equal": len(set(hashes)) == 1,
+            "args": vars(self.args),
+            "versions": {
+                "sordino": sordino.__version__,
+                "python": platform.python_version(),
+                "torch": torch.__version__,
+                "numpy": np.__version__,
+            },
+        }
+
+
+def read_checkpoint(args: argparse.Namespace) -> dict[str, Any] | None:
+    """The state to continue from, or None. Rank 0 reads the file: the others may be on machines that do not have it."""
+
+    def read() -> bytes | None:
+        wanted = args.resume or (args.resume is None and args.checkpoint and Path(args.checkpoint).exists())
+        return checkpoint.read(args.checkpoint) if wanted and hvd.rank() == 0 else None
+
+    # Bytes, which each rank decodes without executing anything.
+    content: bytes | None = hvd.broadcast_object(together(read), root_rank=0, name="train.checkpoint")
+    if content is None:
+        return None
+
+    def decode() -> dict[str, Any]:
+        state = checkpoint.decode(content, args.checkpoint)
+        missing = {"model", "optimizer", "epoch", "step", "rng", "args", "world_size"} - state.keys()
+        if missing:
+            raise UsageError(f"{args.checkpoint}: not a checkpoint of train.py (it lacks {', '.join(sorted(missing))})")
+        for name, then in state["args"].items():
+            if getattr(args, name) != then:
+                raise UsageError(
+                    f"{args.checkpoint} was written with --{name.replace('_', '-')} {then}, not {getattr(args, name)}; "
+                    "use the same options, another --checkpoint, or --no-resume to start anew"
+                )
+        return state
+
+    return together(decode)
+
+
+def prepare(argv: Sequence[str] | None) -> Training:
+    """Everything up to the first step. What is refused, is refused on all ranks."""
+    args = together(lambda: parse(argv, __doc__ or ""))
+    data = together(lambda: load_data(args.data, args.data_dir))
+    state = read_checkpoint(args)
+    use_threads()
+    torch.manual_seed(args.seed)
+    model = Net(data.image_size, data.classes)
+    sgd = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=args.momentum)
+    optimizer = hvd.DistributedOptimizer(sgd, named_parameters=model.named_parameters(), algorithm=args.algorithm)
+    training = Training(args, data, model, optimizer, Reporter(speaks=hvd.rank() == 0))
+    if state:
+        training.resume(state)
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    return training
+
+
+def report(training: Training, results: dict[str, Any]) -> None:
+    """Rank 0's last words, and the file that --json names."""
+    args, say = training.args, training.reporter.say
+    ranks = f"{results['world_size']} rank{'s' if results['world_size'] > 1 else ''}"
+    say(f"{args.algorithm} on {args.data}, {ranks} x {results['threads_per_rank']} threads")
+    say(f"  test accuracy          {results['test_accuracy']:.2%}")
+    say(f"  images/s               {results['images_per_second']:,.0f}")
+    say(f"  exposed communication  {results['exposed_ms_per_step']:.3f} ms per step")
+    say(f"  sent                   {results['bytes_sent_per_worker_per_step']:,.0f} bytes per worker and step")
+    if args.json and hvd.rank() == 0:
+        with checkpoint.atomic_file(args.json) as file:
+            file.write(json.dumps(results, indent=2).encode() + b"\n")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Trains; returns the exit status: 0, or 2 if the options or the files make no sense."""
+    hvd.init()
+    try:
+        training = prepare(argv)
+    except UsageError as error:
+        return refuse("train.py", error)
+    with training.reporter:
+        training.run()
+    last = training.epochs_run[-1]["test_accuracy"] if training.epochs_run else training.accuracy()
+    report(training, training.results(last))
+    hvd.shutdown()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,36 @@
+"""Sordino: data-parallel training for PyTorch that talks less.
+
+`import sordino.torch as hvd` gives Horovod's names; `sordino.algorithms` the ways of communicating.
+"""
+
+from sordino.errors import (
+    LayoutMismatch,
+    NotBuilt,
+    OperationMismatch,
+    PeerLost,
+    SordinoError,
+    Timeout,
+    TransportError,
+    UsageError,
+)
+
+__all__ = [
+    "LayoutMismatch",
+    "NotBuilt",
+    "OperationMismatch",
+    "PeerLost",
+    "SordinoError",
+    "Timeout",
+    "TransportError",
+    "UsageError",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> str:
+    # Read on demand, so that `sordino doctor` can still report a core that does not import.
+    if name == "__version__":
+        from sordino._core import __version__
+
+        return __version__
+    raise AttributeError(f"module 'sordino' has no attribute {name!r}")

@@ -1,0 +1,33 @@
+"""The ways of communicating that `DistributedOptimizer(algorithm=...)` offers.
+
+Each is a frozen dataclass whose fields are its hyper-parameters in the terms of its paper, checked on construction.
+"""
+
+from __future__ import annotations
+
+from sordino.algorithms.allreduce import AllReduce
+from sordino.errors import UsageError
+
+__all__ = ["AllReduce", "Algorithm", "names", "resolve"]
+
+Algorithm = AllReduce  # the union of all algorithm classes
+
+_BY_NAME: dict[str, type[Algorithm]] = {"allreduce": AllReduce}
+
+
+def names() -> list[str]:
+    """The names that `algorithm=` and `--algorithm` take."""
+    return sorted(_BY_NAME)
+
+
+def resolve(algorithm: Algorithm | str | None) -> Algorithm:
+    """An algorithm from an instance, a name (its defaults) or None (`AllReduce()`). UsageError for anything else."""
+    if algorithm is None:
+        return AllReduce()
+    if isinstance(algorithm, str):
+        if algorithm not in _BY_NAME:
+            raise UsageError(f"unknown algorithm {algorithm!r}; known are: {', '.join(names())}")
+        return _BY_NAME[algorithm]()
+    if isinstance(algorithm, tuple(_BY_NAME.values())):
+        return algorithm
+    raise UsageError(f"algorithm= takes an algorithm of sordino.algorithms, its name or None, not {type(algorithm).__name__}")

@@ -1,0 +1,28 @@
+"""All-reduce SGD: every step uses the average gradient of all ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sordino.errors import UsageError
+
+
+@dataclass(frozen=True)
+class AllReduce:
+    """Synchronous data parallelism: g = (1/N) sum of g_i, then the optimizer's step. All workers stay equal.
+
+    Sent per step and worker: 2(N-1)/N times the bytes of the gradients, in ceil(bytes / segment_bytes) operations.
+    Staleness: none. Memory: none beyond the gradients, or one arena of their size where they persist between steps.
+    When a peer dies: every survivor gets `PeerLost`; parameters are those after the last complete step.
+    Source: "AllReduce-SGD" in Crossover-SGD, "CSGD" in Layered SGD; tensor fusion as in Horovod (Sergeev & Del Balso
+    2018, section 4).
+
+    Attributes:
+        segment_bytes: gradients are reduced in segments of up to this many bytes, each as soon as it is complete.
+    """
+
+    segment_bytes: int = 16 * 1024 * 1024
+
+    def __post_init__(self) -> None:
+        if self.segment_bytes < 1:
+            raise UsageError(f"AllReduce(segment_bytes={self.segment_bytes}): must be at least 1")

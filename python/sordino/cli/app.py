@@ -1,0 +1,63 @@
+"""The argument parser of the command `sordino`, and the one place that turns errors into exit statuses."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from sordino.cli import bench, doctor, run
+from sordino.errors import SordinoError, UsageError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one subcommand and returns its exit status.
+
+    Statuses: 0 all went well; 1 something is missing or failed; 2 the command line is wrong; `run` returns the
+    status of the job (see `sordino.cli.run`).
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    # Everything after the first `--` belongs to the command to run. argparse treats `--` differently from one
+    # Python version to the next, so it never sees it.
+    command: list[str] | None = None
+    if words[:1] == ["run"] and "--" in words:
+        cut = words.index("--")
+        words, command = words[:cut], words[cut + 1 :]
+    parser = _parser()
+    options = parser.parse_args(words)
+    if command is not None and options.subcommand == "run":
+        options.command = [*options.command, *command]
+    try:
+        if options.subcommand == "run":
+            return run.main(options)
+        if options.subcommand == "doctor":
+            return doctor.main(options)
+        return bench.main(options)
+    except UsageError as error:
+        print(f"sordino {options.subcommand}: {error}", file=sys.stderr)
+        return 2
+    except SordinoError as error:
+        print(f"sordino {options.subcommand}: {error}", file=sys.stderr)
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="sordino", description="Data-parallel training for PyTorch that talks less.", allow_abbrev=False
+    )
+    commands = parser.add_subparsers(dest="subcommand", required=True, metavar="COMMAND")
+    for module, name, text in (
+        (run, "run", "start a program on several ranks (a thin front of mpirun)"),
+        (doctor, "doctor", "check the installation and say how to mend what is wrong"),
+        (bench, "bench", "run a benchmark"),
+    ):
+        module.add_arguments(
+            commands.add_parser(
+                name,
+                help=text,
+                description=module.__doc__,
+                formatter_class=argparse.RawDescriptionHelpFormatter,
+                allow_abbrev=False,
+            )
+        )
+    return parser

@@ -1,0 +1,54 @@
+"""Runs one of Sordino's benchmarks; what follows its name goes to the benchmark.
+
+  sordino bench kernels --help
+  sordino bench -np 2 collectives --baselines mpi,gloo
+
+With -np it runs under mpirun, like `sordino run -np N -- sordino bench ...`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from collections.abc import Sequence
+from typing import Protocol, cast
+
+from sordino.cli import run
+from sordino.errors import NotBuilt
+
+BENCHMARKS = ("collectives", "fusion", "kernels")
+
+
+class _Benchmark(Protocol):
+    def main(self, argv: Sequence[str]) -> int | None: ...
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the options of `sordino bench`."""
+    parser.usage = f"sordino bench [-np N] {{{','.join(BENCHMARKS)}}} [ARGUMENT ...]"
+    parser.add_argument("-np", dest="ranks", type=int, metavar="N", help="start N ranks; without it, only this process")
+    parser.add_argument("name", choices=BENCHMARKS, help="which benchmark")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="for the benchmark (--help lists them)")
+
+
+def main(options: argparse.Namespace) -> int:
+    """Runs the benchmark here or, with -np, on that many ranks.
+
+    Raises:
+        NotBuilt: this installation lacks the benchmark.
+    """
+    if options.ranks is not None:
+        command = ["sordino", "bench", options.name, *options.arguments]
+        return run.main(
+            argparse.Namespace(ranks=options.ranks, hosts=None, env=[], mpi_args="", verbose=False, command=command)
+        )
+    module = f"sordino.bench.{options.name}"
+    try:
+        benchmark = cast(_Benchmark, importlib.import_module(module))
+    except ModuleNotFoundError as error:
+        if error.name == "sordino._core":
+            raise NotBuilt("Sordino's core is not built; `sordino doctor` says how to mend that") from error
+        if error.name not in (module, "sordino.bench"):
+            raise NotBuilt(f"the benchmark {options.name} needs {error.name}: pip install {error.name}") from error
+        raise NotBuilt(f"this installation has no benchmark {options.name} ({module} is missing)") from error
+    return benchmark.main(options.arguments) or 0

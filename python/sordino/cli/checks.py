@@ -1,0 +1,229 @@
+"""What `sordino doctor` checks. Each check returns what it found and, unless all is well, the mend.
+
+The compiled module and torch are looked at in a child process: a library that crashes or hangs while it is loaded is
+what a doctor is for, and must not take him down.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import re
+import resource
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from sordino.cli import mpi, run
+from sordino.errors import NotBuilt
+
+_REBUILD = "pip install --force-reinstall --no-deps --no-cache-dir sordino (or `pip install .` in a checkout)"
+_SMOKE_TIMEOUT_S = 30.0
+_PROBE_TIMEOUT_S = 60.0
+_PROBE = """
+import json, sys
+answer = {}
+try:
+    import numpy
+    answer["numpy"] = numpy.__version__
+except Exception as error:
+    answer["numpy_error"] = f"{type(error).__name__}: {error}"
+try:
+    import torch
+    answer["torch"] = torch.__version__
+    answer["gpus"] = torch.cuda.device_count() if torch.cuda.is_available() else 0
+except Exception as error:
+    answer["torch_error"] = f"{type(error).__name__}: {error}"
+print(json.dumps(answer))
+"""
+_PROBE_CORE = """
+import json
+from sordino import _core
+print(json.dumps({"build": _core.build_info(), "mpi": _core.probe_mpi()}))
+"""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the doctor's table: `mend` is empty when there is nothing to do."""
+
+    name: str
+    status: Literal["ok", "warn", "fail"]
+    found: str
+    mend: str = ""
+
+    def as_dict(self) -> dict[str, str]:
+        """The fields, for JSON."""
+        return asdict(self)
+
+
+def all_checks() -> list[Check]:
+    """Runs every check, the two-rank job last; takes some seconds, 40 at the very worst."""
+    packages, packages_error = _in_child(_PROBE)
+    core, core_error = _in_child(_PROBE_CORE)
+    build: Mapping[str, Any] = core.get("build", {})
+    checks = [
+        check_python(),
+        check_package("torch", (2, 4), packages, packages_error, "pip install torch"),
+        check_package("numpy", (1, 24), packages, packages_error, "pip install numpy"),
+        check_core(build, core_error),
+    ]
+    if build:
+        checks += [
+            Check("CPU kernels", "ok", f"{build['cpu_level']} on {platform.machine()}"),
+            check_mpi_build(build),
+            check_mpi_runtime(build, core["mpi"]),
+        ]
+    launcher, launcher_check = check_mpirun(build)
+    checks += [launcher_check, check_shared_memory(), check_cores(), check_memlock()]
+    if build:
+        checks.append(check_cuda(build, int(packages.get("gpus", 0))))
+    if launcher and build.get("mpi"):
+        checks.append(check_smoke(launcher))
+    return checks
+
+
+def _in_child(program: str) -> tuple[dict[str, Any], str]:
+    """The JSON object that a Python program prints, and what went wrong ("" if nothing)."""
+    try:
+        words = [sys.executable, "-c", program]
+        answer = subprocess.run(words, capture_output=True, text=True, timeout=_PROBE_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        return {}, "hangs while it is loaded"
+    if answer.returncode < 0:
+        return {}, f"crashes with signal {-answer.returncode} while it is loaded"
+    try:
+        result: dict[str, Any] = json.loads(answer.stdout.strip().splitlines()[-1])
+    except (ValueError, IndexError):
+        lines = answer.stderr.strip().splitlines()
+        return {}, lines[-1] if lines else f"exits with status {answer.returncode}"
+    return result, ""
+
+
+def check_python() -> Check:
+    """Which Python this is; an older one than Sordino needs would not have come this far."""
+    return Check("Python", "ok", f"{platform.python_implementation()} {platform.python_version()}, {sys.executable}")
+
+
+def check_package(name: str, least: tuple[int, int], probe: Mapping[str, Any], error: str, mend: str) -> Check:
+    """That a Python package can be imported and is new enough."""
+    wanted = f"{least[0]}.{least[1]}"
+    version = str(probe.get(name, ""))
+    if not version:
+        return Check(name, "fail", str(probe.get(f"{name}_error", error)), f"{mend} (version {wanted} or later)")
+    numbers = re.match(r"(\d+)\.(\d+)", version)
+    if numbers is None or (int(numbers[1]), int(numbers[2])) < least:
+        return Check(name, "fail", f"{version}; Sordino needs {wanted} or later", f"{mend} --upgrade")
+    return Check(name, "ok", version)
+
+
+def check_core(build: Mapping[str, Any], error: str) -> Check:
+    """That the compiled module can be imported."""
+    if not build:
+        return Check("core", "fail", f"sordino._core: {error}", _REBUILD)
+    return Check("core", "ok", f"{build['version']}, {build['compiler']}")
+
+
+def check_mpi_build(build: Mapping[str, Any]) -> Check:
+    """That there was an MPI when the core was built. Without one, Sordino runs on one rank only."""
+    if not build["mpi"]:
+        return Check("MPI of the build", "fail", "none: one rank only", f"{mpi.INSTALL}; then {_REBUILD}")
+    return Check("MPI of the build", "ok", f"{_first_line(build['mpi']['library'])}, {build['mpi']['path']}")
+
+
+def check_mpi_runtime(build: Mapping[str, Any], probe: Mapping[str, Any]) -> Check:
+    """That the MPI found at run time loads and is the one of the build: two MPIs have different ABIs."""
+    name = "MPI at run time"
+    if not build["mpi"]:
+        return Check(name, "warn", "not looked for: the core was built without MPI", f"{mpi.INSTALL}; then {_REBUILD}")
+    if not probe["ok"]:
+        return Check(name, "fail", _first_line(probe["error"]), f"{mpi.INSTALL}; then {_REBUILD}")
+    found, built = _first_line(probe["library"]), _first_line(build["mpi"]["library"])
+    if found != built:
+        mend = f"unset LD_LIBRARY_PATH if it names another MPI; or build for this one: {_REBUILD}"
+        return Check(name, "fail", f"{found}; the core was built with {built}", mend)
+    return Check(name, "ok", found)
+
+
+def check_mpirun(build: Mapping[str, Any]) -> tuple[mpi.Launcher | None, Check]:
+    """That there is an mpirun that runs."""
+    try:
+        launcher = mpi.find_launcher(build, os.environ)
+    except NotBuilt as error:
+        return None, Check("mpirun", "fail", str(error).partition(";")[0], mpi.INSTALL)
+    return launcher, Check("mpirun", "ok", f"{launcher.version}, {launcher.path}")
+
+
+def check_shared_memory() -> Check:
+    """That memory can be shared between the ranks of a node as Sordino does it: memfd, opened through /proc."""
+    try:
+        descriptor = os.memfd_create("sordino-doctor", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(descriptor, 1 << 20)
+            os.close(os.open(f"/proc/{os.getpid()}/fd/{descriptor}", os.O_RDWR))
+        finally:
+            os.close(descriptor)
+    except (OSError, AttributeError) as error:
+        mend = "mount /proc, and run on Linux 3.17 or later; until then the ranks of a node talk through MPI, slower"
+        return Check("shared memory", "warn", f"memfd_create or /proc/PID/fd does not work ({error})", mend)
+    found = "memfd and /proc work"
+    with contextlib.suppress(OSError):
+        room = os.statvfs("/dev/shm")
+        found += f"; /dev/shm has {room.f_bavail * room.f_frsize / 2**30:.1f} GiB free"
+    return Check("shared memory", "ok", found)
+
+
+def check_cores() -> Check:
+    """How many cores this process may use."""
+    usable, present = len(os.sched_getaffinity(0)), os.cpu_count() or 1
+    found = f"{usable} usable of {present}"
+    if usable == 1:
+        return Check("cores", "warn", found, "ranks on one core take turns; give the process more (taskset, cgroup)")
+    return Check("cores", "ok", found)
+
+
+def check_memlock() -> Check:
+    """That InfiniBand and GPUs may lock memory; nothing else needs it."""
+    soft, _hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    if soft == resource.RLIM_INFINITY:
+        return Check("locked memory", "ok", "unlimited")
+    found = f"at most {soft / 2**20:.0f} MiB"
+    if os.path.isdir("/sys/class/infiniband"):
+        return Check("locked memory", "warn", f"{found}, and there is InfiniBand", "ulimit -l unlimited")
+    return Check("locked memory", "ok", f"{found} (enough: no InfiniBand here)")
+
+
+def check_cuda(build: Mapping[str, Any], gpus: int) -> Check:
+    """That the core has CUDA kernels where torch sees GPUs."""
+    found = f"{'built' if build['cuda'] else 'not built'}; torch sees {gpus} GPU{'' if gpus == 1 else 's'}"
+    if gpus and not build["cuda"]:
+        return Check("CUDA", "warn", found, f"put nvcc on PATH (or set CUDACXX), then {_REBUILD}")
+    return Check("CUDA", "ok", found)
+
+
+def check_smoke(launcher: mpi.Launcher) -> Check:
+    """That two ranks start, meet and average."""
+    name = "two ranks"
+    job = mpi.Job(ranks=2, command=[sys.executable, "-m", "sordino.cli.smoke"])
+    with tempfile.TemporaryFile() as output:
+        status = run.start(launcher, job, _SMOKE_TIMEOUT_S, output)
+        output.seek(0)
+        said = [line.strip() for line in output.read().decode(errors="replace").splitlines() if line.strip("- \r")]
+    if status == 0 and "ranks=2 right" in said:
+        return Check(name, "ok", "started by mpirun, averaged a tensor, all right")
+    if status == 124:
+        return Check(name, "fail", f"no answer within {_SMOKE_TIMEOUT_S:.0f} s", "try `sordino run -np 2 -- hostname`")
+    # The last line of a traceback says what happened; mpirun's own words come after it.
+    telling = [line for line in said if re.match(r"[\w.]+(Error|Lost|Timeout|Mismatch|NotBuilt)\b", line)] or said
+    found = f"exit status {status}: {telling[0] if telling else 'no output'}"
+    return Check(name, "fail", found, "see the whole output with `sordino run -np 2 -- python -m sordino.cli.smoke`")
+
+
+def _first_line(text: str) -> str:
+    """MPI's library version may fill a page."""
+    return text.strip().splitlines()[0].strip(" \0") if text.strip() else "unknown"

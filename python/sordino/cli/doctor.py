@@ -1,0 +1,50 @@
+"""Checks the installation: what was built, what is found here, what is wrong and how to mend it.
+
+The exit status is 1 if something is wrong (fail); warnings alone give 0.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from sordino.cli.checks import Check, all_checks
+
+_STYLE = {"ok": "green", "warn": "yellow", "fail": "bold red"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the options of `sordino doctor`."""
+    parser.add_argument("--json", action="store_true", help="the checks as one JSON object")
+
+
+def main(options: argparse.Namespace) -> int:
+    """Runs every check and shows the results; 1 if one fails, else 0."""
+    checks = all_checks()
+    failed = any(check.status == "fail" for check in checks)
+    if options.json:
+        print(json.dumps({"ok": not failed, "checks": [check.as_dict() for check in checks]}, indent=2))
+    else:
+        _show(checks)
+    return 1 if failed else 0
+
+
+def _show(checks: list[Check]) -> None:
+    console = Console()
+    table = Table(box=box.SIMPLE, pad_edge=False)
+    for heading in ("check", "", "what was found"):
+        table.add_column(heading, overflow="fold")
+    for check in checks:
+        # Text, not markup: paths and error messages may hold brackets.
+        found = Text(check.found)
+        if check.mend:
+            found.append(f"\n-> {check.mend}", style="bold")
+        table.add_row(Text(check.name), Text(check.status, style=_STYLE[check.status]), found)
+    console.print(table)
+    counts = {status: sum(check.status == status for check in checks) for status in _STYLE}
+    console.print(f"{counts['ok']} ok, {counts['warn']} warnings, {counts['fail']} failures", highlight=False)

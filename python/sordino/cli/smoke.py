@@ -1,0 +1,25 @@
+"""The program that `sordino doctor` runs on two ranks: one all-reduce of known numbers, checked on each."""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> int:
+    """0 if the average over the ranks is right."""
+    import torch
+
+    import sordino.torch as hvd
+
+    hvd.init()
+    rank, size = hvd.rank(), hvd.size()
+    mean = hvd.allreduce(torch.full((1000,), float(rank)), name="sordino.doctor", op=hvd.Average)
+    right = bool((mean == (size - 1) / 2).all())
+    if rank == 0:
+        print(f"ranks={size} " + ("right" if right else f"wrong: {mean[:4].tolist()}"), flush=True)
+    hvd.shutdown()
+    return 0 if right else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,113 @@
+"""A context is one rank's view of one world: who it is, its process sets, and its operations under way.
+
+Everything below `sordino.torch` takes a context as an argument. `sordino.torch` itself uses the current one: the
+default that `init()` makes, or, inside `use()`, the one of this thread (so many ranks can live in one process).
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Callable
+
+from sordino._core import Handle, World
+from sordino.errors import UsageError
+
+
+@dataclass
+class Pending:
+    """An operation that `synchronize()` can wait for, and what to make of its end."""
+
+    handle: Handle
+    finish: Callable[[Handle], Any]
+
+
+@dataclass
+class Context:
+    """One rank of one world. `rank` and `size` count all ranks; the rest is derived from which node each lives on."""
+
+    world: World
+    pending: dict[int, Pending] = field(default_factory=dict)
+    # Agreements that this rank must take part in before it joins, for others will ask for them later. Weak methods.
+    on_join: dict[int, Callable[[], Callable[[], None] | None]] = field(default_factory=dict)
+    _tickets: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+    _unnamed: dict[tuple[int, str], Iterator[int]] = field(default_factory=lambda: defaultdict(itertools.count))
+    _plans: dict[str, Iterator[int]] = field(default_factory=lambda: defaultdict(itertools.count))
+
+    def __post_init__(self) -> None:
+        nodes = self.world.nodes
+        self.rank = self.world.rank
+        self.size = self.world.size
+        here = [rank for rank in range(self.size) if nodes[rank] == nodes[self.rank]]
+        self.local_rank = here.index(self.rank)
+        self.local_size = len(here)
+        # Horovod's meaning: the nodes that have a rank with this local rank, in order.
+        sizes = [nodes.count(node) for node in sorted(set(nodes))]
+        order = [node for node, size in zip(sorted(set(nodes)), sizes) if size > self.local_rank]
+        self.cross_rank = order.index(nodes[self.rank])
+        self.cross_size = len(order)
+        self.is_homogeneous = len(set(sizes)) == 1
+
+    def track(self, handle: Handle, finish: Callable[[Handle], Any]) -> int:
+        """Registers an operation and returns the number that `poll` and `synchronize` know it by."""
+        ticket = next(self._tickets)
+        self.pending[ticket] = Pending(handle, finish)
+        return ticket
+
+    def operation_name(self, label: str, name: str | None, process_set: int) -> str:
+        """The name that ranks match an operation by. Unnamed ones are counted for each kind and process set, so a rank
+        that is not in a set stays in step."""
+        if name is None:
+            return f"{label}.noname.{next(self._unnamed[process_set, label])}"
+        return f"{label}.{name}"
+
+    def plan_name(self, key: str) -> str:
+        """A name for the n-th thing with this key, the same on all ranks that make such things in the same order."""
+        return f"{key}.{next(self._plans[key])}"
+
+
+class _Local(threading.local):
+    context: Context | None = None
+
+
+_local = _Local()
+_default: Context | None = None
+
+
+def current() -> Context:
+    """The context in force. Raises `UsageError` (a ValueError, as in Horovod) before `init()`."""
+    context = _local.context or _default
+    if context is None:
+        raise UsageError("Sordino has not been initialized; call sordino.torch.init() first.")
+    return context
+
+
+def current_or_none() -> Context | None:
+    return _local.context or _default
+
+
+def set_default(context: Context | None) -> None:
+    global _default
+    _default = context
+
+
+@contextmanager
+def use(context: Context) -> Iterator[Context]:
+    """Makes `context` the current one for this thread."""
+    previous, _local.context = _local.context, context
+    try:
+        yield context
+    finally:
+        _local.context = previous
+
+
+def replace_current(context: Context | None) -> None:
+    """What `init()` and `shutdown()` do: inside `use()` they act on the thread's context, else on the default."""
+    if _local.context is not None:
+        _local.context = context
+    else:
+        set_default(context)

@@ -1,0 +1,59 @@
+"""Every failure a user can meet is one of these types; the C++ core raises the same ones.
+
+All of them are `SordinoError`, which `sordino.torch` also offers under Horovod's name
+`HorovodInternalError`, so `except HorovodInternalError` in an existing script keeps working.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class SordinoError(RuntimeError):
+    """Base class of all errors of the library."""
+
+
+class UsageError(SordinoError, ValueError):
+    """The caller asked for something impossible. Nothing was sent; the world lives on."""
+
+
+class OperationMismatch(UsageError):
+    """Ranks disagree about one operation (shape, dtype, op, root). Raised on all of them; the world lives on."""
+
+
+class LayoutMismatch(UsageError):
+    """Ranks wrapped different models: names the first rank and the first tensor that differ."""
+
+
+class PeerLost(SordinoError):
+    """Ranks have died, left or raised. Latched: every later operation of this world raises it too.
+
+    Attributes:
+        ranks: the world ranks that are gone.
+    """
+
+    def __init__(self, message: str, ranks: Iterable[int] = ()) -> None:
+        super().__init__(message)
+        self.ranks: tuple[int, ...] = tuple(ranks)
+
+
+class Timeout(SordinoError, TimeoutError):
+    """An operation passed its deadline (`SORDINO_TIMEOUT_S`). Latched like `PeerLost`.
+
+    Attributes:
+        operation: the name of the operation.
+        missing: the world ranks that did not take part in time.
+    """
+
+    def __init__(self, message: str, operation: str = "", missing: Iterable[int] = ()) -> None:
+        super().__init__(message)
+        self.operation = operation
+        self.missing: tuple[int, ...] = tuple(missing)
+
+
+class TransportError(SordinoError):
+    """The library that moves the bytes failed (an MPI error, shared memory exhausted)."""
+
+
+class NotBuilt(SordinoError):
+    """This build or this machine lacks a feature; the message says how to get it."""

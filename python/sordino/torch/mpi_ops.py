@@ -1,0 +1,9 @@
+"""Horovod's module of this name: scripts that import `horovod.torch.mpi_ops` find the same functions here."""
+
+from sordino.torch import *  # noqa: F403
+from sordino.torch import __all__ as __all__
+
+
+def num_rank_is_power_2(num_rank: int) -> bool:
+    """Whether a number of ranks is a power of two (Adasum does not need it here)."""
+    return num_rank > 0 and num_rank & (num_rank - 1) == 0

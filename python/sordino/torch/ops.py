@@ -1,0 +1,465 @@
+"""The eager collectives: asynchronous, in place and grouped. `autograd.py` makes them differentiable.
+
+Every operation is keyed by its name: ranks may submit in any order, and what differs between them (shape, dtype,
+reduction, root) is an error on all of them.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any, Callable
+
+import torch
+
+from sordino._core import Handle, Kind
+from sordino.context import Context, current
+from sordino.errors import UsageError
+from sordino.torch.process_sets import ProcessSet, global_process_set
+from sordino.torch.tensors import check, describe, from_result
+
+Average = 0
+Sum = 1
+Adasum = 2
+Min = 3
+Max = 4
+Product = 5
+_OP_NAMES = ("Average", "Sum", "Adasum", "Min", "Max", "Product")
+
+Finish = Callable[[Handle], Any]
+
+
+def resolve_op(op: int | None, average: bool | None) -> int:
+    """The reduction from Horovod's two arguments, `op` and the deprecated `average`."""
+    if average is not None:
+        if op is not None:
+            raise UsageError("The op parameter supersedes average. Please provide only one of them.")
+        warnings.warn("Parameter `average` is deprecated; use `op=` instead.", DeprecationWarning, stacklevel=3)
+        return Average if average else Sum
+    chosen = Average if op is None else int(op)
+    if not 0 <= chosen < len(_OP_NAMES):
+        raise UsageError(f"unknown reduction op={op!r}; expected one of {', '.join(_OP_NAMES)}")
+    return chosen
+
+
+def _set_id(context: Context, process_set: ProcessSet, label: str) -> int:
+    identity = process_set.process_set_id
+    if identity is None or identity not in context.world.sets():
+        raise UsageError(f"{label}: Process set provided does not exist, or has not been registered: {process_set}")
+    if identity != 0 and context.rank not in context.world.members(identity):
+        raise UsageError(f"{label}: Rank {context.rank} is not a member of the provided process set {process_set}")
+    return identity
+
+
+class Operation:
+    """One collective, described but not started: `run()` waits for its result, `start()` gives a handle."""
+
+    def __init__(
+        self,
+        kind: Kind,
+        label: str,
+        name: str | None,
+        tensors: Sequence[tuple[torch.Tensor, torch.Tensor | None]],
+        finish: Finish,
+        process_set: ProcessSet = global_process_set,
+        **options: Any,
+    ) -> None:
+        self.context = current()
+        set_id = _set_id(self.context, process_set, label)
+        self.finish = finish
+        self.arguments: dict[str, Any] = dict(
+            kind=int(kind),
+            name=self.context.operation_name(label, name, set_id),
+            tensors=[describe(source, target) for source, target in tensors],
+            process_set=set_id,
+            keep=tensors,
+            **options,
+        )
+
+    def start(self) -> int:
+        handle = self.context.world.submit(**self.arguments)
+        return self.context.track(handle, self.finish)
+
+    def run(self) -> Any:
+        handle = self.context.world.run(**self.arguments)
+        handle.wait()
+        return self.finish(handle)
+
+
+def poll(handle: int) -> bool:
+    """Whether `synchronize(handle)` would return at once. UsageError for a handle that is not under way."""
+    pending = current().pending.get(handle)
+    if pending is None:
+        raise UsageError(f"Handle {handle} was not created or has been cleared.")
+    return pending.handle.done()
+
+
+def synchronize(handle: int) -> Any:
+    """Waits for an asynchronous operation and returns its result; None for one that was waited for before.
+
+    Raises what became of the operation: OperationMismatch, PeerLost, Timeout, TransportError.
+    """
+    pending = current().pending.pop(handle, None)
+    if pending is None:
+        return None
+    pending.handle.wait()
+    return pending.finish(pending.handle)
+
+
+# ---- all-reduce ----------------------------------------------------------------------------------------------------
+
+
+def allreduce_operation(
+    tensors: Sequence[torch.Tensor],
+    in_place: bool,
+    label: str,
+    name: str | None,
+    op: int,
+    prescale: float,
+    postscale: float,
+    process_set: ProcessSet,
+    collect: Callable[[list[torch.Tensor]], Any],
+) -> Operation:
+    """An all-reduce of one or more tensors. `collect` makes the result from the list of outputs."""
+    if not tensors:
+        raise UsageError(f"{label} needs at least one tensor")
+    sources, outputs, copies = [], [], []
+    for tensor in tensors:
+        dense = check(tensor)
+        if op == Adasum and not dense.is_floating_point():
+            raise UsageError(f"Adasum needs floating-point tensors, not {dense.dtype}")
+        source = dense.contiguous()
+        if in_place:
+            target = source
+            if source is not dense and source.data_ptr() != dense.data_ptr():
+                copies.append((dense, source))
+            outputs.append(tensor)
+        else:
+            target = torch.empty(dense.shape, dtype=dense.dtype)
+            outputs.append(target)
+        sources.append((source, target))
+
+    def finish(_: Handle) -> Any:
+        for original, result in copies:
+            original.copy_(result)
+        return collect(outputs)
+
+    options = dict(op=op, prescale=float(prescale), postscale=float(postscale))
+    return Operation(Kind.ALLREDUCE, label, name, sources, finish, process_set, **options)
+
+
+def _first(outputs: list[torch.Tensor]) -> torch.Tensor:
+    return outputs[0]
+
+
+def allreduce_async(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Starts an all-reduce into a new tensor; returns a handle for `poll` and `synchronize`.
+
+    result = postscale_factor * fold(op, prescale_factor * tensor of every rank); Average divides by the set's size.
+    """
+    op = resolve_op(op, average)
+    factors = (prescale_factor, postscale_factor)
+    return allreduce_operation([tensor], False, "allreduce", name, op, *factors, process_set, _first).start()
+
+
+def allreduce_async_(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Like `allreduce_async`, with the result in `tensor` itself, which must not be touched until `synchronize`."""
+    op = resolve_op(op, average)
+    factors = (prescale_factor, postscale_factor)
+    return allreduce_operation([tensor], True, "allreduce", name, op, *factors, process_set, _first).start()
+
+
+def allreduce_(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """All-reduces `tensor` in place and returns it."""
+    op = resolve_op(op, average)
+    factors = (prescale_factor, postscale_factor)
+    result: torch.Tensor = allreduce_operation([tensor], True, "allreduce", name, op, *factors, process_set, _first).run()
+    return result
+
+
+def grouped_allreduce_async(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Starts an all-reduce of several tensors (dtypes may differ) that runs when all are there; gives a list."""
+    op = resolve_op(op, average)
+    factors = (prescale_factor, postscale_factor)
+    return allreduce_operation(tensors, False, "grouped_allreduce", name, op, *factors, process_set, tuple).start()
+
+
+def grouped_allreduce_async_(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Like `grouped_allreduce_async`, in place."""
+    op = resolve_op(op, average)
+    factors = (prescale_factor, postscale_factor)
+    return allreduce_operation(tensors, True, "grouped_allreduce", name, op, *factors, process_set, tuple).start()
+
+
+def grouped_allreduce_(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> tuple[torch.Tensor, ...]:
+    """All-reduces several tensors in place and returns them."""
+    op = resolve_op(op, average)
+    factors = (prescale_factor, postscale_factor)
+    result: tuple[torch.Tensor, ...] = allreduce_operation(
+        tensors, True, "grouped_allreduce", name, op, *factors, process_set, tuple
+    ).run()
+    return result
+
+
+# ---- broadcast -----------------------------------------------------------------------------------------------------
+
+
+def broadcast_operation(
+    tensor: torch.Tensor, in_place: bool, root_rank: int, name: str | None, process_set: ProcessSet
+) -> Operation:
+    """A broadcast from world rank `root_rank`."""
+    dense = check(tensor)
+    members = process_set.ranks or []
+    if root_rank not in members:
+        raise UsageError(f"broadcast received invalid root rank {root_rank} for provided process set {process_set}")
+    source = dense.contiguous()
+    target = source if in_place else torch.empty(dense.shape, dtype=dense.dtype)
+
+    def finish(_: Handle) -> torch.Tensor:
+        if not in_place:
+            return target
+        if source.data_ptr() != dense.data_ptr():
+            dense.copy_(source)
+        return tensor
+
+    return Operation(Kind.BROADCAST, "broadcast", name, [(source, target)], finish, process_set, root=int(root_rank))
+
+
+def broadcast_async(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> int:
+    """Starts a broadcast of world rank `root_rank`'s tensor into a new tensor on every rank."""
+    return broadcast_operation(tensor, False, root_rank, name, process_set).start()
+
+
+def broadcast_async_(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> int:
+    """Starts a broadcast of world rank `root_rank`'s tensor into `tensor` itself."""
+    return broadcast_operation(tensor, True, root_rank, name, process_set).start()
+
+
+def broadcast_(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> torch.Tensor:
+    """Broadcasts world rank `root_rank`'s tensor into `tensor` and returns it."""
+    result: torch.Tensor = broadcast_operation(tensor, True, root_rank, name, process_set).run()
+    return result
+
+
+# ---- allgather, alltoall, reducescatter ------------------------------------------------------------------------------
+
+
+def allgather_operation(
+    tensors: Sequence[torch.Tensor], label: str, name: str | None, process_set: ProcessSet, collect: Callable[..., Any]
+) -> Operation:
+    """Concatenates along the first dimension, which may differ between ranks; a 0-d tensor counts as one row.
+
+    `collect(outputs, rows)` gets the gathered tensors, and for each its rows from every rank.
+    """
+    if not tensors:
+        raise UsageError(f"{label} needs at least one tensor")
+    sources = []
+    for tensor in tensors:
+        dense = check(tensor)
+        sources.append((dense.reshape(1) if dense.dim() == 0 else dense).contiguous())
+
+    def finish(handle: Handle) -> Any:
+        outputs = [from_result(result, source.dtype) for result, source in zip(handle.results, sources)]
+        numbers = list(handle.numbers)
+        parts = len(numbers) // len(sources)
+        return collect(outputs, [numbers[index * parts : (index + 1) * parts] for index in range(len(sources))])
+
+    return Operation(Kind.ALLGATHER, label, name, [(source, None) for source in sources], finish, process_set)
+
+
+def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> int:
+    """Starts a concatenation of all ranks' tensors along the first dimension, which may differ between ranks."""
+    return allgather_operation([tensor], "allgather", name, process_set, lambda outputs, _: outputs[0]).start()
+
+
+def grouped_allgather_async(
+    tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
+) -> int:
+    """Starts an allgather of several tensors at once."""
+    return allgather_operation(
+        tensors, "grouped_allgather", name, process_set, lambda outputs, _: tuple(outputs)
+    ).start()
+
+
+def alltoall_operation(
+    tensor: torch.Tensor, splits: Any, name: str | None, process_set: ProcessSet, collect: Callable[..., Any]
+) -> Operation:
+    """Sends `splits[i]` rows to member i of the set. `collect(output, received_splits)`."""
+    dense = check(tensor)
+    source = (dense.reshape(1) if dense.dim() == 0 else dense).contiguous()
+    members = process_set.size() or 0
+    rows = source.shape[0]
+    if splits is None or len(splits) == 0:
+        if members and rows % members:
+            raise UsageError(
+                f"splits not provided, but first dimension of tensor ({rows}) is not an even multiple of the number of "
+                f"workers ({members})."
+            )
+        counts = [rows // members] * members if members else []
+    else:
+        table = torch.as_tensor(splits, dtype=None if isinstance(splits, torch.Tensor) else torch.int32)
+        if table.dim() != 1:
+            raise UsageError("alltoall expects a 1D splits tensor")
+        if table.dtype != torch.int32:
+            raise UsageError(f"alltoall expects splits to contain 32-bit integer elements, not {table.dtype}.")
+        counts = [int(count) for count in table]
+        if len(counts) != members:
+            raise UsageError(f"Number of entries in splits ({len(counts)}) does not equal number of workers ({members}).")
+        if any(count < 0 for count in counts):
+            raise UsageError(f"splits must not be negative: {counts}")
+        if sum(counts) > rows:
+            raise UsageError(f"Sum of splits entries ({sum(counts)}) is greater than the first dimension of tensor ({rows}).")
+
+    def finish(handle: Handle) -> Any:
+        received = torch.tensor(handle.numbers, dtype=torch.int32)
+        return collect(from_result(handle.results[0], source.dtype), received)
+
+    return Operation(Kind.ALLTOALL, "alltoall", name, [(source, None)], finish, process_set, splits=counts)
+
+
+def alltoall_async(
+    tensor: torch.Tensor, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> int:
+    """Starts an all-to-all; `synchronize` gives (output, received_splits)."""
+    return alltoall_operation(tensor, splits, name, process_set, lambda *both: both).start()
+
+
+def reducescatter_operation(
+    tensors: Sequence[torch.Tensor],
+    label: str,
+    name: str | None,
+    op: int,
+    prescale: float,
+    postscale: float,
+    process_set: ProcessSet,
+    collect: Callable[[list[torch.Tensor]], Any],
+) -> Operation:
+    """Reduces, and gives each member its rows of the result; the first ones get the extra rows."""
+    if not tensors:
+        raise UsageError(f"{label} needs at least one tensor")
+    if op == Adasum:
+        raise UsageError("Reducescatter does not support Adasum.")
+    sources = []
+    for tensor in tensors:
+        dense = check(tensor)
+        if dense.dim() == 0:
+            raise UsageError("Reducescatter does not support scalar inputs")
+        sources.append(dense.contiguous())
+
+    def finish(handle: Handle) -> Any:
+        return collect([from_result(result, source.dtype) for result, source in zip(handle.results, sources)])
+
+    options = dict(op=op, prescale=float(prescale), postscale=float(postscale))
+    pairs = [(source, None) for source in sources]
+    return Operation(Kind.REDUCESCATTER, label, name, pairs, finish, process_set, **options)
+
+
+def reducescatter_async(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> int:
+    """Starts a reduction of which each rank gets its part of the first dimension."""
+    op = resolve_op(op, None)
+    factors = (prescale_factor, postscale_factor)
+    return reducescatter_operation([tensor], "reducescatter", name, op, *factors, process_set, _first).start()
+
+
+def grouped_reducescatter_async(
+    tensors: Sequence[torch.Tensor],
+    name: str | None = None,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> int:
+    """Starts a reducescatter of several tensors at once."""
+    op = resolve_op(op, None)
+    factors = (prescale_factor, postscale_factor)
+    return reducescatter_operation(tensors, "grouped_reducescatter", name, op, *factors, process_set, tuple).start()
+
+
+# ---- join, barrier ---------------------------------------------------------------------------------------------------
+
+
+def join(device: int = -1) -> int:
+    """Says that this rank has no more data and waits until all ranks say so.
+
+    Until then it contributes zeros to the others' all-reduces (Average still divides by the full size) and no rows to
+    their allgathers.
+
+    Args:
+        device: ignored; Horovod has it for GPUs.
+
+    Returns:
+        The rank that joined last, the same on all ranks.
+    """
+    context = current()
+    for alive in [method() for method in context.on_join.values()]:
+        if alive is not None:
+            alive()
+    handle = context.world.run(int(Kind.JOIN), "join", [])
+    handle.wait()
+    return int(handle.numbers[0])
+
+
+def barrier(process_set: ProcessSet = global_process_set) -> None:
+    """Returns when all ranks of the set have called it."""
+    Operation(Kind.BARRIER, "barrier", "barrier", [], lambda _: None, process_set).run()

@@ -1,0 +1,297 @@
+"""One delegating optimizer for every algorithm: it is a real `torch.optim.Optimizer`, and the wrapped one does the
+arithmetic. All that a user or a scheduler reads or writes (param_groups, state, defaults, hooks) is the wrapped one's.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Callable
+
+import torch
+
+from sordino.algorithms import Algorithm, resolve
+from sordino.context import current
+from sordino.errors import UsageError
+from sordino.torch.compression import Compression, Compressor
+from sordino.torch.adasum import AdasumSteps
+from sordino.torch.gradients import GradientReducer, Settings, StepOrderError
+from sordino.torch.ops import Adasum, Average, resolve_op
+from sordino.torch.process_sets import ProcessSet, global_process_set
+
+Named = Iterable[tuple[str, torch.Tensor]]
+Groups = int | Sequence[Sequence[torch.Tensor]] | None
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _name_parameters(optimizer: torch.optim.Optimizer, named: Named | None) -> dict[torch.Tensor, str]:
+    """The name of each of the optimizer's parameters. UsageError for names that repeat or are missing."""
+    if named is None:
+        groups = enumerate(optimizer.param_groups)
+        return {p: f"group{g}.parameter{i}" for g, group in groups for i, p in enumerate(group["params"])}
+    entries = list(named)
+    if not all(isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[0], str) for entry in entries):
+        raise UsageError("named_parameters should be a sequence of tuples (name, parameter), usually model.named_parameters()")
+    seen: set[str] = set()
+    doubles = sorted({name for name, _ in entries if name in seen or seen.add(name)})  # type: ignore[func-returns-value]
+    if doubles:
+        raise UsageError(f"Parameter names in named_parameters must be unique. Found duplicates: {', '.join(doubles)}")
+    names = {parameter: name for name, parameter in entries}
+    unnamed = [p for p in _parameters(optimizer) if p not in names]
+    if unnamed:
+        shapes = ", ".join(str(tuple(p.shape)) for p in unnamed[:5])
+        raise UsageError(
+            "named_parameters was specified, but one or more model parameters were not named. "
+            f"{len(unnamed)} are missing, of shapes {shapes}."
+        )
+    return names
+
+
+def _group_indices(groups: Groups, parameters: Sequence[torch.Tensor]) -> tuple[tuple[int, ...], ...]:
+    """Horovod's `groups` argument as indices: a number of groups, or lists of parameters."""
+    if groups is None:
+        return ()
+    if isinstance(groups, int):
+        if groups <= 0:
+            raise UsageError(f"groups should be a positive integer or a list of lists of torch.Tensor, not {groups}.")
+        size, extra = divmod(len(parameters), groups)
+        bounds = [k * size + min(k, extra) for k in range(groups + 1)]
+        return tuple(tuple(range(begin, end)) for begin, end in zip(bounds, bounds[1:]) if begin < end)
+    index = {id(parameter): i for i, parameter in enumerate(parameters)}
+    chosen: set[int] = set()
+    result = []
+    for group in groups:
+        if not isinstance(group, Sequence) or not all(isinstance(p, torch.Tensor) for p in group):
+            raise UsageError("groups must consist of lists of torch.Tensor.")
+        members = tuple(index[id(p)] for p in group if p.requires_grad and id(p) in index)
+        if chosen & set(members) or len(set(members)) != len(members):
+            raise UsageError("A parameter can only appear once in groups.")
+        chosen |= set(members)
+        result.append(members)
+    return tuple(result)
+
+
+class DistributedOptimizer(torch.optim.Optimizer):
+    """An optimizer whose `step()` uses what all ranks computed.
+
+    Use it in place of the optimizer it wraps; the training loop does not change. Collective: all ranks of the process
+    set wrap the same model (compared here; `LayoutMismatch` names the difference).
+
+    Args:
+        optimizer: any `torch.optim` optimizer. Its state, hyper-parameters and hooks stay its own.
+        named_parameters: `model.named_parameters()`; names make errors and traces readable.
+        compression: `Compression.none`, `.fp16` or `.bf16`.
+        backward_passes_per_step: gradients of this many backward passes are summed locally before one reduction.
+        op: Average (default), Sum, Adasum, Min, Max or Product.
+        gradient_predivide_factor: splits the averaging in 1/f before the sum and f/N after it (op=Average only).
+        num_groups: deprecated, use `groups`.
+        groups: which gradients to reduce together: a number of groups, or lists of parameters.
+        sparse_as_dense: makes sparse gradients dense before they are reduced.
+        process_set: the ranks that train together.
+        algorithm: an algorithm of `sordino.algorithms`, its name, or None for `AllReduce()`.
+
+    Raises:
+        UsageError: an argument is wrong. LayoutMismatch: ranks wrap different models.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        named_parameters: Named | None = None,
+        compression: type[Compressor] = Compression.none,
+        backward_passes_per_step: int = 1,
+        op: int = Average,
+        gradient_predivide_factor: float = 1.0,
+        num_groups: int = 0,
+        groups: Groups = None,
+        sparse_as_dense: bool = False,
+        process_set: ProcessSet = global_process_set,
+        algorithm: Algorithm | str | None = None,
+    ) -> None:
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise UsageError(f"DistributedOptimizer wraps a torch.optim.Optimizer, not a {type(optimizer).__name__}")
+        if gradient_predivide_factor != 1.0 and op != Average:
+            raise UsageError("gradient_predivide_factor not supported with op != Average")
+        if backward_passes_per_step <= 0:
+            raise UsageError(f"backward_passes_per_step must be > 0, not {backward_passes_per_step}")
+        # super().__init__ is not called on purpose: there is one set of groups and state, the wrapped optimizer's.
+        self._inner = optimizer
+        self._names = _name_parameters(optimizer, named_parameters)
+        self._options: dict[str, Any] = dict(
+            compression=compression,
+            backward_passes_per_step=backward_passes_per_step,
+            op=resolve_op(op, None),
+            gradient_predivide_factor=gradient_predivide_factor,
+            groups=groups if groups is not None else (num_groups or None),
+            sparse_as_dense=sparse_as_dense,
+            process_set=process_set,
+            algorithm=resolve(algorithm),
+        )
+        self._may_synchronize = True
+        self._reducer = self._make_reducer(compare=True)
+
+    # GradScaler must unscale by itself: a wrapped optimizer that can do it would not see the scale.
+    _step_supports_amp_scaling = False
+
+    def _make_reducer(self, compare: bool) -> GradientReducer | AdasumSteps:
+        """What makes a step a distributed one."""
+        parameters = _parameters(self._inner)
+        names = [self._names[p] for p in parameters]
+        options = self._options
+        if options["op"] == Adasum and current().size > 1:
+            if options["process_set"].process_set_id != 0:
+                raise UsageError("Adasum does not support process sets")
+            return AdasumSteps(current(), names, parameters, options["compression"], compare)
+        settings = Settings(
+            op=options["op"],
+            process_set=options["process_set"],
+            segment_bytes=options["algorithm"].segment_bytes,
+            compression=options["compression"],
+            passes=options["backward_passes_per_step"],
+            predivide=options["gradient_predivide_factor"],
+            sparse_as_dense=options["sparse_as_dense"],
+            groups=_group_indices(options["groups"], parameters),
+        )
+        return GradientReducer(current(), names, parameters, settings, compare)
+
+    def _replace_reducer(self) -> None:
+        self._reducer.release()
+        self._reducer = self._make_reducer(compare=True)
+
+    # ---- what the wrapped optimizer owns -----------------------------------------------------------------------
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        # GradScaler.unscale_ and others reach the gradients through here after backward: they must see reduced ones.
+        if self._may_synchronize and self._reducer.ready:
+            self.synchronize()
+        return self._inner.param_groups
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        self._inner.param_groups = groups
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        return self._inner.state
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        self._inner.state = state
+
+    @property
+    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
+        return self._inner.defaults
+
+    @defaults.setter
+    def defaults(self, defaults: dict[str, Any]) -> None:
+        self._inner.defaults = defaults
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_inner":  # half-built, as copy and pickle make it
+            raise AttributeError(name)
+        return getattr(self._inner, name)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The wrapped optimizer's state, loadable with and without Sordino."""
+        return self._inner.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Loads a state of the wrapped optimizer; reductions under way are brought to their end first."""
+        if self._reducer.in_flight:
+            self.synchronize()
+        self._inner.load_state_dict(state_dict)
+        self._reducer.reset()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds parameters, which are reduced like the others from now on. Collective."""
+        if self._reducer.in_flight:
+            raise StepOrderError("add_param_group was called between backward and step()")
+        known = len(self._inner.param_groups)
+        self._inner.add_param_group(param_group)
+        for index, parameter in enumerate(self._inner.param_groups[known]["params"]):
+            self._names.setdefault(parameter, f"group{known}.parameter{index}")
+        self._replace_reducer()
+
+    def register_step_pre_hook(self, hook: Any) -> Any:
+        """As of the wrapped optimizer; the hook sees reduced gradients."""
+        return self._inner.register_step_pre_hook(hook)
+
+    def register_step_post_hook(self, hook: Any) -> Any:
+        """As of the wrapped optimizer."""
+        return self._inner.register_step_post_hook(hook)
+
+    def __repr__(self) -> str:
+        return f"DistributedOptimizer({self._options['algorithm']}, {self._inner!r})"
+
+    # ---- copies ------------------------------------------------------------------------------------------------
+
+    def __getstate__(self) -> dict[str, Any]:
+        names = [self._names[parameter] for parameter in _parameters(self._inner)]
+        return {"inner": self._inner, "names": names, "options": self._options}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._inner = state["inner"]
+        self._names = dict(zip(_parameters(self._inner), state["names"]))
+        self._options = state["options"]
+        self._may_synchronize = True
+        self._reducer = self._make_reducer(compare=False)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> DistributedOptimizer:
+        """A wrapper of a copy of the optimizer; of the copied parameters, if the model is copied with it."""
+        clone = type(self).__new__(type(self))
+        memo[id(self)] = clone
+        state = self.__getstate__()
+        options = dict(state["options"])
+        groups = options["groups"]
+        if isinstance(groups, Sequence):
+            options["groups"] = copy.deepcopy(groups, memo)
+        clone.__setstate__({"inner": copy.deepcopy(self._inner, memo), "names": state["names"], "options": options})
+        return clone
+
+    # ---- the step ----------------------------------------------------------------------------------------------
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Changes how many backward passes are summed before a reduction. Collective, between steps."""
+        if self._reducer.in_flight:
+            raise StepOrderError("set_backward_passes_per_step was called between backward and step()")
+        if passes <= 0:
+            raise UsageError(f"backward_passes_per_step must be > 0, not {passes}")
+        self._options["backward_passes_per_step"] = passes
+        self._replace_reducer()
+
+    def synchronize(self) -> None:
+        """Waits until all gradients are reduced: call it to clip or inspect them before `step()`."""
+        self._reducer.synchronize()
+
+    @contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """Within it, `step()` does not synchronize: for use after an explicit `synchronize()`."""
+        if isinstance(self._reducer, AdasumSteps):
+            raise StepOrderError("Skipping synchronization is not supported when using Adasum optimizer.")
+        self._may_synchronize = False
+        try:
+            yield
+        finally:
+            self._may_synchronize = True
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """Reduces what is not reduced yet and runs the wrapped optimizer's step.
+
+        Args:
+            closure: as of the wrapped optimizer; gradients are reduced after each evaluation of it.
+        """
+        return self._reducer.step(self._inner, closure, self._may_synchronize)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As of the wrapped optimizer. StepOrderError while gradients are being reduced."""
+        if self._reducer.in_flight:
+            raise StepOrderError(
+                "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or "
+                "optimizer.synchronize(). This is prohibited as it can cause a race condition."
+            )
+        self._inner.zero_grad(set_to_none=set_to_none)

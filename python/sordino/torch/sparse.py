@@ -1,0 +1,43 @@
+"""All-reduce of sparse tensors: everybody gets all ranks' entries."""
+
+from __future__ import annotations
+
+from typing import Callable
+
+import torch
+
+from sordino.errors import UsageError
+from sordino.torch.ops import Average, Sum, allgather_async, synchronize
+from sordino.torch.process_sets import ProcessSet, global_process_set
+
+
+def sparse_allreduce_async(
+    tensor: torch.Tensor, name: str, op: int, process_set: ProcessSet = global_process_set
+) -> Callable[[], torch.Tensor]:
+    """Starts an all-reduce of a sparse COO tensor.
+
+    Indices and values are gathered, so entries of several ranks at one place are kept side by side (an uncoalesced
+    tensor has the sum of them); Average divides the values.
+
+    Args:
+        tensor: sparse COO, the same shape on all ranks.
+        name: as of any operation.
+        op: Sum or Average.
+        process_set: the ranks that take part.
+
+    Returns:
+        A function that waits and returns the result.
+    """
+    if op not in (Average, Sum):
+        raise UsageError("a sparse all-reduce can take the Sum or the Average")
+    coalesced = tensor.coalesce() if not tensor.is_coalesced() else tensor
+    indices = allgather_async(coalesced.indices().t().contiguous(), name=f"{name}.indices", process_set=process_set)
+    values = allgather_async(coalesced.values(), name=f"{name}.values", process_set=process_set)
+
+    def finish() -> torch.Tensor:
+        all_values = synchronize(values)
+        if op == Average:
+            all_values = all_values / process_set.size()
+        return torch.sparse_coo_tensor(synchronize(indices).t(), all_values, tensor.shape, dtype=tensor.dtype)
+
+    return finish

@@ -1,0 +1,89 @@
+"""Batch normalization with the statistics of all ranks' batches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from sordino.context import current
+from sordino.torch.ops import Sum, allreduce_
+
+
+class SyncBatchNorm(_BatchNorm):
+    """Drop-in for `torch.nn.BatchNorm1d/2d/3d`: mean and variance are those of the batches of all ranks together.
+
+    Ranks may have batches of different sizes. In eval mode, or with one rank, it is the ordinary layer. Gradients of
+    weight and bias stay local: `DistributedOptimizer` reduces them like all others.
+    """
+
+    def _check_input_dim(self, input: torch.Tensor) -> None:
+        if input.dim() < 2:
+            raise ValueError(f"expected at least 2D input (got {input.dim()}D input)")
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Input and output: (batch, num_features, ...)."""
+        self._check_input_dim(input)
+        batch_statistics = self.training or not self.track_running_stats
+        if not batch_statistics or current().size == 1:
+            return super().forward(input)
+        factor = 0.0 if self.momentum is None else self.momentum
+        if self.training and self.track_running_stats:
+            assert self.num_batches_tracked is not None
+            self.num_batches_tracked.add_(1)
+            if self.momentum is None:
+                factor = 1.0 / float(self.num_batches_tracked)
+        output, mean, variance, count = _Normalize.apply(input, self.weight, self.bias, self.eps)
+        if self.training and self.track_running_stats:
+            assert self.running_mean is not None and self.running_var is not None
+            with torch.no_grad():
+                unbiased = variance * (count / (count - 1).clamp(min=1))
+                self.running_mean.lerp_(mean.to(self.running_mean.dtype), factor)
+                self.running_var.lerp_(unbiased.to(self.running_var.dtype), factor)
+        return output  # type: ignore[no-any-return]
+
+
+class _Normalize(torch.autograd.Function):
+    """Sums over all ranks in forward (count, x, x²) and in backward (dy, dy·x̂); float32 at least."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float) -> Any:
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        axes = [0, *range(2, x.dim())]
+        channels = x.shape[1]
+        local_count = wide.numel() // max(channels, 1)
+        # Two rounds, mean first: E[x²] - E[x]² would cancel for data far from zero.
+        sums = torch.cat([wide.sum(axes), wide.new_tensor([float(local_count)])])
+        allreduce_(sums, op=Sum)
+        count = sums[-1].clamp(min=1)
+        mean = sums[:-1] / count
+        shape = [1, channels] + [1] * (x.dim() - 2)
+        centred = wide - mean.view(shape)
+        squares = (centred * centred).sum(axes)
+        allreduce_(squares, op=Sum)
+        variance = squares / count
+        inverse = torch.rsqrt(variance + eps)
+        normal = centred * inverse.view(shape)
+        ctx.save_for_backward(normal, weight, inverse, count)
+        ctx.axes, ctx.shape, ctx.dtype = axes, shape, x.dtype
+        result = normal
+        if weight is not None and bias is not None:
+            result = normal * weight.to(wide.dtype).view(shape) + bias.to(wide.dtype).view(shape)
+        ctx.mark_non_differentiable(mean, variance, count)
+        return result.to(x.dtype), mean, variance, count
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor, *_: torch.Tensor) -> Any:
+        normal, weight, inverse, count = ctx.saved_tensors
+        wide = grad.to(normal.dtype)
+        sum_dy = wide.sum(ctx.axes)
+        sum_dy_normal = (wide * normal).sum(ctx.axes)
+        totals = torch.stack([sum_dy, sum_dy_normal])
+        allreduce_(totals, op=Sum)
+        mean_dy, mean_dy_normal = (total.view(ctx.shape) for total in totals / count)
+        scale = inverse if weight is None else inverse * weight.to(normal.dtype)
+        grad_x = (wide - mean_dy - normal * mean_dy_normal) * scale.view(ctx.shape)
+        grad_weight = None if weight is None else sum_dy_normal.to(weight.dtype)
+        grad_bias = None if weight is None else sum_dy.to(weight.dtype)
+        return grad_x.to(ctx.dtype), grad_weight, grad_bias, None

@@ -1,0 +1,264 @@
+"""The training example as users run it: one process, plain mpirun, `sordino run`; results, checkpoints, refusals."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from sordino import checkpoint
+from sordino.cli import mpi
+from sordino.errors import NotBuilt
+
+ROOT = Path(__file__).resolve().parents[2]
+TRAIN = ["python", str(ROOT / "examples" / "train.py")]
+TIMEOUT_S = 150
+
+
+@pytest.fixture(scope="session")
+def launcher() -> mpi.Launcher:
+    """A real mpirun; without one there is nothing to launch with."""
+    try:
+        return mpi.find_launcher(mpi.build_info(), os.environ)
+    except NotBuilt as error:
+        pytest.skip(f"needs an MPI: {error}")
+
+
+def words(launcher: mpi.Launcher, ranks: int, *options: object) -> list[str]:
+    """One rank is started without any launcher."""
+    command = [*TRAIN, *map(str, options)]
+    return mpi.resolve(command) if ranks == 1 else mpi.command_line(launcher, mpi.Job(ranks, command))
+
+
+def environment() -> dict[str, str]:
+    """Without what `sordino run` would say about the terminal: a plain mpirun does not."""
+    return {name: value for name, value in os.environ.items() if name != "TTY_COMPATIBLE"}
+
+
+def run(launcher: mpi.Launcher, ranks: int, *options: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        words(launcher, ranks, *options), capture_output=True, text=True, timeout=TIMEOUT_S, env=environment()
+    )
+
+
+def train(launcher: mpi.Launcher, ranks: int, folder: Path, *options: object) -> dict[str, Any]:
+    """Trains to the end; the results in its JSON file, with what it printed as `output`."""
+    file = folder / "results.json"
+    file.unlink(missing_ok=True)
+    done = run(launcher, ranks, *options, "--json", file)
+    assert done.returncode == 0, done.stdout + done.stderr
+    results: dict[str, Any] = json.loads(file.read_text())
+    results["output"] = done.stdout
+    return results
+
+
+def parameters(path: Path) -> dict[str, torch.Tensor]:
+    model: dict[str, torch.Tensor] = checkpoint.load(path)["model"]
+    return model
+
+
+@pytest.fixture(scope="session")
+def alone(launcher: mpi.Launcher, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Ten epochs in one process."""
+    return train(launcher, 1, tmp_path_factory.mktemp("alone"), "--epochs", 10)
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_any_number_of_ranks_learns_the_same(
+    launcher: mpi.Launcher, alone: dict[str, Any], tmp_path: Path, ranks: int
+) -> None:
+    results = train(launcher, ranks, tmp_path, "--epochs", 10)
+    assert alone["test_accuracy"] > 0.93
+    # One image in 355 is 0.28 points.
+    assert results["test_accuracy"] == pytest.approx(alone["test_accuracy"], abs=0.0060)
+    for here, there in zip(results["epochs"], alone["epochs"]):
+        assert here["train_loss"] == pytest.approx(there["train_loss"], rel=2e-2)
+    assert results["world_size"] == ranks
+    assert results["replicas_equal"] is True
+    assert results["steps"] == results["steps_done"] == alone["steps"] == 120
+    assert results["bytes_sent_per_worker_per_step"] > 0
+    assert results["exposed_ms_per_step"] > 0
+    assert results["images_per_second"] > 0
+
+
+def test_what_one_process_reports(alone: dict[str, Any]) -> None:
+    assert alone["bytes_sent_per_worker_per_step"] == 0
+    assert alone["args"]["algorithm"] == "allreduce"
+    assert alone["parameters"] == 72106
+    assert set(alone["versions"]) == {"sordino", "python", "torch", "numpy"}
+    for line in ("test accuracy", "images/s", "exposed communication", "bytes per worker and step"):
+        assert line in alone["output"]
+    assert "\x1b" not in alone["output"]
+
+
+def test_uneven_and_empty_shares_give_the_gradient_of_the_whole_batch(launcher: mpi.Launcher, tmp_path: Path) -> None:
+    # Batches of 2 rows leave the first of 3 ranks without any; 2 divides none of their counts evenly.
+    options = ("--batch-size", 2, "--max-steps", 20, "--checkpoint")
+    train(launcher, 1, tmp_path, *options, tmp_path / "one.pt")
+    results = train(launcher, 3, tmp_path, *options, tmp_path / "three.pt")
+    assert results["replicas_equal"] is True
+    one, three = parameters(tmp_path / "one.pt"), parameters(tmp_path / "three.pt")
+    assert max((one[name] - three[name]).abs().max().item() for name in one) < 2e-5
+    # That they moved is what makes the line above mean something.
+    other = train(launcher, 1, tmp_path, "--batch-size", 2, "--max-steps", 1, "--checkpoint", tmp_path / "start.pt")
+    assert other["steps"] == 1
+    start = parameters(tmp_path / "start.pt")
+    assert max((one[name] - start[name]).abs().max().item() for name in one) > 1e-3
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_resuming_continues_bit_for_bit(launcher: mpi.Launcher, tmp_path: Path, ranks: int) -> None:
+    straight = train(launcher, ranks, tmp_path, "--epochs", 2, "--checkpoint", tmp_path / "straight.pt")
+    file = tmp_path / "c.pt"
+    first = train(launcher, ranks, tmp_path, "--epochs", 1, "--checkpoint", file)
+    assert first["parameters_sha256"] != straight["parameters_sha256"]
+    # On to the middle of the second epoch, and on to its end.
+    second = train(launcher, ranks, tmp_path, "--epochs", 2, "--max-steps", 17, "--checkpoint", file, "--resume")
+    third = train(launcher, ranks, tmp_path, "--epochs", 2, "--checkpoint", file)
+    assert [first["steps"], second["steps"], third["steps"]] == [12, 5, 7]
+    assert third["steps_done"] == straight["steps_done"] == 24
+    assert "after 17 steps" in third["output"]
+    assert third["parameters_sha256"] == straight["parameters_sha256"]
+    assert third["test_accuracy"] == straight["test_accuracy"]
+    # The whole state, momentum and generator included, not only the weights.
+    a, b = checkpoint.load(file), checkpoint.load(tmp_path / "straight.pt")
+    assert a["rng"].equal(b["rng"])
+    for key, entry in a["optimizer"]["state"].items():
+        assert entry["momentum_buffer"].equal(b["optimizer"]["state"][key]["momentum_buffer"])
+    # A finished training stays finished; --no-resume starts anew.
+    again = train(launcher, ranks, tmp_path, "--epochs", 2, "--checkpoint", file)
+    assert (again["steps"], again["parameters_sha256"]) == (0, straight["parameters_sha256"])
+    anew = train(launcher, ranks, tmp_path, "--epochs", 2, "--checkpoint", file, "--no-resume")
+    assert (anew["steps"], anew["parameters_sha256"]) == (24, straight["parameters_sha256"])
+
+
+def test_a_checkpoint_serves_another_number_of_ranks(launcher: mpi.Launcher, tmp_path: Path) -> None:
+    file = tmp_path / "c.pt"
+    train(launcher, 1, tmp_path, "--epochs", 1, "--checkpoint", file)
+    results = train(launcher, 2, tmp_path, "--epochs", 2, "--checkpoint", file)
+    assert "written by 1 ranks, there are 2 now" in results["output"]
+    assert results["steps"] == 12
+    assert results["replicas_equal"] is True
+
+
+def child_of(pid: int) -> int:
+    """The first child (a rank) of a process (mpirun)."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                if (entry / "stat").read_text().rpartition(")")[2].split()[1] == str(pid):
+                    return int(entry.name)
+            except OSError:
+                continue
+    raise AssertionError(f"{pid} has no child")
+
+
+def test_kill_9_leaves_a_checkpoint_from_which_training_ends_the_same(launcher: mpi.Launcher, tmp_path: Path) -> None:
+    options = ("--epochs", 40, "--checkpoint")
+    file = tmp_path / "c.pt"
+    command = words(launcher, 2, *options, file)
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment()) as job:
+        deadline = time.monotonic() + TIMEOUT_S
+        while not file.exists() or checkpoint.load(file)["epoch"] < 3:
+            assert time.monotonic() < deadline
+            assert job.poll() is None
+            time.sleep(0.01)
+        os.kill(child_of(job.pid), signal.SIGKILL)
+        assert job.wait(timeout=30) != 0
+    state = checkpoint.load(file)
+    assert 3 <= state["epoch"] < 40
+    assert all(tensor.isfinite().all() for tensor in state["model"].values())
+    straight = train(launcher, 2, tmp_path, *options, tmp_path / "straight.pt")
+    resumed = train(launcher, 2, tmp_path, *options, file)
+    assert resumed["steps"] == straight["steps"] - 12 * state["epoch"]
+    assert resumed["parameters_sha256"] == straight["parameters_sha256"]
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_the_same_under_sordino_run(alone: dict[str, Any], tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "sordino.cli", "run", "-np", "2", "--", *TRAIN]
+    command += ["--algorithm", "allreduce", "--epochs", "10", "--json", str(tmp_path / "r.json")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, env=environment())
+    assert done.returncode == 0, done.stderr
+    assert "\x1b" not in done.stdout
+    results = json.loads((tmp_path / "r.json").read_text())
+    assert results["test_accuracy"] == pytest.approx(alone["test_accuracy"], abs=0.0060)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_person_at_a_terminal_sees_a_bar(launcher: mpi.Launcher, ranks: int) -> None:
+    ours, theirs = pty.openpty()
+    command = words(launcher, ranks, "--epochs", 3)
+    with subprocess.Popen(command, stdout=theirs, stderr=theirs, env={**environment(), "TERM": "xterm"}) as job:
+        os.close(theirs)
+        seen = b""
+        deadline = time.monotonic() + TIMEOUT_S
+        while time.monotonic() < deadline and select.select([ours], [], [], TIMEOUT_S)[0]:
+            try:
+                seen += os.read(ours, 65536)
+            except OSError:  # The last one that had the terminal open is gone.
+                break
+        assert job.wait(timeout=30) == 0
+    os.close(ours)
+    text = seen.decode()
+    assert "\x1b[" in text
+    assert "━" in text
+    assert "test accuracy" in text
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (["--algorithm", "telepathy"], "--algorithm telepathy: unknown; there are: allreduce"),
+        (["--epochs", "0"], "--epochs 0: must be 1 or more"),
+        (["--lr", "fast"], "--lr: invalid float value"),
+        (["--resume"], "--resume and --no-resume need --checkpoint"),
+        (["--checkpoint", "no-such-folder/c.pt"], "there is no folder"),
+        (["--data", "fashion-mnist", "--data-dir", "no-such-folder"], "no-such-folder: no such folder"),
+        (["--data-dir", "."], "--data-dir: the digits come with scikit-learn"),
+    ],
+)
+def test_nonsense_is_refused_once_with_status_2(launcher: mpi.Launcher, options: list[str], complaint: str) -> None:
+    done = run(launcher, 2, *options)
+    assert done.returncode == 2, done.stderr
+    assert (done.stdout + done.stderr).count(complaint) == 1
+    assert "Traceback" not in done.stderr
+    assert next(line for line in done.stderr.splitlines() if complaint in line).startswith("train.py: error: ")
+
+
+def test_help_is_printed_once(launcher: mpi.Launcher) -> None:
+    done = run(launcher, 2, "--help")
+    assert done.returncode == 0
+    assert done.stdout.count("usage: train.py") == 1
+
+
+def test_a_checkpoint_that_does_not_fit_is_refused(launcher: mpi.Launcher, tmp_path: Path) -> None:
+    file = tmp_path / "c.pt"
+    missing = run(launcher, 2, "--checkpoint", file, "--resume")
+    assert missing.returncode == 2
+    assert f"{file}: no such checkpoint" in missing.stderr
+    train(launcher, 1, tmp_path, "--max-steps", 2, "--checkpoint", file)
+    whole = file.read_bytes()
+    other = run(launcher, 2, "--checkpoint", file, "--batch-size", 64)
+    assert other.returncode == 2
+    assert "was written with --batch-size 128, not 64" in other.stderr
+    file.write_bytes(whole[:-1000])
+    truncated = run(launcher, 2, "--checkpoint", file)
+    assert truncated.returncode == 2
+    assert f"{file}: truncated" in truncated.stderr
+    assert hashlib.sha256(file.read_bytes()).digest() == hashlib.sha256(whole[:-1000]).digest()
+    checkpoint.save(file, {"something": "else"})
+    foreign = run(launcher, 2, "--checkpoint", file)
+    assert foreign.returncode == 2
+    assert "not a checkpoint of train.py" in foreign.stderr

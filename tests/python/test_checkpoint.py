@@ -1,0 +1,234 @@
+"""Checkpoints: what is saved comes back bit for bit; a crash at any moment leaves the old one or the new one."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pickle
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sordino import checkpoint
+from sordino.errors import SordinoError, UsageError
+
+STATE: dict[str, Any] = {
+    "model": OrderedDict(weight=torch.arange(12.0).reshape(3, 4), empty=torch.zeros(0, 3), half=torch.ones(2).half()),
+    "optimizer": {"state": {0: {"momentum_buffer": torch.full((3,), -0.0), "step": 7}}, "param_groups": [{"lr": 0.1}]},
+    "words": ("a", True, None, 1 << 40, float("inf")),
+}
+
+
+def equal(a: object, b: object) -> bool:
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        return a.dtype == b.dtype and a.shape == b.shape and a.numpy().tobytes() == b.numpy().tobytes()
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(equal(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
+        return type(a) is type(b) and len(a) == len(b) and all(map(equal, a, b))
+    return type(a) is type(b) and a == b
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    path = tmp_path / "c.pt"
+    checkpoint.save(path, STATE)
+    assert equal(checkpoint.load(path), STATE)
+    assert equal(checkpoint.decode(checkpoint.read(path), "here"), STATE)
+    assert os.listdir(tmp_path) == ["c.pt"]
+
+
+def test_optimizer_and_rng_round_trip(tmp_path: Path) -> None:
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "rng": torch.get_rng_state()}
+    checkpoint.save(tmp_path / "c.pt", state)
+    drawn = torch.rand(5)
+    loaded = checkpoint.load(tmp_path / "c.pt")
+    assert equal(loaded, state)
+    torch.set_rng_state(loaded["rng"])
+    assert torch.rand(5).equal(drawn)
+
+
+def test_the_file_has_the_usual_permissions(tmp_path: Path) -> None:
+    old = os.umask(0o027)
+    try:
+        checkpoint.save(tmp_path / "c.pt", STATE)
+    finally:
+        os.umask(old)
+    assert (tmp_path / "c.pt").stat().st_mode & 0o777 == 0o640
+
+
+def test_a_link_stays_a_link(tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "latest.pt").symlink_to("deep/c.pt")
+    checkpoint.save(tmp_path / "latest.pt", STATE)
+    assert (tmp_path / "latest.pt").is_symlink()
+    assert equal(checkpoint.load(tmp_path / "deep" / "c.pt"), STATE)
+
+
+@pytest.mark.parametrize(
+    ("value", "where"),
+    [
+        ({"a": [1, {"b": np.float64(2)}]}, r"state\['a'\]\[1\]\['b'\] is a numpy.float64"),
+        ({"a": object()}, r"state\['a'\] is a builtins.object"),
+        ({b"key": 1}, r"a key of state is a builtins.bytes"),
+        ({"a": {1, 2}}, "builtins.set"),
+    ],
+)
+def test_what_could_not_be_loaded_is_not_saved(tmp_path: Path, value: dict[str, Any], where: str) -> None:
+    with pytest.raises(UsageError, match=where):
+        checkpoint.save(tmp_path / "c.pt", value)
+    assert os.listdir(tmp_path) == []
+
+
+def test_an_exception_in_mid_write_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "c.pt"
+    checkpoint.save(path, {"n": 1})
+    with pytest.raises(KeyboardInterrupt), checkpoint.atomic_file(path) as file:
+        file.write(b"half")
+        file.flush()
+        raise KeyboardInterrupt
+    assert checkpoint.load(path) == {"n": 1}
+    assert os.listdir(tmp_path) == ["c.pt"]
+
+
+def test_a_full_disk_leaves_the_old_file_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "c.pt"
+    checkpoint.save(path, {"n": 1})
+    real_save = torch.save
+
+    def save(content: object, file: BinaryIO) -> None:
+        class Full:
+            def write(self, data: bytes) -> int:
+                if file.tell() > 1000:
+                    raise OSError(errno.ENOSPC, "No space left on device")
+                return file.write(data)
+
+            def flush(self) -> None:
+                file.flush()
+
+        real_save(content, Full())  # type: ignore[arg-type]
+
+    monkeypatch.setattr(torch, "save", save)
+    with pytest.raises(SordinoError, match=r"c\.pt: .* cannot be written .*No space left.* earlier one is untouched"):
+        checkpoint.save(path, {"n": torch.zeros(10000)})
+    monkeypatch.undo()
+    assert checkpoint.load(path) == {"n": 1}
+    assert os.listdir(tmp_path) == ["c.pt"]
+
+
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SordinoError, match="nowhere"):
+        checkpoint.save(tmp_path / "nowhere" / "c.pt", STATE)
+
+
+def test_two_writers_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "c.pt"
+    with checkpoint.atomic_file(path) as file:
+        file.write(b"first")
+        with pytest.raises(UsageError, match="another process is writing"):
+            checkpoint.save(path, STATE)
+    assert path.read_bytes() == b"first"
+
+
+WRITER = """
+import sys, torch
+from sordino import checkpoint
+number = 0
+while True:
+    number += 1
+    checkpoint.save(sys.argv[1], {"number": number, "data": torch.full((200_000,), float(number))})
+    print(number, flush=True)
+"""
+
+
+def test_a_killed_writer_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
+    path = tmp_path / "c.pt"
+    generator = random.Random(0)
+    for _ in range(4):
+        with subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True) as writer:
+            assert writer.stdout
+            first = int(writer.stdout.readline())
+            time.sleep(generator.uniform(0, 0.1))
+            writer.send_signal(signal.SIGKILL)
+            last = [first, *map(int, writer.stdout.read().split())][-1]
+        state = checkpoint.load(path)
+        assert state["number"] >= last
+        assert (state["data"] == state["number"]).all()
+        # What the killed one left half-written is at most one file, which the next writer takes over.
+        assert set(os.listdir(tmp_path)) <= {"c.pt", ".c.pt.tmp"}
+    checkpoint.save(path, STATE)
+    assert os.listdir(tmp_path) == ["c.pt"]
+
+
+def test_missing_and_unreadable(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no such checkpoint"):
+        checkpoint.load(tmp_path / "c.pt")
+    with pytest.raises(UsageError, match="cannot be read"):
+        checkpoint.load(tmp_path)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(where=st.floats(0, 1, exclude_max=True))
+def test_every_truncation_is_refused(tmp_path: Path, where: float) -> None:
+    path = tmp_path / "c.pt"
+    checkpoint.save(path, STATE)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: int(where * len(whole))])
+    with pytest.raises(UsageError, match=r"c\.pt: truncated, damaged, or not a checkpoint"):
+        checkpoint.load(path)
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(where=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
+def test_no_flipped_bit_changes_the_state_unnoticed(tmp_path: Path, where: float, bit: int) -> None:
+    path = tmp_path / "c.pt"
+    checkpoint.save(path, STATE)
+    damaged = bytearray(path.read_bytes())
+    damaged[int(where * len(damaged))] ^= 1 << bit
+    try:
+        # Padding and time stamps mean nothing, so the state may be whole.
+        state = checkpoint.decode(bytes(damaged), "here")
+    except UsageError as error:
+        assert str(error).startswith("here: ")
+    else:
+        assert equal(state, STATE)
+
+
+class Evil:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (os.mkdir, ("pwned",))
+
+
+def test_foreign_files_are_refused_and_run_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "c.pt"
+    torch.save({"x": Evil()}, path)
+    with pytest.raises(UsageError, match="not a checkpoint written by"):
+        checkpoint.load(path)
+    path.write_bytes(pickle.dumps(Evil()))
+    with pytest.raises(UsageError, match="not a checkpoint"):
+        checkpoint.load(path)
+    torch.save({"model": torch.zeros(3)}, path)
+    with pytest.raises(UsageError, match="a torch file, but not one written by"):
+        checkpoint.load(path)
+    torch.save({"sordino_checkpoint": 2, "state": {}}, path)
+    with pytest.raises(UsageError, match="format 2; this version of Sordino reads format 1"):
+        checkpoint.load(path)
+    path.write_text("hello")
+    with pytest.raises(UsageError, match="truncated, damaged, or not a checkpoint"):
+        checkpoint.load(path)
+    assert not (tmp_path / "pwned").exists()
