@@ -159,14 +159,9 @@ std::string Negotiation::difference(const std::vector<int>& participants, const 
     if (!what.empty()) return rank(first) + " and " + rank(member) + " differ in " + what;
   }
   if (participants.size() == members_.size()) return "";
-  // Some members have joined: they can stand for zeros or for no rows, but not for data that only they have.
-  const bool from_joined = reference.kind == Kind::kBroadcast &&
-                           std::none_of(participants.begin(), participants.end(), [&](int m) { return members_[m] == reference.root; });
-  if (from_joined) return "the root, rank " + std::to_string(reference.root) + ", has joined";
-  if (reference.kind == Kind::kAlltoall || reference.kind == Kind::kReducescatter) {
-    return std::string(sordino::name_of(reference.kind)) + " needs every rank, but some have joined";
-  }
-  return "";
+  // Some members have joined: they can stand for zeros, and for nothing else.
+  if (reference.kind == Kind::kAllreduce || reference.kind == Kind::kBarrier) return "";
+  return std::string(sordino::name_of(reference.kind)) + " needs every rank, but some have joined";
 }
 
 Decision Negotiation::judge(const std::string& name, const Pending& pending) {

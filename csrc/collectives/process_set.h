@@ -34,8 +34,9 @@ Task run_operation(Running& running);
 
 class ProcessSet {
  public:
-  // `chunk`: bytes of a staging slot, 0 when the ranks of a node do not share memory.
-  ProcessSet(int id, std::vector<int> ranks, Transport& transport, std::size_t chunk, std::size_t fusion_bytes);
+  // `chunk`: bytes of a staging slot, 0 when the ranks of a node do not share memory. `patience`:
+  // Team's.
+  ProcessSet(int id, std::vector<int> ranks, Transport& transport, std::size_t chunk, int patience, std::size_t fusion_bytes);
 
   // Where this rank's desk is, for the node peers; segment 0 when there is none.
   Location desk_location() const;
@@ -66,6 +67,7 @@ class ProcessSet {
  private:
   Transport& transport_;
   const std::size_t chunk_;
+  const int patience_;
   std::shared_ptr<Segment> own_desk_;
   std::vector<Desk*> desks_;  // by member; null for members of other nodes
   int desks_missing_ = 0;

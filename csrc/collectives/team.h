@@ -69,7 +69,8 @@ class Team {
   const std::uint64_t sequence;
   const Tag tag;
   std::vector<Desk*> desks;      // by participant, when all share memory; else empty
-  std::size_t chunk = 0;
+  std::size_t chunk = 0;         // bytes of a staging slot
+  int patience = 0;              // how often to look again at a peer's counter before doing something else
   std::uint64_t last_staged = 0;         // last stamp of the set's latest operation that used the slots
   std::vector<Desk*> last_staged_desks;  // and the desks of those who took part in it
 

@@ -94,6 +94,7 @@ std::shared_ptr<Handle> World::enqueue(Request request) {
     }
     in_flight_.fetch_add(1);
     submitted_.push_back({std::move(request), handle, steady_clock::now()});
+    submitted_any_ = true;
   }
   return handle;
 }
@@ -204,10 +205,10 @@ bool World::poll() {
 }
 
 bool World::announce_submissions() {
+  if (!submitted_any_.exchange(false)) return false;
   std::deque<Submission> fresh;
   {
     std::lock_guard lock(mutex_);
-    if (submitted_.empty()) return false;
     fresh.swap(submitted_);
   }
   for (Submission& submission : fresh) {
@@ -338,7 +339,8 @@ bool World::advance(ProcessSet& set, Time now) {
 
 ProcessSet& World::add_set(int id, std::vector<int> ranks) {
   const std::size_t chunk = transport_->shares_memory() ? config_.chunk_bytes : 0;
-  auto made = std::make_unique<ProcessSet>(id, std::move(ranks), *transport_, chunk, config_.fusion_bytes);
+  const int patience = spin_for(*transport_, config_).count() > 0 ? 200 : 0;
+  auto made = std::make_unique<ProcessSet>(id, std::move(ranks), *transport_, chunk, patience, config_.fusion_bytes);
   ProcessSet& set = *made;
   {
     std::lock_guard lock(mutex_);

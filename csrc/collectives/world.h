@@ -88,6 +88,7 @@ class World {
   std::exception_ptr failure_;
   std::map<int, std::unique_ptr<ProcessSet>> sets_;
 
+  std::atomic<bool> submitted_any_{false};  // spares poll() the lock
   std::atomic<int> in_flight_{0};
   std::vector<bool> gone_;  // ranks that have shut down
   struct EarlyDesk {

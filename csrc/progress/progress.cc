@@ -2,6 +2,8 @@
 
 #include <sched.h>
 
+#include "base/relax.h"
+
 namespace sordino {
 namespace {
 
@@ -25,9 +27,7 @@ Progress::Progress(Transport& transport, std::function<bool()> poll, std::functi
 void Progress::rest(std::uint32_t ticket, Clock::time_point idle_since) {
   const auto idle = Clock::now() - idle_since;
   if (idle < spin_) {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#endif
+    relax();
     return;
   }
   if (transport_.rings_always()) {

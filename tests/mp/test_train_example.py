@@ -43,7 +43,9 @@ def words(launcher: mpi.Launcher, ranks: int, *options: object) -> list[str]:
 
 def environment() -> dict[str, str]:
     """Without what `sordino run` would say about the terminal: a plain mpirun does not."""
-    return {name: value for name, value in os.environ.items() if name != "TTY_COMPATIBLE"}
+    kept = {name: value for name, value in os.environ.items() if name != "TTY_COMPATIBLE"}
+    # Threads that sleep instead of spinning: on a busy machine, as a test machine is, ten times faster.
+    return {**kept, "OMP_WAIT_POLICY": "passive"}
 
 
 def run(launcher: mpi.Launcher, ranks: int, *options: object) -> subprocess.CompletedProcess[str]:
@@ -95,7 +97,7 @@ def test_any_number_of_ranks_learns_the_same(
 def test_what_one_process_reports(alone: dict[str, Any]) -> None:
     assert alone["bytes_sent_per_worker_per_step"] == 0
     assert alone["args"]["algorithm"] == "allreduce"
-    assert alone["parameters"] == 72106
+    assert alone["parameters"] == 71754
     assert set(alone["versions"]) == {"sordino", "python", "torch", "numpy"}
     for line in ("test accuracy", "images/s", "exposed communication", "bytes per worker and step"):
         assert line in alone["output"]

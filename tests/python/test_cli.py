@@ -30,7 +30,7 @@ HYDRA = mpi.Launcher(Path("/opt/mpi/bin/mpirun"), "hydra", "Version: 4.3")
 BUILD: dict[str, Any] = {
     "version": "0.1.0",
     "compiler": "GNU 12",
-    "mpi": {"library": "Open MPI v5.0.11\nmore", "mpicc": "/opt/mpi/bin/mpicc", "path": "/opt/mpi"},
+    "mpi": {"library": "mpicc: Open MPI 5.0.11 (Language: C)", "mpicc": "/opt/mpi/bin/mpicc", "path": "/opt/mpi"},
     "cuda": None,
     "cpu_level": "avx2",
 }
@@ -326,13 +326,20 @@ def test_torch(probe: dict[str, str], status: str, found: str) -> None:
 
 def test_mpi_of_build_and_of_run_time() -> None:
     same = {"ok": True, "library": "Open MPI v5.0.11\nmore", "error": ""}
+    newer = {"ok": True, "library": "Open MPI v5.0.12, package: x 1.2", "error": ""}
     other = {"ok": True, "library": "Open MPI v4.1.4", "error": ""}
+    foreign = {"ok": True, "library": "MPICH Version:      5.0.0\nMPICH Release date: x", "error": ""}
     broken = {"ok": False, "library": "", "error": "libmpi.so.40: cannot open shared object file"}
     assert checks.check_mpi_build(BUILD).status == "ok"
-    assert checks.check_mpi_runtime(BUILD, same) == checks.Check("MPI at run time", "ok", "Open MPI v5.0.11")
-    for probe, found in ((other, "v4.1.4; the core was built with Open MPI v5.0.11"), (broken, "libmpi.so.40")):
+    assert checks.check_mpi_runtime(BUILD, same) == checks.Check("MPI at run time", "ok", "Open MPI 5.0.11")
+    for probe, status, found in (
+        (newer, "warn", "Open MPI 5.0.12; the core was built with Open MPI 5.0.11"),
+        (other, "fail", "Open MPI 4.1.4; the core was built with Open MPI 5.0.11"),
+        (foreign, "fail", "MPICH 5.0.0; the core"),
+        (broken, "fail", "libmpi.so.40"),
+    ):
         check = checks.check_mpi_runtime(BUILD, probe)
-        assert check.status == "fail"
+        assert check.status == status
         assert found in check.found
         assert check.mend
     without = {**BUILD, "mpi": None}

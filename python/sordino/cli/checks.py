@@ -143,11 +143,13 @@ def check_mpi_runtime(build: Mapping[str, Any], probe: Mapping[str, Any]) -> Che
         return Check(name, "warn", "not looked for: the core was built without MPI", f"{mpi.INSTALL}; then {_REBUILD}")
     if not probe["ok"]:
         return Check(name, "fail", _first_line(probe["error"]), f"{mpi.INSTALL}; then {_REBUILD}")
-    found, built = _first_line(probe["library"]), _first_line(build["mpi"]["library"])
-    if found != built:
-        mend = f"unset LD_LIBRARY_PATH if it names another MPI; or build for this one: {_REBUILD}"
-        return Check(name, "fail", f"{found}; the core was built with {built}", mend)
-    return Check(name, "ok", found)
+    found, built = _mpi_version(probe["library"]), _mpi_version(build["mpi"]["library"])
+    if found == built:
+        return Check(name, "ok", found)
+    mend = f"unset LD_LIBRARY_PATH if it names another MPI; or build for this one: {_REBUILD}"
+    # Within a major version the ABI stays.
+    status: Literal["warn", "fail"] = "warn" if found.partition(".")[0] == built.partition(".")[0] else "fail"
+    return Check(name, status, f"{found}; the core was built with {built}", mend)
 
 
 def check_mpirun(build: Mapping[str, Any]) -> tuple[mpi.Launcher | None, Check]:
@@ -222,6 +224,13 @@ def check_smoke(launcher: mpi.Launcher) -> Check:
     telling = [line for line in said if re.match(r"[\w.]+(Error|Lost|Timeout|Mismatch|NotBuilt)\b", line)] or said
     found = f"exit status {status}: {telling[0] if telling else 'no output'}"
     return Check(name, "fail", found, "see the whole output with `sordino run -np 2 -- python -m sordino.cli.smoke`")
+
+
+def _mpi_version(text: str) -> str:
+    """`Open MPI 5.0.11` from what mpicc or the library says of itself, in many words and some order of them."""
+    family = re.search(r"Open MPI|MVAPICH|Intel\(R\) MPI|Cray MPICH|MPICH", text)
+    number = re.search(r"\d+(\.\d+)+", text)
+    return f"{family[0]} {number[0]}" if family and number else _first_line(text)
 
 
 def _first_line(text: str) -> str:

@@ -22,6 +22,7 @@ class AdasumSteps:
 
     in_flight = False
     ready = False
+    done = False
 
     def __init__(
         self,

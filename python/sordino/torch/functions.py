@@ -55,14 +55,14 @@ def broadcast_optimizer_state(
 ) -> None:
     """Copies an optimizer's state and hyper-parameters from `root_rank` to all other ranks.
 
-    Ranks whose optimizer has no state yet get it from the root, without a step being taken anywhere.
+    Ranks whose optimizer has no state yet get it from the root, without a step being taken anywhere. As in Horovod,
+    parameters of an optimizer without state that have no gradient have a zero one afterwards.
 
     Args:
         optimizer: plain or wrapped; the same parameters in the same groups on all ranks.
         root_rank: the rank whose state everybody gets.
-        model: accepted for Horovod's sake, not needed.
+        model: where given, embeddings with sparse gradients get a sparse zero.
     """
-    del model
     if isinstance(optimizer, torch.optim.LBFGS):
         raise UsageError("cannot broadcast torch.optim.LBFGS state")
     context = current()
@@ -74,6 +74,8 @@ def broadcast_optimizer_state(
             return _TensorPlace(tuple(value.shape), value.dtype)
         return value
 
+    if not optimizer.state:
+        _zero_missing_gradients(optimizer, model)
     state = optimizer.state_dict()
     skeleton = None
     if context.rank == root_rank:
@@ -94,6 +96,17 @@ def broadcast_optimizer_state(
     broadcast_parameters([(f"optimizer_state.{index}", tensor) for index, tensor in enumerate(tensors)], root_rank)
     if context.rank != root_rank:
         optimizer.load_state_dict(skeleton)
+
+
+def _zero_missing_gradients(optimizer: torch.optim.Optimizer, model: torch.nn.Module | None) -> None:
+    embeddings = (torch.nn.Embedding, torch.nn.EmbeddingBag)
+    modules = () if model is None else model.modules()
+    sparse = {module.weight for module in modules if isinstance(module, embeddings) and module.sparse}
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.requires_grad and parameter.grad is None:
+                zero = torch.zeros_like(parameter)
+                parameter.grad = zero.to_sparse(1) if parameter in sparse else zero
 
 
 class _TensorPlace:

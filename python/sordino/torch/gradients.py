@@ -230,13 +230,13 @@ class GradientReducer:
     # ---- one segment -------------------------------------------------------------------------------------------
 
     def _dense_gradient(self, index: int) -> torch.Tensor | None:
-        """The parameter's gradient, made dense and laid out like the parameter; None if there is none."""
+        """The parameter's gradient, dense and laid out like the parameter; None if there is none."""
         parameter = self.parameters[index]
         grad = parameter.grad
         if grad is None:
             return None
         if grad.is_sparse:
-            grad = parameter.grad = grad.to_dense()
+            return torch.zeros_like(parameter).add_(grad)
         if grad.stride() != dense_strides(parameter):
             grad = torch.empty_like(parameter, memory_format=torch.preserve_format).copy_(grad)
             parameter.grad = grad
@@ -335,6 +335,8 @@ class GradientReducer:
             parameter = self.parameters[i]
             if parameter.grad is None:
                 parameter.grad = grad
+            elif parameter.grad.is_sparse:
+                parameter.grad = grad.to_sparse(parameter.grad.sparse_dim())  # optimizers of sparse gradients want them back
             elif parameter.grad is not grad and grad.data_ptr() != parameter.grad.data_ptr():
                 parameter.grad.copy_(grad)
             self._kept[i] = weakref.ref(parameter.grad)
@@ -363,6 +365,11 @@ class GradientReducer:
     def in_flight(self) -> bool:
         """Whether reductions have been started and not been waited for."""
         return bool(self._sparse_finish) or any(segment.handle is not None for segment in self._segments or ())
+
+    @property
+    def done(self) -> bool:
+        """Whether this cycle's gradients are reduced already."""
+        return self._done
 
     @property
     def ready(self) -> bool:

@@ -442,8 +442,8 @@ def grouped_reducescatter_async(
 def join(device: int = -1) -> int:
     """Says that this rank has no more data and waits until all ranks say so.
 
-    Until then it contributes zeros to the others' all-reduces (Average still divides by the full size) and no rows to
-    their allgathers.
+    Until then it contributes zeros to the others' all-reduces (Average still divides by the full size) and their
+    barriers do not wait for it; their other operations raise OperationMismatch, for nothing can stand for its data.
 
     Args:
         device: ignored; Horovod has it for GPUs.

@@ -5,6 +5,7 @@ arithmetic. All that a user or a scheduler reads or writes (param_groups, state,
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Callable
@@ -132,6 +133,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             algorithm=resolve(algorithm),
         )
         self._may_synchronize = True
+        self._asked = False  # synchronize() was called for this step's gradients
         self._reducer = self._make_reducer(compare=True)
 
     # GradScaler must unscale by itself: a wrapped optimizer that can do it would not see the scale.
@@ -168,7 +170,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
         # GradScaler.unscale_ and others reach the gradients through here after backward: they must see reduced ones.
         if self._may_synchronize and self._reducer.ready:
-            self.synchronize()
+            self._reducer.synchronize()
         return self._inner.param_groups
 
     @param_groups.setter
@@ -195,6 +197,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if name == "_inner":  # half-built, as copy and pickle make it
             raise AttributeError(name)
         return getattr(self._inner, name)
+
+    @property
+    def _parameter_names(self) -> dict[torch.Tensor, str]:
+        # Horovod's name for it, which scripts and its tests read.
+        return self._names
 
     def state_dict(self) -> dict[str, Any]:
         """The wrapped optimizer's state, loadable with and without Sordino."""
@@ -239,6 +246,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._names = dict(zip(_parameters(self._inner), state["names"]))
         self._options = state["options"]
         self._may_synchronize = True
+        self._asked = False  # synchronize() was called for this step's gradients
         self._reducer = self._make_reducer(compare=False)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DistributedOptimizer:
@@ -267,6 +275,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def synchronize(self) -> None:
         """Waits until all gradients are reduced: call it to clip or inspect them before `step()`."""
         self._reducer.synchronize()
+        self._asked = True
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
@@ -285,6 +294,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Args:
             closure: as of the wrapped optimizer; gradients are reduced after each evaluation of it.
         """
+        if self._may_synchronize and self._asked and self._reducer.done:
+            warnings.warn(
+                "optimizer.step() called without optimizer.skip_synchronize() context after optimizer.synchronize(). "
+                "The gradients are not reduced again; Horovod would.",
+                stacklevel=2,
+            )
+        self._asked = False
         return self._reducer.step(self._inner, closure, self._may_synchronize)
 
     def zero_grad(self, set_to_none: bool = True) -> None:

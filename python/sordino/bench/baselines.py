@@ -1,0 +1,157 @@
+"""The libraries that Sordino is compared with, as far as this machine has them. None of them is required."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import torch
+
+from sordino._core import build_info, launcher
+from sordino.bench.common import without_paths
+from sordino.bench.timing import Team
+from sordino.errors import UsageError
+
+KNOWN = ("mpi", "gloo", "horovod")
+LABELS = {"mpi": "MPI", "gloo": "Gloo", "horovod": "Horovod"}
+
+
+@dataclass
+class Baselines:
+    """What was found.
+
+    Attributes:
+        mpi: the module mpi4py.MPI, or None.
+        gloo: torch.distributed with a default group over Gloo, or None.
+        horovod: the module horovod.torch, initialized, or None.
+        notes: for each baseline asked for, its version, or that it was not found and why.
+    """
+
+    mpi: Any = None
+    gloo: Any = None
+    horovod: Any = None
+    notes: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def found(self) -> list[str]:
+        return [name for name in KNOWN if getattr(self, name) is not None]
+
+    def close(self) -> None:
+        """Lets go of what `open_all` started. Collective."""
+        if self.horovod is not None:
+            self.horovod.shutdown()
+        if self.gloo is not None:
+            self.gloo.destroy_process_group()
+
+
+def parse_names(text: str) -> list[str]:
+    """The baselines of a comma-separated list; "none" or "" for none. UsageError for one that is not known."""
+    names = [name.strip().lower() for name in text.split(",") if name.strip() not in ("", "none")]
+    unknown = [name for name in names if name not in KNOWN]
+    if unknown:
+        raise UsageError(f"unknown baseline {', '.join(unknown)}; known are {', '.join(KNOWN)}")
+    return [name for name in KNOWN if name in names]
+
+
+def start() -> tuple[Team, str | None]:
+    """Initializes MPI (through mpi4py, if it is there) and Sordino. Collective.
+
+    mpi4py goes first and so is the one that ends MPI at exit: Horovod can then be shut down before Sordino, or after.
+
+    Returns:
+        The team of all ranks, and what the MPI library calls itself.
+    """
+    import sordino.torch as hvd
+
+    library = None
+    mpi = None
+    if launcher()[0] > 0:
+        mpi, _ = _import("mpi4py.MPI")
+    hvd.init()
+    everywhere = hvd.allreduce(torch.tensor(int(mpi is not None)), op=hvd.Min, name="bench.mpi4py").item()
+    communicator = None
+    if mpi is not None and everywhere:
+        library = _version(mpi)
+        communicator = mpi.COMM_WORLD.Dup()
+    elif hvd.mpi_enabled():
+        library = str(build_info()["mpi"]["library"])
+    return Team(hvd.rank(), hvd.size(), communicator), library
+
+
+def _version(mpi: Any) -> str:
+    return str(mpi.Get_library_version().split(",")[0].strip(" \0\n"))
+
+
+def open_all(names: Sequence[str], team: Team) -> Baselines:
+    """Loads and initializes the baselines that every rank has. Collective; never fails for want of one."""
+    all_baselines = Baselines()
+    openers: dict[str, Callable[[Team], tuple[Any, str]]] = {
+        "mpi": _open_mpi,
+        "gloo": _open_gloo,
+        "horovod": _open_horovod,
+    }
+    for name in names:
+        module, note = (None, "needs two ranks") if team.size == 1 else openers[name](team)
+        setattr(all_baselines, name, module)
+        all_baselines.notes[name] = without_paths(note)
+    return all_baselines
+
+
+def _import(name: str) -> tuple[Any, str]:
+    try:
+        return importlib.import_module(name), ""
+    except Exception as error:
+        # A baseline may fail to load in any way (a missing library, an MPI of another make): all mean "not there".
+        return None, f"{type(error).__name__}: {error}".splitlines()[0]
+
+
+def _on_all(team: Team, available: bool) -> bool:
+    return bool(team.maximum(np.array([0.0 if available else 1.0]))[0] == 0)
+
+
+def _open_mpi(team: Team) -> tuple[Any, str]:
+    module, problem = _import("mpi4py.MPI") if team.communicator is not None else (None, "mpi4py is not installed")
+    if not _on_all(team, module is not None):
+        return None, f"not found ({problem or 'other ranks lack it'})"
+    return module, _version(module)
+
+
+def _open_gloo(team: Team) -> tuple[Any, str]:
+    import sordino.torch as hvd
+
+    distributed = torch.distributed
+    available = distributed.is_available() and distributed.is_gloo_available()
+    if not _on_all(team, available):
+        return None, "not found (torch is built without it)"
+    one_node = hvd.local_size() == team.size
+    if one_node:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    address = None
+    if team.rank == 0:
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            address = ("127.0.0.1" if one_node else socket.gethostname(), probe.getsockname()[1])
+    host, port = hvd.broadcast_object(address, root_rank=0, name="bench.gloo")
+    limit = timedelta(seconds=60)
+    store = distributed.TCPStore(host, port, team.size, team.rank == 0, timeout=limit)
+    distributed.init_process_group("gloo", store=store, rank=team.rank, world_size=team.size)
+    return distributed, f"of torch {torch.__version__}"
+
+
+def _open_horovod(team: Team) -> tuple[Any, str]:
+    module, problem = _import("horovod.torch")
+    if not _on_all(team, module is not None):
+        return None, f"not found ({problem or 'other ranks lack it'})"
+    try:
+        module.init()
+    except Exception as error:
+        module, problem = None, f"{type(error).__name__}: {error}".splitlines()[0]
+    if not _on_all(team, module is not None and module.size() == team.size):
+        return None, f"does not start ({problem or 'other ranks failed'})"
+    return module, str(importlib.import_module("horovod").__version__)

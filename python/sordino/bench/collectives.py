@@ -1,0 +1,210 @@
+"""All-reduce of float32 against MPI, Gloo, Horovod and the memory floor, interleaved in one run.
+
+  mpirun -np 2 python benchmarks/collectives.py --baselines mpi,gloo,horovod
+
+Contestants, each with memory of its own, each checked once a size:
+  arena     sordino allreduce_(op=Average) of an hvd.shared_empty tensor, in place
+  ordinary  the same of an ordinary tensor
+  floor     no communication: all ranks at once read and write, in private memory, the bytes of an in-place average
+  mpi       MPI_Allreduce, in place, MPI_SUM (a plain sum: less than the others do)
+  gloo      torch.distributed.all_reduce, then the division
+  horovod   horovod.torch.allreduce_(op=Average)
+Calls are blocking and named, so that Horovod's cache of responses serves it. A time is the slowest rank's, from a
+common barrier to the return of the call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+import sordino.torch as hvd
+from sordino._core import kernels
+from sordino.bench import baselines, common, report
+from sordino.bench.baselines import Baselines
+from sordino.bench.common import Results
+from sordino.bench.timing import Team, race
+from sordino.torch.ops import Sum
+from sordino.torch.tensors import DTYPE_CODES
+
+SIZES = "4KiB,16KiB,64KiB,256KiB,1MiB,4MiB,16MiB,64MiB,256MiB"
+ORDER = ("arena", "ordinary", "floor", "mpi", "gloo", "horovod")
+
+
+@dataclass
+class Contestant:
+    """One way to reduce.
+
+    Attributes:
+        tensor: what it works on; rank r's input is r + 1 everywhere, in the check.
+        run: one blocking call.
+        averages: whether the result is the average (or the sum).
+    """
+
+    tensor: torch.Tensor
+    run: Callable[[], object]
+    averages: bool = True
+
+    def is_right(self, team: Team) -> bool:
+        """Runs it once on known input. Collective."""
+        self.tensor.fill_(team.rank + 1)
+        self.run()
+        expected = team.size * (team.size + 1) / 2 / (team.size if self.averages else 1)
+        wrong = not bool((self.tensor == expected).all())
+        return bool(team.maximum(np.array([float(wrong)]))[0] == 0)
+
+
+def _arena(name: str, count: int) -> Contestant:
+    tensor = hvd.shared_empty(count, dtype=torch.float32)
+    return Contestant(tensor, lambda: hvd.allreduce_(tensor, name=name, op=hvd.Average))
+
+
+def _ordinary(name: str, count: int) -> Contestant:
+    tensor = torch.zeros(count)
+    return Contestant(tensor, lambda: hvd.allreduce_(tensor, name=name, op=hvd.Average))
+
+
+def _floor(team: Team, count: int) -> Contestant:
+    """Reads and writes one rank's share of all ranks' arrays, as an in-place average must."""
+    share = -(-count // team.size)
+    arrays = torch.full((team.size, share), 1.5)
+    places = [row.data_ptr() for row in arrays]
+    code = DTYPE_CODES[torch.float32]
+    return Contestant(arrays, lambda: kernels.reduce(Sum, code, places, places, share, 1.0, 1 / team.size))
+
+
+def _mpi(found: Baselines, team: Team, count: int) -> Contestant:
+    mpi, communicator = found.mpi, team.communicator
+    tensor = torch.zeros(count)
+    buffer = tensor.numpy()
+    return Contestant(tensor, lambda: communicator.Allreduce(mpi.IN_PLACE, buffer, op=mpi.SUM), averages=False)
+
+
+def _gloo(found: Baselines, team: Team, count: int) -> Contestant:
+    tensor = torch.zeros(count)
+
+    def run() -> None:
+        found.gloo.all_reduce(tensor)
+        tensor.div_(team.size)
+
+    return Contestant(tensor, run)
+
+
+def _horovod(found: Baselines, name: str, count: int) -> Contestant:
+    tensor = torch.zeros(count)
+    horovod = found.horovod
+    return Contestant(tensor, lambda: horovod.allreduce_(tensor, name=name, op=horovod.Average))
+
+
+def measure(size: int, found: Baselines, team: Team, budget: float) -> Results:
+    """One row of the results: every contestant on `size` bytes. Collective."""
+    count = size // 4
+    name = f"bench.{size}"
+    contestants = {
+        "arena": _arena(f"{name}.arena", count),
+        "ordinary": _ordinary(f"{name}.ordinary", count),
+        "floor": _floor(team, count),
+    }
+    if found.mpi is not None:
+        contestants["mpi"] = _mpi(found, team, count)
+    if found.gloo is not None:
+        contestants["gloo"] = _gloo(found, team, count)
+    if found.horovod is not None:
+        contestants["horovod"] = _horovod(found, name, count)
+    right = {key: one.is_right(team) for key, one in contestants.items() if key != "floor"}
+    for key, one in contestants.items():
+        # Sums grow from call to call unless they are of zeros; averages of equal numbers stay what they are.
+        one.tensor.fill_(1.5 if one.averages else 0.0)
+        if key == "floor":
+            right[key] = True
+    samples = race({key: one.run for key, one in contestants.items()}, team, budget)
+    entries = {}
+    for key in contestants:
+        summary = samples[key].summary()
+        speed = size / summary["median"] / 1e9
+        entries[key] = summary | {
+            "algbw": speed,
+            "busbw": speed * 2 * (team.size - 1) / team.size,
+            "right": right[key],
+        }
+    return {"bytes": size, "contestants": entries}
+
+
+def ratio(row: Results, over: str, under: str) -> float | None:
+    """How many times longer `over` took than `under`; None if one was not measured."""
+    entries = row["contestants"]
+    if over not in entries or under not in entries:
+        return None
+    return float(entries[over]["median"] / entries[under]["median"])
+
+
+def targets(rows: Sequence[Results]) -> list[Results]:
+    """The requirements on two ranks of one two-core machine."""
+    by_size = {row["bytes"]: row for row in rows}
+    large, small = by_size.get(64 << 20), by_size.get(64 << 10)
+    entries = []
+    for row, key, other, limit in (
+        (large, "arena", "horovod", 5.0),
+        (large, "arena", "mpi", 4.0),
+        (large, "ordinary", "horovod", 2.5),
+        (small, "ordinary", "horovod", 20.0),
+    ):
+        if row is not None:
+            what = f"{common.format_bytes(row['bytes'])}: {key} faster than {baselines.LABELS[other]}"
+            entries.append(common.target(what, ratio(row, other, key), limit, at_least=True))
+    if large is not None:
+        entries.append(common.target("64 MiB: arena against the floor", ratio(large, "arena", "floor"), 1.5, False))
+    for key in ("arena", "ordinary"):
+        from_256k = [row for row in rows if row["bytes"] >= 256 << 10]
+        found = [(ratio(row, "mpi", key), row["bytes"]) for row in from_256k]
+        worst = min(((value, size) for value, size in found if value is not None), default=None)
+        if from_256k:
+            where = f" (worst: {common.format_bytes(worst[1])})" if worst else ""
+            value = worst[0] if worst else None
+            entries.append(common.target(f"from 256 KiB: {key} never slower than MPI{where}", value, 1.0, True))
+    return entries
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the benchmark on all ranks. Status 1 if a contestant computed something wrong."""
+    options = common.parser("collectives", __doc__, 8.0, "size")
+    options.add_argument(
+        "--baselines", default="mpi,gloo,horovod", metavar="LIST", help="of mpi, gloo, horovod; or none"
+    )
+    options.add_argument("--sizes", default=SIZES, metavar="LIST", help=f"default {SIZES}")
+    chosen = options.parse_args(argv)
+    sizes = [common.parse_bytes(text) for text in chosen.sizes.split(",")]
+    names = baselines.parse_names(chosen.baselines)
+    torch.set_num_threads(1)
+    team, library = baselines.start()
+    found_machine = common.machine(library)
+    found = baselines.open_all(names, team)
+    rows = []
+    for size in sizes:
+        rows.append(measure(size, found, team, 0.3 if chosen.quick else chosen.budget))
+        if team.rank == 0:
+            times = {key: common.format_seconds(one["median"]) for key, one in rows[-1]["contestants"].items()}
+            common.log(f"{common.format_bytes(size):>8}: {', '.join(f'{key} {text}' for key, text in times.items())}")
+    found.close()
+    wrong = [
+        f"{key} at {row['bytes']} bytes" for row in rows for key, one in row["contestants"].items() if not one["right"]
+    ]
+    if team.rank == 0:
+        results: Results = {
+            "benchmark": "collectives",
+            "name": "collectives",
+            "machine": found_machine,
+            "ranks": team.size,
+            "nodes": hvd.cross_size(),
+            "baselines": found.notes,
+            "rows": rows,
+            "targets": targets(rows),
+        }
+        report.publish(results, common.results_folder(chosen))
+        for line in wrong:
+            common.log(f"WRONG RESULT: {line}")
+    hvd.shutdown()
+    return 1 if wrong else 0

@@ -1,0 +1,212 @@
+"""What averaging the gradients of a ResNet-50-shaped model adds to a training step.
+
+  mpirun -np 2 python benchmarks/fusion.py      # against Horovod and DDP-gloo
+  python benchmarks/fusion.py                   # one rank: the overhead of the wrapper
+
+The model has ResNet-50's 161 parameters; its backward makes real gradients of their sizes, one by one, and computes for
+--compute-ms in between. A step is zero_grad, forward, backward, step of plain SGD, on one thread a rank if the ranks
+fill the cores. Contestants take turns in one run: the same step with no communication, with
+sordino.torch.DistributedOptimizer, with Horovod's, and with DistributedDataParallel over Gloo.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+import sordino.torch as hvd
+from sordino.bench import baselines, common, report
+from sordino.bench.baselines import Baselines
+from sordino.bench.common import Results
+from sordino.bench.resnet import Model, Work, resnet50_shapes
+from sordino.bench.timing import Samples, Seconds, Team, race, summarize
+
+LEARNING_RATE = 1e-6
+
+
+@dataclass
+class Trainer:
+    """A model, what steps it, and how long its last backward took."""
+
+    model: Model
+    forward: Callable[[torch.Tensor], torch.Tensor]
+    optimizer: Any
+    set_to_none: bool
+    backward_seconds: float = 0.0
+
+    def step(self) -> None:
+        # The model's zero_grad, not the optimizer's: Horovod's takes no arguments.
+        self.model.zero_grad(set_to_none=self.set_to_none)
+        loss = self.forward(torch.ones(1, requires_grad=True))
+        begin = time.perf_counter()
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.backward_seconds = time.perf_counter() - begin
+        self.optimizer.step()
+
+    def gradients_are(self, value: float) -> bool:
+        """Whether all gradients of the last step have this value everywhere."""
+        grads = [parameter.grad for parameter in self.model.parameters()]
+        return all(grad is not None and bool((grad == value).all()) for grad in grads)
+
+
+def _plain(model: Model, found: Baselines) -> tuple[Any, Any]:
+    return model, torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+
+
+def _sordino(model: Model, found: Baselines) -> tuple[Any, Any]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+    return model, hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+
+
+def _horovod(model: Model, found: Baselines) -> tuple[Any, Any]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+    return model, found.horovod.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+
+
+def _gloo(model: Model, found: Baselines) -> tuple[Any, Any]:
+    wrapped = torch.nn.parallel.DistributedDataParallel(model)
+    return wrapped, torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+
+
+_MAKERS = {"plain": _plain, "sordino": _sordino, "horovod": _horovod, "gloo": _gloo}
+
+
+def _agree(team: Team, fine: bool) -> bool:
+    return bool(team.maximum(np.array([0.0 if fine else 1.0]))[0] == 0)
+
+
+def prepare(
+    names: Sequence[str], found: Baselines, team: Team, work: Work, pieces: int, set_to_none: bool
+) -> tuple[dict[str, Trainer], dict[str, str]]:
+    """The trainers that work and give the right gradients, and what is wrong with the others. Collective."""
+    trainers: dict[str, Trainer] = {}
+    failed: dict[str, str] = {}
+    average = (team.size + 1) / 2
+    for name in names:
+        problem = ""
+        try:
+            model = Model(work, pieces, team.rank + 1.0)
+            forward, optimizer = _MAKERS[name](model, found)
+            trainer = Trainer(model, forward, optimizer, set_to_none)
+            for _ in range(3):
+                trainer.step()
+            if not trainer.gradients_are(team.rank + 1.0 if name == "plain" else average):
+                problem = "wrong gradients"
+        except Exception as error:
+            if name in ("plain", "sordino"):
+                raise
+            problem = f"{type(error).__name__}: {error}".splitlines()[0]
+        if _agree(team, not problem):
+            trainers[name] = trainer
+        else:
+            failed[name] = common.without_paths(problem or "failed on another rank")
+    return trainers, failed
+
+
+def backward_time(trainer: Trainer, team: Team, count: int) -> dict[str, float]:
+    """How long backward takes without communication."""
+    seconds = []
+    for _ in range(count):
+        team.barrier()
+        trainer.step()
+        seconds.append(trainer.backward_seconds)
+    return summarize(team.maximum(np.array(seconds)))
+
+
+def exposed(samples: dict[str, Samples], name: str) -> Seconds:
+    """For every round, the step with communication less the one without."""
+    return samples[name].round_medians - samples["plain"].round_medians
+
+
+def measure_mode(
+    trainers: dict[str, Trainer], failed: dict[str, str], team: Team, budget: float, rounds: int
+) -> Results:
+    """The results of one way of zeroing gradients. Collective."""
+    samples = race({name: one.step for name, one in trainers.items()}, team, budget, rounds=rounds)
+    entries: Results = {}
+    for name, one in samples.items():
+        entries[name] = {"step": one.summary()}
+        if name != "plain":
+            entries[name]["exposed"] = summarize(exposed(samples, name))
+    return {"contestants": entries, "failed": failed}
+
+
+def targets(results: Results) -> list[Results]:
+    """The requirements: at several ranks against the baselines, at one rank against the time of backward."""
+    entries = []
+    for key, mode in results["modes"].items():
+        found = mode["contestants"]
+        ours = found["sordino"]["exposed"]["median"]
+        if results["ranks"] == 1:
+            percent = 100 * ours / results["backward"]["median"]
+            what = f"set_to_none={key}: overhead in percent of backward"
+            entries.append(common.target(what, percent, 2.0, at_least=False))
+            continue
+        for name in ("horovod", "gloo"):
+            value = None
+            if name in found:
+                # Exposure of nothing at all, or less, counts as a microsecond.
+                value = found[name]["exposed"]["median"] / max(ours, 1e-6)
+            label = {"horovod": "Horovod", "gloo": "DDP-gloo"}[name]
+            what = f"set_to_none={key}: exposed communication less than {label}'s"
+            entries.append(common.target(what, value, 4.0, at_least=True))
+    return entries
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the benchmark on all ranks."""
+    options = common.parser("fusion", __doc__, 40.0, "way of zeroing gradients")
+    options.add_argument("--baselines", default="gloo,horovod", metavar="LIST", help="of gloo, horovod; or none")
+    options.add_argument(
+        "--compute-ms", type=float, default=100.0, metavar="MS", help="computation in a backward (default 100)"
+    )
+    options.add_argument("--rounds", type=int, default=20, help="turns of each contestant, at most (default 20)")
+    chosen = options.parse_args(argv)
+    names = [name for name in baselines.parse_names(chosen.baselines) if name != "mpi"]
+    team, library = baselines.start()
+    found_machine = common.machine(library)
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // hvd.local_size()) if team.size > 1 else 1)
+    found = baselines.open_all(names, team)
+    work = Work()
+    piece = float(team.maximum(np.array([work.piece_seconds()]))[0])
+    pieces = max(0, round(chosen.compute_ms / 1e3 / piece))
+    shapes = resnet50_shapes()
+    results: Results = {
+        "benchmark": "fusion",
+        "name": "fusion" if team.size > 1 else "fusion_one_rank",
+        "machine": found_machine,
+        "ranks": team.size,
+        "baselines": found.notes,
+        "tensors": len(shapes),
+        "parameters": sum(int(np.prod(shape)) for _, shape in shapes),
+        "compute_ms": chosen.compute_ms,
+        "modes": {},
+    }
+    entrants = ["plain", "sordino", *[name for name in ("horovod", "gloo") if name in found.found]]
+    budget, rounds = (2.0, 3) if chosen.quick else (chosen.budget, chosen.rounds)
+    for set_to_none in (True, False):
+        trainers, failed = prepare(entrants, found, team, work, pieces, set_to_none)
+        if set_to_none:
+            results["backward"] = backward_time(trainers["plain"], team, 3 if chosen.quick else 15)
+        mode = measure_mode(trainers, failed, team, budget, rounds)
+        results["modes"][str(set_to_none)] = mode
+        if team.rank == 0:
+            steps = [
+                f"{key} {common.format_seconds(one['step']['median'])}" for key, one in mode["contestants"].items()
+            ]
+            common.log(f"set_to_none={set_to_none}: {', '.join(steps)}")
+        del trainers
+        gc.collect()
+    found.close()
+    if team.rank == 0:
+        results["targets"] = targets(results)
+        report.publish(results, common.results_folder(chosen))
+    hvd.shutdown()
+    return 0

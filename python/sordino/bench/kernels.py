@@ -1,0 +1,169 @@
+"""The CPU kernels against copies that move the same bytes, on one core, interleaved in one run.
+
+  python benchmarks/kernels.py
+
+  reduce 2->1   a = (a + b) / 2        reads 2, writes 1
+  reduce 2->2   a = b = (a + b) / 2    reads 2, writes 2
+  reduce 4->4   the same of four       reads 4, writes 4
+  scale         a = 0.5 a              reads 1, writes 1
+  axpby         b = 0.9 b + 0.1 a      reads 2, writes 1
+  flatten       ResNet-50's 161 tensors into one buffer, and unflatten back; sizes scaled to fit
+
+Floating types average; integers and bool sum, as their averages are not what training computes. The peer is the faster
+of torch's copy_ and numpy's copyto of a buffer so long that it reads and writes as many bytes in all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+
+from sordino._core import kernels
+from sordino.bench import common, report
+from sordino.bench.common import Results
+from sordino.bench.resnet import resnet50_shapes
+from sordino.bench.timing import Run, Team, race
+from sordino.torch.ops import Sum
+from sordino.torch.tensors import DTYPE_CODES
+
+LIMIT = 1.15
+SIZES = "64MiB,256KiB"
+Task = tuple[str, str, int, Run]  # kernel, dtype, bytes read and written, what runs it
+
+
+class Buffers:
+    """Memory that all kernels of one size share: five operands of `size` bytes, and two for copies of any length."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.operands = [torch.zeros(size, dtype=torch.uint8) for _ in range(5)]
+        self.source = torch.ones(4 * size, dtype=torch.uint8)
+        self.target = torch.zeros(4 * size, dtype=torch.uint8)
+
+    def places(self, count: int) -> list[int]:
+        return [operand.data_ptr() for operand in self.operands[:count]]
+
+    def copies(self, moved: int) -> dict[str, Run]:
+        """Copies that read and write `moved` bytes together."""
+        half = moved // 2
+        source, target = self.source[:half], self.target[:half]
+        from_array, to_array = source.numpy(), target.numpy()
+        return {"torch": lambda: target.copy_(source), "numpy": lambda: np.copyto(to_array, from_array)}
+
+
+def _reduce(code: int, sources: list[int], targets: list[int], count: int, factor: float) -> Run:
+    return lambda: kernels.reduce(Sum, code, sources, targets, count, 1.0, factor)
+
+
+def tasks(buffers: Buffers) -> list[Task]:
+    """Every kernel on every dtype that it is for."""
+    size = buffers.size
+    found: list[Task] = []
+    for dtype, code in DTYPE_CODES.items():
+        name, count = str(dtype).removeprefix("torch."), size // dtype.itemsize
+        for inputs, outputs in ((2, 1), (2, 2), (4, 4)):
+            factor = 1 / inputs if dtype.is_floating_point else 1.0
+            run = _reduce(code, buffers.places(inputs), buffers.places(outputs), count, factor)
+            found.append((f"reduce {inputs}->{outputs}", name, (inputs + outputs) * size, run))
+        first, second = buffers.places(2)
+        # Integers are scaled by 1 in effect, but the kernel does not know: it goes through double as for any factor.
+        factor = 0.5
+        if dtype != torch.bool:
+            found.append(("scale", name, 2 * size, _scale(code, first, count, factor)))
+        if dtype.is_floating_point:
+            found.append(("axpby", name, 3 * size, _axpby(code, first, second, count)))
+    return found + _packing(buffers)
+
+
+def _scale(code: int, place: int, count: int, factor: float) -> Run:
+    return lambda: kernels.scale(code, place, count, factor)
+
+
+def _axpby(code: int, x: int, y: int, count: int) -> Run:
+    return lambda: kernels.axpby(code, x, y, count, 0.1, 0.9)
+
+
+def _packing(buffers: Buffers) -> list[Task]:
+    """flatten and unflatten of tensors with ResNet-50's proportions, each in memory of its own."""
+    weights = [int(np.prod(shape)) for _, shape in resnet50_shapes()]
+    lengths = [max(4, weight * buffers.size // sum(weights) // 4 * 4) for weight in weights]
+    lengths[int(np.argmax(lengths))] -= max(0, sum(lengths) - buffers.size)
+    parts = [torch.zeros(length, dtype=torch.uint8) for length in lengths]
+    spans = [(part.data_ptr(), part.numel()) for part in parts]
+    flat = buffers.operands[4].data_ptr()
+
+    def flatten(kept: Sequence[torch.Tensor] = parts) -> None:
+        kernels.flatten(spans, flat)
+
+    def unflatten(kept: Sequence[torch.Tensor] = parts) -> None:
+        kernels.unflatten(flat, spans)
+
+    moved = 2 * sum(lengths)
+    return [("flatten", "any", moved, flatten), ("unflatten", "any", moved, unflatten)]
+
+
+def measure(size: int, budget: float, wanted: Callable[[str], bool]) -> list[Results]:
+    """The rows of one size."""
+    buffers = Buffers(size)
+    rows = []
+    for kernel, dtype, moved, run in tasks(buffers):
+        if not wanted(kernel):
+            continue
+        samples = race({"kernel": run} | buffers.copies(moved), Team(), budget)
+        entries = {name: one.summary() for name, one in samples.items()}
+        copy = min(("torch", "numpy"), key=lambda name: entries[name]["median"])
+        rows.append(
+            {
+                "kernel": kernel,
+                "dtype": dtype,
+                "bytes": size,
+                "moved": moved,
+                "times": entries,
+                "copy": copy,
+                "ratio": entries["kernel"]["median"] / entries[copy]["median"],
+                "gbps": moved / entries["kernel"]["median"] / 1e9,
+            }
+        )
+    return rows
+
+
+def targets(rows: Sequence[Results]) -> list[Results]:
+    """The budget, for each kernel at its worst dtype, at the largest size: it is a budget of memory traffic."""
+    entries = []
+    largest = max((row["bytes"] for row in rows), default=0)
+    for kernel in dict.fromkeys(row["kernel"] for row in rows):
+        found = [row for row in rows if row["kernel"] == kernel and row["bytes"] == largest]
+        for title, group in (("floats", True), ("integers and bool", False), ("bytes", None)):
+            chosen = [row for row in found if (None if row["dtype"] == "any" else "float" in row["dtype"]) is group]
+            if chosen:
+                worst = max(chosen, key=lambda row: row["ratio"])
+                what = f"{kernel}, {title}, {common.format_bytes(largest)} (worst: {worst['dtype']})"
+                entries.append(common.target(what, worst["ratio"], LIMIT, at_least=False))
+    return entries
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the benchmark in this process."""
+    options = common.parser("kernels", __doc__, 0.8, "kernel, dtype and size")
+    options.add_argument("--sizes", default=SIZES, metavar="LIST", help=f"bytes a tensor (default {SIZES})")
+    options.add_argument("--only", default="", metavar="WORD", help="only kernels whose name contains this")
+    chosen = options.parse_args(argv)
+    torch.set_num_threads(1)
+    found_machine = common.machine(None)
+    rows = []
+    for text in chosen.sizes.split(","):
+        size = common.parse_bytes(text)
+        rows += measure(size, 0.02 if chosen.quick else chosen.budget, lambda kernel: chosen.only in kernel)
+        common.log(f"{common.format_bytes(size)} a tensor: done")
+    results: Results = {
+        "benchmark": "kernels",
+        "name": "kernels",
+        "machine": found_machine,
+        "limit": LIMIT,
+        "rows": rows,
+        "targets": targets(rows),
+    }
+    report.publish(results, common.results_folder(chosen))
+    return 0

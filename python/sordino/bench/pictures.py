@@ -1,0 +1,128 @@
+"""The plots. matplotlib is loaded only when one is drawn."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from sordino.bench.common import Results, format_bytes
+from sordino.bench.tables import COLLECTIVES, FUSION
+
+_COLOURS = {
+    "arena": "#0b6e4f",
+    "ordinary": "#5fb49c",
+    "sordino": "#0b6e4f",
+    "floor": "#888888",
+    "plain": "#888888",
+    "mpi": "#c8553d",
+    "gloo": "#e0a458",
+    "horovod": "#3d5a80",
+}
+
+
+def draw(picture: Callable[[Results, Any], None], results: Results, path: Path) -> bool:
+    """Draws one picture into a PNG file; False if matplotlib is not installed."""
+    if importlib.util.find_spec("matplotlib") is None:
+        return False
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure = pyplot.figure(figsize=(11, 4.5), dpi=120, layout="constrained")
+    picture(results, figure)
+    figure.savefig(path, metadata={"Software": None})
+    pyplot.close(figure)
+    return True
+
+
+def collectives(results: Results, figure: Any) -> None:
+    """Time by size, and times faster than each baseline by size."""
+    rows = results["rows"]
+    sizes = [row["bytes"] for row in rows]
+    left, right = figure.subplots(1, 2)
+    keys = [key for key in COLLECTIVES if all(key in row["contestants"] for row in rows)]
+    for key in keys:
+        found = [row["contestants"][key] for row in rows]
+        style = "--" if key == "floor" else "-"
+        left.plot(
+            sizes,
+            [one["median"] * 1e3 for one in found],
+            style,
+            marker="o",
+            ms=3,
+            color=_COLOURS[key],
+            label=COLLECTIVES[key],
+        )
+        left.fill_between(
+            sizes,
+            [one["q1"] * 1e3 for one in found],
+            [one["q3"] * 1e3 for one in found],
+            color=_COLOURS[key],
+            alpha=0.2,
+        )
+    left.set(xscale="log", yscale="log", ylabel="median time, ms", title=f"All-reduce, {results['ranks']} ranks")
+    for other in ("mpi", "gloo", "horovod"):
+        for key, style in (("arena", "-"), ("ordinary", ":")):
+            if other in keys:
+                ratios = [row["contestants"][other]["median"] / row["contestants"][key]["median"] for row in rows]
+                right.plot(sizes, ratios, style, color=_COLOURS[other], label=f"{COLLECTIVES[other]} / {key}")
+    right.axhline(1, color="black", lw=0.8)
+    right.set(xscale="log", yscale="log", title="Times faster than each baseline")
+    for axes in (left, right):
+        axes.set_xticks(sizes, [format_bytes(size) for size in sizes], rotation=45, fontsize=8)
+        axes.minorticks_off()
+        axes.grid(alpha=0.3)
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend(fontsize=8)
+
+
+def fusion(results: Results, figure: Any) -> None:
+    """What each contestant adds to a step."""
+    axes = figure.subplots()
+    modes = results["modes"]
+    keys = [key for key in FUSION if key != "plain" and any(key in mode["contestants"] for mode in modes.values())]
+    width = 0.8 / max(len(keys), 1)
+    for number, key in enumerate(keys):
+        for place, mode in enumerate(modes.values()):
+            if key not in mode["contestants"]:
+                continue
+            one = mode["contestants"][key]["exposed"]
+            low, middle, high = (one[part] * 1e3 for part in ("q1", "median", "q3"))
+            bar = axes.bar(
+                place + number * width,
+                middle,
+                width * 0.9,
+                yerr=[[max(middle - low, 0)], [max(high - middle, 0)]],
+                color=_COLOURS[key],
+                label=FUSION[key] if place == 0 else None,
+            )
+            axes.bar_label(bar, fmt="%.1f", fontsize=8)
+    axes.set_xticks(
+        [place + width * (len(keys) - 1) / 2 for place in range(len(modes))], [f"set_to_none={key}" for key in modes]
+    )
+    axes.set(
+        ylabel="ms added to a step", title=f"{results['parameters'] / 1e6:.1f} M parameters, {results['ranks']} rank(s)"
+    )
+    axes.legend()
+
+
+def kernels(results: Results, figure: Any) -> None:
+    """Every kernel's time over that of a copy, a panel a size."""
+    sizes = list(dict.fromkeys(row["bytes"] for row in results["rows"]))
+    panels = figure.subplots(1, len(sizes), squeeze=False)[0]
+    kinds = list(dict.fromkeys(row["kernel"] for row in results["rows"]))
+    for axes, size in zip(panels, sizes, strict=True):
+        rows = [row for row in results["rows"] if row["bytes"] == size]
+        for dtype in dict.fromkeys(row["dtype"] for row in rows):
+            found = [row for row in rows if row["dtype"] == dtype]
+            axes.plot(
+                [kinds.index(row["kernel"]) for row in found], [row["ratio"] for row in found], "o", ms=4, label=dtype
+            )
+        axes.axhline(results["limit"], color="red", lw=0.8)
+        axes.set_xticks(range(len(kinds)), kinds, rotation=30, fontsize=8)
+        axes.set(title=f"{format_bytes(size)} a tensor", ylabel="time / copy of the same bytes", yscale="log")
+        axes.grid(alpha=0.3)
+    panels[-1].legend(fontsize=7, ncols=2)

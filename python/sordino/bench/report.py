@@ -1,0 +1,78 @@
+"""Markdown and PNG from the JSON files of the benchmarks, so that tables and plots always come from what was measured.
+
+python benchmarks/report.py benchmarks/results/collectives.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from sordino.bench import common, pictures, tables
+from sordino.bench.common import Results
+from sordino.errors import UsageError
+
+_TABLES: dict[str, Callable[[Results], str]] = {
+    "collectives": tables.collectives,
+    "fusion": tables.fusion,
+    "kernels": tables.kernels,
+}
+_PICTURES: dict[str, Callable[[Results, Any], None]] = {
+    "collectives": pictures.collectives,
+    "fusion": pictures.fusion,
+    "kernels": pictures.kernels,
+}
+
+
+def markdown(results: Results) -> str:
+    """The whole report of one benchmark."""
+    return _TABLES[results["benchmark"]](results)
+
+
+def render(path: Path) -> list[Path]:
+    """Writes the Markdown and, where matplotlib is installed, the PNG beside a JSON file; returns what was written.
+
+    Raises:
+        UsageError: the file is not one of ours.
+    """
+    try:
+        results = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path}: {error}") from error
+    if not isinstance(results, dict) or results.get("benchmark") not in _TABLES:
+        raise UsageError(f"{path} is not a result of sordino bench")
+    text = path.with_suffix(".md")
+    text.write_text(markdown(results) + "\n", encoding="utf-8")
+    picture = path.with_suffix(".png")
+    if not pictures.draw(_PICTURES[results["benchmark"]], results, picture):
+        common.log(f"no {picture.name}: matplotlib is not installed (pip install matplotlib)")
+        return [text]
+    return [text, picture]
+
+
+def publish(results: Results, folder: Path | None) -> None:
+    """Prints a report and, if there is a folder, writes the JSON file and what is made of it."""
+    print(markdown(results), flush=True)
+    path = common.write(results, folder)
+    if path is not None:
+        written = [path, *render(path)]
+        common.log(f"written: {', '.join(str(one) for one in written)}")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Makes the reports of the given files again. Status 1 if a file is not one of ours."""
+    parser = argparse.ArgumentParser(
+        prog="report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("files", nargs="+", type=Path, metavar="RESULTS.json")
+    status = 0
+    for path in parser.parse_args(argv).files:
+        try:
+            common.log(f"written: {', '.join(str(one) for one in render(path))}")
+        except UsageError as error:
+            common.log(f"report: {error}")
+            status = 1
+    return status

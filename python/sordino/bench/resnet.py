@@ -1,0 +1,97 @@
+"""A model with ResNet-50's parameters and an adjustable amount of computation, for benchmarks of communication."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+import torch
+
+
+def resnet50_shapes() -> list[tuple[str, tuple[int, ...]]]:
+    """Names and shapes of ResNet-50's 161 parameters, in the order of its modules."""
+    shapes: list[tuple[str, tuple[int, ...]]] = []
+
+    def conv_and_norm(conv: str, norm: str, out: int, into: int, kernel: int) -> None:
+        shapes.append((f"{conv}.weight", (out, into, kernel, kernel)))
+        shapes.extend((f"{norm}.{part}", (out,)) for part in ("weight", "bias"))
+
+    conv_and_norm("conv1", "bn1", 64, 3, 7)
+    into = 64
+    for stage, (blocks, width) in enumerate(zip((3, 4, 6, 3), (64, 128, 256, 512), strict=True), start=1):
+        for block in range(blocks):
+            prefix = f"layer{stage}.{block}"
+            conv_and_norm(f"{prefix}.conv1", f"{prefix}.bn1", width, into, 1)
+            conv_and_norm(f"{prefix}.conv2", f"{prefix}.bn2", width, width, 3)
+            conv_and_norm(f"{prefix}.conv3", f"{prefix}.bn3", 4 * width, width, 1)
+            if block == 0:
+                conv_and_norm(f"{prefix}.downsample.0", f"{prefix}.downsample.1", 4 * width, into, 1)
+            into = 4 * width
+    shapes += [("fc.weight", (1000, into)), ("fc.bias", (1000,))]
+    return shapes
+
+
+class Work:
+    """Computation by the piece: products of small matrices that stay in cache."""
+
+    def __init__(self) -> None:
+        self._left, self._right = torch.rand(96, 96), torch.rand(96, 96)
+        self._product = torch.empty(96, 96)
+
+    def do(self, pieces: int) -> None:
+        for _ in range(pieces):
+            torch.mm(self._left, self._right, out=self._product)
+
+    def piece_seconds(self) -> float:
+        """How long one piece takes here and now, at best."""
+        best = math.inf
+        for _ in range(20):
+            begin = time.perf_counter()
+            self.do(20)
+            best = min(best, (time.perf_counter() - begin) / 20)
+        return best
+
+
+class _Layer(torch.autograd.Function):
+    """Passes a signal through. In backward it computes for a while and makes a gradient of the parameter's size."""
+
+    @staticmethod
+    def forward(ctx: Any, signal: torch.Tensor, parameter: torch.Tensor, work: Work, pieces: int, value: float) -> Any:
+        ctx.shape, ctx.work, ctx.pieces, ctx.value = parameter.shape, work, pieces, value
+        return signal.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+        ctx.work.do(ctx.pieces)
+        return grad, torch.full(ctx.shape, ctx.value), None, None, None
+
+
+class Model(torch.nn.Module):
+    """ResNet-50's parameters behind one another; backward yields their gradients one by one, the last layer's first.
+
+    Args:
+        pieces: pieces of work in all, spread evenly over the parameters of more than one dimension.
+        value: what every element of every gradient is.
+    """
+
+    def __init__(self, work: Work, pieces: int, value: float) -> None:
+        super().__init__()
+        self._work, self._value = work, value
+        named = resnet50_shapes()
+        self._names = [name.replace(".", "_") for name, _ in named]
+        for name, (_, shape) in zip(self._names, named, strict=True):
+            self.register_parameter(name, torch.nn.Parameter(torch.full(shape, 0.01)))
+        heavy = [len(shape) > 1 for _, shape in named]
+        self._pieces = [0] * len(named)
+        done = seen = 0
+        for index, counts in enumerate(heavy):
+            if counts:
+                seen += 1
+                self._pieces[index] = pieces * seen // sum(heavy) - done
+                done += self._pieces[index]
+
+    def forward(self, signal: torch.Tensor) -> torch.Tensor:
+        for name, pieces in zip(self._names, self._pieces, strict=True):
+            signal = _Layer.apply(signal, self.get_parameter(name), self._work, pieces, self._value)  # type: ignore[no-untyped-call]
+        return signal

@@ -1,0 +1,130 @@
+"""The Markdown reports."""
+
+from __future__ import annotations
+
+from sordino.bench import common
+from sordino.bench.common import Results, format_bytes, format_seconds, table
+
+COLLECTIVES = {
+    "arena": "Sordino arena",
+    "ordinary": "Sordino ordinary",
+    "floor": "floor",
+    "mpi": "MPI (sum)",
+    "gloo": "Gloo",
+    "horovod": "Horovod",
+}
+FUSION = {"plain": "no communication", "sordino": "Sordino", "horovod": "Horovod", "gloo": "DDP-gloo"}
+
+
+def _head(results: Results, title: str, what: str) -> list[str]:
+    lines = [f"# {title}", what, f"Machine: {common.describe_machine(results['machine'])}"]
+    notes = results.get("baselines", {})
+    if notes:
+        lines.append("Baselines: " + "; ".join(f"{name} {note}" for name, note in notes.items()) + ".")
+    return lines
+
+
+def _times(over: float, under: float) -> str:
+    return f"{over / under:.2f}×"
+
+
+def collectives(results: Results) -> str:
+    """All-reduce: times, speeds, ratios, targets."""
+    rows = results["rows"]
+    keys = [key for key in COLLECTIVES if any(key in row["contestants"] for row in rows)]
+    heads = ["Size", *[COLLECTIVES[key] for key in keys]]
+    times, speeds, ratios = [], [], []
+    pairs = [(key, other) for key in ("arena", "ordinary") for other in ("mpi", "gloo", "horovod") if other in keys]
+    for row in rows:
+        size, entries = format_bytes(row["bytes"]), row["contestants"]
+        times.append([size, *[f"{format_seconds(entries[key]['median'])}" for key in keys]])
+        speeds.append([size, *[f"{entries[key]['algbw']:.2f} / {entries[key]['busbw']:.2f}" for key in keys]])
+        ratios.append(
+            [size]
+            + [_times(entries[key]["median"], entries["floor"]["median"]) for key in ("arena", "ordinary")]
+            + [_times(entries[other]["median"], entries[key]["median"]) for key, other in pairs]
+        )
+    ratio_heads = ["Size", "arena / floor", "ordinary / floor"] + [f"{COLLECTIVES[b]} / {a}" for a, b in pairs]
+    what = (
+        f"In-place all-reduce of float32 by {results['ranks']} ranks on {results['nodes']} node(s). Median of the "
+        "slowest rank's times, contestants interleaved in one run. MPI sums only; the others average. The floor is "
+        "what the memory traffic of an in-place average takes on private memory, without any communication."
+    )
+    wrong = [
+        f"{COLLECTIVES[key]} at {format_bytes(row['bytes'])}"
+        for row in rows
+        for key, one in row["contestants"].items()
+        if not one["right"]
+    ]
+    blocks = [
+        *_head(results, "All-reduce", what),
+        f"**Wrong results: {', '.join(wrong)}.**" if wrong else "Every contestant's result was checked at every size.",
+        "## Targets",
+        common.target_table(results["targets"]),
+        "## Median time",
+        table(heads, times),
+        "## algbw / busbw, GB/s",
+        table(heads, speeds),
+        "## Ratios (more is better for the baselines, less for the floor)",
+        table(ratio_heads, ratios),
+    ]
+    return "\n\n".join(blocks)
+
+
+def _modes(results: Results) -> list[tuple[str, Results]]:
+    titles = {"True": "zero_grad(set_to_none=True), PyTorch's default", "False": "zero_grad(set_to_none=False)"}
+    return [(titles[key], mode) for key, mode in results["modes"].items()]
+
+
+def fusion(results: Results) -> str:
+    """DistributedOptimizer: exposed communication, or the overhead at one rank."""
+    ranks = results["ranks"]
+    what = (
+        f"One training step on a ResNet-50-shaped set of {results['tensors']} tensors "
+        f"({results['parameters'] / 1e6:.1f} M parameters), {ranks} rank(s), {results['compute_ms']:g} ms of computation in backward, which takes "
+        f"{format_seconds(results['backward']['median'])} in all without communication. "
+        + (
+            "Exposed communication is a step with communication less one without, in the same round of the same run."
+            if ranks > 1
+            else "The overhead is what the wrapper adds to the step of the optimizer that it wraps."
+        )
+    )
+    blocks = [*_head(results, "Fused gradient averaging" if ranks > 1 else "Overhead at one rank", what)]
+    blocks += ["## Targets", common.target_table(results["targets"], unit="×" if ranks > 1 else " %")]
+    for title, mode in _modes(results):
+        base = mode["contestants"].get("sordino", {}).get("exposed")
+        rows = []
+        for key, one in mode["contestants"].items():
+            cells = [FUSION[key], format_seconds(one["step"]["median"])]
+            if key == "plain":
+                rows.append([*cells, "–", "–", "–"])
+                continue
+            exposed = one["exposed"]
+            spread = f"{format_seconds(exposed['q1'])} … {format_seconds(exposed['q3'])}"
+            against = f"{exposed['median'] / base['median']:.2f}×" if base and base["median"] > 0 else "–"
+            rows.append([*cells, format_seconds(exposed["median"]), spread, against])
+        heads = ["", "Step", "Exposed" if ranks > 1 else "Overhead", "Quartiles", "Against Sordino"]
+        blocks += [f"## {title}", table(heads, rows)]
+        if mode["failed"]:
+            blocks.append("Failed: " + "; ".join(f"{FUSION[key]}: {text}" for key, text in mode["failed"].items()))
+    return "\n\n".join(blocks)
+
+
+def kernels(results: Results) -> str:
+    """Kernels: time over that of a copy of the same bytes."""
+    what = (
+        "One core. Each kernel against the fastest of torch's and numpy's copies that read and write as many bytes in "
+        "all, interleaved in one run. A ratio of 1 is as fast as copying."
+    )
+    blocks = [*_head(results, "Kernels", what), "## Targets", common.target_table(results["targets"])]
+    kinds = list(dict.fromkeys(row["kernel"] for row in results["rows"]))
+    for size in dict.fromkeys(row["bytes"] for row in results["rows"]):
+        rows = {(row["kernel"], row["dtype"]): row for row in results["rows"] if row["bytes"] == size}
+        lines = []
+        for dtype in dict.fromkeys(dtype for _, dtype in rows):
+            cells = [f"{rows[kind, dtype]['ratio']:.2f}" if (kind, dtype) in rows else "–" for kind in kinds]
+            lines.append([dtype, *cells])
+        blocks += [f"## {format_bytes(size)} a tensor: time / copy", table(["dtype", *kinds], lines)]
+        speeds = [one["gbps"] for one in rows.values()]
+        blocks.append(f"Speeds: {min(speeds):.1f} to {max(speeds):.1f} GB/s read and written.")
+    return "\n\n".join(blocks)

@@ -1,0 +1,132 @@
+"""Timing that is fair on a shared machine: contestants take turns, ranks start together, the slowest one counts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Seconds = npt.NDArray[np.float64]
+Run = Callable[[], object]
+
+_MOST_IN_A_TURN = 50
+
+
+@dataclass
+class Team:
+    """The ranks that are timed together. It talks through mpi4py where that is loaded, else through Sordino.
+
+    Attributes:
+        communicator: an mpi4py communicator of its own, or None.
+    """
+
+    rank: int = 0
+    size: int = 1
+    communicator: Any = None
+
+    def barrier(self) -> None:
+        """Returns when all ranks have called it."""
+        if self.communicator is not None:
+            self.communicator.Barrier()
+        elif self.size > 1:
+            import sordino.torch as hvd
+
+            hvd.barrier()
+
+    def maximum(self, values: Seconds) -> Seconds:
+        """The element-wise maximum over the ranks. Collective."""
+        if self.size == 1:
+            return values
+        if self.communicator is not None:
+            from mpi4py import MPI
+
+            result = np.empty_like(values)
+            self.communicator.Allreduce(values, result, op=MPI.MAX)
+            return result
+        import torch
+
+        import sordino.torch as hvd
+
+        reduced: Seconds = hvd.allreduce(torch.from_numpy(values), op=hvd.Max, name="bench.maximum").numpy()
+        return reduced
+
+
+@dataclass
+class Samples:
+    """What was measured of one contestant: for each round the seconds of each run, of the slowest rank."""
+
+    rounds: list[Seconds] = field(default_factory=list)
+
+    @property
+    def seconds(self) -> Seconds:
+        return np.concatenate(self.rounds)
+
+    @property
+    def median(self) -> float:
+        return float(np.median(self.seconds))
+
+    @property
+    def round_medians(self) -> Seconds:
+        """One number a round, to be compared with another contestant's of the same round."""
+        return np.array([np.median(one) for one in self.rounds])
+
+    def summary(self) -> dict[str, float]:
+        """Median and quartiles, for the JSON file."""
+        return summarize(self.seconds)
+
+
+def summarize(values: Seconds) -> dict[str, float]:
+    """Median, quartiles, least value and number of some measurements."""
+    low, median, high = (float(value) for value in np.percentile(values, [25, 50, 75]))
+    return {"median": median, "q1": low, "q3": high, "least": float(values.min()), "count": int(values.size)}
+
+
+def time_block(run: Run, team: Team, count: int) -> Seconds:
+    """The local seconds of each of `count` runs, each after a barrier."""
+    seconds = np.empty(count)
+    clock = time.perf_counter
+    for index in range(count):
+        team.barrier()
+        begin = clock()
+        run()
+        seconds[index] = clock() - begin
+    return seconds
+
+
+def race(
+    contestants: Mapping[str, Run], team: Team, budget: float, rounds: int = 20, warmup: int = 3, least_rounds: int = 5
+) -> dict[str, Samples]:
+    """Times contestants against each other. Collective; all ranks pass the same names in the same order.
+
+    In every round each contestant gets one turn of equal length (several runs if they are short), so a slow spell of
+    the machine hits all alike; each round begins with another one, so none always comes after the same neighbour.
+
+    Args:
+        contestants: what to run, by name.
+        team: the ranks that run them.
+        budget: seconds to spend, about. It shortens the turns, then the number of rounds.
+        rounds: how many rounds to spread the budget over.
+        warmup: runs of each contestant before the first round.
+        least_rounds: rounds that are run even when the budget is spent.
+    """
+    names = list(contestants)
+    share = budget / rounds / len(names)
+    counts = {}
+    for name in names:
+        took = time_block(contestants[name], team, warmup)
+        estimate = float(team.maximum(np.array([np.median(took)]))[0])
+        counts[name] = int(np.clip(share / max(estimate, 1e-9), 1, _MOST_IN_A_TURN))
+    samples = {name: Samples() for name in names}
+    begin = time.perf_counter()
+    for number in range(rounds):
+        first = number % len(names)
+        for name in names[first:] + names[:first]:
+            samples[name].rounds.append(team.maximum(time_block(contestants[name], team, counts[name])))
+        elapsed = float(team.maximum(np.array([time.perf_counter() - begin]))[0])
+        if number + 1 >= least_rounds and elapsed > budget:
+            break
+    return samples

@@ -1,0 +1,51 @@
+"""Runs checks on this rank of an MPI job: `mpirun -np N python driver.py FOLDER CHECK...` (tests/mp/test_mpi_checks.py).
+
+Every check gets a world of its own (init and shutdown around it). Rank r appends one line a check to FOLDER/r.jsonl.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import sys
+import traceback
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from checks.registry import all_checks  # noqa: E402
+from sordino.context import current_or_none  # noqa: E402
+
+import sordino.torch as hvd  # noqa: E402
+
+STUCK_S = 240
+
+
+def main() -> None:
+    folder, names = Path(sys.argv[1]), Path(sys.argv[2]).read_text().split("\n")
+    torch.set_num_threads(1)
+    checks = all_checks()
+    for number, name in enumerate(names):
+        faulthandler.dump_traceback_later(STUCK_S, exit=True)
+        hvd.init()
+        rank = hvd.rank()
+        with open(folder / f"{rank}.jsonl", "a") as report:
+            print(json.dumps({"begin": name}), file=report, flush=True)
+            scratch = folder / f"scratch{number}"
+            scratch.mkdir(exist_ok=True)
+            try:
+                line = {"check": name, "log": checks[name].run("mpi", str(scratch)), "error": None}
+            except BaseException as error:
+                line = {"check": name, "log": [], "error": traceback.format_exc()}
+                context = current_or_none()
+                if context is not None:
+                    context.world.abort(f"{type(error).__name__}: {error}")
+            print(json.dumps(line), file=report, flush=True)
+        hvd.shutdown()
+    faulthandler.cancel_dump_traceback_later()
+
+
+if __name__ == "__main__":
+    main()

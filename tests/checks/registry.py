@@ -1,0 +1,128 @@
+"""The table of checks, and running one of them on this rank."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import itertools
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+import sordino.torch as hvd
+
+MODULES = (
+    "adasum",
+    # "agreement",
+    "allreduce",
+    # "autograd",
+    # "batch_norm",
+    # "compiled",
+    # "joining",
+    # "life",
+    # "mismatches",
+    "moving",
+    # "objects",
+    # "optimizer_copies",
+    # "optimizer_gradients",
+    # "optimizer_misuse",
+    # "optimizer_options",
+    # "optimizer_torch",
+    # "optimizers",
+    # "process_sets",
+    "shared",
+    # "sparse",
+)
+
+
+@dataclass
+class Seat:
+    """This rank's place in a check."""
+
+    rank: int
+    size: int
+    transport: str  # "sim" or "mpi"
+    folder: str  # the same on all ranks, empty at the start
+    log: list[tuple[str, str]] = field(default_factory=list)
+
+    def same(self, label: str, *values: Any) -> None:
+        """Says that these values are equal on all ranks, tensors bit for bit."""
+        for value in values:
+            self.log.append((label, digest(value)))
+
+    @property
+    def last(self) -> int:
+        return self.size - 1
+
+
+def digest(value: Any) -> str:
+    if not isinstance(value, torch.Tensor):
+        return repr(value)
+    raw = value.detach().contiguous().reshape(-1).view(torch.uint8) if value.numel() else torch.empty(0)
+    return f"{value.dtype} {tuple(value.shape)} {hashlib.sha256(raw.numpy().tobytes()).hexdigest()}"
+
+
+@dataclass(frozen=True)
+class Check:
+    name: str
+    function: Callable[..., None]
+    arguments: dict[str, Any]
+    least: int  # ranks
+    on: tuple[str, ...]
+
+    def serves(self, transport: str, size: int) -> bool:
+        return transport in self.on and size >= self.least
+
+    def run(self, transport: str, folder: str) -> list[tuple[str, str]]:
+        """Runs on this rank of the current world; returns what must be equal on all ranks."""
+        seat = Seat(hvd.rank(), hvd.size(), transport, folder)
+        self.function(seat, **self.arguments)
+        assert not hvd_leftovers(), f"operations still under way at the end: {hvd_leftovers()}"
+        return seat.log
+
+
+def hvd_leftovers() -> list[str]:
+    from sordino.context import current_or_none
+
+    context = current_or_none()
+    return [] if context is None else list(context.world.names_in_flight())
+
+
+_CHECKS: dict[str, Check] = {}
+
+
+def check(least: int = 1, on: tuple[str, ...] = ("sim", "mpi"), **parameters: Iterable[Any]) -> Callable[..., Any]:
+    """Registers a check for worlds of `least` ranks or more, once for every combination of the parameters' values."""
+
+    def register(function: Callable[..., None]) -> Callable[..., None]:
+        for values in itertools.product(*parameters.values()):
+            label = "-".join(str(value).replace("torch.", "") for value in values)
+            home = function.__module__.rpartition(".")[2]
+            name = f"{home}.{function.__name__}" + (f"[{label}]" if values else "")
+            assert name not in _CHECKS, name
+            _CHECKS[name] = Check(name, function, dict(zip(parameters, values)), least, on)
+        return function
+
+    return register
+
+
+def all_checks() -> dict[str, Check]:
+    for module in MODULES:
+        importlib.import_module(f"checks.{module}")
+    return _CHECKS
+
+
+def compare(logs: list[list[tuple[str, str]]]) -> None:
+    """Asserts that what all ranks called the same is the same."""
+    for rank, log in enumerate(logs):
+        assert len(log) == len(logs[0]), f"rank {rank} and rank 0 logged different things: {log} and {logs[0]}"
+        for (label, here), (other_label, there) in zip(logs[0], log):
+            assert label == other_label, f"rank 0 logged {label}, rank {rank} {other_label}"
+            assert here == there, f"{label} differs: rank 0 has {here}, rank {rank} has {there}"
+
+
+def encode(log: list[tuple[str, str]]) -> str:
+    return json.dumps(log)
