@@ -8,7 +8,7 @@ from __future__ import annotations
 from sordino.algorithms.allreduce import AllReduce
 from sordino.errors import UsageError
 
-__all__ = ["AllReduce", "Algorithm", "names", "resolve"]
+__all__ = ["Algorithm", "AllReduce", "names", "resolve"]
 
 Algorithm = AllReduce  # the union of all algorithm classes
 
@@ -30,4 +30,5 @@ def resolve(algorithm: Algorithm | str | None) -> Algorithm:
         return _BY_NAME[algorithm]()
     if isinstance(algorithm, tuple(_BY_NAME.values())):
         return algorithm
-    raise UsageError(f"algorithm= takes an algorithm of sordino.algorithms, its name or None, not {type(algorithm).__name__}")
+    kind = type(algorithm).__name__
+    raise UsageError(f"algorithm= takes an algorithm of sordino.algorithms, its name or None, not {kind}")

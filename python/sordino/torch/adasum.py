@@ -1,9 +1,9 @@
-"""Adasum for optimizers: step on local gradients, then combine the steps of all ranks (Maleki et al. 2020, section 3)."""
+"""Adasum for optimizers: step on local gradients, then combine all ranks' steps (Maleki et al. 2020, section 3)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 

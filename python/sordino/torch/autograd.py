@@ -7,9 +7,11 @@ from typing import Any
 
 import torch
 
+from sordino.context import current
 from sordino.torch.compression import Compression, Compressor
 from sordino.torch.ops import (
     Average,
+    Reduction,
     Sum,
     allgather_operation,
     allreduce_operation,
@@ -19,14 +21,13 @@ from sordino.torch.ops import (
     resolve_op,
 )
 from sordino.torch.process_sets import ProcessSet, global_process_set
-from sordino.context import current
 
 Tensors = tuple[torch.Tensor, ...]
 
 
-def _allreduce(tensors: Sequence[torch.Tensor], name: str | None, settings: tuple[Any, ...]) -> Tensors:
+def _allreduce(tensors: Sequence[torch.Tensor], name: str | None, settings: Reduction) -> Tensors:
     label = "allreduce" if len(tensors) == 1 else "grouped_allreduce"
-    result: Tensors = allreduce_operation(tensors, False, label, name, *settings, tuple).run()
+    result: Tensors = allreduce_operation(tensors, False, label, name, settings, tuple).run()
     return result
 
 
@@ -34,7 +35,7 @@ class _Allreduce(torch.autograd.Function):
     """Gradient: the same all-reduce of the gradients."""
 
     @staticmethod
-    def forward(ctx: Any, name: str | None, settings: tuple[Any, ...], *tensors: torch.Tensor) -> Tensors:
+    def forward(ctx: Any, name: str | None, settings: Reduction, *tensors: torch.Tensor) -> Tensors:
         ctx.settings = settings
         return _allreduce(tensors, name, settings)
 
@@ -58,7 +59,7 @@ class _Allgather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
-        averages = _allreduce(grads, None, (Average, 1.0, 1.0, ctx.process_set))
+        averages = _allreduce(grads, None, Reduction(Average, 1.0, 1.0, ctx.process_set))
         own = [
             average.narrow(0, start, count).reshape(shape)
             for average, (start, count), shape in zip(averages, ctx.places, ctx.shapes)
@@ -77,7 +78,7 @@ class _Broadcast(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
-        (average,) = _allreduce([grad], None, (Average, 1.0, 1.0, ctx.process_set))
+        (average,) = _allreduce([grad], None, Reduction(Average, 1.0, 1.0, ctx.process_set))
         return (average if current().rank == ctx.root else torch.zeros_like(average), None, None, None)
 
 
@@ -109,10 +110,10 @@ class _Reducescatter(torch.autograd.Function):
     """Gradient: the allgather of the gradients, scaled as the forward was."""
 
     @staticmethod
-    def forward(ctx: Any, name: str | None, settings: tuple[Any, ...], *tensors: torch.Tensor) -> Tensors:
+    def forward(ctx: Any, name: str | None, settings: Reduction, *tensors: torch.Tensor) -> Tensors:
         ctx.settings = settings
         label = "reducescatter" if len(tensors) == 1 else "grouped_reducescatter"
-        result: Tensors = reducescatter_operation(tensors, label, name, *settings, tuple).run()
+        result: Tensors = reducescatter_operation(tensors, label, name, settings, tuple).run()
         return result
 
     @staticmethod
@@ -146,7 +147,8 @@ def allreduce(
         prescale_factor, postscale_factor: multiply the input and the result.
         process_set: the ranks that take part.
     """
-    return grouped_allreduce([tensor], average, name, compression, op, prescale_factor, postscale_factor, process_set)[0]
+    factors = (prescale_factor, postscale_factor)
+    return grouped_allreduce([tensor], average, name, compression, op, *factors, process_set)[0]
 
 
 def grouped_allreduce(
@@ -160,7 +162,7 @@ def grouped_allreduce(
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
     """`allreduce` of several tensors as one operation; dtypes and shapes may differ within it."""
-    settings = (resolve_op(op, average), prescale_factor, postscale_factor, process_set)
+    settings = Reduction(resolve_op(op, average), prescale_factor, postscale_factor, process_set)
     packed = [compression.compress(tensor) for tensor in tensors]
     reduced = _Allreduce.apply(name, settings, *(tensor for tensor, _ in packed))
     return [compression.decompress(tensor, state) for tensor, (_, state) in zip(reduced, packed)]
@@ -225,7 +227,7 @@ def grouped_reducescatter(
     postscale_factor: float = 1.0,
 ) -> list[torch.Tensor]:
     """`reducescatter` of several tensors as one operation."""
-    settings = (resolve_op(op, None), prescale_factor, postscale_factor, process_set)
+    settings = Reduction(resolve_op(op, None), prescale_factor, postscale_factor, process_set)
     packed = [compression.compress(tensor) for tensor in tensors]
     reduced = _Reducescatter.apply(name, settings, *(tensor for tensor, _ in packed))
     return [compression.decompress(tensor, state) for tensor, (_, state) in zip(reduced, packed)]

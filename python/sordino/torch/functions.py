@@ -38,14 +38,16 @@ def broadcast_parameters(params: Mapping[str, Any] | Iterable[Any], root_rank: i
     elif isinstance(params, Iterable) and not isinstance(params, (str, torch.Tensor)):
         entries = [entry if isinstance(entry, tuple) else (None, entry) for entry in params]
     else:
-        raise UsageError(f"invalid params of type: {type(params).__name__}; expected a state_dict, tensors or named tensors")
+        kind = type(params).__name__
+        raise UsageError(f"invalid params of type: {kind}; expected a state_dict, tensors or named tensors")
     handles = []
     for name, tensor in entries:
         if isinstance(tensor, torch.Tensor):
             label = None if name is None else f"parameters.{name}"
             handles.append(broadcast_async_(tensor, root_rank, name=label))
         elif name is None:
-            raise UsageError(f"invalid params: an entry is a {type(tensor).__name__}, not a tensor or a (name, tensor) pair")
+            kind = type(tensor).__name__
+            raise UsageError(f"invalid params: an entry is a {kind}, not a tensor or a (name, tensor) pair")
     for handle in handles:
         synchronize(handle)
 

@@ -12,9 +12,9 @@ into a shared arena once, where the reduction is one pass over memory.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Callable
+from typing import Any
 
 import torch
 
@@ -336,7 +336,8 @@ class GradientReducer:
             if parameter.grad is None:
                 parameter.grad = grad
             elif parameter.grad.is_sparse:
-                parameter.grad = grad.to_sparse(parameter.grad.sparse_dim())  # optimizers of sparse gradients want them back
+                # Optimizers of sparse gradients want them back sparse.
+                parameter.grad = grad.to_sparse(parameter.grad.sparse_dim())
             elif parameter.grad is not grad and grad.data_ptr() != parameter.grad.data_ptr():
                 parameter.grad.copy_(grad)
             self._kept[i] = weakref.ref(parameter.grad)

@@ -7,8 +7,9 @@ reduction, root) is an error on all of them.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
-from typing import Any, Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -40,6 +41,20 @@ def resolve_op(op: int | None, average: bool | None) -> int:
     if not 0 <= chosen < len(_OP_NAMES):
         raise UsageError(f"unknown reduction op={op!r}; expected one of {', '.join(_OP_NAMES)}")
     return chosen
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """How an all-reduce or reducescatter folds, and among whom."""
+
+    op: int
+    prescale: float
+    postscale: float
+    process_set: ProcessSet
+
+    def options(self) -> dict[str, Any]:
+        """The core's arguments."""
+        return {"op": self.op, "prescale": float(self.prescale), "postscale": float(self.postscale)}
 
 
 def _set_id(context: Context, process_set: ProcessSet, label: str) -> int:
@@ -114,10 +129,7 @@ def allreduce_operation(
     in_place: bool,
     label: str,
     name: str | None,
-    op: int,
-    prescale: float,
-    postscale: float,
-    process_set: ProcessSet,
+    reduction: Reduction,
     collect: Callable[[list[torch.Tensor]], Any],
 ) -> Operation:
     """An all-reduce of one or more tensors. `collect` makes the result from the list of outputs."""
@@ -126,7 +138,7 @@ def allreduce_operation(
     sources, outputs, copies = [], [], []
     for tensor in tensors:
         dense = check(tensor)
-        if op == Adasum and not dense.is_floating_point():
+        if reduction.op == Adasum and not dense.is_floating_point():
             raise UsageError(f"Adasum needs floating-point tensors, not {dense.dtype}")
         source = dense.contiguous()
         if in_place:
@@ -144,8 +156,7 @@ def allreduce_operation(
             original.copy_(result)
         return collect(outputs)
 
-    options = dict(op=op, prescale=float(prescale), postscale=float(postscale))
-    return Operation(Kind.ALLREDUCE, label, name, sources, finish, process_set, **options)
+    return Operation(Kind.ALLREDUCE, label, name, sources, finish, reduction.process_set, **reduction.options())
 
 
 def _first(outputs: list[torch.Tensor]) -> torch.Tensor:
@@ -165,9 +176,8 @@ def allreduce_async(
 
     result = postscale_factor * fold(op, prescale_factor * tensor of every rank); Average divides by the set's size.
     """
-    op = resolve_op(op, average)
-    factors = (prescale_factor, postscale_factor)
-    return allreduce_operation([tensor], False, "allreduce", name, op, *factors, process_set, _first).start()
+    reduction = Reduction(resolve_op(op, average), prescale_factor, postscale_factor, process_set)
+    return allreduce_operation([tensor], False, "allreduce", name, reduction, _first).start()
 
 
 def allreduce_async_(
@@ -180,9 +190,8 @@ def allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """Like `allreduce_async`, with the result in `tensor` itself, which must not be touched until `synchronize`."""
-    op = resolve_op(op, average)
-    factors = (prescale_factor, postscale_factor)
-    return allreduce_operation([tensor], True, "allreduce", name, op, *factors, process_set, _first).start()
+    reduction = Reduction(resolve_op(op, average), prescale_factor, postscale_factor, process_set)
+    return allreduce_operation([tensor], True, "allreduce", name, reduction, _first).start()
 
 
 def allreduce_(
@@ -195,9 +204,8 @@ def allreduce_(
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
     """All-reduces `tensor` in place and returns it."""
-    op = resolve_op(op, average)
-    factors = (prescale_factor, postscale_factor)
-    result: torch.Tensor = allreduce_operation([tensor], True, "allreduce", name, op, *factors, process_set, _first).run()
+    reduction = Reduction(resolve_op(op, average), prescale_factor, postscale_factor, process_set)
+    result: torch.Tensor = allreduce_operation([tensor], True, "allreduce", name, reduction, _first).run()
     return result
 
 
@@ -211,9 +219,8 @@ def grouped_allreduce_async(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """Starts an all-reduce of several tensors (dtypes may differ) that runs when all are there; gives a list."""
-    op = resolve_op(op, average)
-    factors = (prescale_factor, postscale_factor)
-    return allreduce_operation(tensors, False, "grouped_allreduce", name, op, *factors, process_set, tuple).start()
+    reduction = Reduction(resolve_op(op, average), prescale_factor, postscale_factor, process_set)
+    return allreduce_operation(tensors, False, "grouped_allreduce", name, reduction, tuple).start()
 
 
 def grouped_allreduce_async_(
@@ -226,9 +233,8 @@ def grouped_allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """Like `grouped_allreduce_async`, in place."""
-    op = resolve_op(op, average)
-    factors = (prescale_factor, postscale_factor)
-    return allreduce_operation(tensors, True, "grouped_allreduce", name, op, *factors, process_set, tuple).start()
+    reduction = Reduction(resolve_op(op, average), prescale_factor, postscale_factor, process_set)
+    return allreduce_operation(tensors, True, "grouped_allreduce", name, reduction, tuple).start()
 
 
 def grouped_allreduce_(
@@ -241,10 +247,9 @@ def grouped_allreduce_(
     process_set: ProcessSet = global_process_set,
 ) -> tuple[torch.Tensor, ...]:
     """All-reduces several tensors in place and returns them."""
-    op = resolve_op(op, average)
-    factors = (prescale_factor, postscale_factor)
+    reduction = Reduction(resolve_op(op, average), prescale_factor, postscale_factor, process_set)
     result: tuple[torch.Tensor, ...] = allreduce_operation(
-        tensors, True, "grouped_allreduce", name, op, *factors, process_set, tuple
+        tensors, True, "grouped_allreduce", name, reduction, tuple
     ).run()
     return result
 
@@ -358,11 +363,15 @@ def alltoall_operation(
             raise UsageError(f"alltoall expects splits to contain 32-bit integer elements, not {table.dtype}.")
         counts = [int(count) for count in table]
         if len(counts) != members:
-            raise UsageError(f"Number of entries in splits ({len(counts)}) does not equal number of workers ({members}).")
+            raise UsageError(
+                f"Number of entries in splits ({len(counts)}) does not equal number of workers ({members})."
+            )
         if any(count < 0 for count in counts):
             raise UsageError(f"splits must not be negative: {counts}")
         if sum(counts) > rows:
-            raise UsageError(f"Sum of splits entries ({sum(counts)}) is greater than the first dimension of tensor ({rows}).")
+            raise UsageError(
+                f"Sum of splits entries ({sum(counts)}) is greater than the first dimension of tensor ({rows})."
+            )
 
     def finish(handle: Handle) -> Any:
         received = torch.tensor(handle.numbers, dtype=torch.int32)
@@ -382,16 +391,13 @@ def reducescatter_operation(
     tensors: Sequence[torch.Tensor],
     label: str,
     name: str | None,
-    op: int,
-    prescale: float,
-    postscale: float,
-    process_set: ProcessSet,
+    reduction: Reduction,
     collect: Callable[[list[torch.Tensor]], Any],
 ) -> Operation:
     """Reduces, and gives each member its rows of the result; the first ones get the extra rows."""
     if not tensors:
         raise UsageError(f"{label} needs at least one tensor")
-    if op == Adasum:
+    if reduction.op == Adasum:
         raise UsageError("Reducescatter does not support Adasum.")
     sources = []
     for tensor in tensors:
@@ -403,9 +409,8 @@ def reducescatter_operation(
     def finish(handle: Handle) -> Any:
         return collect([from_result(result, source.dtype) for result, source in zip(handle.results, sources)])
 
-    options = dict(op=op, prescale=float(prescale), postscale=float(postscale))
     pairs = [(source, None) for source in sources]
-    return Operation(Kind.REDUCESCATTER, label, name, pairs, finish, process_set, **options)
+    return Operation(Kind.REDUCESCATTER, label, name, pairs, finish, reduction.process_set, **reduction.options())
 
 
 def reducescatter_async(
@@ -417,9 +422,8 @@ def reducescatter_async(
     postscale_factor: float = 1.0,
 ) -> int:
     """Starts a reduction of which each rank gets its part of the first dimension."""
-    op = resolve_op(op, None)
-    factors = (prescale_factor, postscale_factor)
-    return reducescatter_operation([tensor], "reducescatter", name, op, *factors, process_set, _first).start()
+    reduction = Reduction(resolve_op(op, None), prescale_factor, postscale_factor, process_set)
+    return reducescatter_operation([tensor], "reducescatter", name, reduction, _first).start()
 
 
 def grouped_reducescatter_async(
@@ -431,9 +435,8 @@ def grouped_reducescatter_async(
     postscale_factor: float = 1.0,
 ) -> int:
     """Starts a reducescatter of several tensors at once."""
-    op = resolve_op(op, None)
-    factors = (prescale_factor, postscale_factor)
-    return reducescatter_operation(tensors, "grouped_reducescatter", name, op, *factors, process_set, tuple).start()
+    reduction = Reduction(resolve_op(op, None), prescale_factor, postscale_factor, process_set)
+    return reducescatter_operation(tensors, "grouped_reducescatter", name, reduction, tuple).start()
 
 
 # ---- join, barrier ---------------------------------------------------------------------------------------------------

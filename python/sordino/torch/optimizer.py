@@ -6,17 +6,19 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Callable
+from itertools import pairwise
+from typing import Any
 
 import torch
 
 from sordino.algorithms import Algorithm, resolve
 from sordino.context import current
 from sordino.errors import UsageError
-from sordino.torch.compression import Compression, Compressor
 from sordino.torch.adasum import AdasumSteps
+from sordino.torch.compression import Compression, Compressor
 from sordino.torch.gradients import GradientReducer, Settings, StepOrderError
 from sordino.torch.ops import Adasum, Average, resolve_op
 from sordino.torch.process_sets import ProcessSet, global_process_set
@@ -36,9 +38,10 @@ def _name_parameters(optimizer: torch.optim.Optimizer, named: Named | None) -> d
         return {p: f"group{g}.parameter{i}" for g, group in groups for i, p in enumerate(group["params"])}
     entries = list(named)
     if not all(isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[0], str) for entry in entries):
-        raise UsageError("named_parameters should be a sequence of tuples (name, parameter), usually model.named_parameters()")
-    seen: set[str] = set()
-    doubles = sorted({name for name, _ in entries if name in seen or seen.add(name)})  # type: ignore[func-returns-value]
+        raise UsageError(
+            "named_parameters should be a sequence of tuples (name, parameter), usually model.named_parameters()"
+        )
+    doubles = sorted(name for name, count in Counter(name for name, _ in entries).items() if count > 1)
     if doubles:
         raise UsageError(f"Parameter names in named_parameters must be unique. Found duplicates: {', '.join(doubles)}")
     names = {parameter: name for name, parameter in entries}
@@ -61,7 +64,7 @@ def _group_indices(groups: Groups, parameters: Sequence[torch.Tensor]) -> tuple[
             raise UsageError(f"groups should be a positive integer or a list of lists of torch.Tensor, not {groups}.")
         size, extra = divmod(len(parameters), groups)
         bounds = [k * size + min(k, extra) for k in range(groups + 1)]
-        return tuple(tuple(range(begin, end)) for begin, end in zip(bounds, bounds[1:]) if begin < end)
+        return tuple(tuple(range(begin, end)) for begin, end in pairwise(bounds) if begin < end)
     index = {id(parameter): i for i, parameter in enumerate(parameters)}
     chosen: set[int] = set()
     result = []
@@ -122,16 +125,16 @@ class DistributedOptimizer(torch.optim.Optimizer):
         # super().__init__ is not called on purpose: there is one set of groups and state, the wrapped optimizer's.
         self._inner = optimizer
         self._names = _name_parameters(optimizer, named_parameters)
-        self._options: dict[str, Any] = dict(
-            compression=compression,
-            backward_passes_per_step=backward_passes_per_step,
-            op=resolve_op(op, None),
-            gradient_predivide_factor=gradient_predivide_factor,
-            groups=groups if groups is not None else (num_groups or None),
-            sparse_as_dense=sparse_as_dense,
-            process_set=process_set,
-            algorithm=resolve(algorithm),
-        )
+        self._options: dict[str, Any] = {
+            "compression": compression,
+            "backward_passes_per_step": backward_passes_per_step,
+            "op": resolve_op(op, None),
+            "gradient_predivide_factor": gradient_predivide_factor,
+            "groups": groups if groups is not None else (num_groups or None),
+            "sparse_as_dense": sparse_as_dense,
+            "process_set": process_set,
+            "algorithm": resolve(algorithm),
+        }
         self._may_synchronize = True
         self._asked = False  # synchronize() was called for this step's gradients
         self._reducer = self._make_reducer(compare=True)

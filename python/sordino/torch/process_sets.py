@@ -135,7 +135,7 @@ def _world_ranks(context: Context, comm: Any) -> list[int]:
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Forgets a process set. Collective over all ranks. Returns False for one that is unknown, or for all ranks' set."""
+    """Forgets a process set. Collective over all ranks. False for one that is unknown, or is that of all ranks."""
     identity = process_set.process_set_id
     if identity is None or identity == 0 or identity not in current().world.sets():
         return False
