@@ -144,7 +144,7 @@ def target_table(targets: Iterable[Results], unit: str = "×") -> str:
 
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table, padded so that it reads well in a terminal too. The first column is text, the others numbers."""
+    """A Markdown table that reads well in a terminal too. The first column is text, the others numbers."""
     lines = [list(headers), *[list(row) for row in rows]]
     widths = [max(len(line[column]) for line in lines) for column in range(len(headers))]
 

@@ -81,7 +81,8 @@ def fusion(results: Results) -> str:
     ranks = results["ranks"]
     what = (
         f"One training step on a ResNet-50-shaped set of {results['tensors']} tensors "
-        f"({results['parameters'] / 1e6:.1f} M parameters), {ranks} rank(s), {results['compute_ms']:g} ms of computation in backward, which takes "
+        f"({results['parameters'] / 1e6:.1f} M parameters), {ranks} rank(s), "
+        f"{results['compute_ms']:g} ms of computation in backward, which takes "
         f"{format_seconds(results['backward']['median'])} in all without communication. "
         + (
             "Exposed communication is a step with communication less one without, in the same round of the same run."
