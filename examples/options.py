@@ -37,7 +37,7 @@ def parse(argv: Sequence[str] | None, description: str) -> argparse.Namespace:
     add("--data-dir", metavar="FOLDER", help="the four .gz files of Fashion-MNIST, if not where Debian puts them")
     add("--epochs", type=int, help="passes over the training images (default: 20 for the digits, else 2)")
     add("--batch-size", type=int, default=128, help="images per step, all ranks together (default: 128)")
-    add("--lr", type=float, default=0.05, help="first learning rate; falls as 1 / (1 + step / 150) (default: 0.05)")
+    add("--lr", type=float, default=0.05, help="first learning rate; falls as 1 / (1 + step / 400) (default: 0.05)")
     add("--momentum", type=float, default=0.9, help="of SGD (default: 0.9)")
     add("--seed", type=int, default=1, help="of the first weights and of the order of the images (default: 1)")
     add("--max-steps", type=int, metavar="N", help="stop after N steps, counted from the start of the training")

@@ -37,12 +37,12 @@ def values(rank: int, shape: Sequence[int] | int, dtype: torch.dtype, seed: int 
     rng = np.random.default_rng([seed, rank, 77])
     shape = (shape,) if isinstance(shape, int) else tuple(shape)
     if dtype == torch.bool:
-        return torch.from_numpy(rng.random(shape) < 0.7)
+        return torch.from_numpy(np.asarray(rng.random(shape) < 0.7))
     if dtype in INTEGERS:
         kind = numpy_type(dtype)
         low, high = (np.iinfo(kind).min, np.iinfo(kind).max) if wide else (0 if kind.kind == "u" else -20, 20)
-        return torch.from_numpy(rng.integers(low, high, shape, dtype=kind, endpoint=True))
-    return torch.from_numpy(rng.standard_normal(shape)).to(dtype)
+        return torch.from_numpy(np.asarray(rng.integers(low, high, shape, dtype=kind, endpoint=True)))
+    return torch.from_numpy(np.asarray(rng.standard_normal(shape))).to(dtype)
 
 
 def numbers(tensor: torch.Tensor) -> np.ndarray:

@@ -16,14 +16,14 @@ import sordino.torch as hvd
 
 MODULES = (
     "adasum",
-    # "agreement",
+    "agreement",
     "allreduce",
     # "autograd",
     # "batch_norm",
     # "compiled",
-    # "joining",
+    "joining",
     # "life",
-    # "mismatches",
+    "mismatches",
     "moving",
     # "objects",
     # "optimizer_copies",
@@ -32,7 +32,7 @@ MODULES = (
     # "optimizer_options",
     # "optimizer_torch",
     # "optimizers",
-    # "process_sets",
+    "process_sets",
     "shared",
     # "sparse",
 )

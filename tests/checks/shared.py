@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-
 import torch
 
 import sordino.torch as hvd
@@ -91,7 +89,6 @@ def freed_and_made_again(seat: Seat) -> None:
         hvd.allreduce_(mine, op=hvd.Sum)
         assert (mine == sum(rank + turn for rank in range(seat.size))).all(), turn
         del mine
-        gc.collect()
 
 
 @check()

@@ -6,16 +6,37 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdint>
 #include <cstring>
+#include <fstream>
 
 namespace sordino::shm {
 namespace {
 
 std::string reason() { return std::strerror(errno); }
 
+// What the kernel could still hand out. A memfd has no size limit of its own: reserving more than there is would not
+// fail, it would wake the out-of-memory killer.
+std::size_t available_memory() {
+  std::size_t available = SIZE_MAX;
+  std::ifstream meminfo("/proc/meminfo");
+  for (std::string word; meminfo >> word;) {
+    std::size_t kibibytes = 0;
+    if (word == "MemAvailable:" && meminfo >> kibibytes) available = kibibytes * 1024;
+  }
+  std::size_t limit = 0, used = 0;
+  std::ifstream maximum("/sys/fs/cgroup/memory.max"), current("/sys/fs/cgroup/memory.current");
+  if (maximum >> limit && current >> used) available = std::min(available, limit > used ? limit - used : 0);
+  return available;
+}
+
 class MemfdSegment : public Segment {
  public:
   MemfdSegment(std::shared_ptr<SegmentTable> table, std::size_t size) : table_(std::move(table)) {
+    if (const std::size_t available = available_memory(); size > available) {
+      throw TransportError("no room for a shared segment of " + std::to_string(size) + " bytes: " +
+                           std::to_string(available) + " are available");
+    }
     fd_ = memfd_create("sordino", MFD_CLOEXEC);
     if (fd_ < 0) throw TransportError("memfd_create failed: " + reason());
     // Reserving the pages now turns "no memory left" into an error here instead of a SIGBUS at the first write.

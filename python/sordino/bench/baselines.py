@@ -80,7 +80,8 @@ def start() -> tuple[Team, str | None]:
         library = _version(mpi)
         communicator = mpi.COMM_WORLD.Dup()
     elif hvd.mpi_enabled():
-        library = str(build_info()["mpi"]["library"])
+        built_with = build_info()["mpi"]
+        library = built_with["library"] if built_with else None
     return Team(hvd.rank(), hvd.size(), communicator), library
 
 
@@ -125,21 +126,21 @@ def _open_mpi(team: Team) -> tuple[Any, str]:
 def _open_gloo(team: Team) -> tuple[Any, str]:
     import sordino.torch as hvd
 
-    distributed = torch.distributed
-    available = distributed.is_available() and distributed.is_gloo_available()
-    if not _on_all(team, available):
+    distributed: Any = torch.distributed
+    if not _on_all(team, distributed.is_available() and distributed.is_gloo_available()):
         return None, "not found (torch is built without it)"
     one_node = hvd.local_size() == team.size
     if one_node:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    address = None
-    if team.rank == 0:
-        with socket.socket() as probe:
-            probe.bind(("", 0))
-            address = ("127.0.0.1" if one_node else socket.gethostname(), probe.getsockname()[1])
-    host, port = hvd.broadcast_object(address, root_rank=0, name="bench.gloo")
     limit = timedelta(seconds=60)
-    store = distributed.TCPStore(host, port, team.size, team.rank == 0, timeout=limit)
+    address = store = None
+    if team.rank == 0:
+        host = "127.0.0.1" if one_node else socket.gethostname()
+        store = distributed.TCPStore(host, 0, team.size, True, timeout=limit, wait_for_workers=False)
+        address = (host, store.port)
+    host, port = hvd.broadcast_object(address, root_rank=0, name="bench.gloo")
+    if store is None:
+        store = distributed.TCPStore(host, port, team.size, False, timeout=limit)
     distributed.init_process_group("gloo", store=store, rank=team.rank, world_size=team.size)
     return distributed, f"of torch {torch.__version__}"
 

@@ -113,10 +113,11 @@ def without_paths(text: str) -> str:
 
 def describe_machine(found: Results) -> str:
     """One paragraph for the head of a report."""
+    busy = " **The machine was not idle, so take the numbers with care.**" if found["load_before"] > 0.5 else ""
     return (
         f"{found['cpu']}, {found['cores']} cores ({found['instruction_set']} kernels), {found['kernel']}, Python "
         f"{found['python']}, torch {found['torch']}, Sordino {found['sordino']}, {found['mpi']}; load average "
-        f"{found['load_before']} at the start, {found['date']}."
+        f"{found['load_before']} at the start, {found['date']}.{busy}"
     )
 
 

@@ -167,7 +167,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options.add_argument(
         "--compute-ms", type=float, default=100.0, metavar="MS", help="computation in a backward (default 100)"
     )
-    options.add_argument("--rounds", type=int, default=20, help="turns of each contestant, at most (default 20)")
+    options.add_argument("--rounds", type=int, help="turns of each contestant, at most (default 20, 60 at one rank)")
     chosen = options.parse_args(argv)
     names = [name for name in baselines.parse_names(chosen.baselines) if name != "mpi"]
     team, library = baselines.start()
@@ -190,7 +190,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "modes": {},
     }
     entrants = ["plain", "sordino", *[name for name in ("horovod", "gloo") if name in found.found]]
-    budget, rounds = (2.0, 3) if chosen.quick else (chosen.budget, chosen.rounds)
+    budget, rounds = (2.0, 3) if chosen.quick else (chosen.budget, chosen.rounds or (20 if team.size > 1 else 60))
     for set_to_none in (True, False):
         trainers, failed = prepare(entrants, found, team, work, pieces, set_to_none)
         if set_to_none:

@@ -1,0 +1,215 @@
+"""Any order of submission, names, handles, barriers, the timeline."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from pathlib import Path
+
+import torch
+
+import sordino.torch as hvd
+from checks.registry import Seat, check
+from sordino.errors import UsageError
+
+
+def raises(kind, text, call, *args, **kwargs) -> None:
+    try:
+        call(*args, **kwargs)
+    except kind as error:
+        assert text in str(error), f"{error!r} does not say {text!r}"
+        return
+    raise AssertionError(f"{call} {args} {kwargs} did not raise {kind.__name__}")
+
+
+@check()
+def any_order_of_any_kind(seat: Seat) -> None:
+    total = sum(range(seat.size))
+    own = float(seat.rank)
+    jobs = []
+    for i in range(12):
+        jobs += [
+            (lambda i=i: hvd.allreduce_async(torch.full((i * 50,), own), op=hvd.Sum, name=f"s{i}"), lambda out: (out == total).all()),
+            (lambda i=i: hvd.allgather_async(torch.tensor([own]), name=f"g{i}"), lambda out: out.tolist() == list(range(seat.size))),
+            (
+                lambda i=i: hvd.broadcast_async(torch.tensor([own]), i % seat.size, name=f"b{i}"),
+                lambda out, i=i: out.item() == i % seat.size,
+            ),
+            (
+                lambda i=i: hvd.alltoall_async(torch.full((seat.size,), own), name=f"t{i}"),
+                lambda out: out[0].tolist() == list(range(seat.size)),
+            ),
+            (
+                lambda i=i: hvd.reducescatter_async(torch.full((seat.size,), own), name=f"r{i}", op=hvd.Sum),
+                lambda out: out.tolist() == [total],
+            ),
+            (
+                lambda i=i: hvd.grouped_allreduce_async([torch.tensor(own), torch.tensor([seat.rank])], op=hvd.Max, name=f"m{i}"),
+                lambda out: [tensor.item() for tensor in out] == [seat.last, seat.last],
+            ),
+        ]
+    for turn in range(2):  # names may be used again
+        order = list(range(len(jobs)))
+        random.Random(100 * turn + seat.rank).shuffle(order)
+        handles = {i: jobs[i][0]() for i in order}
+        random.Random(100 * turn + seat.rank + 50).shuffle(order)
+        for i in order:
+            assert jobs[i][1](hvd.synchronize(handles[i])), i
+
+
+@check(least=2)
+def a_duplicate_under_way_raises_and_harms_nothing(seat: Seat) -> None:
+    calls = {
+        "allreduce": lambda: hvd.allreduce_async(torch.ones(3), name="x", op=hvd.Sum),
+        "allgather": lambda: hvd.allgather_async(torch.ones(3), name="x"),
+        "broadcast": lambda: hvd.broadcast_async(torch.ones(3), 0, name="x"),
+        "alltoall": lambda: hvd.alltoall_async(torch.ones(seat.size), name="x"),
+        "reducescatter": lambda: hvd.reducescatter_async(torch.ones(seat.size), name="x"),
+        "grouped": lambda: hvd.grouped_allreduce_async([torch.ones(3)] * 2, name="x"),
+    }
+    handles = []
+    if seat.rank == 0:
+        handles = [call() for call in calls.values()]  # the same name for different kinds is fine
+        for label, call in calls.items():
+            raises(ValueError, "x", call)
+            raises(hvd.HorovodInternalError, label if label != "grouped" else "x", call)
+    hvd.barrier()
+    if seat.rank > 0:
+        handles = [call() for call in calls.values()]
+    assert hvd.synchronize(handles[0]).tolist() == [seat.size] * 3
+    for handle in handles[1:]:
+        hvd.synchronize(handle)
+    assert hvd.synchronize(calls["allreduce"]()).tolist() == [seat.size] * 3
+
+
+@check()
+def poll_and_synchronize(seat: Seat) -> None:
+    assert hvd.synchronize(123456) is None
+    raises(ValueError, "123456", hvd.poll, 123456)
+    waiting = None
+    if seat.size > 1 and seat.rank == 0:
+        waiting = hvd.allreduce_async(torch.ones(2), name="late")
+        time.sleep(0.02)
+        assert hvd.poll(waiting) is False
+    hvd.barrier()
+    if waiting is None:
+        waiting = hvd.allreduce_async(torch.ones(2), name="late")
+    limit = time.monotonic() + 60
+    while not hvd.poll(waiting):
+        assert time.monotonic() < limit
+        time.sleep(0.001)
+    assert hvd.synchronize(waiting).tolist() == [1, 1]
+    assert hvd.synchronize(waiting) is None
+    raises(ValueError, str(waiting), hvd.poll, waiting)
+
+
+@check()
+def the_caller_need_not_keep_its_tensors(seat: Seat) -> None:
+    handles = [hvd.allreduce_async(torch.full((40_000,), float(i)), name=f"{i}") for i in range(20)]
+    handles += [hvd.allgather_async(torch.full((1000,), float(i)), name=f"{i}") for i in range(20)]
+    noise = [torch.rand(40_000) for _ in range(20)]
+    for i, handle in enumerate(handles):
+        assert (hvd.synchronize(handle) == i % 20).all()
+    assert len(noise) == 20
+
+
+@check()
+def a_handle_nobody_waits_for(seat: Seat) -> None:
+    for i in range(30):
+        hvd.allreduce_async(torch.ones(5000), name=f"{i}")
+    hvd.allreduce_async_(torch.ones(5000), name="in place")
+    hvd.barrier()
+    assert hvd.allreduce(torch.ones(1)).item() == 1
+    limit = time.monotonic() + 60
+    while hvd_names():
+        assert time.monotonic() < limit, hvd_names()
+        time.sleep(0.001)
+
+
+def hvd_names() -> list[str]:
+    from sordino.context import current
+
+    return list(current().world.names_in_flight())
+
+
+@check(least=2)
+def a_barrier_holds_everybody(seat: Seat) -> None:
+    mark = Path(seat.folder) / "mark"
+    if seat.rank == seat.last:
+        time.sleep(0.1)
+        mark.write_text("here")
+    hvd.barrier()
+    assert mark.exists()
+    for _ in range(20):
+        hvd.barrier()
+
+
+@check()
+def a_barrier_amid_other_operations(seat: Seat) -> None:
+    handles = [hvd.allreduce_async(torch.ones(3), name=f"{i}", op=hvd.Sum) for i in range(5)]
+    hvd.barrier()
+    hvd.broadcast_async(torch.ones(1), 0, name="b")
+    hvd.barrier()
+    assert [hvd.synchronize(handle)[0].item() for handle in handles] == [seat.size] * 5
+
+
+@check()
+def unnamed_operations_match_in_order(seat: Seat) -> None:
+    handles = [hvd.allreduce_async(torch.full((2,), float(i)), op=hvd.Sum) for i in range(10)]
+    for i, handle in enumerate(handles):
+        assert hvd.synchronize(handle).tolist() == [i * seat.size] * 2
+    # Named ones, and ones that fail on one rank before they are sent, do not count.
+    if seat.rank == 0:
+        raises(UsageError, "complex", hvd.allreduce, torch.ones(1, dtype=torch.complex64))
+        raises(UsageError, "sparse", hvd.allreduce, torch.eye(2).to_sparse())
+        raises(UsageError, "root", hvd.broadcast, torch.ones(1), 99)
+    assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == seat.size
+    assert hvd.broadcast(torch.tensor(seat.rank), seat.last).item() == seat.last
+
+
+@check()
+def arguments_that_cannot_be(seat: Seat) -> None:
+    raises(UsageError, "supersedes", hvd.allreduce, torch.ones(1), average=True, op=hvd.Sum)
+    raises(UsageError, "op=9", hvd.allreduce, torch.ones(1), op=9)
+    raises(UsageError, "torch.Tensor", hvd.allreduce, [1.0])
+    for call in (hvd.grouped_allreduce_, hvd.grouped_allreduce_async):
+        raises(UsageError, "at least one", call, [])
+    raises(UsageError, "at least one", hvd.grouped_allgather_async, [])
+    raises(UsageError, "at least one", hvd.grouped_reducescatter_async, [])
+    raises(hvd.HorovodInternalError, "not supported", hvd.allreduce, torch.ones(1, dtype=torch.complex128))
+    raises(Exception, "meta", hvd.allreduce, torch.ones(1, device="meta"))
+    assert hvd.allreduce(torch.ones(1)).item() == 1
+
+
+@check()
+def empty_groups_raise_in_the_blocking_forms_too(seat: Seat) -> None:
+    for call in (hvd.grouped_allreduce, hvd.grouped_allgather, hvd.grouped_reducescatter):
+        raises(UsageError, "at least one", call, [])
+
+
+@check()
+def timeline(seat: Seat) -> None:
+    path = Path(seat.folder) / "timeline.json"
+    for turn in range(2):
+        hvd.start_timeline(str(path) + str(turn), mark_cycles=turn == 1)
+        hvd.allreduce(torch.ones(1000), name="weights")
+        hvd.synchronize(hvd.grouped_allreduce_async([torch.ones(3)] * 2, name='odd "name"\n\\'))
+        hvd.allgather(torch.ones(2), name="rows")
+        hvd.broadcast(torch.ones(2), 0, name="start")
+        hvd.barrier()
+        hvd.stop_timeline()
+        hvd.stop_timeline()  # harmless when none runs
+        if seat.rank > 0:
+            continue
+        text = (path.parent / f"{path.name}{turn}").read_text()
+        events = json.loads(text)
+        events = events["traceEvents"] if isinstance(events, dict) else events
+        for word in ("NEGOTIATE_ALLREDUCE", "ALLREDUCE", "NEGOTIATE_ALLGATHER", "ALLGATHER", "NEGOTIATE_BROADCAST", "BROADCAST"):
+            assert f'"{word}"' in text, word
+        assert "allreduce.weights" in text and "allgather.rows" in text
+        assert ("CYCLE_START" in text) == (turn == 1)
+        for event in events:
+            if event.get("ph") == "X":
+                assert event["ts"] >= 0 and event["dur"] >= 0
+    assert hvd.allreduce(torch.ones(1)).item() == 1

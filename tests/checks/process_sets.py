@@ -1,0 +1,174 @@
+"""Collectives among some of the ranks."""
+
+from __future__ import annotations
+
+import pickle
+
+import torch
+
+import sordino.torch as hvd
+from checks.agreement import raises
+from checks.reference import assert_equal, assert_reduced, values
+from checks.registry import Seat, check
+from sordino.context import current
+from sordino.errors import UsageError
+
+
+def halves(seat: Seat) -> tuple[list[int], list[int]]:
+    return list(range(0, seat.size, 2)), list(range(1, seat.size, 2))
+
+
+@check()
+def the_set_of_all(seat: Seat) -> None:
+    everybody = hvd.global_process_set
+    assert everybody.process_set_id == 0
+    assert everybody.ranks == list(range(seat.size))
+    assert everybody.size() == seat.size and everybody.rank() == seat.rank and everybody.included()
+    assert hvd.remove_process_set(everybody) is False
+    raises(UsageError, "duplicate", hvd.add_process_set, list(range(seat.size)))
+
+
+@check(least=2)
+def every_operation_in_two_sets_at_once(seat: Seat) -> None:
+    even, odd = (hvd.add_process_set(ranks) for ranks in halves(seat))
+    mine = even if seat.rank % 2 == 0 else odd
+    members = mine.ranks
+    me = members.index(seat.rank)
+    given = dict(process_set=mine)
+    inputs = [values(rank, (len(members) * 3, 4), torch.float64) for rank in members]
+    own = inputs[me]
+    assert_reduced(hvd.allreduce(own, **given), hvd.Average, inputs)
+    assert_reduced(hvd.allreduce(own, op=hvd.Max, **given), hvd.Max, inputs)
+    for tensor in hvd.grouped_allreduce([own, own], op=hvd.Sum, **given):
+        assert_reduced(tensor, hvd.Sum, inputs)
+    assert_equal(hvd.allgather(own[: me + 1], **given), torch.cat([t[: i + 1] for i, t in enumerate(inputs)]))
+    for index, root in enumerate(members):  # the root is a world rank
+        assert_equal(hvd.broadcast(own, root, **given), inputs[index])
+    assert_equal(hvd.alltoall(own, **given), torch.cat([t[3 * me : 3 * me + 3] for t in inputs]))
+    assert_reduced(hvd.reducescatter(own, op=hvd.Sum, **given), hvd.Sum, [t[3 * me : 3 * me + 3] for t in inputs])
+    for length in (70_000, 300_000):
+        large = [values(rank, length, torch.float32) for rank in members]
+        shared = hvd.shared_empty(length).copy_(large[me])
+        hvd.allreduce_(shared, **given)
+        assert_reduced(shared, hvd.Average, large)
+    hvd.barrier(process_set=mine)
+    assert hvd.broadcast_object({"from": seat.rank}, members[-1], process_set=mine) == {"from": members[-1]}
+    assert hvd.allgather_object(seat.rank, process_set=mine) == members
+    assert hvd.remove_process_set(odd) and hvd.remove_process_set(even)
+    assert even.process_set_id is None and not hvd.remove_process_set(even)
+
+
+@check(least=2)
+def those_who_are_not_members(seat: Seat) -> None:
+    alone = hvd.add_process_set([seat.last])
+    assert alone.size() == 1 and alone.included() == (seat.rank == seat.last)
+    if alone.included():
+        assert alone.rank() == 0
+        assert hvd.allreduce(torch.tensor(5.0), process_set=alone).item() == 5
+        raises(UsageError, "root", hvd.broadcast, torch.ones(1), 0, process_set=alone)
+    else:
+        raises(UsageError, "not part", alone.rank)
+        for call in (hvd.allreduce, hvd.allreduce_, hvd.allgather, hvd.alltoall, hvd.reducescatter, hvd.allreduce_async):
+            raises(UsageError, "not a member", call, torch.ones(2), process_set=alone)
+        raises(UsageError, "not a member", hvd.broadcast, torch.ones(1), seat.last, process_set=alone)
+        raises(UsageError, "not a member", hvd.barrier, process_set=alone)
+    assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == seat.size
+    hvd.remove_process_set(alone)
+    raises(UsageError, "registered", hvd.allreduce, torch.ones(1), process_set=alone)
+
+
+@check(least=3)
+def overlapping_sets_at_once(seat: Seat) -> None:
+    """Rank 1 is in both; each rank submits in an order of its own."""
+    left, right = hvd.add_process_set([0, 1]), hvd.add_process_set(list(range(1, seat.size)))
+    for turn in range(10):
+        handles = []
+        for name, one in sorted({"left": left, "right": right}.items(), reverse=(turn + seat.rank) % 2 == 0):
+            if one.included():
+                for i in range(3):
+                    length = 40_000 if i == 1 else 10
+                    tensor = torch.full((length,), float(seat.rank))
+                    handles.append((one, hvd.allreduce_async(tensor, name=f"{i}", op=hvd.Sum, process_set=one)))
+        handles.append((hvd.global_process_set, hvd.allreduce_async(torch.tensor([float(seat.rank)]), op=hvd.Sum, name="all")))
+        for one, handle in reversed(handles) if seat.rank % 2 else handles:
+            assert (hvd.synchronize(handle) == sum(one.ranks)).all()
+    assert hvd.remove_process_set(left) and hvd.remove_process_set(right)
+
+
+@check(least=2)
+def many_sets_one_after_another(seat: Seat) -> None:
+    """Identifiers of removed sets do not disturb later ones, also past 256, where tags begin to repeat."""
+    seen = set()
+    for turn in range(270):
+        ranks = [turn % seat.size]
+        one = hvd.add_process_set(ranks)
+        seen.add(one.process_set_id)
+        if turn % 30 == 0 and one.included():
+            assert hvd.allreduce(torch.tensor(float(turn)), process_set=one).item() == turn
+        assert hvd.remove_process_set(one)
+    assert current().world.sets() == [0]
+    seat.same("ids", sorted(seen))
+
+
+@check(least=4)
+def many_sets_together(seat: Seat) -> None:
+    pairs = [[a, b] for a in range(seat.size) for b in range(a + 1, seat.size)]
+    sets = [hvd.add_process_set(pair) for pair in pairs]
+    mine = [one for one in sets if one.included()]
+    handles = [hvd.allreduce_async(torch.full((20_000,), float(seat.rank)), op=hvd.Sum, process_set=one, name="p") for one in mine]
+    for one, handle in zip(mine, handles):
+        assert (hvd.synchronize(handle) == sum(one.ranks)).all()
+    for one in sets:
+        assert hvd.remove_process_set(one)
+
+
+@check(least=2)
+def unnamed_operations_of_members_only(seat: Seat) -> None:
+    """Members make operations that the others do not; unnamed operations of all still match."""
+    some = hvd.add_process_set([0])
+    for _ in range(3):
+        if some.included():
+            hvd.allreduce(torch.ones(1), process_set=some)
+            hvd.allgather(torch.ones(1), process_set=some)
+        assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == seat.size
+        assert len(hvd.allgather(torch.ones(1))) == seat.size
+    hvd.remove_process_set(some)
+
+
+@check()
+def arguments(seat: Seat) -> None:
+    raises(UsageError, "different ranks", hvd.add_process_set, [0, 0])
+    raises(UsageError, "different ranks", hvd.add_process_set, [seat.size])
+    raises(UsageError, "different ranks", hvd.add_process_set, [-1])
+    raises(UsageError, "integers", hvd.add_process_set, ["0"])
+    raises(UsageError, "ranks", hvd.ProcessSet, 5)
+    fresh = hvd.ProcessSet([0])
+    assert fresh.process_set_id is None and fresh.size() is None and fresh.rank() is None
+    raises(UsageError, "registered", hvd.allreduce, torch.ones(1), process_set=fresh)
+    assert hvd.remove_process_set(fresh) is False
+    assert hvd.ProcessSet(reversed(range(3))).ranks == [0, 1, 2]
+
+
+@check(least=2)
+def duplicates_and_order(seat: Seat) -> None:
+    one = hvd.add_process_set(hvd.ProcessSet([seat.last]))
+    raises(UsageError, "duplicate", hvd.add_process_set, [seat.last])
+    raises(UsageError, "registered already", hvd.add_process_set, one)
+    assert pickle.loads(pickle.dumps(one)).ranks == one.ranks
+    hvd.remove_process_set(one)
+    again = hvd.add_process_set([seat.last])
+    assert again.ranks == [seat.last]
+    hvd.remove_process_set(again)
+
+
+@check(least=2)
+def removed_while_operations_wait(seat: Seat) -> None:
+    """An operation that can never run any more fails; it does not hang."""
+    pair = hvd.add_process_set([0, seat.last]) if seat.size > 2 else hvd.add_process_set([0])
+    handle = None
+    if seat.size > 2 and seat.rank == 0:
+        handle = hvd.allreduce_async(torch.ones(1), name="never", process_set=pair)
+    assert hvd.remove_process_set(pair)
+    if handle is not None:
+        raises(UsageError, "removed", hvd.synchronize, handle)
+    assert hvd.allreduce(torch.ones(1)).item() == 1

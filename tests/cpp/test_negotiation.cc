@@ -1,0 +1,130 @@
+// The coordinator's bookkeeping: when an operation runs, in which order, and what fails it.
+#include "collectives/negotiation.h"
+
+#include "check.h"
+
+using namespace sordino;
+
+namespace {
+
+Announcement say(const std::string& name, std::vector<std::int64_t> shape = {4}, Kind kind = Kind::kAllreduce) {
+  return {name, kind, ReduceOp::kSum, 1, 1, 0, {DType::kFloat32}, {std::move(shape)}, {}};
+}
+
+const Time kNow{};
+
+void runs_once_all_have_announced() {
+  Negotiation talk({0, 3, 5}, 0);
+  talk.announce(0, say("a"), kNow);
+  talk.announce(0, say("b"), kNow);
+  talk.announce(2, say("b"), kNow);
+  CHECK(talk.decide().empty());
+  CHECK(talk.waiting().size() == 2);
+  talk.announce(1, say("b"), kNow);
+  auto decisions = talk.decide();
+  CHECK(decisions.size() == 1 && decisions[0].names[0] == "b" && decisions[0].verdict == Verdict::kRun);
+  CHECK((decisions[0].participants == std::vector<int>{0, 1, 2}));
+  CHECK(talk.waiting().size() == 1 && (talk.waiting()[0].missing == std::vector<int>{3, 5}));
+  talk.announce(1, say("a"), kNow);
+  talk.announce(2, say("a"), kNow);
+  CHECK(talk.decide().size() == 1);
+  CHECK(talk.waiting().empty());
+}
+
+void differences_are_named() {
+  const auto differ = [](Announcement left, Announcement right) {
+    Negotiation talk({0, 7}, 1 << 20);
+    talk.announce(0, std::move(left), kNow);
+    talk.announce(1, std::move(right), kNow);
+    auto decisions = talk.decide();
+    CHECK(decisions.size() == 1);
+    return decisions[0].verdict == Verdict::kMismatch ? decisions[0].error : std::string();
+  };
+  CHECK(differ(say("x"), say("x")).empty());
+  const std::string shape = differ(say("x", {4}), say("x", {2, 2}));
+  CHECK(shape.find("'x'") != std::string::npos && shape.find("rank 0 and rank 7") != std::string::npos);
+  CHECK(shape.find("[4] against [2, 2]") != std::string::npos);
+  auto other = say("x");
+  other.dtypes[0] = DType::kInt64;
+  CHECK(differ(say("x"), other).find("float32 against int64") != std::string::npos);
+  other = say("x");
+  other.op = ReduceOp::kMin;
+  CHECK(differ(say("x"), other).find("Sum against Min") != std::string::npos);
+  other = say("x");
+  other.postscale = 2;
+  CHECK(differ(say("x"), other).find("postscale") != std::string::npos);
+  other = say("x");
+  other.root = 1;
+  CHECK(differ(say("x"), other).find("root") != std::string::npos);
+  CHECK(differ(say("x"), say("x", {4}, Kind::kBroadcast)).find("allreduce against broadcast") != std::string::npos);
+  CHECK(differ(say("x", {1, 3}, Kind::kAllgather), say("x", {9, 3}, Kind::kAllgather)).empty());
+  CHECK(!differ(say("x", {1, 3}, Kind::kAllgather), say("x", {1, 4}, Kind::kAllgather)).empty());
+}
+
+void small_neighbours_are_fused() {
+  Negotiation talk({0}, 64);
+  for (const char* name : {"a", "b", "c", "d", "e"}) talk.announce(0, say(name), kNow);  // 16 bytes each
+  auto other = say("f");
+  other.op = ReduceOp::kMax;
+  talk.announce(0, other, kNow);
+  const auto decisions = talk.decide();
+  CHECK(decisions.size() == 3);
+  CHECK(decisions[0].names.size() == 4 && decisions[1].names.size() == 1 && decisions[2].names[0] == "f");
+}
+
+void joined_members_are_not_waited_for() {
+  Negotiation talk({0, 1, 2}, 0);
+  const Announcement join{"join", Kind::kJoin, ReduceOp::kSum, 1, 1, 0, {}, {}, {}};
+  talk.announce(0, say("a"), kNow);
+  talk.announce(2, say("a"), kNow);
+  talk.announce(1, join, kNow);
+  auto decisions = talk.decide();
+  CHECK(decisions.size() == 1 && (decisions[0].participants == std::vector<int>{0, 2}));
+  for (const int member : {0, 2}) talk.announce(member, say("g", {1}, Kind::kAllgather), kNow);
+  decisions = talk.decide();
+  CHECK(decisions.size() == 1 && decisions[0].verdict == Verdict::kMismatch);
+  talk.announce(2, join, kNow);
+  CHECK(talk.decide().empty());
+  talk.announce(0, join, kNow);
+  decisions = talk.decide();
+  CHECK(decisions.size() == 1 && decisions[0].numbers.at(0) == 0);  // rank 0 was last
+  talk.announce(0, say("b"), kNow);
+  CHECK(talk.decide().empty());  // a new round: nobody has joined
+}
+
+void the_gone_fail_what_waits_for_them() {
+  Negotiation talk({4, 6}, 0);
+  talk.announce(0, say("a"), kNow);
+  talk.announce(1, say("b"), kNow);
+  talk.leave(1);
+  auto decisions = talk.decide();
+  CHECK(decisions.size() == 1 && decisions[0].verdict == Verdict::kPeerLost && (decisions[0].lost == std::vector<int>{6}));
+  talk.announce(0, say("b"), kNow);
+  decisions = talk.decide();  // it had announced b before it left, and keeps its word
+  CHECK(decisions.size() == 1 && decisions[0].verdict == Verdict::kRun);
+}
+
+void messages_survive_the_wire_and_cuts_do_not() {
+  Writer writer;
+  say("name", {1, 2, 3}).write(writer);
+  const Bytes bytes = writer.take();
+  Reader reader(bytes);
+  const Announcement back = Announcement::read(reader);
+  CHECK(back.name == "name" && back.shapes[0].size() == 3 && back.bytes() == 24 && reader.empty());
+  for (std::size_t size = 0; size < bytes.size(); ++size) {
+    Reader cut{std::span<const std::byte>(bytes).first(size)};
+    CHECK_THROWS(TransportError, Announcement::read(cut));
+  }
+}
+
+}  // namespace
+
+int main() {
+  runs_once_all_have_announced();
+  differences_are_named();
+  small_neighbours_are_fused();
+  joined_members_are_not_waited_for();
+  the_gone_fail_what_waits_for_them();
+  messages_survive_the_wire_and_cuts_do_not();
+  return sordino::test::report();
+}

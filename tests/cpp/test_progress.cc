@@ -1,0 +1,97 @@
+// Tasks: what they wait for, nesting, and where exceptions come out.
+#include "progress/task.h"
+
+#include <memory>
+#include <stdexcept>
+#include <vector>
+
+#include "check.h"
+
+using sordino::Task;
+using sordino::until;
+
+namespace {
+
+Task leaf(std::vector<int>& log, const bool& ready) {
+  log.push_back(1);
+  co_await until([&] { return ready; });
+  log.push_back(2);
+}
+
+Task parent(std::vector<int>& log, const bool& ready) {
+  log.push_back(0);
+  co_await leaf(log, ready);
+  log.push_back(3);
+  co_await until([] { return true; });
+  log.push_back(4);
+}
+
+void runs_up_to_what_it_waits_for() {
+  std::vector<int> log;
+  bool ready = false;
+  Task task = parent(log, ready);
+  CHECK(log.empty());  // nothing before the first resume
+  CHECK(task.resume());
+  CHECK((log == std::vector<int>{0, 1}) && !task.done());
+  CHECK(!task.resume());
+  ready = true;
+  CHECK(task.resume());
+  CHECK((log == std::vector<int>{0, 1, 2, 3, 4}) && task.done());
+  CHECK(!task.resume());
+}
+
+Task fails(const bool& ready) {
+  co_await until([&] { return ready; });
+  throw std::runtime_error("broken");
+}
+
+Task catches(const bool& ready, bool& caught) {
+  try {
+    co_await fails(ready);
+  } catch (const std::runtime_error&) {
+    caught = true;
+  }
+}
+
+Task passes_on(const bool& ready) { co_await fails(ready); }
+
+void exceptions_reach_the_awaiting_task_or_resume() {
+  bool ready = false, caught = false;
+  Task catching = catches(ready, caught), passing = passes_on(ready);
+  catching.resume();
+  passing.resume();
+  ready = true;
+  catching.resume();
+  CHECK(caught && catching.done());
+  CHECK_THROWS(std::runtime_error, passing.resume());
+  CHECK(passing.done());
+}
+
+void dropped_tasks_destroy_what_they_hold() {
+  struct Count {
+    int& value;
+    explicit Count(int& value) : value(value) { ++value; }
+    ~Count() { --value; }
+  };
+  int alive = 0;
+  const bool never = false;
+  const auto hold = [](int& counter, const bool& ready) -> Task {
+    Count one(counter);
+    co_await leaf(*std::make_unique<std::vector<int>>(), ready);
+  };
+  {
+    Task task = hold(alive, never);
+    task.resume();
+    CHECK(alive == 1);
+  }
+  CHECK(alive == 0);
+}
+
+}  // namespace
+
+int main() {
+  runs_up_to_what_it_waits_for();
+  exceptions_reach_the_awaiting_task_or_resume();
+  dropped_tasks_destroy_what_they_hold();
+  return sordino::test::report();
+}

@@ -1,0 +1,102 @@
+// Shared memory between real processes, letter boxes with messages larger than their rings, and the sim transport.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <numeric>
+
+#include "check.h"
+#include "transport/shm/shm.h"
+#include "transport/sim/sim.h"
+
+using namespace sordino;
+
+namespace {
+
+Bytes pattern(std::size_t size, int seed) {
+  Bytes bytes(size);
+  for (std::size_t i = 0; i < size; ++i) bytes[i] = static_cast<std::byte>(i * 131 + static_cast<std::size_t>(seed));
+  return bytes;
+}
+
+// Parent and child exchange messages of many sizes through letter boxes that each has made and the other has mapped.
+void letters_cross_processes() {
+  constexpr int kMessages = 200;
+  const auto size_of_message = [](int i) { return static_cast<std::size_t>(i % 7 == 0 ? 150'000 : i * 37 % 3000); };
+  int to_child[2], to_parent[2];
+  CHECK(pipe(to_child) == 0 && pipe(to_parent) == 0);
+  const pid_t parent = getpid();
+  const pid_t child = fork();
+  const int self = child == 0 ? 1 : 0;
+  shm::ShmMemory memory;
+  memory.introduce(1 - self, child == 0 ? parent : child);
+  const auto box = memory.allocate(shm::Letterboxes::bytes_for(2));
+  Location mine = memory.locate(box->data, box->bytes), theirs;
+  const int out = self == 0 ? to_child[1] : to_parent[1], in = self == 0 ? to_parent[0] : to_child[0];
+  const bool sent = write(out, &mine, sizeof(mine)) == sizeof(mine);
+  const bool got = read(in, &theirs, sizeof(theirs)) == sizeof(theirs);
+  std::byte* peer_box = memory.map(1 - self, theirs);
+  std::vector<std::byte*> boxes{self == 0 ? box->data : peer_box, self == 0 ? peer_box : box->data};
+  shm::Letterboxes letters({0, 1}, self, boxes);
+  for (int i = 0; i < kMessages; ++i) letters.post(1 - self, pattern(size_of_message(i), i + self));
+  int arrived = 0;
+  bool right = sent && got;
+  const auto check_one = [&](int from, std::span<const std::byte> message) {
+    const Bytes expected = pattern(size_of_message(arrived), arrived + 1 - self);
+    right = right && from == 1 - self && message.size() == expected.size() &&
+            std::memcmp(message.data(), expected.data(), expected.size()) == 0;
+    ++arrived;
+  };
+  while (arrived < kMessages || !letters.idle()) {
+    const std::uint32_t ticket = letters.bell(self).ticket();
+    if (!letters.poll(check_one)) letters.bell(self).sleep(ticket, std::chrono::milliseconds(5));
+  }
+  if (child == 0) _exit(right ? 0 : 1);
+  int status = 0;
+  waitpid(child, &status, 0);
+  CHECK(right);
+  CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+void segments_know_what_lies_in_them() {
+  shm::ShmMemory memory;
+  auto segment = memory.allocate(1000);
+  CHECK(memory.locate(segment->data, 1000).segment != 0);
+  CHECK(memory.locate(segment->data + 999, 1).offset == 999);
+  CHECK(memory.locate(segment->data + 999, 2).segment == 0);
+  int elsewhere = 0;
+  CHECK(memory.locate(&elsewhere, 4).segment == 0);
+  const auto id = memory.locate(segment->data, 1).segment;
+  segment.reset();
+  CHECK((memory.take_freed() == std::vector<std::uint64_t>{id}));
+  CHECK(memory.take_freed().empty());
+  const Location nowhere{1, 1, 0, 0};
+  CHECK_THROWS(TransportError, memory.map(5, nowhere));
+  CHECK_THROWS(TransportError, memory.allocate(std::size_t{1} << 60));
+}
+
+void sim_delivers_in_order() {
+  auto world = sim::make_world(2, 0);
+  const Bytes first = pattern(10, 1), second = pattern(10, 2);
+  auto one = world[0]->send(1, 7, first), two = world[0]->send(1, 7, second);
+  Bytes a(10), b(10);
+  auto into_a = world[1]->receive(0, 7, a), into_b = world[1]->receive(0, 7, b);
+  CHECK(!one->test());
+  CHECK(into_a->test() && into_b->test() && one->test() && two->test());
+  CHECK(a == first && b == second);
+  auto short_one = world[0]->send(1, 8, std::span(first).first(3));
+  auto receiving = world[1]->receive(0, 8, a);
+  CHECK_THROWS(TransportError, receiving->test());
+  CHECK_THROWS(UsageError, sim::make_world(0, 0));
+  world[0].reset();
+  CHECK(world[1]->take_losses().size() == 1);
+}
+
+}  // namespace
+
+int main() {
+  letters_cross_processes();
+  segments_know_what_lies_in_them();
+  sim_delivers_in_order();
+  return sordino::test::report();
+}

@@ -1,0 +1,296 @@
+"""The benchmarks: fair timing, right verdicts, reports made from the JSON alone, and short runs of each."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sordino.bench import baselines, collectives, common, fusion, kernels, report, resnet
+from sordino.bench.timing import Team, race
+from sordino.cli import mpi
+from sordino.errors import NotBuilt, UsageError
+
+MACHINE: dict[str, Any] = {"cores": 2, "load_before": 0.1} | dict.fromkeys(
+    ("date", "cpu", "kernel", "python", "torch", "sordino", "compiler", "instruction_set", "mpi"), "known"
+)
+
+
+# --- Timing -----------------------------------------------------------------------------------------------------------
+
+
+def test_race_takes_turns_and_tells_slow_from_fast() -> None:
+    calls: list[str] = []
+
+    def contestant(name: str, seconds: float) -> Any:
+        def run() -> None:
+            calls.append(name)
+            time.sleep(seconds)
+
+        return run
+
+    runs = {"slow": contestant("slow", 0.004), "fast": contestant("fast", 0.0005)}
+    samples = race(runs, Team(), budget=0.2, rounds=5, warmup=1)
+    assert 0.004 <= samples["slow"].median < 0.04
+    assert 0.0005 <= samples["fast"].median < samples["slow"].median
+    assert len(samples["slow"].rounds) == len(samples["fast"].rounds) == 5
+    assert samples["fast"].seconds.size > samples["slow"].seconds.size  # turns of equal length
+    turns = [name for index, name in enumerate(calls) if index == 0 or calls[index - 1] != name]
+    assert len(turns) >= 6  # interleaved, not one after the other
+
+
+def test_race_stops_when_the_budget_is_spent_but_not_before_the_least_number_of_rounds() -> None:
+    runs = {"sleepy": lambda: time.sleep(0.02)}
+    samples = race(runs, Team(), budget=0.01, rounds=50, warmup=1, least_rounds=3)["sleepy"]
+    summary = samples.summary()
+    assert len(samples.rounds) == 3 == summary["count"]
+    assert 0.02 <= summary["least"] <= summary["q1"] <= summary["median"] <= summary["q3"]
+
+
+# --- What is written --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "count"), [("4096", 4096), ("4KiB", 4096), ("64 k", 65536), ("256MiB", 256 << 20), ("1g", 1 << 30)]
+)
+def test_sizes_are_read_and_written(text: str, count: int) -> None:
+    assert common.parse_bytes(text) == count
+    assert common.parse_bytes(common.format_bytes(count)) == count
+
+
+@pytest.mark.parametrize("text", ["", "-4", "4 parsecs", "0", "1.5k"])
+def test_what_is_no_size_is_named(text: str) -> None:
+    with pytest.raises(UsageError, match="is not a size"):
+        common.parse_bytes(text)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(2.0, "2 s"), (0.0436, "43.6 ms"), (0.00108, "1.08 ms"), (24e-6, "24 µs"), (-0.002, "-2 ms")]
+)
+def test_times_have_three_digits(seconds: float, text: str) -> None:
+    assert common.format_seconds(seconds) == text
+
+
+def test_results_hold_no_paths() -> None:
+    text = "libx.so not found in /home/me/env/lib/libx.so.1, and/or 3 km/h"
+    assert common.without_paths(text) == "libx.so not found in libx.so.1, and/or 3 km/h"
+
+
+@pytest.mark.parametrize(
+    ("value", "limit", "at_least", "met"),
+    [
+        (5.0, 5.0, True, True),
+        (4.9, 5.0, True, False),
+        (1.5, 1.5, False, True),
+        (1.6, 1.5, False, False),
+        (None, 1, True, None),
+    ],
+)
+def test_verdicts(value: float | None, limit: float, at_least: bool, met: bool | None) -> None:
+    assert common.target("it", value, limit, at_least)["met"] is met
+
+
+def test_a_table_is_markdown() -> None:
+    lines = common.table(["a", "number"], [["x", "1"], ["longer", "22"]]).splitlines()
+    assert lines == ["| a      | number |", "| ------ | -----: |", "| x      |      1 |", "| longer |     22 |"]
+
+
+# --- Baselines --------------------------------------------------------------------------------------------------------
+
+
+def test_baselines_are_chosen_by_name() -> None:
+    assert baselines.parse_names("horovod, MPI") == ["mpi", "horovod"]
+    assert baselines.parse_names("none") == baselines.parse_names("") == []
+    with pytest.raises(UsageError, match="unknown baseline nccl; known are mpi, gloo, horovod"):
+        baselines.parse_names("mpi,nccl")
+
+
+def test_a_baseline_that_is_not_there_is_only_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "horovod.torch", None)
+    monkeypatch.setattr(Team, "maximum", lambda self, values: values)
+    found = baselines.open_all(["horovod"], Team(0, 2))
+    assert found.found == []
+    assert found.notes["horovod"].startswith("not found (ModuleNotFoundError")
+
+
+# --- All-reduce -------------------------------------------------------------------------------------------------------
+
+
+def row(size: int, **medians: float) -> dict[str, Any]:
+    """A row of results with these median times."""
+    entries = {}
+    for name, median in medians.items():
+        speed = size / median / 1e9
+        entries[name] = {"median": median, "q1": median, "q3": median, "least": median, "count": 1}
+        entries[name] |= {"algbw": speed, "busbw": speed, "right": True}
+    return {"bytes": size, "contestants": entries}
+
+
+def verdicts(rows: list[dict[str, Any]]) -> dict[str, bool | None]:
+    return {one["what"]: one["met"] for one in collectives.targets(rows)}
+
+
+def test_all_reduce_targets() -> None:
+    rows = [
+        row(64 << 10, arena=1e-5, ordinary=4e-5, floor=5e-6, mpi=2e-5, horovod=1e-3),
+        row(1 << 20, arena=1e-4, ordinary=3e-4, floor=1e-4, mpi=2e-4, horovod=1e-3),
+        row(64 << 20, arena=8e-3, ordinary=2e-2, floor=6e-3, mpi=30e-3, horovod=43e-3),
+    ]
+    assert verdicts(rows) == {
+        "64 MiB: arena faster than Horovod": True,
+        "64 MiB: arena faster than MPI": False,
+        "64 MiB: ordinary faster than Horovod": False,
+        "64 KiB: ordinary faster than Horovod": True,
+        "64 MiB: arena against the floor": True,
+        "from 256 KiB: arena never slower than MPI (worst: 1 MiB)": True,
+        "from 256 KiB: ordinary never slower than MPI (worst: 1 MiB)": False,
+    }
+
+
+def test_targets_without_their_baselines_are_not_measured() -> None:
+    found = verdicts([row(64 << 20, arena=8e-3, ordinary=2e-2, floor=6e-3)])
+    assert found["64 MiB: arena faster than Horovod"] is None
+    assert found["from 256 KiB: arena never slower than MPI"] is None
+    assert found["64 MiB: arena against the floor"] is True
+
+
+def test_a_report_is_made_from_the_json_alone(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    rows = [row(64 << 20, arena=8e-3, ordinary=2e-2, floor=6e-3, mpi=40e-3)]
+    results = {"benchmark": "collectives", "name": "collectives", "machine": MACHINE, "ranks": 2, "nodes": 1}
+    results |= {
+        "baselines": {"mpi": "Open MPI v5", "horovod": "not found"},
+        "rows": rows,
+        "targets": collectives.targets(rows),
+    }
+    path = common.write(results, tmp_path / "new")
+    assert path is not None and report.main([str(path)]) == 0
+    text = path.with_suffix(".md").read_text()
+    assert "| 64 MiB: arena faster than MPI " in text and "5×" in text
+    assert "horovod not found" in text
+    assert "8.39 / 8.39" in text  # algbw = 64 MiB / 8 ms
+    assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+    assert sorted(one.name for one in path.parent.iterdir()) == [
+        "collectives.json",
+        "collectives.md",
+        "collectives.png",
+    ]
+
+
+def test_a_report_of_something_else_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "other.json"
+    path.write_text('{"benchmark": "unheard of"}')
+    assert report.main([str(path)]) == 1
+    assert "is not a result of sordino bench" in capsys.readouterr().err
+
+
+# --- The model --------------------------------------------------------------------------------------------------------
+
+
+def test_the_shapes_are_those_of_resnet50() -> None:
+    shapes = resnet.resnet50_shapes()
+    assert len(shapes) == len({name for name, _ in shapes}) == 161
+    assert sum(int(np.prod(shape)) for _, shape in shapes) == 25_557_032
+    assert shapes[0] == ("conv1.weight", (64, 3, 7, 7)) and shapes[-2] == ("fc.weight", (1000, 2048))
+
+
+def test_backward_yields_every_gradient_and_does_all_the_work() -> None:
+    done: list[int] = []
+
+    class Counted(resnet.Work):
+        def do(self, pieces: int) -> None:
+            done.append(pieces)
+
+    model = resnet.Model(Counted(), 100, 3.0)
+    order: list[str] = []
+    for name, parameter in model.named_parameters():
+        parameter.register_post_accumulate_grad_hook(lambda _, name=name: order.append(name))
+    model(torch.ones(1, requires_grad=True)).backward()
+    assert sum(done) == 100
+    assert order == [name for name, _ in model.named_parameters()][::-1]
+    assert all(bool((parameter.grad == 3).all()) for parameter in model.parameters() if parameter.grad is not None)
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_fusion_targets() -> None:
+    def mode(**exposed: float) -> dict[str, Any]:
+        return {"contestants": {name: {"exposed": {"median": value}} for name, value in exposed.items()}, "failed": {}}
+
+    two = {"ranks": 2, "modes": {"True": mode(sordino=0.01, horovod=0.06, gloo=0.03), "False": mode(sordino=-1.0)}}
+    assert [one["met"] for one in fusion.targets(two)] == [True, False, None, None]
+    one = {"ranks": 1, "modes": {"True": mode(sordino=0.001)}, "backward": {"median": 0.1}}
+    assert [(target["value"], target["met"]) for target in fusion.targets(one)] == [(1.0, True)]
+
+
+# --- Short runs -------------------------------------------------------------------------------------------------------
+
+
+def results_of(folder: Path, name: str) -> dict[str, Any]:
+    text = (folder / f"{name}.json").read_text()
+    assert str(Path.home()) + "/" not in text and sys.prefix not in text
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+def test_kernels_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert kernels.main(["--quick", "--sizes", "64KiB", "--results", str(tmp_path)]) == 0
+    assert "# Kernels" in capsys.readouterr().out
+    rows = results_of(tmp_path, "kernels")["rows"]
+    assert {one["kernel"] for one in rows} == {
+        "reduce 2->1", "reduce 2->2", "reduce 4->4", "scale", "axpby", "flatten", "unflatten"
+    }  # fmt: skip
+    assert sum(one["kernel"] == "reduce 2->2" for one in rows) == 13
+    assert all(one["ratio"] > 0 and one["moved"] >= 2 * 0.9 * 65536 for one in rows)
+
+
+@pytest.fixture(scope="module")
+def mpirun() -> mpi.Launcher:
+    """A real mpirun; without one there is nothing to launch with."""
+    try:
+        return mpi.find_launcher(mpi.build_info(), os.environ)
+    except NotBuilt as error:
+        pytest.skip(f"needs an MPI: {error}")
+
+
+def bench(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "sordino.cli", "bench", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=240)
+
+
+def test_quick_runs_write_nothing_unless_told_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = bench("collectives", "--quick", "--sizes", "4KiB")  # one rank, no launcher
+    assert done.returncode == 0, done.stderr
+    assert "needs two ranks" in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("mpirun")
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_collectives_run(tmp_path: Path, ranks: int) -> None:
+    words = ["--quick", "--sizes", "4KiB,260KiB", "--baselines", "mpi,gloo", "--results", str(tmp_path)]
+    done = bench("-np", str(ranks), "collectives", *words)
+    assert done.returncode == 0, done.stderr
+    found = results_of(tmp_path, "collectives")
+    assert found["ranks"] == ranks
+    for one in found["rows"]:
+        assert {"arena", "ordinary", "floor"} <= one["contestants"].keys()
+        for entry in one["contestants"].values():
+            assert entry["right"]
+            assert entry["busbw"] == pytest.approx(entry["algbw"] * 2 * (ranks - 1) / ranks)
+
+
+@pytest.mark.usefixtures("mpirun")
+def test_fusion_runs(tmp_path: Path) -> None:
+    words = ["--quick", "--compute-ms", "1", "--baselines", "gloo", "--results", str(tmp_path)]
+    done = bench("-np", "2", "fusion", *words)
+    assert done.returncode == 0, done.stderr
+    for mode in results_of(tmp_path, "fusion")["modes"].values():
+        assert mode["contestants"].keys() == {"plain", "sordino", "gloo"} and mode["failed"] == {}
