@@ -14,21 +14,25 @@ namespace {
 using TensorTuple = std::tuple<std::uintptr_t, std::uintptr_t, int, std::vector<std::int64_t>>;
 
 // A handle as Python holds it. `keep` are the objects that own the memory under way; if the last reference to an
-// unfinished handle goes, they stay for ever: the bytes may still be read or written.
+// unfinished handle goes, or the world has failed, they stay for ever: the bytes may still be read or written.
 struct PyHandle {
   std::shared_ptr<World> world;
   std::shared_ptr<Handle> handle;
   py::object keep;
 
+  PyHandle(std::shared_ptr<World> world, std::shared_ptr<Handle> handle, py::object keep)
+      : world(std::move(world)), handle(std::move(handle)), keep(std::move(keep)) {}
+  PyHandle(const PyHandle&) = delete;
+  PyHandle& operator=(const PyHandle&) = delete;
   ~PyHandle() {
-    if (!handle->done()) keep.release();
+    if (!handle->done() || world->failed()) keep.release();
   }
   void wait() {
     {
       py::gil_scoped_release released;
       world->wait(*handle);
     }
-    keep = py::none();
+    if (!world->failed()) keep = py::none();
     if (handle->error) std::rethrow_exception(handle->error);
   }
 };
@@ -61,7 +65,7 @@ auto starter(Start start) {
       py::gil_scoped_release released;
       handle = start(*world, std::move(request));
     }
-    return std::make_unique<PyHandle>(PyHandle{world, std::move(handle), std::move(keep)});
+    return std::make_unique<PyHandle>(world, std::move(handle), std::move(keep));
   };
 }
 

@@ -146,6 +146,7 @@ Task staged(Team& team, Pieces& pieces, ReduceOp op, double pre, double post) {
   }
   team.last_staged = team.stamp(Staging::stage(chunks - 1));
   team.last_staged_desks = team.desks;
+  team.stages_used += Staging::stage(chunks - 1);
 }
 
 }  // namespace
@@ -165,6 +166,7 @@ Task allreduce_node(Team& team, Pieces& pieces, ReduceOp op, double pre, double 
         tensors.push_back(static_cast<int>(index) == team.me ? tensor->output : memory.map(team.ranks[index], team.desks[index]->location));
       }
       co_await in_place(team, pieces, tensors, op, pre, post);
+      team.stages_used += kOfferStage;
       co_return;
     }
   }

@@ -58,7 +58,7 @@ class Team {
   // Sets this rank's own counter and wakes those who wait for it.
   void reach(std::atomic<std::uint64_t> Desk::* counter, std::uint64_t stage);
 
-  std::uint64_t stamp(std::uint64_t stage) const { return sequence << kStageBits | stage; }
+  std::uint64_t stamp(std::uint64_t stage) const { return sequence << kStageBits | (stages_used + stage); }
   void count_sent(int index, std::size_t bytes);
 
   Transport& transport;
@@ -69,6 +69,7 @@ class Team {
   const std::uint64_t sequence;
   const Tag tag;
   std::vector<Desk*> desks;      // by participant, when all share memory; else empty
+  std::uint64_t stages_used = 0;  // by the parts of the operation that are over (one a dtype); the same on all
   std::size_t chunk = 0;         // bytes of a staging slot
   int patience = 0;              // how often to look again at a peer's counter before doing something else
   std::uint64_t last_staged = 0;         // last stamp of the set's latest operation that used the slots

@@ -516,6 +516,7 @@ void World::fail(std::exception_ptr failure, bool tell) {
     if (failure_) return;
     failure_ = failure;
   }
+  broken_ = tell || told_;
   if (tell) {
     transport_->abandon();
     Writer writer;

@@ -38,6 +38,9 @@ class World {
   // Returns when the handle is done (not whether it succeeded: see Handle::error).
   void wait(const Handle& handle);
 
+  // Whether a failure is latched: every operation raises it, and transfers may still be under way.
+  bool failed() const { return broken_.load(); }
+
   // Members of a process set in order; UsageError if there is no such set.
   std::vector<int> members(int set) const;
   std::vector<int> sets() const;
@@ -100,6 +103,7 @@ class World {
   std::vector<Submission> removals_;  // of process sets, at the end of the current poll
   bool told_ = false;                 // the failure came from a peer, which has told all others
   bool shut_down_ = false;
+  std::atomic<bool> broken_{false};  // failed, rather than shut down
   Time last_watch_{};
   std::atomic<Time> last_move_{};
   std::optional<Progress> progress_;

@@ -8,7 +8,8 @@ import torch
 
 from sordino._core import shared_memory
 from sordino.context import Context, current
-from sordino.torch.tensors import check
+from sordino.errors import UsageError
+from sordino.torch.tensors import DTYPE_CODES, check
 
 
 def shared_empty(*shape: int | Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -28,6 +29,8 @@ def shared_empty(*shape: int | Sequence[int], dtype: torch.dtype | None = None) 
 
 
 def _allocate(context: Context, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+    if dtype not in DTYPE_CODES:
+        raise UsageError(f"{dtype} tensors cannot be reduced, so there is no use in sharing them")
     count = shape.numel()
     if count == 0:
         return torch.empty(shape, dtype=dtype)
