@@ -186,7 +186,7 @@ bool World::poll() {
     moved |= decide();
     const Time now = steady_clock::now();
     for (auto& [id, set] : sets_) {
-      if (set->running || !set->decisions.empty()) moved |= advance(*set, now);
+      if (set->running || !set->decisions.empty()) moved |= advance(*set);
     }
     for (Submission& removal : std::exchange(removals_, {})) {
       remove_set(static_cast<int>(removal.request.splits.at(0)));
@@ -300,7 +300,7 @@ void World::obey(ProcessSet& set, Decision decision) {
   set.running->task = run_operation(*set.running);
 }
 
-bool World::advance(ProcessSet& set, Time now) {
+bool World::advance(ProcessSet& set) {
   if (!set.running) {
     if (!set.ready()) return false;
     Decision decision = std::move(set.decisions.front());
@@ -318,7 +318,7 @@ bool World::advance(ProcessSet& set, Time now) {
       const std::string kind = upper(name_of(submission.request.kind));
       std::size_t bytes = 0;
       for (const Tensor& tensor : submission.request.tensors) bytes += tensor.bytes();
-      trace_.span(submission.request.name, kind, running.since, now, bytes);
+      trace_.span(submission.request.name, kind, running.since, steady_clock::now(), bytes);
     }
   }
   std::vector<Submission> done = std::move(running.submissions);
@@ -350,15 +350,8 @@ ProcessSet& World::add_set(int id, std::vector<int> ranks) {
     const Bytes message = Writer().put(Message::kDesk).put(id).put(desk).take();
     for (const int peer : set.node_peers()) transport_->post(peer, message);
   }
-  // Peers that made the set before this rank did have sent their desks already.
-  for (auto early = early_desks_.begin(); early != early_desks_.end();) {
-    if (early->set != id) {
-      ++early;
-      continue;
-    }
-    set.meet(early->from, early->location);
-    early = early_desks_.erase(early);
-  }
+  newest_set_ = std::max(newest_set_, id);
+  for (Early& early : std::exchange(early_, {})) receive(early.from, early.message);
   return set;
 }
 
@@ -388,27 +381,25 @@ void World::remove_set(int id) {
 
 void World::receive(int from, std::span<const std::byte> bytes) {
   Reader reader(bytes);
-  switch (reader.get<Message>()) {
-    case Message::kAnnounce: {
-      const auto found = sets_.find(reader.get<int>());
-      Announcement said = Announcement::read(reader);
-      if (found == sets_.end() || !found->second->negotiation) break;  // a set removed meanwhile
-      found->second->negotiation->announce(found->second->index_of(from), std::move(said), steady_clock::now());
-      break;
-    }
-    case Message::kDecision: {
-      const auto found = sets_.find(reader.get<int>());
-      if (found != sets_.end()) found->second->decisions.push_back(Decision::read(reader));
-      break;
-    }
+  const auto message = reader.get<Message>();
+  switch (message) {
+    case Message::kAnnounce:
+    case Message::kDecision:
     case Message::kDesk: {
       const int id = reader.get<int>();
-      const auto location = reader.get<Location>();
+      if (id > newest_set_) {
+        early_.push_back({id, from, Bytes(bytes.begin(), bytes.end())});  // its sender has made the set sooner
+        break;
+      }
       const auto found = sets_.find(id);
-      if (found == sets_.end()) {
-        early_desks_.push_back({id, from, location});
+      if (found == sets_.end()) break;  // a set removed meanwhile
+      ProcessSet& set = *found->second;
+      if (message == Message::kAnnounce) {
+        set.negotiation->announce(set.index_of(from), Announcement::read(reader), steady_clock::now());
+      } else if (message == Message::kDecision) {
+        set.decisions.push_back(Decision::read(reader));
       } else {
-        found->second->meet(from, location);
+        set.meet(from, reader.get<Location>());
       }
       break;
     }
@@ -517,8 +508,8 @@ void World::fail(std::exception_ptr failure, bool tell) {
     failure_ = failure;
   }
   broken_ = tell || told_;
+  if (broken_) transport_->abandon();
   if (tell) {
-    transport_->abandon();
     Writer writer;
     writer.put(Message::kFailed);
     try {

@@ -67,7 +67,7 @@ class World {
   bool announce_submissions();
   bool decide();
   void obey(ProcessSet& set, Decision decision);
-  bool advance(ProcessSet& set, Time now);
+  bool advance(ProcessSet& set);
   void receive(int from, std::span<const std::byte> message);
   void watch(Time now);
   void watch_coordinated(ProcessSet& set, Time now);
@@ -94,11 +94,12 @@ class World {
   std::atomic<bool> submitted_any_{false};  // spares poll() the lock
   std::atomic<int> in_flight_{0};
   std::vector<bool> gone_;  // ranks that have shut down
-  struct EarlyDesk {
+  struct Early {
     int set, from;
-    Location location;
+    Bytes message;
   };
-  std::deque<EarlyDesk> early_desks_;
+  std::vector<Early> early_;  // messages about sets that this rank has yet to make
+  int newest_set_ = -1;
   std::vector<Running> graveyard_;
   std::vector<Submission> removals_;  // of process sets, at the end of the current poll
   bool told_ = false;                 // the failure came from a peer, which has told all others

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 import sordino.torch as hvd
-from checks.registry import Seat, check
+from checks.registry import Seat, check, wait_for_leftovers
 from sordino.errors import UsageError
 
 
@@ -121,16 +121,7 @@ def a_handle_nobody_waits_for(seat: Seat) -> None:
     hvd.allreduce_async_(torch.ones(5000), name="in place")
     hvd.barrier()
     assert hvd.allreduce(torch.ones(1)).item() == 1
-    limit = time.monotonic() + 60
-    while hvd_names():
-        assert time.monotonic() < limit, hvd_names()
-        time.sleep(0.001)
-
-
-def hvd_names() -> list[str]:
-    from sordino.context import current
-
-    return list(current().world.names_in_flight())
+    wait_for_leftovers()
 
 
 @check(least=2)

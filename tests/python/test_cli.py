@@ -20,8 +20,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sordino.cli import checks, mpi, run
+from sordino.cli import checks, mpi, probe, run
 from sordino.cli.app import main
+from sordino.cli.scratch import scratch, sweep
 from sordino.errors import NotBuilt, UsageError
 
 SORDINO = [sys.executable, "-m", "sordino.cli"]
@@ -279,6 +280,20 @@ def test_kill_9_of_sordino_ends_the_ranks(tmp_path: Path) -> None:
         job.communicate(timeout=20)
 
 
+def test_the_folders_of_killed_launchers_are_swept(tmp_path: Path) -> None:
+    dead, fresh, foreign = (tmp_path / name for name in ("sordino-run-dead", "sordino-run-fresh", "other"))
+    for folder in (dead, fresh, foreign):
+        folder.mkdir()
+        (folder / "segment").write_bytes(b"x")
+    with scratch(tmp_path) as (held, _):
+        (held / "segment").write_bytes(b"x")
+        for folder in (dead, held, foreign):
+            os.utime(folder, (0, 0))
+        sweep(tmp_path)
+        assert sorted(tmp_path.iterdir()) == sorted([fresh, held, foreign])
+    assert sorted(tmp_path.iterdir()) == sorted([fresh, foreign])
+
+
 @pytest.mark.usefixtures("mpirun")
 def test_the_ranks_know_whether_a_person_watches() -> None:
     ours, theirs = pty.openpty()
@@ -298,16 +313,16 @@ def test_the_ranks_know_whether_a_person_watches() -> None:
 def test_a_library_that_crashes_hangs_or_is_missing_does_not_take_the_doctor_down(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert checks._in_child("import os; os.kill(os.getpid(), 11)") == ({}, "crashes with signal 11 while it is loaded")
-    assert checks._in_child("import no_such_module")[1] == "ModuleNotFoundError: No module named 'no_such_module'"
-    assert checks._in_child("raise SystemExit(4)")[1] == "exits with status 4"
-    assert checks._in_child("print('noise'); print('{\"a\": 1}')") == ({"a": 1}, "")
-    monkeypatch.setattr(checks, "_PROBE_TIMEOUT_S", 0.5)
-    assert checks._in_child("import time; time.sleep(60)") == ({}, "hangs while it is loaded")
+    assert probe.ask_python("import os; os.kill(os.getpid(), 11)") == ({}, "crashes with signal 11 while it is loaded")
+    assert probe.ask_python("import no_such_module")[1] == "ModuleNotFoundError: No module named 'no_such_module'"
+    assert probe.ask_python("raise SystemExit(4)")[1] == "exits with status 4"
+    assert probe.ask_python("print('noise'); print('{\"a\": 1}')") == ({"a": 1}, "")
+    monkeypatch.setattr(probe, "TIMEOUT_S", 0.5)
+    assert probe.ask_python("import time; time.sleep(60)") == ({}, "hangs while it is loaded")
 
 
 @pytest.mark.parametrize(
-    ("probe", "status", "found"),
+    ("versions", "status", "found"),
     [
         ({"torch": "2.13.0+cpu"}, "ok", "2.13.0+cpu"),
         ({"torch": "2.4.0"}, "ok", "2.4.0"),
@@ -317,8 +332,8 @@ def test_a_library_that_crashes_hangs_or_is_missing_does_not_take_the_doctor_dow
         ({}, "fail", "hangs"),
     ],
 )
-def test_torch(probe: dict[str, str], status: str, found: str) -> None:
-    check = checks.check_package("torch", (2, 4), probe, "hangs", "pip install torch")
+def test_torch(versions: dict[str, str], status: str, found: str) -> None:
+    check = checks.check_package("torch", (2, 4), versions, "hangs", "pip install torch")
     assert check.status == status
     assert found in check.found
     assert ("pip install torch" in check.mend) == (status == "fail")
@@ -332,13 +347,13 @@ def test_mpi_of_build_and_of_run_time() -> None:
     broken = {"ok": False, "library": "", "error": "libmpi.so.40: cannot open shared object file"}
     assert checks.check_mpi_build(BUILD).status == "ok"
     assert checks.check_mpi_runtime(BUILD, same) == checks.Check("MPI at run time", "ok", "Open MPI 5.0.11")
-    for probe, status, found in (
+    for answer, status, found in (
         (newer, "warn", "Open MPI 5.0.12; the core was built with Open MPI 5.0.11"),
         (other, "fail", "Open MPI 4.1.4; the core was built with Open MPI 5.0.11"),
         (foreign, "fail", "MPICH 5.0.0; the core"),
         (broken, "fail", "libmpi.so.40"),
     ):
-        check = checks.check_mpi_runtime(BUILD, probe)
+        check = checks.check_mpi_runtime(BUILD, answer)
         assert check.status == status
         assert found in check.found
         assert check.mend
@@ -393,7 +408,7 @@ def test_the_doctor_says_what_is_wrong_and_has_status_1(
     assert main(["doctor"]) == 1
     said = " ".join(capsys.readouterr().out.split())
     assert "ImportError: libmpi.so.40 is not there" in said
-    assert "pip install --force-reinstall" in said
+    assert "pip install --force-reinstall --no-deps ." in said
 
 
 def test_bench_hands_its_arguments_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -409,7 +424,7 @@ def test_bench_hands_its_arguments_on(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_bench_with_np_starts_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[list[str]] = []
     monkeypatch.setattr(mpi, "find_launcher", lambda info, environment: HYDRA)
-    monkeypatch.setattr(run, "supervise", lambda words, *_: started.append(words) or 7)
+    monkeypatch.setattr(run, "supervise", lambda words, *_, **__: started.append(words) or 7)
     assert main(["bench", "-np", "2", "collectives", "--quick"]) == 7
     words = ["-np", "2", sys.executable, "-m", "sordino.cli", "bench", "collectives", "--quick"]
     assert started == [["/opt/mpi/bin/mpirun", *words]]

@@ -106,6 +106,9 @@ class MpiTransport : public Transport {
     find_nodes(config.ranks_per_node);
     find_hosts();
     share_memory(config.shared_memory);
+    int world_size = 0;
+    MPI_Comm_size(MPI_COMM_WORLD, &world_size);
+    if (size_ == world_size) all_have_attached();
   }
 
   ~MpiTransport() override {

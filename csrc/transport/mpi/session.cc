@@ -7,15 +7,21 @@
 #include <atomic>
 #include <cstdlib>
 
+#include "transport/mpi/segment_names.h"
+
 namespace sordino::mpi {
 namespace {
 
 std::atomic<bool> may_finalize{true};
+bool initialized_here = false;
+SegmentName segment_name;
 
 void finalize_at_exit() {
   int finalized = 0;
   MPI_Finalized(&finalized);
-  if (!finalized && may_finalize) MPI_Finalize();
+  if (finalized || !may_finalize) return;
+  segment_name.restore();
+  MPI_Finalize();
 }
 
 // The library loaded at run time must be the one whose mpi.h was compiled in: handles differ between them.
@@ -79,9 +85,14 @@ void ensure_initialized() {
   setenv("OMPI_MCA_osc", "^ucx", 0);
   int provided = MPI_THREAD_SINGLE;
   check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided), "MPI_Init_thread");
+  initialized_here = true;
   std::atexit(finalize_at_exit);
   check(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
   if (provided < MPI_THREAD_SERIALIZED) throw TransportError("this MPI library was built without thread support");
+}
+
+void all_have_attached() {
+  if (initialized_here) segment_name.hide();
 }
 
 void never_finalize() { may_finalize = false; }

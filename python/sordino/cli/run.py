@@ -13,13 +13,14 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
-import shutil
 import sys
 import tempfile
+from pathlib import Path
 from typing import BinaryIO
 
 from sordino.cli import mpi
 from sordino.cli.processes import supervise
+from sordino.cli.scratch import scratch
 from sordino.errors import UsageError
 
 
@@ -69,14 +70,12 @@ def start(launcher: mpi.Launcher, job: mpi.Job, timeout: float | None = None, ou
         return supervise(words, environment, timeout, output)
     # A killed mpirun leaves its session files and 16 MiB of shared memory for each rank; so they go where they can be
     # removed. Not with several hosts: the folder would be missing on the others.
-    base = "/dev/shm" if os.access("/dev/shm", os.W_OK | os.X_OK) else None
-    folder = tempfile.mkdtemp(prefix="sordino-run-", dir=base)
-    try:
-        environment.setdefault("OMPI_MCA_btl_sm_backing_directory", folder)
-        environment.setdefault("PRTE_MCA_prte_local_tmpdir_base", folder)
-        return supervise(words, environment, timeout, output)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    shm = Path("/dev/shm")
+    base = shm if os.access(shm, os.W_OK | os.X_OK) else Path(tempfile.gettempdir())
+    with scratch(base) as (folder, lock):
+        environment.setdefault("OMPI_MCA_btl_sm_backing_directory", str(folder))
+        environment.setdefault("PRTE_MCA_prte_local_tmpdir_base", str(folder))
+        return supervise(words, environment, timeout, output, inherited=(lock,))
 
 
 def _ranks(ranks: int | None, hosts: list[str]) -> int:

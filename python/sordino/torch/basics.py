@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -95,7 +96,10 @@ def _install_exit_handlers() -> None:
         context.world.abort("".join(traceback.format_exception_only(kind, error)).strip())
         sys.stdout.flush()
         sys.stderr.flush()
-        # MPI's own exit would wait for ranks that no longer answer; the launcher ends the job on this status.
+        # MPI's own exit would wait for ranks that no longer answer. The launcher ends the job on this status; under
+        # fault tolerance it waits for a process that exits so, and only a signal tells it of the end.
+        if os.environ.get("OMPI_MCA_mpi_ft_enable", "0") != "0":
+            os.kill(os.getpid(), signal.SIGKILL)
         os._exit(1)
 
     sys.excepthook = tell_the_others
