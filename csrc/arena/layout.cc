@@ -5,7 +5,9 @@
 namespace sordino {
 namespace {
 
-std::size_t align(std::size_t offset) { return (offset + Layout::kAlignment - 1) / Layout::kAlignment * Layout::kAlignment; }
+std::size_t align(std::size_t offset) {
+  return (offset + Layout::kAlignment - 1) / Layout::kAlignment * Layout::kAlignment;
+}
 
 // FNV-1a: tiny, and the same on every machine.
 struct Fnv {
@@ -30,7 +32,8 @@ Layout::Layout(std::vector<TensorSpec> tensors, std::size_t segment_bytes) : ten
   std::unordered_set<std::string_view> names;
   for (std::size_t index = 0; index < tensors_.size(); ++index) {
     const TensorSpec& tensor = tensors_[index];
-    if (!names.insert(tensor.name).second) throw UsageError("two tensors of one layout are named '" + tensor.name + "'");
+    if (!names.insert(tensor.name).second)
+      throw UsageError("two tensors of one layout are named '" + tensor.name + "'");
     const bool joins = !segments_.empty() && segments_.back().dtype == tensor.dtype &&
                        segments_.back().bytes + tensor.bytes() <= segment_bytes;
     const std::size_t offset = joins ? bytes_ : align(bytes_);
@@ -51,7 +54,8 @@ std::vector<std::string> Layout::describe() const {
   std::vector<std::string> lines;
   for (const TensorSpec& tensor : tensors_) {
     std::string line = tensor.name + " " + std::string(name_of(tensor.dtype)) + " [";
-    for (std::size_t axis = 0; axis < tensor.shape.size(); ++axis) line += (axis ? ", " : "") + std::to_string(tensor.shape[axis]);
+    for (std::size_t axis = 0; axis < tensor.shape.size(); ++axis)
+      line += (axis ? ", " : "") + std::to_string(tensor.shape[axis]);
     lines.push_back(line + "]");
   }
   return lines;

@@ -21,7 +21,7 @@ struct TensorSpec {
 
 // A run of neighbouring tensors of one dtype that is exchanged as one.
 struct LayoutSegment {
-  std::size_t first, last;   // tensors [first, last), in layout order
+  std::size_t first, last;    // tensors [first, last), in layout order
   std::size_t offset, bytes;  // in the arena
   DType dtype;
 };

@@ -10,15 +10,15 @@
 namespace sordino {
 
 struct Config {
-  double stall_warn_s = 60;         // warn when an operation has waited this long for a rank
-  double timeout_s = 1800;          // fail it after this long
-  std::size_t fusion_bytes = 0;     // set from the table's default
-  std::size_t chunk_bytes = 0;      // staging chunk of the node-local path
-  int ranks_per_node = 0;           // 0 = as the machine says; 1 = treat every rank as a node of its own
-  bool shared_memory = true;        // node-local averaging through shared memory
-  int spin_us = 0;                  // how long a waiting rank spins before it sleeps
-  std::string cpu_level;            // lowers the kernels' instruction set level
-  std::string timeline;             // file that the trace is written to from init on
+  double stall_warn_s = 60;      // warn when an operation has waited this long for a rank
+  double timeout_s = 1800;       // fail it after this long
+  std::size_t fusion_bytes = 0;  // set from the table's default
+  std::size_t chunk_bytes = 0;   // staging chunk of the node-local path
+  int ranks_per_node = 0;        // 0 = as the machine says; 1 = treat every rank as a node of its own
+  bool shared_memory = true;     // node-local averaging through shared memory
+  int spin_us = 0;               // how long a waiting rank spins before it sleeps
+  std::string cpu_level;         // lowers the kernels' instruction set level
+  std::string timeline;          // file that the trace is written to from init on
 
   // Reads and checks the environment; throws UsageError naming the variable and the value.
   static Config from_environment();

@@ -43,8 +43,9 @@ constexpr std::size_t size_of(DType type) {
 }
 
 constexpr std::string_view name_of(DType type) {
-  constexpr std::string_view names[kDTypeCount] = {"bool",   "uint8", "int8",    "uint16",   "int16",   "uint32", "int32",
-                                                   "uint64", "int64", "float16", "bfloat16", "float32", "float64"};
+  constexpr std::string_view names[kDTypeCount] = {"bool",     "uint8",   "int8",   "uint16", "int16",
+                                                   "uint32",   "int32",   "uint64", "int64",  "float16",
+                                                   "bfloat16", "float32", "float64"};
   return names[static_cast<int>(type)];
 }
 

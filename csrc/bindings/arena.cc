@@ -26,8 +26,10 @@ void register_arena(py::module_& module) {
       .def_readonly("bytes", &LayoutSegment::bytes)
       .def_property_readonly("dtype", [](const LayoutSegment& self) { return static_cast<int>(self.dtype); });
 
-  py::class_<Layout>(module, "Layout", "Which tensor lies where in flat memory; the same on every rank that names the same tensors.")
-      .def(py::init([](const std::vector<std::tuple<std::string, int, std::vector<std::int64_t>>>& tensors, std::size_t segment_bytes) {
+  py::class_<Layout>(module, "Layout",
+                     "Which tensor lies where in flat memory; the same on every rank that names the same tensors.")
+      .def(py::init([](const std::vector<std::tuple<std::string, int, std::vector<std::int64_t>>>& tensors,
+                       std::size_t segment_bytes) {
              std::vector<TensorSpec> specs;
              for (const auto& [name, dtype, shape] : tensors) specs.push_back({name, dtype_of(dtype), shape});
              return Layout(std::move(specs), segment_bytes);
@@ -40,13 +42,18 @@ void register_arena(py::module_& module) {
       .def("describe", &Layout::describe);
 
   py::class_<Arena>(module, "Arena", "Shared memory for the tensors of a layout.")
-      .def(py::init([](World& world, const Layout& layout) { return Arena(layout, world.node_memory()); }), py::arg("world"), py::arg("layout"))
+      .def(py::init([](World& world, const Layout& layout) { return Arena(layout, world.node_memory()); }),
+           py::arg("world"), py::arg("layout"))
       .def_property_readonly("memory", [](const Arena& self) { return PyMemory{self.memory()}; })
-      .def("address", [](const Arena& self, std::size_t index) { return reinterpret_cast<std::uintptr_t>(self.tensor(index)); }, py::arg("index"));
+      .def(
+          "address",
+          [](const Arena& self, std::size_t index) { return reinterpret_cast<std::uintptr_t>(self.tensor(index)); },
+          py::arg("index"));
 
   module.def(
-      "shared_memory", [](World& world, std::size_t bytes) { return PyMemory{world.node_memory().allocate(bytes)}; }, py::arg("world"),
-      py::arg("bytes"), "Zeroed, page-aligned memory that node peers can map. Local: other ranks need not call it.");
+      "shared_memory", [](World& world, std::size_t bytes) { return PyMemory{world.node_memory().allocate(bytes)}; },
+      py::arg("world"), py::arg("bytes"),
+      "Zeroed, page-aligned memory that node peers can map. Local: other ranks need not call it.");
 }
 
 }  // namespace sordino::bindings

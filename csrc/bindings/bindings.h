@@ -22,7 +22,8 @@ inline DType dtype_of(int code) {
   return static_cast<DType>(code);
 }
 inline py::buffer_info as_bytes(std::byte* data, std::size_t bytes) {
-  return py::buffer_info(data, 1, py::format_descriptor<std::uint8_t>::format(), 1, {static_cast<py::ssize_t>(bytes)}, {py::ssize_t{1}});
+  return py::buffer_info(data, 1, py::format_descriptor<std::uint8_t>::format(), 1, {static_cast<py::ssize_t>(bytes)},
+                         {py::ssize_t{1}});
 }
 
 }  // namespace sordino::bindings

@@ -44,11 +44,14 @@ struct PyResult {
   Result& result() const { return handle->results[index]; }
 };
 
-Request make_request(int kind, std::string name, const std::vector<TensorTuple>& tensors, int op, double prescale, double postscale, int root,
-                     std::vector<std::int64_t> splits, int set) {
-  if (kind < 0 || kind > static_cast<int>(Kind::kRemoveSet)) throw UsageError("unknown operation code " + std::to_string(kind));
+Request make_request(int kind, std::string name, const std::vector<TensorTuple>& tensors, int op, double prescale,
+                     double postscale, int root, std::vector<std::int64_t> splits, int set) {
+  if (kind < 0 || kind > static_cast<int>(Kind::kRemoveSet))
+    throw UsageError("unknown operation code " + std::to_string(kind));
   if (op < 0 || op > static_cast<int>(ReduceOp::kProduct)) throw UsageError("unknown reduction " + std::to_string(op));
-  Request request{std::move(name), static_cast<Kind>(kind), set, static_cast<ReduceOp>(op), prescale, postscale, root, {}, std::move(splits)};
+  Request request{
+      std::move(name),  static_cast<Kind>(kind), set, static_cast<ReduceOp>(op), prescale, postscale, root, {},
+      std::move(splits)};
   for (const auto& [input, output, dtype, shape] : tensors) {
     request.tensors.push_back({dtype_of(dtype), shape, pointer(input), pointer(output)});
   }
@@ -57,23 +60,26 @@ Request make_request(int kind, std::string name, const std::vector<TensorTuple>&
 
 template <class Start>
 auto starter(Start start) {
-  return [start](std::shared_ptr<World> world, int kind, std::string name, const std::vector<TensorTuple>& tensors, int op, double prescale,
-                 double postscale, int root, std::vector<std::int64_t> splits, int set, py::object keep) {
-    Request request = make_request(kind, std::move(name), tensors, op, prescale, postscale, root, std::move(splits), set);
-    std::shared_ptr<Handle> handle;
-    {
-      py::gil_scoped_release released;
-      handle = start(*world, std::move(request));
-    }
-    return std::make_unique<PyHandle>(world, std::move(handle), std::move(keep));
-  };
+  return
+      [start](std::shared_ptr<World> world, int kind, std::string name, const std::vector<TensorTuple>& tensors, int op,
+              double prescale, double postscale, int root, std::vector<std::int64_t> splits, int set, py::object keep) {
+        Request request =
+            make_request(kind, std::move(name), tensors, op, prescale, postscale, root, std::move(splits), set);
+        std::shared_ptr<Handle> handle;
+        {
+          py::gil_scoped_release released;
+          handle = start(*world, std::move(request));
+        }
+        return std::make_unique<PyHandle>(world, std::move(handle), std::move(keep));
+      };
 }
 
 template <class Class, class Start>
 void define_starter(Class& type, const char* name, Start start, const char* doc) {
-  type.def(name, starter(start), py::arg("kind"), py::arg("name"), py::arg("tensors"), py::arg("op") = 1, py::arg("prescale") = 1.0,
-           py::arg("postscale") = 1.0, py::arg("root") = 0, py::arg("splits") = std::vector<std::int64_t>{}, py::arg("process_set") = 0,
-           py::arg("keep") = py::none(), doc);
+  type.def(name, starter(start), py::arg("kind"), py::arg("name"), py::arg("tensors"), py::arg("op") = 1,
+           py::arg("prescale") = 1.0, py::arg("postscale") = 1.0, py::arg("root") = 0,
+           py::arg("splits") = std::vector<std::int64_t>{}, py::arg("process_set") = 0, py::arg("keep") = py::none(),
+           doc);
 }
 
 std::shared_ptr<World> make_world(std::unique_ptr<Transport> transport, const Config& config) {
@@ -100,40 +106,55 @@ void register_world(py::module_& module) {
       .def_property_readonly("shape", [](const PyResult& self) { return self.result().shape; });
 
   py::class_<PyHandle>(module, "Handle", "An operation under way.")
-      .def("done", [](const PyHandle& self) { return self.handle->done(); }, "Whether wait() would return at once.")
+      .def(
+          "done", [](const PyHandle& self) { return self.handle->done(); }, "Whether wait() would return at once.")
       .def("wait", &PyHandle::wait, "Waits for the end of the operation; raises what became of it.")
-      .def_property_readonly("results",
-                             [](const PyHandle& self) {
-                               std::vector<std::unique_ptr<PyResult>> all;
-                               for (std::size_t index = 0; index < self.handle->results.size(); ++index) {
-                                 all.push_back(std::make_unique<PyResult>(PyResult{self.handle, index}));
-                               }
-                               return all;
-                             },
-                             "Tensors that the operation made (allgather, alltoall, reducescatter).")
-      .def_property_readonly("numbers", [](const PyHandle& self) { return self.handle->numbers; },
-                             "allgather and alltoall: rows from each member; join: the last rank; add set: its id.");
+      .def_property_readonly(
+          "results",
+          [](const PyHandle& self) {
+            std::vector<std::unique_ptr<PyResult>> all;
+            for (std::size_t index = 0; index < self.handle->results.size(); ++index) {
+              all.push_back(std::make_unique<PyResult>(PyResult{self.handle, index}));
+            }
+            return all;
+          },
+          "Tensors that the operation made (allgather, alltoall, reducescatter).")
+      .def_property_readonly(
+          "numbers", [](const PyHandle& self) { return self.handle->numbers; },
+          "allgather and alltoall: rows from each member; join: the last rank; add set: its id.");
 
-  auto world = py::class_<World, std::shared_ptr<World>>(module, "World", "The ranks of one job, as one of them sees it.");
-  define_starter(world, "submit", [](World& self, Request request) { return self.submit(std::move(request)); },
-                 "Starts an operation. `keep` must own the memory of `tensors`: (input, output or 0, dtype, shape) each.");
-  define_starter(world, "run", [](World& self, Request request) { return self.run(std::move(request)); },
-                 "submit() and wait in one, without waking another thread. Errors are raised by Handle.wait().");
+  auto world =
+      py::class_<World, std::shared_ptr<World>>(module, "World", "The ranks of one job, as one of them sees it.");
+  define_starter(
+      world, "submit", [](World& self, Request request) { return self.submit(std::move(request)); },
+      "Starts an operation. `keep` must own the memory of `tensors`: (input, output or 0, dtype, shape) each.");
+  define_starter(
+      world, "run", [](World& self, Request request) { return self.run(std::move(request)); },
+      "submit() and wait in one, without waking another thread. Errors are raised by Handle.wait().");
   world.def_property_readonly("rank", &World::rank)
       .def_property_readonly("size", &World::size)
-      .def_property_readonly("nodes", [](const World& self) { return self.transport().node_of(); }, "The node number of every rank.")
+      .def_property_readonly(
+          "nodes", [](const World& self) { return self.transport().node_of(); }, "The node number of every rank.")
       .def_property_readonly("transport", [](const World& self) { return self.transport().name(); })
-      .def("host", [](const World& self, int rank) { return self.transport().host_of(rank); }, py::arg("rank"))
+      .def(
+          "host", [](const World& self, int rank) { return self.transport().host_of(rank); }, py::arg("rank"))
       .def("members", &World::members, py::arg("process_set"), "The ranks of a process set.")
       .def("sets", &World::sets, "The ids of all process sets.")
-      .def("in_shared_memory",
-           [](World& self, std::uintptr_t address, std::size_t bytes) { return self.in_shared_memory(pointer(address), bytes); },
-           py::arg("address"), py::arg("bytes"), "Whether node peers can read and write this memory directly.")
+      .def(
+          "in_shared_memory",
+          [](World& self, std::uintptr_t address, std::size_t bytes) {
+            return self.in_shared_memory(pointer(address), bytes);
+          },
+          py::arg("address"), py::arg("bytes"), "Whether node peers can read and write this memory directly.")
       .def("shutdown", &World::shutdown, py::call_guard<py::gil_scoped_release>(), "Leaves the world. Idempotent.")
       .def("abort", &World::abort, py::arg("cause"), py::call_guard<py::gil_scoped_release>(),
            "Tells all other ranks that this one is about to end because of `cause`.")
-      .def("start_trace", [](World& self, const std::string& path, bool mark_cycles) { self.trace().start(path, self.rank(), mark_cycles); },
-           py::arg("path"), py::arg("mark_cycles") = false)
+      .def(
+          "start_trace",
+          [](World& self, const std::string& path, bool mark_cycles) {
+            self.trace().start(path, self.rank(), mark_cycles);
+          },
+          py::arg("path"), py::arg("mark_cycles") = false)
       .def("stop_trace", [](World& self) { self.trace().stop(); })
       .def("names_in_flight", &World::names_in_flight)
       .def_property_readonly("stats", [](const World& self) {
@@ -152,7 +173,8 @@ void register_world(py::module_& module) {
       [](int size, int ranks_per_node) {
         const Config config = Config::from_environment();
         std::vector<std::shared_ptr<World>> worlds;
-        for (auto& transport : sim::make_world(size, ranks_per_node)) worlds.push_back(make_world(std::move(transport), config));
+        for (auto& transport : sim::make_world(size, ranks_per_node))
+          worlds.push_back(make_world(std::move(transport), config));
         return worlds;
       },
       py::arg("size"), py::arg("ranks_per_node") = 0, "Connected worlds for `size` threads of this process.");

@@ -1,6 +1,7 @@
 // All-reduce by messages, between ranks that do not share memory. Large tensors go round a ring (reduce-scatter, then
-// all-gather: 2(N-1)/N of the bytes, the least possible); small ones by recursive doubling (log2 N rounds of the whole).
-// Each element is folded once and then copied, or folded in a tree that is the same on all ranks: equal bits everywhere.
+// all-gather: 2(N-1)/N of the bytes, the least possible); small ones by recursive doubling (log2 N rounds of the
+// whole). Each element is folded once and then copied, or folded in a tree that is the same on all ranks: equal bits
+// everywhere.
 #include <bit>
 
 #include "collectives/operations.h"
@@ -39,7 +40,8 @@ Task ring(Team& team, DType dtype, std::byte* data, std::size_t count, ReduceOp 
 }
 
 // Combines the whole vectors of all ranks in a binary tree: merge(lower, upper, into) with the lower rank's data first,
-// on both partners alike. Ranks beyond the largest power of two first give theirs to a partner, and get the result last.
+// on both partners alike. Ranks beyond the largest power of two first give theirs to a partner, and get the result
+// last.
 template <class Merge>
 Task recursive_doubling(Team& team, std::span<std::byte> data, Merge merge) {
   const int power = static_cast<int>(std::bit_floor(static_cast<unsigned>(team.size()))), extra = team.size() - power;
@@ -113,11 +115,12 @@ Task allreduce_messages(Team& team, Pieces& pieces, ReduceOp op, double pre, dou
   const DType dtype = pieces.dtype();
   if (pieces.bytes() <= kSmall || team.size() == 2) {
     const std::size_t count = pieces.count();
-    co_await recursive_doubling(team, std::span(flat.data(), pieces.bytes()), [=](std::byte* lower, std::byte* upper, std::byte* into) {
-      const std::byte* sources[] = {lower, upper};
-      std::byte* destinations[] = {into};
-      kernels::reduce(op, dtype, sources, destinations, count, 1, 1);
-    });
+    co_await recursive_doubling(team, std::span(flat.data(), pieces.bytes()),
+                                [=](std::byte* lower, std::byte* upper, std::byte* into) {
+                                  const std::byte* sources[] = {lower, upper};
+                                  std::byte* destinations[] = {into};
+                                  kernels::reduce(op, dtype, sources, destinations, count, 1, 1);
+                                });
   } else {
     co_await ring(team, dtype, flat.data(), pieces.count(), op);
   }
@@ -128,13 +131,14 @@ Task adasum(Team& team, Pieces& pieces, double pre, double post) {
   const DType dtype = pieces.dtype();
   Flat flat(pieces, pre);
   const std::vector<Piece>& tensors = pieces.all();
-  co_await recursive_doubling(team, std::span(flat.data(), pieces.bytes()), [&](std::byte* lower, std::byte* upper, std::byte* into) {
-    std::size_t at = 0;
-    for (const Piece& tensor : tensors) {
-      adasum_merge(dtype, lower + at, upper + at, into + at, tensor.count);
-      at += tensor.count * size_of(dtype);
-    }
-  });
+  co_await recursive_doubling(team, std::span(flat.data(), pieces.bytes()),
+                              [&](std::byte* lower, std::byte* upper, std::byte* into) {
+                                std::size_t at = 0;
+                                for (const Piece& tensor : tensors) {
+                                  adasum_merge(dtype, lower + at, upper + at, into + at, tensor.count);
+                                  at += tensor.count * size_of(dtype);
+                                }
+                              });
   flat.finish(post);
 }
 

@@ -43,7 +43,8 @@ void count_bytes(Team& team, std::size_t bytes) {
   team.traffic.inside.fetch_add(2 * (bytes - bytes / parts), std::memory_order_relaxed);
 }
 
-Task in_place(Team& team, Pieces& pieces, const std::vector<std::byte*>& tensors, ReduceOp op, double pre, double post) {
+Task in_place(Team& team, Pieces& pieces, const std::vector<std::byte*>& tensors, ReduceOp op, double pre,
+              double post) {
   const Shards shards = shards_of(team, pieces.dtype(), pieces.count());
   const auto me = static_cast<std::size_t>(team.me);
   const std::size_t offset = shards.begin(me) * size_of(pieces.dtype());
@@ -61,15 +62,22 @@ Task in_place(Team& team, Pieces& pieces, const std::vector<std::byte*>& tensors
 class Staging {
  public:
   Staging(Team& team, Pieces& pieces, ReduceOp op, double pre, double post)
-      : team_(team), pieces_(pieces), op_(op), pre_(pre), post_(post), width_(size_of(pieces.dtype())),
-        per_chunk_(std::min(team.chunk, std::max(pieces.bytes() / kOverlap, kLeastChunk)) / width_), me_(static_cast<std::size_t>(team.me)) {}
+      : team_(team),
+        pieces_(pieces),
+        op_(op),
+        pre_(pre),
+        post_(post),
+        width_(size_of(pieces.dtype())),
+        per_chunk_(std::min(team.chunk, std::max(pieces.bytes() / kOverlap, kLeastChunk)) / width_),
+        me_(static_cast<std::size_t>(team.me)) {}
 
   std::uint64_t chunks() const { return (pieces_.count() + per_chunk_ - 1) / per_chunk_; }
 
   void copy_in(std::uint64_t chunk) {
     const Shards shards = shards_at(chunk);
     std::byte* slot = slot_of(me_, chunk);
-    for (const auto& [begin, end] : {std::pair{std::size_t{0}, shards.begin(me_)}, std::pair{shards.end(me_), shards.count}}) {
+    for (const auto& [begin, end] :
+         {std::pair{std::size_t{0}, shards.begin(me_)}, std::pair{shards.end(me_), shards.count}}) {
       pieces_.copy_in(chunk * per_chunk_ + begin, chunk * per_chunk_ + end, slot + begin * width_);
     }
     team_.reach(&Desk::offered, stage(chunk));
@@ -136,7 +144,8 @@ Task staged(Team& team, Pieces& pieces, ReduceOp op, double pre, double post) {
   staging.copy_in(0);
   for (std::uint64_t chunk = 0; chunk < chunks; ++chunk) {
     if (chunk + 1 < chunks) {
-      if (chunk + 1 >= Desk::kSlots) co_await team.all_reached(&Desk::finished, Staging::stage(chunk + 1 - Desk::kSlots));
+      if (chunk + 1 >= Desk::kSlots)
+        co_await team.all_reached(&Desk::finished, Staging::stage(chunk + 1 - Desk::kSlots));
       staging.copy_in(chunk + 1);
     }
     co_await team.all_reached(&Desk::offered, Staging::stage(chunk));
@@ -156,14 +165,18 @@ Task allreduce_node(Team& team, Pieces& pieces, ReduceOp op, double pre, double 
   if (pieces.bytes() >= kLeastInPlace) {
     NodeMemory& memory = team.transport.node_memory();
     const Piece* tensor = pieces.in_place();
-    team.desks[static_cast<std::size_t>(team.me)]->location = tensor ? memory.locate(tensor->input, pieces.bytes()) : Location{};
+    team.desks[static_cast<std::size_t>(team.me)]->location =
+        tensor ? memory.locate(tensor->input, pieces.bytes()) : Location{};
     team.reach(&Desk::offered, kOfferStage);
     co_await team.all_reached(&Desk::offered, kOfferStage);
-    const bool all_shared = std::all_of(team.desks.begin(), team.desks.end(), [](Desk* desk) { return desk->location.segment != 0; });
+    const bool all_shared =
+        std::all_of(team.desks.begin(), team.desks.end(), [](Desk* desk) { return desk->location.segment != 0; });
     if (all_shared) {
       std::vector<std::byte*> tensors;
       for (std::size_t index = 0; index < team.desks.size(); ++index) {
-        tensors.push_back(static_cast<int>(index) == team.me ? tensor->output : memory.map(team.ranks[index], team.desks[index]->location));
+        tensors.push_back(static_cast<int>(index) == team.me
+                              ? tensor->output
+                              : memory.map(team.ranks[index], team.desks[index]->location));
       }
       co_await in_place(team, pieces, tensors, op, pre, post);
       team.stages_used += kOfferStage;

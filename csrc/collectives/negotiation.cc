@@ -40,13 +40,17 @@ std::string compare(const Announcement& a, const Announcement& b) {
   for (std::size_t i = 0; i < a.dtypes.size(); ++i) {
     const std::string which = a.dtypes.size() > 1 ? " of tensor " + std::to_string(i) : "";
     if (a.dtypes[i] != b.dtypes[i]) {
-      return differ("dtype" + which, std::string(sordino::name_of(a.dtypes[i])), std::string(sordino::name_of(b.dtypes[i])));
+      return differ("dtype" + which, std::string(sordino::name_of(a.dtypes[i])),
+                    std::string(sordino::name_of(b.dtypes[i])));
     }
-    if (!same_shape(a.kind, a.shapes[i], b.shapes[i])) return differ("shape" + which, text(a.shapes[i]), text(b.shapes[i]));
+    if (!same_shape(a.kind, a.shapes[i], b.shapes[i]))
+      return differ("shape" + which, text(a.shapes[i]), text(b.shapes[i]));
   }
   if (a.op != b.op) return differ("reduction", name_of(a.op), name_of(b.op));
-  if (a.prescale != b.prescale) return differ("prescale_factor", std::to_string(a.prescale), std::to_string(b.prescale));
-  if (a.postscale != b.postscale) return differ("postscale_factor", std::to_string(a.postscale), std::to_string(b.postscale));
+  if (a.prescale != b.prescale)
+    return differ("prescale_factor", std::to_string(a.prescale), std::to_string(b.prescale));
+  if (a.postscale != b.postscale)
+    return differ("postscale_factor", std::to_string(a.postscale), std::to_string(b.postscale));
   if (a.root != b.root) return differ("root rank", std::to_string(a.root), std::to_string(b.root));
   if (a.kind != Kind::kAlltoall && a.splits != b.splits) return differ("ranks", text(a.splits), text(b.splits));
   return "";
@@ -61,7 +65,8 @@ const char* name_of(Kind kind) {
 }
 
 Announcement Announcement::of(const Request& request) {
-  Announcement said{request.name, request.kind, request.op, request.prescale, request.postscale, request.root, {}, {}, request.splits};
+  Announcement said{request.name, request.kind, request.op, request.prescale, request.postscale,
+                    request.root, {},           {},         request.splits};
   for (const Tensor& tensor : request.tensors) {
     said.dtypes.push_back(tensor.dtype);
     said.shapes.push_back(tensor.shape);
@@ -92,8 +97,9 @@ void Announcement::write(Writer& writer) const {
 std::size_t Announcement::bytes() const {
   std::size_t total = 0;
   for (std::size_t i = 0; i < dtypes.size(); ++i) {
-    total += std::accumulate(shapes[i].begin(), shapes[i].end(), size_of(dtypes[i]),
-                             [](std::size_t product, std::int64_t extent) { return product * static_cast<std::size_t>(extent); });
+    total += std::accumulate(
+        shapes[i].begin(), shapes[i].end(), size_of(dtypes[i]),
+        [](std::size_t product, std::int64_t extent) { return product * static_cast<std::size_t>(extent); });
   }
   return total;
 }
@@ -179,7 +185,8 @@ Decision Negotiation::judge(const std::string& name, const Pending& pending) {
   switch (first.kind) {
     case Kind::kAllgather:
       for (std::size_t tensor = 0; tensor < first.dtypes.size(); ++tensor) {
-        for (const int member : decision.participants) decision.numbers.push_back(pending.said[member]->shapes[tensor][0]);
+        for (const int member : decision.participants)
+          decision.numbers.push_back(pending.said[member]->shapes[tensor][0]);
       }
       break;
     case Kind::kAlltoall:
@@ -200,7 +207,8 @@ Decision Negotiation::judge(const std::string& name, const Pending& pending) {
 
 void Negotiation::fuse(std::vector<Decision>& decisions, Decision next, const Announcement& what) {
   const std::size_t bytes = what.bytes();
-  const bool fusible = next.verdict == Verdict::kRun && what.kind == Kind::kAllreduce && what.op != ReduceOp::kAdasum && bytes <= kSmall;
+  const bool fusible =
+      next.verdict == Verdict::kRun && what.kind == Kind::kAllreduce && what.op != ReduceOp::kAdasum && bytes <= kSmall;
   if (fusible && fusing_ && fusing_->op == what.op && fusing_->prescale == what.prescale &&
       fusing_->postscale == what.postscale && decisions.back().participants == next.participants &&
       fusing_->bytes + bytes <= fusion_bytes_) {
@@ -223,7 +231,8 @@ std::vector<Decision> Negotiation::decide() {
     const Pending& pending = found->second;
     if (complete(pending)) {
       Decision decision = judge(name, pending);
-      fuse(decisions, std::move(decision), **std::find_if(pending.said.begin(), pending.said.end(), [](auto& s) { return s.has_value(); }));
+      fuse(decisions, std::move(decision),
+           **std::find_if(pending.said.begin(), pending.said.end(), [](auto& s) { return s.has_value(); }));
     } else if (waits_for_the_gone(pending)) {
       Decision decision;
       decision.names = {name};
@@ -235,7 +244,8 @@ std::vector<Decision> Negotiation::decide() {
           decision.lost.push_back(members_[member]);
         }
       }
-      decision.error = "'" + name + "' waits for rank " + std::to_string(decision.lost.front()) + ", which has shut down";
+      decision.error =
+          "'" + name + "' waits for rank " + std::to_string(decision.lost.front()) + ", which has shut down";
       fusing_.reset();
       decisions.push_back(std::move(decision));
     } else {

@@ -58,7 +58,10 @@ struct Decision {
 class Negotiation {
  public:
   Negotiation(std::vector<int> members, std::size_t fusion_bytes)
-      : members_(std::move(members)), joined_(members_.size(), false), gone_(members_.size(), false), fusion_bytes_(fusion_bytes) {}
+      : members_(std::move(members)),
+        joined_(members_.size(), false),
+        gone_(members_.size(), false),
+        fusion_bytes_(fusion_bytes) {}
 
   void announce(int member, Announcement announcement, Time now);
   // The member has shut down: what still waits for it, now or later, fails.

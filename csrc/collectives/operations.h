@@ -30,7 +30,7 @@ Task alltoall(Team& team, const std::byte* input, std::vector<std::size_t> send_
               std::vector<std::size_t> receive_sizes);
 
 // Folds the participants' inputs; participant i gets elements [bounds[i], bounds[i + 1]).
-Task reducescatter(Team& team, DType dtype, const std::byte* input, std::vector<std::size_t> bounds, std::byte* output, ReduceOp op,
-                   double pre, double post);
+Task reducescatter(Team& team, DType dtype, const std::byte* input, std::vector<std::size_t> bounds, std::byte* output,
+                   ReduceOp op, double pre, double post);
 
 }  // namespace sordino

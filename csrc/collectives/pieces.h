@@ -53,7 +53,8 @@ class Pieces {
   template <class Visit>
   void visit(std::size_t begin, std::size_t end, Visit&& visit) const {
     if (begin >= end) return;
-    std::size_t index = static_cast<std::size_t>(std::upper_bound(starts_.begin(), starts_.end(), begin) - starts_.begin()) - 1;
+    std::size_t index =
+        static_cast<std::size_t>(std::upper_bound(starts_.begin(), starts_.end(), begin) - starts_.begin()) - 1;
     for (std::size_t at = begin; at < end; ++index) {
       const Piece& piece = pieces_[index];
       const std::size_t skip = at - starts_[index];

@@ -9,8 +9,15 @@ Tag tag_of(int set, std::uint64_t sequence) { return static_cast<Tag>((set & 0xf
 
 }  // namespace
 
-ProcessSet::ProcessSet(int id, std::vector<int> members, Transport& transport, std::size_t chunk, int patience, std::size_t fusion_bytes)
-    : id(id), ranks(std::move(members)), me(index_of(transport.rank())), transport_(transport), chunk_(chunk), patience_(patience), desks_(ranks.size()) {
+ProcessSet::ProcessSet(int id, std::vector<int> members, Transport& transport, std::size_t chunk, int patience,
+                       std::size_t fusion_bytes)
+    : id(id),
+      ranks(std::move(members)),
+      me(index_of(transport.rank())),
+      transport_(transport),
+      chunk_(chunk),
+      patience_(patience),
+      desks_(ranks.size()) {
   if (me < 0) return;
   if (me == 0) negotiation.emplace(ranks, fusion_bytes);
   const auto peers = node_peers();
@@ -49,8 +56,8 @@ std::unique_ptr<Team> ProcessSet::make_team(const std::vector<int>& participants
     desks.push_back(desks_[static_cast<std::size_t>(member)]);
   }
   const auto index = static_cast<int>(place - participants.begin());
-  auto team = std::make_unique<Team>(transport_, traffic, std::move(team_ranks), index, static_cast<int>(ranks.size()), sequence_,
-                                     tag_of(id, sequence_));
+  auto team = std::make_unique<Team>(transport_, traffic, std::move(team_ranks), index, static_cast<int>(ranks.size()),
+                                     sequence_, tag_of(id, sequence_));
   if (std::find(desks.begin(), desks.end(), nullptr) == desks.end()) team->desks = std::move(desks);
   team->chunk = chunk_;
   team->patience = patience_;

@@ -36,7 +36,8 @@ class ProcessSet {
  public:
   // `chunk`: bytes of a staging slot, 0 when the ranks of a node do not share memory. `patience`:
   // Team's.
-  ProcessSet(int id, std::vector<int> ranks, Transport& transport, std::size_t chunk, int patience, std::size_t fusion_bytes);
+  ProcessSet(int id, std::vector<int> ranks, Transport& transport, std::size_t chunk, int patience,
+             std::size_t fusion_bytes);
 
   // Where this rank's desk is, for the node peers; segment 0 when there is none.
   Location desk_location() const;

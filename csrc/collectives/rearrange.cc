@@ -44,7 +44,8 @@ Task allgather(Team& team, const std::byte* input, std::vector<std::size_t> size
   };
   if (!block(team.me).empty()) std::memcpy(block(team.me).data(), input, block(team.me).size());
   for (int step = 0; step < size - 1; ++step) {
-    co_await team.exchange((team.me + 1) % size, block(team.me - step), (team.me + size - 1) % size, block(team.me - step - 1));
+    co_await team.exchange((team.me + 1) % size, block(team.me - step), (team.me + size - 1) % size,
+                           block(team.me - step - 1));
   }
 }
 
@@ -69,9 +70,10 @@ Task alltoall(Team& team, const std::byte* input, std::vector<std::size_t> send_
 }
 
 // Everybody sends everybody its part; each folds what it got once, in rank order, at full precision.
-Task reducescatter(Team& team, DType dtype, const std::byte* input, std::vector<std::size_t> bounds, std::byte* output, ReduceOp op,
-                   double pre, double post) {
-  const std::size_t width = size_of(dtype), parts = static_cast<std::size_t>(team.size()), me = static_cast<std::size_t>(team.me);
+Task reducescatter(Team& team, DType dtype, const std::byte* input, std::vector<std::size_t> bounds, std::byte* output,
+                   ReduceOp op, double pre, double post) {
+  const std::size_t width = size_of(dtype), parts = static_cast<std::size_t>(team.size()),
+                    me = static_cast<std::size_t>(team.me);
   const auto size_at = [&](std::size_t index) { return (bounds[index + 1] - bounds[index]) * width; };
   std::vector<std::size_t> send_sizes, receive_sizes(parts, size_at(me));
   for (std::size_t index = 0; index < parts; ++index) send_sizes.push_back(size_at(index));

@@ -10,7 +10,8 @@ Task allreduce(Team& team, Pieces pieces, ReduceOp op, double pre, double post) 
   if (pieces.count() == 0) co_return;
   if (team.size() == 1) {
     for (const Piece& piece : pieces.all()) {
-      kernels::reduce(op == ReduceOp::kAdasum ? ReduceOp::kSum : op, pieces.dtype(), {&piece.input, 1}, {&piece.output, 1}, piece.count, pre, post);
+      kernels::reduce(op == ReduceOp::kAdasum ? ReduceOp::kSum : op, pieces.dtype(), {&piece.input, 1},
+                      {&piece.output, 1}, piece.count, pre, post);
     }
   } else if (op == ReduceOp::kAdasum) {
     co_await adasum(team, pieces, pre, post);
@@ -54,7 +55,8 @@ Task run_allreduce(Running& running) {
     op = ReduceOp::kSum;
     post /= team.set_size;
   }
-  const bool zeros_count = team.size() < team.set_size && (op == ReduceOp::kMin || op == ReduceOp::kMax || op == ReduceOp::kProduct);
+  const bool zeros_count =
+      team.size() < team.set_size && (op == ReduceOp::kMin || op == ReduceOp::kMax || op == ReduceOp::kProduct);
   for (int code = 0; code < kDTypeCount; ++code) {
     const auto dtype = static_cast<DType>(code);
     // Adasum weighs every tensor by itself, so tensors that lie side by side stay apart.
@@ -104,7 +106,8 @@ Task run_alltoall(Running& running) {
   }
   std::vector<std::int64_t> shape = tensor.shape;
   shape[0] = rows;
-  std::byte* output = new_result(*submission.handle, std::move(shape), static_cast<std::size_t>(rows) * tensor.row_bytes()).data.get();
+  std::byte* output =
+      new_result(*submission.handle, std::move(shape), static_cast<std::size_t>(rows) * tensor.row_bytes()).data.get();
   co_await alltoall(team, tensor.input, std::move(send_sizes), output, std::move(receive_sizes));
 }
 
@@ -127,8 +130,8 @@ Task run_reducescatter(Running& running) {
     std::byte* output = new_result(*submission.handle, std::move(shape), bytes).data.get();
     const bool average = request.op == ReduceOp::kAverage;
     const double post = average ? request.postscale / team.set_size : request.postscale;
-    co_await reducescatter(team, tensor.dtype, tensor.input, std::move(bounds), output, average ? ReduceOp::kSum : request.op,
-                           request.prescale, post);
+    co_await reducescatter(team, tensor.dtype, tensor.input, std::move(bounds), output,
+                           average ? ReduceOp::kSum : request.op, request.prescale, post);
   }
 }
 

@@ -37,8 +37,15 @@ struct Traffic {
 
 class Team {
  public:
-  Team(Transport& transport, Traffic& traffic, std::vector<int> ranks, int me, int set_size, std::uint64_t sequence, Tag tag)
-      : transport(transport), traffic(traffic), ranks(std::move(ranks)), me(me), set_size(set_size), sequence(sequence), tag(tag) {}
+  Team(Transport& transport, Traffic& traffic, std::vector<int> ranks, int me, int set_size, std::uint64_t sequence,
+       Tag tag)
+      : transport(transport),
+        traffic(traffic),
+        ranks(std::move(ranks)),
+        me(me),
+        set_size(set_size),
+        sequence(sequence),
+        tag(tag) {}
 
   int size() const { return static_cast<int>(ranks.size()); }
 
@@ -68,10 +75,10 @@ class Team {
   const int set_size;            // members of the process set, joined ones too: what Average divides by
   const std::uint64_t sequence;
   const Tag tag;
-  std::vector<Desk*> desks;      // by participant, when all share memory; else empty
-  std::uint64_t stages_used = 0;  // by the parts of the operation that are over (one a dtype); the same on all
-  std::size_t chunk = 0;         // bytes of a staging slot
-  int patience = 0;              // how often to look again at a peer's counter before doing something else
+  std::vector<Desk*> desks;              // by participant, when all share memory; else empty
+  std::uint64_t stages_used = 0;         // by the parts of the operation that are over (one a dtype); the same on all
+  std::size_t chunk = 0;                 // bytes of a staging slot
+  int patience = 0;                      // how often to look again at a peer's counter before doing something else
   std::uint64_t last_staged = 0;         // last stamp of the set's latest operation that used the slots
   std::vector<Desk*> last_staged_desks;  // and the desks of those who took part in it
 

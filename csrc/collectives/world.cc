@@ -31,7 +31,8 @@ std::string list(const std::vector<int>& ranks) {
 }
 
 std::string upper(std::string text) {
-  std::transform(text.begin(), text.end(), text.begin(), [](unsigned char c) { return static_cast<char>(std::toupper(c)); });
+  std::transform(text.begin(), text.end(), text.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::toupper(c)); });
   return text;
 }
 
@@ -58,10 +59,14 @@ World::World(std::unique_ptr<Transport> transport, const Config& config)
   for (int rank = 0; rank < size(); ++rank) everybody[static_cast<std::size_t>(rank)] = rank;
   add_set(0, std::move(everybody));
   if (!config.timeline.empty() && rank() == 0) trace_.start(config.timeline, 0, false);
-  progress_.emplace(*transport_, [this] { return poll(); }, [this] { return busy(); }, spin_for(*transport_, config));
+  progress_ = std::make_unique<Progress>(
+      *transport_, [this] { return poll(); }, [this] { return busy(); }, spin_for(*transport_, config));
 }
 
-World::~World() { shutdown(); }
+World::~World() {
+  shutdown();
+  if (forked()) static_cast<void>(progress_.release());  // its thread exists in the parent only
+}
 
 // ---- what users call -------------------------------------------------------------------------------------------
 
@@ -78,18 +83,26 @@ std::shared_ptr<Handle> World::submit(Request request) {
 }
 
 std::shared_ptr<Handle> World::enqueue(Request request) {
+  if (forked()) {
+    throw UsageError(
+        "this process was forked after init(), so it is no rank; communicate from the parent, or start "
+        "workers before init() or with the 'spawn' method");
+  }
   auto handle = std::make_shared<Handle>();
   {
     std::lock_guard lock(mutex_);
     if (failure_) std::rethrow_exception(failure_);
     const auto found = sets_.find(request.set);
-    if (found == sets_.end()) throw UsageError("process set " + std::to_string(request.set) + " does not exist (any more)");
+    if (found == sets_.end())
+      throw UsageError("process set " + std::to_string(request.set) + " does not exist (any more)");
     if (found->second->me < 0) {
-      throw UsageError("rank " + std::to_string(rank()) + " is not a member of process set " + std::to_string(request.set));
+      throw UsageError("rank " + std::to_string(rank()) + " is not a member of process set " +
+                       std::to_string(request.set));
     }
     const auto [place, added] = outstanding_.try_emplace(key_of(request.set, request.name));
     if (!added) {
-      throw UsageError("an operation named '" + request.name + "' is still under way on this rank; wait for it, or give this one "
+      throw UsageError("an operation named '" + request.name +
+                       "' is still under way on this rank; wait for it, or give this one "
                        "another name");
     }
     in_flight_.fetch_add(1);
@@ -128,7 +141,7 @@ std::vector<std::string> World::names_in_flight() const {
 }
 
 void World::shutdown() {
-  if (std::exchange(shut_down_, true)) return;
+  if (forked() || std::exchange(shut_down_, true)) return;
   progress_->stop();
   bool failed = false;
   {
@@ -162,9 +175,10 @@ void World::shutdown() {
 }
 
 void World::abort(const std::string& cause) {
-  if (shut_down_) return;
+  if (forked() || shut_down_) return;
   progress_->stop();
-  const std::string text = "rank " + std::to_string(rank()) + " on " + transport_->host_of(rank()) + " has ended: " + cause;
+  const std::string text =
+      "rank " + std::to_string(rank()) + " on " + transport_->host_of(rank()) + " has ended: " + cause;
   progress_->alone([&] { fail(std::make_exception_ptr(PeerLost(text, {rank()})), true); });
   const Time limit = steady_clock::now() + milliseconds(200);
   progress_->wait([&] { return transport_->idle() || steady_clock::now() > limit; });
@@ -271,7 +285,8 @@ void World::obey(ProcessSet& set, Decision decision) {
     for (const std::string& name : decision.names) {
       const auto found = outstanding_.find(key_of(set.id, name));
       if (found == outstanding_.end() || !found->second.handle) {
-        throw TransportError("rank " + std::to_string(rank()) + " was told to run '" + name + "', which it never announced");
+        throw TransportError("rank " + std::to_string(rank()) + " was told to run '" + name +
+                             "', which it never announced");
       }
       submissions.push_back(found->second);
     }
@@ -373,7 +388,8 @@ void World::remove_set(int id) {
       return true;
     });
   }
-  const auto error = std::make_exception_ptr(UsageError("process set " + std::to_string(id) + " was removed before the operation ran"));
+  const auto error = std::make_exception_ptr(
+      UsageError("process set " + std::to_string(id) + " was removed before the operation ran"));
   for (Submission& submission : orphans) finish(submission, error);
 }
 
@@ -446,14 +462,18 @@ void World::watch(Time now) {
     transport_->poll([this](int from, std::span<const std::byte> message) { receive(from, message); });
     for (const Loss& loss : losses) {
       if (gone_[static_cast<std::size_t>(loss.rank)]) continue;
-      throw PeerLost("rank " + std::to_string(loss.rank) + " on " + transport_->host_of(loss.rank) + " is lost: " + loss.cause, {loss.rank});
+      throw PeerLost(
+          "rank " + std::to_string(loss.rank) + " on " + transport_->host_of(loss.rank) + " is lost: " + loss.cause,
+          {loss.rank});
     }
   }
   for (auto& [id, set] : sets_) {
     if (set->running && seconds(set->running->since, now) > config_.timeout_s) {
       const std::string& name = set->running->decision.names.front();
       const std::vector<int> late = set->running->team->laggards();
-      throw Timeout("'" + name + "' has run for " + whole(config_.timeout_s) + " s and still waits for ranks " + list(late), name, late);
+      throw Timeout(
+          "'" + name + "' has run for " + whole(config_.timeout_s) + " s and still waits for ranks " + list(late), name,
+          late);
     }
     if (set->negotiation) watch_coordinated(*set, now);
   }
@@ -466,9 +486,11 @@ void World::watch_coordinated(ProcessSet& set, Time now) {
     if (waiting.missing.empty() || waited < std::min(config_.stall_warn_s, config_.timeout_s)) continue;
     const std::string text = std::string(name_of(waiting.kind)) + " '" + waiting.name + "' has waited " +
                              whole(waited) + " s for ranks " + list(waiting.missing);
-    if (waited > config_.timeout_s) throw Timeout(text + ", more than SORDINO_TIMEOUT_S", waiting.name, waiting.missing);
+    if (waited > config_.timeout_s)
+      throw Timeout(text + ", more than SORDINO_TIMEOUT_S", waiting.name, waiting.missing);
     if (!waiting.warned) {
-      std::cerr << "sordino: stalled: " + text + ". They compute long, wait for something else, or never call it.\n" << std::flush;
+      std::cerr << "sordino: stalled: " + text + ". They compute long, wait for something else, or never call it.\n"
+                << std::flush;
       set.negotiation->mark_warned(waiting.name);
     }
   }
@@ -487,8 +509,8 @@ void World::watch_own(Time now) {
       if (set.running || !set.decisions.empty() || coordinator == rank()) continue;
       if (gone_[static_cast<std::size_t>(coordinator)]) deserted.push_back(submission);
       if (seconds(submission.since, now) > config_.timeout_s + kGrace) {
-        throw Timeout("'" + submission.request.name + "' has waited for " + whole(config_.timeout_s) +
-                          " s, and rank " + std::to_string(coordinator) + ", which coordinates it, says nothing",
+        throw Timeout("'" + submission.request.name + "' has waited for " + whole(config_.timeout_s) + " s, and rank " +
+                          std::to_string(coordinator) + ", which coordinates it, says nothing",
                       submission.request.name, {coordinator});
       }
     }

@@ -2,6 +2,8 @@
 // hold; there is no global one, so a test can run many worlds in one process.
 #pragma once
 
+#include <unistd.h>
+
 #include <deque>
 #include <map>
 #include <memory>
@@ -63,6 +65,8 @@ class World {
  private:
   bool poll();
   bool busy() const;
+  // A forked child has the memory of a world, but neither its thread nor its place among the ranks.
+  bool forked() const { return getpid() != process_; }
   std::shared_ptr<Handle> enqueue(Request request);
   bool announce_submissions();
   bool decide();
@@ -107,7 +111,8 @@ class World {
   std::atomic<bool> broken_{false};  // failed, rather than shut down
   Time last_watch_{};
   std::atomic<Time> last_move_{};
-  std::optional<Progress> progress_;
+  const pid_t process_ = getpid();
+  std::unique_ptr<Progress> progress_;
 };
 
 }  // namespace sordino

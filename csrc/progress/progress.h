@@ -18,7 +18,8 @@ class Progress {
  public:
   // `poll` returns whether anything moved and must not throw; it is never run by two threads at once.
   // `busy` says whether work is under way that needs polling. spin: how long to poll before sleeping.
-  Progress(Transport& transport, std::function<bool()> poll, std::function<bool()> busy, std::chrono::microseconds spin);
+  Progress(Transport& transport, std::function<bool()> poll, std::function<bool()> busy,
+           std::chrono::microseconds spin);
   ~Progress() { stop(); }
 
   // Polls until done() is true. done() may be called from several threads at once.

@@ -87,9 +87,7 @@ class Task {
   };
 
   Task() = default;
-  explicit Task(Handle handle) : handle_(handle) {
-    handle_.promise().own.leaf = handle_;
-  }
+  explicit Task(Handle handle) : handle_(handle) { handle_.promise().own.leaf = handle_; }
   Task(Task&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
   Task& operator=(Task&& other) noexcept {
     if (this != &other) {

@@ -23,7 +23,8 @@ struct alignas(64) Doorbell {
   void sleep(std::uint32_t seen, std::chrono::microseconds limit) {
     sleepers.fetch_add(1, std::memory_order_seq_cst);
     if (rings.load(std::memory_order_seq_cst) == seen) {
-      const timespec wait{static_cast<time_t>(limit.count() / 1000000), static_cast<long>(limit.count() % 1000000) * 1000};
+      const timespec wait{static_cast<time_t>(limit.count() / 1000000),
+                          static_cast<long>(limit.count() % 1000000) * 1000};
       syscall(SYS_futex, &rings, FUTEX_WAIT, seen, &wait, nullptr, 0);
     }
     sleepers.fetch_sub(1, std::memory_order_seq_cst);
@@ -31,7 +32,8 @@ struct alignas(64) Doorbell {
 
   void ring() {
     rings.fetch_add(1, std::memory_order_seq_cst);
-    if (sleepers.load(std::memory_order_seq_cst) != 0) syscall(SYS_futex, &rings, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+    if (sleepers.load(std::memory_order_seq_cst) != 0)
+      syscall(SYS_futex, &rings, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
   }
 };
 static_assert(std::atomic<std::uint32_t>::is_always_lock_free);

@@ -20,14 +20,14 @@ MODULES = (
     "adasum",
     "agreement",
     "allreduce",
-    # "autograd",
-    # "batch_norm",
+    "autograd",
+    "batch_norm",
     # "compiled",
     "joining",
-    # "life",
+    "life",
     "mismatches",
     "moving",
-    # "objects",
+    "objects",
     # "optimizer_copies",
     # "optimizer_gradients",
     # "optimizer_misuse",
@@ -36,7 +36,7 @@ MODULES = (
     # "optimizers",
     "process_sets",
     "shared",
-    # "sparse",
+    "sparse",
 )
 
 

@@ -1,6 +1,5 @@
 // Layout: where tensors lie, which segments they form, and that the hash tells layouts apart.
 #include "arena/layout.h"
-
 #include "check.h"
 
 using sordino::DType;

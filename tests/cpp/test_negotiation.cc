@@ -1,7 +1,6 @@
 // The coordinator's bookkeeping: when an operation runs, in which order, and what fails it.
-#include "collectives/negotiation.h"
-
 #include "check.h"
+#include "collectives/negotiation.h"
 
 using namespace sordino;
 
@@ -98,7 +97,8 @@ void the_gone_fail_what_waits_for_them() {
   talk.announce(1, say("b"), kNow);
   talk.leave(1);
   auto decisions = talk.decide();
-  CHECK(decisions.size() == 1 && decisions[0].verdict == Verdict::kPeerLost && (decisions[0].lost == std::vector<int>{6}));
+  CHECK(decisions.size() == 1 && decisions[0].verdict == Verdict::kPeerLost &&
+        (decisions[0].lost == std::vector<int>{6}));
   talk.announce(0, say("b"), kNow);
   decisions = talk.decide();  // it had announced b before it left, and keeps its word
   CHECK(decisions.size() == 1 && decisions[0].verdict == Verdict::kRun);

@@ -1,11 +1,10 @@
 // Tasks: what they wait for, nesting, and where exceptions come out.
-#include "progress/task.h"
-
 #include <memory>
 #include <stdexcept>
 #include <vector>
 
 #include "check.h"
+#include "progress/task.h"
 
 using sordino::Task;
 using sordino::until;

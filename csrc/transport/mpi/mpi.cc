@@ -101,7 +101,8 @@ class MpiTransport : public Transport {
     if (size_ == 1 && hint.size > 1 && !members.fortran_handle && members.ranks.empty()) {
       throw TransportError(hint.variable + " says that a launcher started " + std::to_string(hint.size) +
                            " processes, but MPI sees one: the launcher belongs to another MPI than the one Sordino was "
-                           "built with (" + library_version() + "). Start with `sordino run`, or with that MPI's mpirun.");
+                           "built with (" +
+                           library_version() + "). Start with `sordino run`, or with that MPI's mpirun.");
     }
     find_nodes(config.ranks_per_node);
     find_hosts();
@@ -280,7 +281,8 @@ class MpiTransport : public Transport {
       memory_.introduce(peer, cards[peer].pid);
       if (!wanted || !trouble.empty()) continue;
       try {
-        if (cards[peer].box.segment == 0) throw TransportError("rank " + std::to_string(peer) + " has no shared memory");
+        if (cards[peer].box.segment == 0)
+          throw TransportError("rank " + std::to_string(peer) + " has no shared memory");
         std::byte* box = peer == rank_ ? box_->data : memory_.map(peer, cards[peer].box);
         if (reinterpret_cast<Doorbell*>(box)->rings != cards[peer].mark) {
           throw TransportError("rank " + std::to_string(peer) + " lives in another process namespace");
@@ -324,7 +326,7 @@ class MpiTransport : public Transport {
 extern "C" {
 
 __attribute__((visibility("default"))) sordino::Transport* sordino_mpi_open(const sordino::mpi::Members* members,
-                                                                           const sordino::Config* config) {
+                                                                            const sordino::Config* config) {
   sordino::mpi::ensure_initialized();
   return new sordino::mpi::MpiTransport(*members, *config);
 }

@@ -21,8 +21,8 @@ struct Members {
 
 // The C functions that the plugin exports; loader.cc looks them up by these names.
 using OpenFunction = Transport* (*)(const Members*, const Config*);
-using DescribeFunction = const char* (*)();      // the MPI library found at run time
-using InitializedFunction = bool (*)();          // whether somebody (mpi4py) has initialized MPI already
+using DescribeFunction = const char* (*)();  // the MPI library found at run time
+using InitializedFunction = bool (*)();      // whether somebody (mpi4py) has initialized MPI already
 inline constexpr const char* kOpenSymbol = "sordino_mpi_open";
 inline constexpr const char* kDescribeSymbol = "sordino_mpi_describe";
 inline constexpr const char* kInitializedSymbol = "sordino_mpi_initialized";

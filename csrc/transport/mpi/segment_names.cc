@@ -15,7 +15,8 @@ void SegmentName::hide() {
   std::ifstream maps("/proc/self/maps");
   for (std::string line; std::getline(maps, line);) {
     const auto start = line.find('/');
-    if (start == std::string::npos || line.find("/sm_segment.") == std::string::npos || !line.ends_with(ending)) continue;
+    if (start == std::string::npos || line.find("/sm_segment.") == std::string::npos || !line.ends_with(ending))
+      continue;
     path_ = line.substr(start);
     unlink(path_.c_str());
     return;

@@ -1,5 +1,6 @@
 // Open MPI keeps a file in /dev/shm for each rank until MPI_Finalize, so a killed job leaves megabytes behind. Once all
-// ranks of a node have mapped each other's file its name serves nobody: it can go, and come back for Finalize to remove.
+// ranks of a node have mapped each other's file its name serves nobody: it can go, and come back for Finalize to
+// remove.
 #pragma once
 
 #include <string>

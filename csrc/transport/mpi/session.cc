@@ -102,7 +102,8 @@ std::string library_version() {
   int length = 0;
   MPI_Get_library_version(text, &length);
   std::string version(text, static_cast<std::size_t>(length));
-  while (!version.empty() && (version.back() == '\0' || version.back() == ' ' || version.back() == '\n')) version.pop_back();
+  while (!version.empty() && (version.back() == '\0' || version.back() == ' ' || version.back() == '\n'))
+    version.pop_back();
   return version;
 }
 

@@ -34,8 +34,8 @@ class MemfdSegment : public Segment {
  public:
   MemfdSegment(std::shared_ptr<SegmentTable> table, std::size_t size) : table_(std::move(table)) {
     if (const std::size_t available = available_memory(); size > available) {
-      throw TransportError("no room for a shared segment of " + std::to_string(size) + " bytes: " +
-                           std::to_string(available) + " are available");
+      throw TransportError("no room for a shared segment of " + std::to_string(size) +
+                           " bytes: " + std::to_string(available) + " are available");
     }
     fd_ = memfd_create("sordino", MFD_CLOEXEC);
     if (fd_ < 0) throw TransportError("memfd_create failed: " + reason());
@@ -82,8 +82,7 @@ std::byte* ShmMemory::map(int rank, const Location& location) {
     const std::string path = "/proc/" + std::to_string(pid->second) + "/fd/" + std::to_string(location.key);
     const int fd = open(path.c_str(), O_RDWR | O_CLOEXEC);
     if (fd < 0) throw TransportError("cannot open " + path + " of rank " + std::to_string(rank) + ": " + reason());
-    void* address =
-        mmap(nullptr, location.bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0);
+    void* address = mmap(nullptr, location.bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0);
     const std::string why = reason();
     close(fd);
     if (address == MAP_FAILED) throw TransportError("cannot map " + path + ": " + why);

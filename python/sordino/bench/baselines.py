@@ -89,9 +89,12 @@ def _version(mpi: Any) -> str:
     return str(mpi.Get_library_version().split(",")[0].strip(" \0\n"))
 
 
-def open_all(names: Sequence[str], team: Team) -> Baselines:
-    """Loads and initializes the baselines that every rank has. Collective; never fails for want of one."""
-    all_baselines = Baselines()
+def open_all(names: Sequence[str], team: Team, found: Baselines) -> None:
+    """Loads and initializes the baselines that every rank has, into `found`. Collective; never fails for want of one.
+
+    Horovod should come last, after everything else has been timed: from its init on, its thread polls MPI from inside
+    every process, which makes MPI_Allreduce of some MiB several times slower.
+    """
     openers: dict[str, Callable[[Team], tuple[Any, str]]] = {
         "mpi": _open_mpi,
         "gloo": _open_gloo,
@@ -99,9 +102,8 @@ def open_all(names: Sequence[str], team: Team) -> Baselines:
     }
     for name in names:
         module, note = (None, "needs two ranks") if team.size == 1 else openers[name](team)
-        setattr(all_baselines, name, module)
-        all_baselines.notes[name] = without_paths(note)
-    return all_baselines
+        setattr(found, name, module)
+        found.notes[name] = without_paths(note)
 
 
 def _import(name: str) -> tuple[Any, str]:

@@ -1,0 +1,172 @@
+"""Gradients through the collectives: Horovod's conventions, checked by formula on every rank."""
+
+from __future__ import annotations
+
+import torch
+
+import sordino.torch as hvd
+from checks.registry import Seat, check
+from checks.reference import values
+
+FOLDS = {"Sum": hvd.Sum, "Average": hvd.Average, "Min": hvd.Min, "Max": hvd.Max}
+
+
+def leaf(seat: Seat, *shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    return values(seat.rank, shape, dtype).requires_grad_()
+
+
+def upstream(rank: int, *shape: int) -> torch.Tensor:
+    """The gradient that flows into rank's output."""
+    return values(rank, shape, torch.float64, seed=123)
+
+
+def all_upstream(seat: Seat, *shape: int) -> torch.Tensor:
+    return torch.stack([upstream(rank, *shape) for rank in range(seat.size)])
+
+
+def close(actual: torch.Tensor | None, wanted: torch.Tensor) -> None:
+    assert actual is not None
+    torch.testing.assert_close(actual, wanted, atol=1e-12, rtol=1e-12)
+
+
+@check(op=FOLDS, factors=((1.0, 1.0), (2.0, 0.25)))
+def allreduce(seat: Seat, op: str, factors: tuple[float, float]) -> None:
+    """The same all-reduce of the gradients."""
+    pre, post = factors
+    x = leaf(seat, 3, 5)
+    y = hvd.allreduce(x, op=FOLDS[op], prescale_factor=pre, postscale_factor=post)
+    assert y.requires_grad
+    y.backward(upstream(seat.rank, 3, 5))
+    grads = all_upstream(seat, 3, 5) * pre
+    folded = {"Sum": grads.sum(0), "Average": grads.mean(0), "Min": grads.amin(0), "Max": grads.amax(0)}[op]
+    close(x.grad, folded * post)
+
+
+@check()
+def grouped_allreduce(seat: Seat) -> None:
+    xs = [leaf(seat, 2 + i) for i in range(3)]
+    outputs = hvd.grouped_allreduce(xs, op=hvd.Sum)
+    assert len(outputs) == 3
+    for i, y in enumerate(outputs):  # one output after the other
+        y.backward(upstream(seat.rank, 2 + i), retain_graph=True)
+    for i, x in enumerate(xs):
+        close(x.grad, all_upstream(seat, 2 + i).sum(0))
+    some = [leaf(seat, 4), leaf(seat, 4).detach()]
+    first, second = hvd.grouped_allreduce(some, op=hvd.Sum)
+    (first.sum() + second.sum()).backward()
+    close(some[0].grad, torch.full((4,), float(seat.size), dtype=torch.float64))
+
+
+@check()
+def allgather(seat: Seat) -> None:
+    """Averages: this rank's rows of the mean of all gradients."""
+    rows = [rank + 1 for rank in range(seat.size)]
+    x = leaf(seat, rows[seat.rank], 2)
+    y = hvd.allgather(x)
+    y.backward(upstream(seat.rank, sum(rows), 2))
+    start = sum(rows[: seat.rank])
+    close(x.grad, all_upstream(seat, sum(rows), 2).mean(0)[start : start + rows[seat.rank]])
+    scalar = torch.tensor(1.0, dtype=torch.float64, requires_grad=True)
+    hvd.allgather(scalar).sum().backward()
+    close(scalar.grad, torch.tensor(1.0, dtype=torch.float64))
+
+
+@check(least=2)
+def allgather_of_zero_rows_and_groups(seat: Seat) -> None:
+    x = leaf(seat, seat.rank, 3)
+    z = leaf(seat, 2)
+    gathered, other = hvd.grouped_allgather([x, z])
+    (gathered.sum() + 2 * other.sum()).backward()
+    close(x.grad, torch.ones(seat.rank, 3, dtype=torch.float64))
+    close(z.grad, torch.full((2,), 2.0, dtype=torch.float64))
+
+
+@check()
+def broadcast(seat: Seat) -> None:
+    """The mean of all gradients on the root, zero elsewhere."""
+    for root in range(seat.size):
+        x = leaf(seat, 4)
+        hvd.broadcast(x, root).backward(upstream(seat.rank, 4))
+        close(x.grad, all_upstream(seat, 4).mean(0) if seat.rank == root else torch.zeros(4, dtype=torch.float64))
+
+
+@check()
+def alltoall(seat: Seat) -> None:
+    """The gradients return whence the rows came; rows that were not sent get zero."""
+    splits = [(seat.rank + target) % 3 for target in range(seat.size)]
+    x = leaf(seat, sum(splits) + 2, 2)
+    output, received = hvd.alltoall(x, splits=splits)
+    assert not received.requires_grad
+    weight = torch.cat([torch.full((count, 2), 10.0 * source + seat.rank) for source, count in enumerate(received.tolist())])
+    (output * weight).sum().backward()
+    wanted = [torch.full((count, 2), 10.0 * seat.rank + target) for target, count in enumerate(splits)]
+    close(x.grad, torch.cat([*wanted, torch.zeros(2, 2)]).double())
+    even = leaf(seat, seat.size * 2)
+    hvd.alltoall(even).mul(3).sum().backward()
+    close(even.grad, torch.full((seat.size * 2,), 3.0, dtype=torch.float64))
+
+
+@check(op=("Sum", "Average"))
+def reducescatter(seat: Seat, op: str) -> None:
+    """The gathered gradients times the scale factors, and the number of ranks for Sum: the whole derivative."""
+    rows = 2 * seat.size + 1
+    x = leaf(seat, rows, 2)
+    y = hvd.reducescatter(x, op=FOLDS[op], prescale_factor=0.5, postscale_factor=3.0)
+    grad = upstream(seat.rank, *y.shape)
+    kept = grad.clone()
+    y.backward(grad)
+    assert torch.equal(grad, kept)  # Horovod scales it in place
+    counts = [rows // seat.size + (rank < rows % seat.size) for rank in range(seat.size)]
+    wanted = torch.cat([upstream(rank, counts[rank], 2) for rank in range(seat.size)])
+    close(x.grad, wanted * 1.5 * (seat.size if op == "Sum" else 1))
+    many = [leaf(seat, seat.size), leaf(seat, seat.size)]
+    sum(part.sum() for part in hvd.grouped_reducescatter(many, op=hvd.Sum)).backward()
+    for tensor in many:
+        close(tensor.grad, torch.full((seat.size,), float(seat.size), dtype=torch.float64))
+
+
+@check(least=2)
+def within_a_process_set(seat: Seat) -> None:
+    ranks = list(range(1, seat.size))
+    some = hvd.add_process_set(ranks)
+    if some.included():
+        x = leaf(seat, 3)
+        hvd.allreduce(x, process_set=some).backward(upstream(seat.rank, 3))
+        close(x.grad, torch.stack([upstream(rank, 3) for rank in ranks]).mean(0))
+        x.grad = None
+        hvd.allgather(x, process_set=some).sum().backward()
+        close(x.grad, torch.ones(3, dtype=torch.float64))
+        x.grad = None
+        hvd.broadcast(x, 1, process_set=some).sum().backward()
+        close(x.grad, torch.full((3,), float(seat.rank == 1), dtype=torch.float64))
+    hvd.remove_process_set(some)
+
+
+@check()
+def through_compression(seat: Seat) -> None:
+    x = leaf(seat, 5, dtype=torch.float32)
+    hvd.allreduce(x, compression=hvd.Compression.fp16, op=hvd.Sum).sum().backward()
+    assert x.grad is not None and x.grad.dtype == torch.float32
+    assert x.grad.tolist() == [seat.size] * 5
+
+
+@check()
+def what_does_not_require_a_gradient(seat: Seat) -> None:
+    x = torch.ones(3)
+    for result in (hvd.allreduce(x), hvd.allgather(x), hvd.broadcast(x, 0)):
+        assert not result.requires_grad
+    y = x.clone().requires_grad_()
+    assert not hvd.synchronize(hvd.allreduce_async(y, name="async")).requires_grad
+    with torch.no_grad():
+        assert not hvd.allreduce(y).requires_grad
+
+
+@check()
+def in_a_small_network(seat: Seat) -> None:
+    """Averaging activations: the gradient of the local weights is the average's share of all ranks' losses."""
+    weight = leaf(seat, 3, 3)
+    x = values(seat.rank, (2, 3), torch.float64, seed=5)
+    y = hvd.allreduce(x @ weight)
+    (y**2).sum().backward()
+    # dL_r/dy = 2y on every rank; Average's backward averages them; so dW = x^T (2y).
+    close(weight.grad, x.t() @ (2 * y.detach()))

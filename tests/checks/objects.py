@@ -1,0 +1,154 @@
+"""Objects, parameters and optimizer state from one rank to the others."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import torch
+
+import sordino.torch as hvd
+from checks.agreement import raises
+from checks.models import MANY, make_model, one_step
+from checks.reference import DTYPES, assert_equal, values
+from checks.registry import Seat, check
+from sordino.errors import OperationMismatch, UsageError
+
+OBJECTS = {
+    "none": None,
+    "nested": {"a": [1, 2.5, (None, True)], 3: {"x": b"bytes"}, ("tuple",): {1, 2}},
+    "text": "ä" * 1000,
+    "tensor": torch.arange(5),
+    "large": list(range(50_000)),
+    "function": lambda x: x + 41,
+}
+
+
+@check(what=OBJECTS)
+def broadcast_object(seat: Seat, what: str) -> None:
+    for root in range(seat.size):
+        mine = OBJECTS[what] if seat.rank == root else ["something", "else", seat.rank]
+        got = hvd.broadcast_object(mine, root_rank=root)
+        assert (got is mine) == (seat.rank == root)
+        if what == "function":
+            assert got(1) == 42
+        elif what == "tensor":
+            assert torch.equal(got, OBJECTS[what])
+        else:
+            assert got == OBJECTS[what]
+    assert hvd.broadcast_object(seat.rank, seat.last, name="named") == seat.last
+
+
+@check()
+def allgather_object(seat: Seat) -> None:
+    """Each of another size; every rank gets copies."""
+    mine = {"rank": seat.rank, "data": "x" * (seat.rank * 3000)}
+    for name in (None, "named"):
+        got = hvd.allgather_object(mine, name=name)
+        assert got == [{"rank": rank, "data": "x" * (rank * 3000)} for rank in range(seat.size)]
+        assert got[seat.rank] is not mine
+    assert hvd.allgather_object(None) == [None] * seat.size
+
+
+@check(dtype=DTYPES)
+def broadcast_parameters_of_any_dtype(seat: Seat, dtype: torch.dtype) -> None:
+    for root in (0, seat.last):
+        tensors = {f"t{i}": values(seat.rank, shape, dtype, wide=True) for i, shape in enumerate([(), (0,), (5, 3), (900,)])}
+        hvd.broadcast_parameters(tensors, root_rank=root)
+        for i, shape in enumerate([(), (0,), (5, 3), (900,)]):
+            assert_equal(tensors[f"t{i}"], values(root, shape, dtype, wide=True))
+
+
+@check()
+def broadcast_parameters_forms(seat: Seat) -> None:
+    def fresh() -> torch.nn.Module:
+        return make_model("conv", seed=seat.rank)
+
+    wanted = make_model("conv", seed=seat.last).state_dict()
+    for form in (
+        lambda model: model.state_dict(),
+        lambda model: model.named_parameters(),
+        lambda model: list(model.parameters()),
+        lambda model: model.parameters(),
+        lambda model: OrderedDict(reversed(list(model.state_dict().items()))),
+    ):
+        model = fresh()
+        hvd.broadcast_parameters(form(model), root_rank=seat.last)
+        for name, parameter in model.named_parameters():
+            assert_equal(parameter, wanted[name])
+            assert parameter.requires_grad and parameter.is_leaf
+    state = {**fresh().state_dict(), "extra": None, "count": 3}
+    hvd.broadcast_parameters(state, root_rank=0)
+    assert state["extra"] is None and state["count"] == 3
+    raises(UsageError, "int", hvd.broadcast_parameters, 5, 0)
+    raises(UsageError, "params", hvd.broadcast_parameters, "weights", 0)
+    raises(UsageError, "not a tensor", hvd.broadcast_parameters, [1, 2], 0)
+
+
+@check(least=2)
+def broadcast_parameters_of_different_models(seat: Seat) -> None:
+    mine = {"w": torch.ones(3 + (seat.rank == seat.last)), "b": torch.ones(2)}
+    raises(OperationMismatch, "w", hvd.broadcast_parameters, mine, 0)
+    hvd.barrier()
+    hvd.broadcast_parameters({"b": mine["b"]}, 0)
+
+
+@check(label=MANY)
+def broadcast_optimizer_state(seat: Seat, label: str) -> None:
+    """Only the root has state; afterwards all do, with the root's options and their types, and train on as one."""
+    model = make_model("small", seed=0)
+    optimizer = MANY[label](model)
+    if seat.rank == seat.last:
+        for turn in range(2):
+            one_step(model, optimizer, seed=turn)
+        for group in optimizer.param_groups:
+            group["lr"] = 0.0625
+    else:
+        for group in optimizer.param_groups:
+            group["lr"] = 1.0 + seat.rank
+    hvd.broadcast_parameters(model.state_dict(), root_rank=seat.last)
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    hvd.broadcast_optimizer_state(optimizer, root_rank=seat.last)
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, before[name]), "broadcasting state must not change weights"
+    wanted = make_model("small", seed=0)
+    reference = MANY[label](wanted)
+    for turn in range(2):
+        one_step(wanted, reference, seed=turn)
+    for group in reference.param_groups:
+        group["lr"] = 0.0625
+    state, other = optimizer.state_dict(), reference.state_dict()
+    assert state["state"].keys() == other["state"].keys()
+    for mine, theirs in zip(state["param_groups"], other["param_groups"]):
+        assert mine == theirs
+        assert {key: type(value) for key, value in mine.items()} == {key: type(value) for key, value in theirs.items()}
+    for key, entry in state["state"].items():
+        for name, value in entry.items():
+            assert type(value) is type(other["state"][key][name]), name
+            if isinstance(value, torch.Tensor):
+                assert_equal(value, other["state"][key][name])
+            else:
+                assert value == other["state"][key][name]
+    one_step(model, optimizer, seed=7)
+    one_step(wanted, reference, seed=7)
+    for mine, theirs in zip(model.parameters(), wanted.parameters()):
+        assert_equal(mine, theirs)
+        seat.same("trained on", mine)
+
+
+@check()
+def broadcast_of_a_wrapped_optimizers_state(seat: Seat) -> None:
+    model = make_model("small", seed=seat.rank)
+    plain = torch.optim.SGD(model.parameters(), lr=0.1 * (seat.rank + 1), momentum=0.9)
+    optimizer = hvd.DistributedOptimizer(plain, named_parameters=model.named_parameters())
+    hvd.broadcast_parameters(model.state_dict(), 0)
+    hvd.broadcast_optimizer_state(optimizer, 0)
+    assert optimizer.param_groups[0]["lr"] == 0.1
+    one_step(model, optimizer, seed=seat.rank)
+    for parameter in model.parameters():
+        seat.same("parameter", parameter)
+        seat.same("momentum", plain.state[parameter]["momentum_buffer"])
+
+
+@check()
+def lbfgs_state_is_refused(seat: Seat) -> None:
+    raises(ValueError, "LBFGS", hvd.broadcast_optimizer_state, torch.optim.LBFGS([torch.nn.Parameter(torch.ones(1))]), 0)
