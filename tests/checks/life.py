@@ -139,36 +139,37 @@ def names_of_errors(seat: Seat) -> None:
     assert mpi_ops.allreduce is hvd.allreduce and mpi_ops.num_rank_is_power_2(4) and not mpi_ops.num_rank_is_power_2(6)
 
 
-@check(least=2)
-def a_rank_that_shuts_down_early(seat: Seat) -> None:
+@check(least=2, who=("the first", "the last"))
+def a_rank_that_shuts_down_early(seat: Seat, who: str) -> None:
     """What waits for it, or is called later, fails on the others and says who left."""
-    if seat.rank == seat.last:
+    leaver = 0 if who == "the first" else seat.last
+    waiting = None
+    if seat.rank != leaver:
+        waiting = hvd.allreduce_async(torch.ones(2), name="before")
+    seat.meet("waiting")
+    if seat.rank == leaver:
         hvd.shutdown()
     else:
-        for _ in range(2):
+        for turn in range(3):
             try:
-                hvd.allreduce(torch.ones(2), name="needs all")
+                hvd.synchronize(waiting) if turn == 0 else hvd.allreduce(torch.ones(2), name="after")
             except errors.PeerLost as error:
-                assert f"rank {seat.last}" in str(error) and seat.last in error.ranks, error
+                assert f"rank {leaver}" in str(error) and error.ranks == (leaver,), error
             else:
-                raise AssertionError("the last rank has left")
-        hvd.shutdown()
+                raise AssertionError(f"rank {leaver} has left")
+    seat.meet("all have failed")
+    hvd.shutdown()
     if seat.transport == "mpi":
         hvd.init()
+        assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == seat.size
 
 
 @check(least=2)
-def the_first_rank_shuts_down_early(seat: Seat) -> None:
-    """The coordinator of everything leaves."""
-    if seat.rank == 0:
-        hvd.shutdown()
-    else:
-        try:
-            hvd.allreduce(torch.ones(2))
-        except errors.PeerLost as error:
-            assert "rank 0" in str(error) and error.ranks == (0,), error
-        else:
-            raise AssertionError("rank 0 has left")
-        hvd.shutdown()
+def what_is_decided_is_brought_to_its_end(seat: Seat) -> None:
+    """A rank may leave when its own operations are done: the others still get the result."""
+    tensor = torch.full((500_000,), float(seat.rank))
+    hvd.allreduce_(tensor, op=hvd.Sum)
+    hvd.shutdown()
+    assert (tensor == sum(range(seat.size))).all()
     if seat.transport == "mpi":
         hvd.init()

@@ -9,6 +9,8 @@ import json
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -58,6 +60,15 @@ class Seat:
     @property
     def last(self) -> int:
         return self.size - 1
+
+    def meet(self, name: str, ranks: Iterable[int] | None = None) -> None:
+        """Waits for the other ranks (or some) without the library, by files."""
+        (Path(self.folder) / f"{name}.{self.rank}").touch()
+        limit = time.monotonic() + 60
+        for rank in range(self.size) if ranks is None else ranks:
+            while not (Path(self.folder) / f"{name}.{rank}").exists():
+                assert time.monotonic() < limit, f"rank {rank} does not come to {name}"
+                time.sleep(0.001)
 
 
 def digest(value: Any) -> str:

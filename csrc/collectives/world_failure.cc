@@ -1,0 +1,148 @@
+// How a world notices that something is wrong (lost peers, stalls, deadlines), and what it does then: the failure is
+// latched, told to everybody, and raised wherever somebody waits.
+#include <iostream>
+
+#include "collectives/control.h"
+#include "collectives/world.h"
+
+namespace sordino {
+namespace {
+
+using std::chrono::steady_clock;
+
+std::string list(const std::vector<int>& ranks) {
+  std::string out;
+  for (std::size_t i = 0; i < ranks.size(); ++i) out += (i ? ", " : "") + std::to_string(ranks[i]);
+  return out;
+}
+
+std::string whole(double value) { return std::to_string(static_cast<long long>(value)); }
+
+double seconds(Time from, Time to) { return std::chrono::duration<double>(to - from).count(); }
+
+}  // namespace
+
+void World::watch(Time now) {
+  const std::vector<std::uint64_t> freed = transport_->node_memory().take_freed();
+  if (!freed.empty()) {
+    const Bytes message = Writer().put(Message::kFreed).put(freed).take();
+    for (const int peer : sets_.at(0)->node_peers()) {
+      if (!gone_[static_cast<std::size_t>(peer)]) transport_->post(peer, message);
+    }
+  }
+  const std::vector<Loss> losses = transport_->take_losses();
+  if (!losses.empty()) {
+    // A goodbye may have been sent just before the end.
+    transport_->poll([this](int from, std::span<const std::byte> message) { receive(from, message); });
+    for (const Loss& loss : losses) {
+      if (gone_[static_cast<std::size_t>(loss.rank)]) continue;
+      throw PeerLost(
+          "rank " + std::to_string(loss.rank) + " on " + transport_->host_of(loss.rank) + " is lost: " + loss.cause,
+          {loss.rank});
+    }
+  }
+  for (auto& [id, set] : sets_) {
+    if (set->running && seconds(set->running->since, now) > config_.timeout_s) {
+      const std::string& name = set->running->decision.names.front();
+      const std::vector<int> late = set->running->team->laggards();
+      throw Timeout(
+          "'" + name + "' has run for " + whole(config_.timeout_s) + " s and still waits for ranks " + list(late), name,
+          late);
+    }
+    if (set->negotiation) watch_coordinated(*set, now);
+  }
+  watch_own(now);
+}
+
+void World::watch_coordinated(ProcessSet& set, Time now) {
+  for (const Negotiation::Waiting& waiting : set.negotiation->waiting()) {
+    const double waited = seconds(waiting.since, now);
+    if (waiting.missing.empty() || waited < std::min(config_.stall_warn_s, config_.timeout_s)) continue;
+    const std::string text = std::string(name_of(waiting.kind)) + " '" + waiting.name + "' has waited " +
+                             whole(waited) + " s for ranks " + list(waiting.missing);
+    if (waited > config_.timeout_s)
+      throw Timeout(text + ", more than SORDINO_TIMEOUT_S", waiting.name, waiting.missing);
+    if (!waiting.warned) {
+      std::cerr << "sordino: stalled: " + text + ". They compute long, wait for something else, or never call it.\n"
+                << std::flush;
+      set.negotiation->mark_warned(waiting.name);
+    }
+  }
+}
+
+// What another rank coordinates fails here too when that rank stays silent or has left.
+void World::watch_own(Time now) {
+  constexpr double kGrace = 2;  // the coordinator names the missing ranks better, so it goes first
+  std::vector<Submission> deserted;
+  {
+    std::lock_guard lock(mutex_);
+    for (auto& [key, submission] : outstanding_) {
+      if (!submission.handle) continue;
+      const ProcessSet& set = *sets_.at(submission.request.set);
+      const int coordinator = set.coordinator();
+      if (set.running || !set.decisions.empty() || coordinator == rank()) continue;
+      if (gone_[static_cast<std::size_t>(coordinator)]) deserted.push_back(submission);
+      if (seconds(submission.since, now) > config_.timeout_s + kGrace) {
+        throw Timeout("'" + submission.request.name + "' has waited for " + whole(config_.timeout_s) + " s, and rank " +
+                          std::to_string(coordinator) + ", which coordinates it, says nothing",
+                      submission.request.name, {coordinator});
+      }
+    }
+  }
+  for (Submission& submission : deserted) {
+    const int coordinator = sets_.at(submission.request.set)->coordinator();
+    finish(submission, std::make_exception_ptr(PeerLost("'" + submission.request.name + "' waits for rank " +
+                                                            std::to_string(coordinator) + ", which has shut down",
+                                                        {coordinator})));
+  }
+}
+
+void World::fail(std::exception_ptr failure, bool tell) {
+  {
+    std::lock_guard lock(mutex_);
+    if (failure_) return;
+    failure_ = failure;
+  }
+  broken_ = tell || told_;
+  if (broken_) transport_->abandon();
+  if (tell) {
+    Writer writer;
+    writer.put(Message::kFailed);
+    try {
+      std::rethrow_exception(failure);
+    } catch (const PeerLost& error) {
+      writer.put(Failure::kPeerLost).put(std::string(error.what())).put(std::string()).put(error.ranks);
+    } catch (const Timeout& error) {
+      writer.put(Failure::kTimeout).put(std::string(error.what())).put(error.operation).put(error.missing);
+    } catch (const std::exception& error) {
+      writer.put(Failure::kOther).put(std::string(error.what())).put(std::string()).put(std::vector<int>{rank()});
+    }
+    const Bytes message = writer.take();
+    for (int peer = 0; peer < size(); ++peer) {
+      if (peer == rank() || gone_[static_cast<std::size_t>(peer)]) continue;
+      try {
+        transport_->post(peer, message);
+      } catch (const Error&) {
+        // The peer is the one that died; the others still have to hear of it.
+      }
+    }
+  }
+  std::vector<Submission> lost;
+  {
+    std::lock_guard lock(mutex_);
+    for (auto& [key, submission] : outstanding_) {
+      if (submission.handle) lost.push_back(submission);
+    }
+    for (Submission& submission : submitted_) lost.push_back(submission);
+    submitted_.clear();
+  }
+  for (auto& [id, set] : sets_) {
+    // Transfers may still be under way into memory that a task owns, so the task outlives the failure.
+    if (set->running) graveyard_.push_back(std::move(*set->running));
+    set->running.reset();
+    set->decisions.clear();
+  }
+  for (Submission& submission : lost) finish(submission, failure);
+}
+
+}  // namespace sordino

@@ -1,0 +1,232 @@
+// What the driver of a world runs: announcements out, messages in, decisions made and obeyed, operations advanced.
+#include <algorithm>
+
+#include "collectives/control.h"
+#include "collectives/operations.h"
+#include "collectives/world.h"
+
+namespace sordino {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+
+constexpr milliseconds kWatchEvery{10};
+
+std::string upper(std::string text) {
+  std::transform(text.begin(), text.end(), text.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::toupper(c)); });
+  return text;
+}
+
+}  // namespace
+
+bool World::poll() {
+  try {
+    bool moved = announce_submissions();
+    moved |= transport_->poll([this](int from, std::span<const std::byte> message) { receive(from, message); });
+    moved |= decide();
+    const Time now = steady_clock::now();
+    for (auto& [id, set] : sets_) {
+      if (set->running || !set->decisions.empty()) moved |= advance(*set);
+    }
+    for (Submission& removal : std::exchange(removals_, {})) {
+      remove_set(static_cast<int>(removal.request.splits.at(0)));
+      finish(removal, nullptr);
+    }
+    if (moved) last_move_ = now;
+    if (now - last_watch_ > kWatchEvery) {
+      last_watch_ = now;
+      watch(now);
+    }
+    return moved;
+  } catch (...) {
+    fail(std::current_exception(), !told_);
+    return true;
+  }
+}
+
+bool World::announce_submissions() {
+  if (!submitted_any_.exchange(false)) return false;
+  std::deque<Submission> fresh;
+  {
+    std::lock_guard lock(mutex_);
+    fresh.swap(submitted_);
+  }
+  for (Submission& submission : fresh) {
+    ProcessSet& set = *sets_.at(submission.request.set);
+    const Announcement said = Announcement::of(submission.request);
+    const int coordinator = set.coordinator();
+    {
+      std::lock_guard lock(mutex_);
+      outstanding_[key_of(set.id, said.name)] = std::move(submission);
+    }
+    if (coordinator == rank()) {
+      set.negotiation->announce(set.me, said, steady_clock::now());
+    } else {
+      Writer writer;
+      writer.put(Message::kAnnounce).put(set.id);
+      said.write(writer);
+      transport_->post(coordinator, writer.take());
+    }
+  }
+  return true;
+}
+
+bool World::decide() {
+  bool decided = false;
+  for (auto& [id, set] : sets_) {
+    if (!set->negotiation) continue;
+    for (Decision& decision : set->negotiation->decide()) {
+      Writer writer;
+      writer.put(Message::kDecision).put(id);
+      decision.write(writer);
+      post_to_members(*set, writer.take());
+      set->decisions.push_back(std::move(decision));
+      decided = true;
+    }
+  }
+  return decided;
+}
+
+void World::post_to_members(const ProcessSet& set, const Bytes& message) {
+  for (const int member : set.ranks) {
+    if (member != rank() && !gone_[static_cast<std::size_t>(member)]) transport_->post(member, message);
+  }
+}
+
+void World::finish(Submission& submission, std::exception_ptr error) {
+  {
+    std::lock_guard lock(mutex_);
+    outstanding_.erase(key_of(submission.request.set, submission.request.name));
+    in_flight_.fetch_sub(1);
+  }
+  submission.handle->finish(std::move(error));
+}
+
+void World::obey(ProcessSet& set, Decision decision) {
+  std::vector<Submission> submissions;
+  const bool takes_part =
+      std::find(decision.participants.begin(), decision.participants.end(), set.me) != decision.participants.end();
+  if (takes_part) {
+    std::lock_guard lock(mutex_);
+    for (const std::string& name : decision.names) {
+      const auto found = outstanding_.find(key_of(set.id, name));
+      if (found == outstanding_.end() || !found->second.handle) {
+        throw TransportError("rank " + std::to_string(rank()) + " was told to run '" + name +
+                             "', which it never announced");
+      }
+      submissions.push_back(found->second);
+    }
+  }
+  const Time now = steady_clock::now();
+  if (trace_.on()) {
+    for (const Submission& submission : submissions) {
+      const std::string kind = upper(name_of(submission.request.kind));
+      trace_.span(submission.request.name, "NEGOTIATE_" + kind, submission.since, now, 0);
+    }
+    trace_.mark("CYCLE_START");
+  }
+  if (decision.verdict != Verdict::kRun) {
+    std::exception_ptr error;
+    if (decision.verdict == Verdict::kPeerLost) {
+      error = std::make_exception_ptr(PeerLost(decision.error, decision.lost));
+    } else {
+      error = std::make_exception_ptr(OperationMismatch(decision.error));
+    }
+    for (Submission& submission : submissions) finish(submission, error);
+    return;
+  }
+  auto team = set.make_team(decision.participants, traffic_);
+  if (!team) return;
+  set.running.emplace(Running{std::move(decision), std::move(submissions), std::move(team), {}, now});
+  set.running->task = run_operation(*set.running);
+}
+
+bool World::advance(ProcessSet& set) {
+  if (!set.running) {
+    if (!set.ready()) return false;
+    Decision decision = std::move(set.decisions.front());
+    set.decisions.pop_front();
+    obey(set, std::move(decision));
+    if (!set.running) return true;
+  }
+  Running& running = *set.running;
+  const bool moved = running.task.resume();
+  if (!running.task.done()) return moved;
+  traffic_.operations.fetch_add(1);
+  set.remember_slots(*running.team);
+  if (trace_.on()) {
+    for (const Submission& submission : running.submissions) {
+      const std::string kind = upper(name_of(submission.request.kind));
+      std::size_t bytes = 0;
+      for (const Tensor& tensor : submission.request.tensors) bytes += tensor.bytes();
+      trace_.span(submission.request.name, kind, running.since, steady_clock::now(), bytes);
+    }
+  }
+  std::vector<Submission> done = std::move(running.submissions);
+  set.running.reset();
+  const Request& first = done.front().request;
+  if (first.kind == Kind::kRemoveSet) {
+    removals_.push_back(std::move(done.front()));  // poll() is walking over the sets
+    return true;
+  }
+  if (first.kind == Kind::kAddSet) {
+    add_set(static_cast<int>(done.front().handle->numbers.at(0)), {first.splits.begin(), first.splits.end()});
+  }
+  for (Submission& submission : done) finish(submission, nullptr);
+  return true;
+}
+
+void World::receive(int from, std::span<const std::byte> bytes) {
+  Reader reader(bytes);
+  const auto message = reader.get<Message>();
+  switch (message) {
+    case Message::kAnnounce:
+    case Message::kDecision:
+    case Message::kDesk: {
+      const int id = reader.get<int>();
+      if (id > newest_set_) {
+        early_.push_back({id, from, Bytes(bytes.begin(), bytes.end())});  // its sender has made the set sooner
+        break;
+      }
+      const auto found = sets_.find(id);
+      if (found == sets_.end()) break;  // a set removed meanwhile
+      ProcessSet& set = *found->second;
+      if (message == Message::kAnnounce) {
+        set.negotiation->announce(set.index_of(from), Announcement::read(reader), steady_clock::now());
+      } else if (message == Message::kDecision) {
+        set.decisions.push_back(Decision::read(reader));
+      } else {
+        set.meet(from, reader.get<Location>());
+      }
+      break;
+    }
+    case Message::kFreed:
+      for (const std::uint64_t segment : reader.list<std::uint64_t>()) transport_->node_memory().unmap(from, segment);
+      break;
+    case Message::kBye: leave(from); break;
+    case Message::kFailed: {
+      const auto failure = reader.get<Failure>();
+      const std::string text = reader.text(), operation = reader.text();
+      const std::vector<int> ranks = reader.list<int>();
+      told_ = true;  // whoever failed has told everybody
+      switch (failure) {
+        case Failure::kPeerLost: throw PeerLost(text, ranks);
+        case Failure::kTimeout: throw Timeout(text, operation, ranks);
+        case Failure::kOther: throw PeerLost("rank " + std::to_string(from) + " has failed: " + text, {from});
+      }
+      break;
+    }
+  }
+}
+
+void World::leave(int peer) {
+  gone_[static_cast<std::size_t>(peer)] = true;
+  for (auto& [id, set] : sets_) {
+    const int index = set->index_of(peer);
+    if (index >= 0 && set->negotiation) set->negotiation->leave(index);
+  }
+}
+
+}  // namespace sordino
