@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+
 from sordino.bench import baselines, collectives, common, fusion, kernels, report, resnet
 from sordino.bench.timing import Team, race
 from sordino.cli import mpi
@@ -115,7 +116,8 @@ def test_baselines_are_chosen_by_name() -> None:
 def test_a_baseline_that_is_not_there_is_only_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "horovod.torch", None)
     monkeypatch.setattr(Team, "maximum", lambda self, values: values)
-    found = baselines.open_all(["horovod"], Team(0, 2))
+    found = baselines.Baselines()
+    baselines.open_all(["horovod"], Team(0, 2), found)
     assert found.found == []
     assert found.notes["horovod"].startswith("not found (ModuleNotFoundError")
 
@@ -130,7 +132,8 @@ def row(size: int, **medians: float) -> dict[str, Any]:
         speed = size / median / 1e9
         entries[name] = {"median": median, "q1": median, "q3": median, "least": median, "count": 1}
         entries[name] |= {"algbw": speed, "busbw": speed, "right": True}
-    return {"bytes": size, "contestants": entries}
+    first = {name: one for name, one in entries.items() if name != "horovod"}
+    return {"bytes": size, "contestants": first, "beside_horovod": entries if "horovod" in entries else {}}
 
 
 def verdicts(rows: list[dict[str, Any]]) -> dict[str, bool | None]:
@@ -221,7 +224,9 @@ def test_backward_yields_every_gradient_and_does_all_the_work() -> None:
 
 def test_fusion_targets() -> None:
     def mode(**exposed: float) -> dict[str, Any]:
-        return {"contestants": {name: {"exposed": {"median": value}} for name, value in exposed.items()}, "failed": {}}
+        found = {name: {"exposed": {"median": value}} for name, value in exposed.items()}
+        beside = found if "horovod" in found else {}
+        return {"contestants": {k: v for k, v in found.items() if k != "horovod"}, "beside_horovod": beside}
 
     two = {"ranks": 2, "modes": {"True": mode(sordino=0.01, horovod=0.06, gloo=0.03), "False": mode(sordino=-1.0)}}
     assert [one["met"] for one in fusion.targets(two)] == [True, False, None, None]

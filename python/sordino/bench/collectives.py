@@ -26,11 +26,11 @@ import torch
 
 import sordino.torch as hvd
 from sordino._core import kernels
-from sordino.bench import baselines, common, report
+from sordino.bench import baselines, common, heats, report
 from sordino.bench.baselines import Baselines
 from sordino.bench.common import Results
 from sordino.bench.timing import Team, race
-from sordino.torch.ops import Sum
+from sordino.torch.operation import Sum
 from sordino.torch.tensors import DTYPE_CODES
 
 SIZES = "4KiB,16KiB,64KiB,256KiB,1MiB,4MiB,16MiB,64MiB,256MiB"
@@ -148,14 +148,6 @@ def heat(sizes: Sequence[int], found: Baselines, team: Team, budget: float) -> l
     return races
 
 
-def ratio(row: Results, over: str, under: str) -> float | None:
-    """How many times longer `over` took than `under` in the same heat; None if one was not measured."""
-    entries = row["beside_horovod" if "horovod" in (over, under) else "contestants"]
-    if over not in entries or under not in entries:
-        return None
-    return float(entries[over]["median"] / entries[under]["median"])
-
-
 def targets(rows: Sequence[Results]) -> list[Results]:
     """The requirements on two ranks of one two-core machine."""
     by_size = {row["bytes"]: row for row in rows}
@@ -169,12 +161,14 @@ def targets(rows: Sequence[Results]) -> list[Results]:
     ):
         if row is not None:
             what = f"{common.format_bytes(row['bytes'])}: {key} faster than {baselines.LABELS[other]}"
-            entries.append(common.target(what, ratio(row, other, key), limit, at_least=True))
+            entries.append(common.target(what, heats.ratio(row, other, key), limit, at_least=True))
     if large is not None:
-        entries.append(common.target("64 MiB: arena against the floor", ratio(large, "arena", "floor"), 1.5, False))
+        entries.append(
+            common.target("64 MiB: arena against the floor", heats.ratio(large, "arena", "floor"), 1.5, False)
+        )
     for key in ("arena", "ordinary"):
         from_256k = [row for row in rows if row["bytes"] >= 256 << 10]
-        found = [(ratio(row, "mpi", key), row["bytes"]) for row in from_256k]
+        found = [(heats.ratio(row, "mpi", key), row["bytes"]) for row in from_256k]
         worst = min(((value, size) for value, size in found if value is not None), default=None)
         if from_256k:
             where = f" (worst: {common.format_bytes(worst[1])})" if worst else ""
@@ -208,9 +202,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for row, one in zip(rows, heat(sizes, found, team, budget), strict=True):
             row["beside_horovod"] = one
     found.close()
-    wrong = [
-        f"{key} at {row['bytes']} bytes" for row in rows for key, one in row["contestants"].items() if not one["right"]
-    ]
+    wrong = heats.wrong(rows)
     if team.rank == 0:
         results: Results = {
             "benchmark": "collectives",
@@ -224,6 +216,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         }
         report.publish(results, common.results_folder(chosen))
         for line in wrong:
-            common.log(f"WRONG RESULT: {line}")
+            common.log(f"wrong result: {line}")
     hvd.shutdown()
     return 1 if wrong else 0

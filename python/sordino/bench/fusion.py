@@ -6,7 +6,8 @@
 The model has ResNet-50's 161 parameters; its backward makes real gradients of their sizes, one by one, and computes for
 --compute-ms in between. A step is zero_grad, forward, backward, step of plain SGD, on one thread a rank if the ranks
 fill the cores. Contestants take turns in one run: the same step with no communication, with
-sordino.torch.DistributedOptimizer, with Horovod's, and with DistributedDataParallel over Gloo.
+sordino.torch.DistributedOptimizer, and with DistributedDataParallel over Gloo; then, as Horovod's thread disturbs all
+others from its init on, a second heat: no communication, Sordino and Horovod.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import numpy as np
 import torch
 
 import sordino.torch as hvd
-from sordino.bench import baselines, common, report
+from sordino.bench import baselines, common, heats, report
 from sordino.bench.baselines import Baselines
 from sordino.bench.common import Results
 from sordino.bench.resnet import Model, Work, resnet50_shapes
@@ -125,35 +126,34 @@ def exposed(samples: dict[str, Samples], name: str) -> Seconds:
     return samples[name].round_medians - samples["plain"].round_medians
 
 
-def measure_mode(
-    trainers: dict[str, Trainer], failed: dict[str, str], team: Team, budget: float, rounds: int
-) -> Results:
-    """The results of one way of zeroing gradients. Collective."""
+def measure(trainers: dict[str, Trainer], team: Team, budget: float, rounds: int) -> Results:
+    """One race. Collective."""
     samples = race({name: one.step for name, one in trainers.items()}, team, budget, rounds=rounds)
     entries: Results = {}
     for name, one in samples.items():
         entries[name] = {"step": one.summary()}
         if name != "plain":
             entries[name]["exposed"] = summarize(exposed(samples, name))
-    return {"contestants": entries, "failed": failed}
+    if team.rank == 0:
+        common.log(", ".join(f"{name} {common.format_seconds(one.median)}" for name, one in samples.items()))
+    return entries
 
 
 def targets(results: Results) -> list[Results]:
     """The requirements: at several ranks against the baselines, at one rank against the time of backward."""
     entries = []
     for key, mode in results["modes"].items():
-        found = mode["contestants"]
-        ours = found["sordino"]["exposed"]["median"]
         if results["ranks"] == 1:
-            percent = 100 * ours / results["backward"]["median"]
+            percent = 100 * mode[heats.WITHOUT]["sordino"]["exposed"]["median"] / results["backward"]["median"]
             what = f"set_to_none={key}: overhead in percent of backward"
             entries.append(common.target(what, percent, 2.0, at_least=False))
             continue
         for name in ("horovod", "gloo"):
+            together = heats.shared_by(mode, name, "sordino")
             value = None
-            if name in found:
+            if together is not None:
                 # Exposure of nothing at all, or less, counts as a microsecond.
-                value = found[name]["exposed"]["median"] / max(ours, 1e-6)
+                value = together[name]["exposed"]["median"] / max(together["sordino"]["exposed"]["median"], 1e-6)
             label = {"horovod": "Horovod", "gloo": "DDP-gloo"}[name]
             what = f"set_to_none={key}: exposed communication less than {label}'s"
             entries.append(common.target(what, value, 4.0, at_least=True))
@@ -173,7 +173,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     team, library = baselines.start()
     found_machine = common.machine(library)
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // hvd.local_size()) if team.size > 1 else 1)
-    found = baselines.open_all(names, team)
+    found = Baselines()
+    baselines.open_all([name for name in names if name == "gloo"], team, found)
     work = Work()
     piece = float(team.maximum(np.array([work.piece_seconds()]))[0])
     pieces = max(0, round(chosen.compute_ms / 1e3 / piece))
@@ -183,30 +184,32 @@ def main(argv: Sequence[str] | None = None) -> int:
         "name": "fusion" if team.size > 1 else "fusion_one_rank",
         "machine": found_machine,
         "ranks": team.size,
-        "baselines": found.notes,
         "tensors": len(shapes),
         "parameters": sum(int(np.prod(shape)) for _, shape in shapes),
         "compute_ms": chosen.compute_ms,
         "modes": {},
     }
-    entrants = ["plain", "sordino", *[name for name in ("horovod", "gloo") if name in found.found]]
-    budget, rounds = (2.0, 3) if chosen.quick else (chosen.budget, chosen.rounds or (20 if team.size > 1 else 60))
-    for set_to_none in (True, False):
-        trainers, failed = prepare(entrants, found, team, work, pieces, set_to_none)
-        if set_to_none:
-            results["backward"] = backward_time(trainers["plain"], team, 3 if chosen.quick else 15)
-        mode = measure_mode(trainers, failed, team, budget, rounds)
-        results["modes"][str(set_to_none)] = mode
-        if team.rank == 0:
-            steps = [
-                f"{key} {common.format_seconds(one['step']['median'])}" for key, one in mode["contestants"].items()
-            ]
-            common.log(f"set_to_none={set_to_none}: {', '.join(steps)}")
-        del trainers
-        gc.collect()
+    budget = 2.0 if chosen.quick else chosen.budget
+    rounds = 3 if chosen.quick else chosen.rounds or (20 if team.size > 1 else 60)
+
+    def run_heat(heat: str, entrants: list[str]) -> None:
+        for set_to_none in (True, False):
+            mode = results["modes"].setdefault(str(set_to_none), {heats.WITHOUT: {}, heats.BESIDE: {}, "failed": {}})
+            trainers, failed = prepare(entrants, found, team, work, pieces, set_to_none)
+            mode["failed"].update(failed)
+            if "backward" not in results:
+                results["backward"] = backward_time(trainers["plain"], team, 3 if chosen.quick else 15)
+            mode[heat] = measure(trainers, team, budget, rounds)
+            del trainers
+            gc.collect()
+
+    run_heat(heats.WITHOUT, ["plain", "sordino", *(["gloo"] if found.gloo is not None else [])])
+    baselines.open_all([name for name in names if name == "horovod"], team, found)
+    if found.horovod is not None:
+        run_heat(heats.BESIDE, ["plain", "sordino", "horovod"])
     found.close()
     if team.rank == 0:
-        results["targets"] = targets(results)
+        results |= {"baselines": found.notes, "targets": targets(results)}
         report.publish(results, common.results_folder(chosen))
     hvd.shutdown()
     return 0

@@ -25,7 +25,7 @@ from sordino.bench import common, report
 from sordino.bench.common import Results
 from sordino.bench.resnet import resnet50_shapes
 from sordino.bench.timing import Run, Team, race
-from sordino.torch.ops import Sum
+from sordino.torch.operation import Sum
 from sordino.torch.tensors import DTYPE_CODES
 
 LIMIT = 1.15

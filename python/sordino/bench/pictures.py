@@ -7,8 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from sordino.bench import heats
 from sordino.bench.common import Results, format_bytes
-from sordino.bench.tables import COLLECTIVES, FUSION
+from sordino.bench.tables import FUSION
 
 _COLOURS = {
     "arena": "#0b6e4f",
@@ -43,32 +44,21 @@ def collectives(results: Results, figure: Any) -> None:
     rows = results["rows"]
     sizes = [row["bytes"] for row in rows]
     left, right = figure.subplots(1, 2)
-    keys = [key for key in COLLECTIVES if all(key in row["contestants"] for row in rows)]
-    for key in keys:
-        found = [row["contestants"][key] for row in rows]
-        style = "--" if key == "floor" else "-"
-        left.plot(
-            sizes,
-            [one["median"] * 1e3 for one in found],
-            style,
-            marker="o",
-            ms=3,
-            color=_COLOURS[key],
-            label=COLLECTIVES[key],
-        )
-        left.fill_between(
-            sizes,
-            [one["q1"] * 1e3 for one in found],
-            [one["q3"] * 1e3 for one in found],
-            color=_COLOURS[key],
-            alpha=0.2,
-        )
+    for name, label in heats.LABELS.items():
+        races = [heats.shared_by(row, name) for row in rows]
+        found = [race[name] for race in races if race is not None]
+        if len(found) < len(rows):
+            continue
+        low, middle, high = ([one[part] * 1e3 for one in found] for part in ("q1", "median", "q3"))
+        style = "--" if name == "floor" else "-"
+        left.plot(sizes, middle, style, marker="o", ms=3, color=_COLOURS[name], label=label)
+        left.fill_between(sizes, low, high, color=_COLOURS[name], alpha=0.2)
     left.set(xscale="log", yscale="log", ylabel="median time, ms", title=f"All-reduce, {results['ranks']} ranks")
     for other in ("mpi", "gloo", "horovod"):
         for key, style in (("arena", "-"), ("ordinary", ":")):
-            if other in keys:
-                ratios = [row["contestants"][other]["median"] / row["contestants"][key]["median"] for row in rows]
-                right.plot(sizes, ratios, style, color=_COLOURS[other], label=f"{COLLECTIVES[other]} / {key}")
+            ratios = [heats.ratio(row, other, key) for row in rows]
+            if None not in ratios:
+                right.plot(sizes, ratios, style, color=_COLOURS[other], label=f"{heats.LABELS[other]} / {key}")
     right.axhline(1, color="black", lw=0.8)
     right.set(xscale="log", yscale="log", title="Times faster than each baseline")
     for axes in (left, right):
@@ -82,30 +72,30 @@ def collectives(results: Results, figure: Any) -> None:
 def fusion(results: Results, figure: Any) -> None:
     """What each contestant adds to a step."""
     axes = figure.subplots()
-    modes = results["modes"]
-    keys = [key for key in FUSION if key != "plain" and any(key in mode["contestants"] for mode in modes.values())]
-    width = 0.8 / max(len(keys), 1)
-    for number, key in enumerate(keys):
-        for place, mode in enumerate(modes.values()):
-            if key not in mode["contestants"]:
+    modes = list(results["modes"].values())
+    names = [name for name in FUSION if name != "plain" and any(heats.shared_by(mode, name) for mode in modes)]
+    width = 0.8 / max(len(names), 1)
+    for number, name in enumerate(names):
+        labelled = False
+        for place, mode in enumerate(modes):
+            race = heats.shared_by(mode, name)
+            if race is None:
                 continue
-            one = mode["contestants"][key]["exposed"]
-            low, middle, high = (one[part] * 1e3 for part in ("q1", "median", "q3"))
+            low, middle, high = (race[name]["exposed"][part] * 1e3 for part in ("q1", "median", "q3"))
             bar = axes.bar(
                 place + number * width,
                 middle,
                 width * 0.9,
                 yerr=[[max(middle - low, 0)], [max(high - middle, 0)]],
-                color=_COLOURS[key],
-                label=FUSION[key] if place == 0 else None,
+                color=_COLOURS[name],
+                label=None if labelled else FUSION[name],
             )
             axes.bar_label(bar, fmt="%.1f", fontsize=8)
-    axes.set_xticks(
-        [place + width * (len(keys) - 1) / 2 for place in range(len(modes))], [f"set_to_none={key}" for key in modes]
-    )
-    axes.set(
-        ylabel="ms added to a step", title=f"{results['parameters'] / 1e6:.1f} M parameters, {results['ranks']} rank(s)"
-    )
+            labelled = True
+    centre = width * (len(names) - 1) / 2
+    axes.set_xticks([place + centre for place in range(len(modes))], [f"set_to_none={key}" for key in results["modes"]])
+    title = f"{results['parameters'] / 1e6:.1f} M parameters, {results['ranks']} rank(s)"
+    axes.set(ylabel="ms added to a step", title=title)
     axes.legend()
 
 

@@ -2,17 +2,9 @@
 
 from __future__ import annotations
 
-from sordino.bench import common
+from sordino.bench import common, heats
 from sordino.bench.common import Results, format_bytes, format_seconds, table
 
-COLLECTIVES = {
-    "arena": "Sordino arena",
-    "ordinary": "Sordino ordinary",
-    "floor": "floor",
-    "mpi": "MPI (sum)",
-    "gloo": "Gloo",
-    "horovod": "Horovod",
-}
 FUSION = {"plain": "no communication", "sordino": "Sordino", "horovod": "Horovod", "gloo": "DDP-gloo"}
 
 
@@ -24,50 +16,52 @@ def _head(results: Results, title: str, what: str) -> list[str]:
     return lines
 
 
-def _times(over: float, under: float) -> str:
-    return f"{over / under:.2f}×"
+def _times(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}×"
 
 
 def collectives(results: Results) -> str:
-    """All-reduce: times, speeds, ratios, targets."""
+    """All-reduce: targets, ratios, times, speeds."""
     rows = results["rows"]
-    keys = [key for key in COLLECTIVES if any(key in row["contestants"] for row in rows)]
-    heads = ["Size", *[COLLECTIVES[key] for key in keys]]
-    times, speeds, ratios = [], [], []
-    pairs = [(key, other) for key in ("arena", "ordinary") for other in ("mpi", "gloo", "horovod") if other in keys]
-    for row in rows:
-        size, entries = format_bytes(row["bytes"]), row["contestants"]
-        times.append([size, *[f"{format_seconds(entries[key]['median'])}" for key in keys]])
-        speeds.append([size, *[f"{entries[key]['algbw']:.2f} / {entries[key]['busbw']:.2f}" for key in keys]])
-        ratios.append(
-            [size]
-            + [_times(entries[key]["median"], entries["floor"]["median"]) for key in ("arena", "ordinary")]
-            + [_times(entries[other]["median"], entries[key]["median"]) for key, other in pairs]
-        )
-    ratio_heads = ["Size", "arena / floor", "ordinary / floor"] + [f"{COLLECTIVES[b]} / {a}" for a, b in pairs]
     what = (
         f"In-place all-reduce of float32 by {results['ranks']} ranks on {results['nodes']} node(s). Median of the "
-        "slowest rank's times, contestants interleaved in one run. MPI sums only; the others average. The floor is "
-        "what the memory traffic of an in-place average takes on private memory, without any communication."
+        "slowest rank's times, contestants interleaved. MPI sums only; the others average. The floor is what the "
+        "memory traffic of an in-place average takes on private memory, without any communication. Horovod races in a "
+        "second heat of the same run, with Sordino beside it, because its thread slows down MPI in the whole process."
     )
-    wrong = [
-        f"{COLLECTIVES[key]} at {format_bytes(row['bytes'])}"
+    wrong = heats.wrong(rows)
+    others = [name for name in ("mpi", "gloo", "horovod") if any(heats.shared_by(row, name) for row in rows)]
+    pairs = [(key, other) for key in ("arena", "ordinary") for other in others]
+    ratios = [
+        [format_bytes(row["bytes"])]
+        + [_times(heats.ratio(row, key, "floor")) for key in ("arena", "ordinary")]
+        + [_times(heats.ratio(row, other, key)) for key, other in pairs]
         for row in rows
-        for key, one in row["contestants"].items()
-        if not one["right"]
     ]
+    heads = ["Size", "arena / floor", "ordinary / floor", *[f"{heats.LABELS[other]} / {key}" for key, other in pairs]]
     blocks = [
         *_head(results, "All-reduce", what),
         f"**Wrong results: {', '.join(wrong)}.**" if wrong else "Every contestant's result was checked at every size.",
         "## Targets",
         common.target_table(results["targets"]),
-        "## Median time",
-        table(heads, times),
-        "## algbw / busbw, GB/s",
-        table(heads, speeds),
-        "## Ratios (more is better for the baselines, less for the floor)",
-        table(ratio_heads, ratios),
+        "## Ratios (over the floor: less is better; of baselines: more is better)",
+        table(heads, ratios),
     ]
+    for heat, title in ((heats.WITHOUT, "without Horovod loaded"), (heats.BESIDE, "beside Horovod")):
+        names = [name for name in heats.LABELS if any(name in row[heat] for row in rows)]
+        if not names:
+            continue
+        times = [
+            [format_bytes(row["bytes"]), *[format_seconds(row[heat][one]["median"]) for one in names]] for row in rows
+        ]
+        speeds = [
+            [format_bytes(row["bytes"])]
+            + [f"{row[heat][one]['algbw']:.2f} / {row[heat][one]['busbw']:.2f}" for one in names]
+            for row in rows
+        ]
+        columns = ["Size", *[heats.LABELS[name] for name in names]]
+        blocks += [f"## Median time, {title}", table(columns, times)]
+        blocks += [f"## algbw / busbw in GB/s, {title}", table(columns, speeds)]
     return "\n\n".join(blocks)
 
 
@@ -93,17 +87,19 @@ def fusion(results: Results) -> str:
     blocks = [*_head(results, "Fused gradient averaging" if ranks > 1 else "Overhead at one rank", what)]
     blocks += ["## Targets", common.target_table(results["targets"], unit="×" if ranks > 1 else " %")]
     for title, mode in _modes(results):
-        base = mode["contestants"].get("sordino", {}).get("exposed")
         rows = []
-        for key, one in mode["contestants"].items():
-            cells = [FUSION[key], format_seconds(one["step"]["median"])]
-            if key == "plain":
-                rows.append([*cells, "–", "–", "–"])
-                continue
-            exposed = one["exposed"]
-            spread = f"{format_seconds(exposed['q1'])} … {format_seconds(exposed['q3'])}"
-            against = f"{exposed['median'] / base['median']:.2f}×" if base and base["median"] > 0 else "–"
-            rows.append([*cells, format_seconds(exposed["median"]), spread, against])
+        for heat, label in ((heats.WITHOUT, "{}"), (heats.BESIDE, "{} (beside Horovod)")):
+            race = mode[heat]
+            for key, one in race.items():
+                cells = [FUSION[key] if key == "horovod" else label.format(FUSION[key])]
+                cells.append(format_seconds(one["step"]["median"]))
+                if key == "plain":
+                    rows.append([*cells, "–", "–", "–"])
+                    continue
+                exposed, base = one["exposed"], race["sordino"]["exposed"]["median"]
+                spread = f"{format_seconds(exposed['q1'])} … {format_seconds(exposed['q3'])}"
+                against = _times(exposed["median"] / base if base > 0 else None)
+                rows.append([*cells, format_seconds(exposed["median"]), spread, against])
         heads = ["", "Step", "Exposed" if ranks > 1 else "Overhead", "Quartiles", "Against Sordino"]
         blocks += [f"## {title}", table(heads, rows)]
         if mode["failed"]:

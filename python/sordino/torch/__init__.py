@@ -48,13 +48,8 @@ from sordino.torch.functions import (
     broadcast_parameters,
 )
 from sordino.torch.memory import is_shared, share, shared_empty
+from sordino.torch.operation import Adasum, Average, Max, Min, Product, Sum, poll, synchronize
 from sordino.torch.ops import (
-    Adasum,
-    Average,
-    Max,
-    Min,
-    Product,
-    Sum,
     allgather_async,
     allreduce_,
     allreduce_async,
@@ -70,9 +65,7 @@ from sordino.torch.ops import (
     grouped_allreduce_async_,
     grouped_reducescatter_async,
     join,
-    poll,
     reducescatter_async,
-    synchronize,
 )
 from sordino.torch.optimizer import DistributedOptimizer
 from sordino.torch.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set

@@ -9,9 +9,10 @@ import torch
 
 from sordino.context import Context
 from sordino.torch.compression import Compressor
-from sordino.torch.gradients import check_layout, whole_layout
-from sordino.torch.ops import Adasum, grouped_allreduce_
+from sordino.torch.operation import Adasum
+from sordino.torch.ops import grouped_allreduce_
 from sordino.torch.process_sets import global_process_set
+from sordino.torch.segments import check_layout, whole_layout
 
 
 class AdasumSteps:

@@ -9,16 +9,13 @@ import torch
 
 from sordino.context import current
 from sordino.torch.compression import Compression, Compressor
+from sordino.torch.operation import Average, Reduction, Sum, resolve_op
 from sordino.torch.ops import (
-    Average,
-    Reduction,
-    Sum,
     allgather_operation,
     allreduce_operation,
     alltoall_operation,
     broadcast_operation,
     reducescatter_operation,
-    resolve_op,
 )
 from sordino.torch.process_sets import ProcessSet, global_process_set
 

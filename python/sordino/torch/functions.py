@@ -12,7 +12,8 @@ import torch
 from sordino.context import current
 from sordino.errors import UsageError
 from sordino.torch.autograd import allgather
-from sordino.torch.ops import broadcast_, broadcast_async_, synchronize
+from sordino.torch.operation import synchronize
+from sordino.torch.ops import broadcast_, broadcast_async_
 from sordino.torch.process_sets import ProcessSet, global_process_set
 
 try:

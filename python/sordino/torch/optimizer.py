@@ -19,9 +19,10 @@ from sordino.context import current
 from sordino.errors import UsageError
 from sordino.torch.adasum import AdasumSteps
 from sordino.torch.compression import Compression, Compressor
-from sordino.torch.gradients import GradientReducer, Settings, StepOrderError
-from sordino.torch.ops import Adasum, Average, resolve_op
+from sordino.torch.gradients import GradientReducer
+from sordino.torch.operation import Adasum, Average, resolve_op
 from sordino.torch.process_sets import ProcessSet, global_process_set
+from sordino.torch.segments import Settings, StepOrderError
 
 Named = Iterable[tuple[str, torch.Tensor]]
 Groups = int | Sequence[Sequence[torch.Tensor]] | None

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import torch
 
 from sordino.errors import UsageError
-from sordino.torch.ops import Average, Sum, allgather_async, synchronize
+from sordino.torch.operation import Average, Sum, synchronize
+from sordino.torch.ops import allgather_async
 from sordino.torch.process_sets import ProcessSet, global_process_set
 
 

@@ -8,7 +8,8 @@ import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from sordino.context import current
-from sordino.torch.ops import Sum, allreduce_
+from sordino.torch.operation import Sum
+from sordino.torch.ops import allreduce_
 
 
 class SyncBatchNorm(_BatchNorm):

@@ -1,0 +1,121 @@
+"""One collective, described: what it is called, which tensors it moves, and how to wait for it.
+
+Every operation is keyed by its name: ranks may submit in any order, and what differs between them (shape, dtype,
+reduction, root) is an error on all of them.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from sordino._core import Handle, Kind
+from sordino.context import Context, current
+from sordino.errors import UsageError
+from sordino.torch.process_sets import ProcessSet, global_process_set
+from sordino.torch.tensors import describe
+
+Average = 0
+Sum = 1
+Adasum = 2
+Min = 3
+Max = 4
+Product = 5
+_OP_NAMES = ("Average", "Sum", "Adasum", "Min", "Max", "Product")
+
+Finish = Callable[[Handle], Any]
+
+
+def resolve_op(op: int | None, average: bool | None) -> int:
+    """The reduction from Horovod's two arguments, `op` and the deprecated `average`."""
+    if average is not None:
+        if op is not None:
+            raise UsageError("The op parameter supersedes average. Please provide only one of them.")
+        warnings.warn("Parameter `average` is deprecated; use `op=` instead.", DeprecationWarning, stacklevel=3)
+        return Average if average else Sum
+    chosen = Average if op is None else int(op)
+    if not 0 <= chosen < len(_OP_NAMES):
+        raise UsageError(f"unknown reduction op={op!r}; expected one of {', '.join(_OP_NAMES)}")
+    return chosen
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """How an all-reduce or reducescatter folds, and among whom."""
+
+    op: int
+    prescale: float
+    postscale: float
+    process_set: ProcessSet
+
+    def options(self) -> dict[str, Any]:
+        """The core's arguments."""
+        return {"op": self.op, "prescale": float(self.prescale), "postscale": float(self.postscale)}
+
+
+def _set_id(context: Context, process_set: ProcessSet, label: str) -> int:
+    identity = process_set.process_set_id
+    if identity is None or identity not in context.world.sets():
+        raise UsageError(f"{label}: Process set provided does not exist, or has not been registered: {process_set}")
+    if identity != 0 and context.rank not in context.world.members(identity):
+        raise UsageError(f"{label}: Rank {context.rank} is not a member of the provided process set {process_set}")
+    return identity
+
+
+class Operation:
+    """One collective, described but not started: `run()` waits for its result, `start()` gives a handle."""
+
+    def __init__(
+        self,
+        kind: Kind,
+        label: str,
+        name: str | None,
+        tensors: Sequence[tuple[torch.Tensor, torch.Tensor | None]],
+        finish: Finish,
+        process_set: ProcessSet = global_process_set,
+        **options: Any,
+    ) -> None:
+        self.context = current()
+        set_id = _set_id(self.context, process_set, label)
+        self.finish = finish
+        self.arguments: dict[str, Any] = dict(
+            kind=int(kind),
+            name=self.context.operation_name(label, name, set_id),
+            tensors=[describe(source, target) for source, target in tensors],
+            process_set=set_id,
+            keep=tensors,
+            **options,
+        )
+
+    def start(self) -> int:
+        handle = self.context.world.submit(**self.arguments)
+        return self.context.track(handle, self.finish)
+
+    def run(self) -> Any:
+        handle = self.context.world.run(**self.arguments)
+        handle.wait()
+        return self.finish(handle)
+
+
+def poll(handle: int) -> bool:
+    """Whether `synchronize(handle)` would return at once. UsageError for a handle that is not under way."""
+    pending = current().pending.get(handle)
+    if pending is None:
+        raise UsageError(f"Handle {handle} was not created or has been cleared.")
+    return pending.handle.done()
+
+
+def synchronize(handle: int) -> Any:
+    """Waits for an asynchronous operation and returns its result; None for one that was waited for before.
+
+    Raises what became of the operation: OperationMismatch, PeerLost, Timeout, TransportError.
+    """
+    pending = current().pending.pop(handle, None)
+    if pending is None:
+        return None
+    pending.handle.wait()
+    return pending.finish(pending.handle)
