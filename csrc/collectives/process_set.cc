@@ -3,9 +3,14 @@
 namespace sordino {
 namespace {
 
-// MPI promises tags up to 32767 only; two operations of one set are never under way between the same two ranks with
-// more than a few others between them, and sets that run at once differ in the upper bits.
-Tag tag_of(int set, std::uint64_t sequence) { return static_cast<Tag>((set & 0xff) << 7 | (sequence & 0x7f)); }
+// Two operations of one set are never under way between the same two ranks with thousands of others between them, and
+// sets that run at once differ in the upper bits.
+Tag tag_of(int set, std::uint64_t sequence) {
+  constexpr int kSequenceBits = 14, kSetBits = 13;
+  static_assert(kSequenceBits + kSetBits == kTagBits);
+  return static_cast<Tag>(set & ((1 << kSetBits) - 1)) << kSequenceBits |
+         static_cast<Tag>(sequence & ((1 << kSequenceBits) - 1));
+}
 
 }  // namespace
 

@@ -61,6 +61,7 @@ struct Loss {
 };
 
 using Tag = std::uint32_t;
+inline constexpr int kTagBits = 27;  // tags are below 2^27
 using Sink = std::function<void(int from, std::span<const std::byte> message)>;
 
 class Transport {

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 import sordino.torch as hvd
-from checks.registry import Seat, check
 from checks.reference import values
+from checks.registry import Seat, check
 
 FOLDS = {"Sum": hvd.Sum, "Average": hvd.Average, "Min": hvd.Min, "Max": hvd.Max}
 

@@ -15,10 +15,9 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from checks.registry import all_checks  # noqa: E402
-from sordino.context import current_or_none  # noqa: E402
-
-import sordino.torch as hvd  # noqa: E402
+import sordino.torch as hvd
+from checks.registry import all_checks
+from sordino.context import current_or_none
 
 STUCK_S = 240
 

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,18 +23,18 @@ MODULES = (
     "allreduce",
     "autograd",
     "batch_norm",
-    # "compiled",
+    "compiled",
     "joining",
     "life",
     "mismatches",
     "moving",
     "objects",
-    # "optimizer_copies",
-    # "optimizer_gradients",
-    # "optimizer_misuse",
-    # "optimizer_options",
-    # "optimizer_torch",
-    # "optimizers",
+    "optimizer_copies",
+    "optimizer_gradients",
+    "optimizer_misuse",
+    "optimizer_options",
+    "optimizer_torch",
+    "optimizers",
     "process_sets",
     "shared",
     "sparse",

@@ -104,6 +104,7 @@ class MpiTransport : public Transport {
                            "built with (" +
                            library_version() + "). Start with `sordino run`, or with that MPI's mpirun.");
     }
+    require_tags();
     find_nodes(config.ranks_per_node);
     find_hosts();
     share_memory(config.shared_memory);
@@ -213,6 +214,17 @@ class MpiTransport : public Transport {
     Bytes bytes;
     MPI_Request request = MPI_REQUEST_NULL;
   };
+
+  // MPI promises tags up to 32767 only; every implementation we know has at least 2^27.
+  void require_tags() {
+    int* largest = nullptr;
+    int found = 0;
+    check(MPI_Comm_get_attr(data_, MPI_TAG_UB, &largest, &found), "MPI_Comm_get_attr");
+    if (!found || *largest < (1 << kTagBits) - 1) {
+      throw TransportError("this MPI has tags up to " + std::to_string(found ? *largest : 32767) + " only; " +
+                           std::to_string((1 << kTagBits) - 1) + " are needed");
+    }
+  }
 
   void find_nodes(int ranks_per_node) {
     MPI_Comm node = MPI_COMM_NULL;

@@ -1,0 +1,173 @@
+"""Copies and states of wrapped optimizers."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+
+import torch
+
+import sordino.torch as hvd
+from checks.models import MANY, batch, loss_of, make_model, one_step, part
+from checks.registry import Seat, check
+from checks.training import Twins, sgd
+
+
+def go_on(seat: Seat, model: torch.nn.Module, optimizer: torch.optim.Optimizer, steps: int = 3) -> list[torch.Tensor]:
+    for turn in range(steps):
+        optimizer.zero_grad()
+        loss_of(model, *part(batch(4 * seat.size, 40 + turn), seat.rank, seat.size)).backward()
+        optimizer.step()
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+@check(how=("deepcopy", "pickle", "pickle of a copy", "torch.save"))
+def a_copy_trains_on_as_the_original(seat: Seat, how: str) -> None:
+    twins = Twins(seat, gradient_predivide_factor=2.0, groups=2)
+    twins.train(3)
+    pair = (twins.model, twins.optimizer)
+    if how == "deepcopy":
+        model, optimizer = copy.deepcopy(pair)
+    elif how == "torch.save":
+        buffer = io.BytesIO()
+        torch.save(pair, buffer)
+        buffer.seek(0)
+        model, optimizer = torch.load(buffer, weights_only=False)
+    else:
+        model, optimizer = pickle.loads(pickle.dumps(copy.deepcopy(pair) if "copy" in how else pair))
+    assert isinstance(optimizer, hvd.DistributedOptimizer)
+    untouched = [parameter.detach().clone() for parameter in twins.model.parameters()]
+    result = go_on(seat, model, optimizer)
+    for mine, before in zip(twins.model.parameters(), untouched):
+        assert torch.equal(mine, before), "the copy trains the original's parameters"
+    for mine, theirs in zip(go_on(seat, twins.model, twins.optimizer), result):
+        assert torch.equal(mine, theirs)
+        seat.same("parameter", mine)
+
+
+@check()
+def a_copy_with_persistent_gradients(seat: Seat) -> None:
+    """Gradients that lie in an arena: the copy gets its own."""
+    twins = Twins(seat)
+    twins.train(4, set_to_none=False)
+    model, optimizer = copy.deepcopy((twins.model, twins.optimizer))
+    for mine, theirs in zip(model.parameters(), twins.model.parameters()):
+        assert torch.equal(mine.grad, theirs.grad) and mine.grad.data_ptr() != theirs.grad.data_ptr()
+    result = go_on(seat, model, optimizer)
+    twins.train(2, set_to_none=False)
+    twins.check()
+    for parameter in result:
+        seat.same("parameter", parameter)
+
+
+@check(least=2)
+def a_copy_on_one_rank_only(seat: Seat) -> None:
+    """As for keeping the best model on rank 0: it must not need the others."""
+    twins = Twins(seat)
+    twins.train(2)
+    if seat.rank == 0:
+        best = copy.deepcopy((twins.model, twins.optimizer))
+        assert pickle.loads(pickle.dumps(twins.optimizer)).state_dict().keys() == best[1].state_dict().keys()
+        del best
+    twins.train(2)
+    twins.check()
+
+
+@check(label=MANY)
+def state_dict_round_trips(seat: Seat, label: str) -> None:
+    """Into a plain optimizer, from a plain one, and from file."""
+    model = make_model("small", 3)
+    optimizer = hvd.DistributedOptimizer(MANY[label](model), model.named_parameters())
+    for turn in range(2):
+        one_step(model, optimizer, seed=turn)
+    buffer = io.BytesIO()
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, buffer)
+    buffer.seek(0)
+    saved = torch.load(buffer, weights_only=True)
+    plain_model = make_model("small", 9)
+    plain = MANY[label](plain_model)
+    plain_model.load_state_dict(saved["model"])
+    plain.load_state_dict(saved["optimizer"])
+    again_model = make_model("small", 5)
+    again = hvd.DistributedOptimizer(MANY[label](again_model), again_model.named_parameters())
+    again_model.load_state_dict(plain_model.state_dict())
+    again.load_state_dict(plain.state_dict())
+    # All ranks have the same batch, so averaging changes nothing but the last bits.
+    one_step(plain_model, plain, seed=9)
+    one_step(model, optimizer, seed=9)
+    one_step(again_model, again, seed=9)
+    for a, b, c in zip(model.parameters(), plain_model.parameters(), again_model.parameters()):
+        torch.testing.assert_close(a, b, atol=1e-10, rtol=1e-10)
+        assert torch.equal(a, c)
+
+
+@check()
+def state_loaded_between_backward_and_step(seat: Seat) -> None:
+    twins = Twins(seat)
+    twins.train(2)
+    saved = [copy.deepcopy(each.state_dict()) for each in (twins.optimizer, twins.reference)]
+    twins.train(1)
+    twins.zero()
+    twins.backward()
+    twins.optimizer.load_state_dict(saved[0])
+    twins.reference.load_state_dict(saved[1])
+    twins.train(2)
+    twins.check()
+
+
+@check(set_to_none=(True, False))
+def add_param_group(seat: Seat, set_to_none: bool) -> None:
+    def make(model: torch.nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model[0].parameters(), lr=0.1, momentum=0.9)
+
+    twins = Twins(seat, make=make)
+    twins.train(3, set_to_none=set_to_none)
+    for model, optimizer in ((twins.model, twins.optimizer), (twins.twin, twins.reference)):
+        model.zero_grad()
+        optimizer.add_param_group({"params": list(model[2].parameters()), "lr": 0.05})
+    assert len(twins.optimizer.param_groups) == len(twins.plain.param_groups) == 2
+    twins.train(4, set_to_none=set_to_none)
+    twins.check()
+    assert not torch.equal(twins.model[2].bias, twins.start[3])
+
+
+@check()
+def wrapping_anew(seat: Seat) -> None:
+    """A wrapper that goes away lets go of the parameters."""
+    twins = Twins(seat)
+    twins.train(2)
+    for _ in range(3):
+        twins.optimizer = hvd.DistributedOptimizer(twins.plain, twins.model.named_parameters())
+        twins.train(2)
+    twins.check()
+
+
+@check()
+def many_models(seat: Seat) -> None:
+    all_twins = [Twins(seat, kind) for kind in ("small", "tied", "conv", "small")]
+    for _ in range(3):
+        for twins in all_twins:
+            twins.zero()
+        for twins in reversed(all_twins):
+            twins.backward()
+        for twins in all_twins:
+            twins.step()
+    for twins in all_twins:
+        twins.check()
+
+
+@check()
+def keeps_existing_state(seat: Seat) -> None:
+    """Horovod drops it."""
+    model, twin = make_model("small", 3), make_model("small", 3)
+    plain, reference = sgd(model), sgd(twin)
+    for turn in range(2):
+        one_step(model, plain, seed=turn)
+        one_step(twin, reference, seed=turn)
+    plain.param_groups[0]["lr"] = reference.param_groups[0]["lr"] = 0.01
+    optimizer = hvd.DistributedOptimizer(plain)
+    one_step(model, optimizer, seed=5)
+    one_step(twin, reference, seed=5)
+    for mine, theirs in zip(model.parameters(), twin.parameters()):
+        torch.testing.assert_close(mine, theirs, atol=1e-12, rtol=1e-12)

@@ -1,0 +1,132 @@
+"""A rank to which something happens: `mpirun -np N python fault_worker.py FOLDER WHAT WHEN VICTIM` (test_faults.py).
+
+FOLDER gets pid.R, fault.R (of the victim, when it happens) and report.R (of whoever raises an error of Sordino's).
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+import sordino.torch as hvd
+
+STUCK_S = 60
+BIG = 1 << 25  # 128 MiB: a tenth of a second and more
+Strike = Callable[[bool], None]
+
+
+def write(path: Path, content: dict[str, object]) -> None:
+    """At once or not at all: whoever reads it must not see half of it."""
+    draft = path.with_name(path.name + ".new")
+    draft.write_text(json.dumps(content))
+    draft.rename(path)
+
+
+def happen(what: str) -> None:
+    if what == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif what == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    elif what == "_exit":
+        os._exit(0)
+    elif what == "raise":
+        raise ValueError("boom of the victim")
+    else:
+        sys.exit(int(what.removeprefix("exit ")))
+
+
+def between(strike: Strike) -> None:
+    for turn in range(100):
+        hvd.allreduce(torch.ones(1000), name="between")
+        if turn == 5:
+            strike(False)
+
+
+def big(strike: Strike) -> None:
+    tensor = torch.ones(BIG)
+    for turn in range(5):
+        handle = hvd.allreduce_async_(tensor, name="big")
+        if turn == 1:
+            time.sleep(0.02)
+            strike(not hvd.poll(handle))
+        hvd.synchronize(handle)
+
+
+def backward(strike: Strike) -> None:
+    model = torch.nn.Sequential(*(torch.nn.Linear(50, 50) for _ in range(4)))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), model.named_parameters())
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    for turn in range(100):
+        optimizer.zero_grad()
+        middle = model[:2](torch.ones(3, 50))
+        if turn == 5:
+            middle.register_hook(lambda grad: strike(True))
+        model[2:](middle).sum().backward()
+        optimizer.step()
+
+
+def for_ever(strike: Strike) -> None:
+    tensor = torch.ones(BIG)
+    hvd.allreduce_(tensor)
+    strike(False)
+    while True:
+        hvd.allreduce_(tensor)
+
+
+WHEN = {"between": between, "big": big, "backward": backward, "for ever": for_ever}
+
+
+def kind_raised(call: Callable[[], object]) -> str:
+    try:
+        call()
+    except hvd.HorovodInternalError as error:
+        return type(error).__name__
+    return "nothing"
+
+
+def main() -> None:
+    folder, what, when, victim = Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4])
+    faulthandler.dump_traceback_later(STUCK_S, exit=True)
+    torch.set_num_threads(1)
+    write(folder / f"pid.{os.environ['OMPI_COMM_WORLD_RANK']}", {"pid": os.getpid()})
+    hvd.init()
+    rank = hvd.rank()
+
+    def strike(under_way: bool) -> None:
+        if rank == victim or what == "nothing":
+            write(folder / f"fault.{rank}", {"at": time.time(), "under_way": under_way})
+            if what != "nothing":
+                happen(what)
+
+    try:
+        WHEN[when](strike)
+    except hvd.HorovodInternalError as error:
+        report = {
+            "at": time.time(),
+            "kind": type(error).__name__,
+            "text": str(error),
+            **{name: getattr(error, name) for name in ("ranks", "operation", "missing") if hasattr(error, name)},
+        }
+        write(folder / f"report.{rank}", report)
+        calls = (
+            lambda: hvd.allreduce(torch.ones(3), name="later"),
+            lambda: hvd.allgather(torch.ones(3)),
+            lambda: hvd.broadcast(torch.ones(3), root_rank=rank),
+        )
+        report["later"] = [kind_raised(call) for call in calls]
+        hvd.shutdown()
+        report["initialized"] = hvd.is_initialized()
+        report["shut_down_at"] = time.time()
+        write(folder / f"report.{rank}", report)
+
+
+if __name__ == "__main__":
+    main()

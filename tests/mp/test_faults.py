@@ -1,0 +1,301 @@
+"""Ranks that die, leave, raise or stand still in real jobs: whoever is left hears of it, and nothing stays behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sordino.cli import mpi
+from sordino.errors import NotBuilt
+
+WORKER = Path(__file__).with_name("fault_worker.py")
+RANKS = 3
+TIMEOUT_S, WARN_S = 3, 1
+ENDS_WITHIN_S = 15  # the whole job, after the fault
+HEARS_WITHIN_S = 5  # a survivor, on a loaded machine
+SHM = Path("/dev/shm")
+
+
+@dataclass(frozen=True)
+class Fault:
+    what: str
+    when: str
+    victim: int
+    ulfm: bool = False
+    shared: bool = True
+
+    def __str__(self) -> str:
+        tail = ("-ulfm" if self.ulfm else "") + ("" if self.shared else "-unshared")
+        return f"{self.what} rank {self.victim} {self.when}{tail}".replace(" ", "_")
+
+
+def eventually(condition: Callable[[], bool], seconds: float) -> bool:
+    limit = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > limit:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+class Running:
+    """A job under way, and what its ranks wrote into their folder."""
+
+    def __init__(self, launcher: mpi.Launcher, folder: Path, fault: Fault) -> None:
+        words = [str(WORKER), str(folder), fault.what, fault.when, str(fault.victim)]
+        extra = ["--with-ft", "ulfm"] if fault.ulfm else []
+        environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith(("SORDINO_", "HOROVOD_"))},
+            "SORDINO_TIMEOUT_S": str(TIMEOUT_S),
+            "SORDINO_STALL_WARN_S": str(WARN_S),
+            "SORDINO_SHARED_MEMORY": str(int(fault.shared)),
+        }
+        self.folder, self.names_before = folder, set(os.listdir(SHM))
+        with open(folder / "stdout", "wb") as out, open(folder / "stderr", "wb") as err:
+            self.launcher = subprocess.Popen(
+                mpi.command_line(launcher, mpi.Job(RANKS, ["python", *words], extra=extra)),
+                stdout=out, stderr=err, env=environment, start_new_session=True,
+            )  # fmt: skip
+
+    def read(self, name: str) -> dict[str, Any] | None:
+        path = self.folder / name
+        return json.loads(path.read_text()) if path.exists() else None
+
+    def wait_for(self, names: list[str], seconds: float) -> None:
+        everything = lambda: all((self.folder / name).exists() for name in names)  # noqa: E731
+        found = eventually(lambda: everything() or self.launcher.poll() is not None, seconds) and everything()
+        assert found, f"waited for {names}, found {sorted(os.listdir(self.folder))}\n{self.output()}"
+
+    def output(self) -> str:
+        return "".join((self.folder / name).read_text(errors="replace") for name in ("stdout", "stderr"))
+
+    def pid(self, rank: int) -> int:
+        content = self.read(f"pid.{rank}")
+        assert content is not None
+        return int(content["pid"])
+
+    def lives(self, rank: int) -> bool:
+        """Whether the process of that rank is there (and is not another one under the same number)."""
+        try:
+            process = Path("/proc", str(self.pid(rank)))
+            mine = str(self.folder).encode() in (process / "cmdline").read_bytes()
+            return mine and (process / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        except (FileNotFoundError, ProcessLookupError):
+            return False
+
+    def send(self, rank: int, number: signal.Signals) -> None:
+        if self.lives(rank):
+            os.kill(self.pid(rank), number)
+
+    def new_names(self) -> set[str]:
+        return set(os.listdir(SHM)) - self.names_before
+
+    def leaves_nothing(self) -> None:
+        gone = eventually(lambda: not any(map(self.lives, range(RANKS))), 5)
+        assert gone, f"these ranks are still there: {[r for r in range(RANKS) if self.lives(r)]}\n{self.output()}"
+        # Another job on this machine may come by; what stays is ours.
+        assert eventually(lambda: not self.new_names(), 5), f"left in /dev/shm: {self.new_names()}"
+
+    def end(self) -> None:
+        """After a failure of the test: by force."""
+        if self.launcher.poll() is None:
+            self.launcher.kill()
+            self.launcher.wait()
+        for rank in range(RANKS):
+            if (self.folder / f"pid.{rank}").exists():
+                self.send(rank, signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def launcher() -> mpi.Launcher:
+    try:
+        found = mpi.find_launcher(mpi.build_info(), os.environ)
+    except NotBuilt as error:
+        pytest.skip(f"needs an MPI: {error}")
+    if found.family != "openmpi":
+        pytest.skip("written for Open MPI's launcher")
+    return found
+
+
+Start = Callable[[Fault], Running]
+
+
+@pytest.fixture
+def start(launcher: mpi.Launcher, tmp_path: Path) -> Iterator[Start]:
+    started: list[Running] = []
+
+    def start_one(fault: Fault) -> Running:
+        started.append(Running(launcher, tmp_path, fault))
+        return started[-1]
+
+    yield start_one
+    for job in started:
+        job.end()
+
+
+def survivors(fault: Fault) -> list[int]:
+    return [rank for rank in range(RANKS) if rank != fault.victim]
+
+
+def until_over(job: Running, fault: Fault) -> dict[str, Any]:
+    """Waits for the fault and the job's end; returns what the victim wrote."""
+    job.wait_for([f"fault.{fault.victim}"], 60)
+    struck = job.read(f"fault.{fault.victim}")
+    assert struck is not None
+    try:
+        job.launcher.wait(max(1.0, struck["at"] + ENDS_WITHIN_S - time.time()))
+    except subprocess.TimeoutExpired:
+        pytest.fail(f"the job lives {ENDS_WITHIN_S} s after the fault; {sorted(os.listdir(job.folder))}\n{job.output()}")
+    job.leaves_nothing()
+    return struck
+
+
+def reports(job: Running, fault: Fault, all_must: bool) -> list[dict[str, Any]]:
+    """The survivors' reports. Where a rank's end ends the job, the launcher may have killed them before."""
+    found = {rank: job.read(f"report.{rank}") for rank in survivors(fault)}
+    if all_must:
+        silent = [rank for rank, report in found.items() if report is None or "shut_down_at" not in report]
+        assert not silent, f"ranks {silent} did not report\n{job.output()}"
+    return [report for report in found.values() if report is not None]
+
+
+def assert_settled(report: dict[str, Any]) -> None:
+    """Every later operation failed alike, and shutdown worked."""
+    if "later" in report:
+        assert report["later"] == [report["kind"]] * 3, report
+        assert report["initialized"] is False
+        assert report["shut_down_at"] - report["at"] < HEARS_WITHIN_S
+
+
+LOST = [
+    Fault("kill", "between", 0),
+    Fault("kill", "big", 1),
+    Fault("kill", "between", 1, ulfm=True),
+    Fault("kill", "big", 0, ulfm=True),
+    Fault("kill", "backward", 1, ulfm=True),
+    Fault("_exit", "backward", 1),
+    Fault("exit 0", "between", 1),
+    Fault("exit 0", "backward", 0, ulfm=True),
+    Fault("exit 3", "big", 0, shared=False),
+    Fault("raise", "between", 1, shared=False),
+    Fault("raise", "backward", 0, ulfm=True),
+]
+
+
+@pytest.mark.parametrize("fault", LOST, ids=str)
+def test_a_lost_rank_is_named(start: Start, fault: Fault) -> None:
+    job = start(fault)
+    struck = until_over(job, fault)
+    if fault.when == "big":
+        assert struck["under_way"], "the operation was over before the fault; make it bigger"
+    for report in reports(job, fault, all_must=fault.ulfm or fault.what == "exit 0"):
+        assert report["kind"] == "PeerLost", report
+        assert report["ranks"] == [fault.victim], report
+        assert f"rank {fault.victim}" in report["text"]
+        assert report["at"] - struck["at"] < HEARS_WITHIN_S, report
+        if fault.what == "raise":
+            assert "ValueError: boom of the victim" in report["text"]
+        assert_settled(report)
+    if fault.what == "raise":
+        assert "ValueError: boom of the victim" in (job.folder / "stderr").read_text(), "no traceback"
+    if fault.what in ("raise", "exit 3"):
+        assert job.launcher.returncode != 0
+    if fault.what == "exit 0":
+        assert job.launcher.returncode == 0, job.output()
+
+
+STOPPED = [
+    Fault("stop", "between", 1),
+    Fault("stop", "between", 0, shared=False),
+    Fault("stop", "big", 1, ulfm=True),
+]
+
+
+@pytest.mark.parametrize("fault", STOPPED, ids=str)
+def test_a_rank_that_stands_still_is_timed_out(start: Start, fault: Fault) -> None:
+    job = start(fault)
+    job.wait_for([f"fault.{fault.victim}"], 60)
+    job.wait_for([f"report.{rank}" for rank in survivors(fault)], TIMEOUT_S + 2 + HEARS_WITHIN_S)
+    left = eventually(lambda: not any(map(job.lives, survivors(fault))), HEARS_WITHIN_S)
+    assert left, f"survivors do not end by themselves\n{job.output()}"
+    job.send(fault.victim, signal.SIGKILL if fault.ulfm else signal.SIGCONT)
+    struck = until_over(job, fault)
+    for report in reports(job, fault, all_must=True):
+        assert report["kind"] == "Timeout", report
+        assert report["operation"] == fault.when, report
+        assert report["missing"] == [fault.victim], report
+        assert f"'{fault.when}'" in report["text"] and str(fault.victim) in report["text"]
+        assert TIMEOUT_S - 0.5 <= report["at"] - struck["at"] < TIMEOUT_S + 2 + HEARS_WITHIN_S, report
+        assert_settled(report)
+    warning = f"sordino: stalled: allreduce '{fault.when}' has waited {WARN_S} s for ranks {fault.victim}"
+    if fault.victim != 0 and fault.when == "between":  # rank 0 coordinates, so it is rank 0 that warns
+        assert warning in (job.folder / "stderr").read_text()
+
+
+def test_killing_everything_leaves_nothing(start: Start) -> None:
+    """The job has no name in /dev/shm from init() on, so there is nothing that a kill could leave there."""
+    job = start(Fault("nothing", "for ever", 0))
+    job.wait_for([f"fault.{rank}" for rank in range(RANKS)], 60)
+    assert eventually(lambda: not job.new_names(), 5), f"a running job has names in /dev/shm: {job.new_names()}"
+    job.launcher.kill()
+    for rank in range(RANKS):
+        assert job.lives(rank), job.output()
+        job.send(rank, signal.SIGKILL)
+    job.launcher.wait(10)
+    job.leaves_nothing()
+
+
+BAD_VALUES = [
+    ("SORDINO_TIMEOUT_S", "abc"),
+    ("SORDINO_TIMEOUT_S", "0"),
+    ("SORDINO_TIMEOUT_S", "nan"),
+    ("SORDINO_STALL_WARN_S", "-1"),
+    ("HOROVOD_STALL_CHECK_TIME_SECONDS", "soon"),
+    ("SORDINO_FUSION_BYTES", "64MB"),
+    ("HOROVOD_FUSION_THRESHOLD", ""),
+    ("SORDINO_CHUNK_BYTES", "12"),
+    ("SORDINO_RANKS_PER_NODE", "-2"),
+    ("SORDINO_SHARED_MEMORY", "yes"),
+    ("SORDINO_SPIN_US", "1e99"),
+    ("SORDINO_CPU_LEVEL", "avx1024"),
+]
+TRY_THEM = """
+import json, os, sys
+import sordino.torch as hvd
+said = []
+for name, value in json.loads(sys.argv[1]):
+    os.environ[name] = value
+    try:
+        hvd.init()
+        said.append("nothing")
+        hvd.shutdown()
+    except Exception as error:
+        said.append(f"{type(error).__name__}: {error}")
+    del os.environ[name]
+hvd.init()
+print(json.dumps(said))
+"""
+
+
+def test_wrong_environment_values_are_named() -> None:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("SORDINO_", "HOROVOD_"))}
+    done = subprocess.run(
+        [sys.executable, "-c", TRY_THEM, json.dumps(BAD_VALUES)], capture_output=True, text=True, timeout=60, env=clean
+    )
+    assert done.returncode == 0, done.stderr
+    wrong = [
+        (name, value, text)
+        for (name, value), text in zip(BAD_VALUES, json.loads(done.stdout))
+        if not text.startswith("UsageError: ") or name not in text or f"'{value}'" not in text
+    ]
+    assert not wrong, wrong
