@@ -10,6 +10,8 @@ from checks.models import batch, loss_of, make_model, part
 from checks.reference import values
 from checks.registry import Seat, check
 from checks.training import ROWS, Twins, sgd
+from sordino.algorithms import AllReduce
+from sordino.errors import LayoutMismatch
 
 
 @check(pattern=("TTTT", "FFFFF", "TFTFTFTF", "FFFTTTFFF", "TTFFFFTTFF"))
@@ -165,6 +167,7 @@ def frozen_from_the_start(seat: Seat) -> None:
 def two_optimizers_that_take_turns(seat: Seat) -> None:
     """As in adversarial training: each freezes what is the other's."""
     twins = Twins(seat)
+    twins.optimizer = None  # its hooks go with it
     halves = [[model[0], model[2]] for model in (twins.model, twins.twin)]
     wrapped = [hvd.DistributedOptimizer(torch.optim.SGD(part.parameters(), lr=0.1)) for part in halves[0]]
     plain = [torch.optim.SGD(part.parameters(), lr=0.1) for part in halves[1]]
@@ -189,13 +192,36 @@ def shared_parameters(seat: Seat) -> None:
     assert twins.model.first.weight is twins.model.second.weight
 
 
-@check(memory=("channels_last", "contiguous", "mixed"))
+@check(memory=("channels_last", "contiguous", "changed later"))
 def images_in_any_memory_order(seat: Seat, memory: str) -> None:
-    twins = Twins(seat, "conv")
-    if memory == "channels_last" or (memory == "mixed" and seat.rank % 2):
-        twins.model.to(memory_format=torch.channels_last)
+    def make(model: nn.Module) -> torch.optim.Optimizer:
+        if memory == "channels_last":
+            model.to(memory_format=torch.channels_last)
+        return sgd(model)
+
+    twins = Twins(seat, "conv", make)
     twins.train(3)
+    if memory == "changed later":
+        twins.model.to(memory_format=torch.channels_last)
     twins.train(4, set_to_none=False)
+    twins.check()
+
+
+@check(least=2)
+def memory_orders_that_differ_between_ranks(seat: Seat) -> None:
+    """Either it works or it is refused; adding up elements that do not belong together is neither."""
+
+    def make(model: nn.Module) -> torch.optim.Optimizer:
+        if seat.rank % 2:
+            model.to(memory_format=torch.channels_last)
+        return sgd(model)
+
+    try:
+        twins = Twins(seat, "conv", make)
+    except LayoutMismatch:
+        seat.same("refused", True)
+        return
+    twins.train(3)
     twins.check()
 
 
@@ -254,7 +280,7 @@ def a_large_model_in_many_segments(seat: Seat) -> None:
     """Megabytes, so that no segment is fused; with and without persistent gradients."""
     sizes = [1, 300_000, 7, 250_000, 90_000, 3]
     weights = [nn.Parameter(values(0, (size,), torch.float32, seed=i)) for i, size in enumerate(sizes)]
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(weights, lr=1.0), algorithm=__import__("sordino.algorithms").algorithms.AllReduce(segment_bytes=1 << 20))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(weights, lr=1.0), algorithm=AllReduce(segment_bytes=1 << 20))
     for turn in range(4):
         optimizer.zero_grad(set_to_none=turn == 0)
         sum((weight * (seat.rank + 1 + turn)).sum() for weight in weights).backward()

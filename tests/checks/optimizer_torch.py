@@ -7,7 +7,7 @@ import torch
 import sordino.torch as hvd
 from checks.models import loss_of
 from checks.registry import Seat, check
-from checks.training import Twins
+from checks.training import Twins, sgd
 
 SCHEDULERS = {
     "StepLR": lambda o: torch.optim.lr_scheduler.StepLR(o, 2, gamma=0.5),
@@ -100,11 +100,17 @@ def hooks_see_reduced_gradients(seat: Seat) -> None:
 
 @check()
 def a_hook_on_a_parameter(seat: Seat) -> None:
-    """Tensor hooks change what is reduced; they run before the reduction."""
-    twins = Twins(seat)
-    for model in (twins.model, twins.twin):
+    """Hooks that were there before change what is reduced."""
+
+    def triple(parameter: torch.Tensor) -> None:
+        parameter.grad.mul_(3)
+
+    def make(model: torch.nn.Module) -> torch.optim.Optimizer:
         model[0].weight.register_hook(lambda grad: grad * 2)
-        model[2].bias.register_post_accumulate_grad_hook(lambda parameter: parameter.grad.mul_(3))
+        model[2].bias.register_post_accumulate_grad_hook(triple)
+        return sgd(model)
+
+    twins = Twins(seat, make=make)
     for _ in range(3):
         twins.train(1)
         twins.check_gradients()

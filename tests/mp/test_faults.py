@@ -155,7 +155,7 @@ def until_over(job: Running, fault: Fault) -> dict[str, Any]:
     try:
         job.launcher.wait(max(1.0, struck["at"] + ENDS_WITHIN_S - time.time()))
     except subprocess.TimeoutExpired:
-        pytest.fail(f"the job lives {ENDS_WITHIN_S} s after the fault; {sorted(os.listdir(job.folder))}\n{job.output()}")
+        pytest.fail(f"still there {ENDS_WITHIN_S} s after the fault: {sorted(os.listdir(job.folder))}\n{job.output()}")
     job.leaves_nothing()
     return struck
 
@@ -183,9 +183,9 @@ LOST = [
     Fault("kill", "between", 1, ulfm=True),
     Fault("kill", "big", 0, ulfm=True),
     Fault("kill", "backward", 1, ulfm=True),
-    Fault("_exit", "backward", 1),
+    Fault("_exit", "between", 1),
     Fault("exit 0", "between", 1),
-    Fault("exit 0", "backward", 0, ulfm=True),
+    Fault("exit 0", "between", 0, ulfm=True),
     Fault("exit 3", "big", 0, shared=False),
     Fault("raise", "between", 1, shared=False),
     Fault("raise", "backward", 0, ulfm=True),
@@ -208,7 +208,7 @@ def test_a_lost_rank_is_named(start: Start, fault: Fault) -> None:
         assert_settled(report)
     if fault.what == "raise":
         assert "ValueError: boom of the victim" in (job.folder / "stderr").read_text(), "no traceback"
-    if fault.what in ("raise", "exit 3"):
+    if fault.what in ("raise", "exit 3") and not fault.ulfm:  # with it, Open MPI calls such a job a success
         assert job.launcher.returncode != 0
     if fault.what == "exit 0":
         assert job.launcher.returncode == 0, job.output()
@@ -232,12 +232,12 @@ def test_a_rank_that_stands_still_is_timed_out(start: Start, fault: Fault) -> No
     struck = until_over(job, fault)
     for report in reports(job, fault, all_must=True):
         assert report["kind"] == "Timeout", report
-        assert report["operation"] == fault.when, report
+        assert report["operation"] == f"allreduce.{fault.when}", report
         assert report["missing"] == [fault.victim], report
-        assert f"'{fault.when}'" in report["text"] and str(fault.victim) in report["text"]
+        assert f"'allreduce.{fault.when}'" in report["text"] and str(fault.victim) in report["text"]
         assert TIMEOUT_S - 0.5 <= report["at"] - struck["at"] < TIMEOUT_S + 2 + HEARS_WITHIN_S, report
         assert_settled(report)
-    warning = f"sordino: stalled: allreduce '{fault.when}' has waited {WARN_S} s for ranks {fault.victim}"
+    warning = f"sordino: stalled: allreduce 'allreduce.{fault.when}' has waited {WARN_S} s for ranks {fault.victim}"
     if fault.victim != 0 and fault.when == "between":  # rank 0 coordinates, so it is rank 0 that warns
         assert warning in (job.folder / "stderr").read_text()
 

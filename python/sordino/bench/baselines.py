@@ -82,7 +82,7 @@ def start() -> tuple[Team, str | None]:
     elif hvd.mpi_enabled():
         built_with = build_info()["mpi"]
         library = built_with["library"] if built_with else None
-    return Team(hvd.rank(), hvd.size(), communicator), library
+    return Team(hvd.rank(), hvd.size(), communicator, hvd.local_size() == hvd.size()), library
 
 
 def _version(mpi: Any) -> str:
@@ -92,8 +92,8 @@ def _version(mpi: Any) -> str:
 def open_all(names: Sequence[str], team: Team, found: Baselines) -> None:
     """Loads and initializes the baselines that every rank has, into `found`. Collective; never fails for want of one.
 
-    Horovod should come last, after everything else has been timed: from its init on, its thread polls MPI from inside
-    every process, which makes MPI_Allreduce of some MiB several times slower.
+    Horovod should come last, after everything else has been timed: from its init on, MPI_Allreduce of some MiB is
+    several times slower in the same process (its thread uses MPI too).
     """
     openers: dict[str, Callable[[Team], tuple[Any, str]]] = {
         "mpi": _open_mpi,
@@ -131,13 +131,12 @@ def _open_gloo(team: Team) -> tuple[Any, str]:
     distributed: Any = torch.distributed
     if not _on_all(team, distributed.is_available() and distributed.is_gloo_available()):
         return None, "not found (torch is built without it)"
-    one_node = hvd.local_size() == team.size
-    if one_node:
+    if team.one_node:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     limit = timedelta(seconds=60)
     address = store = None
     if team.rank == 0:
-        host = "127.0.0.1" if one_node else socket.gethostname()
+        host = "127.0.0.1" if team.one_node else socket.gethostname()
         store = distributed.TCPStore(host, 0, team.size, True, timeout=limit, wait_for_workers=False)
         address = (host, store.port)
     host, port = hvd.broadcast_object(address, root_rank=0, name="bench.gloo")

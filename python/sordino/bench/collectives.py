@@ -12,8 +12,8 @@ Contestants, each with memory of its own, each checked once a size:
 Calls are blocking and named, so that Horovod's cache of responses serves it. A time is the slowest rank's, from a
 common barrier to the return of the call.
 
-Contestants take turns. Horovod races in a second heat, with Sordino's two and the floor beside it: from its init on, its
-thread polls MPI in every process, and MPI's own all-reduce must not be timed under that. Ratios are within a heat.
+Contestants take turns. Horovod races in a second heat, with Sordino's two and the floor beside it: from its init on,
+large all-reduces of MPI itself are several times slower, and are not to be timed so. Ratios are within a heat.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from sordino._core import kernels
 from sordino.bench import baselines, common, heats, report
 from sordino.bench.baselines import Baselines
 from sordino.bench.common import Results
-from sordino.bench.timing import Team, race
+from sordino.bench.timing import Team, Watch, race
 from sordino.torch.operation import Sum
 from sordino.torch.tensors import DTYPE_CODES
 
@@ -137,15 +137,15 @@ def measure(size: int, found: Baselines, team: Team, budget: float) -> dict[str,
     return entries
 
 
-def heat(sizes: Sequence[int], found: Baselines, team: Team, budget: float) -> list[dict[str, Results]]:
+def heat(rows: Sequence[Results], key: str, found: Baselines, team: Team, budget: float) -> None:
     """One race a size. Collective."""
-    races = []
-    for size in sizes:
-        races.append(measure(size, found, team, budget))
+    for row in rows:
+        size, watch = row["bytes"], Watch(team)
+        row[key] = measure(size, found, team, budget)
+        row["others"][key] = others = watch.others()
         if team.rank == 0:
-            times = [f"{key} {common.format_seconds(one['median'])}" for key, one in races[-1].items()]
-            common.log(f"{common.format_bytes(size):>8}: {', '.join(times)}")
-    return races
+            times = [f"{name} {common.format_seconds(one['median'])}" for name, one in row[key].items()]
+            common.log(f"{common.format_bytes(size):>8}: {', '.join(times)}{common.describe_others(others)}")
 
 
 def targets(rows: Sequence[Results]) -> list[Results]:
@@ -189,18 +189,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     names = baselines.parse_names(chosen.baselines)
     torch.set_num_threads(1)
     team, library = baselines.start()
-    found_machine = common.machine(library)
+    found_machine, watch = common.machine(library), Watch(team)
     budget = 0.3 if chosen.quick else chosen.budget
     found = Baselines()
     baselines.open_all([name for name in names if name != "horovod"], team, found)
-    rows: list[Results] = [
-        {"bytes": size, "contestants": one, "beside_horovod": {}}
-        for size, one in zip(sizes, heat(sizes, found, team, budget), strict=True)
-    ]
+    rows: list[Results] = [{"bytes": size, heats.WITHOUT: {}, heats.BESIDE: {}, "others": {}} for size in sizes]
+    heat(rows, heats.WITHOUT, found, team, budget)
     baselines.open_all([name for name in names if name == "horovod"], team, found)
     if found.horovod is not None:
-        for row, one in zip(rows, heat(sizes, found, team, budget), strict=True):
-            row["beside_horovod"] = one
+        heat(rows, heats.BESIDE, found, team, budget)
+    found_machine["others"] = watch.others()
     found.close()
     wrong = heats.wrong(rows)
     if team.rank == 0:

@@ -21,6 +21,7 @@ from sordino.errors import UsageError
 
 Results = dict[str, Any]
 
+BUSY = 0.1  # cores that others may use before numbers are doubtful
 _UNITS = {"": 1, "b": 1, "k": 1 << 10, "kib": 1 << 10, "m": 1 << 20, "mib": 1 << 20, "g": 1 << 30, "gib": 1 << 30}
 
 
@@ -95,7 +96,6 @@ def machine(mpi_library: str | None) -> Results:
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "cpu": _cpu_model(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "load_before": round(os.getloadavg()[0], 2),
         "kernel": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -113,12 +113,19 @@ def without_paths(text: str) -> str:
 
 def describe_machine(found: Results) -> str:
     """One paragraph for the head of a report."""
-    busy = " **The machine was not idle, so take the numbers with care.**" if found["load_before"] > 0.5 else ""
     return (
         f"{found['cpu']}, {found['cores']} cores ({found['instruction_set']} kernels), {found['kernel']}, Python "
-        f"{found['python']}, torch {found['torch']}, Sordino {found['sordino']}, {found['mpi']}; load average "
-        f"{found['load_before']} at the start, {found['date']}.{busy}"
+        f"{found['python']}, torch {found['torch']}, Sordino {found['sordino']}, {found['mpi']}; {found['date']}"
+        f"{describe_others(found['others'])}."
     )
+
+
+def describe_others(cores: float | None) -> str:
+    """How much other processes disturbed a measurement, as the end of a sentence; nothing if it is not known."""
+    if cores is None:
+        return ""
+    warning = ": **a busy machine, take the numbers with care**" if cores > BUSY else ""
+    return f"; other processes used {cores:.2f} cores{warning}"
 
 
 # ---- targets -------------------------------------------------------------------------------------------------------

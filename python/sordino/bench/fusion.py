@@ -6,8 +6,8 @@
 The model has ResNet-50's 161 parameters; its backward makes real gradients of their sizes, one by one, and computes for
 --compute-ms in between. A step is zero_grad, forward, backward, step of plain SGD, on one thread a rank if the ranks
 fill the cores. Contestants take turns in one run: the same step with no communication, with
-sordino.torch.DistributedOptimizer, and with DistributedDataParallel over Gloo; then, as Horovod's thread disturbs all
-others from its init on, a second heat: no communication, Sordino and Horovod.
+sordino.torch.DistributedOptimizer, and with DistributedDataParallel over Gloo; then, as Horovod slows down MPI from
+its init on, a second heat: no communication, Sordino and Horovod.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from sordino.bench import baselines, common, heats, report
 from sordino.bench.baselines import Baselines
 from sordino.bench.common import Results
 from sordino.bench.resnet import Model, Work, resnet50_shapes
-from sordino.bench.timing import Samples, Seconds, Team, race, summarize
+from sordino.bench.timing import Samples, Seconds, Team, Watch, race, summarize
 
 LEARNING_RATE = 1e-6
 
@@ -171,7 +171,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     chosen = options.parse_args(argv)
     names = [name for name in baselines.parse_names(chosen.baselines) if name != "mpi"]
     team, library = baselines.start()
-    found_machine = common.machine(library)
+    found_machine, watch = common.machine(library), Watch(team)
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // hvd.local_size()) if team.size > 1 else 1)
     found = Baselines()
     baselines.open_all([name for name in names if name == "gloo"], team, found)
@@ -207,6 +207,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     baselines.open_all([name for name in names if name == "horovod"], team, found)
     if found.horovod is not None:
         run_heat(heats.BESIDE, ["plain", "sordino", "horovod"])
+    found_machine["others"] = watch.others()
     found.close()
     if team.rank == 0:
         results |= {"baselines": found.notes, "targets": targets(results)}

@@ -24,7 +24,7 @@ from sordino._core import kernels
 from sordino.bench import common, report
 from sordino.bench.common import Results
 from sordino.bench.resnet import resnet50_shapes
-from sordino.bench.timing import Run, Team, race
+from sordino.bench.timing import Run, Team, Watch, race
 from sordino.torch.operation import Sum
 from sordino.torch.tensors import DTYPE_CODES
 
@@ -151,12 +151,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     options.add_argument("--only", default="", metavar="WORD", help="only kernels whose name contains this")
     chosen = options.parse_args(argv)
     torch.set_num_threads(1)
-    found_machine = common.machine(None)
+    found_machine, watch = common.machine(None), Watch(Team())
     rows = []
     for text in chosen.sizes.split(","):
         size = common.parse_bytes(text)
         rows += measure(size, 0.02 if chosen.quick else chosen.budget, lambda kernel: chosen.only in kernel)
         common.log(f"{common.format_bytes(size)} a tensor: done")
+    found_machine["others"] = watch.others()
     results: Results = {
         "benchmark": "kernels",
         "name": "kernels",

@@ -27,7 +27,7 @@ def collectives(results: Results) -> str:
         f"In-place all-reduce of float32 by {results['ranks']} ranks on {results['nodes']} node(s). Median of the "
         "slowest rank's times, contestants interleaved. MPI sums only; the others average. The floor is what the "
         "memory traffic of an in-place average takes on private memory, without any communication. Horovod races in a "
-        "second heat of the same run, with Sordino beside it, because its thread slows down MPI in the whole process."
+        "second heat of the same run, with Sordino beside it, because MPI is slower in all processes from its init on."
     )
     wrong = heats.wrong(rows)
     others = [name for name in ("mpi", "gloo", "horovod") if any(heats.shared_by(row, name) for row in rows)]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,11 +24,13 @@ class Team:
 
     Attributes:
         communicator: an mpi4py communicator of its own, or None.
+        one_node: whether they all run on one machine.
     """
 
     rank: int = 0
     size: int = 1
     communicator: Any = None
+    one_node: bool = True
 
     def barrier(self) -> None:
         """Returns when all ranks have called it."""
@@ -53,6 +57,34 @@ class Team:
 
         reduced: Seconds = hvd.allreduce(torch.from_numpy(values), op=hvd.Max, name="bench.maximum").numpy()
         return reduced
+
+
+def _clocks() -> tuple[float, float, float]:
+    """Seconds of wall time, of this process's CPU time, and of CPU time of the whole machine (0 if it is not told)."""
+    try:
+        fields = [int(field) for field in Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0].split()[1:9]]
+    except (OSError, ValueError):
+        return time.perf_counter(), time.process_time(), 0.0
+    busy = sum(fields) - fields[3] - fields[4]  # all but idle and waiting for disks
+    return time.perf_counter(), time.process_time(), busy / os.sysconf("SC_CLK_TCK")
+
+
+class Watch:
+    """Tells how busy other processes kept this machine since it was made. All ranks make it and ask it together."""
+
+    def __init__(self, team: Team) -> None:
+        self._team = team
+        self._begin = _clocks()
+
+    def others(self) -> float | None:
+        """The cores that processes other than the ranks used on average; None where that cannot be told. Collective."""
+        wall, own, busy = (now - then for now, then in zip(_clocks(), self._begin, strict=True))
+        shares = np.zeros(self._team.size)
+        shares[self._team.rank] = own
+        ours = float(self._team.maximum(shares).sum())
+        if busy == 0 or not self._team.one_node:
+            return None
+        return round(max(0.0, busy - ours) / wall, 2)
 
 
 @dataclass
