@@ -3,6 +3,7 @@
 // whole). Each element is folded once and then copied, or folded in a tree that is the same on all ranks: equal bits
 // everywhere.
 #include <bit>
+#include <utility>
 
 #include "collectives/operations.h"
 
@@ -111,8 +112,11 @@ void adasum_merge(DType dtype, const std::byte* x, const std::byte* y, std::byte
 }  // namespace
 
 Task allreduce_messages(Team& team, Pieces& pieces, ReduceOp op, double pre, double post) {
-  Flat flat(pieces, pre);
   const DType dtype = pieces.dtype();
+  if (dtype == DType::kFloat16 && op == ReduceOp::kSum && post < 1) {
+    pre *= std::exchange(post, 1.0);  // partial sums travel as float16: dividing first keeps them in its range
+  }
+  Flat flat(pieces, pre);
   if (pieces.bytes() <= kSmall || team.size() == 2) {
     const std::size_t count = pieces.count();
     co_await recursive_doubling(team, std::span(flat.data(), pieces.bytes()),

@@ -149,9 +149,10 @@ bool Negotiation::complete(const Pending& pending) const {
   return true;
 }
 
-bool Negotiation::waits_for_the_gone(const Pending& pending) const {
+bool Negotiation::needs_the_gone(const Pending& pending) const {
   for (std::size_t member = 0; member < members_.size(); ++member) {
-    if (!pending.said[member] && gone_[member]) return true;
+    // One that announced and then left cannot do its part either.
+    if (gone_[member] && (pending.said[member] || !joined_[member])) return true;
   }
   return false;
 }
@@ -221,6 +222,18 @@ void Negotiation::fuse(std::vector<Decision>& decisions, Decision next, const An
   decisions.push_back(std::move(next));
 }
 
+Decision Negotiation::give_up(const std::string& name, const Pending& pending) const {
+  Decision decision;
+  decision.names = {name};
+  decision.verdict = Verdict::kPeerLost;
+  for (std::size_t member = 0; member < members_.size(); ++member) {
+    if (pending.said[member]) decision.participants.push_back(static_cast<int>(member));
+    if (gone_[member]) decision.lost.push_back(members_[member]);
+  }
+  decision.error = "'" + name + "' needs rank " + std::to_string(decision.lost.front()) + ", which has shut down";
+  return decision;
+}
+
 std::vector<Decision> Negotiation::decide() {
   std::vector<Decision> decisions;
   fusing_.reset();
@@ -229,25 +242,13 @@ std::vector<Decision> Negotiation::decide() {
     auto found = pending_.find(name);
     if (found == pending_.end()) continue;
     const Pending& pending = found->second;
-    if (complete(pending)) {
-      Decision decision = judge(name, pending);
-      fuse(decisions, std::move(decision),
-           **std::find_if(pending.said.begin(), pending.said.end(), [](auto& s) { return s.has_value(); }));
-    } else if (waits_for_the_gone(pending)) {
-      Decision decision;
-      decision.names = {name};
-      decision.verdict = Verdict::kPeerLost;
-      for (std::size_t member = 0; member < members_.size(); ++member) {
-        if (pending.said[member]) {
-          decision.participants.push_back(static_cast<int>(member));
-        } else if (gone_[member]) {
-          decision.lost.push_back(members_[member]);
-        }
-      }
-      decision.error =
-          "'" + name + "' waits for rank " + std::to_string(decision.lost.front()) + ", which has shut down";
+    if (needs_the_gone(pending)) {
+      decisions.push_back(give_up(name, pending));
       fusing_.reset();
-      decisions.push_back(std::move(decision));
+    } else if (complete(pending)) {
+      Decision decision = judge(name, pending);
+      const auto speaker = static_cast<std::size_t>(decision.participants.front());
+      fuse(decisions, std::move(decision), *pending.said[speaker]);
     } else {
       continue;
     }

@@ -92,7 +92,8 @@ class Negotiation {
   };
 
   bool complete(const Pending& pending) const;
-  bool waits_for_the_gone(const Pending& pending) const;
+  bool needs_the_gone(const Pending& pending) const;
+  Decision give_up(const std::string& name, const Pending& pending) const;
   Decision judge(const std::string& name, const Pending& pending);
   std::string difference(const std::vector<int>& participants, const Pending& pending) const;
   void fuse(std::vector<Decision>& decisions, Decision next, const Announcement& what);

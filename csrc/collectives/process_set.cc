@@ -46,8 +46,13 @@ Location ProcessSet::desk_location() const {
 }
 
 void ProcessSet::meet(int rank, const Location& desk) {
-  desks_[static_cast<std::size_t>(index_of(rank))] = reinterpret_cast<Desk*>(transport_.node_memory().map(rank, desk));
   --desks_missing_;
+  try {
+    desks_[static_cast<std::size_t>(index_of(rank))] =
+        reinterpret_cast<Desk*>(transport_.node_memory().map(rank, desk));
+  } catch (const TransportError&) {
+    // Its process has ended. Whether that is a loss, its goodbye tells; no operation will have it as a participant.
+  }
 }
 
 std::unique_ptr<Team> ProcessSet::make_team(const std::vector<int>& participants, Traffic& traffic) {

@@ -39,6 +39,10 @@ class ProcessSet {
   ProcessSet(int id, std::vector<int> ranks, Transport& transport, std::size_t chunk, int patience,
              std::size_t fusion_bytes);
 
+  // This rank leaves the world: its desk stays for peers that have yet to map it.
+  void leave_desk() {
+    if (own_desk_) transport_.keep(std::move(own_desk_));
+  }
   // Where this rank's desk is, for the node peers; segment 0 when there is none.
   Location desk_location() const;
   std::vector<int> node_peers() const;

@@ -39,6 +39,7 @@ World::World(std::unique_ptr<Transport> transport, const Config& config)
 
 World::~World() {
   shutdown();
+  for (auto& [id, set] : sets_) set->leave_desk();
   if (forked()) static_cast<void>(progress_.release());  // its thread exists in the parent only
 }
 
@@ -71,6 +72,7 @@ std::shared_ptr<Handle> World::enqueue(Request request) {
       throw UsageError("rank " + std::to_string(rank()) + " is not a member of process set " +
                        std::to_string(request.set));
     }
+    if (request.kind == Kind::kRemoveSet) require_idle(static_cast<int>(request.splits.at(0)));
     const auto [place, added] = outstanding_.try_emplace(key_of(request.set, request.name));
     if (!added) {
       throw UsageError("an operation named '" + request.name +
@@ -82,6 +84,15 @@ std::shared_ptr<Handle> World::enqueue(Request request) {
     submitted_any_ = true;
   }
   return handle;
+}
+
+void World::require_idle(int set) const {
+  const std::string prefix = key_of(set, "");
+  for (const auto& [key, submission] : outstanding_) {
+    if (!key.starts_with(prefix)) continue;
+    throw UsageError("process set " + std::to_string(set) + " cannot be removed while '" + key.substr(prefix.size()) +
+                     "' is under way on it");
+  }
 }
 
 void World::wait(const Handle& handle) {
@@ -113,7 +124,7 @@ std::vector<std::string> World::names_in_flight() const {
 }
 
 void World::shutdown() {
-  if (forked() || std::exchange(shut_down_, true)) return;
+  if (forked() || shut_down_.exchange(true)) return;
   progress_->stop();
   bool failed = false;
   {
@@ -127,7 +138,8 @@ void World::shutdown() {
                return !entry.second->running && entry.second->decisions.empty();
              });
     };
-    const Time limit = steady_clock::now() + std::chrono::seconds(5);
+    const Time limit = steady_clock::now() + std::chrono::seconds(1);
+    progress_->alone([this] { poll(); });
     progress_->wait([&] { return settled() || steady_clock::now() > limit; });
     const Bytes bye = Writer().put(Message::kBye).take();
     progress_->alone([&] {
@@ -177,6 +189,9 @@ ProcessSet& World::add_set(int id, std::vector<int> ranks) {
     for (const int peer : set.node_peers()) transport_->post(peer, message);
   }
   newest_set_ = std::max(newest_set_, id);
+  for (int peer = 0; peer < size(); ++peer) {
+    if (gone_[static_cast<std::size_t>(peer)]) tell_left(set, peer);
+  }
   for (Early& early : std::exchange(early_, {})) receive(early.from, early.message);
   return set;
 }

@@ -77,6 +77,8 @@ class World {
   void watch_coordinated(ProcessSet& set, Time now);
   void watch_own(Time now);
   void leave(int rank);
+  static void tell_left(ProcessSet& set, int rank);
+  void require_idle(int set) const;  // with mutex_ held
   void fail(std::exception_ptr failure, bool tell);
   void finish(Submission& submission, std::exception_ptr error);
   ProcessSet& add_set(int id, std::vector<int> ranks);
@@ -107,7 +109,7 @@ class World {
   std::vector<Running> graveyard_;
   std::vector<Submission> removals_;  // of process sets, at the end of the current poll
   bool told_ = false;                 // the failure came from a peer, which has told all others
-  bool shut_down_ = false;
+  std::atomic<bool> shut_down_{false};
   std::atomic<bool> broken_{false};  // failed, rather than shut down
   Time last_watch_{};
   std::atomic<Time> last_move_{};

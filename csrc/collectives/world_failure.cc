@@ -42,6 +42,14 @@ void World::watch(Time now) {
     }
   }
   for (auto& [id, set] : sets_) {
+    if (set->running && seconds(set->running->since, now) > 1) {
+      for (const int rank : set->running->team->laggards()) {
+        if (!gone_[static_cast<std::size_t>(rank)]) continue;
+        throw PeerLost("'" + set->running->decision.names.front() + "' waits for rank " + std::to_string(rank) +
+                           ", which has shut down in the middle of it",
+                       {rank});
+      }
+    }
     if (set->running && seconds(set->running->since, now) > config_.timeout_s) {
       const std::string& name = set->running->decision.names.front();
       const std::vector<int> late = set->running->team->laggards();
@@ -57,6 +65,7 @@ void World::watch(Time now) {
 void World::watch_coordinated(ProcessSet& set, Time now) {
   for (const Negotiation::Waiting& waiting : set.negotiation->waiting()) {
     const double waited = seconds(waiting.since, now);
+    if (waiting.kind == Kind::kJoin) continue;  // the others train on, for as long as they have data
     if (waiting.missing.empty() || waited < std::min(config_.stall_warn_s, config_.timeout_s)) continue;
     const std::string text = std::string(name_of(waiting.kind)) + " '" + waiting.name + "' has waited " +
                              whole(waited) + " s for ranks " + list(waiting.missing);
@@ -82,7 +91,7 @@ void World::watch_own(Time now) {
       const int coordinator = set.coordinator();
       if (set.running || !set.decisions.empty() || coordinator == rank()) continue;
       if (gone_[static_cast<std::size_t>(coordinator)]) deserted.push_back(submission);
-      if (seconds(submission.since, now) > config_.timeout_s + kGrace) {
+      if (submission.request.kind != Kind::kJoin && seconds(submission.since, now) > config_.timeout_s + kGrace) {
         throw Timeout("'" + submission.request.name + "' has waited for " + whole(config_.timeout_s) + " s, and rank " +
                           std::to_string(coordinator) + ", which coordinates it, says nothing",
                       submission.request.name, {coordinator});

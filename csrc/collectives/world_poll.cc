@@ -53,21 +53,24 @@ bool World::announce_submissions() {
     std::lock_guard lock(mutex_);
     fresh.swap(submitted_);
   }
-  for (Submission& submission : fresh) {
-    ProcessSet& set = *sets_.at(submission.request.set);
-    const Announcement said = Announcement::of(submission.request);
-    const int coordinator = set.coordinator();
-    {
-      std::lock_guard lock(mutex_);
-      outstanding_[key_of(set.id, said.name)] = std::move(submission);
+  // All are outstanding before any is announced: if an announcement fails, the failure finds every handle.
+  std::vector<std::pair<ProcessSet*, Announcement>> said;
+  {
+    std::lock_guard lock(mutex_);
+    for (Submission& submission : fresh) {
+      const auto set = sets_.find(submission.request.set);
+      said.emplace_back(set->second.get(), Announcement::of(submission.request));
+      outstanding_[key_of(set->first, submission.request.name)] = std::move(submission);
     }
-    if (coordinator == rank()) {
-      set.negotiation->announce(set.me, said, steady_clock::now());
+  }
+  for (auto& [set, announcement] : said) {
+    if (set->coordinator() == rank()) {
+      set->negotiation->announce(set->me, std::move(announcement), steady_clock::now());
     } else {
       Writer writer;
-      writer.put(Message::kAnnounce).put(set.id);
-      said.write(writer);
-      transport_->post(coordinator, writer.take());
+      writer.put(Message::kAnnounce).put(set->id);
+      announcement.write(writer);
+      transport_->post(set->coordinator(), writer.take());
     }
   }
   return true;
@@ -223,10 +226,12 @@ void World::receive(int from, std::span<const std::byte> bytes) {
 
 void World::leave(int peer) {
   gone_[static_cast<std::size_t>(peer)] = true;
-  for (auto& [id, set] : sets_) {
-    const int index = set->index_of(peer);
-    if (index >= 0 && set->negotiation) set->negotiation->leave(index);
-  }
+  for (auto& [id, set] : sets_) tell_left(*set, peer);
+}
+
+void World::tell_left(ProcessSet& set, int peer) {
+  const int index = set.index_of(peer);
+  if (index >= 0 && set.negotiation) set.negotiation->leave(index);
 }
 
 }  // namespace sordino

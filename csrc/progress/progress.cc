@@ -64,7 +64,7 @@ void Progress::wait(const std::function<bool()>& done) {
 }
 
 void Progress::notify() {
-  if (waiters_.load() > 0) transport_.ring(transport_.rank());
+  transport_.ring(transport_.rank());  // whoever polls may be resting
   if (thread_sleeps_.load()) {
     std::lock_guard lock(mutex_);
     changed_.notify_all();

@@ -88,6 +88,9 @@ class Transport {
   virtual std::uint32_t ticket() = 0;
   virtual void sleep(std::uint32_t ticket, std::chrono::microseconds limit) = 0;
   virtual void ring(int rank) = 0;
+  // Keeps a segment of this rank until no peer can want to map it any more, however early this rank leaves.
+  virtual void keep(std::shared_ptr<Segment> segment) = 0;
+
   // False when work can arrive without a ring (messages from other nodes), so that a sleep must stay short.
   virtual bool rings_always() const = 0;
 

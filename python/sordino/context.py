@@ -36,7 +36,8 @@ class Context:
     on_join: dict[int, Callable[[], Callable[[], None] | None]] = field(default_factory=dict)
     _tickets: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     _unnamed: dict[tuple[int, str], Iterator[int]] = field(default_factory=lambda: defaultdict(itertools.count))
-    _plans: dict[str, Iterator[int]] = field(default_factory=lambda: defaultdict(itertools.count))
+    _plans: dict[tuple[int, str], Iterator[int]] = field(default_factory=lambda: defaultdict(itertools.count))
+    _joins: int = 0
 
     def __post_init__(self) -> None:
         nodes = self.world.nodes
@@ -62,12 +63,17 @@ class Context:
         """The name that ranks match an operation by. Unnamed ones are counted for each kind and process set, so a rank
         that is not in a set stays in step."""
         if name is None:
-            return f"{label}.noname.{next(self._unnamed[process_set, label])}"
+            return f"{label}.noname.{self._joins}.{next(self._unnamed[process_set, label])}"
         return f"{label}.{name}"
 
-    def plan_name(self, key: str) -> str:
-        """A name for the n-th thing with this key, the same on all ranks that make such things in the same order."""
-        return f"{key}.{next(self._plans[key])}"
+    def plan_name(self, key: str, process_set: int | None) -> str:
+        """A name for the n-th thing with this key in a process set, the same on all its members."""
+        return f"{key}.{next(self._plans[process_set or 0, key])}"
+
+    def joined(self) -> None:
+        """All ranks have joined, however many operations each had submitted: unnamed ones are counted anew."""
+        self._joins += 1
+        self._unnamed.clear()
 
 
 class _Local(threading.local):

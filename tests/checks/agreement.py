@@ -30,8 +30,14 @@ def any_order_of_any_kind(seat: Seat) -> None:
     jobs = []
     for i in range(12):
         jobs += [
-            (lambda i=i: hvd.allreduce_async(torch.full((i * 50,), own), op=hvd.Sum, name=f"s{i}"), lambda out: (out == total).all()),
-            (lambda i=i: hvd.allgather_async(torch.tensor([own]), name=f"g{i}"), lambda out: out.tolist() == list(range(seat.size))),
+            (
+                lambda i=i: hvd.allreduce_async(torch.full((i * 50,), own), op=hvd.Sum, name=f"s{i}"),
+                lambda out: (out == total).all(),
+            ),
+            (
+                lambda i=i: hvd.allgather_async(torch.tensor([own]), name=f"g{i}"),
+                lambda out: out.tolist() == list(range(seat.size)),
+            ),
             (
                 lambda i=i: hvd.broadcast_async(torch.tensor([own]), i % seat.size, name=f"b{i}"),
                 lambda out, i=i: out.item() == i % seat.size,
@@ -45,7 +51,9 @@ def any_order_of_any_kind(seat: Seat) -> None:
                 lambda out: out.tolist() == [total],
             ),
             (
-                lambda i=i: hvd.grouped_allreduce_async([torch.tensor(own), torch.tensor([seat.rank])], op=hvd.Max, name=f"m{i}"),
+                lambda i=i: hvd.grouped_allreduce_async(
+                    [torch.tensor(own), torch.tensor([seat.rank])], op=hvd.Max, name=f"m{i}"
+                ),
                 lambda out: [tensor.item() for tensor in out] == [seat.last, seat.last],
             ),
         ]
@@ -196,7 +204,14 @@ def timeline(seat: Seat) -> None:
         text = (path.parent / f"{path.name}{turn}").read_text()
         events = json.loads(text)
         events = events["traceEvents"] if isinstance(events, dict) else events
-        for word in ("NEGOTIATE_ALLREDUCE", "ALLREDUCE", "NEGOTIATE_ALLGATHER", "ALLGATHER", "NEGOTIATE_BROADCAST", "BROADCAST"):
+        for word in (
+            "NEGOTIATE_ALLREDUCE",
+            "ALLREDUCE",
+            "NEGOTIATE_ALLGATHER",
+            "ALLGATHER",
+            "NEGOTIATE_BROADCAST",
+            "BROADCAST",
+        ):
             assert f'"{word}"' in text, word
         assert "allreduce.weights" in text and "allgather.rows" in text
         assert ("CYCLE_START" in text) == (turn == 1)

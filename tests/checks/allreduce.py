@@ -80,7 +80,7 @@ def scaled(seat: Seat, dtype: torch.dtype, factors: tuple[float, float]) -> None
     pre, post = factors
     for label, op in EVERY:
         inputs = everybody(seat, (5, 13), dtype, seed=3)
-        given = dict(op=op, prescale_factor=pre, postscale_factor=post)
+        given = {"op": op, "prescale_factor": pre, "postscale_factor": post}
         result = hvd.allreduce(inputs[seat.rank], **given)
         assert_reduced(result, op, inputs, pre, post)
         seat.same(label, result)

@@ -97,7 +97,9 @@ def alltoall(seat: Seat) -> None:
     x = leaf(seat, sum(splits) + 2, 2)
     output, received = hvd.alltoall(x, splits=splits)
     assert not received.requires_grad
-    weight = torch.cat([torch.full((count, 2), 10.0 * source + seat.rank) for source, count in enumerate(received.tolist())])
+    weight = torch.cat(
+        [torch.full((count, 2), 10.0 * source + seat.rank) for source, count in enumerate(received.tolist())]
+    )
     (output * weight).sum().backward()
     wanted = [torch.full((count, 2), 10.0 * seat.rank + target) for target, count in enumerate(splits)]
     close(x.grad, torch.cat([*wanted, torch.zeros(2, 2)]).double())

@@ -7,6 +7,7 @@ import threading
 import torch
 
 import sordino.torch as hvd
+from checks.reference import values
 from checks.registry import Seat, check
 from checks.training import Twins
 
@@ -32,6 +33,29 @@ def eager_backend(seat: Seat, kind: str) -> None:
 @check(on=("mpi",))
 def aot_eager_backend(seat: Seat) -> None:
     train_compiled(seat, "small", "aot_eager")
+
+
+@check(on=("mpi",))
+def inductor_backend(seat: Seat) -> None:
+    """Where a C++ compiler works, as everywhere where Sordino was built; where it does not, torch itself says so."""
+    try:
+        torch.compile(lambda x: x * 2 + 1)(torch.ones(3))
+    except Exception as error:
+        works = False
+        print(f"inductor does not work here: {error}")
+    else:
+        works = True
+    if all(hvd.allgather_object(works)):
+        train_compiled(seat, "small", "inductor")
+
+
+@check(on=("mpi",))
+def sync_batch_norm_in_a_compiled_model(seat: Seat) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 3), hvd.SyncBatchNorm(3)).double()
+    hvd.broadcast_parameters(model.state_dict(), 0)
+    x = values(seat.rank, (4, 2), torch.float64)
+    wanted = model(x)
+    torch.testing.assert_close(torch.compile(model, backend="eager")(x), wanted)
 
 
 @check(on=("mpi",))

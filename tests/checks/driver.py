@@ -1,4 +1,4 @@
-"""Runs checks on this rank of an MPI job: `mpirun -np N python driver.py FOLDER CHECK...` (tests/mp/test_mpi_checks.py).
+"""Runs checks on this rank of an MPI job: `mpirun -np N python driver.py FOLDER FILE_OF_NAMES` (test_mpi_checks.py).
 
 Every check gets a world of its own (init and shutdown around it). Rank r appends one line a check to FOLDER/r.jsonl.
 """

@@ -23,7 +23,9 @@ def zeros_for_those_who_joined(seat: Seat, backwards: bool) -> None:
         for step in range(steps[seat.rank]):
             for dtype in (torch.float64, torch.int32, torch.bool):
                 real = [values(rank, 100, dtype, seed=step) for rank in range(seat.size)]
-                inputs = [tensor if steps[rank] > step else torch.zeros_like(tensor) for rank, tensor in enumerate(real)]
+                inputs = [
+                    tensor if steps[rank] > step else torch.zeros_like(tensor) for rank, tensor in enumerate(real)
+                ]
                 for op in (hvd.Average, hvd.Sum, hvd.Min, hvd.Max, hvd.Product):
                     assert_reduced(hvd.allreduce(real[seat.rank], op=op, name=f"{dtype}.{op}"), op, inputs)
         last = hvd.join()
@@ -36,7 +38,7 @@ def with_factors_in_groups_and_under_way(seat: Seat) -> None:
     if seat.rank > 0:
         table = [[values(rank, 50 + i, dtype, seed=i) for rank in range(seat.size)] for i, dtype in enumerate(DTYPES)]
         for op in (hvd.Average, hvd.Sum, hvd.Min, hvd.Max, hvd.Product):
-            factors = dict(prescale_factor=2.0, postscale_factor=0.5)
+            factors = {"prescale_factor": 2.0, "postscale_factor": 0.5}
             handle = hvd.grouped_allreduce_async([row[seat.rank] for row in table], op=op, name=f"{op}", **factors)
             for result, row in zip(hvd.synchronize(handle), table):
                 inputs = [torch.zeros_like(row[0]), *row[1:]]

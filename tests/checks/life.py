@@ -13,7 +13,9 @@ from sordino import errors
 
 @check()
 def ranks_and_nodes(seat: Seat) -> None:
-    facts = hvd.allgather_object((hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size(), hvd.is_homogeneous()))
+    facts = hvd.allgather_object(
+        (hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size(), hvd.is_homogeneous())
+    )
     assert hvd.allgather_object(hvd.rank()) == list(range(hvd.size()))
     for local_rank, local_size, cross_rank, cross_size, _ in facts:
         assert 0 <= local_rank < local_size <= seat.size
@@ -41,7 +43,15 @@ def after_shutdown(seat: Seat) -> None:
     hvd.shutdown()
     hvd.shutdown()
     assert not hvd.is_initialized()
-    for call in (hvd.rank, hvd.size, hvd.local_rank, hvd.local_size, hvd.cross_rank, hvd.cross_size, hvd.is_homogeneous):
+    for call in (
+        hvd.rank,
+        hvd.size,
+        hvd.local_rank,
+        hvd.local_size,
+        hvd.cross_rank,
+        hvd.cross_size,
+        hvd.is_homogeneous,
+    ):
         raises(ValueError, "init", call)
     raises(hvd.HorovodInternalError, "init", hvd.allreduce, torch.ones(1))
     raises(ValueError, "init", hvd.join)

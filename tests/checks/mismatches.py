@@ -15,7 +15,10 @@ from sordino.torch.tensors import describe
 
 # What a call does on most ranks (odd=False) and on the odd one, and words that the error must contain.
 CALLS: dict[str, tuple[Callable[[bool, int], object], tuple[str, ...]]] = {
-    "allreduce shape": (lambda odd, n: hvd.allreduce_async(torch.ones(4 if odd else 3), name="m"), ("shape", "[3]", "[4]")),
+    "allreduce shape": (
+        lambda odd, n: hvd.allreduce_async(torch.ones(4 if odd else 3), name="m"),
+        ("shape", "[3]", "[4]"),
+    ),
     "allreduce rank": (
         lambda odd, n: hvd.allreduce_async(torch.ones(2, 3) if odd else torch.ones(6), name="m"),
         ("shape", "[6]", "[2, 3]"),
@@ -46,26 +49,55 @@ CALLS: dict[str, tuple[Callable[[bool, int], object], tuple[str, ...]]] = {
         ("shape", "tensor 1"),
     ),
     "group first dtype": (
-        lambda odd, n: hvd.grouped_allreduce_async([torch.ones(3, dtype=torch.float16 if odd else torch.float64), torch.ones(3)], name="m"),
+        lambda odd, n: hvd.grouped_allreduce_async(
+            [torch.ones(3, dtype=torch.float16 if odd else torch.float64), torch.ones(3)], name="m"
+        ),
         ("dtype", "tensor 0", "float16", "float64"),
     ),
-    "group length": (lambda odd, n: hvd.grouped_allreduce_async([torch.ones(3)] * (3 if odd else 2), name="m"), ("number of tensors",)),
+    "group length": (
+        lambda odd, n: hvd.grouped_allreduce_async([torch.ones(3)] * (3 if odd else 2), name="m"),
+        ("number of tensors",),
+    ),
     "allgather columns": (lambda odd, n: hvd.allgather_async(torch.ones(2, 4 if odd else 3), name="m"), ("shape",)),
-    "allgather dimensions": (lambda odd, n: hvd.allgather_async(torch.ones(2, 3, 1) if odd else torch.ones(2, 3), name="m"), ("shape",)),
+    "allgather dimensions": (
+        lambda odd, n: hvd.allgather_async(torch.ones(2, 3, 1) if odd else torch.ones(2, 3), name="m"),
+        ("shape",),
+    ),
     "allgather dtype": (
         lambda odd, n: hvd.allgather_async(torch.ones(2, dtype=torch.bool if odd else torch.uint8), name="m"),
         ("dtype", "bool", "uint8"),
     ),
-    "grouped allgather": (lambda odd, n: hvd.grouped_allgather_async([torch.ones(2)] * (2 if odd else 1), name="m"), ("number",)),
-    "broadcast root": (lambda odd, n: hvd.broadcast_async(torch.ones(3), n - 1 if odd else 0, name="m"), ("root", "0", "against")),
+    "grouped allgather": (
+        lambda odd, n: hvd.grouped_allgather_async([torch.ones(2)] * (2 if odd else 1), name="m"),
+        ("number",),
+    ),
+    "broadcast root": (
+        lambda odd, n: hvd.broadcast_async(torch.ones(3), n - 1 if odd else 0, name="m"),
+        ("root", "0", "against"),
+    ),
     "broadcast shape": (lambda odd, n: hvd.broadcast_async(torch.ones(4 if odd else 3), 0, name="m"), ("shape",)),
-    "broadcast dtype": (lambda odd, n: hvd.broadcast_async_(torch.ones(3, dtype=torch.half if odd else torch.bfloat16), 0, name="m"), ("dtype",)),
+    "broadcast dtype": (
+        lambda odd, n: hvd.broadcast_async_(torch.ones(3, dtype=torch.half if odd else torch.bfloat16), 0, name="m"),
+        ("dtype",),
+    ),
     "alltoall columns": (lambda odd, n: hvd.alltoall_async(torch.ones(n, 4 if odd else 3), name="m"), ("shape",)),
-    "alltoall dtype": (lambda odd, n: hvd.alltoall_async(torch.ones(n, dtype=torch.half if odd else torch.int16), name="m"), ("dtype",)),
+    "alltoall dtype": (
+        lambda odd, n: hvd.alltoall_async(torch.ones(n, dtype=torch.half if odd else torch.int16), name="m"),
+        ("dtype",),
+    ),
     "reducescatter rows": (lambda odd, n: hvd.reducescatter_async(torch.ones(n + odd), name="m"), ("shape",)),
-    "reducescatter dtype": (lambda odd, n: hvd.reducescatter_async(torch.ones(n, dtype=torch.half if odd else torch.float), name="m"), ("dtype",)),
-    "reducescatter op": (lambda odd, n: hvd.reducescatter_async(torch.ones(n), name="m", op=hvd.Sum if odd else hvd.Average), ("Sum", "Average")),
-    "reducescatter prescale": (lambda odd, n: hvd.reducescatter_async(torch.ones(n), name="m", prescale_factor=3 if odd else 1), ("prescale",)),
+    "reducescatter dtype": (
+        lambda odd, n: hvd.reducescatter_async(torch.ones(n, dtype=torch.half if odd else torch.float), name="m"),
+        ("dtype",),
+    ),
+    "reducescatter op": (
+        lambda odd, n: hvd.reducescatter_async(torch.ones(n), name="m", op=hvd.Sum if odd else hvd.Average),
+        ("Sum", "Average"),
+    ),
+    "reducescatter prescale": (
+        lambda odd, n: hvd.reducescatter_async(torch.ones(n), name="m", prescale_factor=3 if odd else 1),
+        ("prescale",),
+    ),
 }
 
 
@@ -101,7 +133,9 @@ def all_ranks_different_and_unnamed(seat: Seat) -> None:
     expect_mismatch(lambda: hvd.allreduce(torch.ones(17 + seat.rank)), ("shape",))
     expect_mismatch(lambda: hvd.allgather(torch.ones(2, 1 + seat.rank)), ("shape",))
     expect_mismatch(lambda: hvd.broadcast(torch.ones(2), seat.rank), ("root",))
-    expect_mismatch(lambda: hvd.allreduce_(torch.ones(2, dtype=(torch.int32, torch.float32)[seat.rank % 2])), ("dtype",))
+    expect_mismatch(
+        lambda: hvd.allreduce_(torch.ones(2, dtype=(torch.int32, torch.float32)[seat.rank % 2])), ("dtype",)
+    )
     assert hvd.allreduce(torch.ones(2), op=hvd.Sum).tolist() == [seat.size] * 2
     assert hvd.broadcast(torch.tensor(seat.rank), 0).item() == 0
 

@@ -105,15 +105,15 @@ def _plain(kind: type, **options: object) -> Callable[[nn.Module], torch.optim.O
 
 
 _OPTIONS = {
-    "SGD": dict(lr=0.1),
-    "Adagrad": dict(lr=0.1),
-    "Rprop": dict(lr=0.01),
-    "ASGD": dict(lr=0.1),
-    "Muon": dict(lr=0.01),
+    "SGD": {"lr": 0.1},
+    "Adagrad": {"lr": 0.1},
+    "Rprop": {"lr": 0.01},
+    "ASGD": {"lr": 0.1},
+    "Muon": {"lr": 0.01},
 }
 _OTHERWISE = {"Optimizer", "LBFGS", "SparseAdam"}  # the base class; and those with checks of their own
 EVERY: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
-    name: _plain(kind, **_OPTIONS.get(name, dict(lr=0.01)))
+    name: _plain(kind, **_OPTIONS.get(name, {"lr": 0.01}))
     for name, kind in sorted(vars(torch.optim).items())
     if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer) and name not in _OTHERWISE
 }

@@ -52,7 +52,9 @@ def allgather_object(seat: Seat) -> None:
 @check(dtype=DTYPES)
 def broadcast_parameters_of_any_dtype(seat: Seat, dtype: torch.dtype) -> None:
     for root in (0, seat.last):
-        tensors = {f"t{i}": values(seat.rank, shape, dtype, wide=True) for i, shape in enumerate([(), (0,), (5, 3), (900,)])}
+        tensors = {
+            f"t{i}": values(seat.rank, shape, dtype, wide=True) for i, shape in enumerate([(), (0,), (5, 3), (900,)])
+        }
         hvd.broadcast_parameters(tensors, root_rank=root)
         for i, shape in enumerate([(), (0,), (5, 3), (900,)]):
             assert_equal(tensors[f"t{i}"], values(root, shape, dtype, wide=True))
@@ -151,4 +153,6 @@ def broadcast_of_a_wrapped_optimizers_state(seat: Seat) -> None:
 
 @check()
 def lbfgs_state_is_refused(seat: Seat) -> None:
-    raises(ValueError, "LBFGS", hvd.broadcast_optimizer_state, torch.optim.LBFGS([torch.nn.Parameter(torch.ones(1))]), 0)
+    raises(
+        ValueError, "LBFGS", hvd.broadcast_optimizer_state, torch.optim.LBFGS([torch.nn.Parameter(torch.ones(1))]), 0
+    )

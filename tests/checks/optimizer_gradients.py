@@ -43,7 +43,9 @@ def gradients_set_by_hand(seat: Seat) -> None:
     for turn in range(4):
         for model in (twins.model, twins.twin):
             for i, parameter in enumerate(model.parameters()):
-                own = [values(rank, tuple(parameter.shape), torch.float64, seed=10 * turn + i) for rank in range(seat.size)]
+                own = [
+                    values(rank, tuple(parameter.shape), torch.float64, seed=10 * turn + i) for rank in range(seat.size)
+                ]
                 parameter.grad = own[seat.rank] if model is twins.model else sum(own) / seat.size
         twins.step()
         twins.check_gradients()
@@ -244,7 +246,9 @@ def sparse_embeddings(seat: Seat, dense: bool, algorithm: str) -> None:
     optimizer = hvd.DistributedOptimizer(make(model), model.named_parameters(), sparse_as_dense=dense)
     reference = make(twin)
     for turn in range(3):
-        look_ups = [torch.tensor([(5 * rank + 3 * i + turn) % 12 for i in range(1 + rank)]) for rank in range(seat.size)]
+        look_ups = [
+            torch.tensor([(5 * rank + 3 * i + turn) % 12 for i in range(1 + rank)]) for rank in range(seat.size)
+        ]
         optimizer.zero_grad()
         reference.zero_grad()
         (model(look_ups[seat.rank]) ** 2).sum().backward()

@@ -100,7 +100,9 @@ def different_models(seat: Seat, what: str, op: str, who: str) -> None:
     odd = seat.rank == (0 if who == "the first" else seat.last)
     model = make() if odd else nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
     try:
-        hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), op=getattr(hvd, op))
+        hvd.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), op=getattr(hvd, op)
+        )
     except LayoutMismatch as error:
         assert isinstance(error, ValueError)
         assert tensor in str(error), error

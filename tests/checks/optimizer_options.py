@@ -226,17 +226,17 @@ def arguments_that_cannot_be(seat: Seat) -> None:
     named = list(model.named_parameters())
     weight = named[0][1]
     cases = [
-        (dict(gradient_predivide_factor=2.0, op=hvd.Sum), "gradient_predivide_factor"),
-        (dict(backward_passes_per_step=0), "backward_passes_per_step"),
-        (dict(named_parameters=model.parameters()), "named_parameters"),
-        (dict(named_parameters=[*named, ("twice", weight), ("twice", weight)]), "twice"),
-        (dict(named_parameters=named[:1]), "not named"),
-        (dict(groups=0), "groups"),
-        (dict(groups=-1), "groups"),
-        (dict(groups=[weight]), "groups"),
-        (dict(groups=[[1]]), "groups"),
-        (dict(groups=[[weight], [weight]]), "once"),
-        (dict(op=17), "17"),
+        ({"gradient_predivide_factor": 2.0, "op": hvd.Sum}, "gradient_predivide_factor"),
+        ({"backward_passes_per_step": 0}, "backward_passes_per_step"),
+        ({"named_parameters": model.parameters()}, "named_parameters"),
+        ({"named_parameters": [*named, ("twice", weight), ("twice", weight)]}, "twice"),
+        ({"named_parameters": named[:1]}, "not named"),
+        ({"groups": 0}, "groups"),
+        ({"groups": -1}, "groups"),
+        ({"groups": [weight]}, "groups"),
+        ({"groups": [[1]]}, "groups"),
+        ({"groups": [[weight], [weight]]}, "once"),
+        ({"op": 17}, "17"),
     ]
     for options, text in cases:
         raises(ValueError, text, hvd.DistributedOptimizer, sgd(model), **options)

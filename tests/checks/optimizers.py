@@ -25,13 +25,9 @@ def with_options(seat: Seat, label: str) -> None:
     twins.check(1e-9)
 
 
-@check(variant=("foreach", "fused", "maximize", "differentiable", "capturable"))
-def torchs_own_variants(seat: Seat, variant: str) -> None:
-    if variant in ("differentiable", "capturable"):
-        variant = "foreach" if variant == "capturable" else "maximize"
-        twins = Twins(seat, "small", lambda m: torch.optim.SGD(m.parameters(), lr=0.01, momentum=0.5, **{variant: True}))
-    else:
-        twins = Twins(seat, "small", lambda m: torch.optim.Adam(m.parameters(), lr=0.01, **{variant: True}))
+@check(variant=("foreach", "fused", "maximize"), kind=("Adam", "SGD"))
+def torchs_own_variants(seat: Seat, variant: str, kind: str) -> None:
+    twins = Twins(seat, "small", lambda m: getattr(torch.optim, kind)(m.parameters(), lr=0.01, **{variant: True}))
     twins.train(4)
     twins.check(1e-9)
 
@@ -70,13 +66,13 @@ def lbfgs_with_a_line_search_on_the_common_loss(seat: Seat) -> None:
     for _ in range(3):
         mine, whole = twins.batches()
 
-        def closure() -> torch.Tensor:
+        def closure(mine=mine) -> torch.Tensor:
             twins.optimizer.zero_grad()
             loss = loss_of(twins.model, *mine)
             loss.backward()
             return hvd.allreduce(loss.detach())
 
-        def alone() -> torch.Tensor:
+        def alone(whole=whole) -> torch.Tensor:
             twins.reference.zero_grad()
             loss = loss_of(twins.twin, *whole)
             loss.backward()
@@ -115,7 +111,9 @@ def parameters_of_other_dtypes(seat: Seat, dtype: torch.dtype) -> None:
 @check()
 def parameters_of_mixed_dtypes(seat: Seat) -> None:
     """Segments are of one dtype each."""
-    weights = [torch.nn.Parameter(torch.ones(5, dtype=dtype)) for dtype in (torch.float32, torch.float64, torch.bfloat16) * 2]
+    weights = [
+        torch.nn.Parameter(torch.ones(5, dtype=dtype)) for dtype in (torch.float32, torch.float64, torch.bfloat16) * 2
+    ]
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(weights, lr=1.0))
     for _ in range(3):
         optimizer.zero_grad(set_to_none=False)

@@ -34,7 +34,7 @@ def every_operation_in_two_sets_at_once(seat: Seat) -> None:
     mine = even if seat.rank % 2 == 0 else odd
     members = mine.ranks
     me = members.index(seat.rank)
-    given = dict(process_set=mine)
+    given = {"process_set": mine}
     inputs = [values(rank, (len(members) * 3, 4), torch.float64) for rank in members]
     own = inputs[me]
     assert_reduced(hvd.allreduce(own, **given), hvd.Average, inputs)
@@ -68,7 +68,14 @@ def those_who_are_not_members(seat: Seat) -> None:
         raises(UsageError, "root", hvd.broadcast, torch.ones(1), 0, process_set=alone)
     else:
         raises(UsageError, "not part", alone.rank)
-        for call in (hvd.allreduce, hvd.allreduce_, hvd.allgather, hvd.alltoall, hvd.reducescatter, hvd.allreduce_async):
+        for call in (
+            hvd.allreduce,
+            hvd.allreduce_,
+            hvd.allgather,
+            hvd.alltoall,
+            hvd.reducescatter,
+            hvd.allreduce_async,
+        ):
             raises(UsageError, "not a member", call, torch.ones(2), process_set=alone)
         raises(UsageError, "not a member", hvd.broadcast, torch.ones(1), seat.last, process_set=alone)
         raises(UsageError, "not a member", hvd.barrier, process_set=alone)
@@ -83,13 +90,15 @@ def overlapping_sets_at_once(seat: Seat) -> None:
     left, right = hvd.add_process_set([0, 1]), hvd.add_process_set(list(range(1, seat.size)))
     for turn in range(10):
         handles = []
-        for name, one in sorted({"left": left, "right": right}.items(), reverse=(turn + seat.rank) % 2 == 0):
+        for _name, one in sorted({"left": left, "right": right}.items(), reverse=(turn + seat.rank) % 2 == 0):
             if one.included():
                 for i in range(3):
                     length = 40_000 if i == 1 else 10
                     tensor = torch.full((length,), float(seat.rank))
                     handles.append((one, hvd.allreduce_async(tensor, name=f"{i}", op=hvd.Sum, process_set=one)))
-        handles.append((hvd.global_process_set, hvd.allreduce_async(torch.tensor([float(seat.rank)]), op=hvd.Sum, name="all")))
+        handles.append(
+            (hvd.global_process_set, hvd.allreduce_async(torch.tensor([float(seat.rank)]), op=hvd.Sum, name="all"))
+        )
         for one, handle in reversed(handles) if seat.rank % 2 else handles:
             assert (hvd.synchronize(handle) == sum(one.ranks)).all()
     assert hvd.remove_process_set(left) and hvd.remove_process_set(right)
@@ -115,7 +124,10 @@ def many_sets_together(seat: Seat) -> None:
     pairs = [[a, b] for a in range(seat.size) for b in range(a + 1, seat.size)]
     sets = [hvd.add_process_set(pair) for pair in pairs]
     mine = [one for one in sets if one.included()]
-    handles = [hvd.allreduce_async(torch.full((20_000,), float(seat.rank)), op=hvd.Sum, process_set=one, name="p") for one in mine]
+    handles = [
+        hvd.allreduce_async(torch.full((20_000,), float(seat.rank)), op=hvd.Sum, process_set=one, name="p")
+        for one in mine
+    ]
     for one, handle in zip(mine, handles):
         assert (hvd.synchronize(handle) == sum(one.ranks)).all()
     for one in sets:

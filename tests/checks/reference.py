@@ -32,7 +32,9 @@ def numpy_type(dtype: torch.dtype) -> np.dtype:
     return torch.empty(0, dtype=dtype).numpy().dtype
 
 
-def values(rank: int, shape: Sequence[int] | int, dtype: torch.dtype, seed: int = 0, wide: bool = False) -> torch.Tensor:
+def values(
+    rank: int, shape: Sequence[int] | int, dtype: torch.dtype, seed: int = 0, wide: bool = False
+) -> torch.Tensor:
     """What `rank` contributes. Any rank can tell. Integers are small, unless `wide`: then of the whole range."""
     rng = np.random.default_rng([seed, rank, 77])
     shape = (shape,) if isinstance(shape, int) else tuple(shape)
@@ -100,7 +102,12 @@ def expected(
 
 
 def assert_reduced(
-    result: torch.Tensor, op: int, tensors: Sequence[torch.Tensor], pre: float = 1.0, post: float = 1.0, size: int | None = None
+    result: torch.Tensor,
+    op: int,
+    tensors: Sequence[torch.Tensor],
+    pre: float = 1.0,
+    post: float = 1.0,
+    size: int | None = None,
 ) -> None:
     """Asserts that `result` is the reduction of the tensors."""
     assert result.dtype == tensors[0].dtype, f"{result.dtype} came of {tensors[0].dtype}"

@@ -22,7 +22,6 @@ MODULES = (
     "agreement",
     "allreduce",
     "autograd",
-    "batch_norm",
     "compiled",
     "joining",
     "life",
@@ -38,6 +37,7 @@ MODULES = (
     "process_sets",
     "shared",
     "sparse",
+    "sync_batch_norm",
 )
 
 

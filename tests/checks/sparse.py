@@ -45,7 +45,7 @@ def other_ops_are_refused(seat: Seat) -> None:
     raises(UsageError, "sparse", hvd.allreduce, sparse_of(0, 1))
 
 
-@check(least=2)
+@check(least=3)
 def within_a_process_set(seat: Seat) -> None:
     some = hvd.add_process_set([0, seat.last])
     if some.included():

@@ -20,9 +20,11 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
 
 
 class Twins:
-    """A model trained by all ranks through a DistributedOptimizer, and its twin trained by each alone on the whole batch."""
+    """A model trained by all ranks through a wrapper, and its twin that each rank trains alone on the whole batch."""
 
-    def __init__(self, seat: Seat, kind: str = "small", make: Make = sgd, dtype: torch.dtype = torch.float64, **options: object):
+    def __init__(
+        self, seat: Seat, kind: str = "small", make: Make = sgd, dtype: torch.dtype = torch.float64, **options: object
+    ):
         self.seat, self.dtype = seat, dtype
         self.model, self.twin = make_model(kind, 3, dtype), make_model(kind, 3, dtype)
         self.plain = make(self.model)
@@ -60,7 +62,9 @@ class Twins:
     def check(self, slack: float = 1e-11) -> None:
         """The twins are alike, all ranks are equal bit for bit, and something was learned."""
         for (name, mine), wanted in zip(self.model.named_parameters(), self.twin.parameters()):
-            torch.testing.assert_close(mine, wanted, atol=slack, rtol=slack, msg=lambda text, name=name: f"{name}: {text}")
+            torch.testing.assert_close(
+                mine, wanted, atol=slack, rtol=slack, msg=lambda text, name=name: f"{name}: {text}"
+            )
             self.seat.same(name, mine)
         assert any(not torch.equal(before, now) for before, now in zip(self.start, self.model.parameters()))
 

@@ -1,6 +1,7 @@
 """A rank to which something happens: `mpirun -np N python fault_worker.py FOLDER WHAT WHEN VICTIM` (test_faults.py).
 
-FOLDER gets pid.R, fault.R (of the victim, when it happens) and report.R (of whoever raises an error of Sordino's).
+FOLDER gets pid.R, mapped.R (files of /dev/shm in its memory), fault.R (of the victim, when it happens) and report.R (of
+whoever raises an error of Sordino's).
 """
 
 from __future__ import annotations
@@ -99,6 +100,9 @@ def main() -> None:
     write(folder / f"pid.{os.environ['OMPI_COMM_WORLD_RANK']}", {"pid": os.getpid()})
     hvd.init()
     rank = hvd.rank()
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    mapped = {line.split("/dev/shm/")[1].split()[0] for line in maps if "/dev/shm/" in line}
+    write(folder / f"mapped.{rank}", {"names": sorted(mapped)})
 
     def strike(under_way: bool) -> None:
         if rank == victim or what == "nothing":

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <deque>
 #include <iostream>
@@ -71,7 +72,7 @@ MPI_Comm choose(const Members& members) {
 // Requests are never freed by force: with a failed peer that may abort the process, so an unfinished one leaks.
 class MpiTransfer : public Transfer {
  public:
-  MpiTransfer(int peer, std::vector<MPI_Request> requests, int& under_way)
+  MpiTransfer(int peer, std::vector<MPI_Request> requests, std::atomic<int>& under_way)
       : peer_(peer), requests_(std::move(requests)), under_way_(under_way) {
     ++under_way_;
   }
@@ -89,7 +90,7 @@ class MpiTransfer : public Transfer {
  private:
   int peer_;
   std::vector<MPI_Request> requests_;
-  int& under_way_;
+  std::atomic<int>& under_way_;
 };
 
 class MpiTransport : public Transport {
@@ -189,6 +190,11 @@ class MpiTransport : public Transport {
     } else if (boxes_) {
       boxes_->bell(index_here(rank)).ring();
     }
+  }
+  // MPI_Finalize waits for all ranks, so what lives until the process ends outlives every wish to map it.
+  void keep(std::shared_ptr<Segment> segment) override {
+    static std::vector<std::shared_ptr<Segment>> kept;
+    kept.push_back(std::move(segment));
   }
   bool rings_always() const override { return boxes_ && static_cast<int>(here_.size()) == size_ && transfers_ == 0; }
 
@@ -327,7 +333,7 @@ class MpiTransport : public Transport {
   std::shared_ptr<Segment> box_;
   std::unique_ptr<shm::Letterboxes> boxes_;
   Doorbell private_bell_;
-  int transfers_ = 0;  // MPI transfers that exist; their end rings no bell
+  std::atomic<int> transfers_{0};  // MPI transfers that exist; their end rings no bell
   std::deque<Letter> letters_;
   std::vector<std::pair<int, int>> pidfds_;
 };

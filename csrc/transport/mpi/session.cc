@@ -4,6 +4,8 @@
 #include <mpi-ext.h>
 #endif
 
+#include <unistd.h>
+
 #include <atomic>
 #include <cstdlib>
 
@@ -14,9 +16,11 @@ namespace {
 
 std::atomic<bool> may_finalize{true};
 bool initialized_here = false;
+pid_t initialized_by = 0;
 SegmentName segment_name;
 
 void finalize_at_exit() {
+  if (getpid() != initialized_by) return;  // a forked child
   int finalized = 0;
   MPI_Finalized(&finalized);
   if (finalized || !may_finalize) return;
@@ -86,6 +90,7 @@ void ensure_initialized() {
   int provided = MPI_THREAD_SINGLE;
   check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided), "MPI_Init_thread");
   initialized_here = true;
+  initialized_by = getpid();
   std::atexit(finalize_at_exit);
   check(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
   if (provided < MPI_THREAD_SERIALIZED) throw TransportError("this MPI library was built without thread support");

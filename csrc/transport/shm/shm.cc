@@ -26,7 +26,15 @@ std::size_t available_memory() {
   }
   std::size_t limit = 0, used = 0;
   std::ifstream maximum("/sys/fs/cgroup/memory.max"), current("/sys/fs/cgroup/memory.current");
-  if (maximum >> limit && current >> used) available = std::min(available, limit > used ? limit - used : 0);
+  if (maximum >> limit && current >> used) {
+    // Cached files count as used, but make room.
+    std::ifstream statistics("/sys/fs/cgroup/memory.stat");
+    std::string name;
+    for (std::size_t value = 0; statistics >> name >> value;) {
+      if (name == "active_file" || name == "inactive_file") used -= std::min(used, value);
+    }
+    available = std::min(available, limit > used ? limit - used : 0);
+  }
   return available;
 }
 

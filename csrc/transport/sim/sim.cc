@@ -39,6 +39,8 @@ struct World {
   }
   std::vector<Mailbox> boxes;
   std::vector<int> nodes;
+  std::mutex kept_mutex;
+  std::vector<std::shared_ptr<Segment>> kept;
 };
 
 class HeapSegment : public Segment {
@@ -186,6 +188,10 @@ class SimTransport : public Transport {
     world_->boxes[rank_].bell.sleep(ticket, limit);
   }
   void ring(int rank) override { world_->boxes[rank].bell.ring(); }
+  void keep(std::shared_ptr<Segment> segment) override {
+    std::lock_guard lock(world_->kept_mutex);
+    world_->kept.push_back(std::move(segment));
+  }
   bool rings_always() const override { return true; }
 
   std::vector<Loss> take_losses() override {

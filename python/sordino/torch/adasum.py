@@ -38,7 +38,7 @@ class AdasumSteps:
         layout = whole_layout(names, parameters)
         if compare:
             check_layout(context, layout, global_process_set)
-        self.name = context.plan_name(f"adasum.{layout.hash:x}")
+        self.name = context.plan_name(f"adasum.{layout.hash:x}", 0)
 
     def release(self) -> None:
         """Nothing is hooked."""

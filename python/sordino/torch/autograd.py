@@ -115,8 +115,9 @@ class _Reducescatter(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
-        op, prescale, postscale, process_set = ctx.settings
-        factor = prescale * postscale * ((process_set.size() or 1) if op == Sum else 1)
+        settings: Reduction = ctx.settings
+        process_set = settings.process_set
+        factor = settings.prescale * settings.postscale * ((process_set.size() or 1) if settings.op == Sum else 1)
         label = "allgather" if len(grads) == 1 else "grouped_allgather"
         scaled = [grad * factor for grad in grads]
         outputs = allgather_operation(scaled, label, None, process_set, lambda outputs, _: outputs).run()

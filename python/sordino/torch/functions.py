@@ -66,7 +66,7 @@ def broadcast_optimizer_state(
         root_rank: the rank whose state everybody gets.
         model: where given, embeddings with sparse gradients get a sparse zero.
     """
-    if isinstance(optimizer, torch.optim.LBFGS):
+    if isinstance(getattr(optimizer, "_inner", optimizer), torch.optim.LBFGS):
         raise UsageError("cannot broadcast torch.optim.LBFGS state")
     context = current()
     tensors: list[torch.Tensor] = []
@@ -144,7 +144,7 @@ def broadcast_object(
         process_set: the ranks that take part.
     """
     context = current()
-    label = name if name is not None else context.plan_name("broadcast_object")
+    label = name if name is not None else context.plan_name("broadcast_object", process_set.process_set_id)
     payload = _to_bytes(obj) if context.rank == root_rank else torch.empty(0, dtype=torch.uint8)
     length = torch.tensor([payload.numel()], dtype=torch.int64)
     broadcast_(length, root_rank, name=f"{label}.length", process_set=process_set)
@@ -162,7 +162,7 @@ def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet 
         name: needed only where ranks call several of these in different orders.
         process_set: the ranks that take part.
     """
-    label = name if name is not None else current().plan_name("allgather_object")
+    label = name if name is not None else current().plan_name("allgather_object", process_set.process_set_id)
     payload = _to_bytes(obj)
     lengths = allgather(torch.tensor([payload.numel()]), name=f"{label}.length", process_set=process_set)
     everything = allgather(payload, name=f"{label}.data", process_set=process_set)

@@ -20,7 +20,7 @@ import torch
 
 from sordino._core import Arena, Kind, Layout
 from sordino.context import Context
-from sordino.errors import TransportError
+from sordino.errors import SordinoError, TransportError
 from sordino.torch.autograd import allgather
 from sordino.torch.compression import Compression
 from sordino.torch.operation import Average, Sum
@@ -52,7 +52,8 @@ class GradientReducer:
         self.active = context.size > 1 and bool(settings.process_set.included())
         self._segments: list[Segment] | None = None
         self._segment_of: dict[int, Segment] = {}
-        self._sparse: set[int] = set()
+        self._sparse: dict[int, str] = {}  # parameters with sparse gradients, and the names they are reduced by
+        self._unused: set[int] = set()  # parameters that no rank used in the last cycle
         self._sparse_finish: dict[int, Callable[[], torch.Tensor]] = {}
         self._order: list[int] = []
         self._passes = [0] * len(self.parameters)
@@ -77,9 +78,9 @@ class GradientReducer:
 
     # ---- hooks -------------------------------------------------------------------------------------------------
 
-    def _watch_new(self) -> bool:
-        """Hooks trainable parameters that are not hooked yet (also ones that were frozen before)."""
-        found = False
+    def _watch_new(self) -> list[int]:
+        """Hooks trainable parameters that are not hooked yet (also ones that were frozen before); returns which."""
+        found = []
         for index, parameter in enumerate(self.parameters):
             if index in self._hooked or not parameter.requires_grad:
                 continue
@@ -91,7 +92,7 @@ class GradientReducer:
                     alive._complete(index)
 
             self._hooked[index] = parameter.register_post_accumulate_grad_hook(fired)
-            found = True
+            found.append(index)
         return found
 
     def _complete(self, index: int) -> None:
@@ -125,30 +126,40 @@ class GradientReducer:
 
     def _prepare_for_join(self) -> None:
         if self.active and self._segments is None:
-            self._agree()
+            self._agree(list(self._hooked))
 
-    def _agree(self) -> None:
-        """Settles, with all ranks, the order of gradients and which of them are sparse. Collective."""
+    def _agree(self, indices: Sequence[int]) -> None:
+        """Settles, with all ranks, the order of these gradients and which of them are sparse, and adds their segments
+        to the plan. Collective."""
+        process_set = self.settings.process_set
         if not self._compared:
-            check_layout(self.context, self._layout, self.settings.process_set)
+            check_layout(self.context, self._layout, process_set)
             self._compared = True
-        order = self._order + [i for i in reversed(range(len(self.parameters))) if i not in set(self._order)]
-        sparse = [int(p.grad is not None and p.grad.is_sparse) for p in self.parameters]
-        name = self.context.plan_name(f"gradients.{self._layout.hash:x}")
+        wanted = set(indices)
+        order = [i for i in self._order if i in wanted]
+        order += sorted(wanted - set(order), reverse=True)
+        sparse = [
+            int(grad is not None and grad.is_sparse) for grad in (self.parameters[i].grad for i in sorted(wanted))
+        ]
+        name = self.context.plan_name(f"gradients.{self._layout.hash:x}", process_set.process_set_id)
         mine = torch.tensor([order, sparse]).unsqueeze(0)
-        table = allgather(mine, name=f"{name}.plan", process_set=self.settings.process_set)
-        trainable = [i for i in table[0, 0].tolist() if i in self._hooked]
+        table = allgather(mine, name=f"{name}.plan", process_set=process_set)
+        agreed: list[int] = table[0, 0].tolist()
         if not self.settings.sparse_as_dense:
-            self._sparse = {i for i in trainable if table[:, 1, i].any()}
-        grouped = {i for group in self.settings.groups for i in group}
-        parts = [[i for i in group if i in self._hooked] for group in self.settings.groups]
-        rest = [i for i in trainable if i not in self._sparse and i not in grouped]
+            flagged = table[:, 1].any(dim=0).tolist()
+            for i in (i for i, is_sparse in zip(sorted(wanted), flagged) if is_sparse):
+                self._sparse[i] = f"{name}.{self.names[i]}"
+        dense = [i for i in agreed if i not in self._sparse]
+        parts = [[i for i in group if i in dense] for group in self.settings.groups]
+        grouped = {i for part in parts for i in part}
+        rest = [i for i in dense if i not in grouped]
         layout = Layout([self._specify(i) for i in rest], self.settings.segment_bytes)
         parts += [rest[run.first : run.last] for run in layout.segments]
-        self._segments = [self._make_segment(f"{name}.{k}", part) for k, part in enumerate(parts) if part]
-        self._segment_of = {i: segment for segment in self._segments for i in segment.members}
-        for segment in self._segments:
+        segments = [self._make_segment(f"{name}.{k}", part) for k, part in enumerate(parts) if part]
+        for segment in segments:
+            self._segment_of.update(dict.fromkeys(segment.members, segment))
             segment.waiting = sum(self._passes[i] < self.settings.passes for i in segment.members)
+        self._segments = (self._segments or []) + segments
 
     def _specify(self, index: int) -> tuple[str, int, tuple[int, ...]]:
         parameter = self.parameters[index]
@@ -259,6 +270,7 @@ class GradientReducer:
         used = [True] * len(segment.members) if everybody else (segment.flags > 0).tolist()
         for i, result, state, wanted in zip(segment.members, segment.sent, segment.states, used):
             if not wanted:
+                self._unused.add(i)
                 continue
             grad = self.settings.compression.decompress(result, state)
             parameter = self.parameters[i]
@@ -285,9 +297,8 @@ class GradientReducer:
             )
         elif not grad.is_sparse:
             grad = grad.to_sparse(1)
-        name = f"gradient.{self._layout.hash:x}.{self.names[index]}"
         op = Sum if self.settings.op != Average else Average
-        self._sparse_finish[index] = sparse_allreduce_async(grad, name, op, self.settings.process_set)
+        self._sparse_finish[index] = sparse_allreduce_async(grad, self._sparse[index], op, self.settings.process_set)
 
     # ---- what the optimizer calls ------------------------------------------------------------------------------
 
@@ -303,29 +314,47 @@ class GradientReducer:
 
     @property
     def ready(self) -> bool:
-        """Whether backward has run as often as it is to run, and its gradients have not been reduced."""
-        passes = [count for count in self._passes if count]
-        return self.active and not self._done and bool(passes) and min(passes) >= self.settings.passes
+        """Whether backward has produced every gradient it is known to produce, and they have not been reduced."""
+        if not self.active or self._done or not any(self._passes):
+            return False
+        return all(self._passes[i] >= self.settings.passes for i in self._hooked if i not in self._unused)
 
     def synchronize(self) -> None:
         """Reduces what is not under way yet and waits for everything. Does nothing a second time in a cycle."""
         if not self.active or self._done:
             return
-        if self._watch_new():
-            self._segments = None  # parameters have been unfrozen: plan again
+        found = self._watch_new()
         if self._segments is None:
-            self._agree()
+            self._agree(list(self._hooked))
+        elif found:
+            self._agree(found)  # parameters that have been unfrozen
         for segment in self._segments or ():
             if segment.handle is None:
                 self._start(segment)
-        for index in sorted(self._sparse - self._sparse_finish.keys()):
+        for index in sorted(self._sparse.keys() - self._sparse_finish.keys()):
             self._start_sparse(index)
-        for segment in self._segments or ():
-            self._finish(segment)
-        for index, finish in sorted(self._sparse_finish.items()):
-            self.parameters[index].grad = finish()
-        self._sparse_finish = {}
+        self._finish_all()
         self._done = True
+
+    def _finish_all(self) -> None:
+        """Waits for everything under way, then raises what went wrong first, if anything did."""
+        failures: list[Exception] = []
+        self._unused = set()
+        for segment in self._segments or ():
+            if segment.handle is not None:
+                try:
+                    self._finish(segment)
+                except SordinoError as error:
+                    failures.append(error)
+        for index, finish in sorted(self._sparse_finish.items()):
+            try:
+                self.parameters[index].grad = finish()
+            except SordinoError as error:
+                failures.append(error)
+        self._sparse_finish = {}
+        if failures:
+            self._begin_cycle()
+            raise failures[0]
 
     def step(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | None, synchronize: bool) -> Any:
         """Runs the optimizer's step on reduced gradients (reduced after each evaluation of a closure)."""
@@ -344,4 +373,6 @@ class GradientReducer:
 
     def reset(self) -> None:
         """Begins a new cycle: this one's gradients have been used, or replaced."""
+        if self.in_flight:
+            self._finish_all()
         self._begin_cycle()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -28,6 +29,8 @@ def allreduce_operation(
     """An all-reduce of one or more tensors. `collect` makes the result from the list of outputs."""
     if not tensors:
         raise UsageError(f"{label} needs at least one tensor")
+    if in_place and len(tensors) > 1:
+        _require_apart(label, tensors)
     sources, outputs, copies = [], [], []
     for tensor in tensors:
         dense = check(tensor)
@@ -50,6 +53,12 @@ def allreduce_operation(
         return collect(outputs)
 
     return Operation(Kind.ALLREDUCE, label, name, sources, finish, reduction.process_set, **reduction.options())
+
+
+def _require_apart(label: str, tensors: Sequence[torch.Tensor]) -> None:
+    spans = sorted((t.data_ptr(), t.data_ptr() + t.numel() * t.element_size()) for t in tensors if t.is_contiguous())
+    if any(end > start for (_, end), (start, _) in pairwise(spans)):
+        raise UsageError(f"{label}: tensors of one group overlap, so they cannot all be reduced in place")
 
 
 def _first(outputs: list[torch.Tensor]) -> torch.Tensor:
@@ -353,6 +362,7 @@ def join(device: int = -1) -> int:
             alive()
     handle = context.world.run(int(Kind.JOIN), "join", [])
     handle.wait()
+    context.joined()
     return int(handle.numbers[0])
 
 

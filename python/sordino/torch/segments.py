@@ -67,7 +67,7 @@ def whole_layout(names: Sequence[str], parameters: Sequence[torch.Tensor]) -> La
 def check_layout(context: Context, layout: Layout, process_set: ProcessSet) -> None:
     """Compares names, shapes and dtypes between ranks. LayoutMismatch on every rank if they differ, naming the first
     rank and tensor. Collective."""
-    label = context.plan_name("layout")
+    label = context.plan_name("layout", process_set.process_set_id)
     signed = layout.hash - (1 << 64) if layout.hash >= 1 << 63 else layout.hash
     hashes = allgather(torch.tensor([signed]), name=label, process_set=process_set).tolist()
     if len(set(hashes)) == 1:

@@ -39,6 +39,7 @@ def sparse_allreduce_async(
         all_values = synchronize(values)
         if op == Average:
             all_values = all_values / process_set.size()
-        return torch.sparse_coo_tensor(synchronize(indices).t(), all_values, tensor.shape, dtype=tensor.dtype)
+        places = synchronize(indices).t()
+        return torch.sparse_coo_tensor(places, all_values, tensor.shape, dtype=tensor.dtype, check_invariants=False)
 
     return finish

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from sordino.context import current
@@ -36,7 +37,7 @@ class SyncBatchNorm(_BatchNorm):
             if self.momentum is None:
                 factor = 1.0 / float(self.num_batches_tracked)
         output, mean, variance, count = _Normalize.apply(input, self.weight, self.bias, self.eps)
-        if self.training and self.track_running_stats:
+        if self.training and self.track_running_stats and count > 0:
             assert self.running_mean is not None and self.running_var is not None
             with torch.no_grad():
                 unbiased = variance * (count / (count - 1).clamp(min=1))
@@ -57,7 +58,10 @@ class _Normalize(torch.autograd.Function):
         # Two rounds, mean first: E[x²] - E[x]² would cancel for data far from zero.
         sums = torch.cat([wide.sum(axes), wide.new_tensor([float(local_count)])])
         allreduce_(sums, op=Sum)
-        count = sums[-1].clamp(min=1)
+        if sums[-1] == 1:
+            raise ValueError(f"Expected more than 1 value per channel when training, got one on all ranks, {x.shape}")
+        total = sums[-1].clone()
+        count = total.clamp(min=1)
         mean = sums[:-1] / count
         shape = [1, channels] + [1] * (x.dim() - 2)
         centred = wide - mean.view(shape)
@@ -68,13 +72,14 @@ class _Normalize(torch.autograd.Function):
         normal = centred * inverse.view(shape)
         ctx.save_for_backward(normal, weight, inverse, count)
         ctx.axes, ctx.shape, ctx.dtype = axes, shape, x.dtype
-        result = normal
+        result = normal.clone()  # an in-place activation may follow
         if weight is not None and bias is not None:
             result = normal * weight.to(wide.dtype).view(shape) + bias.to(wide.dtype).view(shape)
-        ctx.mark_non_differentiable(mean, variance, count)
-        return result.to(x.dtype), mean, variance, count
+        ctx.mark_non_differentiable(mean, variance, total)
+        return result.to(x.dtype), mean, variance, total
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor, *_: torch.Tensor) -> Any:
         normal, weight, inverse, count = ctx.saved_tensors
         wide = grad.to(normal.dtype)

@@ -1,0 +1,263 @@
+"""SyncBatchNorm where it could differ from torch's BatchNorm: odd batches, layouts, narrow types, unusual uses.
+
+The plain comparison with the layer on the whole batch is in batch_norm.py.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import sordino.torch as hvd
+from checks.registry import Seat, check
+
+CLOSE = {"atol": 1e-9, "rtol": 1e-9}
+OPTIONS: dict[str, dict[str, object]] = {
+    "default": {},
+    "momentum None": {"momentum": None},
+    "not affine": {"affine": False},
+    "no running stats": {"track_running_stats": False},
+    "neither": {"affine": False, "track_running_stats": False},
+}
+LAYOUTS = {
+    "2d": (nn.BatchNorm2d, (5, 3, 4), torch.channels_last),
+    "3d": (nn.BatchNorm3d, (5, 2, 3, 4), torch.channels_last_3d),
+}
+Act = Callable[[torch.Tensor], torch.Tensor]
+
+
+def part(rank: int, shape: tuple[int, ...], seed: int = 0) -> torch.Tensor:
+    return torch.from_numpy(np.random.default_rng([seed, rank]).standard_normal(shape) * (1 + rank) + rank)
+
+
+class Both:
+    """The layer on this rank's rows beside torch's on everybody's, in float64."""
+
+    def __init__(self, seat: Seat, plain: nn.Module, counts: list[int], **options: object) -> None:
+        self.seat, self.plain, self.counts = seat, plain.double(), counts
+        self.mine = hvd.SyncBatchNorm(plain.num_features, **options).double()
+        self.mine.load_state_dict(plain.state_dict())  # the same keys: checkpoints fit
+        self.here = slice(sum(counts[: seat.rank]), sum(counts[: seat.rank + 1]))
+
+    def step(
+        self, inner: tuple[int, ...], seed: int, act: Act = torch.square, layout: torch.memory_format | None = None
+    ) -> None:
+        whole = torch.cat([part(rank, (count, *inner), seed) for rank, count in enumerate(self.counts)])
+        if layout is not None:
+            whole = whole.contiguous(memory_format=layout)
+        own = whole[self.here].clone(memory_format=torch.preserve_format).requires_grad_()
+        whole.requires_grad_()
+        self.mine.zero_grad()
+        self.plain.zero_grad()
+        output, wanted = self.mine(own), self.plain(whole)
+        if layout is not None:
+            assert output.is_contiguous(memory_format=layout)
+        torch.testing.assert_close(output, wanted[self.here], **CLOSE)
+        act(output).sum().backward()
+        act(wanted).sum().backward()
+        torch.testing.assert_close(own.grad, whole.grad[self.here], **CLOSE)
+        for (name, mine), plain in zip(self.mine.named_parameters(), self.plain.parameters()):
+            total = hvd.allreduce(mine.grad, op=hvd.Sum, name=name)
+            torch.testing.assert_close(total, plain.grad, **CLOSE)
+        self.assert_same_state()
+
+    def assert_same_state(self) -> None:
+        wanted = self.plain.state_dict()
+        assert list(self.mine.state_dict()) == list(wanted)
+        for name, value in self.mine.state_dict().items():
+            torch.testing.assert_close(value, wanted[name], **CLOSE)
+            self.seat.same(name, value)
+
+
+@check(least=2, options=OPTIONS)
+def a_rank_without_rows(seat: Seat, options: str) -> None:
+    """Some rank's batch is empty, each turn another's: its part of every sum is zero."""
+    for empty in range(seat.size):
+        counts = [0 if rank == empty else 3 + rank for rank in range(seat.size)]
+        layer = Both(seat, nn.BatchNorm2d(3, **OPTIONS[options]), counts, **OPTIONS[options])
+        for seed in range(2):
+            layer.step((3, 2, 4), seed)
+
+
+@check()
+def nobody_has_rows(seat: Seat) -> None:
+    layer = Both(seat, nn.BatchNorm1d(3), [0] * seat.size)
+    layer.mine(torch.empty(0, 3, dtype=torch.float64))
+    layer.plain(torch.empty(0, 3, dtype=torch.float64))
+    layer.assert_same_state()
+
+
+@check()
+def one_value_in_all_is_refused(seat: Seat) -> None:
+    """A variance of one value is a mistake, here as in torch; on all ranks, and the world lives."""
+    for owner in range(seat.size):
+        layer = hvd.SyncBatchNorm(3)
+        with pytest.raises(ValueError, match="more than 1 value per channel"):
+            layer(torch.ones(int(seat.rank == owner), 3))
+    assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == seat.size
+
+
+@check(kind=("2d", "3d"))
+def channels_last(seat: Seat, kind: str) -> None:
+    plain, inner, layout = LAYOUTS[kind]
+    layer = Both(seat, plain(5), [2 + rank for rank in range(seat.size)])
+    inner, layout = (
+        ((5, 3, 4), torch.channels_last) if plain is nn.BatchNorm2d else ((5, 2, 3, 4), torch.channels_last_3d)
+    )
+    for seed in range(2):
+        layer.step(inner, seed, layout=layout)
+
+
+@check(options=OPTIONS)
+def before_an_activation_in_place(seat: Seat, options: str) -> None:
+    """As in nearly every network: nn.ReLU(inplace=True) overwrites what the layer returned."""
+    layer = Both(seat, nn.BatchNorm1d(3, **OPTIONS[options]), [4] * seat.size, **OPTIONS[options])
+    layer.step((3,), 0, act=lambda y: torch.relu_(y) * 3)
+
+
+@check(options=OPTIONS)
+def training_and_evaluation_in_turn(seat: Seat, options: str) -> None:
+    """Without running statistics, evaluation takes the batch's: those of all ranks, too."""
+    counts = [3 + rank for rank in range(seat.size)]
+    layer = Both(seat, nn.BatchNorm1d(3, **OPTIONS[options]), counts, **OPTIONS[options])
+    for turn, training in enumerate((True, False, True, True, False)):
+        layer.mine.train(training)
+        layer.plain.train(training)
+        layer.step((3, 2), turn)
+
+
+@check()
+def without_gradients(seat: Seat) -> None:
+    """Under no_grad the running statistics are kept all the same."""
+    layer = Both(seat, nn.BatchNorm1d(3), [4] * seat.size)
+    with torch.no_grad():
+        output = layer.mine(part(seat.rank, (4, 3)))
+        wanted = layer.plain(torch.cat([part(rank, (4, 3)) for rank in range(seat.size)]))
+    torch.testing.assert_close(output, wanted[layer.here], **CLOSE)
+    assert not output.requires_grad
+    layer.assert_same_state()
+
+
+@check(frozen=("weight and bias", "input"))
+def frozen(seat: Seat, frozen: str) -> None:
+    whole = torch.cat([part(rank, (4, 3)) for rank in range(seat.size)])
+    own = whole[4 * seat.rank : 4 * seat.rank + 4].clone()
+    mine, plain = hvd.SyncBatchNorm(3).double(), nn.BatchNorm1d(3).double()
+    for layer, x in ((mine, own), (plain, whole)):
+        layer.requires_grad_(frozen == "input")
+        x.requires_grad_(frozen != "input")
+        (layer(x) ** 3).sum().backward()
+    if frozen == "input":
+        assert own.grad is None
+        torch.testing.assert_close(hvd.allreduce(mine.weight.grad, op=hvd.Sum), plain.weight.grad, **CLOSE)
+        torch.testing.assert_close(hvd.allreduce(mine.bias.grad, op=hvd.Sum), plain.bias.grad, **CLOSE)
+    else:
+        assert mine.weight.grad is None
+        torch.testing.assert_close(own.grad, whole.grad[4 * seat.rank : 4 * seat.rank + 4], **CLOSE)
+
+
+@check()
+def second_derivatives_are_right_or_refused(seat: Seat) -> None:
+    whole = torch.cat([part(rank, (4, 3)) for rank in range(seat.size)])
+    here = slice(4 * seat.rank, 4 * seat.rank + 4)
+    own = whole[here].clone()
+    mine, plain = hvd.SyncBatchNorm(3).double(), nn.BatchNorm1d(3).double()
+
+    def penalty(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        (slope,) = torch.autograd.grad((layer(x.requires_grad_()) ** 3).sum(), x, create_graph=True)
+        (slope**2).sum().backward()
+        assert x.grad is not None
+        return x.grad
+
+    wanted = penalty(plain, whole)
+    try:
+        result = penalty(mine, own)
+    except RuntimeError:
+        return  # as torch's own SyncBatchNorm
+    torch.testing.assert_close(result, wanted[here], **CLOSE)
+
+
+@check(dtype=(torch.float32, torch.float64), offset=(0.0, 1e4, -1e4))
+def far_from_zero(seat: Seat, dtype: torch.dtype, offset: float) -> None:
+    """E[x²] - E[x]² has no correct digit here in float32; what is rounded on input is all that may be lost."""
+    rows = 500
+    whole = torch.cat([part(rank, (rows, 2)) + offset for rank in range(seat.size)]).to(dtype)
+    own = whole[rows * seat.rank : rows * (seat.rank + 1)].clone().requires_grad_()
+    exact = whole.double().requires_grad_()
+    layer = hvd.SyncBatchNorm(2, momentum=1.0).to(dtype)
+    plain = nn.BatchNorm1d(2, momentum=1.0).double()
+    output, wanted = layer(own), plain(exact)
+    (output**3).sum().backward()
+    (wanted**3).sum().backward()
+    here = slice(rows * seat.rank, rows * (seat.rank + 1))
+    step = torch.finfo(dtype).eps * max(abs(offset), 1)  # what one rounding of x moves it by
+    torch.testing.assert_close(layer.running_var.double(), plain.running_var, atol=0, rtol=20 * step**2 + 2e-5)
+    torch.testing.assert_close(layer.running_mean.double(), plain.running_mean, atol=4 * step + 1e-6, rtol=0)
+    torch.testing.assert_close(output.double(), wanted[here], atol=8 * step + 1e-5, rtol=1e-4)
+    torch.testing.assert_close(own.grad.double(), exact.grad[here], atol=80 * step + 1e-4, rtol=1e-2)
+
+
+@check(dtype=(torch.float16, torch.bfloat16), whole_layer=(False, True))
+def narrow_types(seat: Seat, dtype: torch.dtype, whole_layer: bool) -> None:
+    """Half input, with the layer in float32 (as autocast does) or in the same type."""
+    rows = 40
+    whole = torch.cat([part(rank, (rows, 3, 5)) for rank in range(seat.size)]).to(dtype)
+    here = slice(rows * seat.rank, rows * (seat.rank + 1))
+    own, exact = whole[here].clone().requires_grad_(), whole.double().requires_grad_()
+    layer, plain = hvd.SyncBatchNorm(3), nn.BatchNorm1d(3).double()
+    if whole_layer:
+        layer = layer.to(dtype)
+    kind = layer.weight.dtype
+    output, wanted = layer(own), plain(exact)
+    output.float().square().sum().backward()
+    wanted.square().sum().backward()
+    assert (output.dtype, own.grad.dtype) == (dtype, dtype)
+    assert (
+        layer.running_mean.dtype == layer.running_var.dtype == layer.weight.grad.dtype == layer.bias.grad.dtype == kind
+    )
+    eps, layer_eps = torch.finfo(dtype).eps, torch.finfo(kind).eps
+    torch.testing.assert_close(output.double(), wanted[here], atol=2 * eps, rtol=eps)
+    torch.testing.assert_close(own.grad.double(), exact.grad[here], atol=8 * eps, rtol=8 * eps)
+    close = {"atol": 4 * layer_eps, "rtol": 4 * layer_eps + 1e-6}
+    torch.testing.assert_close(layer.running_mean.double(), plain.running_mean, **close)
+    torch.testing.assert_close(layer.running_var.double(), plain.running_var, **close)
+    total = hvd.allreduce(layer.weight.grad.double(), op=hvd.Sum)
+    torch.testing.assert_close(total, plain.weight.grad, rtol=4 * eps, atol=1e-3)
+
+
+@check()
+def wrong_inputs_are_refused(seat: Seat) -> None:
+    with pytest.raises(ValueError, match="at least 2D"):
+        hvd.SyncBatchNorm(3)(torch.ones(3))
+    assert isinstance(copy.deepcopy(hvd.SyncBatchNorm(3)), nn.modules.batchnorm._BatchNorm)
+
+
+@check()
+def several_layers(seat: Seat) -> None:
+    """Layers in parallel branches and one after the other: their sums do not mix."""
+    shared = [nn.Linear(3, 3).double() for _ in range(3)]
+    for number, linear in enumerate(shared):
+        with torch.no_grad():
+            linear.weight.copy_(part(0, (3, 3), 90 + number))
+            linear.bias.copy_(part(0, (3,), 95 + number))
+
+    def run(norms: list[nn.Module], x: torch.Tensor) -> torch.Tensor:
+        left, right = norms[0](shared[0](x)), norms[1](shared[1](x)).tanh()
+        return norms[2](shared[2](left * right))
+
+    whole = torch.cat([part(rank, (4 + rank, 3)) for rank in range(seat.size)])
+    first = sum(4 + rank for rank in range(seat.rank))
+    here = slice(first, first + 4 + seat.rank)
+    own = whole[here].clone().requires_grad_()
+    whole.requires_grad_()
+    output = run([hvd.SyncBatchNorm(3).double() for _ in range(3)], own)
+    wanted = run([nn.BatchNorm1d(3).double() for _ in range(3)], whole)
+    torch.testing.assert_close(output, wanted[here], **CLOSE)
+    (output**3).sum().backward()
+    (wanted**3).sum().backward()
+    torch.testing.assert_close(own.grad, whole.grad[here], atol=1e-7, rtol=1e-7)
