@@ -83,7 +83,13 @@ void define_starter(Class& type, const char* name, Start start, const char* doc)
 }
 
 std::shared_ptr<World> make_world(std::unique_ptr<Transport> transport, const Config& config) {
-  if (!config.cpu_level.empty()) kernels::set_level(config.cpu_level);
+  if (!config.cpu_level.empty()) {
+    try {
+      kernels::set_level(config.cpu_level);
+    } catch (const UsageError& error) {
+      throw UsageError("SORDINO_CPU_LEVEL='" + config.cpu_level + "': " + error.what());
+    }
+  }
   return std::make_shared<World>(std::move(transport), config);
 }
 

@@ -18,6 +18,7 @@ struct Submission {
   Request request;
   std::shared_ptr<Handle> handle;
   Time since;
+  bool warned = false;  // that its coordinator says nothing
 };
 
 // The data phase of one decision.

@@ -80,7 +80,7 @@ std::shared_ptr<Handle> World::enqueue(Request request) {
                        "another name");
     }
     in_flight_.fetch_add(1);
-    submitted_.push_back({std::move(request), handle, steady_clock::now()});
+    submitted_.push_back({std::move(request), handle, steady_clock::now(), false});
     submitted_any_ = true;
   }
   return handle;

@@ -91,7 +91,15 @@ void World::watch_own(Time now) {
       const int coordinator = set.coordinator();
       if (set.running || !set.decisions.empty() || coordinator == rank()) continue;
       if (gone_[static_cast<std::size_t>(coordinator)]) deserted.push_back(submission);
-      if (submission.request.kind != Kind::kJoin && seconds(submission.since, now) > config_.timeout_s + kGrace) {
+      if (submission.request.kind == Kind::kJoin) continue;
+      if (!submission.warned && seconds(submission.since, now) > config_.stall_warn_s + kGrace) {
+        submission.warned = true;
+        std::cerr << "sordino: stalled: '" + submission.request.name + "' has waited " +
+                         whole(seconds(submission.since, now)) + " s for rank " + std::to_string(coordinator) +
+                         ", which coordinates it and says nothing.\n"
+                  << std::flush;
+      }
+      if (seconds(submission.since, now) > config_.timeout_s + kGrace) {
         throw Timeout("'" + submission.request.name + "' has waited for " + whole(config_.timeout_s) + " s, and rank " +
                           std::to_string(coordinator) + ", which coordinates it, says nothing",
                       submission.request.name, {coordinator});

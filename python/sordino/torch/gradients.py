@@ -18,7 +18,8 @@ from typing import Any
 
 import torch
 
-from sordino._core import Arena, Kind, Layout
+from sordino import kinds
+from sordino._core import Arena, Layout
 from sordino.context import Context
 from sordino.errors import SordinoError, TransportError
 from sordino.torch.autograd import allgather
@@ -201,7 +202,7 @@ class GradientReducer:
             described = [describe(tensor, tensor) for tensor in (*segment.sent, segment.flags)]
         averaging = self.settings.op == Average
         segment.handle = self.context.world.submit(
-            int(Kind.ALLREDUCE),
+            kinds.ALLREDUCE,
             segment.name,
             described,
             op=self.settings.op,

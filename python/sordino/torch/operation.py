@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from sordino._core import Handle, Kind
+from sordino._core import Handle
 from sordino.context import Context, current
 from sordino.errors import UsageError
 from sordino.torch.process_sets import ProcessSet, global_process_set
@@ -71,7 +71,7 @@ class Operation:
 
     def __init__(
         self,
-        kind: Kind,
+        kind: int,
         label: str,
         name: str | None,
         tensors: Sequence[tuple[torch.Tensor, torch.Tensor | None]],
@@ -83,7 +83,7 @@ class Operation:
         set_id = _set_id(self.context, process_set, label)
         self.finish = finish
         self.arguments: dict[str, Any] = dict(
-            kind=int(kind),
+            kind=kind,
             name=self.context.operation_name(label, name, set_id),
             tensors=[describe(source, target) for source, target in tensors],
             process_set=set_id,

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from sordino._core import Handle, Kind
+from sordino import kinds
+from sordino._core import Handle
 from sordino.context import current
 from sordino.errors import UsageError
 from sordino.torch.operation import Adasum, Average, Operation, Reduction, resolve_op
@@ -52,7 +53,7 @@ def allreduce_operation(
             original.copy_(result)
         return collect(outputs)
 
-    return Operation(Kind.ALLREDUCE, label, name, sources, finish, reduction.process_set, **reduction.options())
+    return Operation(kinds.ALLREDUCE, label, name, sources, finish, reduction.process_set, **reduction.options())
 
 
 def _require_apart(label: str, tensors: Sequence[torch.Tensor]) -> None:
@@ -177,7 +178,7 @@ def broadcast_operation(
             dense.copy_(source)
         return tensor
 
-    return Operation(Kind.BROADCAST, "broadcast", name, [(source, target)], finish, process_set, root=int(root_rank))
+    return Operation(kinds.BROADCAST, "broadcast", name, [(source, target)], finish, process_set, root=int(root_rank))
 
 
 def broadcast_async(
@@ -225,7 +226,7 @@ def allgather_operation(
         parts = len(numbers) // len(sources)
         return collect(outputs, [numbers[index * parts : (index + 1) * parts] for index in range(len(sources))])
 
-    return Operation(Kind.ALLGATHER, label, name, [(source, None) for source in sources], finish, process_set)
+    return Operation(kinds.ALLGATHER, label, name, [(source, None) for source in sources], finish, process_set)
 
 
 def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> int:
@@ -279,7 +280,7 @@ def alltoall_operation(
         received = torch.tensor(handle.numbers, dtype=torch.int32)
         return collect(from_result(handle.results[0], source.dtype), received)
 
-    return Operation(Kind.ALLTOALL, "alltoall", name, [(source, None)], finish, process_set, splits=counts)
+    return Operation(kinds.ALLTOALL, "alltoall", name, [(source, None)], finish, process_set, splits=counts)
 
 
 def alltoall_async(
@@ -312,7 +313,7 @@ def reducescatter_operation(
         return collect([from_result(result, source.dtype) for result, source in zip(handle.results, sources)])
 
     pairs = [(source, None) for source in sources]
-    return Operation(Kind.REDUCESCATTER, label, name, pairs, finish, reduction.process_set, **reduction.options())
+    return Operation(kinds.REDUCESCATTER, label, name, pairs, finish, reduction.process_set, **reduction.options())
 
 
 def reducescatter_async(
@@ -360,7 +361,7 @@ def join(device: int = -1) -> int:
     for alive in [method() for method in context.on_join.values()]:
         if alive is not None:
             alive()
-    handle = context.world.run(int(Kind.JOIN), "join", [])
+    handle = context.world.run(kinds.JOIN, "join", [])
     handle.wait()
     context.joined()
     return int(handle.numbers[0])
@@ -368,4 +369,4 @@ def join(device: int = -1) -> int:
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Returns when all ranks of the set have called it."""
-    Operation(Kind.BARRIER, "barrier", "barrier", [], lambda _: None, process_set).run()
+    Operation(kinds.BARRIER, "barrier", "barrier", [], lambda _: None, process_set).run()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from sordino._core import Kind
+from sordino import kinds
 from sordino.context import Context, current
 from sordino.errors import UsageError
 
@@ -91,8 +91,8 @@ def unbind_all(context: Context) -> None:
         process_set.process_set_id = None
 
 
-def _agree(kind: Kind, name: str, numbers: list[int]) -> list[int]:
-    handle = current().world.run(int(kind), name, [], splits=numbers)
+def _agree(kind: int, name: str, numbers: list[int]) -> list[int]:
+    handle = current().world.run(kind, name, [], splits=numbers)
     handle.wait()
     return list(handle.numbers)
 
@@ -116,7 +116,7 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
     known = {tuple(context.world.members(existing)) for existing in context.world.sets()}
     if tuple(ranks) in known:
         raise UsageError(f"Attempted to add a duplicate process set: one with ranks {ranks} exists")
-    made.process_set_id = _agree(Kind.ADD_SET, "add_process_set", ranks)[0]
+    made.process_set_id = _agree(kinds.ADD_SET, "add_process_set", ranks)[0]
     made.ranks = ranks
     _registered.setdefault(id(context), []).append(made)
     return made
@@ -139,6 +139,6 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     identity = process_set.process_set_id
     if identity is None or identity == 0 or identity not in current().world.sets():
         return False
-    _agree(Kind.REMOVE_SET, "remove_process_set", [identity])
+    _agree(kinds.REMOVE_SET, "remove_process_set", [identity])
     process_set.process_set_id = None
     return True

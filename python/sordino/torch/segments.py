@@ -60,8 +60,12 @@ def dense_strides(parameter: torch.Tensor) -> tuple[int, ...]:
 
 
 def whole_layout(names: Sequence[str], parameters: Sequence[torch.Tensor]) -> Layout:
-    """All parameters as one layout, for its hash."""
-    return Layout([(name, dtype_code(p), tuple(p.shape)) for name, p in zip(names, parameters)], WHOLE)
+    """All parameters as one layout, for its hash. Memory order counts: gradients are reduced place by place."""
+
+    def label(name: str, parameter: torch.Tensor) -> str:
+        return name if parameter.is_contiguous() else f"{name} with strides {dense_strides(parameter)}"
+
+    return Layout([(label(name, p), dtype_code(p), tuple(p.shape)) for name, p in zip(names, parameters)], WHOLE)
 
 
 def check_layout(context: Context, layout: Layout, process_set: ProcessSet) -> None:
