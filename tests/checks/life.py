@@ -116,7 +116,7 @@ def init_with_an_mpi4py_communicator(seat: Seat) -> None:
     hvd.init()
 
 
-@check(on=("mpi",), least=2)
+@check(on=("mpi",), least=3)
 def a_process_set_from_a_communicator(seat: Seat) -> None:
     from mpi4py import MPI
 

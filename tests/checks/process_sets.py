@@ -173,14 +173,18 @@ def duplicates_and_order(seat: Seat) -> None:
     hvd.remove_process_set(again)
 
 
-@check(least=2)
-def removed_while_operations_wait(seat: Seat) -> None:
-    """An operation that can never run any more fails; it does not hang."""
-    pair = hvd.add_process_set([0, seat.last]) if seat.size > 2 else hvd.add_process_set([0])
-    handle = None
-    if seat.size > 2 and seat.rank == 0:
-        handle = hvd.allreduce_async(torch.ones(1), name="never", process_set=pair)
+@check(least=3)
+def removed_while_an_operation_is_under_way(seat: Seat) -> None:
+    """Refused on the rank that still has one; when it is done, the removal that others wait for goes on."""
+    pair = hvd.add_process_set([0, seat.last])
+    if seat.rank == 0:
+        handle = hvd.allreduce_async(torch.ones(1), op=hvd.Sum, name="unfinished", process_set=pair)
+        raises(UsageError, "unfinished", hvd.remove_process_set, pair)
+        assert pair.process_set_id is not None
+        seat.meet("refused", ranks=[])
+        assert hvd.synchronize(handle).item() == 2
+    elif seat.rank == seat.last:
+        seat.meet("refused", ranks=[0])
+        assert hvd.allreduce(torch.ones(1), op=hvd.Sum, name="unfinished", process_set=pair).item() == 2
     assert hvd.remove_process_set(pair)
-    if handle is not None:
-        raises(UsageError, "removed", hvd.synchronize, handle)
     assert hvd.allreduce(torch.ones(1)).item() == 1

@@ -1,7 +1,4 @@
-"""SyncBatchNorm where it could differ from torch's BatchNorm: odd batches, layouts, narrow types, unusual uses.
-
-The plain comparison with the layer on the whole batch is in batch_norm.py.
-"""
+"""SyncBatchNorm against torch's BatchNorm on all ranks' rows together: outputs, statistics, gradients."""
 
 from __future__ import annotations
 
@@ -20,9 +17,16 @@ CLOSE = {"atol": 1e-9, "rtol": 1e-9}
 OPTIONS: dict[str, dict[str, object]] = {
     "default": {},
     "momentum None": {"momentum": None},
+    "momentum and eps": {"momentum": 0.3, "eps": 1e-2},
     "not affine": {"affine": False},
     "no running stats": {"track_running_stats": False},
     "neither": {"affine": False, "track_running_stats": False},
+}
+KINDS = {
+    "1d": (nn.BatchNorm1d, ()),
+    "1d with length": (nn.BatchNorm1d, (5,)),
+    "2d": (nn.BatchNorm2d, (3, 5)),
+    "3d": (nn.BatchNorm3d, (2, 3, 2)),
 }
 LAYOUTS = {
     "2d": (nn.BatchNorm2d, (5, 3, 4), torch.channels_last),
@@ -40,6 +44,9 @@ class Both:
 
     def __init__(self, seat: Seat, plain: nn.Module, counts: list[int], **options: object) -> None:
         self.seat, self.plain, self.counts = seat, plain.double(), counts
+        with torch.no_grad():
+            for number, parameter in enumerate(self.plain.parameters()):
+                parameter.copy_(part(7, tuple(parameter.shape), number))
         self.mine = hvd.SyncBatchNorm(plain.num_features, **options).double()
         self.mine.load_state_dict(plain.state_dict())  # the same keys: checkpoints fit
         self.here = slice(sum(counts[: seat.rank]), sum(counts[: seat.rank + 1]))
@@ -72,6 +79,36 @@ class Both:
         for name, value in self.mine.state_dict().items():
             torch.testing.assert_close(value, wanted[name], **CLOSE)
             self.seat.same(name, value)
+
+
+@check(kind=KINDS, uneven=(False, True))
+def equals_the_layer_on_the_whole_batch(seat: Seat, kind: str, uneven: bool) -> None:
+    plain, inner = KINDS[kind]
+    layer = Both(seat, plain(4), [3 + 2 * rank if uneven else 4 for rank in range(seat.size)])
+    for seed in range(3):
+        layer.step((4, *inner), seed, act=lambda y: y**3)
+
+
+@check(options=OPTIONS)
+def with_options(seat: Seat, options: str) -> None:
+    counts = [3 + 2 * rank for rank in range(seat.size)]
+    layer = Both(seat, nn.BatchNorm2d(3, **OPTIONS[options]), counts, **OPTIONS[options])
+    for seed in range(3):
+        layer.step((3, 2, 4), seed, act=lambda y: y**3)
+
+
+@check(least=2)
+def one_row_a_rank(seat: Seat) -> None:
+    """Too few for one process, but not for several."""
+    Both(seat, nn.BatchNorm1d(3), [1] * seat.size).step((3,), 0, act=lambda y: y**3)
+
+
+@check(least=2)
+def evaluation_does_not_communicate(seat: Seat) -> None:
+    layer = hvd.SyncBatchNorm(4).eval()
+    if seat.rank == 0:
+        assert layer(torch.ones(2, 4)).shape == (2, 4)
+    assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == seat.size
 
 
 @check(least=2, options=OPTIONS)
@@ -261,3 +298,28 @@ def several_layers(seat: Seat) -> None:
     (output**3).sum().backward()
     (wanted**3).sum().backward()
     torch.testing.assert_close(own.grad, whole.grad[here], atol=1e-7, rtol=1e-7)
+
+
+@check()
+def trains_in_a_network(seat: Seat) -> None:
+    """Network, SyncBatchNorm and DistributedOptimizer together equal one process on the whole batch."""
+    plain = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 1)).double()
+    with torch.no_grad():
+        for number, parameter in enumerate(plain.parameters()):
+            parameter.copy_(part(0, tuple(parameter.shape), number))
+    mine = copy.deepcopy(plain)
+    mine[1] = hvd.SyncBatchNorm(4).double()
+    mine.load_state_dict(plain.state_dict())
+    reference = torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9)
+    optimizer = torch.optim.SGD(mine.parameters(), lr=0.1, momentum=0.9)
+    optimizer = hvd.DistributedOptimizer(optimizer, mine.named_parameters())
+    for turn in range(4):
+        whole = torch.cat([part(rank, (4, 3), turn) for rank in range(seat.size)])
+        own = whole[4 * seat.rank : 4 * seat.rank + 4]
+        for model, chosen, x in ((mine, optimizer, own), (plain, reference, whole)):
+            chosen.zero_grad()
+            (model(x) ** 2).mean().backward()
+            chosen.step()
+    for name, tensor in mine.state_dict().items():
+        torch.testing.assert_close(tensor, plain.state_dict()[name], **CLOSE)
+        seat.same(name, tensor)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -29,7 +30,7 @@ class Baselines:
     Attributes:
         mpi: the module mpi4py.MPI, or None.
         gloo: torch.distributed with a default group over Gloo, or None.
-        horovod: the module horovod.torch, initialized, or None.
+        horovod: the module horovod.torch, or None; initialized only within `horovod_turn`.
         notes: for each baseline asked for, its version, or that it was not found and why.
     """
 
@@ -42,10 +43,21 @@ class Baselines:
     def found(self) -> list[str]:
         return [name for name in KNOWN if getattr(self, name) is not None]
 
+    @contextmanager
+    def horovod_turn(self) -> Iterator[None]:
+        """Horovod is initialized within, and only there. Collective.
+
+        Its background thread wakes every millisecond and uses MPI: while it lives, everything else in the process is
+        slower, MPI_Allreduce of some MiB several times. So it must not live in the others' turns.
+        """
+        self.horovod.init()
+        try:
+            yield
+        finally:
+            self.horovod.shutdown()
+
     def close(self) -> None:
         """Lets go of what `open_all` started. Collective."""
-        if self.horovod is not None:
-            self.horovod.shutdown()
         if self.gloo is not None:
             self.gloo.destroy_process_group()
 
@@ -89,12 +101,9 @@ def _version(mpi: Any) -> str:
     return str(mpi.Get_library_version().split(",")[0].strip(" \0\n"))
 
 
-def open_all(names: Sequence[str], team: Team, found: Baselines) -> None:
-    """Loads and initializes the baselines that every rank has, into `found`. Collective; never fails for want of one.
-
-    Horovod should come last, after everything else has been timed: from its init on, MPI_Allreduce of some MiB is
-    several times slower in the same process (its thread uses MPI too).
-    """
+def open_all(names: Sequence[str], team: Team) -> Baselines:
+    """Loads and initializes the baselines that every rank has. Collective; never fails for want of one."""
+    found = Baselines()
     openers: dict[str, Callable[[Team], tuple[Any, str]]] = {
         "mpi": _open_mpi,
         "gloo": _open_gloo,
@@ -104,6 +113,7 @@ def open_all(names: Sequence[str], team: Team, found: Baselines) -> None:
         module, note = (None, "needs two ranks") if team.size == 1 else openers[name](team)
         setattr(found, name, module)
         found.notes[name] = without_paths(note)
+    return found
 
 
 def _import(name: str) -> tuple[Any, str]:
@@ -150,10 +160,13 @@ def _open_horovod(team: Team) -> tuple[Any, str]:
     module, problem = _import("horovod.torch")
     if not _on_all(team, module is not None):
         return None, f"not found ({problem or 'other ranks lack it'})"
+    starts = False
     try:
         module.init()
+        starts = module.size() == team.size
+        module.shutdown()
     except Exception as error:
-        module, problem = None, f"{type(error).__name__}: {error}".splitlines()[0]
-    if not _on_all(team, module is not None and module.size() == team.size):
+        problem = f"{type(error).__name__}: {error}".splitlines()[0]
+    if not _on_all(team, starts):
         return None, f"does not start ({problem or 'other ranks failed'})"
     return module, str(importlib.import_module("horovod").__version__)

@@ -1,4 +1,4 @@
-"""All-reduce of float32 against MPI, Gloo, Horovod and the memory floor, in one run.
+"""All-reduce of float32 against MPI, Gloo, Horovod and the memory floor, interleaved in one run.
 
   mpirun -np 2 python benchmarks/collectives.py --baselines mpi,gloo,horovod
 
@@ -12,13 +12,14 @@ Contestants, each with memory of its own, each checked once a size:
 Calls are blocking and named, so that Horovod's cache of responses serves it. A time is the slowest rank's, from a
 common barrier to the return of the call.
 
-Contestants take turns. Horovod races in a second heat, with Sordino's two and the floor beside it: from its init on,
-large all-reduces of MPI itself are several times slower, and are not to be timed so. Ratios are within a heat.
+Contestants take turns. Horovod is initialized anew for each of its turns and shut down after it: its thread slows down
+everything in the process, and MPI most.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,7 +27,7 @@ import torch
 
 import sordino.torch as hvd
 from sordino._core import kernels
-from sordino.bench import baselines, common, heats, report
+from sordino.bench import baselines, common, report
 from sordino.bench.baselines import Baselines
 from sordino.bench.common import Results
 from sordino.bench.timing import Team, Watch, race
@@ -102,8 +103,8 @@ def _horovod(found: Baselines, name: str, count: int) -> Contestant:
     return Contestant(tensor, lambda: horovod.allreduce_(tensor, name=name, op=horovod.Average))
 
 
-def measure(size: int, found: Baselines, team: Team, budget: float) -> dict[str, Results]:
-    """One race on `size` bytes: Sordino, the floor, and Horovod if it runs, else MPI and Gloo. Collective."""
+def measure(size: int, found: Baselines, team: Team, budget: float) -> Results:
+    """One row of the results: every contestant on `size` bytes. Collective."""
     count = size // 4
     name = f"bench.{size}"
     contestants = {
@@ -111,20 +112,22 @@ def measure(size: int, found: Baselines, team: Team, budget: float) -> dict[str,
         "ordinary": _ordinary(f"{name}.ordinary", count),
         "floor": _floor(team, count),
     }
+    if found.mpi is not None:
+        contestants["mpi"] = _mpi(found, team, count)
+    if found.gloo is not None:
+        contestants["gloo"] = _gloo(found, team, count)
     if found.horovod is not None:
         contestants["horovod"] = _horovod(found, name, count)
-    else:
-        if found.mpi is not None:
-            contestants["mpi"] = _mpi(found, team, count)
-        if found.gloo is not None:
-            contestants["gloo"] = _gloo(found, team, count)
-    right = {key: one.is_right(team) for key, one in contestants.items() if key != "floor"}
+    right = {"floor": True}
     for key, one in contestants.items():
+        if key != "floor":
+            with found.horovod_turn() if key == "horovod" else nullcontext():
+                right[key] = one.is_right(team)
         # Sums grow from call to call unless they are of zeros; averages of equal numbers stay what they are.
         one.tensor.fill_(1.5 if one.averages else 0.0)
-        if key == "floor":
-            right[key] = True
-    samples = race({key: one.run for key, one in contestants.items()}, team, budget)
+    watch = Watch(team)
+    runs = {key: one.run for key, one in contestants.items()}
+    samples = race(runs, team, budget, turns={"horovod": found.horovod_turn})
     entries = {}
     for key in contestants:
         summary = samples[key].summary()
@@ -134,18 +137,7 @@ def measure(size: int, found: Baselines, team: Team, budget: float) -> dict[str,
             "busbw": speed * 2 * (team.size - 1) / team.size,
             "right": right[key],
         }
-    return entries
-
-
-def heat(rows: Sequence[Results], key: str, found: Baselines, team: Team, budget: float) -> None:
-    """One race a size. Collective."""
-    for row in rows:
-        size, watch = row["bytes"], Watch(team)
-        row[key] = measure(size, found, team, budget)
-        row["others"][key] = others = watch.others()
-        if team.rank == 0:
-            times = [f"{name} {common.format_seconds(one['median'])}" for name, one in row[key].items()]
-            common.log(f"{common.format_bytes(size):>8}: {', '.join(times)}{common.describe_others(others)}")
+    return {"bytes": size, "contestants": entries, "others": watch.others()}
 
 
 def targets(rows: Sequence[Results]) -> list[Results]:
@@ -161,14 +153,14 @@ def targets(rows: Sequence[Results]) -> list[Results]:
     ):
         if row is not None:
             what = f"{common.format_bytes(row['bytes'])}: {key} faster than {baselines.LABELS[other]}"
-            entries.append(common.target(what, heats.ratio(row, other, key), limit, at_least=True))
+            entries.append(common.target(what, common.ratio(row, other, key), limit, at_least=True))
     if large is not None:
         entries.append(
-            common.target("64 MiB: arena against the floor", heats.ratio(large, "arena", "floor"), 1.5, False)
+            common.target("64 MiB: arena against the floor", common.ratio(large, "arena", "floor"), 1.5, False)
         )
     for key in ("arena", "ordinary"):
         from_256k = [row for row in rows if row["bytes"] >= 256 << 10]
-        found = [(heats.ratio(row, "mpi", key), row["bytes"]) for row in from_256k]
+        found = [(common.ratio(row, "mpi", key), row["bytes"]) for row in from_256k]
         worst = min(((value, size) for value, size in found if value is not None), default=None)
         if from_256k:
             where = f" (worst: {common.format_bytes(worst[1])})" if worst else ""
@@ -190,17 +182,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     torch.set_num_threads(1)
     team, library = baselines.start()
     found_machine, watch = common.machine(library), Watch(team)
-    budget = 0.3 if chosen.quick else chosen.budget
-    found = Baselines()
-    baselines.open_all([name for name in names if name != "horovod"], team, found)
-    rows: list[Results] = [{"bytes": size, heats.WITHOUT: {}, heats.BESIDE: {}, "others": {}} for size in sizes]
-    heat(rows, heats.WITHOUT, found, team, budget)
-    baselines.open_all([name for name in names if name == "horovod"], team, found)
-    if found.horovod is not None:
-        heat(rows, heats.BESIDE, found, team, budget)
+    found = baselines.open_all(names, team)
+    rows = []
+    for size in sizes:
+        rows.append(measure(size, found, team, 0.3 if chosen.quick else chosen.budget))
+        if team.rank == 0:
+            times = [f"{key} {common.format_seconds(one['median'])}" for key, one in rows[-1]["contestants"].items()]
+            others = common.describe_others(rows[-1]["others"])
+            common.log(f"{common.format_bytes(size):>8}: {', '.join(times)}{others}")
     found_machine["others"] = watch.others()
     found.close()
-    wrong = heats.wrong(rows)
+    wrong = [
+        f"{key} at {common.format_bytes(row['bytes'])}"
+        for row in rows
+        for key, one in row["contestants"].items()
+        if not one["right"]
+    ]
     if team.rank == 0:
         results: Results = {
             "benchmark": "collectives",
@@ -210,6 +207,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "nodes": hvd.cross_size(),
             "baselines": found.notes,
             "rows": rows,
+            "wrong": wrong,
             "targets": targets(rows),
         }
         report.publish(results, common.results_folder(chosen))

@@ -128,7 +128,15 @@ def describe_others(cores: float | None) -> str:
     return f"; other processes used {cores:.2f} cores{warning}"
 
 
-# ---- targets -------------------------------------------------------------------------------------------------------
+# ---- what was measured, and targets ----------------------------------------------------------------------------------
+
+
+def ratio(row: Results, over: str, under: str) -> float | None:
+    """How many times longer `over` took than `under`; None if one was not measured."""
+    entries = row["contestants"]
+    if over not in entries or under not in entries:
+        return None
+    return float(entries[over]["median"] / entries[under]["median"])
 
 
 def target(what: str, value: float | None, limit: float, at_least: bool) -> Results:

@@ -6,8 +6,8 @@
 The model has ResNet-50's 161 parameters; its backward makes real gradients of their sizes, one by one, and computes for
 --compute-ms in between. A step is zero_grad, forward, backward, step of plain SGD, on one thread a rank if the ranks
 fill the cores. Contestants take turns in one run: the same step with no communication, with
-sordino.torch.DistributedOptimizer, and with DistributedDataParallel over Gloo; then, as Horovod slows down MPI from
-its init on, a second heat: no communication, Sordino and Horovod.
+sordino.torch.DistributedOptimizer, with Horovod's (initialized only in its turns, as its thread slows down the others),
+and with DistributedDataParallel over Gloo.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import gc
 import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +24,7 @@ import numpy as np
 import torch
 
 import sordino.torch as hvd
-from sordino.bench import baselines, common, heats, report
+from sordino.bench import baselines, common, report
 from sordino.bench.baselines import Baselines
 from sordino.bench.common import Results
 from sordino.bench.resnet import Model, Work, resnet50_shapes
@@ -94,10 +95,11 @@ def prepare(
         problem = ""
         try:
             model = Model(work, pieces, team.rank + 1.0)
-            forward, optimizer = _MAKERS[name](model, found)
-            trainer = Trainer(model, forward, optimizer, set_to_none)
-            for _ in range(3):
-                trainer.step()
+            with found.horovod_turn() if name == "horovod" else nullcontext():
+                forward, optimizer = _MAKERS[name](model, found)
+                trainer = Trainer(model, forward, optimizer, set_to_none)
+                for _ in range(3):
+                    trainer.step()
             if not trainer.gradients_are(team.rank + 1.0 if name == "plain" else average):
                 problem = "wrong gradients"
         except Exception as error:
@@ -126,9 +128,10 @@ def exposed(samples: dict[str, Samples], name: str) -> Seconds:
     return samples[name].round_medians - samples["plain"].round_medians
 
 
-def measure(trainers: dict[str, Trainer], team: Team, budget: float, rounds: int) -> Results:
+def measure(trainers: dict[str, Trainer], found: Baselines, team: Team, budget: float, rounds: int) -> Results:
     """One race. Collective."""
-    samples = race({name: one.step for name, one in trainers.items()}, team, budget, rounds=rounds)
+    runs = {name: one.step for name, one in trainers.items()}
+    samples = race(runs, team, budget, rounds=rounds, turns={"horovod": found.horovod_turn})
     entries: Results = {}
     for name, one in samples.items():
         entries[name] = {"step": one.summary()}
@@ -144,16 +147,16 @@ def targets(results: Results) -> list[Results]:
     entries = []
     for key, mode in results["modes"].items():
         if results["ranks"] == 1:
-            percent = 100 * mode[heats.WITHOUT]["sordino"]["exposed"]["median"] / results["backward"]["median"]
+            percent = 100 * mode["contestants"]["sordino"]["exposed"]["median"] / results["backward"]["median"]
             what = f"set_to_none={key}: overhead in percent of backward"
             entries.append(common.target(what, percent, 2.0, at_least=False))
             continue
         for name in ("horovod", "gloo"):
-            together = heats.shared_by(mode, name, "sordino")
             value = None
-            if together is not None:
+            if name in mode["contestants"]:
                 # Exposure of nothing at all, or less, counts as a microsecond.
-                value = together[name]["exposed"]["median"] / max(together["sordino"]["exposed"]["median"], 1e-6)
+                ours, theirs = (mode["contestants"][key]["exposed"]["median"] for key in ("sordino", name))
+                value = theirs / max(ours, 1e-6)
             label = {"horovod": "Horovod", "gloo": "DDP-gloo"}[name]
             what = f"set_to_none={key}: exposed communication less than {label}'s"
             entries.append(common.target(what, value, 4.0, at_least=True))
@@ -173,8 +176,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     team, library = baselines.start()
     found_machine, watch = common.machine(library), Watch(team)
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // hvd.local_size()) if team.size > 1 else 1)
-    found = Baselines()
-    baselines.open_all([name for name in names if name == "gloo"], team, found)
+    found = baselines.open_all(names, team)
     work = Work()
     piece = float(team.maximum(np.array([work.piece_seconds()]))[0])
     pieces = max(0, round(chosen.compute_ms / 1e3 / piece))
@@ -192,21 +194,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     budget = 2.0 if chosen.quick else chosen.budget
     rounds = 3 if chosen.quick else chosen.rounds or (20 if team.size > 1 else 60)
 
-    def run_heat(heat: str, entrants: list[str]) -> None:
-        for set_to_none in (True, False):
-            mode = results["modes"].setdefault(str(set_to_none), {heats.WITHOUT: {}, heats.BESIDE: {}, "failed": {}})
-            trainers, failed = prepare(entrants, found, team, work, pieces, set_to_none)
-            mode["failed"].update(failed)
-            if "backward" not in results:
-                results["backward"] = backward_time(trainers["plain"], team, 3 if chosen.quick else 15)
-            mode[heat] = measure(trainers, team, budget, rounds)
-            del trainers
-            gc.collect()
-
-    run_heat(heats.WITHOUT, ["plain", "sordino", *(["gloo"] if found.gloo is not None else [])])
-    baselines.open_all([name for name in names if name == "horovod"], team, found)
-    if found.horovod is not None:
-        run_heat(heats.BESIDE, ["plain", "sordino", "horovod"])
+    entrants = ["plain", "sordino", *[name for name in ("horovod", "gloo") if name in found.found]]
+    for set_to_none in (True, False):
+        trainers, failed = prepare(entrants, found, team, work, pieces, set_to_none)
+        if set_to_none:
+            results["backward"] = backward_time(trainers["plain"], team, 3 if chosen.quick else 15)
+        entries = measure(trainers, found, team, budget, rounds)
+        results["modes"][str(set_to_none)] = {"contestants": entries, "failed": failed}
+        del trainers
+        gc.collect()
     found_machine["others"] = watch.others()
     found.close()
     if team.rank == 0:

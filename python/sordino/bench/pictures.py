@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sordino.bench import heats
+from sordino.bench import common
 from sordino.bench.common import Results, format_bytes
-from sordino.bench.tables import FUSION
+from sordino.bench.tables import COLLECTIVES, FUSION
 
 _COLOURS = {
     "arena": "#0b6e4f",
@@ -44,9 +44,8 @@ def collectives(results: Results, figure: Any) -> None:
     rows = results["rows"]
     sizes = [row["bytes"] for row in rows]
     left, right = figure.subplots(1, 2)
-    for name, label in heats.LABELS.items():
-        races = [heats.shared_by(row, name) for row in rows]
-        found = [race[name] for race in races if race is not None]
+    for name, label in COLLECTIVES.items():
+        found = [row["contestants"][name] for row in rows if name in row["contestants"]]
         if len(found) < len(rows):
             continue
         low, middle, high = ([one[part] * 1e3 for one in found] for part in ("q1", "median", "q3"))
@@ -56,9 +55,9 @@ def collectives(results: Results, figure: Any) -> None:
     left.set(xscale="log", yscale="log", ylabel="median time, ms", title=f"All-reduce, {results['ranks']} ranks")
     for other in ("mpi", "gloo", "horovod"):
         for key, style in (("arena", "-"), ("ordinary", ":")):
-            ratios = [heats.ratio(row, other, key) for row in rows]
+            ratios = [common.ratio(row, other, key) for row in rows]
             if None not in ratios:
-                right.plot(sizes, ratios, style, color=_COLOURS[other], label=f"{heats.LABELS[other]} / {key}")
+                right.plot(sizes, ratios, style, color=_COLOURS[other], label=f"{COLLECTIVES[other]} / {key}")
     right.axhline(1, color="black", lw=0.8)
     right.set(xscale="log", yscale="log", title="Times faster than each baseline")
     for axes in (left, right):
@@ -73,15 +72,14 @@ def fusion(results: Results, figure: Any) -> None:
     """What each contestant adds to a step."""
     axes = figure.subplots()
     modes = list(results["modes"].values())
-    names = [name for name in FUSION if name != "plain" and any(heats.shared_by(mode, name) for mode in modes)]
+    names = [name for name in FUSION if name != "plain" and any(name in mode["contestants"] for mode in modes)]
     width = 0.8 / max(len(names), 1)
     for number, name in enumerate(names):
         labelled = False
         for place, mode in enumerate(modes):
-            race = heats.shared_by(mode, name)
-            if race is None:
+            if name not in mode["contestants"]:
                 continue
-            low, middle, high = (race[name]["exposed"][part] * 1e3 for part in ("q1", "median", "q3"))
+            low, middle, high = (mode["contestants"][name]["exposed"][part] * 1e3 for part in ("q1", "median", "q3"))
             bar = axes.bar(
                 place + number * width,
                 middle,

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-from sordino.bench import common, heats
+from sordino.bench import common
 from sordino.bench.common import Results, format_bytes, format_seconds, table
 
+COLLECTIVES = {
+    "arena": "Sordino arena",
+    "ordinary": "Sordino ordinary",
+    "floor": "floor",
+    "mpi": "MPI (sum)",
+    "gloo": "Gloo",
+    "horovod": "Horovod",
+}
 FUSION = {"plain": "no communication", "sordino": "Sordino", "horovod": "Horovod", "gloo": "DDP-gloo"}
 
 
@@ -22,46 +30,37 @@ def _times(value: float | None) -> str:
 
 def collectives(results: Results) -> str:
     """All-reduce: targets, ratios, times, speeds."""
-    rows = results["rows"]
+    rows, wrong = results["rows"], results["wrong"]
     what = (
         f"In-place all-reduce of float32 by {results['ranks']} ranks on {results['nodes']} node(s). Median of the "
-        "slowest rank's times, contestants interleaved. MPI sums only; the others average. The floor is what the "
-        "memory traffic of an in-place average takes on private memory, without any communication. Horovod races in a "
-        "second heat of the same run, with Sordino beside it, because MPI is slower in all processes from its init on."
+        "slowest rank's times, contestants interleaved in one run, Horovod initialized only in its own turns. MPI sums "
+        "only; the others average. The floor is what the memory traffic of an in-place average takes in private "
+        "memory, without any communication."
     )
-    wrong = heats.wrong(rows)
-    others = [name for name in ("mpi", "gloo", "horovod") if any(heats.shared_by(row, name) for row in rows)]
-    pairs = [(key, other) for key in ("arena", "ordinary") for other in others]
-    ratios = [
-        [format_bytes(row["bytes"])]
-        + [_times(heats.ratio(row, key, "floor")) for key in ("arena", "ordinary")]
-        + [_times(heats.ratio(row, other, key)) for key, other in pairs]
-        for row in rows
-    ]
-    heads = ["Size", "arena / floor", "ordinary / floor", *[f"{heats.LABELS[other]} / {key}" for key, other in pairs]]
+    names = [name for name in COLLECTIVES if any(name in row["contestants"] for row in rows)]
+    pairs = [(key, other) for key in ("arena", "ordinary") for other in ("mpi", "gloo", "horovod") if other in names]
+    ratios, times, speeds = [], [], []
+    for row in rows:
+        size, entries = format_bytes(row["bytes"]), row["contestants"]
+        over_floor = [_times(common.ratio(row, key, "floor")) for key in ("arena", "ordinary")]
+        ratios.append([size, *over_floor, *[_times(common.ratio(row, other, key)) for key, other in pairs]])
+        times.append([size, *[format_seconds(entries[name]["median"]) for name in names]])
+        speeds.append([size, *[f"{entries[name]['algbw']:.2f} / {entries[name]['busbw']:.2f}" for name in names]])
+    columns = ["Size", *[COLLECTIVES[name] for name in names]]
+    ratio_columns = ["Size", "arena / floor", "ordinary / floor"]
+    ratio_columns += [f"{COLLECTIVES[other]} / {key}" for key, other in pairs]
     blocks = [
         *_head(results, "All-reduce", what),
         f"**Wrong results: {', '.join(wrong)}.**" if wrong else "Every contestant's result was checked at every size.",
         "## Targets",
         common.target_table(results["targets"]),
         "## Ratios (over the floor: less is better; of baselines: more is better)",
-        table(heads, ratios),
+        table(ratio_columns, ratios),
+        "## Median time",
+        table(columns, times),
+        "## algbw / busbw, GB/s",
+        table(columns, speeds),
     ]
-    for heat, title in ((heats.WITHOUT, "without Horovod loaded"), (heats.BESIDE, "beside Horovod")):
-        names = [name for name in heats.LABELS if any(name in row[heat] for row in rows)]
-        if not names:
-            continue
-        times = [
-            [format_bytes(row["bytes"]), *[format_seconds(row[heat][one]["median"]) for one in names]] for row in rows
-        ]
-        speeds = [
-            [format_bytes(row["bytes"])]
-            + [f"{row[heat][one]['algbw']:.2f} / {row[heat][one]['busbw']:.2f}" for one in names]
-            for row in rows
-        ]
-        columns = ["Size", *[heats.LABELS[name] for name in names]]
-        blocks += [f"## Median time, {title}", table(columns, times)]
-        blocks += [f"## algbw / busbw in GB/s, {title}", table(columns, speeds)]
     return "\n\n".join(blocks)
 
 
@@ -87,19 +86,17 @@ def fusion(results: Results) -> str:
     blocks = [*_head(results, "Fused gradient averaging" if ranks > 1 else "Overhead at one rank", what)]
     blocks += ["## Targets", common.target_table(results["targets"], unit="×" if ranks > 1 else " %")]
     for title, mode in _modes(results):
+        base = mode["contestants"]["sordino"]["exposed"]["median"]
         rows = []
-        for heat, label in ((heats.WITHOUT, "{}"), (heats.BESIDE, "{} (beside Horovod)")):
-            race = mode[heat]
-            for key, one in race.items():
-                cells = [FUSION[key] if key == "horovod" else label.format(FUSION[key])]
-                cells.append(format_seconds(one["step"]["median"]))
-                if key == "plain":
-                    rows.append([*cells, "–", "–", "–"])
-                    continue
-                exposed, base = one["exposed"], race["sordino"]["exposed"]["median"]
-                spread = f"{format_seconds(exposed['q1'])} … {format_seconds(exposed['q3'])}"
-                against = _times(exposed["median"] / base if base > 0 else None)
-                rows.append([*cells, format_seconds(exposed["median"]), spread, against])
+        for key, one in mode["contestants"].items():
+            cells = [FUSION[key], format_seconds(one["step"]["median"])]
+            if key == "plain":
+                rows.append([*cells, "–", "–", "–"])
+                continue
+            exposed = one["exposed"]
+            spread = f"{format_seconds(exposed['q1'])} … {format_seconds(exposed['q3'])}"
+            against = _times(exposed["median"] / base if base > 0 else None)
+            rows.append([*cells, format_seconds(exposed["median"]), spread, against])
         heads = ["", "Step", "Exposed" if ranks > 1 else "Overhead", "Quartiles", "Against Sordino"]
         blocks += [f"## {title}", table(heads, rows)]
         if mode["failed"]:

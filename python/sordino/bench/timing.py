@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import numpy.typing as npt
 
 Seconds = npt.NDArray[np.float64]
 Run = Callable[[], object]
+Turn = Callable[[], AbstractContextManager[object]]
 
 _MOST_IN_A_TURN = 50
 
@@ -130,7 +132,13 @@ def time_block(run: Run, team: Team, count: int) -> Seconds:
 
 
 def race(
-    contestants: Mapping[str, Run], team: Team, budget: float, rounds: int = 20, warmup: int = 3, least_rounds: int = 5
+    contestants: Mapping[str, Run],
+    team: Team,
+    budget: float,
+    rounds: int = 20,
+    warmup: int = 3,
+    least_rounds: int = 5,
+    turns: Mapping[str, Turn] | None = None,
 ) -> dict[str, Samples]:
     """Times contestants against each other. Collective; all ranks pass the same names in the same order.
 
@@ -144,20 +152,29 @@ def race(
         rounds: how many rounds to spread the budget over.
         warmup: runs of each contestant before the first round.
         least_rounds: rounds that are run even when the budget is spent.
+        turns: makes what surrounds each turn of a contestant that must not be about while others run. Such a turn has
+            a warm-up of its own.
     """
+
+    def take_turn(name: str, count: int) -> Seconds:
+        surroundings = (turns or {}).get(name)
+        with surroundings() if surroundings else nullcontext():
+            if surroundings:
+                time_block(contestants[name], team, warmup)
+            return team.maximum(time_block(contestants[name], team, count))
+
     names = list(contestants)
     share = budget / rounds / len(names)
     counts = {}
     for name in names:
-        took = time_block(contestants[name], team, warmup)
-        estimate = float(team.maximum(np.array([np.median(took)]))[0])
-        counts[name] = int(np.clip(share / max(estimate, 1e-9), 1, _MOST_IN_A_TURN))
+        estimate = max(float(np.median(take_turn(name, warmup))), 1e-9)
+        counts[name] = int(np.clip(share / estimate, 1, _MOST_IN_A_TURN))
     samples = {name: Samples() for name in names}
     begin = time.perf_counter()
     for number in range(rounds):
         first = number % len(names)
         for name in names[first:] + names[:first]:
-            samples[name].rounds.append(team.maximum(time_block(contestants[name], team, counts[name])))
+            samples[name].rounds.append(take_turn(name, counts[name]))
         elapsed = float(team.maximum(np.array([time.perf_counter() - begin]))[0])
         if number + 1 >= least_rounds and elapsed > budget:
             break
