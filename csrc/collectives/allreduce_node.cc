@@ -18,9 +18,6 @@ namespace {
 
 // Smaller tensors are not worth the extra round in which ranks tell each other where theirs lie.
 constexpr std::size_t kLeastInPlace = 32 * 1024;
-// Tensors of a few slots are cut finer, so that copying in overlaps with waiting, but not into dust: each chunk costs
-// two rounds between the ranks.
-constexpr std::size_t kOverlap = 4, kLeastChunk = 128 * 1024;
 constexpr std::uint64_t kOfferStage = 1;  // stages of chunks start after it
 
 // Element bounds of participant `index`'s shard of `count` elements, on cache-line boundaries.
@@ -68,7 +65,7 @@ class Staging {
         pre_(pre),
         post_(post),
         width_(size_of(pieces.dtype())),
-        per_chunk_(std::min(team.chunk, std::max(pieces.bytes() / kOverlap, kLeastChunk)) / width_),
+        per_chunk_(team.chunk / width_),
         me_(static_cast<std::size_t>(team.me)) {}
 
   std::uint64_t chunks() const { return (pieces_.count() + per_chunk_ - 1) / per_chunk_; }
