@@ -68,10 +68,11 @@ def find_launcher(info: Mapping[str, Any], environment: Mapping[str, str]) -> La
     candidates: list[Path] = []
     mpi = info.get("mpi")
     if mpi and mpi.get("mpicc"):
-        candidates.append(Path(mpi["mpicc"]).parent / "mpirun")
+        # Resolved, for Open MPI takes the folder above bin as its prefix, and /bin/mpirun would make that "/".
+        candidates.append(Path(mpi["mpicc"]).parent.resolve() / "mpirun")
     candidates.append(Path(sys.executable).parent / "mpirun")
     if on_path := shutil.which("mpirun", path=environment.get("PATH")):
-        candidates.append(Path(on_path))
+        candidates.append(Path(on_path).parent.resolve() / "mpirun")
     if home := environment.get("MPI_HOME"):
         candidates.append(Path(home) / "bin" / "mpirun")
     for path in candidates:
