@@ -5,6 +5,8 @@
 #include <deque>
 #include <memory>
 #include <optional>
+#include <set>
+#include <string>
 #include <vector>
 
 #include "collectives/negotiation.h"
@@ -68,6 +70,7 @@ class ProcessSet {
   const int me;                            // index of this rank, -1 for non-members
   std::optional<Negotiation> negotiation;  // on the coordinator
   std::deque<Decision> decisions;          // not begun yet
+  std::set<std::string> stalled;           // undecided names whose missing ranks the coordinator has reported
   std::optional<Running> running;
 
  private:

@@ -75,6 +75,7 @@ void World::watch_coordinated(ProcessSet& set, Time now) {
       std::cerr << "sordino: stalled: " + text + ". They compute long, wait for something else, or never call it.\n"
                 << std::flush;
       set.negotiation->mark_warned(waiting.name);
+      post_to_members(set, Writer().put(Message::kStalled).put(set.id).put(waiting.name).take());
     }
   }
 }
@@ -92,7 +93,8 @@ void World::watch_own(Time now) {
       if (set.running || !set.decisions.empty() || coordinator == rank()) continue;
       if (gone_[static_cast<std::size_t>(coordinator)]) deserted.push_back(submission);
       if (submission.request.kind == Kind::kJoin) continue;
-      if (!submission.warned && seconds(submission.since, now) > config_.stall_warn_s + kGrace) {
+      const bool reported = submission.warned || set.stalled.contains(submission.request.name);
+      if (!reported && seconds(submission.since, now) > config_.stall_warn_s + kGrace) {
         submission.warned = true;
         std::cerr << "sordino: stalled: '" + submission.request.name + "' has waited " +
                          whole(seconds(submission.since, now)) + " s for rank " + std::to_string(coordinator) +

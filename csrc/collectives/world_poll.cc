@@ -187,6 +187,7 @@ void World::receive(int from, std::span<const std::byte> bytes) {
   switch (message) {
     case Message::kAnnounce:
     case Message::kDecision:
+    case Message::kStalled:
     case Message::kDesk: {
       const int id = reader.get<int>();
       if (id > newest_set_) {
@@ -200,6 +201,9 @@ void World::receive(int from, std::span<const std::byte> bytes) {
         set.negotiation->announce(set.index_of(from), Announcement::read(reader), steady_clock::now());
       } else if (message == Message::kDecision) {
         set.decisions.push_back(Decision::read(reader));
+        for (const std::string& name : set.decisions.back().names) set.stalled.erase(name);
+      } else if (message == Message::kStalled) {
+        set.stalled.insert(reader.text());
       } else {
         set.meet(from, reader.get<Location>());
       }

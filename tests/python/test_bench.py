@@ -21,7 +21,7 @@ from sordino.bench.timing import Team, Watch, race
 from sordino.cli import mpi
 from sordino.errors import NotBuilt, UsageError
 
-MACHINE: dict[str, Any] = {"cores": 2, "others": 0.03} | dict.fromkeys(
+MACHINE: dict[str, Any] = {"cores": 2, "cores_per_rank": 2, "others": 0.03} | dict.fromkeys(
     ("date", "cpu", "kernel", "python", "torch", "sordino", "compiler", "instruction_set", "mpi"), "known"
 )
 

@@ -59,6 +59,20 @@ def test_a_join_may_wait_longer_than_the_deadline(monkeypatch: pytest.MonkeyPatc
     assert sim.run(2, body) == [1, 1]
 
 
+def test_a_stall_is_reported_once_and_blamed_on_the_late_rank(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SORDINO_STALL_WARN_S", "0.2")
+
+    def body() -> None:
+        time.sleep([0, 2.8, 0][hvd.rank()])  # longer than rank 2 trusts a coordinator that tells it nothing
+        hvd.allreduce(torch.ones(2), name="late")
+
+    sim.run(3, body)
+    stalls = [line for line in capfd.readouterr().err.splitlines() if line.startswith("sordino: stalled: ")]
+    assert len(stalls) == 1 and "'allreduce.late' has waited" in stalls[0] and "for ranks 1." in stalls[0], stalls
+
+
 def test_unfrozen_parameters_are_reduced_once_and_so_are_the_others() -> None:
     def body() -> list[float]:
         model = torch.nn.ModuleList([linear(), linear()])

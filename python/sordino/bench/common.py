@@ -95,7 +95,8 @@ def machine(mpi_library: str | None) -> Results:
     return {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "cpu": _cpu_model(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": os.cpu_count(),
+        "cores_per_rank": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "kernel": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -114,7 +115,8 @@ def without_paths(text: str) -> str:
 def describe_machine(found: Results) -> str:
     """One paragraph for the head of a report."""
     return (
-        f"{found['cpu']}, {found['cores']} cores ({found['instruction_set']} kernels), {found['kernel']}, Python "
+        f"{found['cpu']}, {found['cores']} cores of which a rank may use "
+        f"{found['cores_per_rank']} ({found['instruction_set']} kernels), {found['kernel']}, Python "
         f"{found['python']}, torch {found['torch']}, Sordino {found['sordino']}, {found['mpi']}; {found['date']}"
         f"{describe_others(found['others'])}."
     )
