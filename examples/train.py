@@ -28,6 +28,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import numpy as np
 import torch
 from torch import nn
+from torch.func import functional_call
 
 import sordino
 import sordino.torch as hvd
@@ -77,6 +78,15 @@ class Training:
     def steps_done(self) -> int:
         return self.epoch * self.steps_per_epoch + self.step
 
+    @property
+    def models_differ(self) -> bool:
+        """Whether each rank has a model of its own: then the mean of all is tested and saved."""
+        return hvd.size() > 1 and self.args.algorithm != "allreduce"
+
+    def parameters(self) -> dict[str, torch.Tensor]:
+        """The model that is tested and saved; collective."""
+        return hvd.average_parameters(self.model) if self.models_differ else self.model.state_dict()
+
     def finished(self) -> bool:
         limit = self.args.max_steps
         return self.epoch >= self.args.epochs or (limit is not None and self.steps_done >= limit)
@@ -90,8 +100,13 @@ class Training:
             if self.step == self.steps_per_epoch:
                 self.epoch, self.step = self.epoch + 1, 0
             accuracy = self.accuracy()
-            self.epochs_run.append({"steps_done": self.steps_done, "train_loss": loss, "test_accuracy": accuracy})
-            self.reporter.say(f"{self.steps_done} steps: train loss {loss:.4f}, test accuracy {accuracy:.2%}")
+            epoch = {"steps_done": self.steps_done, "train_loss": loss, "test_accuracy": accuracy}
+            text = f"{self.steps_done} steps: train loss {loss:.4f}, test accuracy {accuracy:.2%}"
+            if self.models_differ:
+                epoch["consensus_distance"] = hvd.consensus_distance(self.model)
+                text += f", consensus distance {epoch['consensus_distance']:.3g}"
+            self.epochs_run.append(epoch)
+            self.reporter.say(text)
             self.save()
 
     def run_epoch(self) -> float:
@@ -127,15 +142,19 @@ class Training:
         """On the test images; each rank looks at its share of them."""
         mine = share(len(self.data.test_labels), hvd.rank(), hvd.size())
         images, labels = (torch.from_numpy(part[mine]) for part in (self.data.test_images, self.data.test_labels))
-        guesses = torch.cat([self.model(chunk).argmax(1) for chunk in images.split(500)])
+        state = self.parameters()
+        guesses = torch.cat([functional_call(self.model, state, chunk).argmax(1) for chunk in images.split(500)])
         right = float((guesses == labels).sum())
         return sum_over_ranks({"right": right})["right"] / len(self.data.test_labels)
 
     def save(self) -> None:
-        """Rank 0 writes the checkpoint, if there is to be one."""
-        if self.args.checkpoint and hvd.rank() == 0:
+        """Rank 0 writes the checkpoint, if there is to be one. Where models differ, all continue from their mean."""
+        if not self.args.checkpoint:
+            return
+        model = self.parameters()
+        if hvd.rank() == 0:
             state = {
-                "model": self.model.state_dict(),
+                "model": model,
                 "optimizer": self.optimizer.state_dict(),
                 "epoch": self.epoch,
                 "step": self.step,

@@ -1,5 +1,6 @@
 #include "arena/layout.h"
 
+#include <algorithm>
 #include <unordered_set>
 
 namespace sordino {
@@ -29,15 +30,30 @@ std::size_t TensorSpec::count() const {
 }
 
 Layout::Layout(std::vector<TensorSpec> tensors, std::size_t segment_bytes) : tensors_(std::move(tensors)) {
+  place([&](const LayoutSegment& segment,
+            std::size_t tensor) { return segment.bytes + tensors_[tensor].bytes() <= segment_bytes; },
+        [](std::size_t) { return std::size_t{0}; });
+}
+
+Layout::Layout(std::vector<TensorSpec> tensors, const std::vector<std::size_t>& groups) : tensors_(std::move(tensors)) {
+  if (groups.size() != tensors_.size() || !std::is_sorted(groups.begin(), groups.end())) {
+    throw UsageError("a layout of " + std::to_string(tensors_.size()) +
+                     " tensors needs a group for each, in rising order");
+  }
+  place([&](const LayoutSegment& segment, std::size_t tensor) { return segment.group == groups[tensor]; },
+        [&](std::size_t tensor) { return groups[tensor]; });
+}
+
+void Layout::place(const std::function<bool(const LayoutSegment&, std::size_t tensor)>& joins,
+                   const std::function<std::size_t(std::size_t tensor)>& group_of) {
   std::unordered_set<std::string_view> names;
   for (std::size_t index = 0; index < tensors_.size(); ++index) {
     const TensorSpec& tensor = tensors_[index];
     if (!names.insert(tensor.name).second)
       throw UsageError("two tensors of one layout are named '" + tensor.name + "'");
-    const bool joins = !segments_.empty() && segments_.back().dtype == tensor.dtype &&
-                       segments_.back().bytes + tensor.bytes() <= segment_bytes;
-    const std::size_t offset = joins ? bytes_ : align(bytes_);
-    if (!joins) segments_.push_back({index, index, offset, 0, tensor.dtype});
+    const bool same = !segments_.empty() && segments_.back().dtype == tensor.dtype && joins(segments_.back(), index);
+    const std::size_t offset = same ? bytes_ : align(bytes_);
+    if (!same) segments_.push_back({index, index, offset, 0, tensor.dtype, group_of(index)});
     LayoutSegment& segment = segments_.back();
     offsets_.push_back(offset);
     bytes_ = offset + tensor.bytes();
@@ -47,6 +63,7 @@ Layout::Layout(std::vector<TensorSpec> tensors, std::size_t segment_bytes) : ten
   bytes_ = align(bytes_);
   Fnv fnv;
   for (const std::string& line : describe()) fnv.add(line);
+  for (const LayoutSegment& segment : segments_) fnv.add(std::to_string(segment.group));
   hash_ = fnv.state;
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -24,6 +25,7 @@ struct LayoutSegment {
   std::size_t first, last;    // tensors [first, last), in layout order
   std::size_t offset, bytes;  // in the arena
   DType dtype;
+  std::size_t group = 0;  // the caller's number for it; runs of several dtypes may share one
 };
 
 class Layout {
@@ -33,6 +35,9 @@ class Layout {
   // Tensors are placed in the order given. A segment ends before it would pass `segment_bytes` (a larger tensor is a
   // segment of its own) and where the dtype changes. Throws UsageError for duplicate names.
   Layout(std::vector<TensorSpec> tensors, std::size_t segment_bytes);
+  // A segment ends where the tensors' group or the dtype changes. groups[i] is tensor i's; UsageError unless there is
+  // one for each tensor and they never fall.
+  Layout(std::vector<TensorSpec> tensors, const std::vector<std::size_t>& groups);
 
   const std::vector<TensorSpec>& tensors() const { return tensors_; }
   const std::vector<std::size_t>& offsets() const { return offsets_; }
@@ -43,6 +48,9 @@ class Layout {
   std::vector<std::string> describe() const;
 
  private:
+  void place(const std::function<bool(const LayoutSegment&, std::size_t tensor)>& joins,
+             const std::function<std::size_t(std::size_t tensor)>& group_of);
+
   std::vector<TensorSpec> tensors_;
   std::vector<std::size_t> offsets_;
   std::vector<LayoutSegment> segments_;

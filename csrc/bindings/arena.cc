@@ -13,6 +13,15 @@ struct PyMemory {
   std::shared_ptr<Segment> segment;
 };
 
+// (name, dtype code, shape) of each tensor
+using Specs = std::vector<std::tuple<std::string, int, std::vector<std::int64_t>>>;
+
+std::vector<TensorSpec> specify(const Specs& tensors) {
+  std::vector<TensorSpec> specs;
+  for (const auto& [name, dtype, shape] : tensors) specs.push_back({name, dtype_of(dtype), shape});
+  return specs;
+}
+
 }  // namespace
 
 void register_arena(py::module_& module) {
@@ -24,17 +33,18 @@ void register_arena(py::module_& module) {
       .def_readonly("last", &LayoutSegment::last)
       .def_readonly("offset", &LayoutSegment::offset)
       .def_readonly("bytes", &LayoutSegment::bytes)
+      .def_readonly("group", &LayoutSegment::group)
       .def_property_readonly("dtype", [](const LayoutSegment& self) { return static_cast<int>(self.dtype); });
 
-  py::class_<Layout>(module, "Layout",
-                     "Which tensor lies where in flat memory; the same on every rank that names the same tensors.")
-      .def(py::init([](const std::vector<std::tuple<std::string, int, std::vector<std::int64_t>>>& tensors,
-                       std::size_t segment_bytes) {
-             std::vector<TensorSpec> specs;
-             for (const auto& [name, dtype, shape] : tensors) specs.push_back({name, dtype_of(dtype), shape});
-             return Layout(std::move(specs), segment_bytes);
-           }),
+  py::class_<Layout, std::shared_ptr<Layout>>(
+      module, "Layout", "Which tensor lies where in flat memory; the same on every rank that names the same tensors.")
+      .def(py::init(
+               [](const Specs& tensors, std::size_t segment_bytes) { return Layout(specify(tensors), segment_bytes); }),
            py::arg("tensors"), py::arg("segment_bytes"))
+      .def(py::init([](const Specs& tensors, const std::vector<std::size_t>& groups) {
+             return Layout(specify(tensors), groups);
+           }),
+           py::arg("tensors"), py::arg("groups"))
       .def_property_readonly("offsets", &Layout::offsets)
       .def_property_readonly("segments", &Layout::segments)
       .def_property_readonly("bytes", &Layout::bytes)

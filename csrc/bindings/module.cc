@@ -7,4 +7,5 @@ PYBIND11_MODULE(_core, module) {
   sordino::bindings::register_kernels(module);
   sordino::bindings::register_world(module);
   sordino::bindings::register_arena(module);
+  sordino::bindings::register_topology(module);
 }

@@ -4,6 +4,7 @@
 #include <pybind11/stl.h>
 
 #include "bindings/bindings.h"
+#include "collectives/exchange.h"
 #include "transport/mpi/plugin.h"
 #include "transport/sim/sim.h"
 
@@ -46,12 +47,18 @@ struct PyResult {
 
 Request make_request(int kind, std::string name, const std::vector<TensorTuple>& tensors, int op, double prescale,
                      double postscale, int root, std::vector<std::int64_t> splits, int set) {
-  if (kind < 0 || kind > static_cast<int>(Kind::kRemoveSet))
+  if (kind < 0 || kind >= static_cast<int>(Kind::kExchange))  // which has a method of its own
     throw UsageError("unknown operation code " + std::to_string(kind));
   if (op < 0 || op > static_cast<int>(ReduceOp::kProduct)) throw UsageError("unknown reduction " + std::to_string(op));
-  Request request{
-      std::move(name),  static_cast<Kind>(kind), set, static_cast<ReduceOp>(op), prescale, postscale, root, {},
-      std::move(splits)};
+  Request request;
+  request.name = std::move(name);
+  request.kind = static_cast<Kind>(kind);
+  request.set = set;
+  request.op = static_cast<ReduceOp>(op);
+  request.prescale = prescale;
+  request.postscale = postscale;
+  request.root = root;
+  request.splits = std::move(splits);
   for (const auto& [input, output, dtype, shape] : tensors) {
     request.tensors.push_back({dtype_of(dtype), shape, pointer(input), pointer(output)});
   }
@@ -105,11 +112,16 @@ void register_world(py::module_& module) {
       .value("BARRIER", Kind::kBarrier)
       .value("JOIN", Kind::kJoin)
       .value("ADD_SET", Kind::kAddSet)
-      .value("REMOVE_SET", Kind::kRemoveSet);
+      .value("REMOVE_SET", Kind::kRemoveSet)
+      .value("EXCHANGE", Kind::kExchange);
 
   py::class_<PyResult>(module, "Result", py::buffer_protocol(), "Memory of a result, as bytes.")
       .def_buffer([](PyResult& self) { return as_bytes(self.result().data.get(), self.result().bytes); })
       .def_property_readonly("shape", [](const PyResult& self) { return self.result().shape; });
+
+  py::class_<Inbox, std::shared_ptr<Inbox>>(module, "Inbox", "Memory for what exchanges receive from other nodes.")
+      .def(py::init([](World& world) { return std::make_shared<Inbox>(world.node_memory()); }), py::arg("world"),
+           py::keep_alive<1, 2>());
 
   py::class_<PyHandle>(module, "Handle", "An operation under way.")
       .def(
@@ -137,11 +149,44 @@ void register_world(py::module_& module) {
   define_starter(
       world, "run", [](World& self, Request request) { return self.run(std::move(request)); },
       "submit() and wait in one, without waking another thread. Errors are raised by Handle.wait().");
+  world.def(
+      "exchange",
+      [](std::shared_ptr<World> self, std::string name, int set, std::shared_ptr<Layout> layout,
+         std::shared_ptr<topology::Topology> topology, std::uint64_t round, std::uintptr_t source,
+         std::uintptr_t result, bool shared, bool without_own, std::shared_ptr<Inbox> inbox, bool wait,
+         py::object keep) {
+        if (static_cast<std::size_t>(topology->size()) != self->members(set).size()) {
+          throw UsageError("a topology of " + std::to_string(topology->size()) + " workers cannot serve the " +
+                           std::to_string(self->members(set).size()) + " ranks of process set " + std::to_string(set));
+        }
+        Request request;
+        request.name = std::move(name);
+        request.kind = Kind::kExchange;
+        request.set = set;
+        request.exchange =
+            std::make_shared<Exchange>(Exchange{std::move(layout), std::move(topology), round, pointer(source),
+                                                pointer(result), shared, without_own, std::move(inbox)});
+        std::shared_ptr<Handle> handle;
+        {
+          py::gil_scoped_release released;
+          handle = wait ? self->run(std::move(request)) : self->submit(std::move(request));
+        }
+        return std::make_unique<PyHandle>(std::move(self), std::move(handle), std::move(keep));
+      },
+      py::arg("name"), py::arg("process_set"), py::arg("layout"), py::arg("topology"), py::arg("round"),
+      py::arg("source"), py::arg("result"), py::arg("shared"), py::arg("without_own"), py::arg("inbox"),
+      py::arg("wait"), py::arg("keep"),
+      "Starts the mixing of flat memory as a topology says (csrc/collectives/exchange.h), on a process set that is "
+      "used "
+      "for nothing else. All its ranks call it in the same order.");
   world.def_property_readonly("rank", &World::rank)
       .def_property_readonly("size", &World::size)
       .def_property_readonly(
           "nodes", [](const World& self) { return self.transport().node_of(); }, "The node number of every rank.")
       .def_property_readonly("transport", [](const World& self) { return self.transport().name(); })
+      .def_property_readonly(
+          "shares_memory", [](const World& self) { return self.transport().shares_memory(); },
+          "Whether ranks of this node can map each other's memory.")
       .def(
           "host", [](const World& self, int rank) { return self.transport().host_of(rank); }, py::arg("rank"))
       .def("members", &World::members, py::arg("process_set"), "The ranks of a process set.")

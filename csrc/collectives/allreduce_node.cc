@@ -12,6 +12,7 @@
 #include <array>
 
 #include "collectives/operations.h"
+#include "collectives/shards.h"
 
 namespace sordino {
 namespace {
@@ -19,20 +20,6 @@ namespace {
 // Smaller tensors are not worth the extra round in which ranks tell each other where theirs lie.
 constexpr std::size_t kLeastInPlace = 32 * 1024;
 constexpr std::uint64_t kOfferStage = 1;  // stages of chunks start after it
-
-// Element bounds of participant `index`'s shard of `count` elements, on cache-line boundaries.
-struct Shards {
-  std::size_t count, parts, grain;
-  std::size_t begin(std::size_t index) const {
-    const std::size_t grains = (count + grain - 1) / grain;
-    return std::min(count, grains * index / parts * grain);
-  }
-  std::size_t end(std::size_t index) const { return begin(index + 1); }
-};
-
-Shards shards_of(const Team& team, DType dtype, std::size_t count) {
-  return {count, static_cast<std::size_t>(team.size()), 64 / size_of(dtype)};
-}
 
 void count_bytes(Team& team, std::size_t bytes) {
   // As in a ring: each rank gives away (N-1)/N of its input, and N-1 copies of its result shard.
@@ -42,7 +29,7 @@ void count_bytes(Team& team, std::size_t bytes) {
 
 Task in_place(Team& team, Pieces& pieces, const std::vector<std::byte*>& tensors, ReduceOp op, double pre,
               double post) {
-  const Shards shards = shards_of(team, pieces.dtype(), pieces.count());
+  const Shards shards = shards_of(team.size(), pieces.dtype(), pieces.count());
   const auto me = static_cast<std::size_t>(team.me);
   const std::size_t offset = shards.begin(me) * size_of(pieces.dtype());
   std::vector<const std::byte*> sources;
@@ -111,7 +98,7 @@ class Staging {
 
  private:
   Shards shards_at(std::uint64_t chunk) const {
-    return shards_of(team_, pieces_.dtype(), std::min(per_chunk_, pieces_.count() - chunk * per_chunk_));
+    return shards_of(team_.size(), pieces_.dtype(), std::min(per_chunk_, pieces_.count() - chunk * per_chunk_));
   }
   std::byte* slot_of(std::size_t participant, std::uint64_t chunk) const {
     return team_.desks[participant]->slot(chunk, team_.chunk);

@@ -51,7 +51,8 @@ std::string compare(const Announcement& a, const Announcement& b) {
     return differ("prescale_factor", std::to_string(a.prescale), std::to_string(b.prescale));
   if (a.postscale != b.postscale)
     return differ("postscale_factor", std::to_string(a.postscale), std::to_string(b.postscale));
-  if (a.root != b.root) return differ("root rank", std::to_string(a.root), std::to_string(b.root));
+  if (a.kind != Kind::kAddSet && a.root != b.root)
+    return differ("root rank", std::to_string(a.root), std::to_string(b.root));
   if (a.kind != Kind::kAlltoall && a.splits != b.splits) return differ("ranks", text(a.splits), text(b.splits));
   return "";
 }
@@ -59,8 +60,8 @@ std::string compare(const Announcement& a, const Announcement& b) {
 }  // namespace
 
 const char* name_of(Kind kind) {
-  constexpr const char* names[] = {"allreduce", "broadcast", "allgather",       "alltoall",          "reducescatter",
-                                   "barrier",   "join",      "add_process_set", "remove_process_set"};
+  constexpr const char* names[] = {"allreduce", "broadcast", "allgather",       "alltoall",           "reducescatter",
+                                   "barrier",   "join",      "add_process_set", "remove_process_set", "exchange"};
   return names[static_cast<int>(kind)];
 }
 
@@ -200,7 +201,12 @@ Decision Negotiation::judge(const std::string& name, const Pending& pending) {
       decision.numbers = {last_joined_};
       joined_.assign(members_.size(), false);
       break;
-    case Kind::kAddSet: decision.numbers = {next_set_id++}; break;
+    case Kind::kAddSet:
+      // Each rank has said which ids it has seen: the next one is new to all of them.
+      decision.numbers = {0};
+      for (const int member : decision.participants)
+        decision.numbers[0] = std::max<std::int64_t>(decision.numbers[0], pending.said[member]->root + 1);
+      break;
     default: break;
   }
   return decision;

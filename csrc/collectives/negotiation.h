@@ -27,7 +27,7 @@ struct Announcement {
   Kind kind;
   ReduceOp op;
   double prescale, postscale;
-  int root;
+  int root;  // add set: the newest id that the member knows
   std::vector<DType> dtypes;
   std::vector<std::vector<std::int64_t>> shapes;
   std::vector<std::int64_t> splits;
@@ -68,9 +68,6 @@ class Negotiation {
   void leave(int member);
   // The decisions that have become possible, in order.
   std::vector<Decision> decide();
-
-  // The next id that add-process-set hands out (only the world's coordinator uses it).
-  int next_set_id = 1;
 
   // For stall reports: names that wait, since when, and the world ranks they wait for.
   struct Waiting {

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/dtype.h"
+#include "collectives/exchange.h"
 #include "collectives/pieces.h"
 #include "collectives/request.h"
 #include "collectives/team.h"
@@ -32,5 +33,8 @@ Task alltoall(Team& team, const std::byte* input, std::vector<std::size_t> send_
 // Folds the participants' inputs; participant i gets elements [bounds[i], bounds[i + 1]).
 Task reducescatter(Team& team, DType dtype, const std::byte* input, std::vector<std::size_t> bounds, std::byte* output,
                    ReduceOp op, double pre, double post);
+
+// Gossip: every segment becomes an average of some participants' (exchange.h).
+Task exchange(Team& team, const Exchange& what);
 
 }  // namespace sordino

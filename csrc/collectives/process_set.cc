@@ -68,7 +68,8 @@ std::unique_ptr<Team> ProcessSet::make_team(const std::vector<int>& participants
   const auto index = static_cast<int>(place - participants.begin());
   auto team = std::make_unique<Team>(transport_, traffic, std::move(team_ranks), index, static_cast<int>(ranks.size()),
                                      sequence_, tag_of(id, sequence_));
-  if (std::find(desks.begin(), desks.end(), nullptr) == desks.end()) team->desks = std::move(desks);
+  team->one_node = std::find(desks.begin(), desks.end(), nullptr) == desks.end();
+  team->desks = std::move(desks);
   team->chunk = chunk_;
   team->patience = patience_;
   team->last_staged = last_staged_;

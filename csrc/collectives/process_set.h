@@ -30,6 +30,7 @@ struct Running {
   std::unique_ptr<Team> team;           // null when this rank takes no part in moving data
   Task task;
   Time since;
+  bool warned = false;  // that it takes long
 };
 
 // Builds the coroutine that moves the data of `running` and fills the handles' results.

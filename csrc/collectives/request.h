@@ -23,8 +23,14 @@ enum class Kind : std::uint8_t {
   kJoin,
   kAddSet,
   kRemoveSet,
+  kExchange,
 };
 const char* name_of(Kind kind);
+// Whether ranks run it in the order of their calls, with nothing to negotiate: a set has either such operations or
+// others, never both.
+inline bool is_direct(Kind kind) { return kind == Kind::kExchange; }
+
+struct Exchange;
 
 // One tensor of a request: contiguous, row-major. `output` is null where the core allocates the result (allgather,
 // alltoall, reducescatter).
@@ -56,6 +62,7 @@ struct Request {
   int root = 0;                      // world rank
   std::vector<Tensor> tensors;       // several: a grouped operation
   std::vector<std::int64_t> splits;  // alltoall: rows for each member; process sets: ranks or the id
+  std::shared_ptr<const Exchange> exchange;
 };
 
 // Memory for a result whose size only the operation knows.

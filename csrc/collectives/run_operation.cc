@@ -15,7 +15,7 @@ Task allreduce(Team& team, Pieces pieces, ReduceOp op, double pre, double post) 
     }
   } else if (op == ReduceOp::kAdasum) {
     co_await adasum(team, pieces, pre, post);
-  } else if (!team.desks.empty()) {
+  } else if (team.one_node) {
     co_await allreduce_node(team, pieces, op, pre, post);
   } else {
     co_await allreduce_messages(team, pieces, op, pre, post);
@@ -144,6 +144,11 @@ Task run_broadcast(Running& running) {
   }
 }
 
+Task run_exchange(Running& running) {
+  const Exchange& what = *running.submissions.front().request.exchange;
+  co_await exchange(*running.team, what);
+}
+
 // Nothing to move: that all have agreed is the operation, and the numbers are its result.
 Task run_agreement(Running& running) {
   for (const Submission& submission : running.submissions) submission.handle->numbers = running.decision.numbers;
@@ -159,6 +164,7 @@ Task run_operation(Running& running) {
     case Kind::kAllgather: return run_allgather(running);
     case Kind::kAlltoall: return run_alltoall(running);
     case Kind::kReducescatter: return run_reducescatter(running);
+    case Kind::kExchange: return run_exchange(running);
     default: return run_agreement(running);
   }
 }

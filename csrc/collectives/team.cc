@@ -26,7 +26,8 @@ Task Team::exchange(int to, std::span<const std::byte> out, int from, std::span<
 Task Team::all_reached(std::atomic<std::uint64_t> Desk::* counter, std::uint64_t stage) {
   const std::uint64_t goal = stamp(stage);
   const auto late = [this, counter, goal](std::size_t index) {
-    return static_cast<int>(index) != me && (desks[index]->*counter).load(std::memory_order_acquire) < goal;
+    return static_cast<int>(index) != me && desks[index] &&
+           (desks[index]->*counter).load(std::memory_order_acquire) < goal;
   };
   waits_for_ = [this, late] {
     std::vector<int> missing;
@@ -52,9 +53,11 @@ Task Team::all_reached(std::atomic<std::uint64_t> Desk::* counter, std::uint64_t
 }
 
 void Team::reach(std::atomic<std::uint64_t> Desk::* counter, std::uint64_t stage) {
-  (desks[static_cast<std::size_t>(me)]->*counter).store(stamp(stage), std::memory_order_release);
+  Desk* own = desks[static_cast<std::size_t>(me)];
+  if (!own) return;  // nobody shares memory with this rank
+  (own->*counter).store(stamp(stage), std::memory_order_release);
   for (std::size_t index = 0; index < desks.size(); ++index) {
-    if (static_cast<int>(index) != me) transport.ring(ranks[index]);
+    if (static_cast<int>(index) != me && desks[index]) transport.ring(ranks[index]);
   }
 }
 

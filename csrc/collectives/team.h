@@ -20,6 +20,7 @@ struct alignas(64) Desk {
   alignas(64) std::atomic<std::uint64_t> reduced;   // results up to this stage may be read
   alignas(64) std::atomic<std::uint64_t> finished;  // this rank reads nothing of its peers up to this stage any more
   alignas(64) Location location;                    // where the operation's tensor lies, if in shared memory
+  Location result, inbox;                           // of an exchange: where its result goes, what other nodes sent
   static constexpr std::size_t kStaging = 4096;     // offset of the staging slots
   static constexpr int kSlots = 4;
 
@@ -60,7 +61,7 @@ class Team {
   Task exchange(int to, std::span<const std::byte> out, int from, std::span<std::byte> in);
   Task finished(Transfer& transfer, int index);
 
-  // Waits until `counter` of every other participant's desk has reached (sequence, stage).
+  // Waits until `counter` of every other desk has reached (sequence, stage).
   Task all_reached(std::atomic<std::uint64_t> Desk::* counter, std::uint64_t stage);
   // Sets this rank's own counter and wakes those who wait for it.
   void reach(std::atomic<std::uint64_t> Desk::* counter, std::uint64_t stage);
@@ -75,7 +76,8 @@ class Team {
   const int set_size;            // members of the process set, joined ones too: what Average divides by
   const std::uint64_t sequence;
   const Tag tag;
-  std::vector<Desk*> desks;              // by participant, when all share memory; else empty
+  std::vector<Desk*> desks;              // by participant; null for those that share no memory with this rank
+  bool one_node = false;                 // every participant has a desk here
   std::uint64_t stages_used = 0;         // by the parts of the operation that are over (one a dtype); the same on all
   std::size_t chunk = 0;                 // bytes of a staging slot
   int patience = 0;                      // how often to look again at a peer's counter before doing something else

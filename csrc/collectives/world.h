@@ -74,6 +74,7 @@ class World {
   bool advance(ProcessSet& set);
   void receive(int from, std::span<const std::byte> message);
   void watch(Time now);
+  void watch_running(Running& running, Time now) const;
   void watch_coordinated(ProcessSet& set, Time now);
   void watch_own(Time now);
   void leave(int rank);

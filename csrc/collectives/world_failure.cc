@@ -50,16 +50,22 @@ void World::watch(Time now) {
                        {rank});
       }
     }
-    if (set->running && seconds(set->running->since, now) > config_.timeout_s) {
-      const std::string& name = set->running->decision.names.front();
-      const std::vector<int> late = set->running->team->laggards();
-      throw Timeout(
-          "'" + name + "' has run for " + whole(config_.timeout_s) + " s and still waits for ranks " + list(late), name,
-          late);
-    }
+    if (set->running) watch_running(*set->running, now);
     if (set->negotiation) watch_coordinated(*set, now);
   }
   watch_own(now);
+}
+
+void World::watch_running(Running& running, Time now) const {
+  const double lasted = seconds(running.since, now);
+  if (lasted < std::min(config_.stall_warn_s, config_.timeout_s)) return;
+  const std::string& name = running.decision.names.front();
+  const std::vector<int> late = running.team->laggards();
+  const std::string text = "'" + name + "' has run for " + whole(lasted) + " s and still waits for ranks " + list(late);
+  if (lasted > config_.timeout_s) throw Timeout(text + ", more than SORDINO_TIMEOUT_S", name, late);
+  if (running.warned) return;
+  running.warned = true;
+  std::cerr << "sordino: stalled: " + text + ".\n" << std::flush;
 }
 
 void World::watch_coordinated(ProcessSet& set, Time now) {

@@ -1,5 +1,6 @@
 // What the driver of a world runs: announcements out, messages in, decisions made and obeyed, operations advanced.
 #include <algorithm>
+#include <numeric>
 
 #include "collectives/control.h"
 #include "collectives/operations.h"
@@ -58,9 +59,18 @@ bool World::announce_submissions() {
   {
     std::lock_guard lock(mutex_);
     for (Submission& submission : fresh) {
-      const auto set = sets_.find(submission.request.set);
-      said.emplace_back(set->second.get(), Announcement::of(submission.request));
-      outstanding_[key_of(set->first, submission.request.name)] = std::move(submission);
+      ProcessSet& set = *sets_.find(submission.request.set)->second;
+      if (is_direct(submission.request.kind)) {
+        std::vector<int> everybody(set.ranks.size());
+        std::iota(everybody.begin(), everybody.end(), 0);
+        Decision& decision = set.decisions.emplace_back();
+        decision.names = {submission.request.name};
+        decision.participants = std::move(everybody);
+      } else {
+        if (submission.request.kind == Kind::kAddSet) submission.request.root = newest_set_;
+        said.emplace_back(&set, Announcement::of(submission.request));
+      }
+      outstanding_[key_of(set.id, submission.request.name)] = std::move(submission);
     }
   }
   for (auto& [set, announcement] : said) {

@@ -37,6 +37,11 @@ class Context:
     _tickets: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     _unnamed: dict[tuple[int, str], Iterator[int]] = field(default_factory=lambda: defaultdict(itertools.count))
     _plans: dict[tuple[int, str], Iterator[int]] = field(default_factory=lambda: defaultdict(itertools.count))
+    process_sets: list[Any] = field(default_factory=list)  # that the user has registered
+    # Sets of the core that only the library uses: for the exchanges of a process set, and for its groups by their size
+    # (id and members).
+    channels: dict[int, int] = field(default_factory=dict)
+    groups: dict[tuple[int, int], tuple[int, list[int]]] = field(default_factory=dict)
     _joins: int = 0
 
     def __post_init__(self) -> None:

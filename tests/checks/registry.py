@@ -23,6 +23,7 @@ MODULES = (
     "allreduce",
     "autograd",
     "compiled",
+    "gossip",
     "joining",
     "life",
     "mismatches",

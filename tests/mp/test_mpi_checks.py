@@ -48,6 +48,7 @@ WAYS_OF_MOVING = {
     "adasum",
     "agreement",
     "allreduce",
+    "gossip",
     "joining",
     "life",
     "moving",

@@ -6,13 +6,31 @@ Each is a frozen dataclass whose fields are its hyper-parameters in the terms of
 from __future__ import annotations
 
 from sordino.algorithms.allreduce import AllReduce
+from sordino.algorithms.gossip import DPSGD, Crossover, GossipGraD, SegmentedGossip
 from sordino.errors import UsageError
 
-__all__ = ["Algorithm", "AllReduce", "names", "resolve"]
+__all__ = [
+    "DPSGD",
+    "Algorithm",
+    "AllReduce",
+    "Crossover",
+    "GossipAlgorithm",
+    "GossipGraD",
+    "SegmentedGossip",
+    "names",
+    "resolve",
+]
 
-Algorithm = AllReduce  # the union of all algorithm classes
+GossipAlgorithm = Crossover | DPSGD | GossipGraD | SegmentedGossip
+Algorithm = AllReduce | GossipAlgorithm
 
-_BY_NAME: dict[str, type[Algorithm]] = {"allreduce": AllReduce}
+_BY_NAME: dict[str, type[Algorithm]] = {
+    "allreduce": AllReduce,
+    "crossover": Crossover,
+    "dpsgd": DPSGD,
+    "gossipgrad": GossipGraD,
+    "segmentedgossip": SegmentedGossip,
+}
 
 
 def names() -> list[str]:

@@ -41,12 +41,14 @@ from sordino.torch.basics import (
     stop_timeline,
 )
 from sordino.torch.compression import Compression
+from sordino.torch.consensus import average_parameters, consensus_distance
 from sordino.torch.functions import (
     allgather_object,
     broadcast_object,
     broadcast_optimizer_state,
     broadcast_parameters,
 )
+from sordino.torch.lars import LARS
 from sordino.torch.memory import is_shared, share, shared_empty
 from sordino.torch.operation import Adasum, Average, Max, Min, Product, Sum, poll, synchronize
 from sordino.torch.ops import (
@@ -69,16 +71,19 @@ from sordino.torch.ops import (
 )
 from sordino.torch.optimizer import DistributedOptimizer
 from sordino.torch.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
+from sordino.torch.schedules import GradualWarmup, scale_learning_rate
 from sordino.torch.sparse import sparse_allreduce_async
 from sordino.torch.sync_batch_norm import SyncBatchNorm
 
 HorovodInternalError = SordinoError
 
 __all__ = [
+    "LARS",
     "Adasum",
     "Average",
     "Compression",
     "DistributedOptimizer",
+    "GradualWarmup",
     "HorovodInternalError",
     "Max",
     "Min",
@@ -96,6 +101,7 @@ __all__ = [
     "allreduce_async_",
     "alltoall",
     "alltoall_async",
+    "average_parameters",
     "barrier",
     "broadcast",
     "broadcast_",
@@ -105,6 +111,7 @@ __all__ = [
     "broadcast_optimizer_state",
     "broadcast_parameters",
     "ccl_built",
+    "consensus_distance",
     "cross_rank",
     "cross_size",
     "cuda_built",
@@ -137,6 +144,7 @@ __all__ = [
     "reducescatter_async",
     "remove_process_set",
     "rocm_built",
+    "scale_learning_rate",
     "share",
     "shared_empty",
     "shutdown",

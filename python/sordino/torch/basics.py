@@ -37,7 +37,6 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet | Sequence[int]] | 
         return
     context = Context(_make_world(comm))
     replace_current(context)
-    sets.bind_global(context)
     _install_exit_handlers()
     if isinstance(process_sets, str):
         if process_sets.lower() != "dynamic":

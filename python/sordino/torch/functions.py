@@ -83,7 +83,7 @@ def broadcast_optimizer_state(
     skeleton = None
     if context.rank == root_rank:
         entries = {key: {name: pack(value) for name, value in entry.items()} for key, entry in state["state"].items()}
-        skeleton = {"state": entries, "param_groups": state["param_groups"]}
+        skeleton = {**state, "state": entries}
     skeleton = broadcast_object(skeleton, root_rank, name="optimizer_state")
     if context.rank != root_rank:
 

@@ -14,11 +14,12 @@ from typing import Any
 
 import torch
 
-from sordino.algorithms import Algorithm, resolve
+from sordino.algorithms import Algorithm, AllReduce, resolve
 from sordino.context import current
 from sordino.errors import UsageError
 from sordino.torch.adasum import AdasumSteps
 from sordino.torch.compression import Compression, Compressor
+from sordino.torch.gossip import GossipSteps
 from sordino.torch.gradients import GradientReducer
 from sordino.torch.operation import Adasum, Average, resolve_op
 from sordino.torch.process_sets import ProcessSet, global_process_set
@@ -98,6 +99,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         sparse_as_dense: makes sparse gradients dense before they are reduced.
         process_set: the ranks that train together.
         algorithm: an algorithm of `sordino.algorithms`, its name, or None for `AllReduce()`.
+        named_buffers: `model.named_buffers()`, for gossip algorithms with `buffers="average"`.
 
     Raises:
         UsageError: an argument is wrong. LayoutMismatch: ranks wrap different models.
@@ -116,6 +118,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         sparse_as_dense: bool = False,
         process_set: ProcessSet = global_process_set,
         algorithm: Algorithm | str | None = None,
+        named_buffers: Named | None = None,
     ) -> None:
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise UsageError(f"DistributedOptimizer wraps a torch.optim.Optimizer, not a {type(optimizer).__name__}")
@@ -135,15 +138,39 @@ class DistributedOptimizer(torch.optim.Optimizer):
             "sparse_as_dense": sparse_as_dense,
             "process_set": process_set,
             "algorithm": resolve(algorithm),
+            "named_buffers": None if named_buffers is None else list(named_buffers),
         }
+        self._check_gossip()
         self._may_synchronize = True
         self._asked = False  # synchronize() was called for this step's gradients
         self._reducer = self._make_reducer(compare=True)
 
-    # GradScaler must unscale by itself: a wrapped optimizer that can do it would not see the scale.
-    _step_supports_amp_scaling = False
+    def _check_gossip(self) -> None:
+        """Refuses options that mean nothing where parameters are exchanged instead of gradients."""
+        options = self._options
+        algorithm, name = options["algorithm"], type(options["algorithm"]).__name__
+        averages = getattr(algorithm, "buffers", "local") == "average"
+        if averages and options["named_buffers"] is None:
+            raise UsageError(f'{name}(buffers="average") needs named_buffers=model.named_buffers()')
+        if not averages and options["named_buffers"] is not None:
+            raise UsageError(f'named_buffers has no effect with {algorithm}; gossip algorithms take buffers="average"')
+        if isinstance(algorithm, AllReduce):
+            return
+        if options["op"] != Average:
+            raise UsageError(f"{name} averages; op= is for AllReduce")
+        if algorithm.workers_in_group == 1:
+            if options["compression"] is not Compression.none:
+                raise UsageError(f"compression= is for gradients, and {name} without groups sends none")
+            if options["groups"] is not None or options["gradient_predivide_factor"] != 1.0:
+                raise UsageError(f"groups and gradient_predivide_factor are for gradients, and {name} sends none")
 
-    def _make_reducer(self, compare: bool) -> GradientReducer | AdasumSteps:
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        # True: GradScaler calls step() also when gradients are infinite. Gossip needs that: such a worker must still
+        # exchange. Otherwise it must unscale by itself: a wrapped optimizer that can do it would not see the scale.
+        return isinstance(self._reducer, GossipSteps)
+
+    def _make_reducer(self, compare: bool) -> GradientReducer | AdasumSteps | GossipSteps:
         """What makes a step a distributed one."""
         parameters = _parameters(self._inner)
         names = [self._names[p] for p in parameters]
@@ -155,18 +182,24 @@ class DistributedOptimizer(torch.optim.Optimizer):
         settings = Settings(
             op=options["op"],
             process_set=options["process_set"],
-            segment_bytes=options["algorithm"].segment_bytes,
+            segment_bytes=getattr(options["algorithm"], "segment_bytes", AllReduce().segment_bytes),
             compression=options["compression"],
             passes=options["backward_passes_per_step"],
             predivide=options["gradient_predivide_factor"],
             sparse_as_dense=options["sparse_as_dense"],
             groups=_group_indices(options["groups"], parameters),
         )
-        return GradientReducer(current(), names, parameters, settings, compare)
+        if isinstance(options["algorithm"], AllReduce):
+            return GradientReducer(current(), names, parameters, settings, compare)
+        buffers = [(name, buffer) for name, buffer in options["named_buffers"] or () if buffer.is_floating_point()]
+        return GossipSteps(current(), names, parameters, buffers, options["algorithm"], settings, compare)
 
     def _replace_reducer(self) -> None:
-        self._reducer.release()
+        old = self._reducer
+        old.release()
         self._reducer = self._make_reducer(compare=True)
+        if isinstance(old, GossipSteps) and isinstance(self._reducer, GossipSteps):
+            self._reducer.load_state(old.state())
 
     # ---- what the wrapped optimizer owns -----------------------------------------------------------------------
 
@@ -208,15 +241,21 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return self._names
 
     def state_dict(self) -> dict[str, Any]:
-        """The wrapped optimizer's state, loadable with and without Sordino."""
-        return self._inner.state_dict()
+        """The wrapped optimizer's state, loadable with and without Sordino. Algorithms that have a state of their own
+        keep it under the key "sordino"."""
+        state = self._inner.state_dict()
+        if isinstance(self._reducer, GossipSteps):
+            state["sordino"] = self._reducer.state()
+        return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads a state of the wrapped optimizer; reductions under way are brought to their end first."""
         if self._reducer.in_flight:
             self.synchronize()
-        self._inner.load_state_dict(state_dict)
+        self._inner.load_state_dict({key: value for key, value in state_dict.items() if key != "sordino"})
         self._reducer.reset()
+        if isinstance(self._reducer, GossipSteps) and "sordino" in state_dict:
+            self._reducer.load_state(state_dict["sordino"])
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds parameters, which are reduced like the others from now on. Collective."""
@@ -305,7 +344,23 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 stacklevel=2,
             )
         self._asked = False
+        if isinstance(self._reducer, GossipSteps) and not self._unscale():
+            self._reducer.reset()
+            self._reducer.after_step()
+            return None
         return self._reducer.step(self._inner, closure, self._may_synchronize)
+
+    def _unscale(self) -> bool:
+        """What GradScaler leaves to optimizers that support it: divides by its scale. False if a gradient is infinite,
+        and the step must be left out."""
+        found = self.__dict__.get("found_inf")
+        if found is not None and found.item() > 0:
+            return False
+        scale = self.__dict__.get("grad_scale")
+        if scale is not None:
+            gradients = [p.grad for p in _parameters(self._inner) if p.grad is not None]
+            torch._foreach_div_(gradients, scale.item())
+        return True
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As of the wrapped optimizer. StepOrderError while gradients are being reduced."""

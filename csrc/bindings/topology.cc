@@ -1,0 +1,110 @@
+// Topologies, for algorithms, tests and simulations alike.
+#include "topology/topology.h"
+
+#include <pybind11/stl.h>
+
+#include "bindings/bindings.h"
+#include "topology/roulette.h"
+
+namespace sordino::bindings {
+namespace {
+
+using topology::At;
+using topology::Topology;
+using SharedTopology = std::shared_ptr<Topology>;
+
+void check_rank(const Topology& self, int rank) {
+  if (rank < 0 || rank >= self.size())
+    throw UsageError("rank " + std::to_string(rank) + " is not one of the " + std::to_string(self.size()) + " workers");
+}
+
+int checked_size(int size) {
+  if (size < 1) throw UsageError("a topology needs at least one worker, not " + std::to_string(size));
+  return size;
+}
+
+template <class Kind>
+auto define(py::module_& module, const char* name, const char* doc) {
+  return py::class_<Kind, Topology, std::shared_ptr<Kind>>(module, name, doc);
+}
+
+}  // namespace
+
+void register_topology(py::module_& module) {
+  py::class_<Topology, SharedTopology>(module, "Topology",
+                                       "Who mixes with whom: a function of round, segment and rank.")
+      .def_property_readonly("size", &Topology::size)
+      .def(
+          "row",
+          [](const Topology& self, std::uint64_t round, std::uint32_t segment, int rank) {
+            check_rank(self, rank);
+            topology::Row row;
+            self.row(At{round, segment}, rank, row);
+            return std::tuple(row.sources, row.keeps_own, row.scale);
+          },
+          py::arg("round"), py::arg("segment"), py::arg("rank"),
+          "(sources, keeps_own, scale): the segment becomes scale * (own value if keeps_own + the sources' values).")
+      .def(
+          "destinations",
+          [](const Topology& self, std::uint64_t round, std::uint32_t segment, int rank) {
+            check_rank(self, rank);
+            std::vector<int> ranks;
+            self.destinations(At{round, segment}, rank, ranks);
+            return ranks;
+          },
+          py::arg("round"), py::arg("segment"), py::arg("rank"), "The ranks in whose rows `rank` is a source.")
+      .def(
+          "all_sources",
+          [](const Topology& self, std::uint64_t round, std::uint32_t segment) {
+            std::vector<std::vector<int>> sources(static_cast<std::size_t>(self.size()));
+            topology::Row row;
+            for (int rank = 0; rank < self.size(); ++rank) {
+              self.row(At{round, segment}, rank, row);
+              sources[static_cast<std::size_t>(rank)] = row.sources;
+            }
+            return sources;
+          },
+          py::arg("round"), py::arg("segment"), "The sources of every rank.");
+
+  define<topology::RandomCycle>(module, "RandomCycle",
+                                "A random cycle through all workers (Crossover-SGD, section 3.2).")
+      .def(py::init([](int size, std::uint64_t seed) {
+             return std::make_shared<topology::RandomCycle>(checked_size(size), seed);
+           }),
+           py::arg("size"), py::arg("seed"));
+  define<topology::Roulette>(module, "Roulette", "Random permutations that follow a matrix of weights.")
+      .def(py::init([](int size, std::uint64_t seed, std::vector<double> weights) {
+             return std::make_shared<topology::Roulette>(checked_size(size), seed, std::move(weights));
+           }),
+           py::arg("size"), py::arg("seed"), py::arg("weights"))
+      .def_property_readonly("probabilities", &topology::Roulette::probabilities,
+                             "The doubly stochastic matrix that draws follow, by rows.");
+  define<topology::Ring>(module, "Ring", "Both neighbours on a ring (D-PSGD).")
+      .def(py::init([](int size) { return std::make_shared<topology::Ring>(checked_size(size)); }), py::arg("size"));
+  define<topology::Exponential>(module, "Exponential", "The directed exponential graph (SGP).")
+      .def(py::init(
+               [](int size, int peers) { return std::make_shared<topology::Exponential>(checked_size(size), peers); }),
+           py::arg("size"), py::arg("peers"));
+  define<topology::Dissemination>(module, "Dissemination", "Dissemination under changing permutations (GossipGraD).")
+      .def(py::init([](int size, std::uint64_t seed) {
+             return std::make_shared<topology::Dissemination>(checked_size(size), seed);
+           }),
+           py::arg("size"), py::arg("seed"));
+  define<topology::RandomPull>(module, "RandomPull", "Every segment from random others (COMBO).")
+      .def(py::init([](int size, std::uint64_t seed, int segments, int replicas) {
+             return std::make_shared<topology::RandomPull>(checked_size(size), seed, segments, replicas);
+           }),
+           py::arg("size"), py::arg("seed"), py::arg("segments"), py::arg("replicas"));
+  define<topology::Grouped>(module, "Grouped", "A topology among groups of neighbouring ranks.")
+      .def(py::init([](const SharedTopology& among, int group_size, bool leaders_only) {
+             return std::make_shared<topology::Grouped>(among, group_size, leaders_only);
+           }),
+           py::arg("among"), py::arg("group_size"), py::arg("leaders_only"));
+  define<topology::Star>(module, "Star", "Every member of a group takes over its first rank's value.")
+      .def(py::init([](int size, int group_size) {
+             return std::make_shared<topology::Star>(checked_size(size), group_size);
+           }),
+           py::arg("size"), py::arg("group_size"));
+}
+
+}  // namespace sordino::bindings

@@ -1,0 +1,62 @@
+"""The consensus of workers whose models differ: the mean of their parameters, and how far they are from it."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+
+from sordino.context import current
+from sordino.errors import UsageError
+from sordino.torch.autograd import allreduce
+from sordino.torch.operation import Average
+from sordino.torch.ops import grouped_allreduce_
+from sordino.torch.process_sets import ProcessSet, global_process_set
+
+
+def average_parameters(
+    model: torch.nn.Module,
+    buffers: Literal["local", "average"] = "average",
+    process_set: ProcessSet = global_process_set,
+) -> dict[str, torch.Tensor]:
+    """The mean model of all ranks, for evaluation and checkpoints; `model` stays as it is. Collective.
+
+    Args:
+        model: with the same parameters on all ranks.
+        buffers: "average" takes the mean of floating-point buffers, too; "local" leaves this rank's. Integer buffers
+            are this rank's in any case.
+        process_set: the ranks to average over.
+
+    Returns:
+        A state dict of copies, for `load_state_dict` of a model like this one.
+    """
+    if buffers not in ("local", "average"):
+        raise UsageError(f"buffers={buffers!r}: must be 'local' or 'average'")
+    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    state = {name: value.detach().clone() for name, value in model.state_dict().items()}
+    means = [
+        value
+        for name, value in state.items()
+        if value.is_floating_point() and (name in parameters or buffers == "average")
+    ]
+    if current().size > 1 and means:
+        label = current().plan_name("average_parameters", process_set.process_set_id)
+        grouped_allreduce_(means, op=Average, name=label, process_set=process_set)
+    return state
+
+
+def consensus_distance(model: torch.nn.Module, process_set: ProcessSet = global_process_set) -> float:
+    """D = (1/N) sum over ranks of ||w_i - mean w||_2 over all parameters, the same on all ranks. Collective.
+
+    Source: hierarchical local SGD, equation 9; "consensus distance" in the literature of gossip.
+    """
+    mean = average_parameters(model, "local", process_set)
+    squares = sum(
+        float((parameter.detach().double() - mean[name].double()).square().sum())
+        for name, parameter in model.named_parameters()
+        if parameter.is_floating_point()
+    )
+    mine = torch.tensor([math.sqrt(squares)], dtype=torch.float64)
+    label = current().plan_name("consensus_distance", process_set.process_set_id)
+    return allreduce(mine, op=Average, name=label, process_set=process_set).item()

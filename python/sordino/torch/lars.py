@@ -1,0 +1,196 @@
+"""Layer-wise adaptive rate scaling: SGD with momentum in which every tensor moves in proportion to its own norm."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from numbers import Real
+from typing import Any
+
+import torch
+
+from sordino.errors import UsageError
+
+_Group = dict[str, Any]
+
+_RANGES: dict[str, tuple[Callable[[float], bool], str]] = {
+    "lr": (lambda value: value >= 0, "at least 0"),
+    "momentum": (lambda value: 0 <= value < 1, "at least 0 and below 1"),
+    "weight_decay": (lambda value: value >= 0, "at least 0"),
+    "trust_coefficient": (lambda value: value > 0, "above 0"),
+    "eps": (lambda value: value >= 0, "at least 0"),
+}
+
+
+def _check_group(group: _Group, index: int) -> None:
+    """UsageError that names the first wrong hyper-parameter of parameter group number `index`."""
+    for name, (fits, wanted) in _RANGES.items():
+        value = group[name]
+        number = isinstance(value, Real) and not isinstance(value, bool)
+        if not number or not math.isfinite(value) or not fits(value):
+            raise UsageError(f"LARS({name}={value!r}) in parameter group {index}: must be a number {wanted}")
+    if group["layerwise"] not in (True, False, None):
+        raise UsageError(
+            f"LARS(layerwise={group['layerwise']!r}) in parameter group {index}: must be True (scale all its tensors), "
+            "False (none) or None (those with more than one dimension)"
+        )
+    if group["nesterov"] and group["momentum"] == 0:
+        raise UsageError(f"LARS(nesterov=True) in parameter group {index}: needs a momentum above 0")
+
+
+def _check_parameter(parameter: torch.Tensor, gradient: torch.Tensor, index: int) -> None:
+    """UsageError for what LARS has no meaning for."""
+    where = f"LARS: a parameter of shape {tuple(parameter.shape)} in parameter group {index}"
+    if gradient.layout != torch.strided:
+        raise UsageError(
+            f"{where} has a sparse gradient, but the norm and the weight decay are the whole tensor's: "
+            "use sparse=False in its layer, or train it with torch.optim.SGD"
+        )
+    if parameter.is_complex():
+        raise UsageError(f"{where} is complex: train its torch.view_as_real")
+
+
+def _rates(group: _Group, parameters: list[torch.Tensor], gradients: list[torch.Tensor]) -> list[float]:
+    """lr times the local rate of each tensor; all tensors have one device and dtype."""
+    lr, decay = float(group["lr"]), float(group["weight_decay"])
+    rates = [lr] * len(parameters)
+    layerwise = group["layerwise"]
+    scaled = [i for i, p in enumerate(parameters) if (p.dim() > 1 if layerwise is None else layerwise)]
+    if not scaled:
+        return rates
+    # As a float16 a norm above 65 504 would be infinite; as a bfloat16 it would have three digits.
+    wide = torch.promote_types(parameters[0].dtype, torch.float32)
+    tensors = [parameters[i] for i in scaled] + [gradients[i] for i in scaled]
+    # The one time a step waits for the device. It buys rates that are plain numbers, with which one launch scales many
+    # tensors; rates that stay on the device would take a launch for each tensor.
+    norms = torch.stack(torch._foreach_norm(tensors, 2, dtype=wide)).tolist()
+    for i, weight, gradient in zip(scaled, norms, norms[len(scaled) :]):
+        if weight > 0 and gradient > 0:
+            rates[i] = lr * group["trust_coefficient"] * weight / (gradient + decay * weight + group["eps"])
+    return rates
+
+
+class LARS(torch.optim.Optimizer):
+    """SGD with momentum whose rate is scaled, tensor by tensor, by the ratio of the norms of weights and gradient.
+
+    For a tensor with weights w, gradient g and momentum v, which starts at zero::
+
+        local = trust_coefficient * |w| / (|g| + weight_decay * |w| + eps)  if |w| > 0 and |g| > 0, else 1
+        d = lr * local * (g + weight_decay * w)
+        v = momentum * v + d
+        w = w - v  (nesterov: w - d - momentum * v)
+
+    The rate is inside v, so a change of `lr` or of the norms acts on new gradients only; `torch.optim.SGD` has it
+    outside. Tensors with at most one dimension (biases, scale and shift of normalisation layers) have local = 1. They
+    decay like all others: to spare them, put them in a group with `weight_decay=0`.
+
+    Source: You, Gitman & Ginsburg 2017, "Large Batch Training of Convolutional Networks" (arXiv:1708.03888), equation 6
+    and algorithm 1, with what MXNet adds (python/mxnet/optimizer/lars.py: `_get_lars`, `step` and the aggregated
+    kernels): eps, local = 1 when a norm is zero, no scaling of bias, gamma and beta. MXNet knows those by their names,
+    here it is the dimensions that tell. Two things of MXNet are left out: its `fused_step` for single tensors
+    multiplies the momentum by the ratio of the last two rates, unlike its `step` and the paper; and its base class sets
+    the weight decay of biases to 0 when it is given names. Nesterov's momentum is that of `torch.optim.SGD`.
+
+    A step reads weights and gradients once more than SGD for the norms, computed in float32 (float64 for float64), and
+    waits for the device once for each group, device and dtype that has tensors to scale. The momentum buffer has the
+    dtype of its parameter. Parameters whose `grad` is None are left alone.
+
+    Args:
+        params: parameters, or groups of them. Every argument below can differ between groups, as a key of that name.
+        lr: the global learning rate, gamma in the paper.
+        momentum: m in the paper, in [0, 1).
+        weight_decay: beta in the paper, the factor of the L2 penalty's gradient.
+        trust_coefficient: eta, how far a tensor may move in a step of lr = 1, as a fraction of its norm.
+        eps: added to the denominator.
+        nesterov: looks ahead along the new momentum.
+        layerwise: which tensors to scale: True all, False none (plain SGD), None those with more than one dimension.
+
+    Raises:
+        UsageError: a hyper-parameter is out of its range, also from `add_param_group`; from `step`, before anything
+            changes: a gradient is sparse, or a parameter complex.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[torch.Tensor] | Iterable[_Group] | Iterable[tuple[str, torch.Tensor]],
+        lr: float,
+        momentum: float = 0.9,
+        weight_decay: float = 0.0,
+        trust_coefficient: float = 0.001,
+        eps: float = 1e-9,
+        nesterov: bool = False,
+        layerwise: bool | None = None,
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "momentum": momentum,
+            "weight_decay": weight_decay,
+            "trust_coefficient": trust_coefficient,
+            "eps": eps,
+            "nesterov": nesterov,
+            "layerwise": layerwise,
+        }
+        super().__init__(params, defaults)
+
+    def add_param_group(self, param_group: _Group) -> None:
+        """Adds parameters; keys that the group lacks are the constructor's arguments. UsageError adds nothing."""
+        _check_group({**self.defaults, **param_group}, len(self.param_groups))
+        super().add_param_group(param_group)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """Moves all parameters that have a gradient.
+
+        Args:
+            closure: computes the gradients anew and returns the loss.
+
+        Returns:
+            What `closure` returned, or None.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group, parameters in list(self._batches()):  # a list: all are checked before the first one moves
+            self._move(group, parameters)
+        return loss
+
+    def _batches(self) -> Iterator[tuple[_Group, list[torch.Tensor]]]:
+        """The parameters with gradients by group, device and dtype: what one launch can take."""
+        for index, group in enumerate(self.param_groups):
+            alike: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = defaultdict(list)
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    _check_parameter(parameter, parameter.grad, index)
+                    alike[parameter.device, parameter.dtype].append(parameter)
+            for parameters in alike.values():
+                yield group, parameters
+
+    def _move(self, group: _Group, parameters: list[torch.Tensor]) -> None:
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        rates = _rates(group, parameters, gradients)
+        if group["weight_decay"] == 0:
+            changes = torch._foreach_mul(gradients, rates)
+        else:
+            changes = torch._foreach_add(gradients, parameters, alpha=group["weight_decay"])
+            torch._foreach_mul_(changes, rates)
+        momentum = group["momentum"]
+        if momentum == 0:
+            torch._foreach_sub_(parameters, changes)
+            return
+        velocities = [self._velocity(p) for p in parameters]
+        torch._foreach_mul_(velocities, momentum)
+        torch._foreach_add_(velocities, changes)
+        if group["nesterov"]:
+            torch._foreach_add_(changes, velocities, alpha=momentum)
+            torch._foreach_sub_(parameters, changes)
+        else:
+            torch._foreach_sub_(parameters, velocities)
+
+    def _velocity(self, parameter: torch.Tensor) -> torch.Tensor:
+        state = self.state[parameter]
+        if "momentum_buffer" not in state:
+            state["momentum_buffer"] = torch.zeros_like(parameter)
+        velocity: torch.Tensor = state["momentum_buffer"]
+        return velocity

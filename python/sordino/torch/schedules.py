@@ -1,0 +1,164 @@
+"""Learning rates for many workers: how far to scale the rate of one, and how to warm up to the scaled rate."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from numbers import Real
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from sordino.errors import UsageError
+
+_RULES: dict[str, Callable[[int], float]] = {
+    "linear": float,
+    "sqrt": math.sqrt,
+    "none": lambda workers: 1.0,
+}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_count(value: Any, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def scale_learning_rate(lr: float, workers: int, rule: str = "linear") -> float:
+    """The learning rate for `workers` times the batch that `lr` was tuned for.
+
+    Args:
+        lr: the rate that is good for one worker, at least 0.
+        workers: N, usually `size()`; times `backward_passes_per_step`, if that is used.
+        rule: "linear", N * lr (Goyal et al. 2017, arXiv:1706.02677, section 2.1): for averaged gradients and SGD;
+            "sqrt", sqrt(N) * lr (Krizhevsky 2014, arXiv:1404.5997, section 5): keeps the variance of a step;
+            "none", lr: for gradients that are summed, or for Adasum, which needs no scaling.
+
+    Raises:
+        UsageError: an argument is out of its range; the message names it.
+    """
+    if not _is_number(lr) or lr < 0:
+        raise UsageError(f"scale_learning_rate(lr={lr!r}): must be a number at least 0")
+    if not _is_count(workers, 1):
+        raise UsageError(f"scale_learning_rate(workers={workers!r}): must be an integer at least 1")
+    if rule not in _RULES:
+        raise UsageError(f"scale_learning_rate(rule={rule!r}): known are: {', '.join(_RULES)}")
+    return lr * _RULES[rule](workers)
+
+
+class GradualWarmup(LRScheduler):
+    """Ramps all learning rates up linearly, then hands over to another scheduler.
+
+    With B the rate of a group when this is made and W = `warmup_steps`, the rate after t calls of `step()` is
+    B * (start_factor + (1 - start_factor) * t / W) for t <= W. From then on it is that of `after` after t - W steps, or
+    B if there is none. For N workers and the linear rule that is the ramp from lr to N * lr of Goyal et al. 2017
+    (section 2.2, gradual warm-up)::
+
+        scaled = scale_learning_rate(lr, hvd.size())
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=scaled), ...)
+        cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps - warmup_steps)
+        scheduler = GradualWarmup(optimizer, warmup_steps, start_factor=lr / scaled, after=cosine)
+
+    It is not `SequentialLR([LinearLR, after])`, because that ends in the wrong place with some schedulers of torch
+    2.13: MultiplicativeLR is a factor off, SequentialLR and ChainedScheduler raise NotImplementedError at the
+    hand-over (pytorch#196243 is related). Here `after` is not touched before its time.
+
+    Args:
+        optimizer: any, also `DistributedOptimizer`.
+        warmup_steps: W, calls of `step()`, at least 0. Five epochs in the paper, stepped once an iteration.
+        start_factor: where the ramp starts, as a fraction of B, in [0, 1]. 1/N for the linear rule.
+        after: a new scheduler of the same optimizer, made before this one. Not ReduceLROnPlateau, whose steps need a
+            metric: step that one yourself after the warm-up.
+
+    Attributes:
+        base_rates: B of each group.
+        after: as given, or None.
+
+    Raises:
+        UsageError: an argument is out of its range, or `after` is of another optimizer or has stepped.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        warmup_steps: int,
+        start_factor: float,
+        after: LRScheduler | None = None,
+    ) -> None:
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise UsageError(f"GradualWarmup(optimizer=...): must be an optimizer, not a {type(optimizer).__name__}")
+        if not _is_count(warmup_steps, 0):
+            raise UsageError(f"GradualWarmup(warmup_steps={warmup_steps!r}): must be an integer at least 0")
+        if not _is_number(start_factor) or not 0 <= start_factor <= 1:
+            raise UsageError(f"GradualWarmup(start_factor={start_factor!r}): must be a number between 0 and 1")
+        if after is not None:
+            _check_after(after, optimizer)
+        self.warmup_steps = warmup_steps
+        self.start_factor = start_factor
+        self.after = after
+        # What `after` starts with, because making it has set the rates: so any scheduler can follow.
+        self.base_rates = [float(group["lr"]) for group in optimizer.param_groups]
+        super().__init__(optimizer)
+
+    def get_lr(self) -> list[float | torch.Tensor]:
+        """The rates of the ramp, one a group: `step()` calls it during the warm-up."""
+        done = min(self.last_epoch / self.warmup_steps, 1.0) if self.warmup_steps > 0 else 1.0
+        factor = self.start_factor + (1 - self.start_factor) * done  # exact at both ends of the ramp
+        return [rate * factor for rate in self.base_rates]
+
+    def step(self) -> None:  # type: ignore[override]
+        """Sets the next learning rates: call it after `optimizer.step()`."""
+        if self.after is None or self.last_epoch < self.warmup_steps:
+            super().step()
+            return
+        self.after.step()
+        self.last_epoch += 1
+        self._last_lr = self.after.get_last_lr()
+
+    def state_dict(self) -> dict[str, Any]:
+        """All but the optimizer; `after` as its own state."""
+        return {**super().state_dict(), "after": None if self.after is None else self.after.state_dict()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Goes on where the state was taken: in this, in `after`, and in the optimizer's learning rates.
+
+        Raises:
+            UsageError: the state has an `after` and this has none, or the reverse, or the number of groups differs.
+        """
+        after = state_dict["after"]
+        if (after is None) != (self.after is None):
+            has = "no scheduler" if after is None else "a scheduler"
+            raise UsageError(f"GradualWarmup.load_state_dict: the state has {has} after the warm-up, this one differs")
+        if len(state_dict["base_rates"]) != len(self.base_rates):
+            raise UsageError(
+                f"GradualWarmup.load_state_dict: the state is of {len(state_dict['base_rates'])} parameter groups, "
+                f"the optimizer has {len(self.base_rates)}"
+            )
+        super().load_state_dict({key: value for key, value in state_dict.items() if key != "after"})
+        if self.after is not None:
+            self.after.load_state_dict(after)
+        # Many schedulers compute a rate from the one before, and making this one has overwritten it: without this the
+        # result would depend on whether the optimizer's state is loaded before or after.
+        for group, rate in zip(self.optimizer.param_groups, self._last_lr):
+            if isinstance(group["lr"], torch.Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+
+
+def _check_after(after: Any, optimizer: torch.optim.Optimizer) -> None:
+    """UsageError unless `after` is a scheduler of `optimizer` at its step 0 that steps without arguments."""
+    if not isinstance(after, LRScheduler) or isinstance(after, ReduceLROnPlateau):
+        kind = type(after).__name__
+        raise UsageError(f"GradualWarmup(after=...): must be a scheduler that steps without a metric, not a {kind}")
+    if after.optimizer is not optimizer:
+        raise UsageError(
+            "GradualWarmup(after=...): belongs to another optimizer; make both for the same one, "
+            "the DistributedOptimizer if there is one"
+        )
+    # A ChainedScheduler does not count.
+    if getattr(after, "last_epoch", 0) != 0:
+        raise UsageError(f"GradualWarmup(after=...): has made {after.last_epoch} steps; to resume use load_state_dict")

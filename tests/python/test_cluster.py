@@ -1,0 +1,228 @@
+"""Clusters of namespaces: a job spans their hosts, their links keep to the rate, and nothing of them is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from sordino.errors import NotBuilt, UsageError
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+sys.path.insert(0, str(BENCHMARKS))
+
+from cluster import Cluster  # noqa: E402
+from cluster.__main__ import main  # noqa: E402
+
+MBPS = 200
+MIB = 6
+
+NODES = """
+import socket, torch, sordino.torch as hvd
+hvd.init()
+total = hvd.allreduce(torch.full((1000,), float(hvd.rank())), op=hvd.Sum)
+assert total.eq(6).all()
+places = hvd.rank(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size()
+print(socket.gethostname(), *places, flush=True)
+"""
+
+STREAM = f"""
+import time
+from mpi4py import MPI
+world, data = MPI.COMM_WORLD, bytearray({MIB} << 20)
+world.Barrier()
+begin = time.perf_counter()
+world.Send(data, 1) if world.rank == 0 else world.Recv(data, 0)
+world.Barrier()
+if world.rank == 0:
+    print(time.perf_counter() - begin, flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def possible() -> None:
+    """Skips where no cluster can be made, with the tool's own reason."""
+    try:
+        with Cluster(hosts=1, mbps=MBPS):
+            pass
+    except NotBuilt as error:
+        pytest.skip(str(error))
+
+
+class Traces:
+    """Finds what a cluster left. Its processes inherit a mark in their environment."""
+
+    def __init__(self, mark: str) -> None:
+        self._mark = f"SORDINO_TEST_MARK={mark}".encode()
+        self._namespaces: set[str] = set()
+        self._interfaces = self._links()
+
+    def processes(self) -> list[int]:
+        """All with the mark but this one; remembers their network namespaces."""
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                if self._mark in (folder / "environ").read_bytes() and int(folder.name) != os.getpid():
+                    self._namespaces.add(os.readlink(folder / "ns/net"))
+                    found.append(int(folder.name))
+            except OSError:
+                continue
+        self._namespaces.discard(os.readlink("/proc/self/ns/net"))
+        return found
+
+    def left(self) -> list[str]:
+        """What is still there of the processes, of their network namespaces, and of interfaces out here."""
+        left = [f"process {pid}" for pid in self.processes()]
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                if os.readlink(folder / "ns/net") in self._namespaces:
+                    left.append(f"process {folder.name} in a namespace of the cluster")
+            except OSError:
+                continue
+        mounts = Path("/proc/self/mountinfo").read_text()
+        left += [f"{name} is mounted" for name in self._namespaces if name in mounts]
+        return left + sorted(self._links() - self._interfaces)
+
+    @staticmethod
+    def _links() -> set[str]:
+        listing = subprocess.run(["ip", "-oneline", "link"], capture_output=True, text=True, check=True).stdout
+        return {line.split(":")[1].strip() for line in listing.splitlines()}
+
+
+@pytest.fixture
+def traces(possible: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Traces]:
+    mark = uuid.uuid4().hex
+    traces = Traces(mark)
+    monkeypatch.setenv("SORDINO_TEST_MARK", mark)
+    yield traces
+    assert traces.left() == []
+
+
+def test_a_job_spans_the_hosts_and_nothing_is_left(traces: Traces) -> None:
+    with Cluster(hosts=2, mbps=MBPS) as cluster:
+        assert traces.processes()
+        done = cluster.run(ranks=4, command=["python", "-c", NODES], timeout=60)
+        assert done.returncode == 0, done.stderr
+        assert sorted(done.stdout.split("\n")[:-1]) == [
+            "node0 0 0 2 0 2",
+            "node0 1 1 2 0 2",
+            "node1 2 0 2 1 2",
+            "node1 3 1 2 1 2",
+        ]
+    assert traces.left() == []
+
+
+def test_links_keep_to_the_rate(traces: Traces) -> None:
+    pytest.importorskip("mpi4py")
+    with Cluster(hosts=2, mbps=MBPS) as cluster:
+        done = cluster.run(ranks=2, command=["python", "-c", STREAM], timeout=60)
+        assert done.returncode == 0, done.stderr
+        sent = cluster.traffic()["node0"].sent
+    at_the_rate = (MIB << 20) * 8 / (MBPS * 1e6)
+    assert at_the_rate <= float(done.stdout) <= 2 * at_the_rate
+    assert MIB << 20 <= sent <= 1.1 * (MIB << 20) + 200_000, "what MPI starts a job with takes less than 200 kB"
+
+
+def test_one_host_uses_no_link(traces: Traces) -> None:
+    pytest.importorskip("mpi4py")
+    with Cluster(hosts=1, mbps=1) as cluster:
+        done = cluster.run(ranks=2, command=["python", "-c", STREAM], timeout=20)
+        assert done.returncode == 0, done.stderr
+        assert cluster.traffic()["node0"].sent < 200_000
+
+
+def test_uneven_ranks_environment_folder_and_status(
+    traces: Traces, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with Cluster(hosts=2) as cluster:
+        tell = ["sh", "-c", 'echo "$(hostname) $WORD $PWD"']
+        done = cluster.run(ranks=3, command=tell, env={"WORD": "two words"})
+        assert sorted(filter(None, done.stdout.splitlines())) == [
+            f"node0 two words {tmp_path}",
+            f"node0 two words {tmp_path}",
+            f"node1 two words {tmp_path}",
+        ]
+        assert done.returncode == 0
+        assert cluster.run(ranks=2, command=["sh", "-c", "exit 3"]).returncode == 3
+
+
+def test_two_clusters_do_not_meet(traces: Traces) -> None:
+    with Cluster(hosts=2) as one, Cluster(hosts=2) as other:
+        for cluster in (one, other):
+            assert sorted(cluster.run(ranks=2, command=["hostname"]).stdout.split()) == ["node0", "node1"]
+        other.close()
+        assert sorted(one.run(ranks=2, command=["hostname"]).stdout.split()) == ["node0", "node1"]
+
+
+def test_an_exception_leaves_nothing(traces: Traces) -> None:
+    with pytest.raises(ZeroDivisionError), Cluster(hosts=2, mbps=MBPS):
+        assert traces.processes()
+        raise ZeroDivisionError
+    assert traces.left() == []
+
+
+def test_a_failure_half_way_leaves_nothing(traces: Traces, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cluster._bucket", lambda mbps: ["nonsense"])
+    with pytest.raises(NotBuilt, match=r"modprobe .* sch_tbf"), Cluster(hosts=2, mbps=MBPS):
+        pass
+    monkeypatch.setattr("cluster._HOST", "echo Operation not permitted >&2; exit 1")
+    with pytest.raises(NotBuilt, match=r"Operation not permitted.*--privileged"), Cluster(hosts=2):
+        pass
+
+
+def test_a_job_that_takes_too_long_is_ended(traces: Traces) -> None:
+    with Cluster(hosts=2) as cluster:
+        idle = len(traces.processes())
+        with pytest.raises(subprocess.TimeoutExpired):
+            cluster.run(ranks=2, command=["sleep", "1000"], timeout=1)
+        until(lambda: len(traces.processes()) == idle, "the job's processes are gone")
+        assert cluster.run(ranks=2, command=["true"]).returncode == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_a_killed_tool_leaves_nothing(traces: Traces, number: signal.Signals) -> None:
+    words = [sys.executable, "-m", "cluster", "--hosts", "2", "--mbps", "100", "--", "sh", "-c", "echo up; sleep 1000"]
+    tool = subprocess.Popen(words, cwd=BENCHMARKS, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    assert tool.stdout is not None
+    assert [tool.stdout.readline() for _ in range(2)] == ["up\n", "up\n"]
+    assert len(traces.left()) > 4, "what is looked for is found while it is there"
+    tool.send_signal(number)
+    assert tool.wait(20) in (-number, 130)
+    until(lambda: not traces.left(), "nothing is left")
+    tool.stdout.close()
+
+
+def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    job = ["--hosts", "2", "--", "true"]
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert main(job) == 2
+    assert "needs root" in capsys.readouterr().err
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert main(job) == 2
+    assert "needs `ip`" in capsys.readouterr().err
+
+
+def test_nonsense_is_refused(possible: None) -> None:
+    for hosts, mbps in ((0, None), (1000, None), (2, 0), (2, float("nan"))):
+        with pytest.raises(UsageError):
+            Cluster(hosts, mbps)
+    closed = Cluster(hosts=1)
+    with pytest.raises(UsageError, match="not open"):
+        closed.traffic()
+
+
+def until(true: Callable[[], bool], what: str, seconds: float = 10) -> None:
+    """Waits for something to become true."""
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, f"not within {seconds} s: {what}"
+        time.sleep(0.05)
