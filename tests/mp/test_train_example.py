@@ -262,3 +262,14 @@ def test_a_checkpoint_that_does_not_fit_is_refused(launcher: mpi.Launcher, tmp_p
     foreign = run(launcher, 2, "--checkpoint", file)
     assert foreign.returncode == 2
     assert "not a checkpoint of train.py" in foreign.stderr
+
+
+def test_gossip_learns_as_well_and_continues_from_the_mean(
+    launcher: mpi.Launcher, alone: dict[str, Any], tmp_path: Path
+) -> None:
+    kept = ("--algorithm", "crossover", "--checkpoint", tmp_path / "model.pt")
+    first = train(launcher, 3, tmp_path, *kept, "--epochs", 9)
+    assert not first["replicas_equal"] and "consensus distance" in first["output"]
+    results = train(launcher, 3, tmp_path, *kept, "--epochs", 10)
+    assert results["steps_done"] > first["steps_done"] == first["steps"]
+    assert results["test_accuracy"] > alone["test_accuracy"] - 0.02
