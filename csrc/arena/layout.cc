@@ -63,7 +63,7 @@ void Layout::place(const std::function<bool(const LayoutSegment&, std::size_t te
   bytes_ = align(bytes_);
   Fnv fnv;
   for (const std::string& line : describe()) fnv.add(line);
-  for (const LayoutSegment& segment : segments_) fnv.add(std::to_string(segment.group));
+  for (std::size_t index = 0; index < tensors_.size(); ++index) fnv.add(std::to_string(group_of(index)));
   hash_ = fnv.state;
 }
 
