@@ -190,7 +190,15 @@ def test_a_job_that_takes_too_long_is_ended(traces: Traces) -> None:
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_a_killed_tool_leaves_nothing(traces: Traces, number: signal.Signals) -> None:
     words = [sys.executable, "-m", "cluster", "--hosts", "2", "--mbps", "100", "--", "sh", "-c", "echo up; sleep 1000"]
-    tool = subprocess.Popen(words, cwd=BENCHMARKS, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    tool = subprocess.Popen(
+        words,
+        cwd=BENCHMARKS,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        # Tests that run in the background of a shell are started with SIGINT ignored, and their children would be, too.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     assert tool.stdout is not None
     assert [tool.stdout.readline() for _ in range(2)] == ["up\n", "up\n"]
     assert len(traces.left()) > 4, "what is looked for is found while it is there"
