@@ -3,18 +3,41 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import contextlib
 import io
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import sordino.algorithms
 import sordino.torch as hvd
+from sordino.algorithms import Algorithm
 from sordino.errors import UsageError
 
-FIXED = ("algorithm", "data", "batch_size", "lr", "momentum", "seed")
+FIXED = ("algorithm", "set", "data", "batch_size", "lr", "momentum", "label_smoothing", "bfloat16", "seed")
 """What a resumed run must have in common with the one that it continues; the number of ranks is not in it."""
+
+
+def algorithm_of(args: argparse.Namespace) -> Algorithm:
+    """What --algorithm names, with what --set says of it.
+
+    Raises:
+        UsageError: it has no such setting, or not with this value.
+    """
+    kind = type(sordino.algorithms.resolve(args.algorithm))
+    known = [setting.name for setting in fields(kind)]
+    settings: dict[str, Any] = {}
+    for text in args.set:
+        name, _, value = text.partition("=")
+        if name not in known:
+            raise UsageError(f"--set {text}: {args.algorithm} has no setting {name}; it has: {', '.join(known)}")
+        try:
+            settings[name] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            settings[name] = value  # a word, such as blocks
+    return kind(**settings)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -33,12 +56,21 @@ def parse(argv: Sequence[str] | None, description: str) -> argparse.Namespace:
     add = parser.add_argument
     names = sordino.algorithms.names()
     add("--algorithm", default="allreduce", metavar="NAME", help=f"one of: {', '.join(names)} (default: allreduce)")
+    add("--set", action="append", default=[], metavar="NAME=VALUE", help="of the algorithm, such as group_size=2")
     add("--data", default="digits", choices=("digits", "fashion-mnist"), help="what to learn (default: digits)")
     add("--data-dir", metavar="FOLDER", help="the four .gz files of Fashion-MNIST, if not where Debian puts them")
     add("--epochs", type=int, help="passes over the training images (default: 20 for the digits, else 2)")
     add("--batch-size", type=int, default=128, help="images per step, all ranks together (default: 128)")
     add("--lr", type=float, default=0.05, help="first learning rate; falls as 1 / (1 + step / 400) (default: 0.05)")
     add("--momentum", type=float, default=0.9, help="of SGD (default: 0.9)")
+    add(
+        "--label-smoothing",
+        type=float,
+        default=0.0,
+        metavar="E",
+        help="share of a label's weight spread over all classes",
+    )
+    add("--bfloat16", action="store_true", help="mixed precision: forward and backward in bfloat16 where torch does so")
     add("--seed", type=int, default=1, help="of the first weights and of the order of the images (default: 1)")
     add("--max-steps", type=int, metavar="N", help="stop after N steps, counted from the start of the training")
     add("--checkpoint", metavar="FILE", help="write it after each epoch and at the end; continue from it if it exists")
@@ -51,12 +83,15 @@ def parse(argv: Sequence[str] | None, description: str) -> argparse.Namespace:
         args.epochs = 20 if args.data == "digits" else 2
     if args.algorithm not in names:
         raise UsageError(f"--algorithm {args.algorithm}: unknown; there are: {', '.join(names)}")
+    algorithm_of(args)
     for name in ("epochs", "batch_size", "max_steps"):
         value = getattr(args, name)
         if value is not None and value < 1:
             raise UsageError(f"--{name.replace('_', '-')} {value}: must be 1 or more")
     if args.resume is not None and not args.checkpoint:
         raise UsageError("--resume and --no-resume need --checkpoint FILE")
+    if not 0 <= args.label_smoothing < 1:
+        raise UsageError(f"--label-smoothing {args.label_smoothing}: must be at least 0 and below 1")
     if args.lr <= 0 or not 0 <= args.momentum < 1:
         raise UsageError("--lr must be above 0, and --momentum at least 0 and below 1")
     for name in ("checkpoint", "json"):

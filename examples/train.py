@@ -3,6 +3,7 @@
   python examples/train.py                                     one process, scikit-learn's digits
   mpirun -np 3 python examples/train.py
   sordino run -np 4 -- python examples/train.py --data fashion-mnist --epochs 2 --algorithm allreduce
+  sordino run -np 4 -- python examples/train.py --algorithm crossover --set group_size=2 --set interval=4
 
 --batch-size is the *global* batch: the ranks share its rows, so 4 ranks compute what 1 rank does (within rounding)
 with the same options, and the learning rate needs no scaling.
@@ -44,7 +45,7 @@ from common import (
     together,
     use_threads,
 )
-from options import FIXED, parse
+from options import FIXED, algorithm_of, parse
 from progress import Reporter
 from sordino import checkpoint
 from sordino.data import Dataset
@@ -118,8 +119,11 @@ class Training:
             for group in self.optimizer.param_groups:
                 group["lr"] = learning_rate(args.lr, self.steps_done)
             self.optimizer.zero_grad()
-            logits = self.model(torch.from_numpy(images[mine]))
-            loss = nn.functional.cross_entropy(logits, torch.from_numpy(labels[mine]), reduction="sum")
+            with torch.autocast("cpu", torch.bfloat16, enabled=args.bfloat16):
+                logits = self.model(torch.from_numpy(images[mine]))
+            loss = nn.functional.cross_entropy(
+                logits.float(), torch.from_numpy(labels[mine]), reduction="sum", label_smoothing=args.label_smoothing
+            )
             # The ranks' gradients are averaged. Sum / (rows / ranks) makes that average the gradient of the mean over
             # the whole global batch, also when the rows cannot be shared evenly or some rank has none.
             (loss * (hvd.size() / rows)).backward()
@@ -244,7 +248,7 @@ def prepare(argv: Sequence[str] | None) -> Training:
     torch.manual_seed(args.seed)
     model = Net(data.image_size, data.classes)
     sgd = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=args.momentum)
-    optimizer = hvd.DistributedOptimizer(sgd, named_parameters=model.named_parameters(), algorithm=args.algorithm)
+    optimizer = hvd.DistributedOptimizer(sgd, named_parameters=model.named_parameters(), algorithm=algorithm_of(args))
     training = Training(args, data, model, optimizer, Reporter(speaks=hvd.rank() == 0))
     if state:
         training.resume(state)

@@ -82,8 +82,9 @@ void register_topology(py::module_& module) {
   define<topology::Ring>(module, "Ring", "Both neighbours on a ring (D-PSGD).")
       .def(py::init([](int size) { return std::make_shared<topology::Ring>(checked_size(size)); }), py::arg("size"));
   define<topology::Exponential>(module, "Exponential", "The directed exponential graph (SGP).")
-      .def(py::init(
-               [](int size, int peers) { return std::make_shared<topology::Exponential>(checked_size(size), peers); }),
+      .def(py::init([](int size, std::map<std::uint64_t, int> peers) {
+             return std::make_shared<topology::Exponential>(checked_size(size), std::move(peers));
+           }),
            py::arg("size"), py::arg("peers"));
   define<topology::Dissemination>(module, "Dissemination", "Dissemination under changing permutations (GossipGraD).")
       .def(py::init([](int size, std::uint64_t seed) {

@@ -50,31 +50,36 @@ void Ring::destinations(At, int rank, std::vector<int>& ranks) const {
   if (size() > 2) ranks.push_back((rank + 1) % size());
 }
 
-Exponential::Exponential(int size, int peers) : Topology(size), exponents_(exponents_of(size)), peers_(peers) {
-  if (peers < 1 || (size > 2 && peers > exponents_)) {
-    throw UsageError("peers=" + std::to_string(peers) + ": " + std::to_string(size) +
+Exponential::Exponential(int size, std::map<std::uint64_t, int> peers)
+    : Topology(size), exponents_(exponents_of(size)), peers_(std::move(peers)) {
+  if (!peers_.contains(0)) throw UsageError("peers: must be given from round 0 on");
+  for (const auto& [round, count] : peers_) {
+    if (count >= 1 && (size <= 2 || count <= exponents_)) continue;
+    throw UsageError("peers=" + std::to_string(count) + ": " + std::to_string(size) +
                      " workers have from 1 to ceil(log2 size) = " + std::to_string(exponents_) + " peers");
   }
 }
 
-int Exponential::offset(At at, int peer) const {
-  const auto step = at.round * static_cast<std::uint64_t>(peers_) + static_cast<std::uint64_t>(peer);
-  return 1 << step % static_cast<std::uint64_t>(exponents_);
+void Exponential::offsets(At at, std::vector<int>& far) const {
+  const int peers = std::min(std::prev(peers_.upper_bound(at.round))->second, exponents_);
+  const std::uint64_t first = at.round * static_cast<std::uint64_t>(peers);
+  far.clear();
+  for (int peer = 0; peer < peers; ++peer)
+    far.push_back(1 << (first + static_cast<std::uint64_t>(peer)) % static_cast<std::uint64_t>(exponents_));
 }
 
 void Exponential::row(At at, int rank, Row& row) const {
   if (size() == 1) return row.leave_alone();
-  row.sources.clear();
-  const int count = std::min(peers_, exponents_);
-  for (int peer = 0; peer < count; ++peer) row.sources.push_back((rank + size() - offset(at, peer)) % size());
+  offsets(at, row.sources);
+  for (int& source : row.sources) source = (rank + size() - source) % size();
   row.average();
 }
 
 void Exponential::destinations(At at, int rank, std::vector<int>& ranks) const {
   ranks.clear();
   if (size() == 1) return;
-  const int count = std::min(peers_, exponents_);
-  for (int peer = 0; peer < count; ++peer) ranks.push_back((rank + offset(at, peer)) % size());
+  offsets(at, ranks);
+  for (int& destination : ranks) destination = (rank + destination) % size();
 }
 
 Dissemination::Dissemination(int size, std::uint64_t seed)

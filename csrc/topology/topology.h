@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <vector>
 
@@ -71,14 +72,17 @@ class Ring : public Topology {
 // 2^(t * peers), 2^(t * peers + 1), ... further on (exponents modulo ceil(log2 size)).
 class Exponential : public Topology {
  public:
-  // UsageError unless 1 <= peers <= ceil(log2 size) (any for size < 3).
-  Exponential(int size, int peers);
+  // How many peers there are, from which round on. UsageError unless that begins with round 0, and
+  // 1 <= peers <= ceil(log2 size) (any for size < 3).
+  Exponential(int size, std::map<std::uint64_t, int> peers);
   void row(At at, int rank, Row& row) const override;
   void destinations(At at, int rank, std::vector<int>& ranks) const override;
 
  private:
-  int offset(At at, int peer) const;
-  const int exponents_, peers_;
+  // How far on the peers of a round are.
+  void offsets(At at, std::vector<int>& far) const;
+  const int exponents_;
+  const std::map<std::uint64_t, int> peers_;
 };
 
 // GossipGraD (Daily et al. 2018, section 4.3): dissemination, under a rank permutation that is drawn anew whenever all

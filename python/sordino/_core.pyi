@@ -1,6 +1,6 @@
 """The C++ core (csrc/bindings). Dtypes cross as the codes of sordino.torch.tensors.DTYPE_CODES, memory as addresses."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from typing import Any, TypedDict, overload
 
@@ -138,7 +138,7 @@ class Ring(Topology):
     def __init__(self, size: int) -> None: ...
 
 class Exponential(Topology):
-    def __init__(self, size: int, peers: int) -> None: ...
+    def __init__(self, size: int, peers: Mapping[int, int]) -> None: ...
 
 class Dissemination(Topology):
     def __init__(self, size: int, seed: int) -> None: ...

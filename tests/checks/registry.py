@@ -36,6 +36,7 @@ MODULES = (
     "optimizer_torch",
     "optimizers",
     "process_sets",
+    "push_sum",
     "shared",
     "sparse",
     "sync_batch_norm",

@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,9 +19,11 @@ from pathlib import Path
 import torch
 
 import sordino.torch as hvd
+from sordino.algorithms import Crossover, GossipAlgorithm, PushSum
 
 STUCK_S = 60
 BIG = 1 << 25  # 128 MiB: a tenth of a second and more
+MODEL: list[torch.nn.Parameter] = []  # of constants, a different one on each rank
 Strike = Callable[[bool], None]
 
 
@@ -74,6 +77,32 @@ def backward(strike: Strike) -> None:
         optimizer.step()
 
 
+def exchange(strike: Strike) -> None:
+    gossip(strike, Crossover())
+
+
+def push(strike: Strike) -> None:
+    gossip(strike, PushSum(overlap=2))
+
+
+def gossip(strike: Strike, algorithm: GossipAlgorithm) -> None:
+    MODEL.append(torch.nn.Parameter(torch.full((BIG // 4,), float(hvd.rank()))))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(MODEL, lr=0.0), algorithm=algorithm)
+    inside = threading.Event()
+
+    def strike_inside() -> None:
+        inside.wait()
+        strike(inside.is_set())
+
+    striking = threading.Thread(target=strike_inside, daemon=True)
+    for turn in range(100):
+        if turn == 5:
+            striking.start()
+            inside.set()
+        optimizer.step()
+        inside.clear()
+
+
 def for_ever(strike: Strike) -> None:
     tensor = torch.ones(BIG)
     hvd.allreduce_(tensor)
@@ -82,7 +111,14 @@ def for_ever(strike: Strike) -> None:
         hvd.allreduce_(tensor)
 
 
-WHEN = {"between": between, "big": big, "backward": backward, "for ever": for_ever}
+WHEN = {
+    "between": between,
+    "big": big,
+    "backward": backward,
+    "exchange": exchange,
+    "push": push,
+    "for ever": for_ever,
+}
 
 
 def kind_raised(call: Callable[[], object]) -> str:
@@ -119,6 +155,10 @@ def main() -> None:
             "text": str(error),
             **{name: getattr(error, name) for name in ("ranks", "operation", "missing") if hasattr(error, name)},
         }
+        if MODEL:
+            low, high = MODEL[0].detach().aminmax()
+            report["values"] = [low.item(), high.item()]
+            report["other_values"] = int(((MODEL[0] != low) & (MODEL[0] != high)).sum())
         write(folder / f"report.{rank}", report)
         calls = (
             lambda: hvd.allreduce(torch.ones(3), name="later"),

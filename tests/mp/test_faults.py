@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import signal
@@ -193,6 +194,9 @@ LOST = [
     Fault("exit 3", "big", 0, shared=False),
     Fault("raise", "between", 1, shared=False),
     Fault("raise", "backward", 0, ulfm=True),
+    Fault("kill", "exchange", 1, ulfm=True),
+    Fault("kill", "exchange", 0, ulfm=True, shared=False),
+    Fault("kill", "push", 1, ulfm=True),
 ]
 
 
@@ -200,7 +204,7 @@ LOST = [
 def test_a_lost_rank_is_named(start: Start, fault: Fault) -> None:
     job = start(fault)
     struck = until_over(job, fault)
-    if fault.when == "big":
+    if fault.when in ("big", "exchange"):
         assert struck["under_way"], "the operation was over before the fault; make it bigger"
     for report in reports(job, fault, all_must=fault.ulfm or fault.what == "exit 0"):
         assert report["kind"] == "PeerLost", report
@@ -209,6 +213,8 @@ def test_a_lost_rank_is_named(start: Start, fault: Fault) -> None:
         assert report["at"] - struck["at"] < HEARS_WITHIN_S, report
         if fault.what == "raise":
             assert "ValueError: boom of the victim" in report["text"]
+        if fault.when in ("exchange", "push"):  # each element is the one before the exchange, or the one after it
+            assert report["other_values"] == 0 and all(map(math.isfinite, report["values"])), report
         assert_settled(report)
     if fault.what == "raise":
         assert "ValueError: boom of the victim" in (job.folder / "stderr").read_text(), "no traceback"

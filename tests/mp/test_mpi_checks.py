@@ -54,6 +54,7 @@ WAYS_OF_MOVING = {
     "moving",
     "optimizer_gradients",
     "process_sets",
+    "push_sum",
     "shared",
 }
 CASES = [

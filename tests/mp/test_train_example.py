@@ -221,6 +221,9 @@ def test_a_person_at_a_terminal_sees_a_bar(launcher: mpi.Launcher, ranks: int) -
     ("options", "complaint"),
     [
         (["--algorithm", "telepathy"], "--algorithm telepathy: unknown; there are: allreduce"),
+        (["--set", "group_size=2"], "--set group_size=2: allreduce has no setting group_size; it has: segment_bytes"),
+        (["--algorithm", "crossover", "--set", "interval=0"], "Crossover(interval=0): must be at least 1"),
+        (["--label-smoothing", "1"], "--label-smoothing 1.0: must be at least 0 and below 1"),
         (["--epochs", "0"], "--epochs 0: must be 1 or more"),
         (["--lr", "fast"], "--lr: invalid float value"),
         (["--resume"], "--resume and --no-resume need --checkpoint"),
@@ -273,3 +276,20 @@ def test_gossip_learns_as_well_and_continues_from_the_mean(
     results = train(launcher, 3, tmp_path, *kept, "--epochs", 10)
     assert results["steps_done"] > first["steps_done"] == first["steps"]
     assert results["test_accuracy"] > alone["test_accuracy"] - 0.02
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("pushsum", "overlap=1", "--bfloat16"),
+        ("crossover", "group_size=2", "--label-smoothing", 0.1),
+        ("elasticaveraging", "interval=2"),
+    ],
+)
+def test_settings_of_an_algorithm(
+    launcher: mpi.Launcher, alone: dict[str, Any], tmp_path: Path, options: tuple[object, ...]
+) -> None:
+    name, setting, *others = options
+    results = train(launcher, 4, tmp_path, "--algorithm", name, "--set", setting, *others)
+    assert results["args"]["set"] == [setting]
+    assert results["test_accuracy"] > alone["test_accuracy"] - 0.03

@@ -30,9 +30,9 @@ SIZES = (1, 2, 3, 4, 5, 8, 63, 64, 65, 66, 1000)
 def made(size: int) -> Iterator[Topology]:
     yield RandomCycle(size, 1)
     yield Ring(size)
-    yield Exponential(size, 1)
+    yield Exponential(size, {0: 1})
     if size > 2:
-        yield Exponential(size, 2)
+        yield Exponential(size, {0: 2, 3: 1})
     yield Dissemination(size, 2)
     yield RandomPull(size, 3, 4, min(2, max(size - 1, 1)))
     yield Star(size, 1)
@@ -187,7 +187,8 @@ def test_combo_asks_everybody_and_balances_nothing(size: int, segments: int, rep
 def test_wrong_arguments_are_refused() -> None:
     for make, text in (
         (lambda: RandomCycle(0, 1), "at least one worker"),
-        (lambda: Exponential(8, 4), "peers=4"),
+        (lambda: Exponential(8, {0: 1, 9: 4}), "peers=4"),
+        (lambda: Exponential(8, {1: 1}), "from round 0 on"),
         (lambda: RandomPull(4, 0, 1, 4), "replicas=4"),
         (lambda: Star(5, 2), "does not divide"),
         (lambda: Roulette(2, 0, [0, 1, 1]), "4 weights, not 3"),

@@ -80,7 +80,7 @@ class MpiTransfer : public Transfer {
   bool test() override {
     while (!requests_.empty()) {
       int done = 0;
-      check(MPI_Test(&requests_.back(), &done, MPI_STATUS_IGNORE), "MPI_Test", peer_);
+      check_peer(MPI_Test(&requests_.back(), &done, MPI_STATUS_IGNORE), "MPI_Test", peer_);
       if (!done) return false;
       requests_.pop_back();
     }
@@ -129,9 +129,9 @@ class MpiTransport : public Transport {
     if (index >= 0) return boxes_->post(index, std::move(message));
     Letter& letter = letters_.emplace_back();
     letter.bytes = std::move(message);
-    check(MPI_Isend(letter.bytes.data(), static_cast<int>(letter.bytes.size()), MPI_BYTE, to, kControlTag, control_,
-                    &letter.request),
-          "MPI_Isend", to);
+    check_peer(MPI_Isend(letter.bytes.data(), static_cast<int>(letter.bytes.size()), MPI_BYTE, to, kControlTag,
+                         control_, &letter.request),
+               "MPI_Isend", to);
   }
 
   bool poll(const Sink& sink) override {
@@ -139,20 +139,20 @@ class MpiTransport : public Transport {
     if (static_cast<int>(here_.size()) == size_ && boxes_) return moved;
     while (!letters_.empty()) {
       int sent = 0;
-      check(MPI_Test(&letters_.front().request, &sent, MPI_STATUS_IGNORE), "MPI_Test");
+      check(MPI_Test(&letters_.front().request, &sent, MPI_STATUS_IGNORE), "MPI_Test", control_);
       if (!sent) break;
       letters_.pop_front();
     }
     for (;;) {
       int waiting = 0;
       MPI_Status status;
-      check(MPI_Iprobe(MPI_ANY_SOURCE, kControlTag, control_, &waiting, &status), "MPI_Iprobe");
+      check(MPI_Iprobe(MPI_ANY_SOURCE, kControlTag, control_, &waiting, &status), "MPI_Iprobe", control_);
       if (!waiting) return moved;
       int bytes = 0;
       check(MPI_Get_count(&status, MPI_BYTE, &bytes), "MPI_Get_count");
       Bytes message(static_cast<std::size_t>(bytes));
-      check(MPI_Recv(message.data(), bytes, MPI_BYTE, status.MPI_SOURCE, kControlTag, control_, MPI_STATUS_IGNORE),
-            "MPI_Recv", status.MPI_SOURCE);
+      check_peer(MPI_Recv(message.data(), bytes, MPI_BYTE, status.MPI_SOURCE, kControlTag, control_, MPI_STATUS_IGNORE),
+                 "MPI_Recv", status.MPI_SOURCE);
       sink(status.MPI_SOURCE, message);
       moved = true;
     }
@@ -162,8 +162,9 @@ class MpiTransport : public Transport {
     std::vector<MPI_Request> requests;
     for (std::size_t at = 0; at == 0 || at < data.size(); at += kLargestPart) {
       const auto part = static_cast<int>(std::min(kLargestPart, data.size() - at));
-      check(MPI_Isend(data.data() + at, part, MPI_BYTE, to, static_cast<int>(tag), data_, &requests.emplace_back()),
-            "MPI_Isend", to);
+      check_peer(
+          MPI_Isend(data.data() + at, part, MPI_BYTE, to, static_cast<int>(tag), data_, &requests.emplace_back()),
+          "MPI_Isend", to);
     }
     return std::make_unique<MpiTransfer>(to, std::move(requests), transfers_);
   }
@@ -172,8 +173,9 @@ class MpiTransport : public Transport {
     std::vector<MPI_Request> requests;
     for (std::size_t at = 0; at == 0 || at < data.size(); at += kLargestPart) {
       const auto part = static_cast<int>(std::min(kLargestPart, data.size() - at));
-      check(MPI_Irecv(data.data() + at, part, MPI_BYTE, from, static_cast<int>(tag), data_, &requests.emplace_back()),
-            "MPI_Irecv", from);
+      check_peer(
+          MPI_Irecv(data.data() + at, part, MPI_BYTE, from, static_cast<int>(tag), data_, &requests.emplace_back()),
+          "MPI_Irecv", from);
     }
     return std::make_unique<MpiTransfer>(from, std::move(requests), transfers_);
   }

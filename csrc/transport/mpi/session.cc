@@ -8,6 +8,8 @@
 
 #include <atomic>
 #include <cstdlib>
+#include <numeric>
+#include <vector>
 
 #include "transport/mpi/segment_names.h"
 
@@ -46,24 +48,63 @@ void require_same_library() {
 
 }  // namespace
 
-void check(int code, const char* what, int peer) {
+namespace {
+
+// Who has failed, as ranks of the communicator; empty where this MPI does not tell.
+std::vector<int> failed_in([[maybe_unused]] MPI_Comm comm) {
+  std::vector<int> ranks;
+#if defined(OMPI_HAVE_MPIX_COMM_GET_FAILED)
+  MPI_Group failed, all;
+  if (MPIX_Comm_get_failed(comm, &failed) != MPI_SUCCESS) return ranks;
+  int count = 0;
+  MPI_Group_size(failed, &count);
+  if (count > 0 && MPI_Comm_group(comm, &all) == MPI_SUCCESS) {
+    std::vector<int> numbers(static_cast<std::size_t>(count));
+    std::iota(numbers.begin(), numbers.end(), 0);
+    ranks.resize(numbers.size());
+    MPI_Group_translate_ranks(failed, count, numbers.data(), all, ranks.data());
+    MPI_Group_free(&all);
+  }
+  MPI_Group_free(&failed);
+#endif
+  return ranks;
+}
+
+std::string list(const std::vector<int>& ranks) {
+  std::string text;
+  for (const int rank : ranks) text += (text.empty() ? "rank " : ", rank ") + std::to_string(rank);
+  return text;
+}
+
+// Throws for a code that is no success; `suspects` says who is to blame if a process has failed.
+template <class Suspects>
+void require(int code, const char* what, Suspects suspects) {
   if (code == MPI_SUCCESS) return;
   char text[MPI_MAX_ERROR_STRING];
   int length = 0;
   MPI_Error_string(code, text, &length);
-  std::string message = std::string(what) + " failed: " + std::string(text, static_cast<std::size_t>(length));
+  const std::string message = std::string(what) + " failed: " + std::string(text, static_cast<std::size_t>(length));
 #if defined(MPIX_ERR_PROC_FAILED)
   int error_class = 0;
   MPI_Error_class(code, &error_class);
   const bool dead = error_class == MPIX_ERR_PROC_FAILED || error_class == MPIX_ERR_PROC_FAILED_PENDING ||
                     error_class == MPIX_ERR_REVOKED;
   if (dead) {
-    std::vector<int> ranks;
-    if (peer >= 0) ranks.push_back(peer);
-    throw PeerLost("MPI reports a failed process: " + message, ranks);
+    const std::vector<int> ranks = suspects();
+    throw PeerLost((ranks.empty() ? "a process" : list(ranks)) + " is lost: MPI says so (" + message + ")", ranks);
   }
 #endif
-  throw TransportError(peer >= 0 ? message + " (rank " + std::to_string(peer) + ")" : message);
+  throw TransportError(message);
+}
+
+}  // namespace
+
+void check(int code, const char* what, MPI_Comm comm) {
+  require(code, what, [comm] { return comm == MPI_COMM_NULL ? std::vector<int>{} : failed_in(comm); });
+}
+
+void check_peer(int code, const char* what, int peer) {
+  require(code, what, [peer] { return std::vector<int>{peer}; });
 }
 
 void ensure_initialized() {

@@ -9,8 +9,10 @@
 
 namespace sordino::mpi {
 
-// Throws PeerLost if MPI says that `peer`'s process failed, TransportError on any other error.
-void check(int code, const char* what, int peer = -1);
+// Throws PeerLost if MPI says that a process failed, with the failed ranks of `comm`; TransportError on other errors.
+void check(int code, const char* what, MPI_Comm comm = MPI_COMM_NULL);
+// The same of an operation with one peer, whom it concerns.
+void check_peer(int code, const char* what, int peer);
 
 // Initializes MPI if nobody has. Throws UsageError when it has been finalized or gives too little thread support.
 void ensure_initialized();

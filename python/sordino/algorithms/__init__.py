@@ -6,7 +6,7 @@ Each is a frozen dataclass whose fields are its hyper-parameters in the terms of
 from __future__ import annotations
 
 from sordino.algorithms.allreduce import AllReduce
-from sordino.algorithms.gossip import DPSGD, Crossover, GossipGraD, SegmentedGossip
+from sordino.algorithms.gossip import DPSGD, Crossover, ElasticAveraging, GossipGraD, PushSum, SegmentedGossip
 from sordino.errors import UsageError
 
 __all__ = [
@@ -14,21 +14,27 @@ __all__ = [
     "Algorithm",
     "AllReduce",
     "Crossover",
+    "ElasticAveraging",
     "GossipAlgorithm",
     "GossipGraD",
+    "MixingAlgorithm",
+    "PushSum",
     "SegmentedGossip",
     "names",
     "resolve",
 ]
 
-GossipAlgorithm = Crossover | DPSGD | GossipGraD | SegmentedGossip
+MixingAlgorithm = Crossover | DPSGD | GossipGraD | PushSum | SegmentedGossip
+GossipAlgorithm = MixingAlgorithm | ElasticAveraging
 Algorithm = AllReduce | GossipAlgorithm
 
 _BY_NAME: dict[str, type[Algorithm]] = {
     "allreduce": AllReduce,
     "crossover": Crossover,
     "dpsgd": DPSGD,
+    "elasticaveraging": ElasticAveraging,
     "gossipgrad": GossipGraD,
+    "pushsum": PushSum,
     "segmentedgossip": SegmentedGossip,
 }
 

@@ -1,7 +1,8 @@
 """Gossip in an optimizer: step on one's own gradients, then mix the parameters with those of a few other workers.
 
-What is mixed with whom is the algorithm's to say (`sordino.algorithms.gossip`); moving and averaging is the core's. The
-exchanges of a process set run on a set of their own, in the order of the calls, with no rank that coordinates them.
+What is mixed with whom is the algorithm's to say (`sordino.algorithms.gossip`), what that does to a rank's parameters
+is `sordino.torch.mixing`'s; moving and averaging is the core's. The exchanges of a process set run on a set of their
+own, in the order of the calls, with no rank that coordinates them.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from typing import Any
 import torch
 
 from sordino import kinds
-from sordino._core import Inbox, Topology
-from sordino.algorithms import GossipAlgorithm
+from sordino.algorithms import ElasticAveraging, GossipAlgorithm, PushSum
 from sordino.context import Context
 from sordino.errors import UsageError
 from sordino.torch.autograd import allgather
 from sordino.torch.gradients import GradientReducer
+from sordino.torch.mixing import Meeting, Mixing, mixing_of
 from sordino.torch.parameters import ParameterArena
 from sordino.torch.process_sets import ProcessSet
 from sordino.torch.segments import Settings, check_layout
@@ -95,33 +96,37 @@ class GossipSteps:
         self._round = 0  # exchanges so far
         self._reducer: GradientReducer | None = None
         self._arena: ParameterArena | None = None
+        self._mixing: Mixing | None = None
+        self._loaded: dict[str, Any] = {}  # of the mixing, before there is one
         if compare and self.active:
             self._meet()
 
-    def _meet(self) -> None:
+    def _meet(self) -> Mixing:
         context, algorithm, everybody = self.context, self.algorithm, self.settings.process_set
         ranks = everybody.ranks or []
+        segments = "model" if isinstance(algorithm, ElasticAveraging) else algorithm.segments
         arena = ParameterArena(
             context,
             self._names + [f"buffer {name}" for name, _ in self._buffers],
             self._parameters + [buffer for _, buffer in self._buffers],
-            algorithm.segments if isinstance(algorithm.segments, (str, int)) else tuple(algorithm.segments),
+            segments if isinstance(segments, (str, int)) else tuple(segments),
+            weighted=isinstance(algorithm, PushSum),
         )
         check_layout(context, arena.layout, everybody)
-        self._topologies: list[Topology] = algorithm.rounds_of(len(ranks), arena.segment_count)
         name = context.plan_name(f"gossip.{arena.layout.hash:x}", everybody.process_set_id)
         told = allgather(torch.tensor([int(arena.shared)]), name=f"{name}.shared", process_set=everybody)
-        self._shared = bool(told.all())
-        self._channel = _channel(context, everybody)
-        self._name = name
-        self._inbox = Inbox(context.world)
+        place = ranks.index(context.rank)
+        meeting = Meeting(context, everybody, _channel(context, everybody), name, place, bool(told.all()))
+        mixing = mixing_of(meeting, arena, algorithm)
+        mixing.load_state(self._loaded)
         if algorithm.workers_in_group > 1:
             group = _group(context, everybody, algorithm.workers_in_group)
             settings = Settings(**{**self.settings.__dict__, "process_set": group})
             self._reducer = GradientReducer(context, self._names, self._parameters, settings, compare=True)
-        self._steps_here = not algorithm.leaders_only or ranks.index(context.rank) % algorithm.workers_in_group == 0
+        self._steps_here = not algorithm.leaders_only or place % algorithm.workers_in_group == 0
         context.on_join[id(self)] = weakref.WeakMethod(self._refuse_join)
-        self._arena = arena
+        self._arena, self._mixing = arena, mixing
+        return mixing
 
     def _refuse_join(self) -> None:
         raise UsageError(
@@ -155,20 +160,29 @@ class GossipSteps:
         if self._reducer is not None:
             self._reducer.reset()
 
-    def state(self) -> dict[str, int]:
-        """What `state_dict()` keeps of the algorithm."""
-        return {"steps": self._steps, "round": self._round}
+    def flush(self) -> None:
+        """Takes in what is still under way. Collective."""
+        if self._mixing is not None and self._arena is not None:
+            self._arena.adopt()
+            self._mixing.flush()
 
-    def load_state(self, state: dict[str, int]) -> None:
+    def state(self) -> dict[str, Any]:
+        """What `state_dict()` keeps of the algorithm."""
+        mixing = self._loaded if self._mixing is None else self._mixing.state()
+        return {"steps": self._steps, "round": self._round, **mixing}
+
+    def load_state(self, state: dict[str, Any]) -> None:
         """Goes on where `state()` was taken."""
         self._steps, self._round = state["steps"], state["round"]
+        self._loaded = {key: value for key, value in state.items() if key not in ("steps", "round")}
+        if self._mixing is not None:
+            self._mixing.load_state(self._loaded)
 
     def step(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | None, synchronize: bool) -> Any:
         """Steps the optimizer and, every `interval` steps, exchanges."""
         if not self.active:
             return optimizer.step(closure)  # type: ignore[arg-type]
-        if self._arena is None:
-            self._meet()
+        (self._mixing or self._meet()).begin()
         result: Any = None
         if self._reducer is not None:
             stepping = optimizer if self._steps_here else _Standing(optimizer)
@@ -182,33 +196,13 @@ class GossipSteps:
         """Counts a step, also one that was left out because gradients were infinite, and exchanges if it is time."""
         if not self.active:
             return
-        if self._arena is None:
-            self._meet()
+        mixing = self._mixing or self._meet()
+        assert self._arena is not None
         self._steps += 1
         if self._steps % self.algorithm.interval == 0:
-            self._exchange()
-
-    def _exchange(self) -> None:
-        arena = self._arena
-        assert arena is not None
-        arena.adopt()
-        for k, topology in enumerate(self._topologies):
-            handle = self.context.world.exchange(
-                name=f"{self._name}.{self._round}.{k}",
-                process_set=self._channel,
-                layout=arena.layout,
-                topology=topology,
-                round=self._round,
-                source=arena.address,
-                result=arena.address,
-                shared=self._shared,
-                without_own=False,
-                inbox=self._inbox,
-                wait=True,
-                keep=arena.arena,
-            )
-            handle.wait()
-        self._round += 1
+            self._arena.adopt()
+            mixing.exchange(self._round)
+            self._round += 1
 
 
 class _Standing:

@@ -196,6 +196,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def _replace_reducer(self) -> None:
         old = self._reducer
+        self.flush()
         old.release()
         self._reducer = self._make_reducer(compare=True)
         if isinstance(old, GossipSteps) and isinstance(self._reducer, GossipSteps):
@@ -319,6 +320,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Waits until all gradients are reduced: call it to clip or inspect them before `step()`."""
         self._reducer.synchronize()
         self._asked = True
+
+    def flush(self) -> None:
+        """Takes in what peers have sent and is still under way, so that parameters depend on nothing but themselves.
+        Collective. Of the algorithms, `PushSum(overlap=...)` alone has something under way between steps."""
+        if isinstance(self._reducer, GossipSteps):
+            self._reducer.flush()
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:

@@ -15,7 +15,7 @@ from sordino._core import Arena, Layout
 from sordino.context import Context
 from sordino.errors import UsageError
 from sordino.torch.segments import dense_strides
-from sordino.torch.tensors import check, dtype_code
+from sordino.torch.tensors import DTYPES, check, dtype_code
 
 
 def block_of(name: str) -> str:
@@ -64,13 +64,59 @@ def segment_numbers(names: Sequence[str], sizes: Sequence[int], segments: str | 
     return [order[key] for key in keys]
 
 
-class ParameterArena:
+class FlatValues:
+    """A value for each element of a layout, in an arena."""
+
+    def __init__(self, context: Context, layout: Layout) -> None:
+        self._context = context
+        self._layout = layout
+        self.arena = Arena(context.world, layout)
+        self._memory = memoryview(self.arena.memory) if layout.bytes else None  # type: ignore[arg-type]
+        self.runs: list[tuple[int, torch.Tensor]] = []
+        """What lies side by side with one dtype in one segment: the segment, and its elements as a flat tensor."""
+        for run in layout.segments:
+            if run.bytes > 0:
+                dtype = DTYPES[run.dtype]
+                self.runs.append((run.group, self.flat(dtype, run.offset, run.bytes // dtype.itemsize)))
+
+    def flat(self, dtype: torch.dtype, offset: int, count: int) -> torch.Tensor:
+        """The elements from a byte offset on, as a tensor of one dimension."""
+        if count == 0 or self._memory is None:
+            return torch.empty(0, dtype=dtype)
+        return torch.frombuffer(self._memory, dtype=dtype, count=count, offset=offset)
+
+    @property
+    def address(self) -> int:
+        """Where the arena begins."""
+        return self.arena.address(0) if self._memory is not None else 0
+
+    @property
+    def shared(self) -> bool:
+        """Whether the ranks of this node can reach it."""
+        world = self._context.world
+        return world.shares_memory and world.in_shared_memory(self.address, self._layout.bytes)
+
+    @torch.no_grad()
+    def copy_(self, other: FlatValues) -> None:
+        """Takes the values of another one of the same layout."""
+        for (_, mine), (_, theirs) in zip(self.runs, other.runs):
+            mine.copy_(theirs)
+
+    @torch.no_grad()
+    def add_(self, other: FlatValues) -> None:
+        """Adds the values of another one of the same layout."""
+        for (_, mine), (_, theirs) in zip(self.runs, other.runs):
+            mine.add_(theirs)
+
+
+class ParameterArena(FlatValues):
     """Some tensors (parameters, and buffers) as views of one arena.
 
     Args:
         names: of the tensors, the same on all ranks.
         tensors: floating-point, on the CPU, not overlapping in memory with themselves.
         segments: how they are cut; see `segment_numbers`.
+        weighted: whether each segment has a weight that travels with it: `weights`, float64, 1 to begin with.
 
     Raises:
         UsageError: tensors that cannot be exchanged. TransportError: no shared memory left.
@@ -82,50 +128,31 @@ class ParameterArena:
         names: Sequence[str],
         tensors: Sequence[torch.Tensor],
         segments: str | int | Sequence[str],
+        weighted: bool = False,
     ) -> None:
         for name, tensor in zip(names, tensors):
             check(tensor)
             if not tensor.is_floating_point():
                 raise UsageError(f"'{name}' is of {tensor.dtype}; only floating-point tensors can be averaged")
         numbers = segment_numbers(names, [t.numel() * t.element_size() for t in tensors], segments)
-        order = sorted(range(len(names)), key=lambda i: (numbers[i], dtype_code(tensors[i]), i))
-        self._context = context
+        self.segment_count = max(numbers, default=-1) + 1
+        self.weights = [torch.ones(1, dtype=torch.float64) for _ in range(self.segment_count if weighted else 0)]
+        labels = [_label(name, tensor) for name, tensor in zip(names, tensors)]
+        labels += [f"weight of segment {number}" for number in range(len(self.weights))]
+        tensors = [*tensors, *self.weights]
+        numbers += range(len(self.weights))
+        order = sorted(range(len(labels)), key=lambda i: (numbers[i], dtype_code(tensors[i]), i))
         self._tensors = [tensors[i] for i in order]
         self.layout = Layout(
-            [(_label(names[i], tensors[i]), dtype_code(tensors[i]), tuple(tensors[i].shape)) for i in order],
+            [(labels[i], dtype_code(tensors[i]), tuple(tensors[i].shape)) for i in order],
             groups=[numbers[i] for i in order],
         )
-        self.segment_count = max(numbers, default=-1) + 1
-        self._arena = Arena(context.world, self.layout)
-        self._views = self._make_views()
+        super().__init__(context, self.layout)
+        self._views = [
+            self.flat(tensor.dtype, offset, tensor.numel()).as_strided(tensor.shape, dense_strides(tensor))
+            for offset, tensor in zip(self.layout.offsets, self._tensors)
+        ]
         self.adopt()
-
-    @property
-    def address(self) -> int:
-        """Where the arena begins."""
-        return self._arena.address(0) if self._tensors else 0
-
-    @property
-    def arena(self) -> Arena:
-        """What owns the memory."""
-        return self._arena
-
-    @property
-    def shared(self) -> bool:
-        """Whether the ranks of this node can reach it."""
-        world = self._context.world
-        return world.shares_memory and world.in_shared_memory(self.address, self.layout.bytes)
-
-    def _make_views(self) -> list[torch.Tensor]:
-        memory = memoryview(self._arena.memory)  # type: ignore[arg-type]
-        views = []
-        for offset, tensor in zip(self.layout.offsets, self._tensors):
-            if tensor.numel() == 0:
-                views.append(torch.empty_like(tensor))
-                continue
-            flat = torch.frombuffer(memory, dtype=tensor.dtype, count=tensor.numel(), offset=offset)
-            views.append(flat.as_strided(tensor.shape, dense_strides(tensor)))
-        return views
 
     @torch.no_grad()
     def adopt(self) -> None:

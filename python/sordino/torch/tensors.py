@@ -25,6 +25,7 @@ DTYPE_CODES: dict[torch.dtype, int] = {
     torch.float32: 11,
     torch.float64: 12,
 }
+DTYPES: dict[int, torch.dtype] = {code: dtype for dtype, code in DTYPE_CODES.items()}
 
 # (input address, output address or 0, dtype code, shape)
 Described = tuple[int, int, int, tuple[int, ...]]
