@@ -226,7 +226,7 @@ def exchanges_come_every_interval(seat: Seat) -> None:
 @check(least=2)
 def a_slow_worker_never_shows_half_an_update(seat: Seat) -> None:
     """All elements of a rank's parameters are equal before every exchange, so they must be after it."""
-    model = torch.nn.ParameterList([torch.full((50_021,), float(seat.rank)), torch.full((3, 7), float(seat.rank))])
+    model = torch.nn.ParameterList([torch.full((300_007,), float(seat.rank)), torch.full((3, 7), float(seat.rank))])
     optimizer = wrap(model, Crossover(segments="model", seed=9))
     pause = random.Random(seat.rank)
     for turn in range(30):
