@@ -1,8 +1,8 @@
-// How an exchange moves its bytes. What crosses nodes is one message a segment, from the sender's arena into the
-// receiver's inbox, all posted at once; what a node needs from one rank of another travels once, to the first rank
-// there that needs it. Then, segment by segment, the ranks of a node share the arithmetic: each owns a shard of the
-// elements, reads them in all arenas and inboxes of the node, and writes all results. So averages are made of values
-// before the exchange, with no copy within a node, and nobody ever reads an arena while it is being written:
+// How an exchange moves its bytes. What crosses nodes goes from the sender's arena into the receiver's inbox, a segment
+// in messages of up to 1 MiB, all posted at once; what a node needs from one rank of another travels once, to the first
+// rank there that needs it. Then, segment by segment, the ranks of a node share the arithmetic: each owns a shard of
+// the elements, reads them in all arenas and inboxes of the node, and writes all results. So averages are made of
+// values before the exchange, with no copy within a node, and nobody ever reads an arena while it is being written:
 //
 //   offered = 1                my arena holds the values to be exchanged, and my desk says where it is
 //   offered = segment + 2      my messages of the segment have left and arrived
@@ -75,14 +75,14 @@ class Mixing {
     reach(&Desk::offered, kReady);
     std::vector<std::unique_ptr<Transfer>> receives, sends;
     for (const Plan& plan : plans_) {
-      for (const LayoutSegment* run : plan.runs) {
+      for (const Slice& slice : slices(plan)) {
         for (const Parcel& parcel : plan.receives) {
           if (parcel.here != team_.me) continue;
           receives.push_back(
-              team_.receive(parcel.peer, std::span(inbox + parcel.copy * bytes + run->offset, run->bytes)));
+              team_.receive(parcel.peer, std::span(inbox + parcel.copy * bytes + slice.offset, slice.bytes)));
         }
         for (const Parcel& parcel : plan.sends)
-          sends.push_back(team_.send(parcel.peer, std::span(what_.source + run->offset, run->bytes)));
+          sends.push_back(team_.send(parcel.peer, std::span(what_.source + slice.offset, slice.bytes)));
       }
     }
     if (together()) co_await team_.all_reached(&Desk::offered, kReady);
@@ -90,7 +90,7 @@ class Mixing {
     auto receive = receives.begin(), send = sends.begin();
     for (std::size_t group = 0; group < plans_.size(); ++group) {
       const Plan& plan = plans_[group];
-      for (std::size_t run = 0; run < plan.runs.size(); ++run) {
+      for (std::size_t slice = slices(plan).size(); slice > 0; --slice) {
         for (const Parcel& parcel : plan.receives) {
           if (parcel.here == team_.me) co_await team_.finished(**receive++, parcel.peer);
         }
@@ -111,6 +111,22 @@ class Mixing {
 
  private:
   static constexpr std::uint64_t kReady = 1;
+  // Open MPI sends a message of any length over TCP as one; two large ones that cross then go one after the other.
+  static constexpr std::size_t kLargestMessage = 1024 * 1024;
+
+  struct Slice {
+    std::size_t offset, bytes;  // in the layout
+  };
+
+  // What a plan's parcels travel as.
+  static std::vector<Slice> slices(const Plan& plan) {
+    std::vector<Slice> all;
+    for (const LayoutSegment* run : plan.runs) {
+      for (std::size_t at = 0; at < run->bytes; at += kLargestMessage)
+        all.push_back({run->offset + at, std::min(kLargestMessage, run->bytes - at)});
+    }
+    return all;
+  }
 
   bool together() const { return node_.size() > 1; }
   // Whether this rank reads the participant's arena itself.

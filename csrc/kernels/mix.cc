@@ -8,7 +8,10 @@
 namespace sordino::kernels {
 namespace {
 
-constexpr std::size_t kBlockBytes = 8 * 1024;
+// Small: then all vectors stream from memory side by side, as in a reduction, and what waits to be written stays in the
+// first cache. On the machine of benchmarks/results, four averages of four vectors take 1.3 times a reduction of them
+// with 2 KiB, 1.7 times with 8 KiB.
+constexpr std::size_t kBlockBytes = 2 * 1024;
 
 // Whether some average would read what another one has written.
 bool clashes(std::span<const std::byte* const> inputs, std::span<std::byte* const> outputs,
@@ -31,7 +34,7 @@ bool clashes(std::span<const std::byte* const> inputs, std::span<std::byte* cons
 void mix(DType type, std::span<const std::byte* const> inputs, std::span<std::byte* const> outputs,
          std::span<const Average> averages, std::size_t count) {
   const bool direct = !clashes(inputs, outputs, averages);
-  const std::size_t width = size_of(type), block = kBlockBytes / width;
+  const std::size_t width = size_of(type), block = direct && averages.size() == 1 ? count : kBlockBytes / width;
   static thread_local std::vector<std::byte> scratch;
   if (!direct) scratch.resize(std::max(scratch.size(), averages.size() * kBlockBytes));
   static thread_local std::vector<const std::byte*> sources;

@@ -11,18 +11,26 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from sordino.bench import common, pictures, tables
+from sordino.bench import accuracy_report, common, gossip_report, pictures, tables
 from sordino.bench.common import Results
 from sordino.errors import UsageError
 
 _TABLES: dict[str, Callable[[Results], str]] = {
+    "accuracy": accuracy_report.report,
     "collectives": tables.collectives,
     "fusion": tables.fusion,
+    "gossip_cluster": gossip_report.cluster,
+    "gossip_exchange": gossip_report.exchange,
+    "gossip_topology": gossip_report.topology,
     "kernels": tables.kernels,
 }
 _PICTURES: dict[str, Callable[[Results, Any], None]] = {
+    "accuracy": accuracy_report.picture,
     "collectives": pictures.collectives,
     "fusion": pictures.fusion,
+    "gossip_cluster": gossip_report.draw_cluster,
+    "gossip_exchange": gossip_report.draw_exchange,
+    "gossip_topology": gossip_report.draw_topology,
     "kernels": pictures.kernels,
 }
 

@@ -16,7 +16,7 @@ from typing import Protocol, cast
 from sordino.cli import run
 from sordino.errors import NotBuilt
 
-BENCHMARKS = ("collectives", "fusion", "kernels")
+BENCHMARKS = ("accuracy", "collectives", "fusion", "gossip", "kernels")
 
 
 class _Benchmark(Protocol):

@@ -1,0 +1,199 @@
+"""The gossip benchmark: Algorithm 2 as the source has it, counts that must come out even, verdicts, short runs."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import sordino.torch as hvd
+from sordino._core import RandomCycle, RandomPull
+from sordino.bench import gossip, gossip_cluster, gossip_exchange, gossip_topology, gossip_worker, report
+from sordino.bench.gossip_topology import SEGMENTS, TooSlow, algorithm_2, copies, dead_end_probability
+from sordino.bench.timing import Team
+from sordino.cli import mpi
+from sordino.errors import NotBuilt
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+sys.path.insert(0, str(BENCHMARKS))
+
+from cluster import Cluster  # noqa: E402
+
+# --- Finding peers ----------------------------------------------------------------------------------------------------
+
+
+def test_algorithm_2_draws_destinations_that_are_all_different_and_none_is_the_worker_itself() -> None:
+    generator = np.random.default_rng(1)
+    drawn = [algorithm_2(6, generator, math.inf) for _ in range(2000)]
+    for destinations in drawn:
+        assert destinations == [] or sorted(destinations) == list(range(6))
+        assert all(worker != destination for worker, destination in enumerate(destinations))
+    first = [destinations[0] for destinations in drawn if destinations]
+    assert set(first) == {1, 2, 3, 4, 5}
+    share = sum(not destinations for destinations in drawn) / len(drawn)
+    assert share == pytest.approx(dead_end_probability(6), abs=4 * math.sqrt(0.1 / len(drawn)))
+
+
+def dead_ends(size: int, taken: tuple[int, ...] = ()) -> float:
+    """The probability by trying every way."""
+    left = [rank for rank in range(size) if rank not in (*taken, len(taken))]
+    if len(taken) == size or not left:
+        return float(len(taken) < size)
+    return sum(dead_ends(size, (*taken, rank)) for rank in left) / len(left)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 5, 6, 7])
+def test_the_probability_of_a_dead_end_is_that_of_all_ways(size: int) -> None:
+    assert dead_end_probability(size) == pytest.approx(dead_ends(size), abs=1e-12)
+
+
+def test_a_draw_stops_at_its_deadline() -> None:
+    with pytest.raises(TooSlow):
+        algorithm_2(1000, np.random.default_rng(1), time.perf_counter() - 1)
+    assert gossip_topology.measure_source(3000, budget=0.01, limit=0.01) == {"over": 0.01}
+
+
+def test_copies_are_counted() -> None:
+    assert set(copies(RandomCycle(33, 1), 4).values()) == {1.0}
+    combo = copies(RandomPull(33, 1, SEGMENTS, 1), 4)
+    assert combo["mean"] == 1  # everybody pulls one copy, so that is what is sent on average
+    assert 1 < combo["model_busiest"] <= combo["model_worst"] < combo["segment_busiest"] <= combo["segment_worst"]
+
+
+# --- One exchange -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("after", "right"), [(2.5, True), (1.0, False), (3.0, False)])
+def test_a_check_wants_values_to_move_and_their_sum_to_stay(
+    monkeypatch: pytest.MonkeyPatch, after: float, right: bool
+) -> None:
+    monkeypatch.setattr(Team, "maximum", lambda self, values: values)
+    monkeypatch.setattr(hvd, "allreduce", lambda tensor, **_: 2 * tensor)  # as if both ranks had the same
+    tensor = torch.zeros(5)  # the ranks begin with 1 and 4
+    contestant = gossip_exchange.Contestant([tensor], lambda: tensor.fill_(after))
+    assert contestant.is_right(Team(0, 2)) is right
+
+
+def test_groups_of_two_take_part_where_they_are_not_everybody() -> None:
+    having = [size for size in range(2, 9) if "hierarchical" in gossip_exchange.algorithms(size)]
+    assert having == [4, 6, 8] == [size for size in range(1, 9) if "hierarchical" in gossip_worker.algorithms(size)]
+
+
+# --- Slow links -------------------------------------------------------------------------------------------------------
+
+
+def test_half_of_resnet50_has_a_quarter_of_its_parameters() -> None:
+    shapes = gossip_worker.half_resnet50()
+    assert len({name for name, _ in shapes}) == 161
+    assert sum(math.prod(shape) for _, shape in shapes) / 25_557_032 == pytest.approx(0.25, abs=0.01)
+
+
+def job(ranks: int, **seconds: Sequence[float]) -> dict[str, Any]:
+    """What the workers of a job found."""
+    found: dict[str, Any] = {"ranks": ranks, "hosts": ranks, "ranks_per_host": 1, "parameters": 9, "job_bytes": 1}
+    found["rows"] = [{"compute_ms": 5.0, "busy_cores": 1.5, "seconds": seconds}]
+    found["traffic"] = {name: {"link_mean": 1.0, "link_most": 1.0, "payload_mean": 1.0} for name in seconds}
+    return found | {"right": dict.fromkeys(seconds, True)}
+
+
+def test_efficiency_is_against_one_worker_and_claims_are_judged_at_most_workers() -> None:
+    alone: dict[float, float] = {}
+    rows = gossip_cluster.rows_of(job(1, alone=[2.0, 2.0, 2.0]), 4, 10, alone)
+    rows += gossip_cluster.rows_of(job(2, allreduce=[2.0], crossover=[2.0], pushsum=[2.0]), 4, 10, alone)
+    rows += gossip_cluster.rows_of(job(4, allreduce=[4.0, 5.0, 4.0], crossover=[2.5], pushsum=[2.5]), 4, 10, alone)
+    assert alone == {5.0: 20.0}
+    reached = [row["contestants"]["allreduce"]["efficiency"]["median"] for row in rows[1:]]
+    assert reached == pytest.approx([1.0, 0.5])
+    assert [one["met"] for one in gossip_cluster.targets(rows)] == [True, True, True, None]
+    assert gossip_cluster.targets(rows)[0]["value"] == pytest.approx(1.6)
+
+
+# --- Short runs -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def mpirun() -> mpi.Launcher:
+    """A real mpirun; without one there is nothing to launch with."""
+    try:
+        return mpi.find_launcher(mpi.build_info(), os.environ)
+    except NotBuilt as error:
+        pytest.skip(f"needs an MPI: {error}")
+
+
+def run(*words: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "sordino.cli", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, env={**os.environ, **(env or {})})
+
+
+def results_of(folder: Path, name: str) -> dict[str, Any]:
+    """The JSON file, from which alone the report can be made again."""
+    path = folder / f"{name}.json"
+    text = path.read_text()
+    assert str(Path.home()) + "/" not in text and sys.prefix not in text
+    before = path.with_suffix(".md").read_text()
+    path.with_suffix(".md").unlink()
+    assert report.main([str(path)]) == 0
+    assert path.with_suffix(".md").read_text() == before
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+def test_topology_runs(tmp_path: Path) -> None:
+    assert gossip.main(["topology", "--quick", "--sizes", "8,64", "--results", str(tmp_path)]) == 0
+    found = results_of(tmp_path, "gossip_topology")
+    assert [row["workers"] for row in found["rows"]] == [8, 64]
+    assert all(row["source"]["draws"] % SEGMENTS == 0 and row["ours"]["median"] > 0 for row in found["rows"])
+
+
+def test_an_exchange_needs_two_ranks() -> None:
+    done = run("bench", "gossip", "exchange", "--quick")
+    assert done.returncode == 2
+    assert "needs two ranks" in done.stderr
+
+
+@pytest.mark.usefixtures("mpirun")
+@pytest.mark.parametrize("ranks", [3, 4])
+def test_exchanges_run(tmp_path: Path, ranks: int) -> None:
+    words = ["--quick", "--baselines", "none", "--results", str(tmp_path)]
+    done = run("bench", "-np", str(ranks), "gossip", "exchange", *words)
+    assert done.returncode == 0, done.stderr
+    found = results_of(tmp_path, f"gossip_exchange_np{ranks}")
+    assert {"crossover_blocks", "pushsum", "allreduce", "floor"} <= found["contestants"].keys()
+    assert all(one["right"] for one in found["contestants"].values())
+
+
+@pytest.mark.usefixtures("mpirun")
+def test_the_worker_counts_what_it_sends(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "sordino.bench.gossip_worker", "--compute-ms", "3", "--budget", "0", "--steps", "1"]
+    done = run("run", "-np", "4", "--", *words, env={"SORDINO_RANKS_PER_NODE": "1"})
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert all(found["right"].values())
+    model = found["parameters"] * 4
+    sent = {name: one["payload_mean"] / model for name, one in found["traffic"].items()}
+    # Groups of two send their gradients once besides the leader's parameters, which go to both of another group.
+    wanted = {"allreduce": 1.5, "allreduce_after": 1.5, "pushsum": 1.0, "pushsum_overlap": 1.0, "crossover": 1.0}
+    assert sent == pytest.approx(wanted | {"hierarchical": 2.0}, rel=0.01)
+
+
+def test_the_cluster_runs(tmp_path: Path) -> None:
+    try:
+        with Cluster(hosts=1):
+            pass
+    except NotBuilt as error:
+        pytest.skip(str(error))
+    assert gossip.main(["cluster", "--quick", "--workers", "2", "--results", str(tmp_path)]) == 0
+    found = results_of(tmp_path, "gossip_cluster")
+    assert [(row["ranks"], row["hosts"]) for row in found["rows"]] == [(1, 1), (2, 2), (2, 1)]
+    for name, one in found["rows"][1]["contestants"].items():
+        assert 1.0 < one["link_mean"] / one["payload_mean"] < 1.2, name
