@@ -57,6 +57,9 @@ def parse(argv: Sequence[str] | None, description: str) -> argparse.Namespace:
     names = sordino.algorithms.names()
     add("--algorithm", default="allreduce", metavar="NAME", help=f"one of: {', '.join(names)} (default: allreduce)")
     add("--set", action="append", default=[], metavar="NAME=VALUE", help="of the algorithm, such as group_size=2")
+    for name in ("group_size", "interval"):
+        flag, short = f"--{name.replace('_', '-')}", f"{name}={{}}".format
+        add(flag, action="append", dest="set", type=short, metavar="N", help=f"short for --set {name}=N")
     add("--data", default="digits", choices=("digits", "fashion-mnist"), help="what to learn (default: digits)")
     add("--data-dir", metavar="FOLDER", help="the four .gz files of Fashion-MNIST, if not where Debian puts them")
     add("--epochs", type=int, help="passes over the training images (default: 20 for the digits, else 2)")

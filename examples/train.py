@@ -3,7 +3,8 @@
   python examples/train.py                                     one process, scikit-learn's digits
   mpirun -np 3 python examples/train.py
   sordino run -np 4 -- python examples/train.py --data fashion-mnist --epochs 2 --algorithm allreduce
-  sordino run -np 4 -- python examples/train.py --algorithm crossover --set group_size=2 --set interval=4
+  sordino run -np 4 -- python examples/train.py --algorithm local-sgd --group-size 2 --interval 4
+  sordino run -np 4 -- python examples/train.py --algorithm pushsum --set overlap=1
 
 --batch-size is the *global* batch: the ranks share its rows, so 4 ranks compute what 1 rank does (within rounding)
 with the same options, and the learning rate needs no scaling.
@@ -155,11 +156,11 @@ class Training:
         """Rank 0 writes the checkpoint, if there is to be one. Where models differ, all continue from their mean."""
         if not self.args.checkpoint:
             return
-        model = self.parameters()
+        model, optimizer = self.parameters(), self.optimizer.state_dict()  # collective where ranks have parts of it
         if hvd.rank() == 0:
             state = {
                 "model": model,
-                "optimizer": self.optimizer.state_dict(),
+                "optimizer": optimizer,
                 "epoch": self.epoch,
                 "step": self.step,
                 "rng": torch.get_rng_state(),

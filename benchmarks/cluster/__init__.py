@@ -145,7 +145,8 @@ class Cluster:
         slots = [each + (k < more) for k in range(len(self.names))]
         job = mpi.Job(
             ranks=ranks,
-            command=command,
+            # Open MPI's daemons can miss the end of a process that ends at once, and then wait for ever.
+            command=["sh", "-c", 'sleep 0.2; exec "$@"', "sh", *mpi.resolve(command)],
             hosts=[f"{name}:{count}" for name, count in zip(self.names, slots) if count],
             exports=env,
             extra=_MPI_OPTIONS,

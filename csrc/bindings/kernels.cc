@@ -49,6 +49,13 @@ void register_kernels(py::module_& module) {
       py::arg("dtype"), py::arg("x"), py::arg("y"), py::arg("count"), py::arg("a"), py::arg("b"), no_gil,
       "y[i] = a * x[i] + b * y[i]");
   kernels.def(
+      "squared_distance",
+      [](int dtype, std::uintptr_t x, std::uintptr_t y, std::size_t count) {
+        return kernels::squared_distance(dtype_of(dtype), pointer(x), pointer(y), count);
+      },
+      py::arg("dtype"), py::arg("x"), py::arg("y"), py::arg("count"), no_gil,
+      "The sum of (x[i] - y[i])^2, in float64.");
+  kernels.def(
       "flatten",
       [](const std::vector<std::pair<std::uintptr_t, std::size_t>>& tensors, std::uintptr_t flat) {
         kernels::flatten(spans(tensors), pointer(flat));

@@ -106,6 +106,11 @@ void register_topology(py::module_& module) {
              return std::make_shared<topology::Star>(checked_size(size), group_size);
            }),
            py::arg("size"), py::arg("group_size"));
+  define<topology::ToOwner>(module, "ToOwner", "The owner of a segment, rank s modulo size, averages it.")
+      .def(py::init([](int size) { return std::make_shared<topology::ToOwner>(checked_size(size)); }), py::arg("size"));
+  define<topology::FromOwner>(module, "FromOwner", "All take a segment over from its owner, rank s modulo size.")
+      .def(py::init([](int size) { return std::make_shared<topology::FromOwner>(checked_size(size)); }),
+           py::arg("size"));
 }
 
 }  // namespace sordino::bindings

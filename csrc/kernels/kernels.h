@@ -44,6 +44,9 @@ struct Dots {
 };
 Dots dots(DType type, const std::byte* x, const std::byte* y, std::size_t count);
 
+// |x - y|^2, accumulated in double. Floating types only.
+double squared_distance(DType type, const std::byte* x, const std::byte* y, std::size_t count);
+
 // Copies many spans into / out of one flat buffer, back to back. Spans with no data or no bytes take no room in it.
 void flatten(std::span<const Span> tensors, std::byte* flat);
 void unflatten(const std::byte* flat, std::span<const Span> tensors);

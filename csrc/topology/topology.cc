@@ -26,6 +26,15 @@ int along(const Permutation& shuffled, int size, int rank, int distance) {
                                                                                      : place - size)));
 }
 
+int owner_of(At at, int size) { return static_cast<int>(at.segment % static_cast<std::uint32_t>(size)); }
+
+void all_but(int rank, int size, std::vector<int>& ranks) {
+  ranks.clear();
+  for (int other = 0; other < size; ++other) {
+    if (other != rank) ranks.push_back(other);
+  }
+}
+
 }  // namespace
 
 void RandomCycle::row(At at, int rank, Row& row) const {
@@ -178,6 +187,31 @@ void Star::destinations(At, int rank, std::vector<int>& ranks) const {
   ranks.clear();
   if (rank % group_size_ != 0) return;
   for (int member = 1; member < group_size_; ++member) ranks.push_back(rank + member);
+}
+
+void ToOwner::row(At at, int rank, Row& row) const {
+  row.leave_alone();
+  if (rank != owner_of(at, size())) return;
+  all_but(rank, size(), row.sources);
+  row.average();
+}
+
+void ToOwner::destinations(At at, int rank, std::vector<int>& ranks) const {
+  ranks.clear();
+  if (const int owner = owner_of(at, size()); owner != rank) ranks.push_back(owner);
+}
+
+void FromOwner::row(At at, int rank, Row& row) const {
+  row.leave_alone();
+  const int owner = owner_of(at, size());
+  if (owner == rank) return;
+  row.sources.assign(1, owner);
+  row.keeps_own = false;
+}
+
+void FromOwner::destinations(At at, int rank, std::vector<int>& ranks) const {
+  ranks.clear();
+  if (rank == owner_of(at, size())) all_but(rank, size(), ranks);
 }
 
 }  // namespace sordino::topology

@@ -140,4 +140,21 @@ class Star : public Topology {
   const int group_size_;
 };
 
+// The two halves of a sharded average (hierarchical local SGD, section 3.2): rank s modulo size owns segment s. Its
+// value becomes the mean of all...
+class ToOwner : public Topology {
+ public:
+  using Topology::Topology;
+  void row(At at, int rank, Row& row) const override;
+  void destinations(At at, int rank, std::vector<int>& ranks) const override;
+};
+
+// ... and the others take it over.
+class FromOwner : public Topology {
+ public:
+  using Topology::Topology;
+  void row(At at, int rank, Row& row) const override;
+  void destinations(At at, int rank, std::vector<int>& ranks) const override;
+};
+
 }  // namespace sordino::topology

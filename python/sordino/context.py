@@ -41,7 +41,7 @@ class Context:
     # Sets of the core that only the library uses: for the exchanges of a process set, and for its groups by their size
     # (id and members).
     channels: dict[int, int] = field(default_factory=dict)
-    groups: dict[tuple[int, int], tuple[int, list[int]]] = field(default_factory=dict)
+    groups: dict[tuple[int, str, int], tuple[int, list[int]]] = field(default_factory=dict)
     _joins: int = 0
 
     def __post_init__(self) -> None:

@@ -26,6 +26,7 @@ MODULES = (
     "gossip",
     "joining",
     "life",
+    "local_sgd",
     "mismatches",
     "moving",
     "objects",

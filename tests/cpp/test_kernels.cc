@@ -133,7 +133,7 @@ template <class T>
 void test_dots(const std::vector<std::string>& levels, DType type) {
   for (std::size_t count : kSizes) {
     Buffer<T> x(count, false), y(count, false);
-    long double xx = 0, xy = 0, yy = 0, magnitude = 0;
+    long double xx = 0, xy = 0, yy = 0, magnitude = 0, apart = 0;
     for (std::size_t i = 0; i < count; ++i) {
       T vx, vy;
       from_double(static_cast<double>(random_below(2001)) / 7 - 140, vx);
@@ -141,7 +141,7 @@ void test_dots(const std::vector<std::string>& levels, DType type) {
       x.set(i, vx);
       y.set(i, vy);
       const long double dx = to_double(vx), dy = to_double(vy);
-      xx += dx * dx, xy += dx * dy, yy += dy * dy, magnitude += std::abs(dx * dy);
+      xx += dx * dx, xy += dx * dy, yy += dy * dy, magnitude += std::abs(dx * dy), apart += (dx - dy) * (dx - dy);
     }
     kernels::Dots first = {};
     for (const std::string& level : levels) {
@@ -151,6 +151,9 @@ void test_dots(const std::vector<std::string>& levels, DType type) {
             count);
       if (level == levels.front()) first = got;
       CHECK(std::memcmp(&got, &first, sizeof got) == 0, level, name_of(type), count);
+      CHECK(close(kernels::squared_distance(type, x.data(), y.data(), count), apart, apart), level, name_of(type),
+            count);
+      CHECK(kernels::squared_distance(type, x.data(), x.data(), count) == 0, level, name_of(type), count);
     }
     if (count == 0) continue;
     T nan;
@@ -226,6 +229,7 @@ void test_errors_and_levels(const std::string& chosen, const std::vector<std::st
   for (int type = 0; type < static_cast<int>(DType::kFloat16); ++type) {
     CHECK_THROWS(UsageError, kernels::axpby(DType(type), bytes.data(), bytes.data(), 1, 1, 1));
     CHECK_THROWS(UsageError, kernels::dots(DType(type), bytes.data(), bytes.data(), 1));
+    CHECK_THROWS(UsageError, kernels::squared_distance(DType(type), bytes.data(), bytes.data(), 1));
   }
 }
 

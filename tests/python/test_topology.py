@@ -14,12 +14,14 @@ from hypothesis import strategies as st
 from sordino._core import (
     Dissemination,
     Exponential,
+    FromOwner,
     Grouped,
     RandomCycle,
     RandomPull,
     Ring,
     Roulette,
     Star,
+    ToOwner,
     Topology,
 )
 from sordino.errors import UsageError
@@ -36,6 +38,8 @@ def made(size: int) -> Iterator[Topology]:
     yield Dissemination(size, 2)
     yield RandomPull(size, 3, 4, min(2, max(size - 1, 1)))
     yield Star(size, 1)
+    yield ToOwner(size)
+    yield FromOwner(size)
     if size <= 64:
         yield Roulette(size, 4, list((1 - np.eye(size)).ravel()))
     if size % 4 == 0:

@@ -103,6 +103,12 @@ Dots dots(DType type, const std::byte* x, const std::byte* y, std::size_t count)
   return function(x, y, count);
 }
 
+double squared_distance(DType type, const std::byte* x, const std::byte* y, std::size_t count) {
+  const DistanceFn function = table().squared_distance[static_cast<int>(type)];
+  if (function == nullptr) refuse("squared_distance", type);
+  return function(x, y, count);
+}
+
 std::string_view level() { return current().load(std::memory_order_relaxed)->name; }
 
 void set_level(std::string_view name) {

@@ -1,4 +1,4 @@
-// The dot products. Included by impl.h only.
+// The dot products of two vectors and their distance. Included by impl.h only.
 #pragma once
 
 #include "kernels/cpu/lanes.h"
@@ -26,24 +26,29 @@ constexpr std::size_t kVectors = kLanes / kWidth;
 
 struct LaneDots {
   Doubles xx[kVectors], xy[kVectors], yy[kVectors];
+  void add(std::size_t v, Doubles x, Doubles y) {
+    xx[v] += x * x;
+    xy[v] += x * y;
+    yy[v] += y * y;
+  }
 };
 
-template <class T>
-inline void add_lanes(LaneDots& sums, const Loose<T>* x, const Loose<T>* y) {
+// Not from the dot products: of vectors that lie close together they would leave rounding errors alone.
+struct LaneSquares {
+  Doubles differences[kVectors];
+  void add(std::size_t v, Doubles x, Doubles y) { differences[v] += (x - y) * (x - y); }
+};
+
+template <class Sums, class T>
+inline void add_lanes(Sums& sums, const Loose<T>* x, const Loose<T>* y) {
   prefetch(x);
   prefetch(y);
-  for (std::size_t v = 0; v < kVectors; ++v) {
-    const Doubles dx = to_doubles(x + v * kWidth);
-    const Doubles dy = to_doubles(y + v * kWidth);
-    sums.xx[v] += dx * dx;
-    sums.xy[v] += dx * dy;
-    sums.yy[v] += dy * dy;
-  }
+  for (std::size_t v = 0; v < kVectors; ++v) sums.add(v, to_doubles(x + v * kWidth), to_doubles(y + v * kWidth));
 }
 
-template <class T>
-void add_dots(LaneDots& result, const Loose<T>* x, const Loose<T>* y, std::size_t count) {
-  LaneDots sums = result;
+template <class Sums, class T>
+void add_all(Sums& result, const Loose<T>* x, const Loose<T>* y, std::size_t count) {
+  Sums sums = result;
   std::size_t i = 0;
   for (; i + kLanes <= count; i += kLanes) add_lanes(sums, x + i, y + i);
   if (i < count) {
@@ -62,11 +67,11 @@ inline double total(const Doubles (&sums)[kVectors]) {
   return ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7]));
 }
 
-template <class T>
-Dots dots(const std::byte* x, const std::byte* y, std::size_t count) {
-  LaneDots sums = {};
+template <class T, class Sums>
+Sums sums_of(const std::byte* x, const std::byte* y, std::size_t count) {
+  Sums sums = {};
   if constexpr (std::is_floating_point_v<T>) {
-    add_dots(sums, loose<T>(x), loose<T>(y), count);
+    add_all(sums, loose<T>(x), loose<T>(y), count);
   } else {
     constexpr std::size_t kBlock = 1024;
     static_assert(kBlock % kLanes == 0, "a block must end where the lanes begin again");
@@ -78,10 +83,21 @@ Dots dots(const std::byte* x, const std::byte* y, std::size_t count) {
         lane.store(fx + i, lane.load(from_x + i));
         lane.store(fy + i, lane.load(from_y + i));
       });
-      add_dots(sums, fx, fy, n);
+      add_all(sums, fx, fy, n);
     }
   }
+  return sums;
+}
+
+template <class T>
+Dots dots(const std::byte* x, const std::byte* y, std::size_t count) {
+  const auto sums = sums_of<T, LaneDots>(x, y, count);
   return Dots{total(sums.xx), total(sums.xy), total(sums.yy)};
+}
+
+template <class T>
+double squared_distance(const std::byte* x, const std::byte* y, std::size_t count) {
+  return total(sums_of<T, LaneSquares>(x, y, count).differences);
 }
 
 }  // namespace

@@ -164,6 +164,7 @@ constexpr void enter_floating(Table& table, DType type) {
   enter_folds<T>(table, type);
   table.axpby[static_cast<int>(type)] = axpby<T>;
   table.dots[static_cast<int>(type)] = dots<T>;
+  table.squared_distance[static_cast<int>(type)] = squared_distance<T>;
 }
 
 constexpr Table make_table() {

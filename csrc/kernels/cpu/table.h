@@ -26,6 +26,7 @@ struct Reduction {
 using ReduceFn = void (*)(const Reduction&);
 using AxpbyFn = void (*)(const std::byte* x, std::byte* y, std::size_t count, double a, double b);
 using DotsFn = Dots (*)(const std::byte* x, const std::byte* y, std::size_t count);
+using DistanceFn = double (*)(const std::byte* x, const std::byte* y, std::size_t count);
 
 inline constexpr int kReduceOpCount = 6;
 
@@ -34,6 +35,7 @@ struct Table {
   ReduceFn reduce[kDTypeCount][kReduceOpCount];
   AxpbyFn axpby[kDTypeCount];
   DotsFn dots[kDTypeCount];
+  DistanceFn squared_distance[kDTypeCount];
 };
 
 namespace baseline {

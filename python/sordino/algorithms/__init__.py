@@ -7,16 +7,19 @@ from __future__ import annotations
 
 from sordino.algorithms.allreduce import AllReduce
 from sordino.algorithms.gossip import DPSGD, Crossover, ElasticAveraging, GossipGraD, PushSum, SegmentedGossip
+from sordino.algorithms.local import AdaptiveInterval, LocalSGD
 from sordino.errors import UsageError
 
 __all__ = [
     "DPSGD",
+    "AdaptiveInterval",
     "Algorithm",
     "AllReduce",
     "Crossover",
     "ElasticAveraging",
     "GossipAlgorithm",
     "GossipGraD",
+    "LocalSGD",
     "MixingAlgorithm",
     "PushSum",
     "SegmentedGossip",
@@ -26,7 +29,7 @@ __all__ = [
 
 MixingAlgorithm = Crossover | DPSGD | GossipGraD | PushSum | SegmentedGossip
 GossipAlgorithm = MixingAlgorithm | ElasticAveraging
-Algorithm = AllReduce | GossipAlgorithm
+Algorithm = AllReduce | GossipAlgorithm | LocalSGD
 
 _BY_NAME: dict[str, type[Algorithm]] = {
     "allreduce": AllReduce,
@@ -34,6 +37,7 @@ _BY_NAME: dict[str, type[Algorithm]] = {
     "dpsgd": DPSGD,
     "elasticaveraging": ElasticAveraging,
     "gossipgrad": GossipGraD,
+    "local-sgd": LocalSGD,
     "pushsum": PushSum,
     "segmentedgossip": SegmentedGossip,
 }

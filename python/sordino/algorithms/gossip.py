@@ -28,7 +28,8 @@ Segments = str | int | tuple[str, ...]
 Buffers = Literal["local", "average"]
 
 
-def _require(condition: bool, owner: object, field: str, must: str) -> None:
+def require(condition: bool, owner: object, field: str, must: str) -> None:
+    """UsageError unless the condition holds, naming the owner's field and its value."""
     if not condition:
         raise UsageError(f"{type(owner).__name__}({field}={getattr(owner, field)!r}): {must}")
 
@@ -47,8 +48,8 @@ class _Gossip:
     buffers: Buffers = "local"
 
     def __post_init__(self) -> None:
-        _require(isinstance(self.interval, int) and self.interval >= 1, self, "interval", "must be at least 1")
-        _require(self.buffers in ("local", "average"), self, "buffers", "must be 'local' or 'average'")
+        require(isinstance(self.interval, int) and self.interval >= 1, self, "interval", "must be at least 1")
+        require(self.buffers in ("local", "average"), self, "buffers", "must be 'local' or 'average'")
 
     @property
     def workers_in_group(self) -> int:
@@ -77,12 +78,12 @@ class _Mixing(_Gossip):
         super().__post_init__()
         segments = self.segments
         if isinstance(segments, int):
-            _require(segments >= 1, self, "segments", "must be at least 1 byte")
+            require(segments >= 1, self, "segments", "must be at least 1 byte")
         elif isinstance(segments, str):
-            _require(segments in ("model", "blocks"), self, "segments", "must be 'model', 'blocks', bytes or patterns")
+            require(segments in ("model", "blocks"), self, "segments", "must be 'model', 'blocks', bytes or patterns")
         else:
             patterns = all(isinstance(pattern, str) for pattern in segments) and len(segments) > 0
-            _require(patterns, self, "segments", "must be 'model', 'blocks', bytes or patterns")
+            require(patterns, self, "segments", "must be 'model', 'blocks', bytes or patterns")
             object.__setattr__(self, "segments", tuple(segments))
 
     def rounds_of(self, size: int, segment_count: int) -> list[Topology]:
@@ -106,7 +107,7 @@ class _RandomMixing(_Mixing):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _require(isinstance(self.seed, int) and 0 <= self.seed < 1 << 64, self, "seed", "must be from 0 to 2^64 - 1")
+        require(isinstance(self.seed, int) and 0 <= self.seed < 1 << 64, self, "seed", "must be from 0 to 2^64 - 1")
 
 
 @dataclass(frozen=True)
@@ -143,9 +144,9 @@ class Crossover(_RandomMixing):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _require(isinstance(self.group_size, int) and self.group_size >= 1, self, "group_size", "must be at least 1")
-        _require(self.within in ("allreduce", "leader"), self, "within", "must be 'allreduce' or 'leader'")
-        _require(self.segment_bytes >= 1, self, "segment_bytes", "must be at least 1")
+        require(isinstance(self.group_size, int) and self.group_size >= 1, self, "group_size", "must be at least 1")
+        require(self.within in ("allreduce", "leader"), self, "within", "must be 'allreduce' or 'leader'")
+        require(self.segment_bytes >= 1, self, "segment_bytes", "must be at least 1")
         if self.roulette is not None:
             object.__setattr__(self, "roulette", tuple(tuple(float(weight) for weight in row) for row in self.roulette))
 
@@ -219,7 +220,7 @@ class SegmentedGossip(_RandomMixing):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _require(isinstance(self.replicas, int) and self.replicas >= 1, self, "replicas", "must be at least 1")
+        require(isinstance(self.replicas, int) and self.replicas >= 1, self, "replicas", "must be at least 1")
 
     def rounds_of(self, size: int, segment_count: int) -> list[Topology]:
         return [RandomPull(size, self.seed, max(segment_count, 1), self.replicas)]
@@ -255,8 +256,8 @@ class PushSum(_Mixing):
         stages = self.stages
         whole = all(isinstance(number, int) for stage in stages.items() for number in stage)
         fine = whole and 0 in stages and min(stages) >= 0 and min(stages.values()) >= 1
-        _require(fine, self, "peers", "must be at least 1, or {round: peers, ...} from round 0 on")
-        _require(isinstance(self.overlap, int) and self.overlap >= 0, self, "overlap", "must be at least 0")
+        require(fine, self, "peers", "must be at least 1, or {round: peers, ...} from round 0 on")
+        require(isinstance(self.overlap, int) and self.overlap >= 0, self, "overlap", "must be at least 0")
 
     @property
     def stages(self) -> dict[int, int]:
@@ -288,4 +289,4 @@ class ElasticAveraging(_Gossip):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _require(0 < self.moving_rate <= 1, self, "moving_rate", "must be above 0 and at most 1")
+        require(0 < self.moving_rate <= 1, self, "moving_rate", "must be above 0 and at most 1")

@@ -6,79 +6,26 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
 from typing import Any
 
 import torch
 
-from sordino.algorithms import Algorithm, AllReduce, resolve
+from sordino.algorithms import Algorithm, AllReduce, LocalSGD, resolve
 from sordino.context import current
 from sordino.errors import UsageError
 from sordino.torch.adasum import AdasumSteps
+from sordino.torch.arguments import Groups, Named, group_indices, name_parameters, parameters_of
 from sordino.torch.compression import Compression, Compressor
 from sordino.torch.gossip import GossipSteps
 from sordino.torch.gradients import GradientReducer
+from sordino.torch.local_sgd import LocalSteps
 from sordino.torch.operation import Adasum, Average, resolve_op
 from sordino.torch.process_sets import ProcessSet, global_process_set
 from sordino.torch.segments import Settings, StepOrderError
-
-Named = Iterable[tuple[str, torch.Tensor]]
-Groups = int | Sequence[Sequence[torch.Tensor]] | None
-
-
-def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
-def _name_parameters(optimizer: torch.optim.Optimizer, named: Named | None) -> dict[torch.Tensor, str]:
-    """The name of each of the optimizer's parameters. UsageError for names that repeat or are missing."""
-    if named is None:
-        groups = enumerate(optimizer.param_groups)
-        return {p: f"group{g}.parameter{i}" for g, group in groups for i, p in enumerate(group["params"])}
-    entries = list(named)
-    if not all(isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[0], str) for entry in entries):
-        raise UsageError(
-            "named_parameters should be a sequence of tuples (name, parameter), usually model.named_parameters()"
-        )
-    doubles = sorted(name for name, count in Counter(name for name, _ in entries).items() if count > 1)
-    if doubles:
-        raise UsageError(f"Parameter names in named_parameters must be unique. Found duplicates: {', '.join(doubles)}")
-    names = {parameter: name for name, parameter in entries}
-    unnamed = [p for p in _parameters(optimizer) if p not in names]
-    if unnamed:
-        shapes = ", ".join(str(tuple(p.shape)) for p in unnamed[:5])
-        raise UsageError(
-            "named_parameters was specified, but one or more model parameters were not named. "
-            f"{len(unnamed)} are missing, of shapes {shapes}."
-        )
-    return names
-
-
-def _group_indices(groups: Groups, parameters: Sequence[torch.Tensor]) -> tuple[tuple[int, ...], ...]:
-    """Horovod's `groups` argument as indices: a number of groups, or lists of parameters."""
-    if groups is None:
-        return ()
-    if isinstance(groups, int):
-        if groups <= 0:
-            raise UsageError(f"groups should be a positive integer or a list of lists of torch.Tensor, not {groups}.")
-        size, extra = divmod(len(parameters), groups)
-        bounds = [k * size + min(k, extra) for k in range(groups + 1)]
-        return tuple(tuple(range(begin, end)) for begin, end in pairwise(bounds) if begin < end)
-    index = {id(parameter): i for i, parameter in enumerate(parameters)}
-    chosen: set[int] = set()
-    result = []
-    for group in groups:
-        if not isinstance(group, Sequence) or not all(isinstance(p, torch.Tensor) for p in group):
-            raise UsageError("groups must consist of lists of torch.Tensor.")
-        members = tuple(index[id(p)] for p in group if p.requires_grad and id(p) in index)
-        if chosen & set(members) or len(set(members)) != len(members):
-            raise UsageError("A parameter can only appear once in groups.")
-        chosen |= set(members)
-        result.append(members)
-    return tuple(result)
+from sordino.torch.sharded_state import numbered_groups
+from sordino.torch.steps import ParameterSteps
 
 
 class DistributedOptimizer(torch.optim.Optimizer):
@@ -128,7 +75,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             raise UsageError(f"backward_passes_per_step must be > 0, not {backward_passes_per_step}")
         # super().__init__ is not called on purpose: there is one set of groups and state, the wrapped optimizer's.
         self._inner = optimizer
-        self._names = _name_parameters(optimizer, named_parameters)
+        self._names = name_parameters(optimizer, named_parameters)
         self._options: dict[str, Any] = {
             "compression": compression,
             "backward_passes_per_step": backward_passes_per_step,
@@ -168,11 +115,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def _step_supports_amp_scaling(self) -> bool:
         # True: GradScaler calls step() also when gradients are infinite. Gossip needs that: such a worker must still
         # exchange. Otherwise it must unscale by itself: a wrapped optimizer that can do it would not see the scale.
-        return isinstance(self._reducer, GossipSteps)
+        return isinstance(self._reducer, ParameterSteps)
 
-    def _make_reducer(self, compare: bool) -> GradientReducer | AdasumSteps | GossipSteps:
+    def _make_reducer(self, compare: bool) -> GradientReducer | AdasumSteps | ParameterSteps:
         """What makes a step a distributed one."""
-        parameters = _parameters(self._inner)
+        parameters = parameters_of(self._inner)
         names = [self._names[p] for p in parameters]
         options = self._options
         if options["op"] == Adasum and current().size > 1:
@@ -187,20 +134,31 @@ class DistributedOptimizer(torch.optim.Optimizer):
             passes=options["backward_passes_per_step"],
             predivide=options["gradient_predivide_factor"],
             sparse_as_dense=options["sparse_as_dense"],
-            groups=_group_indices(options["groups"], parameters),
+            groups=group_indices(options["groups"], parameters),
         )
         if isinstance(options["algorithm"], AllReduce):
             return GradientReducer(current(), names, parameters, settings, compare)
         buffers = [(name, buffer) for name, buffer in options["named_buffers"] or () if buffer.is_floating_point()]
-        return GossipSteps(current(), names, parameters, buffers, options["algorithm"], settings, compare)
+        algorithm = options["algorithm"]
+        if isinstance(algorithm, LocalSGD):
+            return LocalSteps(current(), names, parameters, buffers, algorithm, settings, compare)
+        return GossipSteps(current(), names, parameters, buffers, algorithm, settings, compare)
 
-    def _replace_reducer(self) -> None:
+    @contextmanager
+    def _new_reducer(self) -> Iterator[None]:
+        """After it, another reducer goes on with what has been changed within it."""
         old = self._reducer
         self.flush()
+        kept = old.optimizer_state(self._inner) if isinstance(old, LocalSteps) else None
+        yield
         old.release()
         self._reducer = self._make_reducer(compare=True)
-        if isinstance(old, GossipSteps) and isinstance(self._reducer, GossipSteps):
+        if isinstance(old, ParameterSteps) and isinstance(self._reducer, ParameterSteps):
             self._reducer.load_state(old.state())
+        if kept is not None and isinstance(self._reducer, LocalSteps):
+            self._reducer.load_optimizer_state(
+                self._inner, {"state": kept["state"], "param_groups": numbered_groups(self._inner)}
+            )
 
     # ---- what the wrapped optimizer owns -----------------------------------------------------------------------
 
@@ -243,19 +201,27 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """The wrapped optimizer's state, loadable with and without Sordino. Algorithms that have a state of their own
-        keep it under the key "sordino"."""
-        state = self._inner.state_dict()
-        if isinstance(self._reducer, GossipSteps):
+        keep it under the key "sordino". Collective where ranks have a shard of it each (`LocalSGD`)."""
+        if isinstance(self._reducer, LocalSteps):
+            state = self._reducer.optimizer_state(self._inner)
+        else:
+            state = self._inner.state_dict()
+        if isinstance(self._reducer, ParameterSteps):
             state["sordino"] = self._reducer.state()
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads a state of the wrapped optimizer; reductions under way are brought to their end first."""
+        """Loads a state of the wrapped optimizer; reductions under way are brought to their end first. Collective where
+        ranks have a shard of it each (`LocalSGD`)."""
         if self._reducer.in_flight:
             self.synchronize()
-        self._inner.load_state_dict({key: value for key, value in state_dict.items() if key != "sordino"})
+        inner = {key: value for key, value in state_dict.items() if key != "sordino"}
+        if isinstance(self._reducer, LocalSteps):
+            self._reducer.load_optimizer_state(self._inner, inner)
+        else:
+            self._inner.load_state_dict(inner)
         self._reducer.reset()
-        if isinstance(self._reducer, GossipSteps) and "sordino" in state_dict:
+        if isinstance(self._reducer, ParameterSteps) and "sordino" in state_dict:
             self._reducer.load_state(state_dict["sordino"])
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -263,10 +229,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if self._reducer.in_flight:
             raise StepOrderError("add_param_group was called between backward and step()")
         known = len(self._inner.param_groups)
-        self._inner.add_param_group(param_group)
-        for index, parameter in enumerate(self._inner.param_groups[known]["params"]):
-            self._names.setdefault(parameter, f"group{known}.parameter{index}")
-        self._replace_reducer()
+        with self._new_reducer():
+            self._inner.add_param_group(param_group)
+            for index, parameter in enumerate(self._inner.param_groups[known]["params"]):
+                self._names.setdefault(parameter, f"group{known}.parameter{index}")
 
     def register_step_pre_hook(self, hook: Any) -> Any:
         """As of the wrapped optimizer; the hook sees reduced gradients."""
@@ -282,12 +248,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
     # ---- copies ------------------------------------------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
-        names = [self._names[parameter] for parameter in _parameters(self._inner)]
+        names = [self._names[parameter] for parameter in parameters_of(self._inner)]
         return {"inner": self._inner, "names": names, "options": self._options}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._inner = state["inner"]
-        self._names = dict(zip(_parameters(self._inner), state["names"]))
+        self._names = dict(zip(parameters_of(self._inner), state["names"]))
         self._options = state["options"]
         self._may_synchronize = True
         self._asked = False  # synchronize() was called for this step's gradients
@@ -313,8 +279,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             raise StepOrderError("set_backward_passes_per_step was called between backward and step()")
         if passes <= 0:
             raise UsageError(f"backward_passes_per_step must be > 0, not {passes}")
-        self._options["backward_passes_per_step"] = passes
-        self._replace_reducer()
+        with self._new_reducer():
+            self._options["backward_passes_per_step"] = passes
 
     def synchronize(self) -> None:
         """Waits until all gradients are reduced: call it to clip or inspect them before `step()`."""
@@ -326,6 +292,21 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Collective. Of the algorithms, `PushSum(overlap=...)` alone has something under way between steps."""
         if isinstance(self._reducer, GossipSteps):
             self._reducer.flush()
+
+    @property
+    def distances(self) -> list[tuple[int, float]]:
+        """Of `LocalSGD(log_distance=...)`: steps, and how far the local models were from their mean after them."""
+        return self._reducer.distances if isinstance(self._reducer, LocalSteps) else []
+
+    def report_metric(self, loss: float) -> None:
+        """Tells an algorithm that adapts itself (`LocalSGD(adaptive=...)`) how training goes. Collective.
+
+        Args:
+            loss: the training loss of late, this rank's; the mean over all ranks counts.
+        """
+        if not isinstance(self._reducer, LocalSteps):
+            raise UsageError(f"report_metric() has no effect with {self._options['algorithm']}")
+        self._reducer.report_metric(loss)
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
@@ -351,7 +332,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 stacklevel=2,
             )
         self._asked = False
-        if isinstance(self._reducer, GossipSteps) and not self._unscale():
+        if isinstance(self._reducer, ParameterSteps) and not self._unscale():
             self._reducer.reset()
             self._reducer.after_step()
             return None
@@ -365,7 +346,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             return False
         scale = self.__dict__.get("grad_scale")
         if scale is not None:
-            gradients = [p.grad for p in _parameters(self._inner) if p.grad is not None]
+            gradients = [p.grad for p in parameters_of(self._inner) if p.grad is not None]
             torch._foreach_div_(gradients, scale.item())
         return True
 

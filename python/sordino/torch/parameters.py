@@ -69,7 +69,7 @@ class FlatValues:
 
     def __init__(self, context: Context, layout: Layout) -> None:
         self._context = context
-        self._layout = layout
+        self.layout = layout
         self.arena = Arena(context.world, layout)
         self._memory = memoryview(self.arena.memory) if layout.bytes else None  # type: ignore[arg-type]
         self.runs: list[tuple[int, torch.Tensor]] = []
@@ -94,7 +94,7 @@ class FlatValues:
     def shared(self) -> bool:
         """Whether the ranks of this node can reach it."""
         world = self._context.world
-        return world.shares_memory and world.in_shared_memory(self.address, self._layout.bytes)
+        return world.shares_memory and world.in_shared_memory(self.address, self.layout.bytes)
 
     @torch.no_grad()
     def copy_(self, other: FlatValues) -> None:
@@ -143,11 +143,11 @@ class ParameterArena(FlatValues):
         numbers += range(len(self.weights))
         order = sorted(range(len(labels)), key=lambda i: (numbers[i], dtype_code(tensors[i]), i))
         self._tensors = [tensors[i] for i in order]
-        self.layout = Layout(
+        layout = Layout(
             [(labels[i], dtype_code(tensors[i]), tuple(tensors[i].shape)) for i in order],
             groups=[numbers[i] for i in order],
         )
-        super().__init__(context, self.layout)
+        super().__init__(context, layout)
         self._views = [
             self.flat(tensor.dtype, offset, tensor.numel()).as_strided(tensor.shape, dense_strides(tensor))
             for offset, tensor in zip(self.layout.offsets, self._tensors)

@@ -1,0 +1,105 @@
+"""Hierarchical local SGD: groups of workers train a local model each, and the models are averaged now and then."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from sordino.algorithms.gossip import Buffers, require
+from sordino.errors import UsageError
+
+
+@dataclass(frozen=True)
+class AdaptiveInterval:
+    """AdaComm: `LocalSGD.interval` is where the interval starts; it falls as the loss does.
+
+    With F the loss that `optimizer.report_metric` is told and lr the first parameter group's rate, in each block
+    interval = ceil(interval_0 * sqrt(lr_0 F / (lr F_0))), or half the last one (at least 1) where that is not less.
+    Source: Wang and Joshi 2018, equations 18 to 20.
+
+    Attributes:
+        block: steps before the interval is looked at again.
+    """
+
+    block: int
+
+    def __post_init__(self) -> None:
+        require(isinstance(self.block, int) and self.block >= 1, self, "block", "must be at least 1")
+
+
+@dataclass(frozen=True)
+class LocalSGD:
+    """Hierarchical local SGD: every group of K neighbouring ranks trains a local model on the gradients of its members,
+    and every `interval` steps the P = N / K local models become their mean.
+
+    With exchange="sharded" (K > 1) each rank owns 1/K of the parameters: it averages its group's gradients of them
+    (all-to-all), steps the optimizer on them alone, averages them with its peers in the other groups (all-reduce) and
+    hands them to its group (all-gather). The optimizer must be element-wise, and holds 1/K of the state. With
+    exchange="allreduce" every rank all-reduces gradients within the group and whole models across groups; the
+    parameters are the same. P = 1 is AllReduce.
+
+    Sent per step and worker, of M bytes: sharded 2(K-1)/K M inside the group, and every `interval` steps
+    2(P-1)/P M/K across; allreduce 2(P-1)/P M across. Staleness: none; models of different groups drift apart for
+    `interval` steps. Memory: sharded the gradients once more at most, and 1/K of the optimizer's state. When a peer
+    dies: every survivor gets `PeerLost`. Source: Lee et al., "Communication-efficient local SGD with hierarchical
+    parallelism", sections III-A and III-B; "post-local SGD" (Lin et al. 2018) for `start`; SASGD (Cong et al. 2017) for
+    aggregate="gradients".
+
+    Attributes:
+        interval: steps from one averaging across groups to the next.
+        group_size: K; must divide the number of workers.
+        start: from which step on groups are on their own: "immediate", a number of steps, or "decay": once the first
+            parameter group's learning rate has fallen. Before, gradients are averaged over all workers in every step.
+        aggregate: "parameters" takes the mean of the local models; "gradients" adds up what they have moved since the
+            last time: w = w_then + sum over groups of (w_i - w_then).
+        adaptive: how the interval changes, or None.
+        buffers: "average" takes the mean over all workers of the floating-point buffers given as `named_buffers`
+            whenever models are averaged, "local" leaves every worker its own.
+        log_distance: every so many steps the local models' distance D from their mean is noted in
+            `optimizer.distances`; None for never. It costs as much as an averaging.
+        segment_bytes: gradients are reduced in segments of up to this many bytes.
+    """
+
+    interval: int = 8
+    group_size: int = 1
+    exchange: Literal["sharded", "allreduce"] = "sharded"
+    start: int | Literal["immediate", "decay"] = "immediate"
+    aggregate: Literal["parameters", "gradients"] = "parameters"
+    adaptive: AdaptiveInterval | None = None
+    buffers: Buffers = "local"
+    log_distance: int | None = None
+    segment_bytes: int = 16 * 1024 * 1024
+
+    def __post_init__(self) -> None:
+        counts = ["interval", "group_size", "segment_bytes"] + ["log_distance"] * (self.log_distance is not None)
+        for name in counts:
+            value = getattr(self, name)
+            require(isinstance(value, int) and value >= 1, self, name, "must be at least 1")
+        require(self.exchange in ("sharded", "allreduce"), self, "exchange", "must be 'sharded' or 'allreduce'")
+        timed = isinstance(self.start, int) and self.start >= 0
+        require(timed or self.start in ("immediate", "decay"), self, "start", "must be 'immediate', 'decay' or a step")
+        fine = self.aggregate in ("parameters", "gradients")
+        require(fine, self, "aggregate", "must be 'parameters' or 'gradients'")
+        fine = self.adaptive is None or isinstance(self.adaptive, AdaptiveInterval)
+        require(fine, self, "adaptive", "must be an AdaptiveInterval or None")
+        require(self.buffers in ("local", "average"), self, "buffers", "must be 'local' or 'average'")
+
+    @property
+    def workers_in_group(self) -> int:
+        """Neighbouring ranks that train one local model."""
+        return self.group_size
+
+    @property
+    def sharded(self) -> bool:
+        """Whether members of a group own a part of the parameters each."""
+        return self.exchange == "sharded" and self.group_size > 1
+
+    def groups_of(self, size: int) -> int:
+        """P, the number of local models among `size` ranks.
+
+        Raises:
+            UsageError: there cannot be groups of this size.
+        """
+        if size % self.group_size != 0:
+            raise UsageError(f"LocalSGD(group_size={self.group_size}): does not divide {size} ranks into equal groups")
+        return size // self.group_size

@@ -1,0 +1,267 @@
+"""Local SGD in an optimizer: groups step on their own gradients, and every `interval` steps their models are averaged.
+
+Whole models or shards of them, the averaging is an all-reduce of some flat tensors among the ranks that have the same
+number in their groups: all elements with exchange="allreduce", those that a rank owns with exchange="sharded".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from sordino._core import kernels
+from sordino.algorithms import LocalSGD
+from sordino.context import Context
+from sordino.errors import UsageError
+from sordino.torch.autograd import allreduce
+from sordino.torch.gradients import GradientReducer
+from sordino.torch.groups import channel_of, group_of, peers_of
+from sordino.torch.operation import Average, Sum
+from sordino.torch.ops import grouped_allreduce_
+from sordino.torch.parameters import ParameterArena
+from sordino.torch.process_sets import ProcessSet
+from sordino.torch.segments import Settings
+from sordino.torch.sharded_state import gather_state, scatter_state
+from sordino.torch.shards import ShardedReducer
+from sordino.torch.steps import Named, ParameterSteps
+from sordino.torch.tensors import dtype_code
+
+_ELEMENTWISE = (
+    torch.optim.SGD,
+    torch.optim.Adam,
+    torch.optim.AdamW,
+    torch.optim.Adamax,
+    torch.optim.NAdam,
+    torch.optim.RAdam,
+    torch.optim.RMSprop,
+    torch.optim.Adagrad,
+    torch.optim.Adadelta,
+    torch.optim.ASGD,
+    torch.optim.Rprop,
+)
+
+
+def require_elementwise(optimizer: torch.optim.Optimizer) -> None:
+    """Refuses an optimizer that may look at more of a parameter than the element it changes."""
+    kind = type(optimizer)
+    if kind in _ELEMENTWISE:
+        return
+    names = ", ".join(known.__name__ for known in _ELEMENTWISE)
+    raise UsageError(
+        f'LocalSGD(exchange="sharded") would let {kind.__name__} see slices of parameters. Of these alone it is known '
+        f'that they treat every element alike: {names}. Use exchange="allreduce"'
+    )
+
+
+class LocalSteps(ParameterSteps):
+    """What makes the steps of an optimizer those of local SGD."""
+
+    def __init__(
+        self,
+        context: Context,
+        names: Sequence[str],
+        parameters: Sequence[torch.Tensor],
+        buffers: Named,
+        algorithm: LocalSGD,
+        settings: Settings,
+        compare: bool,
+    ) -> None:
+        self.algorithm = algorithm
+        self.interval = algorithm.interval
+        self._alone = algorithm.start in ("immediate", 0)  # whether groups are on their own
+        self._averaged = 0  # the step after which models were averaged last, or groups left alone
+        self._highest_rate = -math.inf
+        self._rate = 0.0  # of the first parameter group
+        self._first_metric: tuple[float, float] | None = None  # rate and loss
+        self._block_ends = 0
+        self._arena: ParameterArena | None = None
+        self._then: list[torch.Tensor] = []  # what models were when they were last averaged
+        self.distances: list[tuple[int, float]] = []
+        """Steps, and the distance of the local models from their mean after them."""
+        super().__init__(context, names, parameters, buffers, settings, compare)
+
+    @property
+    def label(self) -> str:
+        return "LocalSGD"
+
+    # ---- meeting -----------------------------------------------------------------------------------------------
+
+    def _meet(self) -> None:
+        context, algorithm, everybody = self.context, self.algorithm, self.settings.process_set
+        self._models = algorithm.groups_of(len(everybody.ranks or []))
+        self._group = group_of(context, everybody, algorithm.group_size)
+        self._peers = peers_of(context, everybody, algorithm.group_size)
+        if algorithm.sharded:
+            channel = channel_of(context, self._group)
+            self.reducer = ShardedReducer(context, self.names, self.parameters, self._within(self._group), channel)
+            self.reducer.across = None if self._alone or self._models == 1 else self._peers
+        else:
+            self._reduce_over(self._group if self._alone else everybody)
+            if self._models > 1:
+                self._arena = ParameterArena(context, self.names, self.parameters, "model")
+
+    def _within(self, process_set: ProcessSet) -> Settings:
+        return Settings(**{**self.settings.__dict__, "process_set": process_set})
+
+    def _reduce_over(self, process_set: ProcessSet) -> None:
+        """Has gradients reduced over a process set from now on, or not at all if that is this rank alone."""
+        if self.reducer is not None:
+            self.reducer.release()
+        alone = len(process_set.ranks or []) == 1
+        within = self._within(process_set)
+        self.reducer = None if alone else GradientReducer(self.context, self.names, self.parameters, within, True)
+
+    @property
+    def _shards(self) -> ShardedReducer | None:
+        return self.reducer if isinstance(self.reducer, ShardedReducer) else None
+
+    # ---- the step ----------------------------------------------------------------------------------------------
+
+    def _step(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | None, synchronize: bool) -> Any:
+        self._rate = float(optimizer.param_groups[0]["lr"])
+        self._highest_rate = max(self._highest_rate, self._rate)
+        if self._shards is not None:
+            require_elementwise(optimizer)
+            self._shards.prepare()
+        if self._alone and self.algorithm.aggregate == "gradients" and not self._then:
+            self._then = [run.clone() for run in self._values()]
+        return super()._step(optimizer, closure, synchronize)
+
+    def after_step(self) -> None:
+        if not self.active:
+            return
+        self.meet()
+        self.steps += 1
+        if self.algorithm.log_distance is not None and self.steps % self.algorithm.log_distance == 0:
+            self.distances.append((self.steps, self._distance()))
+        if self._alone and self.steps - self._averaged >= self.interval and self._models > 1:
+            self._average()
+            self._averaged = self.steps
+        if self._shards is not None:
+            self._shards.hand_out()
+        if not self._alone and self._starts():
+            self._alone = True
+            self._averaged = self.steps
+            if self._shards is not None:
+                self._shards.across = None
+            else:
+                self._reduce_over(self._group)
+
+    def _starts(self) -> bool:
+        start = self.algorithm.start
+        return self._rate < self._highest_rate if start == "decay" else self.steps >= int(start)
+
+    def _values(self) -> list[torch.Tensor]:
+        """What this rank averages with its peers."""
+        if self._shards is not None:
+            return [shards.owned for shards in self._shards.shards]
+        if self._arena is None:
+            return []
+        self._arena.adopt()
+        return [run for _, run in self._arena.runs]
+
+    @torch.no_grad()
+    def _average(self) -> None:
+        values = self._values()
+        if self.algorithm.aggregate == "parameters":
+            self._reduce(values, Average)
+        else:
+            for value, then in zip(values, self._then):
+                value.sub_(then)
+            self._reduce(values, Sum)
+            for value, then in zip(values, self._then):
+                value.add_(then)
+                then.copy_(value)
+        if self.buffers:
+            tensors = [buffer for _, buffer in self.buffers]
+            grouped_allreduce_(tensors, op=Average, name="local.buffers", process_set=self.settings.process_set)
+
+    def _distance(self) -> float:
+        """D = (1/P) sum over groups of |w_i - mean w|_2, the same on all ranks. Source: equation 9."""
+        if self._models == 1:
+            return 0.0
+        values = self._values()
+        means = [value.clone() for value in values]
+        self._reduce(means, Average)
+        squares = sum(
+            kernels.squared_distance(dtype_code(value), value.data_ptr(), mean.data_ptr(), value.numel())
+            for value, mean in zip(values, means)
+        )
+        told = torch.tensor([squares], dtype=torch.float64)
+        if self._shards is not None:
+            told = allreduce(told, op=Sum, name="local.squares", process_set=self._group)
+        return float(allreduce(told.sqrt(), op=Average, name="local.distance", process_set=self._peers))
+
+    def _reduce(self, values: list[torch.Tensor], op: int) -> None:
+        if values:
+            grouped_allreduce_(values, op=op, name="local.models", process_set=self._peers)
+
+    # ---- the interval ------------------------------------------------------------------------------------------
+
+    def report_metric(self, loss: float) -> None:
+        """Takes the loss, averages it over all workers and, once in a block, sets the interval. Collective."""
+        adaptive = self.algorithm.adaptive
+        if adaptive is None:
+            raise UsageError("report_metric() has no effect without LocalSGD(adaptive=AdaptiveInterval(...))")
+        if not self.active:
+            return
+        mine = torch.tensor([loss], dtype=torch.float64)
+        mean = float(allreduce(mine, op=Average, name="local.metric", process_set=self.settings.process_set))
+        if not (math.isfinite(mean) and mean > 0):
+            return
+        if self._first_metric is None:
+            self._first_metric = (self._rate, mean)
+            self._block_ends = self.steps + adaptive.block
+        elif self.steps >= self._block_ends:
+            first_rate, first_loss = self._first_metric
+            ratio = mean / first_loss * (first_rate / self._rate if self._rate > 0 else 1.0)
+            wanted = math.ceil(self.algorithm.interval * math.sqrt(ratio))
+            self.interval = wanted if wanted < self.interval else max(1, self.interval // 2)
+            self._block_ends = self.steps + adaptive.block
+
+    # ---- checkpoints -------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "steps": self.steps,
+            "alone": self._alone,
+            "averaged": self._averaged,
+            "interval": self.interval,
+            "highest_rate": self._highest_rate,
+            "first_metric": self._first_metric,
+            "block_ends": self._block_ends,
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        was_alone = self._alone
+        self.steps, self._alone, self._averaged = state["steps"], state["alone"], state["averaged"]
+        self.interval, self._highest_rate = state["interval"], state["highest_rate"]
+        self._first_metric, self._block_ends = state["first_metric"], state["block_ends"]
+        self._then = []  # what models are now
+        if self._met and was_alone != self._alone:
+            if self._shards is not None:
+                self._shards.across = None if self._alone or self._models == 1 else self._peers
+            else:
+                self._reduce_over(self._group if self._alone else self.settings.process_set)
+
+    def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """The optimizer's state as that of whole parameters. Collective within a group if it is sharded."""
+        if self.active and self.algorithm.sharded:
+            self.meet()
+        if self._shards is None:
+            return optimizer.state_dict()
+        self._shards.prepare()
+        return gather_state(optimizer, self._shards)
+
+    def load_optimizer_state(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+        """Loads a state of whole parameters. Collective within a group if it is sharded."""
+        if self.active and self.algorithm.sharded:
+            self.meet()
+        if self._shards is None:
+            optimizer.load_state_dict(state)
+            return
+        self._shards.prepare()
+        scatter_state(optimizer, self._shards, state)

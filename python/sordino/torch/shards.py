@@ -1,0 +1,336 @@
+"""Gradients averaged in shards: of every segment each rank of a group owns an equal part, averages the gradients of
+that and steps the optimizer on it alone; then it hands the parameters to the others.
+
+A segment's parameters and gradients are views of two arenas that are cut into one shard a rank, so both halves are
+exchanges in which a shard's owner takes the mean of all, or all take the owner's value. A shard may begin or end within
+a parameter: to the optimizer it is a list of slices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from sordino._core import FromOwner, Handle, Inbox, Layout, ToOwner, Topology
+from sordino.context import Context
+from sordino.errors import UsageError
+from sordino.torch.autograd import allgather
+from sordino.torch.compression import Compression
+from sordino.torch.gradients import GradientReducer
+from sordino.torch.operation import Average
+from sordino.torch.ops import grouped_allreduce_
+from sordino.torch.parameters import FlatValues
+from sordino.torch.process_sets import ProcessSet
+from sordino.torch.segments import Segment, Settings, dense_strides
+from sordino.torch.tensors import dtype_code
+
+_ALIGNMENT = 64  # bytes; of arenas, so that shards lie side by side
+
+
+@dataclass(frozen=True)
+class Slice:
+    """What a rank owns of a parameter.
+
+    Attributes:
+        parameter: its number.
+        begin, end: elements of the parameter, as they lie in memory.
+        values: those, as the optimizer steps them.
+        gradient: theirs.
+        flag: above 0 if a rank of the group had a gradient.
+    """
+
+    parameter: int
+    begin: int
+    end: int
+    values: torch.Tensor
+    gradient: torch.Tensor
+    flag: torch.Tensor
+
+
+class Shards:
+    """One segment: its parameters, their gradients, and which part this rank owns.
+
+    Args:
+        members: the numbers of the parameters.
+        parameters: all of them; the members move into the arena.
+        place: this rank's number in its group of `size`.
+    """
+
+    def __init__(
+        self, context: Context, members: Sequence[int], parameters: Sequence[torch.Tensor], place: int, size: int
+    ) -> None:
+        kind = parameters[members[0]].dtype
+        self.members = list(members)
+        count = sum(parameters[i].numel() for i in members)
+        step = _ALIGNMENT // kind.itemsize
+        shard = -(-count // (size * step)) * step
+        code = dtype_code(parameters[members[0]])
+        specs = [(f"shard {k}", code, (shard,)) for k in range(size)]
+        flags = [(f"flags for {k}", code, (len(members),)) for k in range(size)]
+        self.values = FlatValues(context, Layout(specs, groups=list(range(size))))
+        self.gradients = FlatValues(context, Layout(specs + flags, groups=list(range(2 * size))))
+        self._flags = [
+            self.gradients.flat(kind, offset, len(members)) for offset in self.gradients.layout.offsets[size:]
+        ]
+        self.owned = self.values.flat(kind, 0, size * shard)[place * shard : (place + 1) * shard]
+        gradients = self.gradients.flat(kind, 0, size * shard)
+        owned_gradients = gradients[place * shard : (place + 1) * shard]
+        self.owned_gradients = [owned_gradients, self._flags[place]]
+        self.views: list[torch.Tensor] = []  # of the gradients
+        self.slices: list[Slice] = []
+        self._value_views: list[torch.Tensor] = []
+        offset = 0
+        for number, i in enumerate(self.members):
+            parameter = parameters[i]
+            place_of = (parameter.shape, dense_strides(parameter), offset)
+            self._value_views.append(self.values.flat(kind, 0, size * shard).as_strided(*place_of))
+            self.views.append(gradients.as_strided(*place_of))
+            begin, end = (
+                min(max(edge - offset, 0), parameter.numel()) for edge in (place * shard, (place + 1) * shard)
+            )
+            if begin < end:
+                inside = slice(offset + begin - place * shard, offset + end - place * shard)
+                values = torch.nn.Parameter(self.owned[inside], requires_grad=parameter.requires_grad)
+                flag = self._flags[place][number]
+                self.slices.append(Slice(i, begin, end, values, owned_gradients[inside], flag))
+            offset += parameter.numel()
+
+    @torch.no_grad()
+    def adopt(self, parameters: Sequence[torch.Tensor]) -> None:
+        """Takes in parameters whose memory somebody has replaced.
+
+        Raises:
+            UsageError: by ones of another shape or dtype.
+        """
+        for i, view in zip(self.members, self._value_views):
+            parameter = parameters[i]
+            if parameter.data_ptr() == view.data_ptr():
+                continue
+            if parameter.shape != view.shape or parameter.dtype != view.dtype:
+                raise UsageError(
+                    f"a parameter of {view.dtype} {tuple(view.shape)} has become one of {parameter.dtype} "
+                    f"{tuple(parameter.shape)}; wrap the optimizer anew after such a change"
+                )
+            view.copy_(parameter)
+            parameter.data = view
+
+    @torch.no_grad()
+    def adopt_gradients(self, parameters: Sequence[torch.Tensor]) -> None:
+        """Takes in what somebody has made of averaged gradients."""
+        for number, (i, view) in enumerate(zip(self.members, self.views)):
+            grad = parameters[i].grad
+            if grad is None:
+                for flags in self._flags:
+                    flags[number] = 0
+            elif grad.data_ptr() != view.data_ptr():
+                view.copy_(grad)
+
+    def say_used(self, used: Sequence[bool]) -> None:
+        """Notes which members have a gradient on this rank."""
+        for flags in self._flags:
+            flags.copy_(torch.tensor(used))
+
+    def used(self) -> list[bool]:
+        """Which members had one on some rank; once all have heard from all owners."""
+        return (torch.stack(self._flags).amax(0) > 0).tolist()
+
+
+class ShardedReducer(GradientReducer):
+    """Averages gradients over a group, each rank its shard, and steps the optimizer on that.
+
+    Exchanges are not negotiated, so segments start in the order of the plan, whenever their gradients come.
+
+    Args:
+        channel: the process set that exchanges of the group run on.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        names: Sequence[str],
+        parameters: Sequence[torch.Tensor],
+        settings: Settings,
+        channel: int,
+    ) -> None:
+        if settings.compression is not Compression.none:
+            raise UsageError('compression= needs exchange="allreduce": a shard is averaged as it is')
+        super().__init__(context, names, parameters, settings, compare=True)
+        self.across: ProcessSet | None = None
+        """Where gradients are averaged over, besides, before they are used."""
+        ranks = settings.process_set.ranks or []
+        self._size, self._place = len(ranks), ranks.index(context.rank)
+        self._channel = channel
+        self._inbox = Inbox(context.world)
+        self._shards: dict[str, Shards] = {}
+        self._complete_segments: set[str] = set()
+        self._handed_out = False  # this cycle's averages are everybody's
+        self._shared = True
+        self._to_owner, self._from_owner = ToOwner(self._size), FromOwner(self._size)
+
+    @property
+    def shards(self) -> list[Shards]:
+        """Of all segments so far, in the order of the plan."""
+        return list(self._shards.values())
+
+    def slices(self) -> dict[int, Slice]:
+        """What this rank owns, by parameter."""
+        return {piece.parameter: piece for shards in self.shards for piece in shards.slices}
+
+    def prepare(self) -> None:
+        """Makes the plan, if there is none yet. Collective."""
+        if self.active and self._segments is None:
+            self._agree(list(self._hooked))
+
+    def _agree(self, indices: Sequence[int]) -> None:
+        super()._agree(indices)
+        if self._sparse:
+            names = ", ".join(self.names[i] for i in sorted(self._sparse))
+            raise UsageError(f'sparse gradients ({names}) need sparse_as_dense=True or exchange="allreduce"')
+        mine = all(values.shared for shards in self.shards for values in (shards.values, shards.gradients))
+        label = self.context.plan_name("shards.shared", self.settings.process_set.process_set_id)
+        told = allgather(torch.tensor([int(mine)]), name=label, process_set=self.settings.process_set)
+        self._shared = bool(told.all())
+
+    def _make_segment(self, name: str, members: list[int]) -> Segment:
+        shards = Shards(self.context, members, self.parameters, self._place, self._size)
+        shards.adopt(self.parameters)
+        self._shards[name] = shards
+        return super()._make_segment(name, members)
+
+    # ---- gradients ---------------------------------------------------------------------------------------------
+
+    def _begin_cycle(self) -> None:
+        super()._begin_cycle()
+        self._complete_segments = set()
+        self._handed_out = False
+
+    def _start(self, segment: Segment) -> None:
+        self._complete_segments.add(segment.name)
+        for one in self._segments or ():
+            if one.handle is None:
+                if one.name not in self._complete_segments:
+                    return
+                self._launch(one)
+
+    @torch.no_grad()
+    def _launch(self, segment: Segment) -> None:
+        shards = self._shards[segment.name]
+        grads = [self._dense_gradient(i) for i in segment.members]
+        shards.say_used([grad is not None for grad in grads])
+        for i, grad, view in zip(segment.members, grads, shards.views):
+            if grad is None:
+                view.zero_()
+            elif grad.data_ptr() != view.data_ptr():
+                view.copy_(grad)
+                self.parameters[i].grad = view
+        segment.handle = self._exchange(f"{segment.name}.reduce", self._to_owner, shards.gradients)
+
+    def _finish(self, segment: Segment) -> None:
+        handle, segment.handle = segment.handle, None
+        assert handle is not None
+        handle.wait()
+        self._unused.update(i for i in segment.members if self.parameters[i].grad is None)
+
+    def _exchange(self, name: str, topology: Topology, values: FlatValues) -> Handle:
+        return self.context.world.exchange(
+            name=name,
+            process_set=self._channel,
+            layout=values.layout,
+            topology=topology,
+            round=0,
+            source=values.address,
+            result=values.address,
+            shared=self._shared,
+            without_own=False,
+            inbox=self._inbox,
+            wait=False,
+            keep=values.arena,
+        )
+
+    def _reduce(self) -> None:
+        """Averages every gradient that is not averaged yet, at its owner."""
+        if not self.active or self._done:
+            return
+        super().synchronize()
+        if self.across is not None:
+            tensors = [tensor for shards in self.shards for tensor in shards.owned_gradients]
+            grouped_allreduce_(tensors, op=Average, name=f"{self._name}.across", process_set=self.across)
+
+    @property
+    def _name(self) -> str:
+        return f"shards.{self._layout.hash:x}"
+
+    def synchronize(self) -> None:
+        """Averages all gradients and hands them to all ranks of the group, so that they can be clipped or inspected."""
+        if not self.active or self._done:
+            return
+        self._reduce()
+        wait_for_all(
+            [
+                self._exchange(f"{name}.gradients", self._from_owner, shards.gradients)
+                for name, shards in self._shards.items()
+            ]
+        )
+        for shards in self.shards:
+            for i, view, used in zip(shards.members, shards.views, shards.used()):
+                self.parameters[i].grad = view if used else None
+        self._handed_out = True
+
+    # ---- the step ----------------------------------------------------------------------------------------------
+
+    def step(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | None, synchronize: bool) -> Any:
+        """Runs the optimizer's step on this rank's slices. Element-wise optimizers evaluate a closure once, first."""
+        loss = closure() if closure is not None else None
+        if synchronize:
+            self._reduce()
+        self.prepare()
+        for shards in self.shards:
+            shards.adopt(self.parameters)
+            if self._handed_out:
+                shards.adopt_gradients(self.parameters)
+            for piece in shards.slices:
+                piece.values.grad = piece.gradient if self._done and piece.flag > 0 else None
+        with self.on_slices(optimizer):
+            optimizer.step()
+        self.reset()
+        return loss
+
+    def hand_out(self) -> None:
+        """Gives all ranks of the group the parameters that their owners have."""
+        wait_for_all(
+            [
+                self._exchange(f"{name}.parameters", self._from_owner, shards.values)
+                for name, shards in self._shards.items()
+            ]
+        )
+
+    @contextmanager
+    def on_slices(self, optimizer: torch.optim.Optimizer) -> Iterator[None]:
+        """Within it, the optimizer's parameters are the slices that this rank owns."""
+        numbers = {id(parameter): i for i, parameter in enumerate(self.parameters)}
+        owned = self.slices()
+        whole = [group["params"] for group in optimizer.param_groups]
+        try:
+            for group in optimizer.param_groups:
+                mine = [owned[i] for i in (numbers[id(parameter)] for parameter in group["params"]) if i in owned]
+                group["params"] = [piece.values for piece in mine]
+            yield
+        finally:
+            for group, parameters in zip(optimizer.param_groups, whole):
+                group["params"] = parameters
+
+
+def wait_for_all(handles: Sequence[Handle]) -> None:
+    """Waits for all, then raises what became of the first that failed."""
+    failure: Exception | None = None
+    for handle in handles:
+        try:
+            handle.wait()
+        except Exception as error:
+            failure = failure or error
+    if failure is not None:
+        raise failure

@@ -1,0 +1,127 @@
+"""What algorithms have in common that change parameters beside the optimizer: they count its steps and add to them."""
+
+from __future__ import annotations
+
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from sordino.context import Context
+from sordino.errors import UsageError
+from sordino.torch.gradients import GradientReducer
+from sordino.torch.segments import Settings
+
+Named = Sequence[tuple[str, torch.Tensor]]
+
+
+class ParameterSteps(ABC):
+    """What makes the steps of an optimizer those of an algorithm.
+
+    Args:
+        names: of the parameters, the same on all ranks.
+        parameters: that the optimizer steps. They may move into shared memory.
+        buffers: floating-point buffers that are averaged along with them.
+        settings: how gradients are reduced within groups; its process set is that of all workers.
+        compare: whether to meet the other ranks now (collective), or at the first step.
+    """
+
+    done = False
+
+    def __init__(
+        self,
+        context: Context,
+        names: Sequence[str],
+        parameters: Sequence[torch.Tensor],
+        buffers: Named,
+        settings: Settings,
+        compare: bool,
+    ) -> None:
+        self.context = context
+        self.settings = settings
+        self.active = context.size > 1 and bool(settings.process_set.included())
+        self.names = list(names)
+        self.parameters = list(parameters)
+        self.buffers = list(buffers)
+        self.steps = 0
+        self.reducer: GradientReducer | None = None
+        self._met = False
+        if compare and self.active:
+            self.meet()
+
+    def meet(self) -> None:
+        """Finds the other ranks, the first time it is called. Collective."""
+        if not self._met:
+            self._meet()
+            self._met = True
+            self.context.on_join[id(self)] = weakref.WeakMethod(self._refuse_join)
+
+    @abstractmethod
+    def _meet(self) -> None:
+        """Makes what exchanges need. Collective."""
+
+    @abstractmethod
+    def after_step(self) -> None:
+        """Counts a step, also one that was left out because gradients were infinite, and does what is to follow it."""
+
+    @abstractmethod
+    def state(self) -> dict[str, Any]:
+        """What `state_dict()` keeps of the algorithm."""
+
+    @abstractmethod
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Goes on where `state()` was taken."""
+
+    def _refuse_join(self) -> None:
+        raise UsageError(
+            f"join() cannot stand in for a worker of {self.label}: others will want its parameters. "
+            "Give all ranks the same number of steps"
+        )
+
+    @property
+    @abstractmethod
+    def label(self) -> str:
+        """The algorithm's name, for messages."""
+
+    def release(self) -> None:
+        """Lets go of the parameters: another object takes over. They stay where they are."""
+        self.context.on_join.pop(id(self), None)
+        if self.reducer is not None:
+            self.reducer.release()
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether gradients are being reduced."""
+        return self.reducer is not None and self.reducer.in_flight
+
+    @property
+    def ready(self) -> bool:
+        """Whether gradients wait to be reduced."""
+        return self.reducer is not None and self.reducer.ready
+
+    def synchronize(self) -> None:
+        """Waits until gradients are reduced within the group."""
+        if self.reducer is not None:
+            self.reducer.synchronize()
+
+    def reset(self) -> None:
+        """Begins a new cycle: this one's gradients have been used, or replaced."""
+        if self.reducer is not None:
+            self.reducer.reset()
+
+    def step(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | None, synchronize: bool) -> Any:
+        """Steps the optimizer and does what is to follow."""
+        if not self.active:
+            return optimizer.step(closure)  # type: ignore[arg-type]
+        self.meet()
+        result = self._step(optimizer, closure, synchronize)
+        self.after_step()
+        return result
+
+    def _step(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | None, synchronize: bool) -> Any:
+        """Steps the optimizer."""
+        if self.reducer is not None:
+            return self.reducer.step(optimizer, closure, synchronize)
+        return optimizer.step(closure)  # type: ignore[arg-type]

@@ -1,0 +1,361 @@
+"""Hierarchical local SGD: against AllReduce, against itself without shards, and against float64."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import sordino.torch as hvd
+from checks.registry import Seat, check
+from sordino.algorithms import AdaptiveInterval, Algorithm, AllReduce, LocalSGD
+from sordino.errors import UsageError
+
+Make = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
+OPTIMIZERS: dict[str, Make] = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.05),
+    "momentum": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, weight_decay=0.01),
+    "adam": lambda p: torch.optim.Adam(p, lr=0.01, amsgrad=True),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.01),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.01, momentum=0.5),
+}
+
+
+class Odd(torch.nn.Module):
+    """Odd sizes, two dtypes, another memory order, a 0-d parameter and one that is never used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(4)
+
+        def draw(*shape: int) -> torch.nn.Parameter:
+            return torch.nn.Parameter(torch.randn(*shape, generator=generator) / 3)
+
+        self.first, self.bias = draw(7, 13), draw(7)
+        self.image = torch.nn.Parameter(draw(2, 3, 5, 5).detach().contiguous(memory_format=torch.channels_last))
+        self.scale = torch.nn.Parameter(torch.tensor(0.7))
+        self.wide = torch.nn.Parameter(draw(11, 7).detach().double())
+        self.unused = draw(5)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        hidden = torch.tanh(inputs @ self.first.T + self.bias) * self.scale + self.image.mean(dim=(2, 3)).sum()
+        return (hidden.double() @ self.wide.T).sum(1)
+
+
+def wrap(model: torch.nn.Module, algorithm: Algorithm, make: Make = OPTIMIZERS["momentum"]) -> hvd.DistributedOptimizer:
+    return hvd.DistributedOptimizer(make(list(model.parameters())), model.named_parameters(), algorithm=algorithm)
+
+
+def batch(rank: int, turn: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1000 * turn + rank)
+    return torch.randn(6, 13, generator=generator), torch.randn(6, generator=generator, dtype=torch.float64)
+
+
+def step(seat: Seat, model: torch.nn.Module, optimizer: Any, turn: int) -> None:
+    inputs, targets = batch(seat.rank, turn)
+    optimizer.zero_grad()
+    torch.nn.functional.mse_loss(model(inputs), targets).backward()
+    optimizer.step()
+
+
+def train(seat: Seat, algorithm: Algorithm, steps: int, make: Make = OPTIMIZERS["momentum"]) -> Odd:
+    model = Odd()
+    optimizer = wrap(model, algorithm, make)
+    for turn in range(steps):
+        step(seat, model, optimizer, turn)
+    return model
+
+
+def near(one: torch.nn.Module, other: torch.nn.Module) -> None:
+    for (name, mine), theirs in zip(one.named_parameters(), other.parameters()):
+        torch.testing.assert_close(mine, theirs, atol=2e-6, rtol=2e-5, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def divisors(size: int) -> list[int]:
+    return [k for k in range(1, size + 1) if size % k == 0]
+
+
+@check(least=2, exchange=("sharded", "allreduce"), name=tuple(OPTIMIZERS))
+def one_group_is_allreduce(seat: Seat, exchange: str, name: str) -> None:
+    local = train(seat, LocalSGD(group_size=seat.size, exchange=exchange, segment_bytes=200), 6, OPTIMIZERS[name])
+    near(local, train(seat, AllReduce(), 6, OPTIMIZERS[name]))
+    for parameter in local.parameters():
+        seat.same("parameter", parameter)
+
+
+@check(least=2, exchange=("sharded", "allreduce"))
+def plain_sgd_with_interval_one_is_allreduce(seat: Seat, exchange: str) -> None:
+    wanted = train(seat, AllReduce(), 6, OPTIMIZERS["sgd"])
+    for k in divisors(seat.size):
+        near(train(seat, LocalSGD(1, k, exchange), 6, OPTIMIZERS["sgd"]), wanted)
+
+
+@check(least=2, name=tuple(OPTIMIZERS))
+def shards_change_nothing(seat: Seat, name: str) -> None:
+    for k in divisors(seat.size)[1:]:
+        whole = train(seat, LocalSGD(3, k, "allreduce"), 8, OPTIMIZERS[name])
+        near(train(seat, LocalSGD(3, k, "sharded", segment_bytes=300), 8, OPTIMIZERS[name]), whole)
+
+
+def reference(size: int, algorithm: LocalSGD, steps: int, lr: float) -> list[list[torch.Tensor]]:
+    """Every group's parameters after plain SGD, in float64."""
+    models = [Odd().double() for _ in range(size // algorithm.group_size)]
+    then = [p.detach().clone() for p in models[0].parameters()]
+    start = algorithm.start if isinstance(algorithm.start, int) else 0
+    for turn in range(steps):
+        gradients = []
+        for group, model in enumerate(models):
+            model.zero_grad()
+            for rank in range(group * algorithm.group_size, (group + 1) * algorithm.group_size):
+                inputs, targets = batch(rank, turn)
+                (torch.nn.functional.mse_loss(model(inputs.double()), targets) / algorithm.group_size).backward()
+            gradients.append([p.grad if p.grad is not None else torch.zeros_like(p) for p in model.parameters()])
+        if turn < start:
+            gradients = [[sum(parts) / len(models) for parts in zip(*gradients)]] * len(models)
+        with torch.no_grad():
+            for model, own in zip(models, gradients):
+                for parameter, gradient in zip(model.parameters(), own):
+                    parameter.sub_(lr * gradient)
+            local = turn + 1 - start
+            if local <= 0:
+                then = [p.detach().clone() for p in models[0].parameters()]
+            elif local % algorithm.interval == 0:
+                for k, parts in enumerate(zip(*(model.parameters() for model in models))):
+                    moved = sum(part - then[k] for part in parts)
+                    value = then[k] + (moved if algorithm.aggregate == "gradients" else moved / len(models))
+                    for part in parts:
+                        part.copy_(value)
+                    then[k] = value.clone()
+    return [[p.detach() for p in model.parameters()] for model in models]
+
+
+@check(least=2, exchange=("sharded", "allreduce"), start=("immediate", 0, 3), aggregate=("parameters", "gradients"))
+def groups_follow_the_formula(seat: Seat, exchange: str, start: Any, aggregate: str) -> None:
+    for k in divisors(seat.size):
+        algorithm = LocalSGD(2, k, exchange, start, aggregate)
+        model = train(seat, algorithm, 8, lambda p: torch.optim.SGD(p, lr=0.02))
+        wanted = reference(seat.size, algorithm, 8, 0.02)[seat.rank // k]
+        for parameter, value in zip(model.parameters(), wanted):
+            torch.testing.assert_close(parameter.double(), value, atol=1e-5, rtol=1e-4)
+
+
+@check(least=4)
+def shards_send_less_across_and_keep_less_state(seat: Seat) -> None:
+    if seat.size % 2:
+        return
+    sent, kept = {}, {}
+    for exchange in ("sharded", "allreduce"):
+        model = torch.nn.Linear(64, 32 * seat.size)
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.Adam(model.parameters()), model.named_parameters(), algorithm=LocalSGD(2, 2, exchange)
+        )
+        counts = []
+        for _ in range(8):
+            before = hvd.stats()["bytes_sent"]
+            optimizer.zero_grad()
+            model(torch.ones(2, 64)).sum().backward()
+            optimizer.step()
+            counts.append(hvd.stats()["bytes_sent"] - before)
+        sent[exchange] = counts[-1] - counts[-2]  # with averaging, less one without
+        states = optimizer.state.values()
+        kept[exchange] = sum(t.numel() for state in states for t in state.values() if t.dim() > 0)
+    assert sent["allreduce"] == 2 * sent["sharded"] > 0, sent
+    assert kept["allreduce"] == 2 * kept["sharded"] > 0
+
+
+@check(least=2, name=tuple(OPTIMIZERS))
+def a_state_is_that_of_whole_parameters(seat: Seat, name: str) -> None:
+    """It is what the optimizer would have without shards, and goes on bit for bit with them or without."""
+    models, states, optimizers = [], [], []
+    for exchange in ("sharded", "allreduce"):
+        model = Odd()
+        optimizer = wrap(model, LocalSGD(2, seat.size, exchange, segment_bytes=250), OPTIMIZERS[name])
+        for turn in range(3):
+            step(seat, model, optimizer, turn)
+        models.append(model)
+        optimizers.append(optimizer)
+        states.append(optimizer.state_dict())
+    sharded, whole = states
+    assert sharded["param_groups"] == whole["param_groups"]
+    assert sharded["state"].keys() == whole["state"].keys()
+    for index, state in whole["state"].items():
+        assert sharded["state"][index].keys() == state.keys()
+        for key, value in state.items():
+            if isinstance(value, torch.Tensor):
+                torch.testing.assert_close(sharded["state"][index][key], value, atol=2e-6, rtol=2e-5)
+    plain = Odd()
+    plain.load_state_dict(models[0].state_dict())
+    OPTIMIZERS[name](list(plain.parameters())).load_state_dict({k: v for k, v in sharded.items() if k != "sordino"})
+    resumed = wrap(plain, LocalSGD(2, seat.size, segment_bytes=400), OPTIMIZERS[name])
+    resumed.load_state_dict(sharded)
+    for turn in range(3, 6):
+        step(seat, models[0], optimizers[0], turn)
+        step(seat, plain, resumed, turn)
+    for mine, theirs in zip(models[0].parameters(), plain.parameters()):
+        assert torch.equal(mine, theirs)
+
+
+@check(least=2, exchange=("sharded", "allreduce"))
+def a_restart_switches_at_the_same_step(seat: Seat, exchange: str) -> None:
+    k = divisors(seat.size)[-2]
+    algorithm = LocalSGD(2, k, exchange, start=4)
+    model = Odd()
+    optimizer = wrap(model, algorithm, OPTIMIZERS["sgd"])
+    for turn in range(3):
+        step(seat, model, optimizer, turn)
+    state = optimizer.state_dict()
+    twin = Odd()
+    twin.load_state_dict(model.state_dict())
+    resumed = wrap(twin, algorithm, OPTIMIZERS["sgd"])
+    resumed.load_state_dict(state)
+    for turn in range(3, 9):
+        step(seat, model, optimizer, turn)
+        step(seat, twin, resumed, turn)
+        for mine, theirs in zip(model.parameters(), twin.parameters()):
+            assert torch.equal(mine, theirs)
+    assert optimizer.state_dict()["sordino"]["alone"]
+
+
+@check(least=2)
+def groups_part_when_the_rate_decays(seat: Seat) -> None:
+    model = Odd()
+    optimizer = wrap(model, LocalSGD(3, start="decay"), OPTIMIZERS["sgd"])
+    scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [4])
+    apart = []
+    for turn in range(9):
+        step(seat, model, optimizer, turn)
+        scheduler.step()
+        apart.append(hvd.consensus_distance(model) > 1e-6)
+    # Step 4 has the lower rate and is the last one together; 7 averages the models.
+    assert apart == [False] * 5 + [True, True, False, True]
+
+
+@check(least=2)
+def gradients_can_be_clipped(seat: Seat) -> None:
+    def clipped(algorithm: Algorithm) -> Odd:
+        model = Odd()
+        optimizer = wrap(model, algorithm)
+        for turn in range(4):
+            inputs, targets = batch(seat.rank, turn)
+            optimizer.zero_grad()
+            torch.nn.functional.mse_loss(model(inputs), targets).backward()
+            optimizer.synchronize()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.3)
+            assert model.unused.grad is None
+            model.bias.grad, model.scale.grad = model.bias.grad * 2, None
+            with optimizer.skip_synchronize():
+                optimizer.step()
+        return model
+
+    near(clipped(LocalSGD(2, seat.size)), clipped(AllReduce()))
+
+
+@check(least=2)
+def an_interval_follows_the_loss(seat: Seat) -> None:
+    model = Odd()
+    optimizer = wrap(model, LocalSGD(10, adaptive=AdaptiveInterval(block=2)), OPTIMIZERS["sgd"])
+    losses, wanted = [8.0, 8.0, 6.0, 2.0, 7.0, 0.3], [10]
+    seen = []
+    for turn, loss in enumerate(losses):
+        for k in range(2):
+            step(seat, model, optimizer, 2 * turn + k)
+        optimizer.report_metric(loss + (seat.rank - (seat.size - 1) / 2) / 10)
+        seen.append(optimizer.state_dict()["sordino"]["interval"])
+        if turn > 0:
+            ratio = math.ceil(10 * math.sqrt(loss / losses[0]))
+            wanted.append(ratio if ratio < wanted[-1] else max(1, wanted[-1] // 2))
+    assert seen == wanted
+
+
+@check(least=2)
+def impossible_local_sgd_is_refused(seat: Seat) -> None:
+    for options, text in (
+        ({"interval": 0}, r"LocalSGD\(interval=0\)"),
+        ({"exchange": "pigeon"}, "exchange"),
+        ({"start": -1}, "start"),
+        ({"start": "soon"}, "start"),
+        ({"aggregate": "votes"}, "aggregate"),
+        ({"adaptive": 3}, "adaptive"),
+    ):
+        with pytest.raises(UsageError, match=text):
+            LocalSGD(**options)
+    with pytest.raises(UsageError, match="does not divide"):
+        wrap(Odd(), LocalSGD(group_size=seat.size + 1))
+    model = Odd()
+    optimizer = wrap(model, LocalSGD(group_size=seat.size), lambda p: hvd.LARS(p, lr=0.1))
+    with pytest.raises(UsageError, match=r"would let LARS see slices.*SGD, Adam.*exchange=\"allreduce\""):
+        step(seat, model, optimizer, 0)
+    with pytest.raises(UsageError, match="report_metric"):
+        optimizer.report_metric(1.0)
+
+
+@check(least=2, exchange=("sharded", "allreduce"))
+def parameters_can_be_added_in_mid_run(seat: Seat, exchange: str) -> None:
+    """No momentum is lost, whoever has it."""
+
+    def grown(algorithm: Algorithm) -> list[torch.nn.Parameter]:
+        model, late = Odd(), torch.nn.Parameter(torch.ones(9))
+        optimizer = wrap(model, algorithm)
+        for turn in range(3):
+            step(seat, model, optimizer, turn)
+        optimizer.add_param_group({"params": [late], "lr": 0.01})
+        for turn in range(3, 6):
+            inputs, targets = batch(seat.rank, turn)
+            optimizer.zero_grad()
+            (torch.nn.functional.mse_loss(model(inputs), targets) + (late * late.detach().cos()).sum()).backward()
+            optimizer.step()
+        return [*model.parameters(), late]
+
+    for mine, wanted in zip(grown(LocalSGD(2, seat.size, exchange)), grown(AllReduce())):
+        torch.testing.assert_close(mine, wanted, atol=2e-6, rtol=2e-5)
+
+
+@check(least=2)
+def a_state_can_be_broadcast(seat: Seat) -> None:
+    model = Odd()
+    optimizer = wrap(model, LocalSGD(2, seat.size), OPTIMIZERS["adam"])
+    if seat.rank == 0:
+        optimizer.param_groups[0]["lr"] = 0.003
+    for turn in range(2):
+        step(seat, model, optimizer, turn)
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    assert optimizer.param_groups[0]["lr"] == 0.003
+    for state in optimizer.state_dict()["state"].values():
+        seat.same("state", *(value for value in state.values() if isinstance(value, torch.Tensor)))
+
+
+@check(least=2, exchange=("sharded", "allreduce"))
+def an_infinite_gradient_stops_its_group_alone(seat: Seat, exchange: str) -> None:
+    k = divisors(seat.size)[-2]
+    model = torch.nn.Linear(64, 1, bias=False)
+    torch.nn.init.zeros_(model.weight)
+    optimizer = wrap(model, LocalSGD(1, k, exchange), lambda p: torch.optim.SGD(p, lr=1.0))
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    scaler.scale(model(torch.ones(1, 64)).sum()).backward()
+    if seat.rank == 0:
+        model.weight.grad[0, 63] = math.inf
+    scaler.step(optimizer)
+    scaler.update()
+    # All groups but the first have stepped by -1, and all have taken the mean.
+    groups = seat.size // k
+    torch.testing.assert_close(model.weight.detach(), torch.full((1, 64), -(groups - 1) / groups))
+
+
+@check(least=2, exchange=("sharded", "allreduce"))
+def the_distance_is_that_of_the_models(seat: Seat, exchange: str) -> None:
+    for k in divisors(seat.size):
+        model = Odd()
+        optimizer = wrap(model, LocalSGD(100, k, exchange, log_distance=2), OPTIMIZERS["sgd"])
+        for turn in range(5):
+            step(seat, model, optimizer, turn)
+            if turn == 3:
+                wanted = hvd.consensus_distance(model)
+        steps, found = zip(*optimizer.distances)
+        assert steps == (2, 4)
+        assert found[1] == pytest.approx(wanted, rel=1e-4, abs=1e-6)
+        assert (found[1] > 0) == (k < seat.size)
+        seat.same("distance", found)
