@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from typing import Any
@@ -285,9 +286,9 @@ def impossible_local_sgd_is_refused(seat: Seat) -> None:
     with pytest.raises(UsageError, match="does not divide"):
         wrap(Odd(), LocalSGD(group_size=seat.size + 1))
     model = Odd()
-    optimizer = wrap(model, LocalSGD(group_size=seat.size), lambda p: hvd.LARS(p, lr=0.1))
     with pytest.raises(UsageError, match=r"would let LARS see slices.*SGD, Adam.*exchange=\"allreduce\""):
-        step(seat, model, optimizer, 0)
+        wrap(model, LocalSGD(group_size=seat.size), lambda p: hvd.LARS(p, lr=0.1))
+    optimizer = wrap(model, LocalSGD(group_size=seat.size))
     with pytest.raises(UsageError, match="report_metric"):
         optimizer.report_metric(1.0)
 
@@ -359,3 +360,77 @@ def the_distance_is_that_of_the_models(seat: Seat, exchange: str) -> None:
         assert found[1] == pytest.approx(wanted, rel=1e-4, abs=1e-6)
         assert (found[1] > 0) == (k < seat.size)
         seat.same("distance", found)
+
+
+@check(least=2)
+def two_optimizers_do_not_meet(seat: Seat) -> None:
+    """Also where their gradients come in another order on some ranks."""
+    models = [Odd(), Odd()]
+    optimizers = [wrap(model, LocalSGD(2, seat.size, segment_bytes=200)) for model in models]
+    plain = [Odd(), Odd()]
+    wanted = [wrap(model, AllReduce()) for model in plain]
+    for turn in range(4):
+        inputs, targets = batch(seat.rank, turn)
+        for both, its in ((models, optimizers), (plain, wanted)):
+            for optimizer in its:
+                optimizer.zero_grad()
+            losses = [torch.nn.functional.mse_loss(model(inputs), targets) for model in both]
+            (losses[0] * 2 + losses[1] if seat.rank else losses[1] + losses[0] * 2).backward()
+            if turn == 2 and seat.rank == 0:
+                both[0].unused.sum().backward()
+            for optimizer in its:
+                optimizer.step()
+    for model, other in zip(models, plain):
+        near(model, other)
+
+
+@check(least=2)
+def a_state_from_before_is_not_lost(seat: Seat) -> None:
+    for make in (OPTIMIZERS["momentum"], lambda p: torch.optim.Adagrad(p, lr=0.1, initial_accumulator_value=0.5)):
+        found = []
+        for algorithm in (LocalSGD(2, seat.size), AllReduce()):
+            model = Odd()
+            plain = make(list(model.parameters()))
+            inputs, targets = batch(0, 0)
+            torch.nn.functional.mse_loss(model(inputs), targets).backward()
+            plain.step()
+            optimizer = hvd.DistributedOptimizer(plain, model.named_parameters(), algorithm=algorithm)
+            for turn in range(1, 4):
+                step(seat, model, optimizer, turn)
+            optimizer.state_dict()
+            found.append(model)
+        near(*found)
+
+
+@check(least=2, exchange=("sharded", "allreduce"))
+def sums_of_movements_survive_changes(seat: Seat, exchange: str) -> None:
+    k = divisors(seat.size)[-2]
+    model = Odd()
+    model.image.requires_grad_(False)
+    algorithm = LocalSGD(2, k, exchange, aggregate="gradients")
+    optimizer = wrap(model, algorithm, lambda p: torch.optim.SGD(p, lr=0.001))
+    for turn in range(3):
+        step(seat, model, optimizer, turn)
+    model.image.requires_grad_(True)
+    step(seat, model, optimizer, 3)
+    assert hvd.consensus_distance(model) < 1e-5
+    before = model.image.detach().clone()
+    step(seat, model, optimizer, 4)
+    optimizer.set_backward_passes_per_step(1)
+    assert hvd.consensus_distance(model) < 1e-5
+    assert float((model.image.detach() - before).abs().max()) < 0.1
+
+
+@check(least=2)
+def misuse_of_shards_is_refused(seat: Seat) -> None:
+    model = Odd()
+    optimizer = wrap(model, LocalSGD(2, seat.size))
+    inputs, targets = batch(seat.rank, 0)
+    torch.nn.functional.mse_loss(model(inputs), targets).backward()
+    with pytest.raises(UsageError, match="needs synchronize"), optimizer.skip_synchronize():
+        optimizer.step()
+    optimizer.step()
+    with pytest.raises(UsageError, match="copy its state_dict"):
+        copy.deepcopy(optimizer)
+    with pytest.raises(UsageError, match="not a state of LocalSGD: it lacks alone"):
+        optimizer.load_state_dict({**optimizer.state_dict(), "sordino": {"steps": 1, "round": 1}})

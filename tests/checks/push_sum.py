@@ -229,3 +229,34 @@ def impossible_pushes_are_refused(seat: Seat) -> None:
     if seat.size > 2:
         with pytest.raises(UsageError, match=r"peers=9: .* workers have from 1 to"):
             wrap(Small(seat.rank), PushSum(peers=9))
+
+
+@check(least=2)
+def a_rolled_back_push_has_the_loaded_parameters(seat: Seat) -> None:
+    model = Small(seat.rank)
+    optimizer = wrap(model, PushSum(overlap=2))
+    kept, state = {name: value.clone() for name, value in model.state_dict().items()}, optimizer.state_dict()
+    for turn in range(4):
+        model.pull(seat.rank, turn)
+        optimizer.step()
+    model.load_state_dict(kept)
+    optimizer.load_state_dict(state)
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, kept[name])
+
+
+@check(least=2)
+def a_step_left_out_by_one_rank_begins_like_all(seat: Seat) -> None:
+    model = torch.nn.Linear(4, 1)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), algorithm=ElasticAveraging(interval=4)
+    )
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    for turn in range(5):
+        optimizer.zero_grad()
+        scaler.scale(model(torch.ones(2, 4)).sum()).backward()
+        if turn == 0 and seat.rank == 0:
+            model.weight.grad.fill_(float("inf"))
+        scaler.step(optimizer)
+        scaler.update()
+        hvd.allreduce(torch.ones(1), name="after")

@@ -88,16 +88,17 @@ class GossipSteps(ParameterSteps):
         if self._mixing is not None:
             self._mixing.load_state(self._loaded)
 
-    def _step(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | None, synchronize: bool) -> Any:
+    def _begin(self, optimizer: torch.optim.Optimizer) -> None:
         assert self._mixing is not None
         self._mixing.begin()
+
+    def _step(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | None, synchronize: bool) -> Any:
         stepping = optimizer if self._steps_here else _Standing(optimizer)
         return super()._step(stepping, closure, synchronize)  # type: ignore[arg-type]
 
     def after_step(self) -> None:
         if not self.active:
             return
-        self.meet()
         assert self._arena is not None and self._mixing is not None
         self.steps += 1
         if self.steps % self.algorithm.interval == 0:

@@ -17,11 +17,16 @@ def _new_set(context: Context, ranks: Sequence[int], parent: ProcessSet) -> int:
     return int(handle.numbers[0])
 
 
+def new_channel(context: Context, process_set: ProcessSet) -> int:
+    """A set for the exchanges of one object, which come in an order of their own. Collective over the process set."""
+    return _new_set(context, process_set.ranks or [], process_set)
+
+
 def channel_of(context: Context, process_set: ProcessSet) -> int:
     """The set that exchanges of a process set run on. Collective over it the first time."""
     identity = process_set.process_set_id or 0
     if identity not in context.channels:
-        context.channels[identity] = _new_set(context, process_set.ranks or [], process_set)
+        context.channels[identity] = new_channel(context, process_set)
     return context.channels[identity]
 
 

@@ -7,7 +7,7 @@ number in their groups: all elements with exchange="allreduce", those that a ran
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from sordino.context import Context
 from sordino.errors import UsageError
 from sordino.torch.autograd import allreduce
 from sordino.torch.gradients import GradientReducer
-from sordino.torch.groups import channel_of, group_of, peers_of
+from sordino.torch.groups import group_of, new_channel, peers_of
 from sordino.torch.operation import Average, Sum
 from sordino.torch.ops import grouped_allreduce_
 from sordino.torch.parameters import ParameterArena
@@ -95,7 +95,7 @@ class LocalSteps(ParameterSteps):
         self._group = group_of(context, everybody, algorithm.group_size)
         self._peers = peers_of(context, everybody, algorithm.group_size)
         if algorithm.sharded:
-            channel = channel_of(context, self._group)
+            channel = new_channel(context, self._group)
             self.reducer = ShardedReducer(context, self.names, self.parameters, self._within(self._group), channel)
             self.reducer.across = None if self._alone or self._models == 1 else self._peers
         else:
@@ -120,24 +120,29 @@ class LocalSteps(ParameterSteps):
 
     # ---- the step ----------------------------------------------------------------------------------------------
 
-    def _step(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | None, synchronize: bool) -> Any:
+    def _begin(self, optimizer: torch.optim.Optimizer) -> None:
         self._rate = float(optimizer.param_groups[0]["lr"])
         self._highest_rate = max(self._highest_rate, self._rate)
-        if self._shards is not None:
-            require_elementwise(optimizer)
-            self._shards.prepare()
-        if self._alone and self.algorithm.aggregate == "gradients" and not self._then:
-            self._then = [run.clone() for run in self._values()]
-        return super()._step(optimizer, closure, synchronize)
+        self._prepare(optimizer)
+        if self._alone and self.algorithm.aggregate == "gradients":
+            # Parameters that have been unfrozen are new; no group has moved them.
+            self._then += [value.clone() for value in self._values()[len(self._then) :]]
+
+    def _prepare(self, optimizer: torch.optim.Optimizer) -> None:
+        """Has shards, if there are to be any, and the optimizer's state in slices."""
+        if self._shards is None:
+            return
+        self._shards.prepare()
+        if any(parameter in optimizer.state for parameter in self.parameters):  # from before it was wrapped
+            scatter_state(optimizer, self._shards, optimizer.state_dict())
 
     def after_step(self) -> None:
         if not self.active:
             return
-        self.meet()
         self.steps += 1
         if self.algorithm.log_distance is not None and self.steps % self.algorithm.log_distance == 0:
             self.distances.append((self.steps, self._distance()))
-        if self._alone and self.steps - self._averaged >= self.interval and self._models > 1:
+        if self._alone and self.steps - self._averaged >= self.interval:
             self._average()
             self._averaged = self.steps
         if self._shards is not None:
@@ -165,14 +170,14 @@ class LocalSteps(ParameterSteps):
 
     @torch.no_grad()
     def _average(self) -> None:
-        values = self._values()
+        values = self._values() if self._models > 1 else []
         if self.algorithm.aggregate == "parameters":
             self._reduce(values, Average)
-        else:
-            for value, then in zip(values, self._then):
+        elif values:
+            for value, then in zip(values, self._then, strict=True):
                 value.sub_(then)
             self._reduce(values, Sum)
-            for value, then in zip(values, self._then):
+            for value, then in zip(values, self._then, strict=True):
                 value.add_(then)
                 then.copy_(value)
         if self.buffers:
@@ -201,7 +206,7 @@ class LocalSteps(ParameterSteps):
 
     # ---- the interval ------------------------------------------------------------------------------------------
 
-    def report_metric(self, loss: float) -> None:
+    def report_metric(self, loss: float, rate: float) -> None:
         """Takes the loss, averages it over all workers and, once in a block, sets the interval. Collective."""
         adaptive = self.algorithm.adaptive
         if adaptive is None:
@@ -213,12 +218,12 @@ class LocalSteps(ParameterSteps):
         if not (math.isfinite(mean) and mean > 0):
             return
         if self._first_metric is None:
-            self._first_metric = (self._rate, mean)
+            self._first_metric = (rate, mean)
             self._block_ends = self.steps + adaptive.block
         elif self.steps >= self._block_ends:
             first_rate, first_loss = self._first_metric
-            ratio = mean / first_loss * (first_rate / self._rate if self._rate > 0 else 1.0)
-            wanted = math.ceil(self.algorithm.interval * math.sqrt(ratio))
+            ratio = mean / first_loss * (first_rate / rate if rate > 0 else 1.0)
+            wanted = max(1, math.ceil(self.algorithm.interval * math.sqrt(ratio)))
             self.interval = wanted if wanted < self.interval else max(1, self.interval // 2)
             self._block_ends = self.steps + adaptive.block
 
@@ -247,13 +252,21 @@ class LocalSteps(ParameterSteps):
             else:
                 self._reduce_over(self._group if self._alone else self.settings.process_set)
 
+    def settle(self) -> None:
+        """Has models averaged before another object goes on with them. Collective."""
+        if self._met and self._alone and self.algorithm.aggregate == "gradients" and self._then:
+            self._average()
+            self._averaged = self.steps
+            if self._shards is not None:
+                self._shards.hand_out()
+
     def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """The optimizer's state as that of whole parameters. Collective within a group if it is sharded."""
         if self.active and self.algorithm.sharded:
             self.meet()
         if self._shards is None:
             return optimizer.state_dict()
-        self._shards.prepare()
+        self._prepare(optimizer)
         return gather_state(optimizer, self._shards)
 
     def load_optimizer_state(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
@@ -263,5 +276,5 @@ class LocalSteps(ParameterSteps):
         if self._shards is None:
             optimizer.load_state_dict(state)
             return
-        self._shards.prepare()
+        self._prepare(optimizer)
         scatter_state(optimizer, self._shards, state)

@@ -136,7 +136,11 @@ class PushSumMixing(Averaging):
             self._to_values()
 
     def load_state(self, state: dict[str, Any]) -> None:
-        self.flush()
+        # What is under way belongs to the parameters of before.
+        while self._under_way:
+            handle, parcel = self._under_way.pop(0)
+            handle.wait()
+            self._spare.append(parcel)
         for weight in self.arena.weights:
             weight.fill_(1)
         self._before = None

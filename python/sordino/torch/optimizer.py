@@ -20,7 +20,7 @@ from sordino.torch.arguments import Groups, Named, group_indices, name_parameter
 from sordino.torch.compression import Compression, Compressor
 from sordino.torch.gossip import GossipSteps
 from sordino.torch.gradients import GradientReducer
-from sordino.torch.local_sgd import LocalSteps
+from sordino.torch.local_sgd import LocalSteps, require_elementwise
 from sordino.torch.operation import Adasum, Average, resolve_op
 from sordino.torch.process_sets import ProcessSet, global_process_set
 from sordino.torch.segments import Settings, StepOrderError
@@ -112,6 +112,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 raise UsageError(f"groups and gradient_predivide_factor are for gradients, and {name} sends none")
 
     @property
+    def _sharded(self) -> bool:
+        reducer = self._reducer
+        return isinstance(reducer, LocalSteps) and reducer.active and reducer.algorithm.sharded
+
+    @property
     def _step_supports_amp_scaling(self) -> bool:
         # True: GradScaler calls step() also when gradients are infinite. Gossip needs that: such a worker must still
         # exchange. Otherwise it must unscale by itself: a wrapped optimizer that can do it would not see the scale.
@@ -141,6 +146,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         buffers = [(name, buffer) for name, buffer in options["named_buffers"] or () if buffer.is_floating_point()]
         algorithm = options["algorithm"]
         if isinstance(algorithm, LocalSGD):
+            if algorithm.sharded:
+                require_elementwise(self._inner)
             return LocalSteps(current(), names, parameters, buffers, algorithm, settings, compare)
         return GossipSteps(current(), names, parameters, buffers, algorithm, settings, compare)
 
@@ -149,7 +156,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """After it, another reducer goes on with what has been changed within it."""
         old = self._reducer
         self.flush()
-        kept = old.optimizer_state(self._inner) if isinstance(old, LocalSteps) else None
+        kept = None
+        if isinstance(old, LocalSteps):
+            old.settle()
+            kept = old.optimizer_state(self._inner)
         yield
         old.release()
         self._reducer = self._make_reducer(compare=True)
@@ -165,7 +175,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
         # GradScaler.unscale_ and others reach the gradients through here after backward: they must see reduced ones.
-        if self._may_synchronize and self._reducer.ready:
+        # Not where that takes more exchanges than step() would: one rank that looks alone would wait for the others.
+        if self._may_synchronize and self._reducer.ready and not self._sharded:
             self._reducer.synchronize()
         return self._inner.param_groups
 
@@ -215,6 +226,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         ranks have a shard of it each (`LocalSGD`)."""
         if self._reducer.in_flight:
             self.synchronize()
+        if isinstance(self._reducer, ParameterSteps) and "sordino" in state_dict:
+            self._reducer.check_state(state_dict["sordino"])
         inner = {key: value for key, value in state_dict.items() if key != "sordino"}
         if isinstance(self._reducer, LocalSteps):
             self._reducer.load_optimizer_state(self._inner, inner)
@@ -248,6 +261,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
     # ---- copies ------------------------------------------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
+        if self._sharded and self._inner.state:
+            raise UsageError(
+                'with LocalSGD(exchange="sharded") a rank has a part of the state only; copy its state_dict() instead'
+            )
         names = [self._names[parameter] for parameter in parameters_of(self._inner)]
         return {"inner": self._inner, "names": names, "options": self._options}
 
@@ -306,7 +323,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """
         if not isinstance(self._reducer, LocalSteps):
             raise UsageError(f"report_metric() has no effect with {self._options['algorithm']}")
-        self._reducer.report_metric(loss)
+        self._reducer.report_metric(loss, float(self._inner.param_groups[0]["lr"]))
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
@@ -332,22 +349,30 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 stacklevel=2,
             )
         self._asked = False
-        if isinstance(self._reducer, ParameterSteps) and not self._unscale():
-            self._reducer.reset()
-            self._reducer.after_step()
-            return None
+        if isinstance(self._reducer, ParameterSteps):
+            self._reducer.begin_step(self._inner)
+            if not self._unscale():
+                self._reducer.reset()
+                self._reducer.after_step()
+                return None
         return self._reducer.step(self._inner, closure, self._may_synchronize)
 
     def _unscale(self) -> bool:
         """What GradScaler leaves to optimizers that support it: divides by its scale. False if a gradient is infinite,
         and the step must be left out."""
-        found = self.__dict__.get("found_inf")
-        if found is not None and found.item() > 0:
-            return False
-        scale = self.__dict__.get("grad_scale")
-        if scale is not None:
+        found, scale = self.__dict__.get("found_inf"), self.__dict__.get("grad_scale")
+        if found is None:
+            return True
+        infinite = found.item() > 0
+        if isinstance(self._reducer, ParameterSteps) and self._reducer.reducer is not None and self._reducer.active:
+            # The members of a group must decide alike, so what counts are the gradients that they all have.
+            self._reducer.synchronize()
             gradients = [p.grad for p in parameters_of(self._inner) if p.grad is not None]
-            torch._foreach_div_(gradients, scale.item())
+            infinite = not all(bool(gradient.isfinite().all()) for gradient in gradients)
+        if infinite:
+            return False
+        if scale is not None:
+            torch._foreach_div_([p.grad for p in parameters_of(self._inner) if p.grad is not None], scale.item())
         return True
 
     def zero_grad(self, set_to_none: bool = True) -> None:

@@ -25,7 +25,7 @@ from sordino.torch.operation import Average
 from sordino.torch.ops import grouped_allreduce_
 from sordino.torch.parameters import FlatValues
 from sordino.torch.process_sets import ProcessSet
-from sordino.torch.segments import Segment, Settings, dense_strides
+from sordino.torch.segments import Segment, Settings, StepOrderError, dense_strides
 from sordino.torch.tensors import dtype_code
 
 _ALIGNMENT = 64  # bytes; of arenas, so that shards lie side by side
@@ -181,9 +181,14 @@ class ShardedReducer(GradientReducer):
         return {piece.parameter: piece for shards in self.shards for piece in shards.slices}
 
     def prepare(self) -> None:
-        """Makes the plan, if there is none yet. Collective."""
-        if self.active and self._segments is None:
+        """Makes the plan, or adds to it parameters that have been unfrozen. Collective."""
+        if not self.active:
+            return
+        found = self._watch_new()
+        if self._segments is None:
             self._agree(list(self._hooked))
+        elif found:
+            self._agree(found)
 
     def _agree(self, indices: Sequence[int]) -> None:
         super()._agree(indices)
@@ -287,7 +292,8 @@ class ShardedReducer(GradientReducer):
         loss = closure() if closure is not None else None
         if synchronize:
             self._reduce()
-        self.prepare()
+        elif not self._done:
+            raise StepOrderError("step() within skip_synchronize() needs synchronize() before it: shards are averages")
         for shards in self.shards:
             shards.adopt(self.parameters)
             if self._handed_out:

@@ -62,6 +62,16 @@ class ParameterSteps(ABC):
     def _meet(self) -> None:
         """Makes what exchanges need. Collective."""
 
+    def begin_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """To be called before every step, also one that is going to be left out. Collective."""
+        if self.active:
+            self.meet()
+            self._begin(optimizer)
+
+    @abstractmethod
+    def _begin(self, optimizer: torch.optim.Optimizer) -> None:
+        """What precedes a step."""
+
     @abstractmethod
     def after_step(self) -> None:
         """Counts a step, also one that was left out because gradients were infinite, and does what is to follow it."""
@@ -69,6 +79,12 @@ class ParameterSteps(ABC):
     @abstractmethod
     def state(self) -> dict[str, Any]:
         """What `state_dict()` keeps of the algorithm."""
+
+    def check_state(self, state: dict[str, Any]) -> None:
+        """UsageError for a state of another algorithm."""
+        missing = self.state().keys() - state.keys() - {"centre"}
+        if missing:
+            raise UsageError(f"this is not a state of {self.label}: it lacks {', '.join(sorted(missing))}")
 
     @abstractmethod
     def load_state(self, state: dict[str, Any]) -> None:
@@ -115,7 +131,6 @@ class ParameterSteps(ABC):
         """Steps the optimizer and does what is to follow."""
         if not self.active:
             return optimizer.step(closure)  # type: ignore[arg-type]
-        self.meet()
         result = self._step(optimizer, closure, synchronize)
         self.after_step()
         return result
