@@ -248,7 +248,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 self._names.setdefault(parameter, f"group{known}.parameter{index}")
 
     def register_step_pre_hook(self, hook: Any) -> Any:
-        """As of the wrapped optimizer; the hook sees reduced gradients."""
+        """As of the wrapped optimizer; the hook sees reduced gradients (with `LocalSGD(exchange="sharded")` slices)."""
         return self._inner.register_step_pre_hook(hook)
 
     def register_step_post_hook(self, hook: Any) -> Any:
