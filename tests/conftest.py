@@ -1,4 +1,4 @@
-"""What all tests share: the folder of checks on the path, one thread a rank, and Hypothesis without a clock."""
+"""What all tests share: the folder of checks on the path, one thread a rank, mpirun, and Hypothesis without a clock."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ import os
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 from hypothesis import HealthCheck, settings
+
+from sordino.cli import mpi
+from sordino.errors import NotBuilt
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
@@ -20,3 +24,12 @@ settings.register_profile(
 )
 settings.register_profile("ci", settings.get_profile("default"), derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "default")
+
+
+@pytest.fixture(scope="session")
+def launcher() -> mpi.Launcher:
+    """A real mpirun; without one there is nothing to launch with."""
+    try:
+        return mpi.find_launcher(mpi.build_info(), os.environ)
+    except NotBuilt as error:
+        pytest.skip(f"needs an MPI: {error}")

@@ -10,7 +10,6 @@
 #include "collectives/exchange.h"
 
 #include <algorithm>
-#include <numeric>
 
 #include "collectives/operations.h"
 #include "collectives/shards.h"
@@ -41,9 +40,15 @@ struct Parcel {
   std::size_t copy;  // of the receiver's inbox
 };
 
+// A part of the layout that travels at once.
+struct Message {
+  std::size_t offset, bytes;
+};
+
 // One group of the layout: its runs, what crosses nodes for it, and the averages of this node's ranks.
 struct Plan {
   std::vector<const LayoutSegment*> runs;
+  std::vector<Message> messages;        // of each parcel
   std::vector<Parcel> sends, receives;  // this rank's sends; the receives of all ranks of the node
   std::vector<kernels::Average> averages;
 };
@@ -75,14 +80,14 @@ class Mixing {
     reach(&Desk::offered, kReady);
     std::vector<std::unique_ptr<Transfer>> receives, sends;
     for (const Plan& plan : plans_) {
-      for (const Slice& slice : slices(plan)) {
+      for (const Message& message : plan.messages) {
         for (const Parcel& parcel : plan.receives) {
           if (parcel.here != team_.me) continue;
           receives.push_back(
-              team_.receive(parcel.peer, std::span(inbox + parcel.copy * bytes + slice.offset, slice.bytes)));
+              team_.receive(parcel.peer, std::span(inbox + parcel.copy * bytes + message.offset, message.bytes)));
         }
         for (const Parcel& parcel : plan.sends)
-          sends.push_back(team_.send(parcel.peer, std::span(what_.source + slice.offset, slice.bytes)));
+          sends.push_back(team_.send(parcel.peer, std::span(what_.source + message.offset, message.bytes)));
       }
     }
     if (together()) co_await team_.all_reached(&Desk::offered, kReady);
@@ -90,7 +95,7 @@ class Mixing {
     auto receive = receives.begin(), send = sends.begin();
     for (std::size_t group = 0; group < plans_.size(); ++group) {
       const Plan& plan = plans_[group];
-      for (std::size_t slice = slices(plan).size(); slice > 0; --slice) {
+      for (std::size_t left = plan.messages.size(); left > 0; --left) {
         for (const Parcel& parcel : plan.receives) {
           if (parcel.here == team_.me) co_await team_.finished(**receive++, parcel.peer);
         }
@@ -114,20 +119,6 @@ class Mixing {
   // Open MPI sends a message of any length over TCP as one; two large ones that cross then go one after the other.
   static constexpr std::size_t kLargestMessage = 1024 * 1024;
 
-  struct Slice {
-    std::size_t offset, bytes;  // in the layout
-  };
-
-  // What a plan's parcels travel as.
-  static std::vector<Slice> slices(const Plan& plan) {
-    std::vector<Slice> all;
-    for (const LayoutSegment* run : plan.runs) {
-      for (std::size_t at = 0; at < run->bytes; at += kLargestMessage)
-        all.push_back({run->offset + at, std::min(kLargestMessage, run->bytes - at)});
-    }
-    return all;
-  }
-
   bool together() const { return node_.size() > 1; }
   // Whether this rank reads the participant's arena itself.
   bool here(int index) const {
@@ -149,9 +140,12 @@ class Mixing {
     what_.topology->destinations(at, team_.me, destinations);
     std::sort(destinations.begin(), destinations.end());
     std::vector<int> served;  // the first destination on each other node
-    const std::size_t bytes =
-        std::accumulate(plan.runs.begin(), plan.runs.end(), std::size_t{0},
-                        [](std::size_t sum, const LayoutSegment* run) { return sum + run->bytes; });
+    std::size_t bytes = 0;
+    for (const LayoutSegment* run : plan.runs) {
+      bytes += run->bytes;
+      for (std::size_t at = 0; at < run->bytes; at += kLargestMessage)
+        plan.messages.push_back({run->offset + at, std::min(kLargestMessage, run->bytes - at)});
+    }
     for (const int destination : destinations) {
       if (here(destination)) {
         team_.count_sent(destination, bytes);

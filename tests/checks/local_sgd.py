@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable
 from typing import Any
@@ -94,13 +93,6 @@ def plain_sgd_with_interval_one_is_allreduce(seat: Seat, exchange: str) -> None:
         near(train(seat, LocalSGD(1, k, exchange), 6, OPTIMIZERS["sgd"]), wanted)
 
 
-@check(least=2, name=tuple(OPTIMIZERS))
-def shards_change_nothing(seat: Seat, name: str) -> None:
-    for k in divisors(seat.size)[1:]:
-        whole = train(seat, LocalSGD(3, k, "allreduce"), 8, OPTIMIZERS[name])
-        near(train(seat, LocalSGD(3, k, "sharded", segment_bytes=300), 8, OPTIMIZERS[name]), whole)
-
-
 def reference(size: int, algorithm: LocalSGD, steps: int, lr: float) -> list[list[torch.Tensor]]:
     """Every group's parameters after plain SGD, in float64."""
     models = [Odd().double() for _ in range(size // algorithm.group_size)]
@@ -143,62 +135,6 @@ def groups_follow_the_formula(seat: Seat, exchange: str, start: Any, aggregate: 
             torch.testing.assert_close(parameter.double(), value, atol=1e-5, rtol=1e-4)
 
 
-@check(least=4)
-def shards_send_less_across_and_keep_less_state(seat: Seat) -> None:
-    if seat.size % 2:
-        return
-    sent, kept = {}, {}
-    for exchange in ("sharded", "allreduce"):
-        model = torch.nn.Linear(64, 32 * seat.size)
-        optimizer = hvd.DistributedOptimizer(
-            torch.optim.Adam(model.parameters()), model.named_parameters(), algorithm=LocalSGD(2, 2, exchange)
-        )
-        counts = []
-        for _ in range(8):
-            before = hvd.stats()["bytes_sent"]
-            optimizer.zero_grad()
-            model(torch.ones(2, 64)).sum().backward()
-            optimizer.step()
-            counts.append(hvd.stats()["bytes_sent"] - before)
-        sent[exchange] = counts[-1] - counts[-2]  # with averaging, less one without
-        states = optimizer.state.values()
-        kept[exchange] = sum(t.numel() for state in states for t in state.values() if t.dim() > 0)
-    assert sent["allreduce"] == 2 * sent["sharded"] > 0, sent
-    assert kept["allreduce"] == 2 * kept["sharded"] > 0
-
-
-@check(least=2, name=tuple(OPTIMIZERS))
-def a_state_is_that_of_whole_parameters(seat: Seat, name: str) -> None:
-    """It is what the optimizer would have without shards, and goes on bit for bit with them or without."""
-    models, states, optimizers = [], [], []
-    for exchange in ("sharded", "allreduce"):
-        model = Odd()
-        optimizer = wrap(model, LocalSGD(2, seat.size, exchange, segment_bytes=250), OPTIMIZERS[name])
-        for turn in range(3):
-            step(seat, model, optimizer, turn)
-        models.append(model)
-        optimizers.append(optimizer)
-        states.append(optimizer.state_dict())
-    sharded, whole = states
-    assert sharded["param_groups"] == whole["param_groups"]
-    assert sharded["state"].keys() == whole["state"].keys()
-    for index, state in whole["state"].items():
-        assert sharded["state"][index].keys() == state.keys()
-        for key, value in state.items():
-            if isinstance(value, torch.Tensor):
-                torch.testing.assert_close(sharded["state"][index][key], value, atol=2e-6, rtol=2e-5)
-    plain = Odd()
-    plain.load_state_dict(models[0].state_dict())
-    OPTIMIZERS[name](list(plain.parameters())).load_state_dict({k: v for k, v in sharded.items() if k != "sordino"})
-    resumed = wrap(plain, LocalSGD(2, seat.size, segment_bytes=400), OPTIMIZERS[name])
-    resumed.load_state_dict(sharded)
-    for turn in range(3, 6):
-        step(seat, models[0], optimizers[0], turn)
-        step(seat, plain, resumed, turn)
-    for mine, theirs in zip(models[0].parameters(), plain.parameters()):
-        assert torch.equal(mine, theirs)
-
-
 @check(least=2, exchange=("sharded", "allreduce"))
 def a_restart_switches_at_the_same_step(seat: Seat, exchange: str) -> None:
     k = divisors(seat.size)[-2]
@@ -232,26 +168,6 @@ def groups_part_when_the_rate_decays(seat: Seat) -> None:
         apart.append(hvd.consensus_distance(model) > 1e-6)
     # Step 4 has the lower rate and is the last one together; 7 averages the models.
     assert apart == [False] * 5 + [True, True, False, True]
-
-
-@check(least=2)
-def gradients_can_be_clipped(seat: Seat) -> None:
-    def clipped(algorithm: Algorithm) -> Odd:
-        model = Odd()
-        optimizer = wrap(model, algorithm)
-        for turn in range(4):
-            inputs, targets = batch(seat.rank, turn)
-            optimizer.zero_grad()
-            torch.nn.functional.mse_loss(model(inputs), targets).backward()
-            optimizer.synchronize()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.3)
-            assert model.unused.grad is None
-            model.bias.grad, model.scale.grad = model.bias.grad * 2, None
-            with optimizer.skip_synchronize():
-                optimizer.step()
-        return model
-
-    near(clipped(LocalSGD(2, seat.size)), clipped(AllReduce()))
 
 
 @check(least=2)
@@ -294,42 +210,6 @@ def impossible_local_sgd_is_refused(seat: Seat) -> None:
 
 
 @check(least=2, exchange=("sharded", "allreduce"))
-def parameters_can_be_added_in_mid_run(seat: Seat, exchange: str) -> None:
-    """No momentum is lost, whoever has it."""
-
-    def grown(algorithm: Algorithm) -> list[torch.nn.Parameter]:
-        model, late = Odd(), torch.nn.Parameter(torch.ones(9))
-        optimizer = wrap(model, algorithm)
-        for turn in range(3):
-            step(seat, model, optimizer, turn)
-        optimizer.add_param_group({"params": [late], "lr": 0.01})
-        for turn in range(3, 6):
-            inputs, targets = batch(seat.rank, turn)
-            optimizer.zero_grad()
-            (torch.nn.functional.mse_loss(model(inputs), targets) + (late * late.detach().cos()).sum()).backward()
-            optimizer.step()
-        return [*model.parameters(), late]
-
-    for mine, wanted in zip(grown(LocalSGD(2, seat.size, exchange)), grown(AllReduce())):
-        torch.testing.assert_close(mine, wanted, atol=2e-6, rtol=2e-5)
-
-
-@check(least=2)
-def a_state_can_be_broadcast(seat: Seat) -> None:
-    model = Odd()
-    optimizer = wrap(model, LocalSGD(2, seat.size), OPTIMIZERS["adam"])
-    if seat.rank == 0:
-        optimizer.param_groups[0]["lr"] = 0.003
-    for turn in range(2):
-        step(seat, model, optimizer, turn)
-    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
-    assert optimizer.param_groups[0]["lr"] == 0.003
-    for state in optimizer.state_dict()["state"].values():
-        seat.same("state", *(value for value in state.values() if isinstance(value, torch.Tensor)))
-
-
-@check(least=2, exchange=("sharded", "allreduce"))
 def an_infinite_gradient_stops_its_group_alone(seat: Seat, exchange: str) -> None:
     k = divisors(seat.size)[-2]
     model = torch.nn.Linear(64, 1, bias=False)
@@ -362,46 +242,6 @@ def the_distance_is_that_of_the_models(seat: Seat, exchange: str) -> None:
         seat.same("distance", found)
 
 
-@check(least=2)
-def two_optimizers_do_not_meet(seat: Seat) -> None:
-    """Also where their gradients come in another order on some ranks."""
-    models = [Odd(), Odd()]
-    optimizers = [wrap(model, LocalSGD(2, seat.size, segment_bytes=200)) for model in models]
-    plain = [Odd(), Odd()]
-    wanted = [wrap(model, AllReduce()) for model in plain]
-    for turn in range(4):
-        inputs, targets = batch(seat.rank, turn)
-        for both, its in ((models, optimizers), (plain, wanted)):
-            for optimizer in its:
-                optimizer.zero_grad()
-            losses = [torch.nn.functional.mse_loss(model(inputs), targets) for model in both]
-            (losses[0] * 2 + losses[1] if seat.rank else losses[1] + losses[0] * 2).backward()
-            if turn == 2 and seat.rank == 0:
-                both[0].unused.sum().backward()
-            for optimizer in its:
-                optimizer.step()
-    for model, other in zip(models, plain):
-        near(model, other)
-
-
-@check(least=2)
-def a_state_from_before_is_not_lost(seat: Seat) -> None:
-    for make in (OPTIMIZERS["momentum"], lambda p: torch.optim.Adagrad(p, lr=0.1, initial_accumulator_value=0.5)):
-        found = []
-        for algorithm in (LocalSGD(2, seat.size), AllReduce()):
-            model = Odd()
-            plain = make(list(model.parameters()))
-            inputs, targets = batch(0, 0)
-            torch.nn.functional.mse_loss(model(inputs), targets).backward()
-            plain.step()
-            optimizer = hvd.DistributedOptimizer(plain, model.named_parameters(), algorithm=algorithm)
-            for turn in range(1, 4):
-                step(seat, model, optimizer, turn)
-            optimizer.state_dict()
-            found.append(model)
-        near(*found)
-
-
 @check(least=2, exchange=("sharded", "allreduce"))
 def sums_of_movements_survive_changes(seat: Seat, exchange: str) -> None:
     k = divisors(seat.size)[-2]
@@ -419,18 +259,3 @@ def sums_of_movements_survive_changes(seat: Seat, exchange: str) -> None:
     optimizer.set_backward_passes_per_step(1)
     assert hvd.consensus_distance(model) < 1e-5
     assert float((model.image.detach() - before).abs().max()) < 0.1
-
-
-@check(least=2)
-def misuse_of_shards_is_refused(seat: Seat) -> None:
-    model = Odd()
-    optimizer = wrap(model, LocalSGD(2, seat.size))
-    inputs, targets = batch(seat.rank, 0)
-    torch.nn.functional.mse_loss(model(inputs), targets).backward()
-    with pytest.raises(UsageError, match="needs synchronize"), optimizer.skip_synchronize():
-        optimizer.step()
-    optimizer.step()
-    with pytest.raises(UsageError, match="copy its state_dict"):
-        copy.deepcopy(optimizer)
-    with pytest.raises(UsageError, match="not a state of LocalSGD: it lacks alone"):
-        optimizer.load_state_dict({**optimizer.state_dict(), "sordino": {"steps": 1, "round": 1}})

@@ -38,6 +38,7 @@ MODULES = (
     "optimizers",
     "process_sets",
     "push_sum",
+    "shards",
     "shared",
     "sparse",
     "sync_batch_norm",

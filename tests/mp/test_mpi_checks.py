@@ -13,7 +13,6 @@ import pytest
 from checks.registry import Check, all_checks, compare
 
 from sordino.cli import mpi
-from sordino.errors import NotBuilt
 
 DRIVER = Path(__file__).resolve().parents[1] / "checks" / "driver.py"
 JOB_TIMEOUT_S = 400
@@ -51,10 +50,12 @@ WAYS_OF_MOVING = {
     "gossip",
     "joining",
     "life",
+    "local_sgd",
     "moving",
     "optimizer_gradients",
     "process_sets",
     "push_sum",
+    "shards",
     "shared",
 }
 CASES = [
@@ -63,14 +64,6 @@ CASES = [
     for check in all_checks().values()
     if check.serves("mpi", world.ranks) and (world.whole or check.name.partition(".")[0] in WAYS_OF_MOVING)
 ]
-
-
-@pytest.fixture(scope="session")
-def launcher() -> mpi.Launcher:
-    try:
-        return mpi.find_launcher(mpi.build_info(), os.environ)
-    except NotBuilt as error:
-        pytest.skip(f"needs an MPI: {error}")
 
 
 class Jobs:

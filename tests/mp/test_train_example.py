@@ -19,20 +19,10 @@ import torch
 
 from sordino import checkpoint
 from sordino.cli import mpi
-from sordino.errors import NotBuilt
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAIN = ["python", str(ROOT / "examples" / "train.py")]
 TIMEOUT_S = 150
-
-
-@pytest.fixture(scope="session")
-def launcher() -> mpi.Launcher:
-    """A real mpirun; without one there is nothing to launch with."""
-    try:
-        return mpi.find_launcher(mpi.build_info(), os.environ)
-    except NotBuilt as error:
-        pytest.skip(f"needs an MPI: {error}")
 
 
 def words(launcher: mpi.Launcher, ranks: int, *options: object) -> list[str]:

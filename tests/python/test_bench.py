@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import time
@@ -18,8 +17,7 @@ import torch
 
 from sordino.bench import baselines, collectives, common, fusion, kernels, report, resnet
 from sordino.bench.timing import Team, Watch, race
-from sordino.cli import mpi
-from sordino.errors import NotBuilt, UsageError
+from sordino.errors import UsageError
 
 MACHINE: dict[str, Any] = {"cores": 2, "cores_per_rank": 2, "others": 0.03} | dict.fromkeys(
     ("date", "cpu", "kernel", "python", "torch", "sordino", "compiler", "instruction_set", "mpi"), "known"
@@ -253,15 +251,6 @@ def test_kernels_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert all(one["ratio"] > 0 and one["moved"] >= 2 * 0.9 * 65536 for one in rows)
 
 
-@pytest.fixture(scope="module")
-def mpirun() -> mpi.Launcher:
-    """A real mpirun; without one there is nothing to launch with."""
-    try:
-        return mpi.find_launcher(mpi.build_info(), os.environ)
-    except NotBuilt as error:
-        pytest.skip(f"needs an MPI: {error}")
-
-
 def bench(*words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "sordino.cli", "bench", *words]
     return subprocess.run(command, capture_output=True, text=True, timeout=240)
@@ -275,7 +264,7 @@ def test_quick_runs_write_nothing_unless_told_to(tmp_path: Path, monkeypatch: py
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.usefixtures("mpirun")
+@pytest.mark.usefixtures("launcher")
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_collectives_run(tmp_path: Path, ranks: int) -> None:
     words = ["--quick", "--sizes", "4KiB,260KiB", "--baselines", "mpi,gloo", "--results", str(tmp_path)]
@@ -290,7 +279,7 @@ def test_collectives_run(tmp_path: Path, ranks: int) -> None:
             assert entry["busbw"] == pytest.approx(entry["algbw"] * 2 * (ranks - 1) / ranks)
 
 
-@pytest.mark.usefixtures("mpirun")
+@pytest.mark.usefixtures("launcher")
 def test_fusion_runs(tmp_path: Path) -> None:
     words = ["--quick", "--compute-ms", "1", "--baselines", "gloo", "--results", str(tmp_path)]
     done = bench("-np", "2", "fusion", *words)

@@ -21,7 +21,6 @@ from sordino._core import RandomCycle, RandomPull
 from sordino.bench import gossip, gossip_cluster, gossip_exchange, gossip_topology, gossip_worker, report
 from sordino.bench.gossip_topology import SEGMENTS, TooSlow, algorithm_2, copies, dead_end_probability
 from sordino.bench.timing import Team
-from sordino.cli import mpi
 from sordino.errors import NotBuilt
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
@@ -121,15 +120,6 @@ def test_efficiency_is_against_one_worker_and_claims_are_judged_at_most_workers(
 # --- Short runs -------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def mpirun() -> mpi.Launcher:
-    """A real mpirun; without one there is nothing to launch with."""
-    try:
-        return mpi.find_launcher(mpi.build_info(), os.environ)
-    except NotBuilt as error:
-        pytest.skip(f"needs an MPI: {error}")
-
-
 def run(*words: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "sordino.cli", *words]
     return subprocess.run(command, capture_output=True, text=True, timeout=240, env={**os.environ, **(env or {})})
@@ -161,7 +151,7 @@ def test_an_exchange_needs_two_ranks() -> None:
     assert "needs two ranks" in done.stderr
 
 
-@pytest.mark.usefixtures("mpirun")
+@pytest.mark.usefixtures("launcher")
 @pytest.mark.parametrize("ranks", [3, 4])
 def test_exchanges_run(tmp_path: Path, ranks: int) -> None:
     words = ["--quick", "--baselines", "none", "--results", str(tmp_path)]
@@ -172,7 +162,7 @@ def test_exchanges_run(tmp_path: Path, ranks: int) -> None:
     assert all(one["right"] for one in found["contestants"].values())
 
 
-@pytest.mark.usefixtures("mpirun")
+@pytest.mark.usefixtures("launcher")
 def test_the_worker_counts_what_it_sends(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "sordino.bench.gossip_worker", "--compute-ms", "3", "--budget", "0", "--steps", "1"]
     done = run("run", "-np", "4", "--", *words, env={"SORDINO_RANKS_PER_NODE": "1"})

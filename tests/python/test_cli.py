@@ -43,15 +43,6 @@ def core() -> types.ModuleType:
     return importlib.import_module("sordino._core")
 
 
-@pytest.fixture(scope="session")
-def mpirun() -> mpi.Launcher:
-    """A real mpirun; without one there is nothing to launch with."""
-    try:
-        return mpi.find_launcher(mpi.build_info(), os.environ)
-    except NotBuilt as error:
-        pytest.skip(f"needs an MPI: {error}")
-
-
 def launch(*words: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*SORDINO, *words], capture_output=True, text=True, timeout=timeout)
 
@@ -211,7 +202,7 @@ def assert_gone(pids: list[int], within: float) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.usefixtures("mpirun")
+@pytest.mark.usefixtures("launcher")
 def test_a_job_that_goes_well() -> None:
     program = RANK + "import sys; print('rank', rank, sys.argv[1:], os.environ['WORD'], os.environ['TTY_COMPATIBLE'])"
     job = launch("run", "-np", "3", "-x", "WORD=a b", "--verbose", "--", "python", "-c", program, "-np", "--", "-x")
@@ -221,13 +212,13 @@ def test_a_job_that_goes_well() -> None:
     assert "-np 3" in job.stderr
 
 
-@pytest.mark.usefixtures("mpirun")
+@pytest.mark.usefixtures("launcher")
 def test_the_command_needs_no_dashes() -> None:
     job = launch("run", "-np", "1", "python", "-c", "import sys; print(sys.executable)")
     assert (job.returncode, job.stdout.strip()) == (0, sys.executable)
 
 
-@pytest.mark.usefixtures("mpirun")
+@pytest.mark.usefixtures("launcher")
 @pytest.mark.parametrize(
     ("end", "status"), [("raise SystemExit(3)", 3), ("os.kill(os.getpid(), 9)", 137), ("raise ValueError", 1)]
 )
@@ -236,14 +227,14 @@ def test_the_status_of_the_first_rank_that_fails(end: str, status: int) -> None:
     assert job.returncode == status, job.stderr
 
 
-@pytest.mark.usefixtures("mpirun")
+@pytest.mark.usefixtures("launcher")
 def test_a_program_that_does_not_exist() -> None:
     job = launch("run", "-np", "2", "--", "/no/such/program")
     assert job.returncode != 0
     assert "/no/such/program" in job.stdout + job.stderr
 
 
-@pytest.mark.usefixtures("mpirun")
+@pytest.mark.usefixtures("launcher")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_the_ranks(tmp_path: Path, number: signal.Signals) -> None:
     job, pids, _ = start_sleepers(tmp_path)
@@ -253,7 +244,7 @@ def test_a_signal_ends_the_ranks(tmp_path: Path, number: signal.Signals) -> None
     assert_gone(pids, within=0.5)
 
 
-@pytest.mark.usefixtures("mpirun")
+@pytest.mark.usefixtures("launcher")
 def test_kill_9_of_mpirun_leaves_nothing(tmp_path: Path) -> None:
     job, pids, launcher = start_sleepers(tmp_path)
     environment = Path(f"/proc/{launcher}/environ").read_text().split("\0")
@@ -267,7 +258,7 @@ def test_kill_9_of_mpirun_leaves_nothing(tmp_path: Path) -> None:
     assert not Path(tempfile.gettempdir(), f"ompi.{launcher}").exists()
 
 
-@pytest.mark.usefixtures("mpirun")
+@pytest.mark.usefixtures("launcher")
 def test_kill_9_of_sordino_ends_the_ranks(tmp_path: Path) -> None:
     job, pids, _ = start_sleepers(tmp_path)
     job.kill()
@@ -294,7 +285,7 @@ def test_the_folders_of_killed_launchers_are_swept(tmp_path: Path) -> None:
     assert sorted(tmp_path.iterdir()) == sorted([fresh, foreign])
 
 
-@pytest.mark.usefixtures("mpirun")
+@pytest.mark.usefixtures("launcher")
 def test_the_ranks_know_whether_a_person_watches() -> None:
     ours, theirs = pty.openpty()
     program = "import os; print('says', os.environ['TTY_COMPATIBLE'])"
@@ -391,7 +382,7 @@ def test_a_smoke_test_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert check.mend
 
 
-@pytest.mark.usefixtures("core", "mpirun")
+@pytest.mark.usefixtures("core", "launcher")
 def test_the_doctor_finds_this_machine_well() -> None:
     answer = launch("doctor", "--json", timeout=120)
     report = json.loads(answer.stdout)

@@ -13,6 +13,7 @@ from sordino.torch.autograd import allreduce
 from sordino.torch.operation import Average
 from sordino.torch.ops import grouped_allreduce_
 from sordino.torch.process_sets import ProcessSet, global_process_set
+from sordino.torch.tensors import squared_distance
 
 
 def average_parameters(
@@ -53,7 +54,7 @@ def consensus_distance(model: torch.nn.Module, process_set: ProcessSet = global_
     """
     mean = average_parameters(model, "local", process_set)
     squares = sum(
-        float((parameter.detach().double() - mean[name].double()).square().sum())
+        squared_distance(parameter, mean[name])
         for name, parameter in model.named_parameters()
         if parameter.is_floating_point()
     )

@@ -8,13 +8,14 @@ own, in the order of the calls, with no rank that coordinates them.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from sordino.algorithms import ElasticAveraging, GossipAlgorithm, PushSum
 from sordino.context import Context
-from sordino.torch.autograd import allgather
+from sordino.torch.exchanges import Channel
 from sordino.torch.gradients import GradientReducer
 from sordino.torch.groups import channel_of, group_of
 from sordino.torch.mixing import Meeting, Mixing, mixing_of
@@ -26,6 +27,8 @@ from sordino.torch.steps import Named, ParameterSteps
 class GossipSteps(ParameterSteps):
     """What makes the steps of an optimizer those of a gossip algorithm."""
 
+    algorithm: GossipAlgorithm
+
     def __init__(
         self,
         context: Context,
@@ -36,16 +39,11 @@ class GossipSteps(ParameterSteps):
         settings: Settings,
         compare: bool,
     ) -> None:
-        self.algorithm = algorithm
         self._round = 0  # exchanges so far
         self._arena: ParameterArena | None = None
         self._mixing: Mixing | None = None
         self._loaded: dict[str, Any] = {}  # of the mixing, before there is one
-        super().__init__(context, names, parameters, buffers, settings, compare)
-
-    @property
-    def label(self) -> str:
-        return type(self.algorithm).__name__
+        super().__init__(context, names, parameters, buffers, algorithm, settings, compare)
 
     def _meet(self) -> None:
         context, algorithm, everybody = self.context, self.algorithm, self.settings.process_set
@@ -55,25 +53,25 @@ class GossipSteps(ParameterSteps):
             context,
             self.names + [f"buffer {name}" for name, _ in self.buffers],
             self.parameters + [buffer for _, buffer in self.buffers],
-            segments if isinstance(segments, (str, int)) else tuple(segments),
+            segments,
             weighted=isinstance(algorithm, PushSum),
         )
         check_layout(context, arena.layout, everybody)
         name = context.plan_name(f"gossip.{arena.layout.hash:x}", everybody.process_set_id)
-        told = allgather(torch.tensor([int(arena.shared)]), name=f"{name}.shared", process_set=everybody)
+        channel = Channel(context, everybody, channel_of(context, everybody))
+        channel.compare([arena])
         place = ranks.index(context.rank)
-        meeting = Meeting(context, everybody, channel_of(context, everybody), name, place, bool(told.all()))
+        meeting = Meeting(context, everybody, channel, name, place)
         mixing = mixing_of(meeting, arena, algorithm)
         mixing.load_state(self._loaded)
         if algorithm.workers_in_group > 1:
             group = group_of(context, everybody, algorithm.workers_in_group)
-            settings = Settings(**{**self.settings.__dict__, "process_set": group})
-            self.reducer = GradientReducer(context, self.names, self.parameters, settings, compare=True)
+            within = replace(self.settings, process_set=group)
+            self.reducer = GradientReducer(context, self.names, self.parameters, within, compare=True)
         self._steps_here = not algorithm.leaders_only or place % algorithm.workers_in_group == 0
         self._arena, self._mixing = arena, mixing
 
     def flush(self) -> None:
-        """Takes in what is still under way. Collective."""
         if self._mixing is not None and self._arena is not None:
             self._arena.adopt()
             self._mixing.flush()

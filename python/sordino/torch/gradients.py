@@ -19,15 +19,16 @@ from typing import Any
 import torch
 
 from sordino import kinds
-from sordino._core import Arena, Layout
+from sordino._core import Layout
 from sordino.context import Context
 from sordino.errors import SordinoError, TransportError
 from sordino.torch.autograd import allgather
 from sordino.torch.compression import Compression
 from sordino.torch.operation import Average, Sum
-from sordino.torch.segments import WHOLE, Segment, Settings, StepOrderError, check_layout, dense_strides, whole_layout
+from sordino.torch.parameters import FlatValues
+from sordino.torch.segments import WHOLE, Segment, Settings, StepOrderError, check_layout, whole_layout
 from sordino.torch.sparse import sparse_allreduce_async
-from sordino.torch.tensors import check, describe, dtype_code
+from sordino.torch.tensors import check, dense_strides, describe, dtype_code
 
 
 class GradientReducer:
@@ -128,6 +129,16 @@ class GradientReducer:
     def _prepare_for_join(self) -> None:
         if self.active and self._segments is None:
             self._agree(list(self._hooked))
+
+    def prepare(self) -> None:
+        """Makes the plan, or adds to it parameters that have been unfrozen. Collective."""
+        if not self.active:
+            return
+        found = self._watch_new()
+        if self._segments is None:
+            self._agree(list(self._hooked))
+        elif found:
+            self._agree(found)
 
     def _agree(self, indices: Sequence[int]) -> None:
         """Settles, with all ranks, the order of these gradients and which of them are sparse, and adds their segments
@@ -242,19 +253,14 @@ class GradientReducer:
         flags = (f"{segment.name}.flags", dtype_code(segment.flags), (len(segment.members),))
         layout = Layout([self._specify(i) for i in segment.members] + [flags], WHOLE)
         try:
-            segment.arena = Arena(self.context.world, layout)
+            segment.arena = FlatValues(self.context, layout)
         except TransportError as error:
             warnings.warn(f"gradients stay in private memory, where averaging is slower: {error}", stacklevel=2)
             self._kept.clear()
             return False
-        memory = memoryview(segment.arena.memory)  # type: ignore[arg-type]
-        views = []
-        for offset, i in zip(layout.offsets, segment.members):
-            parameter = self.parameters[i]
-            flat = torch.frombuffer(memory, dtype=parameter.dtype, count=parameter.numel(), offset=offset)
-            views.append(flat.as_strided(parameter.shape, dense_strides(parameter)))
-        flags_view = torch.frombuffer(
-            memory, dtype=segment.flags.dtype, count=len(segment.members), offset=layout.offsets[-1]
+        members = [self.parameters[i] for i in segment.members]
+        *views, flags_view = (
+            segment.arena.like(tensor, offset) for tensor, offset in zip([*members, segment.flags], layout.offsets)
         )
         segment.flags = flags_view.copy_(segment.flags)
         segment.views = views
@@ -324,11 +330,7 @@ class GradientReducer:
         """Reduces what is not under way yet and waits for everything. Does nothing a second time in a cycle."""
         if not self.active or self._done:
             return
-        found = self._watch_new()
-        if self._segments is None:
-            self._agree(list(self._hooked))
-        elif found:
-            self._agree(found)  # parameters that have been unfrozen
+        self.prepare()
         for segment in self._segments or ():
             if segment.handle is None:
                 self._start(segment)

@@ -8,26 +8,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from sordino._core import kernels
 from sordino.algorithms import LocalSGD
 from sordino.context import Context
 from sordino.errors import UsageError
 from sordino.torch.autograd import allreduce
+from sordino.torch.exchanges import Channel
 from sordino.torch.gradients import GradientReducer
 from sordino.torch.groups import group_of, new_channel, peers_of
 from sordino.torch.operation import Average, Sum
 from sordino.torch.ops import grouped_allreduce_
 from sordino.torch.parameters import ParameterArena
-from sordino.torch.process_sets import ProcessSet
 from sordino.torch.segments import Settings
 from sordino.torch.sharded_state import gather_state, scatter_state
 from sordino.torch.shards import ShardedReducer
 from sordino.torch.steps import Named, ParameterSteps
-from sordino.torch.tensors import dtype_code
+from sordino.torch.tensors import squared_distance
 
 _ELEMENTWISE = (
     torch.optim.SGD,
@@ -59,6 +59,8 @@ def require_elementwise(optimizer: torch.optim.Optimizer) -> None:
 class LocalSteps(ParameterSteps):
     """What makes the steps of an optimizer those of local SGD."""
 
+    algorithm: LocalSGD
+
     def __init__(
         self,
         context: Context,
@@ -69,7 +71,6 @@ class LocalSteps(ParameterSteps):
         settings: Settings,
         compare: bool,
     ) -> None:
-        self.algorithm = algorithm
         self.interval = algorithm.interval
         self._alone = algorithm.start in ("immediate", 0)  # whether groups are on their own
         self._averaged = 0  # the step after which models were averaged last, or groups left alone
@@ -81,11 +82,7 @@ class LocalSteps(ParameterSteps):
         self._then: list[torch.Tensor] = []  # what models were when they were last averaged
         self.distances: list[tuple[int, float]] = []
         """Steps, and the distance of the local models from their mean after them."""
-        super().__init__(context, names, parameters, buffers, settings, compare)
-
-    @property
-    def label(self) -> str:
-        return "LocalSGD"
+        super().__init__(context, names, parameters, buffers, algorithm, settings, compare)
 
     # ---- meeting -----------------------------------------------------------------------------------------------
 
@@ -95,24 +92,23 @@ class LocalSteps(ParameterSteps):
         self._group = group_of(context, everybody, algorithm.group_size)
         self._peers = peers_of(context, everybody, algorithm.group_size)
         if algorithm.sharded:
-            channel = new_channel(context, self._group)
-            self.reducer = ShardedReducer(context, self.names, self.parameters, self._within(self._group), channel)
-            self.reducer.across = None if self._alone or self._models == 1 else self._peers
-        else:
-            self._reduce_over(self._group if self._alone else everybody)
-            if self._models > 1:
-                self._arena = ParameterArena(context, self.names, self.parameters, "model")
+            channel = Channel(context, self._group, new_channel(context, self._group))
+            within = replace(self.settings, process_set=self._group)
+            self.reducer = ShardedReducer(context, self.names, self.parameters, within, channel)
+        elif self._models > 1:
+            self._arena = ParameterArena(context, self.names, self.parameters, "model")
+        self._regroup()
 
-    def _within(self, process_set: ProcessSet) -> Settings:
-        return Settings(**{**self.settings.__dict__, "process_set": process_set})
-
-    def _reduce_over(self, process_set: ProcessSet) -> None:
-        """Has gradients reduced over a process set from now on, or not at all if that is this rank alone."""
+    def _regroup(self) -> None:
+        """Has gradients averaged over the group or, until groups are on their own, over everybody."""
+        if self._shards is not None:
+            self._shards.across = None if self._alone or self._models == 1 else self._peers
+            return
         if self.reducer is not None:
             self.reducer.release()
-        alone = len(process_set.ranks or []) == 1
-        within = self._within(process_set)
-        self.reducer = None if alone else GradientReducer(self.context, self.names, self.parameters, within, True)
+        among = replace(self.settings, process_set=self._group if self._alone else self.settings.process_set)
+        nobody = len(among.process_set.ranks or []) == 1
+        self.reducer = None if nobody else GradientReducer(self.context, self.names, self.parameters, among, True)
 
     @property
     def _shards(self) -> ShardedReducer | None:
@@ -144,16 +140,12 @@ class LocalSteps(ParameterSteps):
             self.distances.append((self.steps, self._distance()))
         if self._alone and self.steps - self._averaged >= self.interval:
             self._average()
-            self._averaged = self.steps
         if self._shards is not None:
             self._shards.hand_out()
         if not self._alone and self._starts():
             self._alone = True
             self._averaged = self.steps
-            if self._shards is not None:
-                self._shards.across = None
-            else:
-                self._reduce_over(self._group)
+            self._regroup()
 
     def _starts(self) -> bool:
         start = self.algorithm.start
@@ -170,6 +162,7 @@ class LocalSteps(ParameterSteps):
 
     @torch.no_grad()
     def _average(self) -> None:
+        self._averaged = self.steps
         values = self._values() if self._models > 1 else []
         if self.algorithm.aggregate == "parameters":
             self._reduce(values, Average)
@@ -191,10 +184,7 @@ class LocalSteps(ParameterSteps):
         values = self._values()
         means = [value.clone() for value in values]
         self._reduce(means, Average)
-        squares = sum(
-            kernels.squared_distance(dtype_code(value), value.data_ptr(), mean.data_ptr(), value.numel())
-            for value, mean in zip(values, means)
-        )
+        squares = sum(squared_distance(value, mean) for value, mean in zip(values, means))
         told = torch.tensor([squares], dtype=torch.float64)
         if self._shards is not None:
             told = allreduce(told, op=Sum, name="local.squares", process_set=self._group)
@@ -247,25 +237,25 @@ class LocalSteps(ParameterSteps):
         self._first_metric, self._block_ends = state["first_metric"], state["block_ends"]
         self._then = []  # what models are now
         if self._met and was_alone != self._alone:
-            if self._shards is not None:
-                self._shards.across = None if self._alone or self._models == 1 else self._peers
-            else:
-                self._reduce_over(self._group if self._alone else self.settings.process_set)
+            self._regroup()
 
-    def settle(self) -> None:
-        """Has models averaged before another object goes on with them. Collective."""
+    def flush(self) -> None:
+        """Nothing is under way between steps."""
+
+    def settle(self, optimizer: torch.optim.Optimizer) -> None:
         if self._met and self._alone and self.algorithm.aggregate == "gradients" and self._then:
             self._average()
-            self._averaged = self.steps
             if self._shards is not None:
                 self._shards.hand_out()
+        if self._shards is not None:
+            optimizer.load_state_dict(self.optimizer_state(optimizer))
 
     def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """The optimizer's state as that of whole parameters. Collective within a group if it is sharded."""
         if self.active and self.algorithm.sharded:
             self.meet()
         if self._shards is None:
-            return optimizer.state_dict()
+            return super().optimizer_state(optimizer)
         self._prepare(optimizer)
         return gather_state(optimizer, self._shards)
 
@@ -274,7 +264,7 @@ class LocalSteps(ParameterSteps):
         if self.active and self.algorithm.sharded:
             self.meet()
         if self._shards is None:
-            optimizer.load_state_dict(state)
+            super().load_optimizer_state(optimizer, state)
             return
         self._prepare(optimizer)
         scatter_state(optimizer, self._shards, state)

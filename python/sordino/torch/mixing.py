@@ -12,9 +12,10 @@ from typing import Any, Protocol
 
 import torch
 
-from sordino._core import Handle, Inbox
+from sordino._core import Handle
 from sordino.algorithms import ElasticAveraging, GossipAlgorithm, MixingAlgorithm, PushSum
 from sordino.context import Context
+from sordino.torch.exchanges import Channel
 from sordino.torch.operation import Average
 from sordino.torch.ops import grouped_allreduce_
 from sordino.torch.parameters import FlatValues, ParameterArena
@@ -27,10 +28,9 @@ class Meeting:
 
     context: Context
     everybody: ProcessSet
-    channel: int  # the process set that exchanges run on
+    channel: Channel
     name: str
     place: int  # this rank's number among everybody
-    shared: bool  # whether all of everybody's arenas are in memory that their nodes share
 
 
 class Mixing(Protocol):
@@ -59,7 +59,6 @@ class Averaging:
         self.meeting = meeting
         self.arena = arena
         self.topologies = algorithm.rounds_of(len(meeting.everybody.ranks or []), arena.segment_count)
-        self._inbox = Inbox(meeting.context.world)
 
     def begin(self) -> None:
         pass
@@ -71,21 +70,8 @@ class Averaging:
     def start(self, round: int, step: int, values: FlatValues, others_only: bool) -> Handle:
         """Begins one mixing of an exchange, of `values` in place; with `others_only` without this rank's share in it.
         What is waited for at once is done at once."""
-        meeting = self.meeting
-        return meeting.context.world.exchange(
-            name=f"{meeting.name}.{round}.{step}",
-            process_set=meeting.channel,
-            layout=self.arena.layout,
-            topology=self.topologies[step],
-            round=round,
-            source=values.address,
-            result=values.address,
-            shared=meeting.shared,
-            without_own=others_only,
-            inbox=self._inbox,
-            wait=not others_only,
-            keep=values.arena,
-        )
+        name = f"{self.meeting.name}.{round}.{step}"
+        return self.meeting.channel.start(name, self.topologies[step], values, round, others_only, wait=not others_only)
 
     def flush(self) -> None:
         pass
@@ -208,7 +194,6 @@ class ElasticMixing:
 
     @torch.no_grad()
     def exchange(self, round: int) -> None:
-        self.begin()
         mean = self._average()
         for (_, mine), (_, centre), (_, average) in zip(self._arena.runs, self._centre.runs, mean.runs):
             mine.lerp_(centre, self._rate / self._size)

@@ -24,7 +24,6 @@ from sordino.torch.local_sgd import LocalSteps, require_elementwise
 from sordino.torch.operation import Adasum, Average, resolve_op
 from sordino.torch.process_sets import ProcessSet, global_process_set
 from sordino.torch.segments import Settings, StepOrderError
-from sordino.torch.sharded_state import numbered_groups
 from sordino.torch.steps import ParameterSteps
 
 
@@ -155,20 +154,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def _new_reducer(self) -> Iterator[None]:
         """After it, another reducer goes on with what has been changed within it."""
         old = self._reducer
-        self.flush()
-        kept = None
-        if isinstance(old, LocalSteps):
-            old.settle()
-            kept = old.optimizer_state(self._inner)
+        if isinstance(old, ParameterSteps):
+            old.settle(self._inner)
         yield
         old.release()
         self._reducer = self._make_reducer(compare=True)
         if isinstance(old, ParameterSteps) and isinstance(self._reducer, ParameterSteps):
             self._reducer.load_state(old.state())
-        if kept is not None and isinstance(self._reducer, LocalSteps):
-            self._reducer.load_optimizer_state(
-                self._inner, {"state": kept["state"], "param_groups": numbered_groups(self._inner)}
-            )
 
     # ---- what the wrapped optimizer owns -----------------------------------------------------------------------
 
@@ -213,12 +205,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """The wrapped optimizer's state, loadable with and without Sordino. Algorithms that have a state of their own
         keep it under the key "sordino". Collective where ranks have a shard of it each (`LocalSGD`)."""
-        if isinstance(self._reducer, LocalSteps):
-            state = self._reducer.optimizer_state(self._inner)
-        else:
-            state = self._inner.state_dict()
-        if isinstance(self._reducer, ParameterSteps):
-            state["sordino"] = self._reducer.state()
+        if not isinstance(self._reducer, ParameterSteps):
+            return self._inner.state_dict()
+        state = self._reducer.optimizer_state(self._inner)
+        state["sordino"] = self._reducer.state()
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -226,16 +216,18 @@ class DistributedOptimizer(torch.optim.Optimizer):
         ranks have a shard of it each (`LocalSGD`)."""
         if self._reducer.in_flight:
             self.synchronize()
-        if isinstance(self._reducer, ParameterSteps) and "sordino" in state_dict:
-            self._reducer.check_state(state_dict["sordino"])
         inner = {key: value for key, value in state_dict.items() if key != "sordino"}
-        if isinstance(self._reducer, LocalSteps):
+        if isinstance(self._reducer, ParameterSteps):
+            own = state_dict.get("sordino")
+            if own is not None:
+                self._reducer.check_state(own)
             self._reducer.load_optimizer_state(self._inner, inner)
+            self._reducer.reset()
+            if own is not None:
+                self._reducer.load_state(own)
         else:
             self._inner.load_state_dict(inner)
-        self._reducer.reset()
-        if isinstance(self._reducer, ParameterSteps) and "sordino" in state_dict:
-            self._reducer.load_state(state_dict["sordino"])
+            self._reducer.reset()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds parameters, which are reduced like the others from now on. Collective."""
@@ -307,7 +299,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def flush(self) -> None:
         """Takes in what peers have sent and is still under way, so that parameters depend on nothing but themselves.
         Collective. Of the algorithms, `PushSum(overlap=...)` alone has something under way between steps."""
-        if isinstance(self._reducer, GossipSteps):
+        if isinstance(self._reducer, ParameterSteps):
             self._reducer.flush()
 
     @property

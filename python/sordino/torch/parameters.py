@@ -14,8 +14,7 @@ import torch
 from sordino._core import Arena, Layout
 from sordino.context import Context
 from sordino.errors import UsageError
-from sordino.torch.segments import dense_strides
-from sordino.torch.tensors import DTYPES, check, dtype_code
+from sordino.torch.tensors import DTYPES, check, dense_strides, dtype_code, label
 
 
 def block_of(name: str) -> str:
@@ -64,6 +63,25 @@ def segment_numbers(names: Sequence[str], sizes: Sequence[int], segments: str | 
     return [order[key] for key in keys]
 
 
+@torch.no_grad()
+def adopt(tensors: Sequence[torch.Tensor], views: Sequence[torch.Tensor]) -> None:
+    """Moves tensors to the views that are kept for them, unless they are there.
+
+    Raises:
+        UsageError: one has taken another shape or dtype.
+    """
+    for tensor, view in zip(tensors, views):
+        if tensor.data_ptr() == view.data_ptr():
+            continue
+        if tensor.shape != view.shape or tensor.dtype != view.dtype:
+            raise UsageError(
+                f"a parameter of {view.dtype} {tuple(view.shape)} has become one of {tensor.dtype} "
+                f"{tuple(tensor.shape)}; wrap the optimizer anew after such a change"
+            )
+        view.copy_(tensor)
+        tensor.data = view
+
+
 class FlatValues:
     """A value for each element of a layout, in an arena."""
 
@@ -84,6 +102,10 @@ class FlatValues:
         if count == 0 or self._memory is None:
             return torch.empty(0, dtype=dtype)
         return torch.frombuffer(self._memory, dtype=dtype, count=count, offset=offset)
+
+    def like(self, tensor: torch.Tensor, offset: int) -> torch.Tensor:
+        """The elements from a byte offset on, with a dense tensor's dtype, shape and order in memory."""
+        return self.flat(tensor.dtype, offset, tensor.numel()).as_strided(tensor.shape, dense_strides(tensor))
 
     @property
     def address(self) -> int:
@@ -137,7 +159,7 @@ class ParameterArena(FlatValues):
         numbers = segment_numbers(names, [t.numel() * t.element_size() for t in tensors], segments)
         self.segment_count = max(numbers, default=-1) + 1
         self.weights = [torch.ones(1, dtype=torch.float64) for _ in range(self.segment_count if weighted else 0)]
-        labels = [_label(name, tensor) for name, tensor in zip(names, tensors)]
+        labels = [label(name, tensor) for name, tensor in zip(names, tensors)]
         labels += [f"weight of segment {number}" for number in range(len(self.weights))]
         tensors = [*tensors, *self.weights]
         numbers += range(len(self.weights))
@@ -148,31 +170,9 @@ class ParameterArena(FlatValues):
             groups=[numbers[i] for i in order],
         )
         super().__init__(context, layout)
-        self._views = [
-            self.flat(tensor.dtype, offset, tensor.numel()).as_strided(tensor.shape, dense_strides(tensor))
-            for offset, tensor in zip(self.layout.offsets, self._tensors)
-        ]
+        self._views = [self.like(tensor, offset) for offset, tensor in zip(self.layout.offsets, self._tensors)]
         self.adopt()
 
-    @torch.no_grad()
     def adopt(self) -> None:
-        """Takes in tensors whose memory somebody has replaced.
-
-        Raises:
-            UsageError: by ones of another shape or dtype.
-        """
-        for tensor, view in zip(self._tensors, self._views):
-            if tensor.data_ptr() == view.data_ptr():
-                continue
-            if tensor.shape != view.shape or tensor.dtype != view.dtype:
-                raise UsageError(
-                    f"a parameter of {view.dtype} {tuple(view.shape)} has become one of {tensor.dtype} "
-                    f"{tuple(tensor.shape)}; wrap the optimizer anew after such a change"
-                )
-            view.copy_(tensor)
-            tensor.data = view
-
-
-def _label(name: str, tensor: torch.Tensor) -> str:
-    """Memory order counts: values are averaged place by place."""
-    return name if tensor.is_contiguous() else f"{name} with strides {dense_strides(tensor)}"
+        """Takes in tensors whose memory somebody has replaced. UsageError if by ones of another shape or dtype."""
+        adopt(self._tensors, self._views)

@@ -8,14 +8,15 @@ from typing import Any
 
 import torch
 
-from sordino._core import Arena, Handle, Layout
+from sordino._core import Handle, Layout
 from sordino.context import Context
 from sordino.errors import LayoutMismatch, UsageError
 from sordino.torch.autograd import allgather
 from sordino.torch.compression import Compression, Compressor
 from sordino.torch.functions import allgather_object
+from sordino.torch.parameters import FlatValues
 from sordino.torch.process_sets import ProcessSet
-from sordino.torch.tensors import Described, dtype_code
+from sordino.torch.tensors import Described, dtype_code, label
 
 WHOLE = 1 << 62  # segment size of a layout that is not to be cut
 
@@ -50,21 +51,12 @@ class Segment:
     sent: list[torch.Tensor] = field(default_factory=list)  # what is under way, by member
     states: list[Any] = field(default_factory=list)  # what compression needs to undo it
     views: list[torch.Tensor] | None = None  # the members' places in the arena
-    arena: Arena | None = None
+    arena: FlatValues | None = None
     described: list[Described] = field(default_factory=list)  # of views and flags, which never move
 
 
-def dense_strides(parameter: torch.Tensor) -> tuple[int, ...]:
-    """The strides that a gradient must have for all ranks to mean the same element at the same place."""
-    return torch.empty_like(parameter, memory_format=torch.preserve_format).stride()
-
-
 def whole_layout(names: Sequence[str], parameters: Sequence[torch.Tensor]) -> Layout:
-    """All parameters as one layout, for its hash. Memory order counts: gradients are reduced place by place."""
-
-    def label(name: str, parameter: torch.Tensor) -> str:
-        return name if parameter.is_contiguous() else f"{name} with strides {dense_strides(parameter)}"
-
+    """All parameters as one layout, for its hash."""
     return Layout([(label(name, p), dtype_code(p), tuple(p.shape)) for name, p in zip(names, parameters)], WHOLE)
 
 

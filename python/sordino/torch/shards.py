@@ -15,17 +15,17 @@ from typing import Any
 
 import torch
 
-from sordino._core import FromOwner, Handle, Inbox, Layout, ToOwner, Topology
+from sordino._core import FromOwner, Handle, Layout, ToOwner
 from sordino.context import Context
 from sordino.errors import UsageError
-from sordino.torch.autograd import allgather
 from sordino.torch.compression import Compression
+from sordino.torch.exchanges import Channel
 from sordino.torch.gradients import GradientReducer
 from sordino.torch.operation import Average
 from sordino.torch.ops import grouped_allreduce_
-from sordino.torch.parameters import FlatValues
+from sordino.torch.parameters import FlatValues, adopt
 from sordino.torch.process_sets import ProcessSet
-from sordino.torch.segments import Segment, Settings, StepOrderError, dense_strides
+from sordino.torch.segments import Segment, Settings, StepOrderError
 from sordino.torch.tensors import dtype_code
 
 _ALIGNMENT = 64  # bytes; of arenas, so that shards lie side by side
@@ -86,9 +86,8 @@ class Shards:
         offset = 0
         for number, i in enumerate(self.members):
             parameter = parameters[i]
-            place_of = (parameter.shape, dense_strides(parameter), offset)
-            self._value_views.append(self.values.flat(kind, 0, size * shard).as_strided(*place_of))
-            self.views.append(gradients.as_strided(*place_of))
+            self._value_views.append(self.values.like(parameter, offset * kind.itemsize))
+            self.views.append(self.gradients.like(parameter, offset * kind.itemsize))
             begin, end = (
                 min(max(edge - offset, 0), parameter.numel()) for edge in (place * shard, (place + 1) * shard)
             )
@@ -99,24 +98,9 @@ class Shards:
                 self.slices.append(Slice(i, begin, end, values, owned_gradients[inside], flag))
             offset += parameter.numel()
 
-    @torch.no_grad()
     def adopt(self, parameters: Sequence[torch.Tensor]) -> None:
-        """Takes in parameters whose memory somebody has replaced.
-
-        Raises:
-            UsageError: by ones of another shape or dtype.
-        """
-        for i, view in zip(self.members, self._value_views):
-            parameter = parameters[i]
-            if parameter.data_ptr() == view.data_ptr():
-                continue
-            if parameter.shape != view.shape or parameter.dtype != view.dtype:
-                raise UsageError(
-                    f"a parameter of {view.dtype} {tuple(view.shape)} has become one of {parameter.dtype} "
-                    f"{tuple(parameter.shape)}; wrap the optimizer anew after such a change"
-                )
-            view.copy_(parameter)
-            parameter.data = view
+        """Takes in parameters whose memory somebody has replaced. UsageError if by ones of another shape or dtype."""
+        adopt([parameters[i] for i in self.members], self._value_views)
 
     @torch.no_grad()
     def adopt_gradients(self, parameters: Sequence[torch.Tensor]) -> None:
@@ -145,7 +129,7 @@ class ShardedReducer(GradientReducer):
     Exchanges are not negotiated, so segments start in the order of the plan, whenever their gradients come.
 
     Args:
-        channel: the process set that exchanges of the group run on.
+        channel: of the group.
     """
 
     def __init__(
@@ -154,7 +138,7 @@ class ShardedReducer(GradientReducer):
         names: Sequence[str],
         parameters: Sequence[torch.Tensor],
         settings: Settings,
-        channel: int,
+        channel: Channel,
     ) -> None:
         if settings.compression is not Compression.none:
             raise UsageError('compression= needs exchange="allreduce": a shard is averaged as it is')
@@ -164,11 +148,9 @@ class ShardedReducer(GradientReducer):
         ranks = settings.process_set.ranks or []
         self._size, self._place = len(ranks), ranks.index(context.rank)
         self._channel = channel
-        self._inbox = Inbox(context.world)
         self._shards: dict[str, Shards] = {}
         self._complete_segments: set[str] = set()
         self._handed_out = False  # this cycle's averages are everybody's
-        self._shared = True
         self._to_owner, self._from_owner = ToOwner(self._size), FromOwner(self._size)
 
     @property
@@ -180,25 +162,12 @@ class ShardedReducer(GradientReducer):
         """What this rank owns, by parameter."""
         return {piece.parameter: piece for shards in self.shards for piece in shards.slices}
 
-    def prepare(self) -> None:
-        """Makes the plan, or adds to it parameters that have been unfrozen. Collective."""
-        if not self.active:
-            return
-        found = self._watch_new()
-        if self._segments is None:
-            self._agree(list(self._hooked))
-        elif found:
-            self._agree(found)
-
     def _agree(self, indices: Sequence[int]) -> None:
         super()._agree(indices)
         if self._sparse:
             names = ", ".join(self.names[i] for i in sorted(self._sparse))
             raise UsageError(f'sparse gradients ({names}) need sparse_as_dense=True or exchange="allreduce"')
-        mine = all(values.shared for shards in self.shards for values in (shards.values, shards.gradients))
-        label = self.context.plan_name("shards.shared", self.settings.process_set.process_set_id)
-        told = allgather(torch.tensor([int(mine)]), name=label, process_set=self.settings.process_set)
-        self._shared = bool(told.all())
+        self._channel.compare([values for shards in self.shards for values in (shards.values, shards.gradients)])
 
     def _make_segment(self, name: str, members: list[int]) -> Segment:
         shards = Shards(self.context, members, self.parameters, self._place, self._size)
@@ -232,29 +201,13 @@ class ShardedReducer(GradientReducer):
             elif grad.data_ptr() != view.data_ptr():
                 view.copy_(grad)
                 self.parameters[i].grad = view
-        segment.handle = self._exchange(f"{segment.name}.reduce", self._to_owner, shards.gradients)
+        segment.handle = self._channel.start(f"{segment.name}.reduce", self._to_owner, shards.gradients)
 
     def _finish(self, segment: Segment) -> None:
         handle, segment.handle = segment.handle, None
         assert handle is not None
         handle.wait()
         self._unused.update(i for i in segment.members if self.parameters[i].grad is None)
-
-    def _exchange(self, name: str, topology: Topology, values: FlatValues) -> Handle:
-        return self.context.world.exchange(
-            name=name,
-            process_set=self._channel,
-            layout=values.layout,
-            topology=topology,
-            round=0,
-            source=values.address,
-            result=values.address,
-            shared=self._shared,
-            without_own=False,
-            inbox=self._inbox,
-            wait=False,
-            keep=values.arena,
-        )
 
     def _reduce(self) -> None:
         """Averages every gradient that is not averaged yet, at its owner."""
@@ -276,7 +229,7 @@ class ShardedReducer(GradientReducer):
         self._reduce()
         wait_for_all(
             [
-                self._exchange(f"{name}.gradients", self._from_owner, shards.gradients)
+                self._channel.start(f"{name}.gradients", self._from_owner, shards.gradients)
                 for name, shards in self._shards.items()
             ]
         )
@@ -309,7 +262,7 @@ class ShardedReducer(GradientReducer):
         """Gives all ranks of the group the parameters that their owners have."""
         wait_for_all(
             [
-                self._exchange(f"{name}.parameters", self._from_owner, shards.values)
+                self._channel.start(f"{name}.parameters", self._from_owner, shards.values)
                 for name, shards in self._shards.items()
             ]
         )

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from sordino.algorithms import GossipAlgorithm, LocalSGD
 from sordino.context import Context
 from sordino.errors import UsageError
 from sordino.torch.gradients import GradientReducer
@@ -24,6 +25,7 @@ class ParameterSteps(ABC):
         names: of the parameters, the same on all ranks.
         parameters: that the optimizer steps. They may move into shared memory.
         buffers: floating-point buffers that are averaged along with them.
+        algorithm: whose steps they are.
         settings: how gradients are reduced within groups; its process set is that of all workers.
         compare: whether to meet the other ranks now (collective), or at the first step.
     """
@@ -36,10 +38,12 @@ class ParameterSteps(ABC):
         names: Sequence[str],
         parameters: Sequence[torch.Tensor],
         buffers: Named,
+        algorithm: GossipAlgorithm | LocalSGD,
         settings: Settings,
         compare: bool,
     ) -> None:
         self.context = context
+        self.algorithm = algorithm
         self.settings = settings
         self.active = context.size > 1 and bool(settings.process_set.included())
         self.names = list(names)
@@ -97,9 +101,25 @@ class ParameterSteps(ABC):
         )
 
     @property
-    @abstractmethod
     def label(self) -> str:
         """The algorithm's name, for messages."""
+        return type(self.algorithm).__name__
+
+    @abstractmethod
+    def flush(self) -> None:
+        """Takes in what peers have sent and is still under way. Collective."""
+
+    def settle(self, optimizer: torch.optim.Optimizer) -> None:
+        """Leaves parameters and the optimizer so that another object can go on with them. Collective."""
+        self.flush()
+
+    def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """The optimizer's state as that of whole parameters."""
+        return optimizer.state_dict()
+
+    def load_optimizer_state(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+        """Loads a state of whole parameters."""
+        optimizer.load_state_dict(state)
 
     def release(self) -> None:
         """Lets go of the parameters: another object takes over. They stay where they are."""

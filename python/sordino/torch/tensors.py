@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from sordino._core import Result
+from sordino._core import Result, kernels
 from sordino.errors import NotBuilt, UsageError
 
 # Codes of csrc/base/dtype.h.
@@ -39,6 +39,16 @@ def dtype_code(tensor: torch.Tensor) -> int:
         raise UsageError(f"Tensor type {tensor.type()} ({tensor.dtype}) is not supported.") from None
 
 
+def dense_strides(parameter: torch.Tensor) -> tuple[int, ...]:
+    """The strides that a gradient must have for all ranks to mean the same element at the same place."""
+    return torch.empty_like(parameter, memory_format=torch.preserve_format).stride()
+
+
+def label(name: str, tensor: torch.Tensor) -> str:
+    """What layouts call a tensor. Memory order counts: ranks reduce and average place by place."""
+    return name if tensor.is_contiguous() else f"{name} with strides {dense_strides(tensor)}"
+
+
 def check(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor, detached, once it is known to be one that the core can move."""
     if not isinstance(tensor, torch.Tensor):
@@ -54,6 +64,12 @@ def check(tensor: torch.Tensor) -> torch.Tensor:
 def describe(source: torch.Tensor, target: torch.Tensor | None = None) -> Described:
     """What the core needs to know of a contiguous tensor and of the one that takes its result."""
     return (source.data_ptr(), 0 if target is None else target.data_ptr(), dtype_code(source), tuple(source.shape))
+
+
+def squared_distance(one: torch.Tensor, other: torch.Tensor) -> float:
+    """|one - other|_2 squared, summed in float64, of two floating-point tensors of one shape and dtype."""
+    one, other = one.detach().contiguous(), other.detach().contiguous()
+    return kernels.squared_distance(dtype_code(one), one.data_ptr(), other.data_ptr(), one.numel())
 
 
 def from_result(result: Result, dtype: torch.dtype) -> torch.Tensor:
