@@ -42,6 +42,7 @@ MODULES = (
     "shared",
     "sparse",
     "sync_batch_norm",
+    "tune",
 )
 
 

@@ -57,6 +57,7 @@ WAYS_OF_MOVING = {
     "push_sum",
     "shards",
     "shared",
+    "tune",
 }
 CASES = [
     pytest.param(world, check, id=f"{world}-{check.name}")

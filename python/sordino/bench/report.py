@@ -14,6 +14,7 @@ from typing import Any
 from sordino.bench import accuracy_report, common, gossip_report, pictures, tables
 from sordino.bench.common import Results
 from sordino.errors import UsageError
+from sordino.tune import report as plan_report
 
 _TABLES: dict[str, Callable[[Results], str]] = {
     "accuracy": accuracy_report.report,
@@ -23,6 +24,7 @@ _TABLES: dict[str, Callable[[Results], str]] = {
     "gossip_exchange": gossip_report.exchange,
     "gossip_topology": gossip_report.topology,
     "kernels": tables.kernels,
+    "plan": plan_report.markdown,
 }
 _PICTURES: dict[str, Callable[[Results, Any], None]] = {
     "accuracy": accuracy_report.picture,
@@ -32,6 +34,7 @@ _PICTURES: dict[str, Callable[[Results, Any], None]] = {
     "gossip_exchange": gossip_report.draw_exchange,
     "gossip_topology": gossip_report.draw_topology,
     "kernels": pictures.kernels,
+    "plan": plan_report.draw,
 }
 
 

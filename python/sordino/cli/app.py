@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from sordino.cli import bench, doctor, run
+from sordino.cli import bench, doctor, plan, run
 from sordino.errors import SordinoError, UsageError
 
 
@@ -32,6 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return run.main(options)
         if options.subcommand == "doctor":
             return doctor.main(options)
+        if options.subcommand == "plan":
+            return plan.main(options)
         return bench.main(options)
     except UsageError as error:
         print(f"sordino {options.subcommand}: {error}", file=sys.stderr)
@@ -50,6 +52,7 @@ def _parser() -> argparse.ArgumentParser:
         (run, "run", "start a program on several ranks (a thin front of mpirun)"),
         (doctor, "doctor", "check the installation and say how to mend what is wrong"),
         (bench, "bench", "run a benchmark"),
+        (plan, "plan", "measure the links and say which algorithm to train with"),
     ):
         module.add_arguments(
             commands.add_parser(

@@ -30,8 +30,8 @@ def channel_of(context: Context, process_set: ProcessSet) -> int:
     return context.channels[identity]
 
 
-def _part_of(context: Context, process_set: ProcessSet, key: tuple[str, int], parts: Sequence[list[int]]) -> ProcessSet:
-    """The one of the parts of a process set that this rank is in."""
+def part_of(context: Context, process_set: ProcessSet, key: tuple[str, int], parts: Sequence[list[int]]) -> ProcessSet:
+    """The one of the parts of a process set that this rank is in. Collective the first time that a key comes."""
     name = (process_set.process_set_id or 0, *key)
     for members in parts if name not in context.groups else ():
         identity = _new_set(context, members, process_set)
@@ -49,7 +49,7 @@ def group_of(context: Context, process_set: ProcessSet, size: int) -> ProcessSet
     if size == len(ranks):
         return process_set
     groups = [ranks[begin : begin + size] for begin in range(0, len(ranks), size)]
-    return _part_of(context, process_set, ("group", size), groups)
+    return part_of(context, process_set, ("group", size), groups)
 
 
 def peers_of(context: Context, process_set: ProcessSet, size: int) -> ProcessSet:
@@ -57,4 +57,4 @@ def peers_of(context: Context, process_set: ProcessSet, size: int) -> ProcessSet
     ranks = list(process_set.ranks or [])
     if size == 1:
         return process_set
-    return _part_of(context, process_set, ("peers", size), [ranks[place::size] for place in range(size)])
+    return part_of(context, process_set, ("peers", size), [ranks[place::size] for place in range(size)])

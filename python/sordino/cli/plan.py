@@ -1,0 +1,121 @@
+"""Measures what communication costs here and says which algorithm to train with.
+
+  sordino plan -np 4
+  sordino plan -np 8 --hosts node1:4,node2:4 --parameters 25.6M --compute-ms 120 --samples 1281167 --batch 32
+  sordino plan -np 4 --task train.py:task        # a function that returns a sordino.tune.Task
+
+It measures seconds a message and seconds a byte within nodes and between them, predicts what every algorithm takes from
+what it sends, runs each for a few steps beside the prediction, and tries how many local models training bears.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+from pathlib import Path
+
+from sordino.cli import run
+from sordino.errors import NotBuilt, UsageError
+
+_BLOCKS = 16
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the options of `sordino plan`."""
+    parser.usage = "sordino plan -np N [options]"
+    parser.add_argument("-np", dest="ranks", type=int, metavar="N", help="start N ranks; without it, under mpirun")
+    parser.add_argument("--hosts", metavar="H1:SLOTS,H2:SLOTS", help="where to run; this machine if not given")
+    parser.add_argument("--parameters", metavar="N", help="of the model, like 25.6M (default: the task's, or 25.6M)")
+    parser.add_argument("--compute-ms", type=float, default=100.0, metavar="MS", help="of a step (default 100)")
+    parser.add_argument("--samples", type=int, default=50000, metavar="N", help="in an epoch (default 50000)")
+    parser.add_argument("--batch", type=int, default=32, metavar="N", help="samples a step and worker (default 32)")
+    parser.add_argument("--interval", type=int, default=8, metavar="N", help="of local SGD (default 8)")
+    parser.add_argument(
+        "--task", metavar="FILE.py:FUNCTION", help="returns the sordino.tune.Task to try local models on"
+    )
+    parser.add_argument(
+        "--data", choices=("digits", "fashion-mnist", "none"), default="digits",
+        help="without a task, what a small network is trained on to try local models (default digits)",
+    )  # fmt: skip
+    parser.add_argument("--data-dir", metavar="DIR", help="where Fashion-MNIST lies")
+    parser.add_argument(
+        "--rule", choices=("linear", "sqrt", "none"), default="linear",
+        help="how the learning rate grows with the number of local models (default linear)",
+    )  # fmt: skip
+    parser.add_argument("--budget", type=float, default=30.0, metavar="S", help="seconds to measure (default 30)")
+    parser.add_argument("--no-run", action="store_true", help="predict only; do not run the algorithms")
+    parser.add_argument("--results", type=Path, metavar="DIR", help="write plan.json, plan.md and plan.png there")
+
+
+def main(options: argparse.Namespace) -> int:
+    """Makes the plan on this job's ranks or, with -np, on that many that it starts.
+
+    Raises:
+        UsageError: the options make no sense. NotBuilt: the core is missing.
+    """
+    _check(options)
+    if options.ranks is not None:
+        command = ["sordino", "plan", *_words(options)]
+        return run.main(
+            argparse.Namespace(
+                ranks=options.ranks, hosts=options.hosts, env=[], mpi_args="", verbose=False, command=command
+            )
+        )
+    try:
+        from sordino.tune import command as plan
+    except ModuleNotFoundError as error:
+        if error.name == "sordino._core":
+            raise NotBuilt("Sordino's core is not built; `sordino doctor` says how to mend that") from error
+        raise
+    shapes = None if options.parameters is None else even_shapes(parse_count(options.parameters))
+    try:
+        return plan.main(options, shapes)
+    except UsageError:
+        if plan.is_first():
+            raise
+        return 2  # all ranks were told the same
+
+
+def _check(options: argparse.Namespace) -> None:
+    for name, least in (("samples", 1), ("batch", 1), ("interval", 1)):
+        if getattr(options, name) < least:
+            raise UsageError(f"--{name} {getattr(options, name)}: must be at least {least}")
+    for name in ("compute_ms", "budget"):
+        value = getattr(options, name)
+        if not math.isfinite(value) or value < 0 or (name == "budget" and value == 0):
+            raise UsageError(f"--{name.replace('_', '-')} {value:g}: must be above 0")
+    if options.parameters is not None:
+        parse_count(options.parameters)
+    if options.hosts is not None and options.ranks is None:
+        raise UsageError("--hosts needs -np: without it the ranks are those that mpirun has started")
+
+
+def _words(options: argparse.Namespace) -> list[str]:
+    """The options for the ranks, which are started with them."""
+    words = ["--no-run"] if options.no_run else []
+    for name in (
+        *("parameters", "compute_ms", "samples", "batch", "interval", "task", "data", "data_dir", "rule", "budget"),
+        "results",
+    ):
+        value = getattr(options, name)
+        if value is not None:
+            words += [f"--{name.replace('_', '-')}", str(value)]
+    return words
+
+
+def parse_count(text: str) -> int:
+    """25600000, 25.6M, 350k or 1.3B. UsageError for anything else."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kKmMbBgG]?)", text.strip())
+    unit = {"": 1, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9}
+    count = round(float(match[1]) * unit[match[2].lower()]) if match else 0
+    if count < 1:
+        raise UsageError(f"--parameters {text}: expected a number like 25600000, 25.6M or 350k")
+    return count
+
+
+def even_shapes(count: int) -> list[tuple[str, tuple[int, ...]]]:
+    """So many parameters in up to 16 blocks of equal size."""
+    blocks = min(_BLOCKS, count)
+    sizes = [count // blocks + (k < count % blocks) for k in range(blocks)]
+    return [(f"blocks.{k}.weight", (size,)) for k, size in enumerate(sizes)]

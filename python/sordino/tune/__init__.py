@@ -1,0 +1,29 @@
+"""Which algorithm, with how many local models: what the transport costs here, what each algorithm would take, and how
+many local models training bears (`sordino plan`)."""
+
+from sordino.tune.costs import Cost, Line, Load, Phase, Rates, cost_of
+from sordino.tune.links import fit, measure, nodes_of_ranks
+from sordino.tune.plan import Job, Prediction, candidates, predict, recommend, trial
+from sordino.tune.workers import Task, Workers, choose, find_workers
+
+__all__ = [
+    "Cost",
+    "Job",
+    "Line",
+    "Load",
+    "Phase",
+    "Prediction",
+    "Rates",
+    "Task",
+    "Workers",
+    "candidates",
+    "choose",
+    "cost_of",
+    "find_workers",
+    "fit",
+    "measure",
+    "nodes_of_ranks",
+    "predict",
+    "recommend",
+    "trial",
+]

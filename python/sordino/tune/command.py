@@ -1,0 +1,115 @@
+"""`sordino plan` on the ranks of a job."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+
+import torch
+
+import sordino.torch as hvd
+from sordino._core import build_info
+from sordino.bench import common, report
+from sordino.bench.common import Results
+from sordino.bench.timing import Team, Watch
+from sordino.errors import UsageError
+from sordino.tune import tasks
+from sordino.tune.costs import Line
+from sordino.tune.links import measure, nodes_of_ranks
+from sordino.tune.plan import Job, Shapes, as_rows, predict, recommend, trial
+from sordino.tune.workers import Task, Workers, find_workers
+
+_DEFAULT = 25_600_000  # ResNet-50
+_SHARES = {"rates": 0.25, "trial": 0.6}  # of the budget; the rest is for local models
+_MOST_MODELS = 16
+
+
+def is_first() -> bool:
+    """Whether this is the rank that speaks for all."""
+    return not hvd.is_initialized() or hvd.rank() == 0
+
+
+def main(options: argparse.Namespace, shapes: Shapes | None) -> int:
+    """Measures, predicts, tries and prints. Collective.
+
+    Raises:
+        UsageError: there is one rank only, or no such task.
+    """
+    torch.set_num_threads(1)
+    hvd.init()
+    if hvd.size() == 1:
+        raise UsageError("one rank has nobody to talk to; start more: sordino plan -np 4")
+    task = tasks.from_file(options.task) if options.task else None
+    if task is None and options.data != "none":
+        task = tasks.images(options.data, options.data_dir)
+    job = Job(_shapes(options, shapes, task), options.compute_ms / 1e3, options.samples, options.batch)
+    log = common.log if hvd.rank() == 0 else _silent
+    mpi = build_info()["mpi"]
+    machine, watch = common.machine(mpi["library"] if mpi else None), Watch(Team(hvd.rank(), hvd.size()))
+    nodes = nodes_of_ranks()
+    log("measuring the links")
+    rates, samples = measure(sum(job.bytes), _SHARES["rates"] * options.budget)
+    predictions = predict(job, nodes, rates, options.interval)
+    if not options.no_run:
+        log("running every algorithm")
+        trial(predictions, job.shapes, _SHARES["trial"] * options.budget, log)
+    workers = None
+    if task is not None:
+        log("trying local models")
+        most = max(_MOST_MODELS, 1 << (hvd.size().bit_length() - 1))
+        counts = [1 << power for power in range(1, most.bit_length())]
+        workers = find_workers(task, counts, options.interval, rule=options.rule)
+    machine["others"] = watch.others()
+    results: Results = {
+        "benchmark": "plan",
+        "name": "plan",
+        "machine": machine,
+        "ranks": hvd.size(),
+        "nodes": max(nodes) + 1,
+        "parameters": sum(job.bytes) // 4,
+        "compute_ms": options.compute_ms,
+        "samples": options.samples,
+        "batch": options.batch,
+        "interval": options.interval,
+        "rates": {"inside": _line(rates.inside), "across": _line(rates.across), "agreement": rates.agreement},
+        "samples_of_rates": samples,
+        "rows": as_rows(predictions),
+        "workers": None if workers is None else _workers(workers, options.task or options.data),
+        "recommendation": recommend(predictions, hvd.size(), workers),
+    }
+    if hvd.rank() == 0:
+        report.publish(results, options.results)
+    hvd.shutdown()
+    return 0
+
+
+def _silent(_: str) -> None:
+    """Of all ranks but the first."""
+
+
+def _shapes(options: argparse.Namespace, shapes: Shapes | None, task: Task | None) -> Shapes:
+    if shapes is not None:
+        return shapes
+    if options.task:
+        assert task is not None
+        return [(name, tuple(parameter.shape)) for name, parameter in task.model().named_parameters()]
+    from sordino.cli.plan import even_shapes
+
+    return even_shapes(_DEFAULT)
+
+
+def _line(line: Line | None) -> Results | None:
+    return None if line is None else {"alpha": line.alpha, "beta": line.beta}
+
+
+def _workers(found: Workers, task: str) -> Results:
+    distances = {str(count): value if math.isfinite(value) else None for count, value in found.distances.items()}
+    curves = {str(count): curve for count, curve in found.curves.items()}
+    return {
+        "task": os.path.basename(task),
+        "distances": distances,
+        "curves": curves,
+        "chosen": found.chosen,
+        "reason": found.reason,
+    }

@@ -1,0 +1,293 @@
+"""What a step of an algorithm sends, counted from the very rings and topologies that will move it, and what it costs.
+
+T = s alpha + w beta (Lee et al., equation 3), where w is what goes through the busiest node's link in one direction,
+plus the same for what the ranks of a node do in the memory that they share.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from sordino._core import FromOwner, ToOwner, Topology
+from sordino.algorithms import Algorithm, AllReduce, ElasticAveraging, GossipAlgorithm, LocalSGD, PushSum
+from sordino.algorithms.gossip import Segments
+from sordino.torch.parameters import segment_numbers
+
+_SMALL = 16 * 1024  # bytes up to which an all-reduce by messages doubles instead of going round a ring
+_CACHED = 0.25  # of reading from memory costs what has just been read
+_ROUNDS = 8  # of random topologies, to take the mean of
+
+
+class Line(NamedTuple):
+    """One kind of way between ranks: seconds a message, and seconds a byte."""
+
+    alpha: float
+    beta: float
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What things cost on a machine.
+
+    Attributes:
+        inside: in a node's shared memory; its bytes are those that a rank reads and writes. None: it was not measured.
+        across: through the link of a node, in one direction while as much goes in the other. None as well.
+        agreement: seconds to agree that an operation can start, which exchanges need not.
+    """
+
+    inside: Line | None
+    across: Line | None
+    agreement: float
+
+
+class Load:
+    """What all ranks do at the same time, in one phase of a step.
+
+    Args:
+        nodes: the node of each rank, numbered from 0.
+
+    Attributes:
+        sent: bytes that each rank sends to other nodes.
+        memory: bytes that each rank reads and writes in the memory of its node.
+        messages: that go between nodes one after the other.
+        agreements: operations that are agreed on.
+    """
+
+    def __init__(self, nodes: Sequence[int]) -> None:
+        self.nodes = nodes
+        self.sent = [0.0] * len(nodes)
+        self.memory = [0.0] * len(nodes)
+        self.messages = 0
+        self.agreements = 0
+        self._out = [0.0] * (max(nodes) + 1)
+        self._into = list(self._out)
+
+    @property
+    def link(self) -> float:
+        """Bytes through the busiest link, in one direction."""
+        return max(*self._out, *self._into)
+
+    def seconds(self, rates: Rates) -> float:
+        """How long it takes."""
+        total = self.agreements * rates.agreement
+        if rates.across is not None:
+            total += self.messages * rates.across.alpha + self.link * rates.across.beta
+        if rates.inside is not None and max(self.memory) > 0:
+            total += rates.inside.alpha * (self.messages == 0) + max(self.memory) * rates.inside.beta
+        return total
+
+    def send(self, source: int, target: int, count: float) -> None:
+        """Counts bytes from one rank to another, by messages."""
+        if self.nodes[source] == self.nodes[target]:
+            # Into MPI's memory and out of it.
+            self.memory[source] += 2 * count
+            self.memory[target] += 2 * count
+            return
+        self.sent[source] += count
+        self._out[self.nodes[source]] += count
+        self._into[self.nodes[target]] += count
+
+    def all_reduce(self, sets: Sequence[Sequence[int]], count: float, segments: int = 1) -> None:
+        """All-reduces of `count` bytes within sets of ranks, at the same time (csrc/collectives/allreduce_*.cc)."""
+        if len(sets[0]) == 1:
+            return
+        self.agreements += segments
+        for ranks in sets:
+            if len({self.nodes[rank] for rank in ranks}) == 1:
+                for rank in ranks:
+                    self.memory[rank] += 2 * count  # its shard of all inputs, and of all results
+            elif count / segments <= _SMALL:
+                self._double(ranks, count)
+            else:
+                for place, rank in enumerate(ranks):
+                    self.send(rank, ranks[(place + 1) % len(ranks)], 2 * (len(ranks) - 1) / len(ranks) * count)
+        if any(len({self.nodes[rank] for rank in ranks}) > 1 for ranks in sets):
+            size = len(sets[0])
+            self.messages += math.ceil(math.log2(size)) if count / segments <= _SMALL else 2 * (size - 1)
+
+    def _double(self, ranks: Sequence[int], count: float) -> None:
+        power = 1 << (len(ranks).bit_length() - 1)
+        for place in range(power, len(ranks)):
+            self.send(ranks[place], ranks[place - power], count)
+            self.send(ranks[place - power], ranks[place], count)
+        for place in range(power):
+            for bit in range(power.bit_length() - 1):
+                self.send(ranks[place], ranks[place ^ 1 << bit], count)
+
+    def exchange(
+        self, sets: Sequence[Sequence[int]], topology: Topology, segments: Sequence[float], round: int = 0
+    ) -> None:
+        """Exchanges within sets of ranks, at the same time (csrc/collectives/exchange.cc).
+
+        Args:
+            topology: among the members of a set, by their places.
+            segments: the bytes of each.
+        """
+        crosses = False
+        for ranks in sets:
+            sizes: dict[int, int] = {}
+            for rank in ranks:
+                sizes[self.nodes[rank]] = sizes.get(self.nodes[rank], 0) + 1
+            for segment, count in enumerate(segments):
+                # What a node needs of a rank elsewhere travels once; equal averages are made once.
+                travels: dict[tuple[int, int], int] = {}
+                averages: dict[tuple[int, tuple[int, ...]], int] = {}
+                for place, rank in enumerate(ranks):
+                    sources, keeps_own, scale = topology.row(round, segment, place)
+                    node = self.nodes[rank]
+                    for source in sources:
+                        if self.nodes[ranks[source]] != node:
+                            travels.setdefault((ranks[source], node), rank)
+                    if not sources and keeps_own and scale == 1:
+                        continue
+                    of = tuple(sorted([*sources, *([place] if keeps_own else [])]))
+                    averages[node, of] = averages.get((node, of), 0) + 1
+                for (source, _), target in travels.items():
+                    crosses = True
+                    self.send(source, target, count)
+                reads: dict[int, set[int]] = {}
+                again: dict[int, int] = {}
+                writes: dict[int, int] = {}
+                for (node, of), into in averages.items():
+                    again[node] = again.get(node, 0) + len(of)
+                    reads.setdefault(node, set()).update(of)
+                    writes[node] = writes.get(node, 0) + into
+                for rank in ranks:
+                    node = self.nodes[rank]
+                    # Alone in its node, a rank mixes what arrives as it arrives: the link's rate has that in it.
+                    if sizes[node] > 1 and node in reads:
+                        once = len(reads[node])
+                        passes = once + writes[node] + _CACHED * (again[node] - once)
+                        self.memory[rank] += passes * count / sizes[node]
+        self.messages += crosses
+
+    def mean(self, count: int) -> Load:
+        """One of `count` loads that were counted together."""
+        self.sent = [value / count for value in self.sent]
+        self.memory = [value / count for value in self.memory]
+        self._out = [value / count for value in self._out]
+        self._into = [value / count for value in self._into]
+        self.messages = math.ceil(self.messages / count)
+        return self
+
+
+class Phase(NamedTuple):
+    """A load that comes every `every` steps.
+
+    `hides`: what part of it backward can hide at most: what is left is the last segment's.
+    """
+
+    load: Load
+    every: int = 1
+    hides: float = 0.0
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What an algorithm does in a step, apart from computing."""
+
+    phases: tuple[Phase, ...]
+
+    def communication(self, rates: Rates) -> float:
+        """Seconds of communication a step, on average."""
+        return sum(phase.load.seconds(rates) / phase.every for phase in self.phases)
+
+    def exposed(self, rates: Rates, backward: float) -> float:
+        """Those of them that `backward` seconds of backward cannot hide."""
+        total = 0.0
+        for phase in self.phases:
+            seconds = phase.load.seconds(rates)
+            total += (seconds - min(seconds * phase.hides, backward)) / phase.every
+        return total
+
+    def sent(self) -> list[float]:
+        """Bytes a step that each rank sends to other nodes, on average."""
+        parts = [[value / phase.every for value in phase.load.sent] for phase in self.phases]
+        return [sum(values) for values in zip(*parts)]
+
+
+def cost_of(algorithm: Algorithm, nodes: Sequence[int], names: Sequence[str], sizes: Sequence[int]) -> Cost:
+    """What a step costs.
+
+    Args:
+        nodes: the node of each rank, numbered from 0.
+        names: of the parameters.
+        sizes: their bytes.
+
+    Raises:
+        UsageError: the algorithm cannot serve so many ranks.
+    """
+    everybody = list(range(len(nodes)))
+    if isinstance(algorithm, AllReduce):
+        return Cost((_gradients(nodes, [everybody], sum(sizes), algorithm.segment_bytes),))
+    if isinstance(algorithm, LocalSGD):
+        return _local_sgd(algorithm, nodes, sum(sizes))
+    return _gossip(algorithm, nodes, names, sizes)
+
+
+def _groups(size: int, members: int) -> list[list[int]]:
+    return [list(range(begin, begin + members)) for begin in range(0, size, members)]
+
+
+def _gradients(nodes: Sequence[int], sets: Sequence[Sequence[int]], count: int, segment_bytes: int) -> Phase:
+    load = Load(nodes)
+    segments = math.ceil(count / segment_bytes)
+    load.all_reduce(sets, count, segments)
+    return Phase(load, hides=1 - 1 / segments)
+
+
+def _local_sgd(algorithm: LocalSGD, nodes: Sequence[int], count: int) -> Cost:
+    members = algorithm.group_size
+    models = algorithm.groups_of(len(nodes))
+    groups = _groups(len(nodes), members)
+    peers = [list(range(place, len(nodes), members)) for place in range(members)]
+    between = Load(nodes)
+    if not algorithm.sharded:
+        between.all_reduce(peers, count)
+        within = [_gradients(nodes, groups, count, algorithm.segment_bytes)] if members > 1 else []
+        return Cost((*within, Phase(between, algorithm.interval)))
+    if models > 1:
+        between.all_reduce(peers, count / members)
+    segments = math.ceil(count / algorithm.segment_bytes)
+    shards = [count / members] * members
+    to_owner, from_owner = Load(nodes), Load(nodes)
+    to_owner.exchange(groups, ToOwner(members), shards)
+    from_owner.exchange(groups, FromOwner(members), shards)
+    return Cost((Phase(to_owner, hides=1 - 1 / segments), Phase(from_owner), Phase(between, algorithm.interval)))
+
+
+def _gossip(algorithm: GossipAlgorithm, nodes: Sequence[int], names: Sequence[str], sizes: Sequence[int]) -> Cost:
+    size, count = len(nodes), sum(sizes)
+    load = Load(nodes)
+    if isinstance(algorithm, ElasticAveraging):
+        load.all_reduce([list(range(size))], count)
+        # A copy to average, and both movements of the worker and of its centre.
+        load.memory = [value + 8 * count if _together(nodes, rank) else value for rank, value in enumerate(load.memory)]
+        return Cost((Phase(load, algorithm.interval),))
+    segments = _segments(algorithm.segments, names, sizes)
+    topologies = algorithm.rounds_of(size, len(segments))
+    for round in range(_ROUNDS):
+        for topology in topologies:
+            load.exchange([list(range(size))], topology, segments, round)
+    phases = [
+        Phase(load.mean(_ROUNDS), algorithm.interval, float(isinstance(algorithm, PushSum) and algorithm.overlap))
+    ]
+    members = algorithm.workers_in_group
+    if members > 1:
+        phases.append(_gradients(nodes, _groups(size, members), count, algorithm.segment_bytes))  # type: ignore[union-attr]
+    return Cost(tuple(phases))
+
+
+def _together(nodes: Sequence[int], rank: int) -> bool:
+    return list(nodes).count(nodes[rank]) > 1
+
+
+def _segments(segments: Segments | Sequence[str], names: Sequence[str], sizes: Sequence[int]) -> list[float]:
+    numbers = segment_numbers(names, sizes, segments)
+    found = [0.0] * (max(numbers) + 1)
+    for number, size in zip(numbers, sizes):
+        found[number] += size
+    return found

@@ -1,0 +1,133 @@
+"""Measures alpha and beta of the real transport: exchanges of several sizes within nodes and between them, and a line
+through their times."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+import sordino.torch as hvd
+from sordino._core import Exponential, Layout
+from sordino.bench.timing import Team, time_block
+from sordino.context import Context, current
+from sordino.torch.exchanges import Channel
+from sordino.torch.groups import new_channel, part_of
+from sordino.torch.parameters import FlatValues
+from sordino.torch.tensors import dtype_code
+from sordino.tune.costs import Line, Load, Rates
+
+_SMALL = (4096, 65536)  # bytes; what is spent on these is latency
+_SEGMENT = 4 * 1024 * 1024  # bytes
+_LEAST, _MOST = 3, 20  # runs of one size
+
+
+def nodes_of_ranks() -> list[int]:
+    """The node of each rank, numbered from 0."""
+    numbers: dict[int, int] = {}
+    return [numbers.setdefault(node, len(numbers)) for node in current().world.nodes]
+
+
+def measure(count: int, budget: float) -> tuple[Rates, list[tuple[str, int, float]]]:
+    """What things cost here, and what that was found from: place, bytes and seconds. Collective.
+
+    All nodes exchange at the same time, each rank with its neighbours on a ring. What is larger than caches
+    takes longer a byte than what is not, so sizes are those of the model and of halves and quarters of it.
+
+    Args:
+        count: bytes of the model.
+        budget: seconds to spend, about; sizes that would take longer are left out.
+    """
+    context, nodes = current(), nodes_of_ranks()
+    everywhere = [[rank for rank, other in enumerate(nodes) if other == node] for node in range(max(nodes) + 1)]
+    samples: list[tuple[str, int, float]] = []
+    lines: dict[str, Line | None] = {"inside": None, "across": None}
+    most = max(len(ranks) for ranks in everywhere)
+    shared = [ranks for ranks in everywhere if len(ranks) == most > 1]
+    places = {"inside": shared, "across": [[ranks[0] for ranks in everywhere]] if len(everywhere) > 1 else []}
+    for place, sets in places.items():
+        if not sets:
+            continue
+        points = []
+        for size, seconds in _exchanges(context, place, sets, _sizes(count), budget / 2):
+            load = Load(nodes)
+            load.exchange(sets, Exponential(len(sets[0]), {0: 1}), [size])
+            points.append((load.link if place == "across" else max(load.memory), seconds))
+            samples.append((place, size, seconds))
+        lines[place] = fit(points)
+    agreement = _agreement(lines["across"])
+    return Rates(lines["inside"], lines["across"], agreement), samples
+
+
+def fit(points: Sequence[tuple[float, float]]) -> Line:
+    """The line alpha + beta x through points (x, seconds) with the least relative errors; neither is below 0.
+
+    Raises:
+        ValueError: fewer than two points.
+    """
+    if len(points) < 2:
+        raise ValueError(f"a line needs two points, not {len(points)}")
+    x, seconds = np.array(points).T
+    alpha, beta = np.linalg.lstsq(np.stack([1 / seconds, x / seconds], 1), np.ones(len(x)), rcond=None)[0]
+    if alpha < 0:
+        alpha, beta = 0.0, float((x / seconds).sum() / ((x / seconds) ** 2).sum())
+    elif beta < 0:
+        alpha, beta = float((1 / seconds).sum() / (1 / seconds**2).sum()), 0.0
+    return Line(float(alpha), float(beta))
+
+
+def _sizes(count: int) -> list[int]:
+    return sorted({*_SMALL, *(max(4, count // part // 4 * 4) for part in (4, 2, 1))})
+
+
+def _layout(count: int) -> Layout:
+    """So many bytes in segments like those of a model."""
+    code = dtype_code(torch.empty(0))
+    pieces = [min(_SEGMENT, count - begin) // 4 for begin in range(0, count, _SEGMENT)]
+    return Layout([(f"probe {k}", code, (piece,)) for k, piece in enumerate(pieces)], groups=list(range(len(pieces))))
+
+
+def _exchanges(
+    context: Context, place: str, sets: Sequence[Sequence[int]], sizes: Sequence[int], budget: float
+) -> list[tuple[int, float]]:
+    """Seconds of an exchange by bytes, as long as the budget lasts. Collective."""
+    idle = [rank for rank in range(context.size) if not any(rank in ranks for ranks in sets)]
+    parts = [*map(list, sets), *([idle] if idle else [])]
+    mine = part_of(context, hvd.global_process_set, (f"tune.{place}", 0), parts)
+    channel = Channel(context, mine, new_channel(context, mine))
+    topology = Exponential(len(sets[0]), {0: 1})
+    team = Team(context.rank, context.size)
+    found: list[tuple[int, float]] = []
+    begin = time.perf_counter()
+    for count in sizes:
+        values = FlatValues(context, _layout(count))
+        channel.compare([values])
+
+        def run(values: FlatValues = values) -> None:
+            if context.rank not in idle:
+                channel.start(f"tune.{place}", topology, values, wait=True).wait()
+
+        first, spent = team.maximum(np.array([time_block(run, team, 2)[1], time.perf_counter() - begin]))
+        if len(found) >= 2 and spent + _LEAST * first > budget:
+            break
+        runs = int(np.clip((budget - spent) / len(sizes) / first, _LEAST, _MOST))
+        found.append((count, float(np.median(team.maximum(time_block(run, team, runs))))))
+    return found
+
+
+def _agreement(across: Line | None) -> float:
+    """Seconds that a small operation takes beyond its messages. Collective."""
+    team, value = Team(hvd.rank(), hvd.size()), torch.zeros(1)
+    if team.size == 1:
+        return 0.0
+
+    def run() -> None:
+        hvd.allreduce_(value, name="tune.agreement")
+
+    time_block(run, team, 5)
+    seconds = float(np.median(team.maximum(time_block(run, team, 30))))
+    messages = math.ceil(math.log2(team.size)) * across.alpha if across is not None else 0.0
+    return max(seconds - messages, 0.0)

@@ -1,0 +1,214 @@
+"""Puts prediction beside measurement for every algorithm, and says which one to take."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+import torch
+
+import sordino.torch as hvd
+from sordino import algorithms
+from sordino.algorithms import Algorithm, AllReduce, Crossover, LocalSGD
+from sordino.bench.timing import Team
+from sordino.errors import UsageError
+from sordino.tune.costs import Rates, cost_of
+from sordino.tune.workers import Workers
+
+BACKWARD = 2 / 3  # of the computation: it costs about twice as much as forward
+_WARM_UP = 3  # steps: gradients that persist move into shared memory
+CLOSE = 1.05  # AllReduce, which changes nothing about training, is preferred to what is not faster than that
+
+Shapes = Sequence[tuple[str, Sequence[int]]]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is to be trained.
+
+    Attributes:
+        shapes: names and shapes of the parameters, which are float32.
+        compute: seconds that a worker computes in a step.
+        samples: in an epoch.
+        batch: samples that a worker takes in a step.
+    """
+
+    shapes: Shapes
+    compute: float
+    samples: int
+    batch: int
+
+    @property
+    def bytes(self) -> list[int]:
+        """Of each parameter."""
+        return [4 * math.prod(shape) for _, shape in self.shapes]
+
+
+@dataclass
+class Prediction:
+    """What an algorithm takes, in seconds, and bytes.
+
+    Attributes:
+        name: how to write the algorithm.
+        communication: a step, on average, with nothing to hide behind.
+        exposed: of that, what is not hidden behind backward.
+        step: computation and exposed communication.
+        epoch: all steps of an epoch.
+        sent: that a rank sends to other nodes in a step, on average.
+        measured: the communication, where it was run.
+    """
+
+    name: str
+    algorithm: Algorithm
+    communication: float
+    exposed: float
+    step: float
+    epoch: float
+    sent: float
+    measured: float | None = None
+
+    @property
+    def error(self) -> float | None:
+        """How far the prediction is from the measurement, as a part of that."""
+        return None if self.measured is None else self.communication / self.measured - 1
+
+    @property
+    def best_step(self) -> float:
+        """Seconds a step, by the measurement where there is one."""
+        if self.measured is None or self.communication == 0:
+            return self.step
+        return self.step + self.exposed * (self.measured / self.communication - 1)
+
+
+def written(algorithm: Algorithm) -> str:
+    """The algorithm as a script has it: its name and what differs from the defaults, and what local SGD is about."""
+    default = type(algorithm)()
+    told = ("interval", "group_size") if isinstance(algorithm, LocalSGD) else ()
+    chosen = [
+        f"{one.name}={getattr(algorithm, one.name)!r}"
+        for one in fields(algorithm)
+        if one.name in told or getattr(algorithm, one.name) != getattr(default, one.name)
+    ]
+    return f"{type(algorithm).__name__}({', '.join(chosen)})"
+
+
+def candidates(size: int, interval: int) -> list[Algorithm]:
+    """Every algorithm that means something for this many ranks, with all group sizes.
+
+    Args:
+        interval: of local SGD.
+    """
+    groups = [members for members in range(2, size) if size % members == 0]
+    found: list[Algorithm] = [algorithms.resolve(name) for name in algorithms.names() if name != "local-sgd"]
+    found += [Crossover(group_size=members) for members in groups]
+    found.append(LocalSGD(interval))
+    found += [LocalSGD(interval, members, way) for members in groups for way in ("sharded", "allreduce")]
+    return [one for one in found if _serves(one, size)]
+
+
+def _serves(algorithm: Algorithm, size: int) -> bool:
+    try:
+        cost_of(algorithm, [0] * size, ["probe"], [4])
+    except UsageError:
+        return False
+    return True
+
+
+def predict(job: Job, nodes: Sequence[int], rates: Rates, interval: int) -> list[Prediction]:
+    """What every candidate takes, the quickest step first.
+
+    Args:
+        nodes: the node of each rank, numbered from 0.
+        interval: of local SGD.
+    """
+    names, sizes = [name for name, _ in job.shapes], job.bytes
+    steps = math.ceil(job.samples / (job.batch * len(nodes)))
+    found = []
+    for algorithm in candidates(len(nodes), interval):
+        cost = cost_of(algorithm, nodes, names, sizes)
+        exposed = cost.exposed(rates, job.compute * BACKWARD)
+        step = job.compute + exposed
+        sent = sum(cost.sent()) / len(nodes)
+        communication = cost.communication(rates)
+        found.append(Prediction(written(algorithm), algorithm, communication, exposed, step, steps * step, sent))
+    return sorted(found, key=lambda one: one.step)
+
+
+def trial(predictions: Sequence[Prediction], shapes: Shapes, budget: float, log: Callable[[str], None]) -> None:
+    """Runs every algorithm for some steps that compute nothing and notes how long they took. What would take more than
+    its share of the budget, in seconds, is left out. Collective."""
+    team = Team(hvd.rank(), hvd.size())
+    share = budget / len(predictions)
+    for one in predictions:
+        interval = getattr(one.algorithm, "interval", 1)
+        if (_WARM_UP + 2 * interval) * one.communication > 2 * share:
+            continue
+        one.measured = _seconds(one.algorithm, shapes, team, share)
+        log(f"{one.name}: {one.measured * 1e3:.3g} ms of communication a step, predicted {one.communication * 1e3:.3g}")
+
+
+def _seconds(algorithm: Algorithm, shapes: Shapes, team: Team, budget: float) -> float:
+    """The median seconds of a step, the slowest rank's, over whole intervals."""
+    named = [(name, torch.nn.Parameter(torch.zeros(tuple(shape)))) for name, shape in shapes]
+    for _, parameter in named:
+        parameter.grad = torch.zeros_like(parameter)
+    inner = torch.optim.SGD([parameter for _, parameter in named], lr=0.0)
+    inner.step = lambda closure=None: None  # type: ignore[assignment, misc]
+    optimizer = hvd.DistributedOptimizer(inner, named, algorithm=algorithm)
+    interval = getattr(algorithm, "interval", 1)
+
+    def run() -> float:
+        team.barrier()
+        begin = time.perf_counter()
+        for _ in range(interval):
+            optimizer.step()
+        return (time.perf_counter() - begin) / interval
+
+    for _ in range(math.ceil(_WARM_UP / interval)):
+        run()
+    begin = time.perf_counter()
+    seconds = [run()]
+    # All ranks must stop after the same round.
+    while len(seconds) < 50 and float(team.maximum(np.array([time.perf_counter() - begin]))[0]) < budget / 2:
+        seconds.append(run())
+    return float(np.median(team.maximum(np.array(seconds))))
+
+
+def recommend(predictions: Sequence[Prediction], size: int, workers: Workers | None) -> str:
+    """One line: which algorithm, and why."""
+    allreduce = next(one for one in predictions if isinstance(one.algorithm, AllReduce))
+    bearable = [one for one in predictions if workers is None or _models(one.algorithm, size) <= workers.chosen]
+    best = min([*bearable, allreduce], key=lambda one: one.best_step)
+    if allreduce.best_step <= CLOSE * best.best_step:
+        rest = "" if best is allreduce else f" ({best.name} would be {allreduce.best_step / best.best_step:.2f} times)"
+        return f"{allreduce.name}: nothing that training bears is more than {CLOSE - 1:.0%} faster{rest}."
+    gain = f"a step takes {best.best_step * 1e3:.3g} ms instead of AllReduce's {allreduce.best_step * 1e3:.3g} ms"
+    if workers is None:
+        return f"{best.name}: {gain}. How many local models training bears was not tried."
+    models = _models(best.algorithm, size)
+    return f"{best.name}: {gain}, and its {models} local models are within the {workers.chosen} that training bears."
+
+
+def _models(algorithm: Algorithm, size: int) -> int:
+    """How many models differ between two exchanges."""
+    return 1 if isinstance(algorithm, AllReduce) else size // algorithm.workers_in_group
+
+
+def as_rows(predictions: Sequence[Prediction]) -> list[Mapping[str, object]]:
+    """For the JSON file."""
+    return [
+        {
+            "name": one.name,
+            "communication": one.communication,
+            "exposed": one.exposed,
+            "step": one.step,
+            "epoch": one.epoch,
+            "sent": one.sent,
+            "measured": one.measured,
+            "error": one.error,
+        }
+        for one in predictions
+    ]

@@ -1,0 +1,100 @@
+"""The table and the plot of a plan."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sordino.bench import common
+from sordino.bench.common import Results, format_seconds, table
+
+_COLOURS = {"inside": "#0b6e4f", "across": "#3d5a80", "predicted": "#5fb49c", "measured": "#0b6e4f", "ideal": "#aaaaaa"}
+_PLACES = {"inside": "within a node", "across": "between nodes"}
+
+
+def _rate(seconds: float) -> str:
+    return f"{1e-9 / seconds:.3g} GB/s" if seconds > 0 else "–"
+
+
+def markdown(results: Results) -> str:
+    """What links cost, what each algorithm takes, how many local models, and what to do."""
+    rates = results["rates"]
+    lines = [
+        [
+            _PLACES[place],
+            format_seconds(rates[place]["alpha"]),
+            f"{rates[place]['beta']:.3g}",
+            _rate(rates[place]["beta"]),
+        ]
+        for place in _PLACES
+        if rates[place] is not None
+    ]
+    what = (
+        f"{results['ranks']} ranks on {results['nodes']} node(s), {results['parameters'] / 1e6:.3g} M parameters of "
+        f"float32, {results['compute_ms']:g} ms of computation a step, {results['samples']} samples an epoch, "
+        f"{results['batch']} a step and worker. Times are T = s α + w β; w between nodes is what goes through the "
+        "busiest link in one direction, within a node what a rank reads and writes. To agree that an operation can "
+        f"start takes {format_seconds(rates['agreement'])}."
+    )
+    rows = [
+        [
+            row["name"],
+            format_seconds(row["communication"]),
+            "–" if row["measured"] is None else format_seconds(row["measured"]),
+            "–" if row["error"] is None else f"{row['error']:+.0%}",
+            f"{row['sent'] / 1e6:.3g} MB",
+            format_seconds(row["step"]),
+            format_seconds(row["epoch"]),
+        ]
+        for row in results["rows"]
+    ]
+    heads = ["Algorithm", "Communication a step", "Measured", "Error", "Sent to other nodes", "Step", "Epoch"]
+    blocks = [
+        "# Plan",
+        what,
+        f"Machine: {common.describe_machine(results['machine'])}",
+        table(["", "α", "β, s a byte", "1/β"], lines),
+        table(heads, rows),
+        "Communication, step and epoch are predicted, the step's with what backward can hide.",
+    ]
+    if results["workers"] is not None:
+        blocks += _workers(results["workers"])
+    return "\n\n".join([*blocks, f"**{results['recommendation']}**"])
+
+
+def _workers(found: Results) -> list[str]:
+    rows, before = [], None
+    for count, distance in found["distances"].items():
+        grown = (
+            "–" if before is None or distance is None else f"{distance / before[1]:.2f} of {int(count) / before[0]:g}"
+        )
+        rows.append([count, "diverged" if distance is None else f"{distance:.3g}", grown])
+        before = (int(count), distance)
+    heads = ["P, local models", "D", "growth"]
+    return [f"Training bears {found['chosen']} local models ({found['task']}): {found['reason']}.", table(heads, rows)]
+
+
+def draw(results: Results, figure: Any) -> None:
+    """The lines through what was measured, prediction beside measurement, and D over P."""
+    left, middle, right = figure.subplots(1, 3, width_ratios=[2, 4, 2])
+    for place, label in _PLACES.items():
+        points = [(size, seconds) for where, size, seconds in results["samples_of_rates"] if where == place]
+        if points:
+            x, y = zip(*points)
+            left.plot(x, [1e3 * value for value in y], "o-", color=_COLOURS[place], label=label)
+    left.set(xscale="log", yscale="log", xlabel="bytes", ylabel="ms", title="One exchange")
+    left.legend(fontsize=7)
+    rows = results["rows"][::-1]
+    for shift, key, label in ((0.2, "communication", "predicted"), (-0.2, "measured", "measured")):
+        values = [1e3 * (row[key] or 0) for row in rows]
+        middle.barh([k + shift for k in range(len(rows))], values, 0.4, color=_COLOURS[label], label=label)
+    middle.set_yticks(range(len(rows)), [row["name"] for row in rows], fontsize=6)
+    middle.set(xlabel="ms a step", title="Communication")
+    middle.legend(fontsize=7)
+    if results["workers"] is not None:
+        points = [(int(count), value) for count, value in results["workers"]["distances"].items() if value is not None]
+        if points:
+            x, y = zip(*points)
+            right.plot(x, y, "o-", color=_COLOURS["measured"], label="D")
+            right.plot(x, [y[0] * one / x[0] for one in x], "--", color=_COLOURS["ideal"], label="in proportion")
+            right.legend(fontsize=7)
+    right.set(xlabel="P, local models", title="Distance from the mean")

@@ -1,0 +1,111 @@
+"""Plans on ranks: what is predicted to be sent is what the transport counts, and local models are shared out well."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import sordino.torch as hvd
+from checks.registry import Seat, check
+from sordino import tune
+from sordino.algorithms import AllReduce, ElasticAveraging, LocalSGD
+
+SHAPES = [(f"blocks.{k}.weight", (length,)) for k, length in enumerate((30000, 50000, 41000, 60000, 25000))]
+STEPS = 8
+
+
+@check(least=2)
+def the_bytes_of_a_plan_are_those_of_the_transport(seat: Seat) -> None:
+    """Of every algorithm, rank by rank, between nodes."""
+    nodes = tune.nodes_of_ranks()
+    for algorithm in tune.candidates(seat.size, interval=2):
+        named = [(name, torch.nn.Parameter(torch.zeros(shape))) for name, shape in SHAPES]
+        for _, parameter in named:
+            parameter.grad = torch.zeros_like(parameter)
+        sgd = torch.optim.SGD([parameter for _, parameter in named], lr=0.0)
+        optimizer = hvd.DistributedOptimizer(sgd, named, algorithm=algorithm)
+        if isinstance(algorithm, (AllReduce, LocalSGD, ElasticAveraging)):
+            for _ in range(2):  # an elastic centre begins with an average
+                optimizer.step()
+        before = hvd.stats()["bytes_sent_across_nodes"]
+        for _ in range(STEPS):
+            optimizer.step()
+        optimizer.flush()
+        found = hvd.stats()["bytes_sent_across_nodes"] - before
+        cost = tune.cost_of(algorithm, nodes, [name for name, _ in SHAPES], [4 * shape[0] for _, shape in SHAPES])
+        # A little more is sent: flags, weights, and shards are padded.
+        assert found == pytest.approx(STEPS * cost.sent()[seat.rank], rel=2e-3), algorithm
+
+
+@check(least=2)
+def links_are_measured(seat: Seat) -> None:
+    rates, samples = tune.measure(1 << 18, 1.0)
+    nodes = tune.nodes_of_ranks()
+    assert (rates.across is not None) == (max(nodes) > 0)
+    assert (rates.inside is not None) == (max(nodes) + 1 < seat.size)
+    for line in (rates.inside, rates.across):
+        assert line is None or (line.alpha >= 0 and line.beta >= 0 and line.alpha + line.beta > 0)
+    assert rates.agreement >= 0
+    assert {size for _, size, _ in samples} >= {4096, 65536}
+    for place, size, seconds in samples:
+        assert seconds > 0, (place, size)
+    seat.same("rates", rates)
+
+
+def quadratic() -> tune.Task:
+    """Every worker draws its own targets."""
+
+    def loss(model: torch.nn.Module, worker: int, step: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(100 * worker + step)
+        inputs = torch.randn(5, 7, generator=generator)
+        return (model(inputs) - inputs.sum(1, keepdim=True)).square().mean()
+
+    def model() -> torch.nn.Module:
+        linear = torch.nn.Linear(7, 1)
+        torch.nn.init.constant_(linear.weight, 0.2)
+        torch.nn.init.zeros_(linear.bias)
+        return linear
+
+    return tune.Task(model, lambda parameters: torch.optim.SGD(parameters, lr=0.01, momentum=0.5), loss)
+
+
+def reference(count: int, interval: int, averagings: int, rule: str) -> list[float]:
+    """Distances in float64, with the mathematics of SGD written out."""
+    scale = {"linear": count, "sqrt": count**0.5, "none": 1}[rule]
+    warm_up = -(-interval * averagings // 4)
+    weights = [torch.cat([torch.full((7,), 0.2), torch.zeros(1)]).double() for _ in range(count)]
+    speeds = [torch.zeros(8, dtype=torch.float64) for _ in range(count)]
+    found = []
+    for step in range(interval * averagings):
+        rate = 0.01 * (1 + (scale - 1) * min(step / warm_up, 1))
+        for worker in range(count):
+            generator = torch.Generator().manual_seed(100 * worker + step)
+            inputs = torch.randn(5, 7, generator=generator).double()
+            rows = torch.cat([inputs, torch.ones(5, 1, dtype=torch.float64)], 1)
+            gradient = 2 * rows.T @ (rows @ weights[worker] - inputs.sum(1)) / 5
+            speeds[worker] = 0.5 * speeds[worker] + gradient
+            weights[worker] = weights[worker] - rate * speeds[worker]
+        if (step + 1) % interval == 0:
+            mean = sum(weights) / count
+            found.append(sum(float((one - mean).norm()) for one in weights) / count)
+            weights = [mean.clone() for _ in range(count)]
+    return found
+
+
+@check(rule=("linear", "sqrt", "none"))
+def local_models_are_apart_as_the_formula_says(seat: Seat, rule: str) -> None:
+    found = tune.find_workers(quadratic(), (2, 3, 5), interval=3, averagings=8, rule=rule)
+    for count, curve in found.curves.items():
+        assert curve == pytest.approx(reference(count, 3, 8, rule), rel=1e-4)
+        assert found.distances[count] == pytest.approx(sum(curve[2:]) / 6)
+    assert (found.chosen, found.reason) == tune.choose(found.distances, 0.85)
+    seat.same("found", found.distances, found.chosen)
+
+
+@check()
+def local_models_that_diverge_are_not_chosen(seat: Seat) -> None:
+    task = quadratic()
+    fast = tune.Task(task.model, lambda parameters: torch.optim.SGD(parameters, lr=0.15), task.loss)
+    found = tune.find_workers(fast, (2, 16), interval=3, averagings=12)
+    assert found.distances[16] == float("inf")
+    assert (found.chosen, "P=16" in found.reason) == (2, True)

@@ -1,0 +1,252 @@
+"""Plans: costs against the source's equations, the rule for the number of local models, and the command."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from sordino import sim, tune
+from sordino.algorithms import AllReduce, Crossover, LocalSGD, PushSum
+from sordino.bench import report
+from sordino.cli.plan import even_shapes, parse_count
+from sordino.errors import UsageError
+from sordino.tune import tasks
+
+ALPHA, BETA = 1e-4, 1e-8
+APART = tune.Rates(None, tune.Line(ALPHA, BETA), 0.0)
+M = 40e6  # bytes of the model
+NAMES, SIZES = ["a", "b"], [10_000_000, 30_000_000]
+
+
+def seconds(algorithm: tune.Cost) -> float:
+    return algorithm.communication(APART)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 8, 16])
+def test_allreduce_costs_what_a_ring_does(size: int) -> None:
+    cost = tune.cost_of(AllReduce(segment_bytes=1 << 40), range(size), NAMES, SIZES)
+    assert seconds(cost) == pytest.approx(2 * (size - 1) * ALPHA + 2 * (size - 1) / size * M * BETA)
+    assert cost.sent() == pytest.approx([2 * (size - 1) / size * M] * size)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize("members", [2, 3, 4])
+def test_local_sgd_costs_equations_6_to_8(groups: int, members: int) -> None:
+    """But for latency: all messages of an exchange leave at once, and the all-reduce goes round a ring."""
+    size, interval = groups * members, 4
+    inside = M * (members - 1) / members * BETA + ALPHA
+    across = 2 * M / members * (groups - 1) / groups * BETA + 2 * (groups - 1) * ALPHA
+    cost = tune.cost_of(LocalSGD(interval, members), range(size), NAMES, SIZES)
+    assert seconds(cost) == pytest.approx(2 * inside + across / interval)
+
+
+def test_a_node_hides_what_stays_in_it() -> None:
+    nodes = [0, 0, 1, 1]
+    cost = tune.cost_of(LocalSGD(4, 2), nodes, NAMES, SIZES)
+    # Both ranks of a node average their half with a peer: 2 (P - 1) / P M / K each, every 4 steps.
+    assert cost.sent() == pytest.approx([M / 2 / 4] * 4)
+    assert [phase.load.link for phase in cost.phases] == [0, 0, M]
+    whole = tune.cost_of(LocalSGD(4, 2, "allreduce"), nodes, NAMES, SIZES)
+    assert whole.sent() == pytest.approx([M / 4] * 4)
+
+
+def test_memory_costs_what_is_read_and_written() -> None:
+    rates = tune.Rates(tune.Line(0.0, 1e-10), None, 0.0)
+
+    def memory(algorithm: tune.Cost) -> float:
+        return algorithm.communication(rates) / (M * 1e-10)
+
+    assert memory(tune.cost_of(AllReduce(), [0] * 4, NAMES, SIZES)) == pytest.approx(2)
+    # Four averages of two: all vectors read once and once more from caches, all written.
+    assert memory(tune.cost_of(Crossover(), [0] * 4, NAMES, SIZES)) == pytest.approx(2.25)
+    # Both averages are one.
+    assert memory(tune.cost_of(Crossover(), [0] * 2, NAMES, SIZES)) == pytest.approx(2)
+
+
+def test_backward_hides_gradients_but_for_the_last_segment() -> None:
+    cost = tune.cost_of(AllReduce(segment_bytes=10_000_000), range(4), NAMES, SIZES)
+    whole = seconds(cost)
+    assert cost.exposed(APART, 0.0) == pytest.approx(whole)
+    assert cost.exposed(APART, 0.1) == pytest.approx(whole - 0.1)
+    assert cost.exposed(APART, 100.0) == pytest.approx(whole / 4)
+    gossip = tune.cost_of(PushSum(), range(4), NAMES, SIZES)
+    assert gossip.exposed(APART, 100.0) == gossip.communication(APART)
+    assert tune.cost_of(PushSum(overlap=1), range(4), NAMES, SIZES).exposed(APART, 100.0) == 0
+
+
+def test_a_line_goes_through_its_points() -> None:
+    line = tune.fit([(x, 3e-5 + 2e-9 * x) for x in (4e3, 6e4, 1e6, 2e7)])
+    assert line == pytest.approx((3e-5, 2e-9), rel=1e-6)
+    assert tune.fit([(1e3, 1e-6), (1e6, 2e-3)]).alpha == 0  # steeper than any line from above 0
+    flat = tune.fit([(1e3, 5e-4), (1e6, 4e-4)])
+    assert flat.beta == 0
+    assert 4e-4 <= flat.alpha <= 5e-4
+    with pytest.raises(ValueError, match="two points"):
+        tune.fit([(1.0, 1.0)])
+
+
+@pytest.mark.parametrize(
+    ("distances", "chosen", "said"),
+    [
+        ({2: 0.85, 4: 1.95, 8: 3.2, 16: 4.0}, 4, "from P=4 to P=8 the distance D grew 1.64 times, not about 2"),
+        ({2: 0.025, 4: 0.055, 8: 0.1, 16: 0.08}, 8, "grew 0.80 times"),  # Figure 8
+        ({2: 1.0, 4: 2.0}, 4, "the most that was tried"),
+        ({2: 1.0, 3: 1.4, 9: 4.0}, 9, "the most"),
+        ({2: 1.0, 4: math.inf}, 2, "P=4 local models diverged"),
+        ({2: math.inf}, 1, "P=2 local models diverged"),
+        ({2: 0.0, 4: 0.0}, 2, "grew 0.00 times"),
+    ],
+)
+def test_the_rule_names_the_last_proportional_number(distances: dict[int, float], chosen: int, said: str) -> None:
+    """The first case is the source's Figure 4."""
+    found, reason = tune.choose(distances, 0.85)
+    assert found == chosen
+    assert said in reason
+
+
+def test_impossible_trials_are_refused() -> None:
+    task = tasks.images("digits", None)
+    for arguments, said in (
+        ({"workers": (4, 2)}, "rising"),
+        ({"workers": ()}, "rising"),
+        ({"workers": (1, 2)}, "from 2 on"),
+        ({"interval": 0}, "interval=0"),
+        ({"averagings": 1}, "averagings=1"),
+        ({"proportion": 0.0}, "proportion"),
+        ({"rule": "cubic"}, "rule"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            tune.find_workers(task, **arguments)  # type: ignore[arg-type]
+
+
+def predictions(compute: float, size: int = 4) -> list[tune.Prediction]:
+    job = tune.Job([("a", (1000, 1000)), ("b", (500,))], compute, samples=1000, batch=10)
+    return tune.predict(job, range(size), APART, interval=4)
+
+
+def test_predictions_are_of_steps_and_epochs() -> None:
+    found = predictions(0.05)
+    assert [one.step for one in found] == sorted(one.step for one in found)
+    allreduce = next(one for one in found if one.name == "AllReduce()")
+    assert allreduce.step == pytest.approx(0.05 + allreduce.exposed)
+    assert allreduce.epoch == pytest.approx(25 * allreduce.step)
+    assert "LocalSGD(interval=4, group_size=2)" in {one.name for one in found}
+    assert "LocalSGD(interval=4, group_size=2, exchange='allreduce')" in {one.name for one in found}
+
+
+def test_a_recommendation_has_its_reason() -> None:
+    found = predictions(0.05)
+    free = tune.recommend(found, 4, None)
+    assert free.startswith("LocalSGD(interval=4, group_size=1): a step takes")
+    assert "was not tried" in free
+    two = tune.Workers({2: 1.0, 4: 1.1}, 2, "")
+    assert tune.recommend(found, 4, two).startswith("LocalSGD(interval=4, group_size=2): ")
+    one = tune.Workers({2: math.inf}, 1, "")
+    assert tune.recommend(found, 4, one).startswith("AllReduce(): nothing that training bears")
+    idle = [tune.Prediction(p.name, p.algorithm, p.communication, 1e-6, 10.0, 1.0, 1.0) for p in predictions(10.0)]
+    assert tune.recommend(idle, 4, None).startswith("AllReduce(): nothing")
+
+
+def test_a_measurement_counts_more_than_a_prediction() -> None:
+    found = predictions(0.05)
+    for one in found:
+        one.measured = one.communication * (0.1 if one.name == "PushSum()" else 10.0)
+    assert tune.recommend(found, 4, None).startswith("PushSum(): ")
+    assert found[0].error == pytest.approx(-0.9)
+
+
+def test_sizes_are_read() -> None:
+    assert [parse_count(text) for text in ("25.6M", "350k", "7", "1.3B", "2 m")] == [
+        25_600_000, 350_000, 7, 1_300_000_000, 2_000_000
+    ]  # fmt: skip
+    for text in ("", "0", "-3", "many", "1.2.3", "5T"):
+        with pytest.raises(UsageError, match="--parameters"):
+            parse_count(text)
+    for count in (1, 15, 16, 1003):
+        assert sum(math.prod(shape) for _, shape in even_shapes(count)) == count
+
+
+def test_tasks_come_from_files(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "import torch\nfrom sordino.tune import Task\n"
+        "def task():\n    return Task(lambda: torch.nn.Linear(2, 1), lambda p: torch.optim.SGD(p, lr=0.1),\n"
+        "                lambda model, worker, step: model(torch.ones(1, 2)).square().sum())\n"
+        "def other():\n    return 3\n"
+    )
+    assert isinstance(tasks.from_file(f"{file}:task").model(), torch.nn.Linear)
+    for text, said in (
+        (f"{file}:none", "no function 'none'"),
+        (f"{file}:other", "returned a int"),
+        ("task", "FILE.py:FUNCTION"),
+        (f"{tmp_path}/no.py:task", "no file"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            tasks.from_file(text)
+
+
+def test_the_same_task_gives_the_same_start() -> None:
+    state = torch.random.get_rng_state()
+    task = tasks.images("digits", None)
+    one, other = (sim.run(1, task.model)[0] for _ in range(2))
+    for mine, theirs in zip(one.parameters(), other.parameters()):
+        assert torch.equal(mine, theirs)
+    assert torch.equal(state, torch.random.get_rng_state())
+
+
+# --- The command ------------------------------------------------------------------------------------------------------
+
+
+def plan(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "sordino.cli", "plan", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, env=dict(os.environ))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "start more: sordino plan -np 4"),
+        (("--parameters", "lots"), "--parameters lots: expected a number"),
+        (("--samples", "0"), "--samples 0"),
+        (("--budget", "0"), "--budget 0"),
+        (("--compute-ms", "nan"), "--compute-ms nan"),
+        (("--hosts", "a:2"), "--hosts needs -np"),
+    ],
+)
+def test_nonsense_is_refused(words: tuple[str, ...], said: str) -> None:
+    done = plan(*words)
+    assert done.returncode == 2, done.stderr
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.usefixtures("launcher")
+def test_every_rank_refuses_but_one_speaks(tmp_path: Path) -> None:
+    done = plan("-np", "2", "--task", f"{tmp_path}/none.py:task")
+    assert done.returncode == 2
+    assert done.stderr.count("no file") == 1
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.usefixtures("launcher")
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_plan_is_made(tmp_path: Path, ranks: int) -> None:
+    done = plan("-np", str(ranks), "--parameters", "200k", "--budget", "4", "--results", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "plan.json").read_text())
+    assert found["recommendation"] in done.stdout
+    assert found["rates"]["inside"]["beta"] > 0
+    assert found["rates"]["across"] is None
+    assert all(row["measured"] > 0 for row in found["rows"])
+    assert found["workers"]["chosen"] in (1, 2, 4, 8, 16)
+    before = (tmp_path / "plan.md").read_text()
+    (tmp_path / "plan.md").unlink()
+    assert report.main([str(tmp_path / "plan.json")]) == 0
+    assert (tmp_path / "plan.md").read_text() == before
