@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from sordino.bench import report
 from sordino.cli import mpi
 from sordino.errors import NotBuilt
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "benchmarks")]
+
+from cluster import Cluster  # noqa: E402
+
+ResultsOf = Callable[[str], dict[str, Any]]
 
 torch.set_num_threads(1)
 settings.register_profile(
@@ -33,3 +42,33 @@ def launcher() -> mpi.Launcher:
         return mpi.find_launcher(mpi.build_info(), os.environ)
     except NotBuilt as error:
         pytest.skip(f"needs an MPI: {error}")
+
+
+@pytest.fixture(scope="session")
+def emulated_hosts() -> None:
+    """Skips where no cluster can be made, with the tool's own reason."""
+    try:
+        with Cluster(hosts=1, mbps=1000):
+            pass
+    except NotBuilt as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture
+def results_of(tmp_path: Path) -> ResultsOf:
+    """Reads a JSON file that a benchmark has written to `tmp_path`: it tells nothing of this machine's folders, and the
+    report can be made from it alone."""
+
+    def read(name: str) -> dict[str, Any]:
+        path = tmp_path / f"{name}.json"
+        text = path.read_text()
+        assert str(Path.home()) + "/" not in text
+        assert sys.prefix not in text
+        before = path.with_suffix(".md").read_text()
+        path.with_suffix(".md").unlink()
+        assert report.main([str(path)]) == 0
+        assert path.with_suffix(".md").read_text() == before
+        found: dict[str, Any] = json.loads(text)
+        return found
+
+    return read

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from conftest import ResultsOf
 
 from sordino.bench import baselines, collectives, common, fusion, kernels, report, resnet
 from sordino.bench.timing import Team, Watch, race
@@ -235,17 +235,10 @@ def test_fusion_targets() -> None:
 # --- Short runs -------------------------------------------------------------------------------------------------------
 
 
-def results_of(folder: Path, name: str) -> dict[str, Any]:
-    text = (folder / f"{name}.json").read_text()
-    assert str(Path.home()) + "/" not in text and sys.prefix not in text
-    found: dict[str, Any] = json.loads(text)
-    return found
-
-
-def test_kernels_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_kernels_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], results_of: ResultsOf) -> None:
     assert kernels.main(["--quick", "--sizes", "64KiB", "--results", str(tmp_path)]) == 0
     assert "# Kernels" in capsys.readouterr().out
-    rows = results_of(tmp_path, "kernels")["rows"]
+    rows = results_of("kernels")["rows"]
     assert len({one["kernel"] for one in rows}) == 7
     assert sum(one["kernel"] == "reduce 2->2" for one in rows) == 13
     assert all(one["ratio"] > 0 and one["moved"] >= 2 * 0.9 * 65536 for one in rows)
@@ -266,11 +259,11 @@ def test_quick_runs_write_nothing_unless_told_to(tmp_path: Path, monkeypatch: py
 
 @pytest.mark.usefixtures("launcher")
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_collectives_run(tmp_path: Path, ranks: int) -> None:
+def test_collectives_run(tmp_path: Path, ranks: int, results_of: ResultsOf) -> None:
     words = ["--quick", "--sizes", "4KiB,260KiB", "--baselines", "mpi,gloo", "--results", str(tmp_path)]
     done = bench("-np", str(ranks), "collectives", *words)
     assert done.returncode == 0, done.stderr
-    found = results_of(tmp_path, "collectives")
+    found = results_of("collectives")
     assert found["ranks"] == ranks
     for one in found["rows"]:
         assert {"arena", "ordinary", "floor"} <= one["contestants"].keys()
@@ -280,9 +273,9 @@ def test_collectives_run(tmp_path: Path, ranks: int) -> None:
 
 
 @pytest.mark.usefixtures("launcher")
-def test_fusion_runs(tmp_path: Path) -> None:
+def test_fusion_runs(tmp_path: Path, results_of: ResultsOf) -> None:
     words = ["--quick", "--compute-ms", "1", "--baselines", "gloo", "--results", str(tmp_path)]
     done = bench("-np", "2", "fusion", *words)
     assert done.returncode == 0, done.stderr
-    for mode in results_of(tmp_path, "fusion")["modes"].values():
+    for mode in results_of("fusion")["modes"].values():
         assert mode["contestants"].keys() == {"plain", "sordino", "gloo"} and mode["failed"] == {}

@@ -15,18 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from conftest import ResultsOf
 
 import sordino.torch as hvd
 from sordino._core import RandomCycle, RandomPull
-from sordino.bench import gossip, gossip_cluster, gossip_exchange, gossip_topology, gossip_worker, report
+from sordino.bench import gossip, gossip_cluster, gossip_exchange, gossip_topology, gossip_worker
 from sordino.bench.gossip_topology import SEGMENTS, TooSlow, algorithm_2, copies, dead_end_probability
 from sordino.bench.timing import Team
-from sordino.errors import NotBuilt
-
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-sys.path.insert(0, str(BENCHMARKS))
-
-from cluster import Cluster  # noqa: E402
 
 # --- Finding peers ----------------------------------------------------------------------------------------------------
 
@@ -125,22 +120,9 @@ def run(*words: str, env: dict[str, str] | None = None) -> subprocess.CompletedP
     return subprocess.run(command, capture_output=True, text=True, timeout=240, env={**os.environ, **(env or {})})
 
 
-def results_of(folder: Path, name: str) -> dict[str, Any]:
-    """The JSON file, from which alone the report can be made again."""
-    path = folder / f"{name}.json"
-    text = path.read_text()
-    assert str(Path.home()) + "/" not in text and sys.prefix not in text
-    before = path.with_suffix(".md").read_text()
-    path.with_suffix(".md").unlink()
-    assert report.main([str(path)]) == 0
-    assert path.with_suffix(".md").read_text() == before
-    found: dict[str, Any] = json.loads(text)
-    return found
-
-
-def test_topology_runs(tmp_path: Path) -> None:
+def test_topology_runs(tmp_path: Path, results_of: ResultsOf) -> None:
     assert gossip.main(["topology", "--quick", "--sizes", "8,64", "--results", str(tmp_path)]) == 0
-    found = results_of(tmp_path, "gossip_topology")
+    found = results_of("gossip_topology")
     assert [row["workers"] for row in found["rows"]] == [8, 64]
     assert all(row["source"]["draws"] % SEGMENTS == 0 and row["ours"]["median"] > 0 for row in found["rows"])
 
@@ -153,11 +135,11 @@ def test_an_exchange_needs_two_ranks() -> None:
 
 @pytest.mark.usefixtures("launcher")
 @pytest.mark.parametrize("ranks", [3, 4])
-def test_exchanges_run(tmp_path: Path, ranks: int) -> None:
+def test_exchanges_run(tmp_path: Path, ranks: int, results_of: ResultsOf) -> None:
     words = ["--quick", "--baselines", "none", "--results", str(tmp_path)]
     done = run("bench", "-np", str(ranks), "gossip", "exchange", *words)
     assert done.returncode == 0, done.stderr
-    found = results_of(tmp_path, f"gossip_exchange_np{ranks}")
+    found = results_of(f"gossip_exchange_np{ranks}")
     assert {"crossover_blocks", "pushsum", "allreduce", "floor"} <= found["contestants"].keys()
     assert all(one["right"] for one in found["contestants"].values())
 
@@ -176,14 +158,10 @@ def test_the_worker_counts_what_it_sends(tmp_path: Path) -> None:
     assert sent == pytest.approx(wanted | {"hierarchical": 2.0}, rel=0.01)
 
 
-def test_the_cluster_runs(tmp_path: Path) -> None:
-    try:
-        with Cluster(hosts=1):
-            pass
-    except NotBuilt as error:
-        pytest.skip(str(error))
+@pytest.mark.usefixtures("emulated_hosts")
+def test_the_cluster_runs(tmp_path: Path, results_of: ResultsOf) -> None:
     assert gossip.main(["cluster", "--quick", "--workers", "2", "--results", str(tmp_path)]) == 0
-    found = results_of(tmp_path, "gossip_cluster")
+    found = results_of("gossip_cluster")
     assert [(row["ranks"], row["hosts"]) for row in found["rows"]] == [(1, 1), (2, 2), (2, 1)]
     for name, one in found["rows"][1]["contestants"].items():
         assert 1.0 < one["link_mean"] / one["payload_mean"] < 1.2, name

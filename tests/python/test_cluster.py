@@ -12,15 +12,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from cluster import Cluster
+from cluster.__main__ import main
 
 from sordino.errors import NotBuilt, UsageError
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-sys.path.insert(0, str(BENCHMARKS))
-
-from cluster import Cluster  # noqa: E402
-from cluster.__main__ import main  # noqa: E402
-
 MBPS = 200
 MIB = 6
 
@@ -44,16 +41,6 @@ world.Barrier()
 if world.rank == 0:
     print(time.perf_counter() - begin, flush=True)
 """
-
-
-@pytest.fixture(scope="module")
-def possible() -> None:
-    """Skips where no cluster can be made, with the tool's own reason."""
-    try:
-        with Cluster(hosts=1, mbps=MBPS):
-            pass
-    except NotBuilt as error:
-        pytest.skip(str(error))
 
 
 class Traces:
@@ -97,7 +84,7 @@ class Traces:
 
 
 @pytest.fixture
-def traces(possible: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Traces]:
+def traces(emulated_hosts: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Traces]:
     mark = uuid.uuid4().hex
     traces = Traces(mark)
     monkeypatch.setenv("SORDINO_TEST_MARK", mark)
@@ -219,7 +206,7 @@ def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert "needs `ip`" in capsys.readouterr().err
 
 
-def test_nonsense_is_refused(possible: None) -> None:
+def test_nonsense_is_refused(emulated_hosts: None) -> None:
     for hosts, mbps in ((0, None), (1000, None), (2, 0), (2, float("nan"))):
         with pytest.raises(UsageError):
             Cluster(hosts, mbps)

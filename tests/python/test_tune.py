@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import subprocess
@@ -11,10 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import ResultsOf
 
 from sordino import sim, tune
 from sordino.algorithms import AllReduce, Crossover, LocalSGD, PushSum
-from sordino.bench import report
 from sordino.cli.plan import even_shapes, parse_count
 from sordino.errors import UsageError
 from sordino.tune import tasks
@@ -237,16 +236,12 @@ def test_every_rank_refuses_but_one_speaks(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("launcher")
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_a_plan_is_made(tmp_path: Path, ranks: int) -> None:
+def test_a_plan_is_made(tmp_path: Path, ranks: int, results_of: ResultsOf) -> None:
     done = plan("-np", str(ranks), "--parameters", "200k", "--budget", "4", "--results", str(tmp_path))
     assert done.returncode == 0, done.stderr
-    found = json.loads((tmp_path / "plan.json").read_text())
+    found = results_of("plan")
     assert found["recommendation"] in done.stdout
     assert found["rates"]["inside"]["beta"] > 0
     assert found["rates"]["across"] is None
     assert all(row["measured"] > 0 for row in found["rows"])
     assert found["workers"]["chosen"] in (1, 2, 4, 8, 16)
-    before = (tmp_path / "plan.md").read_text()
-    (tmp_path / "plan.md").unlink()
-    assert report.main([str(tmp_path / "plan.json")]) == 0
-    assert (tmp_path / "plan.md").read_text() == before

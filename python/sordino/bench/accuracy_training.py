@@ -14,12 +14,12 @@ from torch import nn
 
 import sordino.torch as hvd
 from sordino import sim
-from sordino.algorithms import Algorithm, AllReduce, Crossover, PushSum
+from sordino.algorithms import Algorithm, AllReduce, Crossover, LocalSGD, PushSum
 from sordino.bench.common import Results
 from sordino.data import load_digits, load_fashion_mnist
 
 WARM_UP = 0.1  # of the steps
-WARM_UP_FROM = 0.1  # of the learning rate
+INTERVAL = 8  # of local SGD
 _STEP = 200  # images that take as long as what else a worker does in a step
 
 Part = tuple[torch.Tensor, torch.Tensor]
@@ -49,6 +49,7 @@ class Training:
     Attributes:
         batch: the global mini-batch; the workers share it evenly.
         lr: the learning rate after the warm-up.
+        start: what part of it the warm-up begins with.
         seed: of the initial parameters, the order of the images and the choice of peers.
     """
 
@@ -57,6 +58,7 @@ class Training:
     batch: int
     lr: float
     seed: int
+    start: float = 0.1
 
     @property
     def key(self) -> str:
@@ -85,6 +87,8 @@ def make_algorithm(name: str, workers: int, seed: int) -> Algorithm:
         return Crossover(seed=seed)
     if name == "hierarchical":
         return Crossover(group_size=group_size(workers), seed=seed)
+    if name == "local-sgd":
+        return LocalSGD(INTERVAL, log_distance=INTERVAL)
     return AllReduce()
 
 
@@ -113,8 +117,8 @@ def train(task: Task, training: Training, data_dir: str | None = None) -> Result
     """Trains on `training.workers` threads.
 
     Returns:
-        The accuracies of the mean model, the consensus distance after every epoch (None where parameters have
-        diverged), and what it took.
+        The accuracies of the mean model, the consensus distance after every epoch, for local SGD the distance before
+        every averaging (None where parameters have diverged), and what it took.
     """
     data = load(task.data, data_dir, task.images, task.held_out)
     model = make_model(data["train"][0].shape[2], training.seed)
@@ -137,7 +141,7 @@ def _work(task: Task, training: Training, data: dict[str, Part], initial: nn.Mod
     steps = training.steps(task)
     warm_up = int(WARM_UP * steps)
     cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(steps - warm_up, 1))
-    scheduler = hvd.GradualWarmup(optimizer, warm_up, start_factor=WARM_UP_FROM, after=cosine)
+    scheduler = hvd.GradualWarmup(optimizer, warm_up, start_factor=training.start, after=cosine)
     share = training.batch // training.workers
     distances = []
     for epoch in range(task.epochs):
@@ -148,13 +152,17 @@ def _work(task: Task, training: Training, data: dict[str, Part], initial: nn.Mod
             nn.functional.cross_entropy(model(images[mine]), labels[mine]).backward()
             optimizer.step()
             scheduler.step()
-        distance = hvd.consensus_distance(model)
-        distances.append(distance if math.isfinite(distance) else None)
+        distances.append(_finite(hvd.consensus_distance(model)))
     model.load_state_dict(hvd.average_parameters(model))
     if hvd.rank() != 0:
         return {}
     accuracies = {name: _accuracy(model, data[name]) for name in ("validation", "test")}
-    return {**accuracies, "consensus_distance": distances}
+    local = [_finite(distance) for _, distance in optimizer.distances]
+    return {**accuracies, "consensus_distance": distances, **({"local_distances": local} if local else {})}
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 @torch.no_grad()

@@ -22,7 +22,6 @@ Efficiency is the throughput over that of one worker times the number of workers
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Sequence
 
@@ -31,38 +30,19 @@ import numpy as np
 from sordino._core import build_info
 from sordino.bench import common, report
 from sordino.bench.common import Results
+from sordino.bench.jobs import run_on_hosts
 from sordino.bench.timing import Team, Watch, summarize
 from sordino.errors import NotBuilt, SordinoError, UsageError
 
 _FULL = {"workers": "2,4,8", "ranks_per_host": "1,2", "mbps": 200.0, "compute_ms": "1800,450", "steps": 2}
 _QUICK = {"workers": "2,4", "ranks_per_host": "1,2", "mbps": 2000.0, "compute_ms": "60", "steps": 1}
+_WORKER = "sordino.bench.gossip_worker"
 _CLAIMS = (  # of the source, section 4.3
     ("crossover", "allreduce", 1.40, "Crossover over AllReduce (source: about 1.4)"),
     ("pushsum", "allreduce", 1.40, "PushSum over AllReduce (source: about 1.4)"),
     ("crossover", "pushsum", 0.96, "Crossover over PushSum (source: 0.96 to 0.97)"),
     ("hierarchical", "allreduce", 1.0, "hierarchical Crossover over AllReduce (source: expected above 1)"),
 )
-
-
-def run_job(hosts: int, ranks_per_host: int, mbps: float, arguments: Sequence[str]) -> Results:
-    """What the workers of one job found, on a cluster of its own.
-
-    Raises:
-        NotBuilt: no cluster can be made here. SordinoError: the job failed.
-    """
-    try:
-        from cluster import Cluster
-    except ImportError as error:
-        raise NotBuilt("emulated hosts are not part of the package: run benchmarks/gossip.py of a clone") from error
-    ranks = hosts * ranks_per_host
-    with Cluster(hosts, mbps) as cluster:
-        done = cluster.run(ranks, ["python", "-m", "sordino.bench.gossip_worker", *arguments])
-        sent = [link.sent for link in cluster.traffic().values()]
-    if done.returncode != 0:
-        said = common.without_paths(done.stderr[-2000:])
-        raise SordinoError(f"{ranks} ranks on {hosts} hosts ended with status {done.returncode}:\n{said}")
-    found: Results = json.loads(done.stdout.splitlines()[-1])
-    return found | {"hosts": hosts, "ranks_per_host": ranks_per_host, "ranks": ranks, "job_bytes": max(sent)}
 
 
 def rows_of(job: Results, steps: int, batch: int, alone: dict[float, float]) -> list[Results]:
@@ -112,7 +92,7 @@ def measure(chosen: argparse.Namespace) -> list[Results]:
     rows: list[Results] = []
     alone: dict[float, float] = {}
     for hosts, each in jobs:
-        found = rows_of(run_job(hosts, each, chosen.mbps, arguments), chosen.steps, chosen.batch, alone)
+        found = rows_of(run_on_hosts(hosts, each, chosen.mbps, _WORKER, arguments), chosen.steps, chosen.batch, alone)
         for row in found:
             parts = [f"{name} {one['efficiency']['median']:.2f}" for name, one in row["contestants"].items()]
             where = f"{row['ranks']} workers on {hosts} hosts, {row['compute_ms']:g} ms"

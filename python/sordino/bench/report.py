@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from sordino.bench import accuracy_report, common, gossip_report, pictures, tables
+from sordino.bench import accuracy_report, common, gossip_report, local_sgd_report, pictures, tables
 from sordino.bench.common import Results
 from sordino.errors import UsageError
 from sordino.tune import report as plan_report
@@ -24,6 +24,10 @@ _TABLES: dict[str, Callable[[Results], str]] = {
     "gossip_exchange": gossip_report.exchange,
     "gossip_topology": gossip_report.topology,
     "kernels": tables.kernels,
+    "local_sgd_accuracy": local_sgd_report.accuracy,
+    "local_sgd_communication": local_sgd_report.communication,
+    "local_sgd_plan": local_sgd_report.plan,
+    "local_sgd_torch": local_sgd_report.against_torch,
     "plan": plan_report.markdown,
 }
 _PICTURES: dict[str, Callable[[Results, Any], None]] = {
@@ -34,6 +38,10 @@ _PICTURES: dict[str, Callable[[Results, Any], None]] = {
     "gossip_exchange": gossip_report.draw_exchange,
     "gossip_topology": gossip_report.draw_topology,
     "kernels": pictures.kernels,
+    "local_sgd_accuracy": local_sgd_report.draw_accuracy,
+    "local_sgd_communication": local_sgd_report.draw_communication,
+    "local_sgd_plan": local_sgd_report.draw_plan,
+    "local_sgd_torch": local_sgd_report.draw_torch,
     "plan": plan_report.draw,
 }
 
@@ -67,6 +75,11 @@ def render(path: Path) -> list[Path]:
 def publish(results: Results, folder: Path | None) -> None:
     """Prints a report and, if there is a folder, writes the JSON file and what is made of it."""
     print(markdown(results), flush=True)
+    save(results, folder)
+
+
+def save(results: Results, folder: Path | None) -> None:
+    """Writes, if there is a folder, the JSON file and what is made of it."""
     path = common.write(results, folder)
     if path is not None:
         written = [path, *render(path)]

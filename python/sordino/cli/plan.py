@@ -45,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--budget", type=float, default=30.0, metavar="S", help="seconds to measure (default 30)")
     parser.add_argument("--no-run", action="store_true", help="predict only; do not run the algorithms")
+    parser.add_argument("--json", action="store_true", help="print the JSON, as one line, instead of the tables")
     parser.add_argument("--results", type=Path, metavar="DIR", help="write plan.json, plan.md and plan.png there")
 
 
@@ -93,7 +94,7 @@ def _check(options: argparse.Namespace) -> None:
 
 def _words(options: argparse.Namespace) -> list[str]:
     """The options for the ranks, which are started with them."""
-    words = ["--no-run"] if options.no_run else []
+    words = [word for word, chosen in (("--no-run", options.no_run), ("--json", options.json)) if chosen]
     for name in (
         *("parameters", "compute_ms", "samples", "batch", "interval", "task", "data", "data_dir", "rule", "budget"),
         "results",

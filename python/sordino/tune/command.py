@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import os
 
@@ -79,7 +80,11 @@ def main(options: argparse.Namespace, shapes: Shapes | None) -> int:
         "recommendation": recommend(predictions, hvd.size(), workers),
     }
     if hvd.rank() == 0:
-        report.publish(results, options.results)
+        if options.json:
+            print(json.dumps(results, ensure_ascii=False), flush=True)
+            report.save(results, options.results)
+        else:
+            report.publish(results, options.results)
     hvd.shutdown()
     return 0
 

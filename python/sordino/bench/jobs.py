@@ -1,0 +1,54 @@
+"""Starts the ranks of a benchmark, here or on emulated hosts, and reads the line of JSON that rank 0 prints."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Sequence
+
+from sordino._core import build_info
+from sordino.bench import common
+from sordino.bench.common import Results
+from sordino.cli import mpi
+from sordino.errors import NotBuilt, SordinoError
+
+_TIMEOUT_S = 3600
+
+
+def run_here(ranks: int, module: str, arguments: Sequence[str]) -> Results:
+    """What the ranks of one job found, all on this machine.
+
+    Raises:
+        NotBuilt: there is no mpirun. SordinoError: the job failed.
+    """
+    launcher = mpi.find_launcher(build_info(), os.environ)
+    words = mpi.command_line(launcher, mpi.Job(ranks, ["python", "-m", module, *arguments]))
+    done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_TIMEOUT_S)
+    return _found(done, f"{ranks} ranks") | {"hosts": 1, "ranks_per_host": ranks, "ranks": ranks}
+
+
+def run_on_hosts(hosts: int, ranks_per_host: int, mbps: float, module: str, arguments: Sequence[str]) -> Results:
+    """What the ranks of one job found, on a cluster of its own, and the bytes of the host that sent most.
+
+    Raises:
+        NotBuilt: no cluster can be made here. SordinoError: the job failed.
+    """
+    try:
+        from cluster import Cluster
+    except ImportError as error:
+        raise NotBuilt("emulated hosts are not part of the package: run a script of benchmarks/ in a clone") from error
+    ranks = hosts * ranks_per_host
+    with Cluster(hosts, mbps) as cluster:
+        done = cluster.run(ranks, ["python", "-m", module, *arguments], timeout=_TIMEOUT_S)
+        sent = [link.sent for link in cluster.traffic().values()]
+    found = _found(done, f"{ranks} ranks on {hosts} hosts")
+    return found | {"hosts": hosts, "ranks_per_host": ranks_per_host, "ranks": ranks, "job_bytes": max(sent)}
+
+
+def _found(done: subprocess.CompletedProcess[str], who: str) -> Results:
+    if done.returncode != 0:
+        said = common.without_paths(done.stderr[-2000:])
+        raise SordinoError(f"{who} ended with status {done.returncode}:\n{said}")
+    found: Results = json.loads(done.stdout.splitlines()[-1])
+    return found

@@ -1,0 +1,77 @@
+"""How well `sordino plan` predicts what every algorithm takes on emulated hosts.
+
+  python benchmarks/local_sgd.py plan        # as root, in a clone
+
+Makes the plan several times on each of a few clusters, with links of --mbps each way: alpha and beta are measured anew
+each time, and each algorithm is run beside its prediction.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from sordino._core import build_info
+from sordino.bench import common, report
+from sordino.bench.common import Results
+from sordino.bench.jobs import run_on_hosts
+from sordino.bench.timing import Team, Watch
+from sordino.errors import NotBuilt, SordinoError, UsageError
+
+_CLUSTERS = ((2, 1), (4, 1), (4, 2), (8, 1))  # hosts, and ranks a host
+
+
+def errors(rows: Sequence[Results]) -> dict[str, Results]:
+    """By algorithm: the median of absolute errors, the largest, and how many there are."""
+    found: dict[str, list[float]] = {}
+    for row in rows:
+        for one in row["rows"]:
+            if one["error"] is not None:
+                found.setdefault(one["name"], []).append(one["error"])
+    return {
+        name: {"median": float(np.median(np.abs(values))), "most": max(values, key=abs), "count": len(values)}
+        for name, values in sorted(found.items())
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Makes the plans. Status 1 if one failed, 2 if there can be no cluster."""
+    options = common.parser("local_sgd plan", __doc__, 60.0, "plan")
+    options.add_argument("--mbps", type=float, default=500.0, metavar="RATE", help="of each link (default 500)")
+    options.add_argument("--parameters", default="2.5M", metavar="N", help="of the model (default 2.5M)")
+    options.add_argument("--repeats", type=int, default=3, metavar="N", help="plans on each cluster (default 3)")
+    chosen = options.parse_args(argv)
+    mpi, watch = build_info()["mpi"], Watch(Team())
+    found_machine = common.machine(mpi["library"] if mpi else None)
+    time.sleep(1.0)
+    found_machine["others"] = watch.others()
+    rows: list[Results] = []
+    budget = 3.0 if chosen.quick else chosen.budget
+    words = ["plan", "--parameters", chosen.parameters, "--data", "none", "--budget", f"{budget:g}", "--json"]
+    try:
+        for _ in range(1 if chosen.quick else chosen.repeats):
+            for hosts, each in _CLUSTERS[:1] if chosen.quick else _CLUSTERS:
+                rows.append(run_on_hosts(hosts, each, chosen.mbps, "sordino.cli", words))
+                middle = np.median([abs(one["error"]) for one in rows[-1]["rows"] if one["error"] is not None])
+                common.log(f"{hosts} hosts, {each} rank(s) each: median error {middle:.0%}")
+    except SordinoError as error:
+        common.log(f"local_sgd: {error}")
+        return 2 if isinstance(error, (NotBuilt, UsageError)) else 1
+    found = errors(rows)
+    results: Results = {
+        "benchmark": "local_sgd_plan",
+        "name": "local_sgd_plan",
+        "machine": found_machine,
+        "mbps": chosen.mbps,
+        "parameters": rows[0]["parameters"],
+        "rows": rows,
+        "errors": found,
+        "targets": [
+            common.target(f"{name}: median error of {one['count']} predictions", one["median"], 0.2, at_least=False)
+            for name, one in found.items()
+        ],
+    }
+    report.publish(results, common.results_folder(chosen))
+    return 0

@@ -1,0 +1,75 @@
+"""Local SGD against PyTorch's own: PostLocalSGDOptimizer with a PeriodicModelAverager over Gloo.
+
+  python benchmarks/local_sgd.py torch        # as root, in a clone: on this machine and on emulated hosts
+
+Four ranks take real steps of SGD with momentum on the parameters of ResNet-20 and of ResNet-50; forward and backward
+are a sum over the parameters. Models are averaged every 4 steps. With groups of one nothing else is sent; with groups
+of two PyTorch averages gradients by DDP's post-local hook over a subgroup. Contestants take turns in one job.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from sordino._core import build_info
+from sordino.bench import common, report
+from sordino.bench.common import Results
+from sordino.bench.jobs import run_here, run_on_hosts
+from sordino.bench.local_sgd_torch_worker import INTERVAL, SETS
+from sordino.bench.timing import Team, Watch
+from sordino.errors import NotBuilt, SordinoError, UsageError
+
+RANKS = 4
+_WORKER = "sordino.bench.local_sgd_torch_worker"
+
+
+def targets(rows: Sequence[Results]) -> list[Results]:
+    """Not slower than PyTorch anywhere."""
+    return [
+        common.target(f"{row['set']}, K={row['members']}, {row['place']}: PyTorch over {name}", ratio, 1.0, True)
+        for row in rows
+        for name, ratio in row["ratios"].items()
+    ]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Starts the jobs. Status 1 if a job failed or computed something wrong, 2 if there can be no cluster."""
+    options = common.parser("local_sgd torch", __doc__, 20.0, "job")
+    options.add_argument("--mbps", type=float, default=500.0, metavar="RATE", help="of each link (default 500)")
+    chosen = options.parse_args(argv)
+    mpi, watch = build_info()["mpi"], Watch(Team())
+    found_machine = common.machine(mpi["library"] if mpi else None)
+    time.sleep(1.0)
+    found_machine["others"] = watch.others()
+    rows: list[Results] = []
+    budget = 1.0 if chosen.quick else chosen.budget
+    try:
+        for name in ("resnet20",) if chosen.quick else SETS:
+            for members in (1, 2):
+                words = ["--set", name, "--members", str(members), "--budget", f"{budget:g}"]
+                for place in ("here",) if chosen.quick else ("here", "hosts"):
+                    if place == "here":
+                        row = run_here(RANKS, _WORKER, words)
+                    else:
+                        row = run_on_hosts(RANKS, 1, chosen.mbps, _WORKER, words)
+                    rows.append(row | {"place": place})
+                    common.log(f"{name}, K={members}, {place}: {row['ratios']}")
+    except SordinoError as error:
+        common.log(f"local_sgd: {error}")
+        return 2 if isinstance(error, (NotBuilt, UsageError)) else 1
+    wrong = sorted({name for row in rows for name in row["wrong"]})
+    results: Results = {
+        "benchmark": "local_sgd_torch",
+        "name": "local_sgd_torch",
+        "machine": found_machine,
+        "mbps": chosen.mbps,
+        "interval": INTERVAL,
+        "ranks": RANKS,
+        "rows": rows,
+        "baselines": rows[0]["notes"],
+        "wrong": wrong,
+        "targets": targets(rows),
+    }
+    report.publish(results, common.results_folder(chosen))
+    return 1 if wrong else 0

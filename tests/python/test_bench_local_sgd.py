@@ -1,0 +1,97 @@
+"""The local SGD benchmark: what is made of measurements, and short runs of its parts."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import ResultsOf
+
+from sordino.bench import local_sgd, local_sgd_accuracy, local_sgd_communication, local_sgd_plan
+from sordino.bench.local_sgd_worker import edsr_shapes, resnet20_shapes
+
+
+def entry(gradients: float, averaging: float | None, predicted: tuple[float, float]) -> dict[str, Any]:
+    return {
+        "gradients": {"median": gradients},
+        "averaging": None if averaging is None else {"median": averaging},
+        "predicted": {"gradients": predicted[0], "averaging": predicted[1]},
+    }
+
+
+def row(place: str = "ranks") -> dict[str, Any]:
+    contestants = {
+        "synchronous": entry(3.0, None, (3.3, 0.0)),
+        "allreduce": entry(1.0, 4.0, (1.0, 4.0)),
+        "sharded": entry(1.0, 2.0, (0.75, 1.0)),
+    }
+    return {"set": "edsr", "place": place, "groups": 2, "members": 2, "contestants": contestants}
+
+
+def test_averaging_is_shared_by_the_steps_of_an_interval() -> None:
+    one = local_sgd_communication.per_step(row()["contestants"]["allreduce"], "allreduce", 4)
+    assert one == {"gradients": 1.0, "averaging": 1.0, "total": 2.0, "predicted": 2.0}
+    plain = local_sgd_communication.per_step(row()["contestants"]["synchronous"], "synchronous", 4)
+    assert (plain["total"], plain["predicted"]) == (3.0, 3.3)
+
+
+def test_errors_are_of_emulated_hosts_alone() -> None:
+    assert local_sgd_communication.errors([row("here")]) == {}
+    found = local_sgd_communication.errors([row(), row("here"), row("groups")])
+    assert found["sharded"] == {"median": pytest.approx(1 / 3), "most": pytest.approx(-1 / 3), "count": 2}
+    assert found["synchronous"]["median"] == pytest.approx(0.1)
+    met = {one["what"]: one["met"] for one in local_sgd_communication.targets([row()])}
+    assert met["edsr, ranks, P=2, K=2: averaging shards over whole models (1/K = 0.5)"]
+    assert met["synchronous: median error of the prediction on emulated hosts"]
+    assert not met["sharded: median error of the prediction on emulated hosts"]
+
+
+def test_errors_of_plans_are_by_algorithm() -> None:
+    rows = [{"rows": [{"name": "a", "error": e}, {"name": "b", "error": None}]} for e in (0.1, -0.3, 0.2)]
+    assert local_sgd_plan.errors(rows) == {"a": {"median": 0.2, "most": -0.3, "count": 3}}
+
+
+def test_what_training_bears() -> None:
+    def points(*accuracies: float) -> list[dict[str, Any]]:
+        return [{"workers": 1 << k, "accuracy": value} for k, value in enumerate(accuracies)]
+
+    assert local_sgd_accuracy.borne(points(0.9, 0.896, 0.91, 0.8, 0.95)) == 4
+    assert local_sgd_accuracy.borne(points(0.9, 0.89)) == 1
+    assert local_sgd_accuracy.settled([9.0] + [1.0, 3.0] * 4) == pytest.approx(2.0)
+    assert local_sgd_accuracy.settled([1.0, 2.0, None]) is None
+
+
+def test_the_sets_have_the_sizes_of_the_papers() -> None:
+    assert sum(math.prod(shape) for _, shape in resnet20_shapes()) == 269722
+    assert round(sum(math.prod(shape) for _, shape in edsr_shapes()) / 1e6, 1) == 40.7
+    assert len({name for name, _ in edsr_shapes()}) == len(edsr_shapes())
+
+
+def test_accuracy_runs(tmp_path: Path, results_of: ResultsOf) -> None:
+    assert local_sgd.main(["accuracy", "--quick", "--results", str(tmp_path)]) == 0
+    found = results_of("local_sgd_accuracy")
+    for rule in found["rules"].values():
+        assert [one["workers"] for one in rule["points"]] == [1, 2, 4]
+        assert all(one["accuracy"] > 0.5 for one in rule["points"])
+        assert rule["points"][2]["distance"] > rule["points"][1]["distance"] > 0
+
+
+@pytest.mark.usefixtures("launcher")
+def test_pytorch_comes_to_the_same(tmp_path: Path, results_of: ResultsOf) -> None:
+    assert local_sgd.main(["torch", "--quick", "--results", str(tmp_path)]) == 0
+    found = results_of("local_sgd_torch")
+    assert found["wrong"] == []
+    assert [sorted(row["ratios"]) for row in found["rows"]] == [["allreduce"], ["allreduce", "sharded"]]
+
+
+@pytest.mark.usefixtures("emulated_hosts")
+def test_communication_and_plans_run_on_hosts(tmp_path: Path, results_of: ResultsOf) -> None:
+    assert local_sgd.main(["communication", "--quick", "--mbps", "2000", "--results", str(tmp_path)]) == 0
+    found = results_of("local_sgd_communication")
+    assert [one["place"] for one in found["rows"]] == ["here", "ranks", "groups"]
+    shards, whole = (found["rows"][2]["contestants"][name]["sent"] for name in ("sharded", "allreduce"))
+    assert shards == pytest.approx(whole / 2, rel=0.01)
+    assert local_sgd.main(["plan", "--quick", "--mbps", "2000", "--parameters", "50k", "--results", str(tmp_path)]) == 0
+    assert results_of("local_sgd_plan")["errors"]
