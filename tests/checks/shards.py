@@ -87,6 +87,18 @@ def a_state_is_that_of_whole_parameters(seat: Seat, name: str) -> None:
 
 
 @check(least=2)
+def segments_leave_during_backward(seat: Seat) -> None:
+    model = Odd()
+    optimizer = wrap(model, LocalSGD(2, seat.size, segment_bytes=100))
+    under_way = []
+    model.first.register_hook(lambda _: under_way.append(optimizer._reducer.in_flight))
+    for turn in range(3):
+        step(seat, model, optimizer, turn)
+    # The first backward settles the plan; after that all other gradients come before this one.
+    assert under_way == [False, True, True]
+
+
+@check(least=2)
 def gradients_can_be_clipped(seat: Seat) -> None:
     def clipped(algorithm: Algorithm) -> Odd:
         model = Odd()

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 import sordino.torch as hvd
-from sordino.algorithms import Crossover, GossipAlgorithm, PushSum
+from sordino.algorithms import Crossover, GossipAlgorithm, LocalSGD, PushSum
 
 STUCK_S = 60
 BIG = 1 << 25  # 128 MiB: a tenth of a second and more
@@ -85,7 +85,11 @@ def push(strike: Strike) -> None:
     gossip(strike, PushSum(overlap=2))
 
 
-def gossip(strike: Strike, algorithm: GossipAlgorithm) -> None:
+def shards(strike: Strike) -> None:
+    gossip(strike, LocalSGD(2, hvd.size()))
+
+
+def gossip(strike: Strike, algorithm: GossipAlgorithm | LocalSGD) -> None:
     MODEL.append(torch.nn.Parameter(torch.full((BIG // 4,), float(hvd.rank()))))
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(MODEL, lr=0.0), algorithm=algorithm)
     inside = threading.Event()
@@ -117,6 +121,7 @@ WHEN = {
     "backward": backward,
     "exchange": exchange,
     "push": push,
+    "shards": shards,
     "for ever": for_ever,
 }
 

@@ -192,6 +192,8 @@ LOST = [
     Fault("kill", "exchange", 1, ulfm=True),
     Fault("kill", "exchange", 0, ulfm=True, shared=False),
     Fault("kill", "push", 1, ulfm=True),
+    Fault("kill", "shards", 1, ulfm=True),
+    Fault("kill", "shards", 2, ulfm=True, shared=False),
 ]
 
 
