@@ -1,6 +1,6 @@
 // How an exchange moves its bytes. What crosses nodes goes from the sender's arena into the receiver's inbox, a segment
-// in messages of up to 1 MiB, all posted at once; what a node needs from one rank of another travels once, to the first
-// rank there that needs it. Then, segment by segment, the ranks of a node share the arithmetic: each owns a shard of
+// after the other, all posted at once; what a node needs from one rank of another travels once, to the first rank
+// there that needs it. Then, segment by segment, the ranks of a node share the arithmetic: each owns a shard of
 // the elements, reads them in all arenas and inboxes of the node, and writes all results. So averages are made of
 // values before the exchange, with no copy within a node, and nobody ever reads an arena while it is being written:
 //
@@ -40,15 +40,9 @@ struct Parcel {
   std::size_t copy;  // of the receiver's inbox
 };
 
-// A part of the layout that travels at once.
-struct Message {
-  std::size_t offset, bytes;
-};
-
 // One group of the layout: its runs, what crosses nodes for it, and the averages of this node's ranks.
 struct Plan {
   std::vector<const LayoutSegment*> runs;
-  std::vector<Message> messages;        // of each parcel
   std::vector<Parcel> sends, receives;  // this rank's sends; the receives of all ranks of the node
   std::vector<kernels::Average> averages;
 };
@@ -80,14 +74,14 @@ class Mixing {
     reach(&Desk::offered, kReady);
     std::vector<std::unique_ptr<Transfer>> receives, sends;
     for (const Plan& plan : plans_) {
-      for (const Message& message : plan.messages) {
+      for (const LayoutSegment* run : plan.runs) {
         for (const Parcel& parcel : plan.receives) {
           if (parcel.here != team_.me) continue;
           receives.push_back(
-              team_.receive(parcel.peer, std::span(inbox + parcel.copy * bytes + message.offset, message.bytes)));
+              team_.receive(parcel.peer, std::span(inbox + parcel.copy * bytes + run->offset, run->bytes)));
         }
         for (const Parcel& parcel : plan.sends)
-          sends.push_back(team_.send(parcel.peer, std::span(what_.source + message.offset, message.bytes)));
+          sends.push_back(team_.send(parcel.peer, std::span(what_.source + run->offset, run->bytes)));
       }
     }
     if (together()) co_await team_.all_reached(&Desk::offered, kReady);
@@ -95,7 +89,7 @@ class Mixing {
     auto receive = receives.begin(), send = sends.begin();
     for (std::size_t group = 0; group < plans_.size(); ++group) {
       const Plan& plan = plans_[group];
-      for (std::size_t left = plan.messages.size(); left > 0; --left) {
+      for (std::size_t left = plan.runs.size(); left > 0; --left) {
         for (const Parcel& parcel : plan.receives) {
           if (parcel.here == team_.me) co_await team_.finished(**receive++, parcel.peer);
         }
@@ -116,8 +110,6 @@ class Mixing {
 
  private:
   static constexpr std::uint64_t kReady = 1;
-  // Open MPI sends a message of any length over TCP as one; two large ones that cross then go one after the other.
-  static constexpr std::size_t kLargestMessage = 1024 * 1024;
 
   bool together() const { return node_.size() > 1; }
   // Whether this rank reads the participant's arena itself.
@@ -141,11 +133,7 @@ class Mixing {
     std::sort(destinations.begin(), destinations.end());
     std::vector<int> served;  // the first destination on each other node
     std::size_t bytes = 0;
-    for (const LayoutSegment* run : plan.runs) {
-      bytes += run->bytes;
-      for (std::size_t at = 0; at < run->bytes; at += kLargestMessage)
-        plan.messages.push_back({run->offset + at, std::min(kLargestMessage, run->bytes - at)});
-    }
+    for (const LayoutSegment* run : plan.runs) bytes += run->bytes;
     for (const int destination : destinations) {
       if (here(destination)) {
         team_.count_sent(destination, bytes);

@@ -20,7 +20,6 @@
 namespace sordino::mpi {
 namespace {
 
-constexpr std::size_t kLargestPart = std::size_t{1} << 30;  // MPI counts are ints
 constexpr int kControlTag = 1;
 
 template <class T>

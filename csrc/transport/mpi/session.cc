@@ -9,6 +9,7 @@
 #include <atomic>
 #include <cstdlib>
 #include <numeric>
+#include <string>
 #include <vector>
 
 #include "transport/mpi/segment_names.h"
@@ -128,6 +129,7 @@ void ensure_initialized() {
   // Open MPI's one-sided component over UCX prints noise on machines without the network it wants; no window is
   // ever made here.
   setenv("OMPI_MCA_osc", "^ucx", 0);
+  setenv("OMPI_MCA_btl_tcp_eager_limit", std::to_string(kLargestPart + 4096).c_str(), 0);  // headers included
   int provided = MPI_THREAD_SINGLE;
   check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided), "MPI_Init_thread");
   initialized_here = true;

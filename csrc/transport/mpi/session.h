@@ -3,11 +3,17 @@
 
 #include <mpi.h>
 
+#include <cstddef>
 #include <string>
 
 #include "base/error.h"
 
 namespace sordino::mpi {
+
+// Bulk data goes in messages of at most this many bytes. Over TCP Open MPI is told to send each at once: for larger
+// ones it would wait for the receiver's consent, which queues behind what is on its way back, so that transfers which
+// cross would go one after the other. The price is that Open MPI keeps a copy of what has not left yet.
+inline constexpr std::size_t kLargestPart = 128 * 1024;
 
 // Throws PeerLost if MPI says that a process failed, with the failed ranks of `comm`; TransportError on other errors.
 void check(int code, const char* what, MPI_Comm comm = MPI_COMM_NULL);
