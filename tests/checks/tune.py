@@ -46,7 +46,9 @@ def links_are_measured(seat: Seat) -> None:
     for line in (rates.inside, rates.across):
         assert line is None or (line.alpha >= 0 and line.beta >= 0 and line.alpha + line.beta > 0)
     assert rates.agreement >= 0
-    assert {size for _, size, _ in samples} >= {4096, 65536}
+    assert {size for _, size, _ in samples} >= {4096, 1 << 17}
+    assert rates.handling >= 0
+    assert rates.hop >= 0
     for place, size, seconds in samples:
         assert seconds > 0, (place, size)
     seat.same("rates", rates)

@@ -19,7 +19,7 @@ from sordino.errors import UsageError
 from sordino.tune import tasks
 
 ALPHA, BETA = 1e-4, 1e-8
-APART = tune.Rates(None, tune.Line(ALPHA, BETA), 0.0)
+APART = tune.Rates(None, tune.Line(ALPHA, BETA), 0.0, hop=ALPHA)
 M = 40e6  # bytes of the model
 NAMES, SIZES = ["a", "b"], [10_000_000, 30_000_000]
 
@@ -67,6 +67,14 @@ def test_memory_costs_what_is_read_and_written() -> None:
     assert memory(tune.cost_of(Crossover(), [0] * 4, NAMES, SIZES)) == pytest.approx(2.25)
     # Both averages are one.
     assert memory(tune.cost_of(Crossover(), [0] * 2, NAMES, SIZES)) == pytest.approx(2)
+
+
+def test_software_costs_by_operation_and_tensor() -> None:
+    rates = tune.Rates(None, None, 1.0, handling=10.0)
+    assert tune.cost_of(AllReduce(), range(2), NAMES, SIZES).communication(rates) == 3 * 1.0 + 2 * 10.0
+    assert tune.cost_of(LocalSGD(1, 1), range(2), NAMES, SIZES).communication(rates) == 1.0
+    assert tune.cost_of(LocalSGD(4, 2), range(4), NAMES, SIZES).communication(rates) == 2 * 10.0 + 1.0 / 4
+    assert tune.cost_of(PushSum(), range(4), NAMES, SIZES).communication(rates) == 0
 
 
 def test_backward_hides_gradients_but_for_the_last_segment() -> None:

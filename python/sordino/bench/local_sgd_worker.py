@@ -19,6 +19,7 @@ from sordino import tune
 from sordino.algorithms import Algorithm, AllReduce, LocalSGD
 from sordino.bench.common import Results
 from sordino.bench.timing import Seconds, Team, summarize
+from sordino.tune.links import idle_sgd
 
 INTERVAL = 2  # an averaging step after one without
 Shapes = list[tuple[str, tuple[int, ...]]]
@@ -70,8 +71,8 @@ def times(algorithm: Algorithm, shapes: Shapes, team: Team, rounds: int) -> tupl
     named = [(name, torch.nn.Parameter(torch.full(shape, float(group)))) for name, shape in shapes]
     for _, parameter in named:
         parameter.grad = torch.ones_like(parameter)
-    sgd = torch.optim.SGD([parameter for _, parameter in named], lr=0.0)
-    optimizer = hvd.DistributedOptimizer(sgd, named, algorithm=algorithm)
+    idle = idle_sgd([parameter for _, parameter in named])
+    optimizer = hvd.DistributedOptimizer(idle, named, algorithm=algorithm)
     found = np.empty((rounds + 1, INTERVAL))
     for index in range(found.size):
         team.barrier()
@@ -110,13 +111,12 @@ def measure(chosen: argparse.Namespace, team: Team) -> Results:
         entries[name]["gradients"] = summarize(steps if name == "synchronous" else steps[:, 0])
         entries[name]["averaging"] = None if name == "synchronous" else summarize(steps[:, 1] - steps[:, 0])
         entries[name]["predicted"] = {"gradients": gradients, "averaging": averaging}
-    lines = {"inside": rates.inside, "across": rates.across}
     return {
         "set": chosen.set,
         "parameters": count // 4,
         "members": chosen.members,
         "groups": team.size // chosen.members,
-        "rates": {place: None if line is None else line._asdict() for place, line in lines.items()},
+        "rates": rates.as_results(),
         "contestants": entries,
     }
 

@@ -16,7 +16,6 @@ from sordino.bench.common import Results
 from sordino.bench.timing import Team, Watch
 from sordino.errors import UsageError
 from sordino.tune import tasks
-from sordino.tune.costs import Line
 from sordino.tune.links import measure, nodes_of_ranks
 from sordino.tune.plan import Job, Shapes, as_rows, predict, recommend, trial
 from sordino.tune.workers import Task, Workers, find_workers
@@ -73,7 +72,7 @@ def main(options: argparse.Namespace, shapes: Shapes | None) -> int:
         "samples": options.samples,
         "batch": options.batch,
         "interval": options.interval,
-        "rates": {"inside": _line(rates.inside), "across": _line(rates.across), "agreement": rates.agreement},
+        "rates": rates.as_results(),
         "samples_of_rates": samples,
         "rows": as_rows(predictions),
         "workers": None if workers is None else _workers(workers, options.task or options.data),
@@ -102,10 +101,6 @@ def _shapes(options: argparse.Namespace, shapes: Shapes | None, task: Task | Non
     from sordino.cli.plan import even_shapes
 
     return even_shapes(_DEFAULT)
-
-
-def _line(line: Line | None) -> Results | None:
-    return None if line is None else {"alpha": line.alpha, "beta": line.beta}
 
 
 def _workers(found: Workers, task: str) -> Results:

@@ -36,11 +36,21 @@ class Rates:
         inside: in a node's shared memory; its bytes are those that a rank reads and writes. None: it was not measured.
         across: through the link of a node, in one direction while as much goes in the other. None as well.
         agreement: seconds to agree that an operation can start, which exchanges need not.
+        hop: seconds from one rank of a ring to the next, apart from the bytes, for ranks of several nodes.
+        handling: seconds a gradient, of software: an optimizer has them tensor by tensor.
     """
 
     inside: Line | None
     across: Line | None
     agreement: float
+    hop: float = 0.0
+    handling: float = 0.0
+
+    def as_results(self) -> dict[str, object]:
+        """For a JSON file."""
+        lines = {"inside": self.inside, "across": self.across}
+        places = {place: None if line is None else line._asdict() for place, line in lines.items()}
+        return {**places, "agreement": self.agreement, "hop": self.hop, "handling": self.handling}
 
 
 class Load:
@@ -52,7 +62,9 @@ class Load:
     Attributes:
         sent: bytes that each rank sends to other nodes.
         memory: bytes that each rank reads and writes in the memory of its node.
-        messages: that go between nodes one after the other.
+        messages: that go between nodes one after the other, but for those that go round a ring.
+        hops: of rings.
+        gradients: tensors.
         agreements: operations that are agreed on.
     """
 
@@ -61,6 +73,8 @@ class Load:
         self.sent = [0.0] * len(nodes)
         self.memory = [0.0] * len(nodes)
         self.messages = 0
+        self.hops = 0
+        self.gradients = 0
         self.agreements = 0
         self._out = [0.0] * (max(nodes) + 1)
         self._into = list(self._out)
@@ -72,11 +86,11 @@ class Load:
 
     def seconds(self, rates: Rates) -> float:
         """How long it takes."""
-        total = self.agreements * rates.agreement
+        total = self.agreements * rates.agreement + self.gradients * rates.handling
         if rates.across is not None:
-            total += self.messages * rates.across.alpha + self.link * rates.across.beta
+            total += self.messages * rates.across.alpha + self.hops * rates.hop + self.link * rates.across.beta
         if rates.inside is not None and max(self.memory) > 0:
-            total += rates.inside.alpha * (self.messages == 0) + max(self.memory) * rates.inside.beta
+            total += rates.inside.alpha * (self.messages + self.hops == 0) + max(self.memory) * rates.inside.beta
         return total
 
     def send(self, source: int, target: int, count: float) -> None:
@@ -106,7 +120,10 @@ class Load:
                     self.send(rank, ranks[(place + 1) % len(ranks)], 2 * (len(ranks) - 1) / len(ranks) * count)
         if any(len({self.nodes[rank] for rank in ranks}) > 1 for ranks in sets):
             size = len(sets[0])
-            self.messages += math.ceil(math.log2(size)) if count / segments <= _SMALL else 2 * (size - 1)
+            if count / segments <= _SMALL:
+                self.messages += math.ceil(math.log2(size))
+            else:
+                self.hops += 2 * (size - 1)
 
     def _double(self, ranks: Sequence[int], count: float) -> None:
         power = 1 << (len(ranks).bit_length() - 1)
@@ -126,52 +143,41 @@ class Load:
             topology: among the members of a set, by their places.
             segments: the bytes of each.
         """
-        crosses = False
+        before = sum(self.sent)
         for ranks in sets:
-            sizes: dict[int, int] = {}
-            for rank in ranks:
-                sizes[self.nodes[rank]] = sizes.get(self.nodes[rank], 0) + 1
             for segment, count in enumerate(segments):
-                # What a node needs of a rank elsewhere travels once; equal averages are made once.
-                travels: dict[tuple[int, int], int] = {}
-                averages: dict[tuple[int, tuple[int, ...]], int] = {}
-                for place, rank in enumerate(ranks):
-                    sources, keeps_own, scale = topology.row(round, segment, place)
-                    node = self.nodes[rank]
-                    for source in sources:
-                        if self.nodes[ranks[source]] != node:
-                            travels.setdefault((ranks[source], node), rank)
-                    if not sources and keeps_own and scale == 1:
-                        continue
-                    of = tuple(sorted([*sources, *([place] if keeps_own else [])]))
-                    averages[node, of] = averages.get((node, of), 0) + 1
-                for (source, _), target in travels.items():
-                    crosses = True
-                    self.send(source, target, count)
-                reads: dict[int, set[int]] = {}
-                again: dict[int, int] = {}
-                writes: dict[int, int] = {}
-                for (node, of), into in averages.items():
-                    again[node] = again.get(node, 0) + len(of)
-                    reads.setdefault(node, set()).update(of)
-                    writes[node] = writes.get(node, 0) + into
-                for rank in ranks:
-                    node = self.nodes[rank]
-                    # Alone in its node, a rank mixes what arrives as it arrives: the link's rate has that in it.
-                    if sizes[node] > 1 and node in reads:
-                        once = len(reads[node])
-                        passes = once + writes[node] + _CACHED * (again[node] - once)
-                        self.memory[rank] += passes * count / sizes[node]
-        self.messages += crosses
+                rows = [topology.row(round, segment, place) for place in range(len(ranks))]
+                self._travel(ranks, [sources for sources, _, _ in rows], count)
+                self._mix(ranks, rows, count)
+        self.messages += sum(self.sent) > before
 
-    def mean(self, count: int) -> Load:
-        """One of `count` loads that were counted together."""
-        self.sent = [value / count for value in self.sent]
-        self.memory = [value / count for value in self.memory]
-        self._out = [value / count for value in self._out]
-        self._into = [value / count for value in self._into]
-        self.messages = math.ceil(self.messages / count)
-        return self
+    def _travel(self, ranks: Sequence[int], sources_of: Sequence[Sequence[int]], count: float) -> None:
+        """What a node needs of a rank elsewhere travels once."""
+        travels: dict[tuple[int, int], int] = {}
+        for rank, sources in zip(ranks, sources_of):
+            for source in sources:
+                if self.nodes[ranks[source]] != self.nodes[rank]:
+                    travels.setdefault((ranks[source], self.nodes[rank]), rank)
+        for (source, _), target in travels.items():
+            self.send(source, target, count)
+
+    def _mix(self, ranks: Sequence[int], rows: Sequence[tuple[list[int], bool, float]], count: float) -> None:
+        """The ranks of a node share the arithmetic: all that is averaged is read once from memory, and again from
+        caches; all results are written."""
+        for node in {self.nodes[rank] for rank in ranks}:
+            here = [place for place, rank in enumerate(ranks) if self.nodes[rank] == node]
+            if len(here) == 1:
+                continue  # a rank alone mixes what arrives as it arrives: the link's rate has that in it
+            averages, writes = set(), 0
+            for place in here:
+                sources, keeps_own, scale = rows[place]
+                if sources or not keeps_own or scale != 1:
+                    averages.add(tuple(sorted([*sources, *([place] if keeps_own else [])])))
+                    writes += 1
+            once = len({source for average in averages for source in average})
+            again = sum(map(len, averages)) - once
+            for place in here:
+                self.memory[ranks[place]] += (once + _CACHED * again + writes) * count / len(here)
 
 
 class Phase(NamedTuple):
@@ -222,9 +228,9 @@ def cost_of(algorithm: Algorithm, nodes: Sequence[int], names: Sequence[str], si
     """
     everybody = list(range(len(nodes)))
     if isinstance(algorithm, AllReduce):
-        return Cost((_gradients(nodes, [everybody], sum(sizes), algorithm.segment_bytes),))
+        return Cost((_gradients(nodes, [everybody], sizes, algorithm.segment_bytes),))
     if isinstance(algorithm, LocalSGD):
-        return _local_sgd(algorithm, nodes, sum(sizes))
+        return _local_sgd(algorithm, nodes, sizes)
     return _gossip(algorithm, nodes, names, sizes)
 
 
@@ -232,28 +238,31 @@ def _groups(size: int, members: int) -> list[list[int]]:
     return [list(range(begin, begin + members)) for begin in range(0, size, members)]
 
 
-def _gradients(nodes: Sequence[int], sets: Sequence[Sequence[int]], count: int, segment_bytes: int) -> Phase:
+def _gradients(nodes: Sequence[int], sets: Sequence[Sequence[int]], sizes: Sequence[int], segment_bytes: int) -> Phase:
     load = Load(nodes)
+    count = sum(sizes)
     segments = math.ceil(count / segment_bytes)
+    load.gradients = len(sizes)
     load.all_reduce(sets, count, segments)
     return Phase(load, hides=1 - 1 / segments)
 
 
-def _local_sgd(algorithm: LocalSGD, nodes: Sequence[int], count: int) -> Cost:
-    members = algorithm.group_size
+def _local_sgd(algorithm: LocalSGD, nodes: Sequence[int], sizes: Sequence[int]) -> Cost:
+    count, members = sum(sizes), algorithm.group_size
     models = algorithm.groups_of(len(nodes))
     groups = _groups(len(nodes), members)
     peers = [list(range(place, len(nodes), members)) for place in range(members)]
     between = Load(nodes)
     if not algorithm.sharded:
         between.all_reduce(peers, count)
-        within = [_gradients(nodes, groups, count, algorithm.segment_bytes)] if members > 1 else []
+        within = [_gradients(nodes, groups, sizes, algorithm.segment_bytes)] if members > 1 else []
         return Cost((*within, Phase(between, algorithm.interval)))
     if models > 1:
         between.all_reduce(peers, count / members)
     segments = math.ceil(count / algorithm.segment_bytes)
     shards = [count / members] * members
     to_owner, from_owner = Load(nodes), Load(nodes)
+    to_owner.gradients = len(sizes)
     to_owner.exchange(groups, ToOwner(members), shards)
     from_owner.exchange(groups, FromOwner(members), shards)
     return Cost((Phase(to_owner, hides=1 - 1 / segments), Phase(from_owner), Phase(between, algorithm.interval)))
@@ -261,23 +270,24 @@ def _local_sgd(algorithm: LocalSGD, nodes: Sequence[int], count: int) -> Cost:
 
 def _gossip(algorithm: GossipAlgorithm, nodes: Sequence[int], names: Sequence[str], sizes: Sequence[int]) -> Cost:
     size, count = len(nodes), sum(sizes)
-    load = Load(nodes)
     if isinstance(algorithm, ElasticAveraging):
+        load = Load(nodes)
         load.all_reduce([list(range(size))], count)
         # A copy to average, and both movements of the worker and of its centre.
         load.memory = [value + 8 * count if _together(nodes, rank) else value for rank, value in enumerate(load.memory)]
         return Cost((Phase(load, algorithm.interval),))
     segments = _segments(algorithm.segments, names, sizes)
-    topologies = algorithm.rounds_of(size, len(segments))
+    hides = 1.0 if isinstance(algorithm, PushSum) and algorithm.overlap else 0.0
+    phases = []
     for round in range(_ROUNDS):
-        for topology in topologies:
+        load = Load(nodes)
+        for topology in algorithm.rounds_of(size, len(segments)):
             load.exchange([list(range(size))], topology, segments, round)
-    phases = [
-        Phase(load.mean(_ROUNDS), algorithm.interval, float(isinstance(algorithm, PushSum) and algorithm.overlap))
-    ]
+        phases.append(Phase(load, algorithm.interval * _ROUNDS, hides))
     members = algorithm.workers_in_group
     if members > 1:
-        phases.append(_gradients(nodes, _groups(size, members), count, algorithm.segment_bytes))  # type: ignore[union-attr]
+        within = _gradients(nodes, _groups(size, members), sizes, algorithm.segment_bytes)  # type: ignore[union-attr]
+        phases.append(within)
     return Cost(tuple(phases))
 
 

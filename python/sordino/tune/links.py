@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -20,8 +20,10 @@ from sordino.torch.parameters import FlatValues
 from sordino.torch.tensors import dtype_code
 from sordino.tune.costs import Line, Load, Rates
 
-_SMALL = (4096, 65536)  # bytes; what is spent on these is latency
+_SMALL = 4096  # bytes; what is spent on these is latency
 _SEGMENT = 4 * 1024 * 1024  # bytes
+_RING = 1 << 16  # bytes, enough for a ring
+_TENSORS = 64
 _LEAST, _MOST = 3, 20  # runs of one size
 
 
@@ -35,7 +37,7 @@ def measure(count: int, budget: float) -> tuple[Rates, list[tuple[str, int, floa
     """What things cost here, and what that was found from: place, bytes and seconds. Collective.
 
     All nodes exchange at the same time, each rank with its neighbours on a ring. What is larger than caches
-    takes longer a byte than what is not, so sizes are those of the model and of halves and quarters of it.
+    takes longer a byte than what is not, so sizes are that of the model, half of it, and a small one.
 
     Args:
         count: bytes of the model.
@@ -58,8 +60,10 @@ def measure(count: int, budget: float) -> tuple[Rates, list[tuple[str, int, floa
             points.append((load.link if place == "across" else max(load.memory), seconds))
             samples.append((place, size, seconds))
         lines[place] = fit(points)
-    agreement = _agreement(lines["across"])
-    return Rates(lines["inside"], lines["across"], agreement), samples
+    across = lines["across"]
+    agreement = _agreement(across)
+    hop = 0.0 if across is None else _hop(nodes, across, agreement)
+    return Rates(lines["inside"], across, agreement, hop, _handling(agreement)), samples
 
 
 def fit(points: Sequence[tuple[float, float]]) -> Line:
@@ -80,7 +84,7 @@ def fit(points: Sequence[tuple[float, float]]) -> Line:
 
 
 def _sizes(count: int) -> list[int]:
-    return sorted({*_SMALL, *(max(4, count // part // 4 * 4) for part in (4, 2, 1))})
+    return sorted({_SMALL, *(max(4, count // part // 4 * 4) for part in (2, 1))})
 
 
 def _layout(count: int) -> Layout:
@@ -118,16 +122,41 @@ def _exchanges(
     return found
 
 
+def _median(run: Callable[[], object]) -> float:
+    """Seconds of a short run, the slowest rank's. Collective."""
+    team = Team(hvd.rank(), hvd.size())
+    time_block(run, team, 5)
+    return float(np.median(team.maximum(time_block(run, team, 30))))
+
+
 def _agreement(across: Line | None) -> float:
     """Seconds that a small operation takes beyond its messages. Collective."""
-    team, value = Team(hvd.rank(), hvd.size()), torch.zeros(1)
-    if team.size == 1:
-        return 0.0
-
-    def run() -> None:
-        hvd.allreduce_(value, name="tune.agreement")
-
-    time_block(run, team, 5)
-    seconds = float(np.median(team.maximum(time_block(run, team, 30))))
-    messages = math.ceil(math.log2(team.size)) * across.alpha if across is not None else 0.0
+    value = torch.zeros(1)
+    seconds = _median(lambda: hvd.allreduce_(value, name="tune.agreement"))
+    messages = math.ceil(math.log2(hvd.size())) * across.alpha if across is not None else 0.0
     return max(seconds - messages, 0.0)
+
+
+def _hop(nodes: Sequence[int], across: Line, agreement: float) -> float:
+    """Seconds that the hops of a short ring take beyond their bytes. Collective."""
+    values = torch.zeros(_RING // 4)
+    seconds = _median(lambda: hvd.allreduce_(values, name="tune.ring"))
+    load = Load(nodes)
+    load.all_reduce([list(range(len(nodes)))], _RING)
+    return max(seconds - agreement - load.link * across.beta, 0.0) / load.hops
+
+
+def _handling(agreement: float) -> float:
+    """Seconds a tensor that averaging gradients takes where there is nothing to move. Collective."""
+    parameters = [torch.nn.Parameter(torch.zeros(1)) for _ in range(_TENSORS)]
+    for parameter in parameters:
+        parameter.grad = torch.zeros(1)
+    optimizer = hvd.DistributedOptimizer(idle_sgd(parameters))
+    return max(_median(optimizer.step) - agreement, 0.0) / _TENSORS
+
+
+def idle_sgd(parameters: Sequence[torch.nn.Parameter]) -> torch.optim.SGD:
+    """An optimizer whose step does nothing: a step of `DistributedOptimizer` is then communication alone."""
+    optimizer = torch.optim.SGD(parameters, lr=0.0)
+    optimizer.step = lambda closure=None: None  # type: ignore[assignment, misc]
+    return optimizer

@@ -16,6 +16,7 @@ from sordino.algorithms import Algorithm, AllReduce, Crossover, LocalSGD
 from sordino.bench.timing import Team
 from sordino.errors import UsageError
 from sordino.tune.costs import Rates, cost_of
+from sordino.tune.links import idle_sgd
 from sordino.tune.workers import Workers
 
 BACKWARD = 2 / 3  # of the computation: it costs about twice as much as forward
@@ -155,9 +156,7 @@ def _seconds(algorithm: Algorithm, shapes: Shapes, team: Team, budget: float) ->
     named = [(name, torch.nn.Parameter(torch.zeros(tuple(shape)))) for name, shape in shapes]
     for _, parameter in named:
         parameter.grad = torch.zeros_like(parameter)
-    inner = torch.optim.SGD([parameter for _, parameter in named], lr=0.0)
-    inner.step = lambda closure=None: None  # type: ignore[assignment, misc]
-    optimizer = hvd.DistributedOptimizer(inner, named, algorithm=algorithm)
+    optimizer = hvd.DistributedOptimizer(idle_sgd([parameter for _, parameter in named]), named, algorithm=algorithm)
     interval = getattr(algorithm, "interval", 1)
 
     def run() -> float:

@@ -33,7 +33,8 @@ def markdown(results: Results) -> str:
         f"float32, {results['compute_ms']:g} ms of computation a step, {results['samples']} samples an epoch, "
         f"{results['batch']} a step and worker. Times are T = s α + w β; w between nodes is what goes through the "
         "busiest link in one direction, within a node what a rank reads and writes. To agree that an operation can "
-        f"start takes {format_seconds(rates['agreement'])}."
+        f"start takes {format_seconds(rates['agreement'])}, a hop of a ring {format_seconds(rates['hop'])}, "
+        f"the handling of a gradient tensor {format_seconds(rates['handling'])}."
     )
     rows = [
         [
