@@ -18,6 +18,7 @@ from sordino.errors import UsageError
 from sordino.torch.adasum import AdasumSteps
 from sordino.torch.arguments import Groups, Named, group_indices, name_parameters, parameters_of
 from sordino.torch.compression import Compression, Compressor
+from sordino.torch.double_buffering import BufferedSteps
 from sordino.torch.gossip import GossipSteps
 from sordino.torch.gradients import GradientReducer
 from sordino.torch.local_sgd import LocalSteps, require_elementwise
@@ -101,6 +102,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if not averages and options["named_buffers"] is not None:
             raise UsageError(f'named_buffers has no effect with {algorithm}; gossip algorithms take buffers="average"')
         if isinstance(algorithm, AllReduce):
+            if algorithm.double_buffering and options["op"] == Adasum:
+                raise UsageError("double_buffering is for gradients, and op=Adasum sends what the step has changed")
             return
         if options["op"] != Average:
             raise UsageError(f"{name} averages; op= is for AllReduce")
@@ -141,6 +144,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             groups=group_indices(options["groups"], parameters),
         )
         if isinstance(options["algorithm"], AllReduce):
+            if options["algorithm"].double_buffering:
+                return BufferedSteps(current(), names, parameters, [], options["algorithm"], settings, compare)
             return GradientReducer(current(), names, parameters, settings, compare)
         buffers = [(name, buffer) for name, buffer in options["named_buffers"] or () if buffer.is_floating_point()]
         algorithm = options["algorithm"]
@@ -297,10 +302,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._asked = True
 
     def flush(self) -> None:
-        """Takes in what peers have sent and is still under way, so that parameters depend on nothing but themselves.
-        Collective. Of the algorithms, `PushSum(overlap=...)` alone has something under way between steps."""
+        """Takes in what is still under way, so that parameters depend on nothing but themselves. Collective. Between
+        steps, `PushSum(overlap=...)` has parameters under way and `AllReduce(double_buffering=True)` a gradient."""
         if isinstance(self._reducer, ParameterSteps):
-            self._reducer.flush()
+            self._reducer.flush(self._inner)
 
     @property
     def distances(self) -> list[tuple[int, float]]:
@@ -355,6 +360,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         found, scale = self.__dict__.get("found_inf"), self.__dict__.get("grad_scale")
         if found is None:
             return True
+        if isinstance(self._reducer, BufferedSteps):
+            raise UsageError(
+                "AllReduce(double_buffering=True) uses gradients of the step before, and GradScaler's scale is that of "
+                "now; train without a scaler (bfloat16 needs none)"
+            )
         infinite = found.item() > 0
         if isinstance(self._reducer, ParameterSteps) and self._reducer.reducer is not None and self._reducer.active:
             # The members of a group must decide alike, so what counts are the gradients that they all have.

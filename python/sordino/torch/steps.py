@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from sordino.algorithms import GossipAlgorithm, LocalSGD
+from sordino.algorithms import Algorithm
 from sordino.context import Context
 from sordino.errors import UsageError
 from sordino.torch.gradients import GradientReducer
@@ -38,7 +38,7 @@ class ParameterSteps(ABC):
         names: Sequence[str],
         parameters: Sequence[torch.Tensor],
         buffers: Named,
-        algorithm: GossipAlgorithm | LocalSGD,
+        algorithm: Algorithm,
         settings: Settings,
         compare: bool,
     ) -> None:
@@ -106,12 +106,12 @@ class ParameterSteps(ABC):
         return type(self.algorithm).__name__
 
     @abstractmethod
-    def flush(self) -> None:
-        """Takes in what peers have sent and is still under way. Collective."""
+    def flush(self, optimizer: torch.optim.Optimizer) -> None:
+        """Takes in what is still under way. Collective."""
 
     def settle(self, optimizer: torch.optim.Optimizer) -> None:
         """Leaves parameters and the optimizer so that another object can go on with them. Collective."""
-        self.flush()
+        self.flush(optimizer)
 
     def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """The optimizer's state as that of whole parameters."""

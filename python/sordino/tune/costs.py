@@ -228,7 +228,8 @@ def cost_of(algorithm: Algorithm, nodes: Sequence[int], names: Sequence[str], si
     """
     everybody = list(range(len(nodes)))
     if isinstance(algorithm, AllReduce):
-        return Cost((_gradients(nodes, [everybody], sizes, algorithm.segment_bytes),))
+        phase = _gradients(nodes, [everybody], sizes, algorithm.segment_bytes)
+        return Cost((phase._replace(hides=1.0) if algorithm.double_buffering else phase,))
     if isinstance(algorithm, LocalSGD):
         return _local_sgd(algorithm, nodes, sizes)
     return _gossip(algorithm, nodes, names, sizes)
