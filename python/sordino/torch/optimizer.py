@@ -365,6 +365,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 "AllReduce(double_buffering=True) uses gradients of the step before, and GradScaler's scale is that of "
                 "now; train without a scaler (bfloat16 needs none)"
             )
+        if self._sharded and not self._reducer.done:
+            # Each rank's scaler would decide by its own gradients, and their scales would part.
+            raise UsageError(
+                'with LocalSGD(exchange="sharded") the ranks of a group must see the same gradients before GradScaler '
+                "looks at them: call optimizer.synchronize(), then scaler.step(optimizer) within "
+                "optimizer.skip_synchronize()"
+            )
         infinite = found.item() > 0
         if isinstance(self._reducer, ParameterSteps) and self._reducer.reducer is not None and self._reducer.active:
             # The members of a group must decide alike, so what counts are the gradients that they all have.
