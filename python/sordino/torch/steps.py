@@ -30,8 +30,6 @@ class ParameterSteps(ABC):
         compare: whether to meet the other ranks now (collective), or at the first step.
     """
 
-    done = False
-
     def __init__(
         self,
         context: Context,
@@ -131,6 +129,11 @@ class ParameterSteps(ABC):
     def in_flight(self) -> bool:
         """Whether gradients are being reduced."""
         return self.reducer is not None and self.reducer.in_flight
+
+    @property
+    def done(self) -> bool:
+        """Whether this step's gradients are reduced already."""
+        return self.reducer is not None and self.reducer.done
 
     @property
     def ready(self) -> bool:
