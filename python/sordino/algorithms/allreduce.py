@@ -22,7 +22,8 @@ class AllReduce:
         segment_bytes: gradients are reduced in segments of up to this many bytes, each as soon as it is complete.
         double_buffering: a step uses the average gradient of the step before, w_{t+1} = w_t - lr g(w_{t-1}), so that a
             reduction has a whole step to hide behind. The first step changes nothing. `optimizer.flush()` uses the last
-            gradient; checkpoints keep it. Not with closures, GradScaler, sparse gradients or join().
+            gradient; checkpoints keep it. Not with closures, GradScaler, sparse gradients or join(). One rank alone has
+            nothing to wait for: its steps use their own gradients.
     """
 
     segment_bytes: int = 16 * 1024 * 1024

@@ -98,9 +98,14 @@ class BufferedSteps(ParameterSteps):
 
     algorithm: AllReduce
 
+    def __init__(self, *arguments: Any) -> None:
+        self._loaded: dict[str, torch.Tensor] = {}  # averages to begin with, by name
+        super().__init__(*arguments)
+
     def _meet(self) -> None:
         self._buffered = BufferedReducer(self.context, self.names, self.parameters, self.settings)
         self.reducer = self._buffered
+        self._restore(self._loaded)
 
     def _begin(self, optimizer: torch.optim.Optimizer) -> None:
         pass
@@ -126,14 +131,22 @@ class BufferedSteps(ParameterSteps):
         pass  # the state has it all
 
     def state(self) -> dict[str, Any]:
-        averages = self._buffered.averages() if self._met else {}
-        return {"steps": self.steps, "gradients": {self.names[i]: value.clone() for i, value in averages.items()}}
+        gradients = self._loaded
+        if self._met:
+            gradients = {self.names[i]: value.clone() for i, value in self._buffered.averages().items()}
+        return {"steps": self.steps, "gradients": gradients}
 
     def load_state(self, state: dict[str, Any]) -> None:
         self.steps = state["steps"]
-        if self.active:
-            self.meet()
+        self._restore(state["gradients"])
+
+    def load_optimizer_state(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+        super().load_optimizer_state(optimizer, state)
+        self._restore({})  # what is under way is of the parameters before
+
+    def _restore(self, gradients: dict[str, torch.Tensor]) -> None:
+        self._loaded = gradients
+        if self.reducer is not None:
             numbers = {name: i for i, name in enumerate(self.names)}
-            self._buffered.restore(
-                {numbers[name]: value.clone() for name, value in state["gradients"].items() if name in numbers}
-            )
+            found = {numbers[name]: value.clone() for name, value in gradients.items() if name in numbers}
+            self._buffered.restore(found)

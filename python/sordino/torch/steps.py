@@ -94,8 +94,7 @@ class ParameterSteps(ABC):
 
     def _refuse_join(self) -> None:
         raise UsageError(
-            f"join() cannot stand in for a worker of {self.label}: others will want its parameters. "
-            "Give all ranks the same number of steps"
+            f"join() cannot stand in for a worker of {self.label}: give all ranks the same number of steps"
         )
 
     @property
