@@ -96,7 +96,10 @@ void Progress::run() {
       thread_sleeps_ = false;
       if (stopping_) return;
     }
-    if (waiters_.load() > 0) continue;
+    if (waiters_.load() > 0) {
+      idle_since = Clock::now();
+      continue;
+    }
     const std::uint32_t ticket = transport_.ticket();
     bool moved = false;
     {

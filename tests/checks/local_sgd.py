@@ -219,8 +219,16 @@ def an_infinite_gradient_stops_its_group_alone(seat: Seat, exchange: str) -> Non
     scaler.scale(model(torch.ones(1, 64)).sum()).backward()
     if seat.rank == 0:
         model.weight.grad[0, 63] = math.inf
-    scaler.step(optimizer)
+    if optimizer._sharded:
+        with pytest.raises(UsageError, match="ranks of a group must see the same gradients"):
+            scaler.step(optimizer)
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+        scaler.scale(torch.zeros(1))
+    optimizer.synchronize()
+    with optimizer.skip_synchronize():
+        scaler.step(optimizer)
     scaler.update()
+    assert scaler.get_scale() == (2.0 if seat.rank < k else 4.0)
     # All groups but the first have stepped by -1, and all have taken the mean.
     groups = seat.size // k
     torch.testing.assert_close(model.weight.detach(), torch.full((1, 64), -(groups - 1) / groups))

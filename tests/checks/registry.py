@@ -23,6 +23,7 @@ MODULES = (
     "allreduce",
     "autograd",
     "compiled",
+    "double_buffering",
     "gossip",
     "joining",
     "life",

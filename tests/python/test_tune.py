@@ -81,11 +81,14 @@ def test_backward_hides_gradients_but_for_the_last_segment() -> None:
     cost = tune.cost_of(AllReduce(segment_bytes=10_000_000), range(4), NAMES, SIZES)
     whole = seconds(cost)
     assert cost.exposed(APART, 0.0) == pytest.approx(whole)
-    assert cost.exposed(APART, 0.1) == pytest.approx(whole - 0.1)
+    assert cost.exposed(APART, 0.15) == pytest.approx(whole - 0.1)  # backward is two thirds
     assert cost.exposed(APART, 100.0) == pytest.approx(whole / 4)
     gossip = tune.cost_of(PushSum(), range(4), NAMES, SIZES)
     assert gossip.exposed(APART, 100.0) == gossip.communication(APART)
     assert tune.cost_of(PushSum(overlap=1), range(4), NAMES, SIZES).exposed(APART, 100.0) == 0
+    late = tune.cost_of(AllReduce(double_buffering=True), range(4), NAMES, SIZES)
+    assert late.exposed(APART, 0.1) == pytest.approx(late.communication(APART) - 0.1)
+    assert late.exposed(APART, 100.0) == 0
 
 
 def test_a_line_goes_through_its_points() -> None:
@@ -181,9 +184,11 @@ def test_sizes_are_read() -> None:
 
 
 def test_tasks_come_from_files(tmp_path: Path) -> None:
+    (tmp_path / "beside.py").write_text("")
     file = tmp_path / "mine.py"
     file.write_text(
-        "import torch\nfrom sordino.tune import Task\n"
+        "from __future__ import annotations\nfrom dataclasses import dataclass\nimport torch\nimport beside\n"
+        "from sordino.tune import Task\n@dataclass\nclass Settings:\n    lr: float = 0.1\n"
         "def task():\n    return Task(lambda: torch.nn.Linear(2, 1), lambda p: torch.optim.SGD(p, lr=0.1),\n"
         "                lambda model, worker, step: model(torch.ones(1, 2)).square().sum())\n"
         "def other():\n    return 3\n"
@@ -197,6 +202,13 @@ def test_tasks_come_from_files(tmp_path: Path) -> None:
     ):
         with pytest.raises(UsageError, match=said):
             tasks.from_file(text)
+
+
+def test_a_budget_ends_the_trial() -> None:
+    task = tasks.images("digits", None)
+    found = tune.find_workers(task, (2, 4, 8), interval=1, averagings=4, budget=1e-9)
+    assert sorted(found.distances) == [2]
+    assert "the most that was tried" in found.reason
 
 
 def test_the_same_task_gives_the_same_start() -> None:

@@ -24,7 +24,10 @@ def run_here(ranks: int, module: str, arguments: Sequence[str]) -> Results:
     """
     launcher = mpi.find_launcher(build_info(), os.environ)
     words = mpi.command_line(launcher, mpi.Job(ranks, ["python", "-m", module, *arguments]))
-    done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_TIMEOUT_S)
+    try:
+        done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_TIMEOUT_S)
+    except subprocess.TimeoutExpired as error:
+        raise SordinoError(f"{ranks} ranks were not done after {_TIMEOUT_S} s") from error
     return _found(done, f"{ranks} ranks") | {"hosts": 1, "ranks_per_host": ranks, "ranks": ranks}
 
 

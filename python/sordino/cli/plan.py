@@ -35,15 +35,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--task", metavar="FILE.py:FUNCTION", help="returns the sordino.tune.Task to try local models on"
     )
     parser.add_argument(
-        "--data", choices=("digits", "fashion-mnist", "none"), default="digits",
-        help="without a task, what a small network is trained on to try local models (default digits)",
+        "--data", choices=("digits", "fashion-mnist", "none"),
+        help="without a task, what a small network is trained on to try local models (default digits, if found)",
     )  # fmt: skip
     parser.add_argument("--data-dir", metavar="DIR", help="where Fashion-MNIST lies")
     parser.add_argument(
         "--rule", choices=("linear", "sqrt", "none"), default="linear",
         help="how the learning rate grows with the number of local models (default linear)",
     )  # fmt: skip
-    parser.add_argument("--budget", type=float, default=30.0, metavar="S", help="seconds to measure (default 30)")
+    parser.add_argument("--budget", type=float, default=30.0, metavar="S", help="seconds to spend, about (default 30)")
     parser.add_argument("--no-run", action="store_true", help="predict only; do not run the algorithms")
     parser.add_argument("--json", action="store_true", help="print the JSON, as one line, instead of the tables")
     parser.add_argument("--results", type=Path, metavar="DIR", help="write plan.json, plan.md and plan.png there")
@@ -72,10 +72,10 @@ def main(options: argparse.Namespace) -> int:
     shapes = None if options.parameters is None else even_shapes(parse_count(options.parameters))
     try:
         return plan.main(options, shapes)
-    except UsageError:
+    except (UsageError, NotBuilt) as error:  # on all ranks alike: one speaks
         if plan.is_first():
             raise
-        return 2  # all ranks were told the same
+        return 2 if isinstance(error, UsageError) else 1
 
 
 def _check(options: argparse.Namespace) -> None:

@@ -71,7 +71,7 @@ class GossipSteps(ParameterSteps):
         self._steps_here = not algorithm.leaders_only or place % algorithm.workers_in_group == 0
         self._arena, self._mixing = arena, mixing
 
-    def flush(self) -> None:
+    def flush(self, optimizer: torch.optim.Optimizer) -> None:
         if self._mixing is not None and self._arena is not None:
             self._arena.adopt()
             self._mixing.flush()

@@ -214,7 +214,7 @@ class GradientReducer:
         averaging = self.settings.op == Average
         segment.handle = self.context.world.submit(
             kinds.ALLREDUCE,
-            segment.name,
+            self._operation_name(segment),
             described,
             op=self.settings.op,
             prescale=1 / self.settings.predivide if averaging else 1.0,
@@ -222,6 +222,9 @@ class GradientReducer:
             process_set=self.settings.process_set.process_set_id,
             keep=(segment.sent, segment.flags, segment.arena),
         )
+
+    def _operation_name(self, segment: Segment) -> str:
+        return segment.name
 
     def _move_to_arena(self, segment: Segment, grads: list[torch.Tensor | None]) -> bool:
         """Whether the segment's gradients lie in its arena now. They move there once they are seen to persist."""

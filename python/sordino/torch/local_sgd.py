@@ -239,7 +239,7 @@ class LocalSteps(ParameterSteps):
         if self._met and was_alone != self._alone:
             self._regroup()
 
-    def flush(self) -> None:
+    def flush(self, optimizer: torch.optim.Optimizer) -> None:
         """Nothing is under way between steps."""
 
     def settle(self, optimizer: torch.optim.Optimizer) -> None:

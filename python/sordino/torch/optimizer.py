@@ -18,6 +18,7 @@ from sordino.errors import UsageError
 from sordino.torch.adasum import AdasumSteps
 from sordino.torch.arguments import Groups, Named, group_indices, name_parameters, parameters_of
 from sordino.torch.compression import Compression, Compressor
+from sordino.torch.double_buffering import BufferedSteps
 from sordino.torch.gossip import GossipSteps
 from sordino.torch.gradients import GradientReducer
 from sordino.torch.local_sgd import LocalSteps, require_elementwise
@@ -101,6 +102,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if not averages and options["named_buffers"] is not None:
             raise UsageError(f'named_buffers has no effect with {algorithm}; gossip algorithms take buffers="average"')
         if isinstance(algorithm, AllReduce):
+            if algorithm.double_buffering and options["op"] == Adasum:
+                raise UsageError("double_buffering is for gradients, and op=Adasum sends what the step has changed")
             return
         if options["op"] != Average:
             raise UsageError(f"{name} averages; op= is for AllReduce")
@@ -141,6 +144,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             groups=group_indices(options["groups"], parameters),
         )
         if isinstance(options["algorithm"], AllReduce):
+            if options["algorithm"].double_buffering:
+                return BufferedSteps(current(), names, parameters, [], options["algorithm"], settings, compare)
             return GradientReducer(current(), names, parameters, settings, compare)
         buffers = [(name, buffer) for name, buffer in options["named_buffers"] or () if buffer.is_floating_point()]
         algorithm = options["algorithm"]
@@ -231,8 +236,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds parameters, which are reduced like the others from now on. Collective."""
-        if self._reducer.in_flight:
-            raise StepOrderError("add_param_group was called between backward and step()")
+        self._between_steps("add_param_group()")
         known = len(self._inner.param_groups)
         with self._new_reducer():
             self._inner.add_param_group(param_group)
@@ -258,7 +262,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 'with LocalSGD(exchange="sharded") a rank has a part of the state only; copy its state_dict() instead'
             )
         names = [self._names[parameter] for parameter in parameters_of(self._inner)]
-        return {"inner": self._inner, "names": names, "options": self._options}
+        state = {"inner": self._inner, "names": names, "options": self._options}
+        if isinstance(self._reducer, BufferedSteps):
+            state["under way"] = self._reducer.state()
+        return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._inner = state["inner"]
@@ -267,6 +274,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._may_synchronize = True
         self._asked = False  # synchronize() was called for this step's gradients
         self._reducer = self._make_reducer(compare=False)
+        if "under way" in state and isinstance(self._reducer, BufferedSteps):
+            self._reducer.load_state(state["under way"])
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DistributedOptimizer:
         """A wrapper of a copy of the optimizer; of the copied parameters, if the model is copied with it."""
@@ -277,15 +286,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
         groups = options["groups"]
         if isinstance(groups, Sequence):
             options["groups"] = copy.deepcopy(groups, memo)
-        clone.__setstate__({"inner": copy.deepcopy(self._inner, memo), "names": state["names"], "options": options})
+        clone.__setstate__({**state, "inner": copy.deepcopy(self._inner, memo), "options": options})
         return clone
 
     # ---- the step ----------------------------------------------------------------------------------------------
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Changes how many backward passes are summed before a reduction. Collective, between steps."""
-        if self._reducer.in_flight:
-            raise StepOrderError("set_backward_passes_per_step was called between backward and step()")
+        self._between_steps("set_backward_passes_per_step()")
         if passes <= 0:
             raise UsageError(f"backward_passes_per_step must be > 0, not {passes}")
         with self._new_reducer():
@@ -297,10 +305,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._asked = True
 
     def flush(self) -> None:
-        """Takes in what peers have sent and is still under way, so that parameters depend on nothing but themselves.
-        Collective. Of the algorithms, `PushSum(overlap=...)` alone has something under way between steps."""
+        """Takes in what is still under way, so that parameters depend on nothing but themselves. Collective. Between
+        steps, `PushSum(overlap=...)` has parameters under way and `AllReduce(double_buffering=True)` a gradient."""
+        if isinstance(self._reducer, BufferedSteps):
+            self._between_steps("flush()")
         if isinstance(self._reducer, ParameterSteps):
-            self._reducer.flush()
+            self._reducer.flush(self._inner)
 
     @property
     def distances(self) -> list[tuple[int, float]]:
@@ -355,6 +365,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         found, scale = self.__dict__.get("found_inf"), self.__dict__.get("grad_scale")
         if found is None:
             return True
+        self._check_scaler()
         infinite = found.item() > 0
         if isinstance(self._reducer, ParameterSteps) and self._reducer.reducer is not None and self._reducer.active:
             # The members of a group must decide alike, so what counts are the gradients that they all have.
@@ -366,6 +377,31 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if scale is not None:
             torch._foreach_div_([p.grad for p in parameters_of(self._inner) if p.grad is not None], scale.item())
         return True
+
+    def _check_scaler(self) -> None:
+        """Refuses GradScaler where its scale would not be that of the gradients that are used."""
+        problem = None
+        if isinstance(self._reducer, BufferedSteps) and self._reducer.active:
+            problem = (
+                "AllReduce(double_buffering=True) uses gradients of the step before, and GradScaler's scale is that of "
+                "now; train without a scaler (bfloat16 needs none)"
+            )
+        elif self._sharded and not self._reducer.done:
+            # Each rank's scaler would decide by its own gradients, and their scales would part.
+            problem = (
+                'with LocalSGD(exchange="sharded") the ranks of a group must see the same gradients before GradScaler '
+                "looks at them: call optimizer.synchronize(), then scaler.step(optimizer) within "
+                "optimizer.skip_synchronize()"
+            )
+        if problem is not None:
+            # GradScaler takes these away itself, but only after a step that went well.
+            del self.__dict__["found_inf"], self.__dict__["grad_scale"]
+            raise UsageError(problem)
+
+    def _between_steps(self, what: str) -> None:
+        """StepOrderError where gradients have been reduced, or begun to be, for a step that is still to come."""
+        if self._reducer.in_flight or (isinstance(self._reducer, BufferedSteps) and self._reducer.done):
+            raise StepOrderError(f"{what} was called between backward and step()")
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As of the wrapped optimizer. StepOrderError while gradients are being reduced."""

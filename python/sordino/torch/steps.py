@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from sordino.algorithms import GossipAlgorithm, LocalSGD
+from sordino.algorithms import Algorithm
 from sordino.context import Context
 from sordino.errors import UsageError
 from sordino.torch.gradients import GradientReducer
@@ -30,15 +30,13 @@ class ParameterSteps(ABC):
         compare: whether to meet the other ranks now (collective), or at the first step.
     """
 
-    done = False
-
     def __init__(
         self,
         context: Context,
         names: Sequence[str],
         parameters: Sequence[torch.Tensor],
         buffers: Named,
-        algorithm: GossipAlgorithm | LocalSGD,
+        algorithm: Algorithm,
         settings: Settings,
         compare: bool,
     ) -> None:
@@ -96,8 +94,7 @@ class ParameterSteps(ABC):
 
     def _refuse_join(self) -> None:
         raise UsageError(
-            f"join() cannot stand in for a worker of {self.label}: others will want its parameters. "
-            "Give all ranks the same number of steps"
+            f"join() cannot stand in for a worker of {self.label}: give all ranks the same number of steps"
         )
 
     @property
@@ -106,12 +103,12 @@ class ParameterSteps(ABC):
         return type(self.algorithm).__name__
 
     @abstractmethod
-    def flush(self) -> None:
-        """Takes in what peers have sent and is still under way. Collective."""
+    def flush(self, optimizer: torch.optim.Optimizer) -> None:
+        """Takes in what is still under way. Collective."""
 
     def settle(self, optimizer: torch.optim.Optimizer) -> None:
         """Leaves parameters and the optimizer so that another object can go on with them. Collective."""
-        self.flush()
+        self.flush(optimizer)
 
     def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """The optimizer's state as that of whole parameters."""
@@ -131,6 +128,11 @@ class ParameterSteps(ABC):
     def in_flight(self) -> bool:
         """Whether gradients are being reduced."""
         return self.reducer is not None and self.reducer.in_flight
+
+    @property
+    def done(self) -> bool:
+        """Whether this step's gradients are reduced already."""
+        return self.reducer is not None and self.reducer.done
 
     @property
     def ready(self) -> bool:

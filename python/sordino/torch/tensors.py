@@ -66,12 +66,6 @@ def describe(source: torch.Tensor, target: torch.Tensor | None = None) -> Descri
     return (source.data_ptr(), 0 if target is None else target.data_ptr(), dtype_code(source), tuple(source.shape))
 
 
-def squared_distance(one: torch.Tensor, other: torch.Tensor) -> float:
-    """|one - other|_2 squared, summed in float64, of two floating-point tensors of one shape and dtype."""
-    one, other = one.detach().contiguous(), other.detach().contiguous()
-    return kernels.squared_distance(dtype_code(one), one.data_ptr(), other.data_ptr(), one.numel())
-
-
 def from_result(result: Result, dtype: torch.dtype) -> torch.Tensor:
     """A tensor over memory that the core allocated; no copy."""
     shape: Sequence[int] = result.shape
@@ -79,3 +73,9 @@ def from_result(result: Result, dtype: torch.dtype) -> torch.Tensor:
     if view.nbytes == 0:
         return torch.empty(tuple(shape), dtype=dtype)
     return torch.frombuffer(view, dtype=dtype).view(tuple(shape))
+
+
+def squared_distance(one: torch.Tensor, other: torch.Tensor) -> float:
+    """|one - other|_2 squared, summed in float64, of two floating-point tensors of one shape and dtype on the CPU."""
+    one, other = check(one).contiguous(), check(other).contiguous()
+    return kernels.squared_distance(dtype_code(one), one.data_ptr(), other.data_ptr(), one.numel())

@@ -6,6 +6,7 @@ import argparse
 import json
 import math
 import os
+from collections.abc import Callable
 
 import torch
 
@@ -14,7 +15,7 @@ from sordino._core import build_info
 from sordino.bench import common, report
 from sordino.bench.common import Results
 from sordino.bench.timing import Team, Watch
-from sordino.errors import UsageError
+from sordino.errors import NotBuilt, SordinoError, UsageError
 from sordino.tune import tasks
 from sordino.tune.links import measure, nodes_of_ranks
 from sordino.tune.plan import Job, Shapes, as_rows, predict, recommend, trial
@@ -23,6 +24,7 @@ from sordino.tune.workers import Task, Workers, find_workers
 _DEFAULT = 25_600_000  # ResNet-50
 _SHARES = {"rates": 0.25, "trial": 0.6}  # of the budget; the rest is for local models
 _MOST_MODELS = 16
+_IMAGES = "digits"
 
 
 def is_first() -> bool:
@@ -40,13 +42,16 @@ def main(options: argparse.Namespace, shapes: Shapes | None) -> int:
     hvd.init()
     if hvd.size() == 1:
         raise UsageError("one rank has nobody to talk to; start more: sordino plan -np 4")
-    task = tasks.from_file(options.task) if options.task else None
-    if task is None and options.data != "none":
-        task = tasks.images(options.data, options.data_dir)
-    job = Job(_shapes(options, shapes, task), options.compute_ms / 1e3, options.samples, options.batch)
     log = common.log if hvd.rank() == 0 else _silent
+    task, problem = _agreed(lambda: _task(options))
+    if problem is not None:
+        if options.task is not None or options.data is not None or not isinstance(problem, NotBuilt):
+            raise problem
+        log(f"local models are not tried: {problem}")
+    job = Job(_shapes(options, shapes, task), options.compute_ms / 1e3, options.samples, options.batch)
     mpi = build_info()["mpi"]
-    machine, watch = common.machine(mpi["library"] if mpi else None), Watch(Team(hvd.rank(), hvd.size()))
+    machine = common.machine(mpi["library"] if mpi else None)
+    watch = Watch(Team(hvd.rank(), hvd.size(), None, one_node=hvd.cross_size() == 1))
     nodes = nodes_of_ranks()
     log("measuring the links")
     rates, samples = measure(sum(job.bytes), _SHARES["rates"] * options.budget)
@@ -59,7 +64,8 @@ def main(options: argparse.Namespace, shapes: Shapes | None) -> int:
         log("trying local models")
         most = max(_MOST_MODELS, 1 << (hvd.size().bit_length() - 1))
         counts = [1 << power for power in range(1, most.bit_length())]
-        workers = find_workers(task, counts, options.interval, rule=options.rule)
+        share = (1 - sum(_SHARES.values())) * options.budget
+        workers = find_workers(task, counts, options.interval, rule=options.rule, budget=share)
     machine["others"] = watch.others()
     results: Results = {
         "benchmark": "plan",
@@ -75,7 +81,7 @@ def main(options: argparse.Namespace, shapes: Shapes | None) -> int:
         "rates": rates.as_results(),
         "samples_of_rates": samples,
         "rows": as_rows(predictions),
-        "workers": None if workers is None else _workers(workers, options.task or options.data),
+        "workers": None if workers is None else _workers(workers, options.task or options.data or _IMAGES),
         "recommendation": recommend(predictions, hvd.size(), workers),
     }
     if hvd.rank() == 0:
@@ -88,6 +94,26 @@ def main(options: argparse.Namespace, shapes: Shapes | None) -> int:
     return 0
 
 
+def _task(options: argparse.Namespace) -> Task | None:
+    if options.task is not None:
+        return tasks.from_file(options.task)
+    return None if options.data == "none" else tasks.images(options.data or _IMAGES, options.data_dir)
+
+
+def _agreed(make: Callable[[], Task | None]) -> tuple[Task | None, SordinoError | None]:
+    """What was made, or what went wrong on the first rank that could not make it. Collective."""
+    task, mine = None, None
+    try:
+        task = make()
+    except SordinoError as error:
+        mine = (isinstance(error, NotBuilt), str(error))
+    for rank, told in enumerate(hvd.allgather_object(mine, name="tune.task")):
+        if told is not None:
+            lacking, text = told
+            return None, (NotBuilt if lacking else UsageError)(text if rank == 0 else f"rank {rank}: {text}")
+    return task, None
+
+
 def _silent(_: str) -> None:
     """Of all ranks but the first."""
 
@@ -97,7 +123,10 @@ def _shapes(options: argparse.Namespace, shapes: Shapes | None, task: Task | Non
         return shapes
     if options.task:
         assert task is not None
-        return [(name, tuple(parameter.shape)) for name, parameter in task.model().named_parameters()]
+        found = [(name, tuple(parameter.shape)) for name, parameter in task.model().named_parameters()]
+        if not found:
+            raise UsageError(f"--task {options.task}: its model has no parameters")
+        return found
     from sordino.cli.plan import even_shapes
 
     return even_shapes(_DEFAULT)

@@ -16,6 +16,7 @@ from sordino.algorithms import Algorithm, AllReduce, ElasticAveraging, GossipAlg
 from sordino.algorithms.gossip import Segments
 from sordino.torch.parameters import segment_numbers
 
+BACKWARD = 2 / 3  # of the computation: it costs about twice as much as forward
 _SMALL = 16 * 1024  # bytes up to which an all-reduce by messages doubles instead of going round a ring
 _CACHED = 0.25  # of reading from memory costs what has just been read
 _ROUNDS = 8  # of random topologies, to take the mean of
@@ -183,12 +184,15 @@ class Load:
 class Phase(NamedTuple):
     """A load that comes every `every` steps.
 
-    `hides`: what part of it backward can hide at most: what is left is the last segment's.
+    Attributes:
+        hides: what part of it can be hidden at most: backward cannot hide the last segment.
+        step: whether the whole next step may hide it, not backward alone.
     """
 
     load: Load
     every: int = 1
     hides: float = 0.0
+    step: bool = False
 
 
 @dataclass(frozen=True)
@@ -201,12 +205,12 @@ class Cost:
         """Seconds of communication a step, on average."""
         return sum(phase.load.seconds(rates) / phase.every for phase in self.phases)
 
-    def exposed(self, rates: Rates, backward: float) -> float:
-        """Those of them that `backward` seconds of backward cannot hide."""
+    def exposed(self, rates: Rates, compute: float) -> float:
+        """Those of them that `compute` seconds of forward and backward cannot hide."""
         total = 0.0
         for phase in self.phases:
-            seconds = phase.load.seconds(rates)
-            total += (seconds - min(seconds * phase.hides, backward)) / phase.every
+            seconds, room = phase.load.seconds(rates), compute * (1.0 if phase.step else BACKWARD)
+            total += (seconds - min(seconds * phase.hides, room)) / phase.every
         return total
 
     def sent(self) -> list[float]:
@@ -228,7 +232,8 @@ def cost_of(algorithm: Algorithm, nodes: Sequence[int], names: Sequence[str], si
     """
     everybody = list(range(len(nodes)))
     if isinstance(algorithm, AllReduce):
-        return Cost((_gradients(nodes, [everybody], sizes, algorithm.segment_bytes),))
+        phase = _gradients(nodes, [everybody], sizes, algorithm.segment_bytes)
+        return Cost((phase._replace(hides=1.0, step=True) if algorithm.double_buffering else phase,))
     if isinstance(algorithm, LocalSGD):
         return _local_sgd(algorithm, nodes, sizes)
     return _gossip(algorithm, nodes, names, sizes)
@@ -277,13 +282,13 @@ def _gossip(algorithm: GossipAlgorithm, nodes: Sequence[int], names: Sequence[st
         load.memory = [value + 8 * count if _together(nodes, rank) else value for rank, value in enumerate(load.memory)]
         return Cost((Phase(load, algorithm.interval),))
     segments = _segments(algorithm.segments, names, sizes)
-    hides = 1.0 if isinstance(algorithm, PushSum) and algorithm.overlap else 0.0
+    overlaps = isinstance(algorithm, PushSum) and algorithm.overlap > 0
     phases = []
     for round in range(_ROUNDS):
         load = Load(nodes)
         for topology in algorithm.rounds_of(size, len(segments)):
             load.exchange([list(range(size))], topology, segments, round)
-        phases.append(Phase(load, algorithm.interval * _ROUNDS, hides))
+        phases.append(Phase(load, algorithm.interval * _ROUNDS, float(overlaps), step=overlaps))
     members = algorithm.workers_in_group
     if members > 1:
         within = _gradients(nodes, _groups(size, members), sizes, algorithm.segment_bytes)  # type: ignore[union-attr]

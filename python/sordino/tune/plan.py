@@ -12,14 +12,13 @@ import torch
 
 import sordino.torch as hvd
 from sordino import algorithms
-from sordino.algorithms import Algorithm, AllReduce, Crossover, LocalSGD
+from sordino.algorithms import Algorithm, AllReduce, Crossover, LocalSGD, PushSum
 from sordino.bench.timing import Team
 from sordino.errors import UsageError
 from sordino.tune.costs import Rates, cost_of
 from sordino.tune.links import idle_sgd
 from sordino.tune.workers import Workers
 
-BACKWARD = 2 / 3  # of the computation: it costs about twice as much as forward
 _WARM_UP = 3  # steps: gradients that persist move into shared memory
 CLOSE = 1.05  # AllReduce, which changes nothing about training, is preferred to what is not faster than that
 
@@ -104,6 +103,7 @@ def candidates(size: int, interval: int) -> list[Algorithm]:
     """
     groups = [members for members in range(2, size) if size % members == 0]
     found: list[Algorithm] = [algorithms.resolve(name) for name in algorithms.names() if name != "local-sgd"]
+    found += [AllReduce(double_buffering=True), PushSum(overlap=1)]
     found += [Crossover(group_size=members) for members in groups]
     found.append(LocalSGD(interval))
     found += [LocalSGD(interval, members, way) for members in groups for way in ("sharded", "allreduce")]
@@ -130,7 +130,7 @@ def predict(job: Job, nodes: Sequence[int], rates: Rates, interval: int) -> list
     found = []
     for algorithm in candidates(len(nodes), interval):
         cost = cost_of(algorithm, nodes, names, sizes)
-        exposed = cost.exposed(rates, job.compute * BACKWARD)
+        exposed = cost.exposed(rates, job.compute)
         step = job.compute + exposed
         sent = sum(cost.sent()) / len(nodes)
         communication = cost.communication(rates)
@@ -177,9 +177,11 @@ def _seconds(algorithm: Algorithm, shapes: Shapes, team: Team, budget: float) ->
 
 
 def recommend(predictions: Sequence[Prediction], size: int, workers: Workers | None) -> str:
-    """One line: which algorithm, and why."""
-    allreduce = next(one for one in predictions if isinstance(one.algorithm, AllReduce))
-    bearable = [one for one in predictions if workers is None or _models(one.algorithm, size) <= workers.chosen]
+    """One line: which algorithm, and why. Late gradients are nobody's to recommend: that training bears them was not
+    tried."""
+    allreduce = next(one for one in predictions if one.algorithm == AllReduce())
+    timely = [one for one in predictions if not isinstance(one.algorithm, AllReduce)]
+    bearable = [one for one in timely if workers is None or _models(one.algorithm, size) <= workers.chosen]
     best = min([*bearable, allreduce], key=lambda one: one.best_step)
     if allreduce.best_step <= CLOSE * best.best_step:
         rest = "" if best is allreduce else f" ({best.name} would be {allreduce.best_step / best.best_step:.2f} times)"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,10 +30,13 @@ def from_file(text: str) -> Task:
     path = Path(file)
     if not file or not path.is_file():
         raise UsageError(f"--task {text}: no file '{file}'; write it as FILE.py:FUNCTION")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    spec = importlib.util.spec_from_file_location(f"sordino_task_{path.stem}", path)
     if spec is None or spec.loader is None:
         raise UsageError(f"--task {text}: {path} is not Python")
     module = importlib.util.module_from_spec(spec)
+    # As for a script: it finds what lies beside it, and itself (dataclasses look for their module).
+    sys.path.insert(0, str(path.resolve().parent))
+    sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     function: Callable[[], object] | None = getattr(module, name, None)
     if not callable(function):

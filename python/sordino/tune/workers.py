@@ -7,13 +7,16 @@ Source: Lee et al., "Communication-efficient local SGD with hierarchical paralle
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+import numpy as np
 import torch
 
 import sordino.torch as hvd
+from sordino.bench.timing import Team
 from sordino.context import current_or_none
 from sordino.errors import UsageError
 from sordino.torch.tensors import squared_distance
@@ -61,6 +64,7 @@ def find_workers(
     averagings: int = 12,
     rule: str = "linear",
     proportion: float = 0.85,
+    budget: float = math.inf,
 ) -> Workers:
     """How many local models P are worth having: the last P up to which their distance D from their mean grows in
     proportion to P. Collective, if there are several ranks.
@@ -77,6 +81,7 @@ def find_workers(
         rule: "linear", "sqrt" or "none", as of `sordino.torch.scale_learning_rate`.
         proportion: D(P') counts as grown in proportion where D(P') / D(P) is at least this part of P' / P. The source
             accepts 0.9 (Table II, P = 8) and rejects 0.82 (Figure 4, P = 8).
+        budget: seconds; a P that would take longer is not tried. The first one is in any case.
 
     Raises:
         UsageError: an argument is out of its range.
@@ -90,12 +95,17 @@ def find_workers(
         raise UsageError(f"find_workers(proportion={proportion}): must be above 0 and at most 1")
     curves: dict[int, list[float]] = {}
     distances: dict[int, float] = {}
-    for count in workers:
+    ranks = Team(*((context.rank, context.size) if (context := current_or_none()) is not None else (0, 1)))
+    begin = time.perf_counter()
+    for number, count in enumerate(workers):
         curves[count], losses = _try(task, count, interval, averagings, rule)
         settled = curves[count][math.ceil(WARM_UP * averagings) :]
         trained = len(curves[count]) == averagings and losses[-1] <= losses[0]
         distances[count] = sum(settled) / len(settled) if trained else math.inf
-        if not math.isfinite(distances[count]):
+        spent = float(ranks.maximum(np.array([time.perf_counter() - begin]))[0])
+        rounds = [math.ceil(one / ranks.size) for one in workers[: number + 2]]
+        ahead = spent / sum(rounds[: number + 1]) * rounds[-1]
+        if not math.isfinite(distances[count]) or spent + ahead > budget:
             break
     chosen, reason = choose(distances, proportion)
     return Workers(distances, chosen, reason, curves)

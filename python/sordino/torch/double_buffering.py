@@ -1,0 +1,152 @@
+"""Gradients that are used a step later: while a step computes, the average of the one before is on its way.
+
+What is under way belongs to the cycle in which it was computed, so at the end of a cycle its segments are set aside,
+with their tensors, and those of the cycle before are waited for and become the parameters' gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from sordino.algorithms import AllReduce
+from sordino.context import Context
+from sordino.errors import UsageError
+from sordino.torch.gradients import GradientReducer
+from sordino.torch.segments import Segment, Settings
+from sordino.torch.steps import ParameterSteps
+
+
+class BufferedReducer(GradientReducer):
+    """Reduces gradients, and hands out those of the cycle before."""
+
+    def __init__(
+        self, context: Context, names: Sequence[str], parameters: Sequence[torch.Tensor], settings: Settings
+    ) -> None:
+        super().__init__(context, names, parameters, settings, compare=True)
+        self._turn = 0
+        self._set_aside: list[Segment] = []  # of the cycle before
+        self._landed: dict[int, torch.Tensor] | None = None  # what became of them, once somebody has waited
+
+    def _agree(self, indices: Sequence[int]) -> None:
+        super()._agree(indices)
+        if self._sparse:
+            names = ", ".join(self.names[i] for i in sorted(self._sparse))
+            raise UsageError(f"sparse gradients ({names}) need sparse_as_dense=True with double buffering")
+
+    def _operation_name(self, segment: Segment) -> str:
+        return f"{segment.name}.{self._turn % 2}"  # the one before may be under way
+
+    def _move_to_arena(self, segment: Segment, grads: list[torch.Tensor | None]) -> bool:
+        return False  # a gradient's memory is not free when the next one is computed
+
+    def _start(self, segment: Segment) -> None:
+        segment.flags = torch.zeros_like(segment.flags)
+        super()._start(segment)
+
+    def averages(self) -> dict[int, torch.Tensor]:
+        """The averages of the cycle before, by parameter; waits for them."""
+        if self._landed is None:
+            kept = [parameter.grad for parameter in self.parameters]
+            for parameter in self.parameters:
+                parameter.grad = None
+            try:
+                segments, self._set_aside, self._unused = self._set_aside, [], set()
+                for segment in segments:
+                    self._finish(segment)
+                self._landed = {i: p.grad for i, p in enumerate(self.parameters) if p.grad is not None}
+            finally:
+                for parameter, grad in zip(self.parameters, kept):
+                    parameter.grad = grad
+        return self._landed
+
+    def restore(self, averages: dict[int, torch.Tensor]) -> None:
+        """Goes on as if these were the averages of the cycle before."""
+        self.averages()
+        self._landed = averages
+
+    def use(self) -> None:
+        """Makes the averages of the cycle before the parameters' gradients."""
+        averages = self.averages()
+        for i, parameter in enumerate(self.parameters):
+            parameter.grad = averages.get(i)
+        self._landed = {}
+
+    def synchronize(self) -> None:
+        """Starts what is not under way yet, and makes the averages of the cycle before the parameters' gradients."""
+        if not self.active or self._done:
+            return
+        self.prepare()
+        segments = self._segments or []
+        for segment in segments:
+            if segment.handle is None:
+                self._start(segment)
+        self.use()
+        self._set_aside = [replace(segment) for segment in segments]
+        self._landed = None
+        for segment in segments:
+            segment.handle, segment.sent, segment.states = None, [], []
+        self._turn += 1
+        self._done = True
+
+
+class BufferedSteps(ParameterSteps):
+    """What makes the steps of an optimizer those of AllReduce with double buffering."""
+
+    algorithm: AllReduce
+
+    def __init__(self, *arguments: Any) -> None:
+        self._loaded: dict[str, torch.Tensor] = {}  # averages to begin with, by name
+        super().__init__(*arguments)
+
+    def _meet(self) -> None:
+        self._buffered = BufferedReducer(self.context, self.names, self.parameters, self.settings)
+        self.reducer = self._buffered
+        self._restore(self._loaded)
+
+    def _begin(self, optimizer: torch.optim.Optimizer) -> None:
+        pass
+
+    def _step(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | None, synchronize: bool) -> Any:
+        if closure is not None:
+            raise UsageError("step(closure) needs the gradient of now; double buffering has that of the step before")
+        return super()._step(optimizer, None, synchronize)
+
+    def after_step(self) -> None:
+        self.steps += 1
+
+    def flush(self, optimizer: torch.optim.Optimizer) -> None:
+        """Takes a step by the last gradient. Collective."""
+        if self._met:
+            kept = [parameter.grad for parameter in self.parameters]
+            self._buffered.use()
+            optimizer.step()
+            for parameter, grad in zip(self.parameters, kept):
+                parameter.grad = grad
+
+    def settle(self, optimizer: torch.optim.Optimizer) -> None:
+        pass  # the state has it all
+
+    def state(self) -> dict[str, Any]:
+        gradients = self._loaded
+        if self._met:
+            gradients = {self.names[i]: value.clone() for i, value in self._buffered.averages().items()}
+        return {"steps": self.steps, "gradients": gradients}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.steps = state["steps"]
+        self._restore(state["gradients"])
+
+    def load_optimizer_state(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+        super().load_optimizer_state(optimizer, state)
+        self._restore({})  # what is under way is of the parameters before
+
+    def _restore(self, gradients: dict[str, torch.Tensor]) -> None:
+        self._loaded = gradients
+        if self.reducer is not None:
+            numbers = {name: i for i, name in enumerate(self.names)}
+            found = {numbers[name]: value.clone() for name, value in gradients.items() if name in numbers}
+            self._buffered.restore(found)

@@ -1,0 +1,192 @@
+"""Double buffering: its recurrence in float64, checkpoints, and what it really hides."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+import sordino.torch as hvd
+from checks.local_sgd import OPTIMIZERS, Odd, batch, step, wrap
+from checks.registry import Seat, check
+from sordino.algorithms import AllReduce
+from sordino.errors import UsageError
+from sordino.torch.segments import StepOrderError
+
+LATE = AllReduce(segment_bytes=200, double_buffering=True)
+
+
+def gradient(model: Odd, size: int, turn: int) -> list[torch.Tensor]:
+    """The mean over all ranks, in float64."""
+    model.zero_grad()
+    for rank in range(size):
+        inputs, targets = batch(rank, turn)
+        (torch.nn.functional.mse_loss(model(inputs.double()), targets) / size).backward()
+    return [p.grad.clone() if p.grad is not None else torch.zeros_like(p) for p in model.parameters()]
+
+
+@check(least=2, passes=(1, 2), set_to_none=(True, False), compression=("none", "bf16"))
+def a_step_uses_the_gradient_before(seat: Seat, passes: int, set_to_none: bool, compression: str) -> None:
+    model, reference = Odd(), Odd().double()
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.02),
+        model.named_parameters(),
+        backward_passes_per_step=passes,
+        compression=getattr(hvd.Compression, compression),
+        algorithm=LATE,
+    )
+    loose = {"atol": 3e-3, "rtol": 3e-2} if compression == "bf16" else {"atol": 1e-5, "rtol": 1e-4}
+    before: list[torch.Tensor] | None = None
+    for turn in range(6):
+        optimizer.zero_grad(set_to_none=set_to_none)
+        for part in range(passes):
+            inputs, targets = batch(seat.rank, passes * turn + part)
+            torch.nn.functional.mse_loss(model(inputs), targets).backward()
+        optimizer.step()
+        parts = [gradient(reference, seat.size, passes * turn + part) for part in range(passes)]
+        now = [sum(values) for values in zip(*parts)]
+        with torch.no_grad():
+            for value, change in zip(reference.parameters(), before or ()):
+                value.sub_(0.02 * change)
+        before = now
+        for mine, wanted in zip(model.parameters(), reference.parameters()):
+            torch.testing.assert_close(mine.double(), wanted.detach(), **loose)
+            seat.same("parameter", mine)
+    assert model.unused.grad is None
+    optimizer.flush()
+    with torch.no_grad():
+        for mine, wanted, change in zip(model.parameters(), reference.parameters(), before or ()):
+            torch.testing.assert_close(mine.double(), wanted - 0.02 * change, **loose)
+
+
+@check(least=2)
+def a_checkpoint_keeps_the_gradient_under_way(seat: Seat) -> None:
+    model = Odd()
+    optimizer = wrap(model, LATE)
+    for turn in range(3):
+        step(seat, model, optimizer, turn)
+    state = copy.deepcopy(optimizer.state_dict())
+    twin = Odd()
+    twin.load_state_dict(model.state_dict())
+    resumed = wrap(twin, LATE)
+    resumed.load_state_dict(state)
+    for turn in range(3, 6):
+        step(seat, model, optimizer, turn)
+        step(seat, twin, resumed, turn)
+        for mine, theirs in zip(model.parameters(), twin.parameters()):
+            assert torch.equal(mine, theirs)
+    plain = OPTIMIZERS["momentum"](list(Odd().parameters()))
+    plain.load_state_dict({key: value for key, value in state.items() if key != "sordino"})
+
+
+@check(least=2)
+def nobody_waits_for_the_gradient_of_now(seat: Seat) -> None:
+    """While a rank is late with a step, the others have taken theirs."""
+    model = Odd()
+    optimizer = wrap(model, LATE)
+    for turn in range(2):
+        step(seat, model, optimizer, turn)
+    if seat.rank == 0:
+        seat.meet("others", range(1, seat.size))
+    step(seat, model, optimizer, 2)
+    if seat.rank > 0:
+        seat.meet("others", [seat.rank])
+    step(seat, model, optimizer, 3)
+    seat.same("model", *model.parameters())
+
+
+@check(least=2)
+def late_gradients_survive_changes(seat: Seat) -> None:
+    """Parameters that are added and unfrozen, copies, and clipping of what is going to be used."""
+    model, extra = Odd(), torch.nn.Parameter(torch.ones(5))
+    plain, plain_extra = copy.deepcopy(model), copy.deepcopy(extra)
+    optimizer = wrap(model, LATE, OPTIMIZERS["momentum"])
+    reference = OPTIMIZERS["momentum"](list(plain.parameters()))
+    before: dict[str, torch.Tensor] = {}
+    for one in (model, plain):
+        one.bias.requires_grad_(False)
+    for turn in range(6):
+        if turn == 2:
+            optimizer.add_param_group({"params": [extra]})
+            reference.add_param_group({"params": [plain_extra]})
+            for one in (model, plain):
+                one.bias.requires_grad_(True)
+        if turn == 4:
+            model, extra, optimizer = copy.deepcopy((model, extra, optimizer))
+        inputs, targets = batch(seat.rank, turn)
+        for one, more, its in ((model, extra, optimizer), (plain, plain_extra, reference)):
+            its.zero_grad()
+            loss = torch.nn.functional.mse_loss(one(inputs), targets)
+            (loss + more.square().sum() if turn >= 2 else loss).backward()
+        optimizer.synchronize()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.2)
+        with optimizer.skip_synchronize():
+            optimizer.step()
+        named = [*plain.named_parameters(), ("extra", plain_extra)]
+        now = {name: hvd.allreduce(p.grad, name=f"now.{name}") for name, p in named if p.grad is not None}
+        for name, parameter in named:
+            parameter.grad = before.get(name)
+        torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.2)
+        reference.step()
+        before = now
+        for mine, (name, wanted) in zip([*model.parameters(), extra], named):
+            torch.testing.assert_close(
+                mine, wanted, atol=2e-6, rtol=2e-5, msg=lambda text, name=name: f"{name}: {text}"
+            )
+
+
+@check(least=2)
+def a_state_of_other_parameters_has_nothing_under_way(seat: Seat) -> None:
+    model = Odd()
+    optimizer = wrap(model, LATE, OPTIMIZERS["sgd"])
+    plain = {key: value for key, value in optimizer.state_dict().items() if key != "sordino"}
+    step(seat, model, optimizer, 0)
+    model.load_state_dict(Odd().state_dict())
+    optimizer.load_state_dict(plain)
+    step(seat, model, optimizer, 1)
+    for mine, wanted in zip(model.parameters(), Odd().parameters()):
+        assert torch.equal(mine, wanted)
+
+
+@check(least=2)
+def a_step_comes_before_anything_else(seat: Seat) -> None:
+    model = Odd()
+    optimizer = wrap(model, LATE)
+    step(seat, model, optimizer, 0)
+    inputs, targets = batch(seat.rank, 1)
+    torch.nn.functional.mse_loss(model(inputs), targets).backward()
+    optimizer.synchronize()
+    extra = torch.nn.Parameter(torch.ones(2))
+    for call in (
+        optimizer.flush,
+        lambda: optimizer.add_param_group({"params": [extra]}),
+        lambda: optimizer.set_backward_passes_per_step(2),
+    ):
+        with pytest.raises(StepOrderError, match="between backward and step"):
+            call()
+    with optimizer.skip_synchronize():
+        optimizer.step()
+
+
+@check(least=2)
+def impossible_double_buffering_is_refused(seat: Seat) -> None:
+    with pytest.raises(UsageError, match="double_buffering=3"):
+        AllReduce(double_buffering=3)  # type: ignore[arg-type]
+    model = Odd()
+    with pytest.raises(UsageError, match="Adasum"):
+        hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), op=hvd.Adasum, algorithm=LATE)
+    optimizer = wrap(model, LATE)
+    inputs, targets = batch(seat.rank, 0)
+    with pytest.raises(UsageError, match="the step before"):
+        optimizer.step(lambda: 0.0)
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(torch.nn.functional.mse_loss(model(inputs), targets)).backward()
+    with pytest.raises(UsageError, match="GradScaler"):
+        scaler.step(optimizer)
+    optimizer.step()
+    embedding = torch.nn.Embedding(4, 3, sparse=True)
+    late = hvd.DistributedOptimizer(torch.optim.SGD(embedding.parameters(), lr=0.1), algorithm=LATE)
+    embedding(torch.tensor([1])).sum().backward()
+    with pytest.raises(UsageError, match="sparse_as_dense"):
+        late.step()
