@@ -27,6 +27,7 @@ def the_bytes_of_a_plan_are_those_of_the_transport(seat: Seat) -> None:
         if isinstance(algorithm, (AllReduce, LocalSGD, ElasticAveraging)):
             for _ in range(2):  # an elastic centre begins with an average
                 optimizer.step()
+        optimizer.flush()
         before = hvd.stats()["bytes_sent_across_nodes"]
         for _ in range(STEPS):
             optimizer.step()

@@ -140,7 +140,9 @@ class ParameterSteps(ABC):
         return self.reducer is not None and self.reducer.ready
 
     def synchronize(self) -> None:
-        """Waits until gradients are reduced within the group."""
+        """Waits until gradients are reduced within the group. Collective."""
+        if self.active:
+            self.meet()
         if self.reducer is not None:
             self.reducer.synchronize()
 

@@ -177,10 +177,10 @@ def _seconds(algorithm: Algorithm, shapes: Shapes, team: Team, budget: float) ->
 
 
 def recommend(predictions: Sequence[Prediction], size: int, workers: Workers | None) -> str:
-    """One line: which algorithm, and why. Late gradients are nobody's to recommend: that training bears them was not
-    tried."""
+    """One line: which algorithm, and why. Not one whose gradients or parameters come late: that training bears them was
+    not tried."""
     allreduce = next(one for one in predictions if one.algorithm == AllReduce())
-    timely = [one for one in predictions if not isinstance(one.algorithm, AllReduce)]
+    timely = [one for one in predictions if not _late(one.algorithm)]
     bearable = [one for one in timely if workers is None or _models(one.algorithm, size) <= workers.chosen]
     best = min([*bearable, allreduce], key=lambda one: one.best_step)
     if allreduce.best_step <= CLOSE * best.best_step:
@@ -191,6 +191,12 @@ def recommend(predictions: Sequence[Prediction], size: int, workers: Workers | N
         return f"{best.name}: {gain}. How many local models training bears was not tried."
     models = _models(best.algorithm, size)
     return f"{best.name}: {gain}, and its {models} local models are within the {workers.chosen} that training bears."
+
+
+def _late(algorithm: Algorithm) -> bool:
+    if isinstance(algorithm, AllReduce):
+        return algorithm.double_buffering
+    return isinstance(algorithm, PushSum) and algorithm.overlap > 0
 
 
 def _models(algorithm: Algorithm, size: int) -> int:
