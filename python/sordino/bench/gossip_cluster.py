@@ -22,16 +22,14 @@ Efficiency is the throughput over that of one worker times the number of workers
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Sequence
 
 import numpy as np
 
-from sordino._core import build_info
 from sordino.bench import common, report
 from sordino.bench.common import Results
-from sordino.bench.jobs import run_on_hosts
-from sordino.bench.timing import Team, Watch, summarize
+from sordino.bench.jobs import machine_before, run_on_hosts
+from sordino.bench.timing import summarize
 from sordino.errors import NotBuilt, SordinoError, UsageError
 
 _FULL = {"workers": "2,4,8", "ranks_per_host": "1,2", "mbps": 200.0, "compute_ms": "1800,450", "steps": 2}
@@ -115,11 +113,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name, value in (_QUICK if chosen.quick else _FULL).items():
         if getattr(chosen, name) is None:
             setattr(chosen, name, value)
-    mpi, watch = build_info()["mpi"], Watch(Team())
-    found_machine = common.machine(mpi["library"] if mpi else None)
-    # Before the hosts: what the kernel does for their links cannot be told from what other processes do.
-    time.sleep(1.0)
-    found_machine["others"] = watch.others()
+    found_machine = machine_before()
     try:
         rows = measure(chosen)
     except SordinoError as error:

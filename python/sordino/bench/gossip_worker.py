@@ -6,7 +6,6 @@ Started by sordino.bench.gossip_cluster in a cluster of emulated hosts; rank 0 p
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ import torch
 
 import sordino.torch as hvd
 from sordino.algorithms import Algorithm, AllReduce, Crossover, PushSum
+from sordino.bench import jobs
 from sordino.bench.common import Results
 from sordino.bench.resnet import resnet50_shapes
 from sordino.bench.timing import Team, Watch, race
@@ -181,14 +181,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options.add_argument("--budget", type=float, required=True, metavar="S")
     options.add_argument("--steps", type=int, required=True, metavar="N")
     chosen = options.parse_args(argv)
-    torch.set_num_threads(1)
-    hvd.init()
-    # No mpi4py: its barrier would spin on cores that other hosts need.
-    found = measure(chosen, Team(hvd.rank(), hvd.size(), None, one_node=hvd.cross_size() == 1))
-    if hvd.rank() == 0:
-        print(json.dumps(found), flush=True)
-    hvd.shutdown()
-    return 0
+    return jobs.work(lambda team: measure(chosen, team))
 
 
 if __name__ == "__main__":

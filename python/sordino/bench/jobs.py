@@ -5,15 +5,41 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
+import torch
+
+import sordino.torch as hvd
 from sordino._core import build_info
 from sordino.bench import common
 from sordino.bench.common import Results
+from sordino.bench.timing import Team, Watch
 from sordino.cli import mpi
 from sordino.errors import NotBuilt, SordinoError
 
 _TIMEOUT_S = 3600
+
+
+def work(measure: Callable[[Team], Results]) -> int:
+    """What a rank of such a job does: rank 0 prints what was measured. Returns the exit status."""
+    torch.set_num_threads(1)
+    hvd.init()
+    # No mpi4py: its barrier would spin on cores that other hosts need.
+    found = measure(Team(hvd.rank(), hvd.size(), None, one_node=hvd.cross_size() == 1))
+    if hvd.rank() == 0:
+        print(json.dumps(found), flush=True)
+    hvd.shutdown()
+    return 0
+
+
+def machine_before() -> Results:
+    """The machine, and how busy others keep it before there are hosts: what the kernel does for their links cannot be
+    told from what other processes do."""
+    mpi, watch = build_info()["mpi"], Watch(Team())
+    found = common.machine(mpi["library"] if mpi else None)
+    time.sleep(1.0)
+    return found | {"others": watch.others()}
 
 
 def run_here(ranks: int, module: str, arguments: Sequence[str]) -> Results:

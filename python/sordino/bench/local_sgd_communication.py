@@ -11,16 +11,13 @@ measured in the same job.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 import numpy as np
 
-from sordino._core import build_info
 from sordino.bench import common, report
 from sordino.bench.common import Results
-from sordino.bench.jobs import run_here, run_on_hosts
-from sordino.bench.timing import Team, Watch
+from sordino.bench.jobs import machine_before, run_here, run_on_hosts
 from sordino.errors import NotBuilt, SordinoError, UsageError
 
 INTERVALS = {"resnet20": 8, "edsr": 4}
@@ -96,10 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     sets = ["resnet20"] if chosen.quick else chosen.sets.split(",")
     if not set(sets) <= INTERVALS.keys():
         options.error(f"--sets {chosen.sets}: known are {', '.join(INTERVALS)}")
-    mpi, watch = build_info()["mpi"], Watch(Team())
-    found_machine = common.machine(mpi["library"] if mpi else None)
-    time.sleep(1.0)
-    found_machine["others"] = watch.others()
+    found_machine = machine_before()
     rows: list[Results] = []
     try:
         for name, place, groups, members in jobs(sets, chosen.quick):

@@ -8,16 +8,13 @@ each time, and each algorithm is run beside its prediction.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 import numpy as np
 
-from sordino._core import build_info
 from sordino.bench import common, report
 from sordino.bench.common import Results
-from sordino.bench.jobs import run_on_hosts
-from sordino.bench.timing import Team, Watch
+from sordino.bench.jobs import machine_before, run_on_hosts
 from sordino.errors import NotBuilt, SordinoError, UsageError
 
 _CLUSTERS = ((2, 1), (4, 1), (4, 2), (8, 1))  # hosts, and ranks a host
@@ -43,10 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options.add_argument("--parameters", default="2.5M", metavar="N", help="of the model (default 2.5M)")
     options.add_argument("--repeats", type=int, default=3, metavar="N", help="plans on each cluster (default 3)")
     chosen = options.parse_args(argv)
-    mpi, watch = build_info()["mpi"], Watch(Team())
-    found_machine = common.machine(mpi["library"] if mpi else None)
-    time.sleep(1.0)
-    found_machine["others"] = watch.others()
+    found_machine = machine_before()
     rows: list[Results] = []
     budget = 3.0 if chosen.quick else chosen.budget
     words = ["plan", "--parameters", chosen.parameters, "--data", "none", "--budget", f"{budget:g}", "--json"]

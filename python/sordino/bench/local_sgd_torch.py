@@ -9,15 +9,12 @@ of two PyTorch averages gradients by DDP's post-local hook over a subgroup. Cont
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
-from sordino._core import build_info
 from sordino.bench import common, report
 from sordino.bench.common import Results
-from sordino.bench.jobs import run_here, run_on_hosts
+from sordino.bench.jobs import machine_before, run_here, run_on_hosts
 from sordino.bench.local_sgd_torch_worker import INTERVAL, SETS
-from sordino.bench.timing import Team, Watch
 from sordino.errors import NotBuilt, SordinoError, UsageError
 
 RANKS = 4
@@ -38,10 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = common.parser("local_sgd torch", __doc__, 20.0, "job")
     options.add_argument("--mbps", type=float, default=500.0, metavar="RATE", help="of each link (default 500)")
     chosen = options.parse_args(argv)
-    mpi, watch = build_info()["mpi"], Watch(Team())
-    found_machine = common.machine(mpi["library"] if mpi else None)
-    time.sleep(1.0)
-    found_machine["others"] = watch.others()
+    found_machine = machine_before()
     rows: list[Results] = []
     budget = 1.0 if chosen.quick else chosen.budget
     try:

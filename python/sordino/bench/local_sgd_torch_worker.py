@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 
 import sordino.torch as hvd
 from sordino.algorithms import LocalSGD
-from sordino.bench import baselines
+from sordino.bench import baselines, jobs
 from sordino.bench.common import Results
 from sordino.bench.local_sgd_worker import resnet20_shapes
 from sordino.bench.resnet import resnet50_shapes
@@ -109,13 +108,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options.add_argument("--members", type=int, required=True, metavar="K")
     options.add_argument("--budget", type=float, required=True, metavar="S")
     chosen = options.parse_args(argv)
-    torch.set_num_threads(1)
-    hvd.init()
-    found = measure(chosen, Team(hvd.rank(), hvd.size(), None, one_node=hvd.cross_size() == 1))
-    if hvd.rank() == 0:
-        print(json.dumps(found), flush=True)
-    hvd.shutdown()
-    return 0
+    return jobs.work(lambda team: measure(chosen, team))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ step averages gradients that lie there already.
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Sequence
 
@@ -17,6 +16,7 @@ import torch
 import sordino.torch as hvd
 from sordino import tune
 from sordino.algorithms import Algorithm, AllReduce, LocalSGD
+from sordino.bench import jobs
 from sordino.bench.common import Results
 from sordino.bench.timing import Seconds, Team, summarize
 from sordino.tune.links import idle_sgd
@@ -130,13 +130,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options.add_argument("--rounds", type=int, required=True, metavar="N")
     options.add_argument("--budget", type=float, required=True, metavar="S", help="to measure the links")
     chosen = options.parse_args(argv)
-    torch.set_num_threads(1)
-    hvd.init()
-    found = measure(chosen, Team(hvd.rank(), hvd.size(), None, one_node=hvd.cross_size() == 1))
-    if hvd.rank() == 0:
-        print(json.dumps(found), flush=True)
-    hvd.shutdown()
-    return 0
+    return jobs.work(lambda team: measure(chosen, team))
 
 
 if __name__ == "__main__":
