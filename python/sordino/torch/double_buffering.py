@@ -23,6 +23,8 @@ from sordino.torch.steps import ParameterSteps
 class BufferedReducer(GradientReducer):
     """Reduces gradients, and hands out those of the cycle before."""
 
+    instead_of_sparse = "with double buffering"
+
     def __init__(
         self, context: Context, names: Sequence[str], parameters: Sequence[torch.Tensor], settings: Settings
     ) -> None:
@@ -30,12 +32,6 @@ class BufferedReducer(GradientReducer):
         self._turn = 0
         self._set_aside: list[Segment] = []  # of the cycle before
         self._landed: dict[int, torch.Tensor] | None = None  # what became of them, once somebody has waited
-
-    def _agree(self, indices: Sequence[int]) -> None:
-        super()._agree(indices)
-        if self._sparse:
-            names = ", ".join(self.names[i] for i in sorted(self._sparse))
-            raise UsageError(f"sparse gradients ({names}) need sparse_as_dense=True with double buffering")
 
     def _operation_name(self, segment: Segment) -> str:
         return f"{segment.name}.{self._turn % 2}"  # the one before may be under way
@@ -50,17 +46,8 @@ class BufferedReducer(GradientReducer):
     def averages(self) -> dict[int, torch.Tensor]:
         """The averages of the cycle before, by parameter; waits for them."""
         if self._landed is None:
-            kept = [parameter.grad for parameter in self.parameters]
-            for parameter in self.parameters:
-                parameter.grad = None
-            try:
-                segments, self._set_aside, self._unused = self._set_aside, [], set()
-                for segment in segments:
-                    self._finish(segment)
-                self._landed = {i: p.grad for i, p in enumerate(self.parameters) if p.grad is not None}
-            finally:
-                for parameter, grad in zip(self.parameters, kept):
-                    parameter.grad = grad
+            segments, self._set_aside, self._unused = self._set_aside, [], set()
+            self._landed = {i: grad for segment in segments for i, grad in self._collect(segment).items()}
         return self._landed
 
     def restore(self, averages: dict[int, torch.Tensor]) -> None:
@@ -79,11 +66,8 @@ class BufferedReducer(GradientReducer):
         """Starts what is not under way yet, and makes the averages of the cycle before the parameters' gradients."""
         if not self.active or self._done:
             return
-        self.prepare()
+        self._start_rest()
         segments = self._segments or []
-        for segment in segments:
-            if segment.handle is None:
-                self._start(segment)
         self.use()
         self._set_aside = [replace(segment) for segment in segments]
         self._landed = None
@@ -98,9 +82,8 @@ class BufferedSteps(ParameterSteps):
 
     algorithm: AllReduce
 
-    def __init__(self, *arguments: Any) -> None:
+    def _set_up(self) -> None:
         self._loaded: dict[str, torch.Tensor] = {}  # averages to begin with, by name
-        super().__init__(*arguments)
 
     def _meet(self) -> None:
         self._buffered = BufferedReducer(self.context, self.names, self.parameters, self.settings)
@@ -117,6 +100,14 @@ class BufferedSteps(ParameterSteps):
 
     def after_step(self) -> None:
         self.steps += 1
+
+    def scaler_problem(self) -> str | None:
+        if not self.active:
+            return None
+        return (
+            "AllReduce(double_buffering=True) uses gradients of the step before, and GradScaler's scale is that of "
+            "now; train without a scaler (bfloat16 needs none)"
+        )
 
     def flush(self, optimizer: torch.optim.Optimizer) -> None:
         """Takes a step by the last gradient. Collective."""

@@ -7,21 +7,20 @@ own, in the order of the calls, with no rank that coordinates them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import torch
 
 from sordino.algorithms import ElasticAveraging, GossipAlgorithm, PushSum
-from sordino.context import Context
 from sordino.torch.exchanges import Channel
 from sordino.torch.gradients import GradientReducer
 from sordino.torch.groups import channel_of, group_of
 from sordino.torch.mixing import Meeting, Mixing, mixing_of
 from sordino.torch.parameters import ParameterArena
-from sordino.torch.segments import Settings, check_layout
-from sordino.torch.steps import Named, ParameterSteps
+from sordino.torch.segments import check_layout
+from sordino.torch.steps import ParameterSteps
 
 
 class GossipSteps(ParameterSteps):
@@ -29,21 +28,11 @@ class GossipSteps(ParameterSteps):
 
     algorithm: GossipAlgorithm
 
-    def __init__(
-        self,
-        context: Context,
-        names: Sequence[str],
-        parameters: Sequence[torch.Tensor],
-        buffers: Named,
-        algorithm: GossipAlgorithm,
-        settings: Settings,
-        compare: bool,
-    ) -> None:
+    def _set_up(self) -> None:
         self._round = 0  # exchanges so far
         self._arena: ParameterArena | None = None
         self._mixing: Mixing | None = None
         self._loaded: dict[str, Any] = {}  # of the mixing, before there is one
-        super().__init__(context, names, parameters, buffers, algorithm, settings, compare)
 
     def _meet(self) -> None:
         context, algorithm, everybody = self.context, self.algorithm, self.settings.process_set

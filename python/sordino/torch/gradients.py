@@ -21,7 +21,7 @@ import torch
 from sordino import kinds
 from sordino._core import Layout
 from sordino.context import Context
-from sordino.errors import SordinoError, TransportError
+from sordino.errors import SordinoError, TransportError, UsageError
 from sordino.torch.autograd import allgather
 from sordino.torch.compression import Compression
 from sordino.torch.operation import Average, Sum
@@ -34,10 +34,15 @@ from sordino.torch.tensors import check, dense_strides, describe, dtype_code
 class GradientReducer:
     """Reduces the gradients of `parameters` over a process set. One cycle is what happens between two steps.
 
+    Attributes:
+        instead_of_sparse: of a kind that cannot reduce sparse gradients, what its users can do instead.
+
     Args:
         compare: whether to compare the layout with the other ranks now (collective), or at the first synchronization:
             a copy of an optimizer may be made on one rank only and never be used.
     """
+
+    instead_of_sparse: str | None = None
 
     def __init__(
         self,
@@ -172,6 +177,9 @@ class GradientReducer:
             self._segment_of.update(dict.fromkeys(segment.members, segment))
             segment.waiting = sum(self._passes[i] < self.settings.passes for i in segment.members)
         self._segments = (self._segments or []) + segments
+        if self._sparse and self.instead_of_sparse is not None:
+            sparse_names = ", ".join(self.names[i] for i in sorted(self._sparse))
+            raise UsageError(f"sparse gradients ({sparse_names}) need sparse_as_dense=True {self.instead_of_sparse}")
 
     def _specify(self, index: int) -> tuple[str, int, tuple[int, ...]]:
         parameter = self.parameters[index]
@@ -271,18 +279,7 @@ class GradientReducer:
         return True
 
     def _finish(self, segment: Segment) -> None:
-        handle, segment.handle = segment.handle, None
-        assert handle is not None
-        handle.wait()
-        # A flag is above zero where some rank had a gradient. Reductions other than sums mix the flags up, so there
-        # every parameter counts as used.
-        everybody = self.settings.op not in (Average, Sum)
-        used = [True] * len(segment.members) if everybody else (segment.flags > 0).tolist()
-        for i, result, state, wanted in zip(segment.members, segment.sent, segment.states, used):
-            if not wanted:
-                self._unused.add(i)
-                continue
-            grad = self.settings.compression.decompress(result, state)
+        for i, grad in self._collect(segment).items():
             parameter = self.parameters[i]
             if parameter.grad is None:
                 parameter.grad = grad
@@ -292,7 +289,24 @@ class GradientReducer:
             elif parameter.grad is not grad and grad.data_ptr() != parameter.grad.data_ptr():
                 parameter.grad.copy_(grad)
             self._kept[i] = weakref.ref(parameter.grad)
+
+    def _collect(self, segment: Segment) -> dict[int, torch.Tensor]:
+        """Waits for a segment; what became of the gradients of its members, but for those that no rank used."""
+        handle, segment.handle = segment.handle, None
+        assert handle is not None
+        handle.wait()
+        # A flag is above zero where some rank had a gradient. Reductions other than sums mix the flags up, so there
+        # every parameter counts as used.
+        everybody = self.settings.op not in (Average, Sum)
+        used = [True] * len(segment.members) if everybody else (segment.flags > 0).tolist()
+        found = {}
+        for i, result, state, wanted in zip(segment.members, segment.sent, segment.states, used):
+            if wanted:
+                found[i] = self.settings.compression.decompress(result, state)
+            else:
+                self._unused.add(i)
         segment.sent, segment.states = [], []
+        return found
 
     # ---- sparse gradients --------------------------------------------------------------------------------------
 
@@ -333,14 +347,18 @@ class GradientReducer:
         """Reduces what is not under way yet and waits for everything. Does nothing a second time in a cycle."""
         if not self.active or self._done:
             return
-        self.prepare()
-        for segment in self._segments or ():
-            if segment.handle is None:
-                self._start(segment)
+        self._start_rest()
         for index in sorted(self._sparse.keys() - self._sparse_finish.keys()):
             self._start_sparse(index)
         self._finish_all()
         self._done = True
+
+    def _start_rest(self) -> None:
+        """Starts the segments that backward has not started. Collective."""
+        self.prepare()
+        for segment in self._segments or ():
+            if segment.handle is None:
+                self._start(segment)
 
     def _finish_all(self) -> None:
         """Waits for everything under way, then raises what went wrong first, if anything did."""

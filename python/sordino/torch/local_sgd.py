@@ -7,14 +7,12 @@ number in their groups: all elements with exchange="allreduce", those that a ran
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
 from sordino.algorithms import LocalSGD
-from sordino.context import Context
 from sordino.errors import UsageError
 from sordino.torch.autograd import allreduce
 from sordino.torch.exchanges import Channel
@@ -23,10 +21,9 @@ from sordino.torch.groups import group_of, new_channel, peers_of
 from sordino.torch.operation import Average, Sum
 from sordino.torch.ops import grouped_allreduce_
 from sordino.torch.parameters import ParameterArena
-from sordino.torch.segments import Settings
 from sordino.torch.sharded_state import gather_state, scatter_state
 from sordino.torch.shards import ShardedReducer
-from sordino.torch.steps import Named, ParameterSteps
+from sordino.torch.steps import ParameterSteps
 from sordino.torch.tensors import squared_distance
 
 _ELEMENTWISE = (
@@ -61,18 +58,9 @@ class LocalSteps(ParameterSteps):
 
     algorithm: LocalSGD
 
-    def __init__(
-        self,
-        context: Context,
-        names: Sequence[str],
-        parameters: Sequence[torch.Tensor],
-        buffers: Named,
-        algorithm: LocalSGD,
-        settings: Settings,
-        compare: bool,
-    ) -> None:
-        self.interval = algorithm.interval
-        self._alone = algorithm.start in ("immediate", 0)  # whether groups are on their own
+    def _set_up(self) -> None:
+        self.interval = self.algorithm.interval
+        self._alone = self.algorithm.start in ("immediate", 0)  # whether groups are on their own
         self._averaged = 0  # the step after which models were averaged last, or groups left alone
         self._highest_rate = -math.inf
         self._rate = 0.0  # of the first parameter group
@@ -82,7 +70,6 @@ class LocalSteps(ParameterSteps):
         self._then: list[torch.Tensor] = []  # what models were when they were last averaged
         self.distances: list[tuple[int, float]] = []
         """Steps, and the distance of the local models from their mean after them."""
-        super().__init__(context, names, parameters, buffers, algorithm, settings, compare)
 
     # ---- meeting -----------------------------------------------------------------------------------------------
 
@@ -238,6 +225,16 @@ class LocalSteps(ParameterSteps):
         self._then = []  # what models are now
         if self._met and was_alone != self._alone:
             self._regroup()
+
+    def scaler_problem(self) -> str | None:
+        if not (self.active and self.algorithm.sharded) or self.done:
+            return None
+        # Each rank's scaler would decide by its own gradients, and their scales would part.
+        return (
+            'with LocalSGD(exchange="sharded") the ranks of a group must see the same gradients before GradScaler '
+            "looks at them: call optimizer.synchronize(), then scaler.step(optimizer) within "
+            "optimizer.skip_synchronize()"
+        )
 
     def flush(self, optimizer: torch.optim.Optimizer) -> None:
         """Nothing is under way between steps."""

@@ -365,7 +365,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         found, scale = self.__dict__.get("found_inf"), self.__dict__.get("grad_scale")
         if found is None:
             return True
-        self._check_scaler()
+        problem = self._reducer.scaler_problem() if isinstance(self._reducer, ParameterSteps) else None
+        if problem is not None:
+            # GradScaler takes these away itself, but only after a step that went well.
+            del self.__dict__["found_inf"], self.__dict__["grad_scale"]
+            raise UsageError(problem)
         infinite = found.item() > 0
         if isinstance(self._reducer, ParameterSteps) and self._reducer.reducer is not None and self._reducer.active:
             # The members of a group must decide alike, so what counts are the gradients that they all have.
@@ -377,26 +381,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if scale is not None:
             torch._foreach_div_([p.grad for p in parameters_of(self._inner) if p.grad is not None], scale.item())
         return True
-
-    def _check_scaler(self) -> None:
-        """Refuses GradScaler where its scale would not be that of the gradients that are used."""
-        problem = None
-        if isinstance(self._reducer, BufferedSteps) and self._reducer.active:
-            problem = (
-                "AllReduce(double_buffering=True) uses gradients of the step before, and GradScaler's scale is that of "
-                "now; train without a scaler (bfloat16 needs none)"
-            )
-        elif self._sharded and not self._reducer.done:
-            # Each rank's scaler would decide by its own gradients, and their scales would part.
-            problem = (
-                'with LocalSGD(exchange="sharded") the ranks of a group must see the same gradients before GradScaler '
-                "looks at them: call optimizer.synchronize(), then scaler.step(optimizer) within "
-                "optimizer.skip_synchronize()"
-            )
-        if problem is not None:
-            # GradScaler takes these away itself, but only after a step that went well.
-            del self.__dict__["found_inf"], self.__dict__["grad_scale"]
-            raise UsageError(problem)
 
     def _between_steps(self, what: str) -> None:
         """StepOrderError where gradients have been reduced, or begun to be, for a step that is still to come."""

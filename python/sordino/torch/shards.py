@@ -132,6 +132,8 @@ class ShardedReducer(GradientReducer):
         channel: of the group.
     """
 
+    instead_of_sparse = 'or exchange="allreduce"'
+
     def __init__(
         self,
         context: Context,
@@ -164,9 +166,6 @@ class ShardedReducer(GradientReducer):
 
     def _agree(self, indices: Sequence[int]) -> None:
         super()._agree(indices)
-        if self._sparse:
-            names = ", ".join(self.names[i] for i in sorted(self._sparse))
-            raise UsageError(f'sparse gradients ({names}) need sparse_as_dense=True or exchange="allreduce"')
         self._channel.compare([values for shards in self.shards for values in (shards.values, shards.gradients)])
 
     def _make_segment(self, name: str, members: list[int]) -> Segment:
@@ -227,12 +226,7 @@ class ShardedReducer(GradientReducer):
         if not self.active or self._done:
             return
         self._reduce()
-        wait_for_all(
-            [
-                self._channel.start(f"{name}.gradients", self._from_owner, shards.gradients)
-                for name, shards in self._shards.items()
-            ]
-        )
+        self._give("gradients", [shards.gradients for shards in self.shards])
         for shards in self.shards:
             for i, view, used in zip(shards.members, shards.views, shards.used()):
                 self.parameters[i].grad = view if used else None
@@ -260,12 +254,12 @@ class ShardedReducer(GradientReducer):
 
     def hand_out(self) -> None:
         """Gives all ranks of the group the parameters that their owners have."""
-        wait_for_all(
-            [
-                self._channel.start(f"{name}.parameters", self._from_owner, shards.values)
-                for name, shards in self._shards.items()
-            ]
-        )
+        self._give("parameters", [shards.values for shards in self.shards])
+
+    def _give(self, what: str, values: Sequence[FlatValues]) -> None:
+        """Has all ranks of the group take over from the owners, segment by segment."""
+        channel, topology = self._channel, self._from_owner
+        wait_for_all([channel.start(f"{name}.{what}", topology, one) for name, one in zip(self._shards, values)])
 
     @contextmanager
     def on_slices(self, optimizer: torch.optim.Optimizer) -> Iterator[None]:

@@ -50,8 +50,13 @@ class ParameterSteps(ABC):
         self.steps = 0
         self.reducer: GradientReducer | None = None
         self._met = False
+        self._set_up()
         if compare and self.active:
             self.meet()
+
+    @abstractmethod
+    def _set_up(self) -> None:
+        """Makes what the algorithm keeps, before the ranks meet."""
 
     def meet(self) -> None:
         """Finds the other ranks, the first time it is called. Collective."""
@@ -117,6 +122,10 @@ class ParameterSteps(ABC):
     def load_optimizer_state(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
         """Loads a state of whole parameters."""
         optimizer.load_state_dict(state)
+
+    def scaler_problem(self) -> str | None:
+        """Why GradScaler cannot be used now; None if it can."""
+        return None
 
     def release(self) -> None:
         """Lets go of the parameters: another object takes over. They stay where they are."""
