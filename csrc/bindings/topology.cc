@@ -107,7 +107,13 @@ void register_topology(py::module_& module) {
            }),
            py::arg("size"), py::arg("group_size"));
   define<topology::ToOwner>(module, "ToOwner", "The owner of a segment, rank s modulo size, averages it.")
-      .def(py::init([](int size) { return std::make_shared<topology::ToOwner>(checked_size(size)); }), py::arg("size"));
+      .def(py::init([](int size, bool keeps_own) {
+             return std::make_shared<topology::ToOwner>(checked_size(size), keeps_own);
+           }),
+           py::arg("size"), py::arg("keeps_own") = true);
+  define<topology::Mean>(module, "Mean", "Everybody but `idle` takes the mean of all but that rank.")
+      .def(py::init([](int size, int idle) { return std::make_shared<topology::Mean>(checked_size(size), idle); }),
+           py::arg("size"), py::arg("idle") = -1);
   define<topology::FromOwner>(module, "FromOwner", "All take a segment over from its owner, rank s modulo size.")
       .def(py::init([](int size) { return std::make_shared<topology::FromOwner>(checked_size(size)); }),
            py::arg("size"));

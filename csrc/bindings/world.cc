@@ -153,8 +153,8 @@ void register_world(py::module_& module) {
       "exchange",
       [](std::shared_ptr<World> self, std::string name, int set, std::shared_ptr<Layout> layout,
          std::shared_ptr<topology::Topology> topology, std::uint64_t round, std::uintptr_t source,
-         std::uintptr_t result, bool shared, bool without_own, std::shared_ptr<Inbox> inbox, bool wait,
-         py::object keep) {
+         std::uintptr_t result, bool shared, bool without_own, std::shared_ptr<Inbox> inbox, const PyHandle* after,
+         bool serving, bool wait, py::object keep) {
         if (static_cast<std::size_t>(topology->size()) != self->members(set).size()) {
           throw UsageError("a topology of " + std::to_string(topology->size()) + " workers cannot serve the " +
                            std::to_string(self->members(set).size()) + " ranks of process set " + std::to_string(set));
@@ -163,9 +163,10 @@ void register_world(py::module_& module) {
         request.name = std::move(name);
         request.kind = Kind::kExchange;
         request.set = set;
-        request.exchange =
-            std::make_shared<Exchange>(Exchange{std::move(layout), std::move(topology), round, pointer(source),
-                                                pointer(result), shared, without_own, std::move(inbox)});
+        request.serving = serving;
+        request.exchange = std::make_shared<Exchange>(Exchange{std::move(layout), std::move(topology), round,
+                                                               pointer(source), pointer(result), shared, without_own,
+                                                               std::move(inbox), after ? after->handle : nullptr});
         std::shared_ptr<Handle> handle;
         {
           py::gil_scoped_release released;
@@ -175,7 +176,7 @@ void register_world(py::module_& module) {
       },
       py::arg("name"), py::arg("process_set"), py::arg("layout"), py::arg("topology"), py::arg("round"),
       py::arg("source"), py::arg("result"), py::arg("shared"), py::arg("without_own"), py::arg("inbox"),
-      py::arg("wait"), py::arg("keep"),
+      py::arg("after").none(true), py::arg("serving"), py::arg("wait"), py::arg("keep"),
       "Starts the mixing of flat memory as a topology says (csrc/collectives/exchange.h), on a process set that is "
       "used "
       "for nothing else. All its ranks call it in the same order.");
@@ -197,6 +198,7 @@ void register_world(py::module_& module) {
             return self.in_shared_memory(pointer(address), bytes);
           },
           py::arg("address"), py::arg("bytes"), "Whether node peers can read and write this memory directly.")
+      .def_property_readonly("failed", &World::failed, "Whether every operation of this world raises.")
       .def("shutdown", &World::shutdown, py::call_guard<py::gil_scoped_release>(), "Leaves the world. Idempotent.")
       .def("abort", &World::abort, py::arg("cause"), py::call_guard<py::gil_scoped_release>(),
            "Tells all other ranks that this one is about to end because of `cause`.")
@@ -221,14 +223,13 @@ void register_world(py::module_& module) {
 
   module.def(
       "sim_worlds",
-      [](int size, int ranks_per_node) {
+      [](const std::vector<int>& nodes) {
         const Config config = Config::from_environment();
         std::vector<std::shared_ptr<World>> worlds;
-        for (auto& transport : sim::make_world(size, ranks_per_node))
-          worlds.push_back(make_world(std::move(transport), config));
+        for (auto& transport : sim::make_world(nodes)) worlds.push_back(make_world(std::move(transport), config));
         return worlds;
       },
-      py::arg("size"), py::arg("ranks_per_node") = 0, "Connected worlds for `size` threads of this process.");
+      py::arg("nodes"), "Connected worlds for threads of this process, one for each rank's node.");
   module.def(
       "mpi_world",
       [](std::optional<int> fortran_handle, std::vector<int> ranks) {

@@ -232,6 +232,10 @@ class Mixing {
 }  // namespace
 
 Task exchange(Team& team, const Exchange& what) {
+  if (what.after) {
+    co_await until([&what] { return what.after->done(); });
+    if (what.after->error) std::rethrow_exception(what.after->error);
+  }
   Mixing mixing(team, what);
   co_await mixing.run();
 }

@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "arena/layout.h"
+#include "collectives/request.h"
 #include "topology/topology.h"
 #include "transport/transport.h"
 
@@ -35,6 +36,8 @@ struct Exchange {
   bool shared;
   bool without_own;  // leave each participant's own values out of its averages
   std::shared_ptr<Inbox> inbox;
+  // On this rank it begins when that is done, and fails if that failed: nobody need wait in between.
+  std::shared_ptr<const Handle> after;
 };
 
 }  // namespace sordino

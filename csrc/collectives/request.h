@@ -63,6 +63,9 @@ struct Request {
   std::vector<Tensor> tensors;       // several: a grouped operation
   std::vector<std::int64_t> splits;  // alltoall: rows for each member; process sets: ranks or the id
   std::shared_ptr<const Exchange> exchange;
+  // This rank only serves the others: it waits for them without a deadline, and when one has left instead of coming,
+  // this request alone fails with PeerLost.
+  bool serving = false;
 };
 
 // Memory for a result whose size only the operation knows.

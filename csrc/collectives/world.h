@@ -75,6 +75,8 @@ class World {
   void receive(int from, std::span<const std::byte> message);
   void watch(Time now);
   void watch_running(Running& running, Time now) const;
+  static PeerLost deserted(const Running& running, int rank);
+  void end_service(ProcessSet& set);
   void watch_coordinated(ProcessSet& set, Time now);
   void watch_own(Time now);
   void leave(int rank);

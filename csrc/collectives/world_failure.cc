@@ -42,22 +42,41 @@ void World::watch(Time now) {
     }
   }
   for (auto& [id, set] : sets_) {
-    if (set->running && seconds(set->running->since, now) > 1) {
-      for (const int rank : set->running->team->laggards()) {
-        if (!gone_[static_cast<std::size_t>(rank)]) continue;
-        throw PeerLost("'" + set->running->decision.names.front() + "' waits for rank " + std::to_string(rank) +
-                           ", which has shut down in the middle of it",
-                       {rank});
-      }
+    if (set->running && set->running->submissions.front().request.serving) {
+      end_service(*set);
+    } else if (set->running) {
+      watch_running(*set->running, now);
     }
-    if (set->running) watch_running(*set->running, now);
     if (set->negotiation) watch_coordinated(*set, now);
   }
   watch_own(now);
 }
 
+PeerLost World::deserted(const Running& running, int rank) {
+  return PeerLost("'" + running.decision.names.front() + "' waits for rank " + std::to_string(rank) +
+                      ", which has shut down in the middle of it",
+                  {rank});
+}
+
+// What waits for ranks that have left ends by itself; what comes after it will not begin, for they have a part in it.
+void World::end_service(ProcessSet& set) {
+  for (const int rank : set.running->team->laggards()) {
+    if (!gone_[static_cast<std::size_t>(rank)]) continue;
+    const auto error = std::make_exception_ptr(deserted(*set.running, rank));
+    graveyard_.push_back(std::move(*set.running));  // its transfers may still be under way
+    set.running.reset();
+    for (Submission& submission : graveyard_.back().submissions) finish(submission, error);
+    return;
+  }
+}
+
 void World::watch_running(Running& running, Time now) const {
   const double lasted = seconds(running.since, now);
+  if (lasted > 1) {
+    for (const int rank : running.team->laggards()) {
+      if (gone_[static_cast<std::size_t>(rank)]) throw deserted(running, rank);
+    }
+  }
   if (lasted < std::min(config_.stall_warn_s, config_.timeout_s)) return;
   const std::string& name = running.decision.names.front();
   const std::vector<int> late = running.team->laggards();

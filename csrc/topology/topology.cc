@@ -189,11 +189,29 @@ void Star::destinations(At, int rank, std::vector<int>& ranks) const {
   for (int member = 1; member < group_size_; ++member) ranks.push_back(rank + member);
 }
 
+void Mean::row(At, int rank, Row& row) const {
+  row.leave_alone();
+  if (rank == idle_) return;
+  all_but(rank, size(), row.sources);
+  std::erase(row.sources, idle_);
+  row.average();
+}
+
+void Mean::destinations(At, int rank, std::vector<int>& ranks) const {
+  ranks.clear();
+  if (rank == idle_) return;
+  all_but(rank, size(), ranks);
+  std::erase(ranks, idle_);
+}
+
 void ToOwner::row(At at, int rank, Row& row) const {
   row.leave_alone();
-  if (rank != owner_of(at, size())) return;
+  if (rank != owner_of(at, size()) || size() == 1) return;
   all_but(rank, size(), row.sources);
   row.average();
+  if (keeps_own_) return;
+  row.keeps_own = false;
+  row.scale = 1.0 / static_cast<double>(row.sources.size());
 }
 
 void ToOwner::destinations(At at, int rank, std::vector<int>& ranks) const {

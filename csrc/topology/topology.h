@@ -140,13 +140,27 @@ class Star : public Topology {
   const int group_size_;
 };
 
-// The two halves of a sharded average (hierarchical local SGD, section 3.2): rank s modulo size owns segment s. Its
-// value becomes the mean of all...
-class ToOwner : public Topology {
+// Everybody's value becomes the mean of all, or of all but `idle` (-1: nobody), which keeps its own.
+class Mean : public Topology {
  public:
-  using Topology::Topology;
+  explicit Mean(int size, int idle = -1) : Topology(size), idle_(idle) {}
   void row(At at, int rank, Row& row) const override;
   void destinations(At at, int rank, std::vector<int>& ranks) const override;
+
+ private:
+  const int idle_;
+};
+
+// The two halves of a sharded average (hierarchical local SGD, section 3.2): rank s modulo size owns segment s. Its
+// value becomes the mean of all, or of all others if it has none of its own...
+class ToOwner : public Topology {
+ public:
+  explicit ToOwner(int size, bool keeps_own = true) : Topology(size), keeps_own_(keeps_own) {}
+  void row(At at, int rank, Row& row) const override;
+  void destinations(At at, int rank, std::vector<int>& ranks) const override;
+
+ private:
+  const bool keeps_own_;
 };
 
 // ... and the others take it over.

@@ -42,6 +42,11 @@ class Context:
     # (id and members).
     channels: dict[int, int] = field(default_factory=dict)
     groups: dict[tuple[int, str, int], tuple[int, list[int]]] = field(default_factory=dict)
+    # What completes things that this rank has put off; called before it leaves. Weak methods.
+    on_shutdown: dict[int, Callable[[], Callable[[], None] | None]] = field(default_factory=dict)
+    # What this rank does for the others while it has joined and they have not, until all have. Weak methods.
+    while_joined: dict[int, Callable[[], Callable[[], None] | None]] = field(default_factory=dict)
+    layers: Any = None  # sordino.torch.communicators.Layers, where communicators are ranks
     _joins: int = 0
 
     def __post_init__(self) -> None:
@@ -57,6 +62,23 @@ class Context:
         self.cross_rank = order.index(nodes[self.rank])
         self.cross_size = len(order)
         self.is_homogeneous = len(set(sizes)) == 1
+
+    def shutdown(self) -> None:
+        """Completes what was put off, and leaves."""
+        try:
+            for alive in [method() for method in self.on_shutdown.values()]:
+                if alive is not None and not self.world.failed:
+                    alive()
+        finally:
+            self.world.shutdown()
+            if self.layers is not None:
+                self.layers.context.world.shutdown()
+
+    def abort(self, cause: str) -> None:
+        """Tells all other ranks that this one is about to end because of `cause`."""
+        self.world.abort(cause)
+        if self.layers is not None:
+            self.layers.context.world.abort(cause)
 
     def track(self, handle: Handle, finish: Callable[[Handle], Any]) -> int:
         """Registers an operation and returns the number that `poll` and `synchronize` know it by."""

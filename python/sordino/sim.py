@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 from sordino._core import sim_worlds
+from sordino.algorithms.layered import Layered
 from sordino.context import Context, use
+from sordino.torch.communicators import Layers
 
 Result = TypeVar("Result")
 
 
-def run(size: int, function: Callable[..., Result], *args: Any, ranks_per_node: int = 0) -> list[Result]:
+def run(
+    size: int,
+    function: Callable[..., Result],
+    *args: Any,
+    ranks_per_node: int = 0,
+    layered: Layered | None = None,
+) -> list[Result]:
     """Calls `function(*args)` on `size` ranks at once and returns what each returned, in rank order.
 
     Inside, `sordino.torch` acts as that rank. If ranks raise, the others get `PeerLost` as they would under MPI, and
@@ -22,31 +31,56 @@ def run(size: int, function: Callable[..., Result], *args: Any, ranks_per_node: 
         size: number of ranks (threads).
         function: called once a rank.
         ranks_per_node: cut the ranks into nodes of this size; 0 puts all on one node.
+        layered: as of `sordino.torch.init`. Communicators do not call `function`, and there is no result of theirs.
     """
-    contexts = [Context(world) for world in sim_worlds(size, ranks_per_node)]
-    results: list[Any] = [None] * size
-    failures: list[tuple[int, BaseException]] = []
+    everybody = contexts(size, ranks_per_node)
+    nodes = everybody[0].world.nodes
+    dedicated = layered if layered is not None and layered.dedicated else None
+    chosen, workers = list(range(size)), everybody
+    if dedicated is not None:
+        chosen = dedicated.roles(nodes).workers
+        workers = [Context(world) for world in sim_worlds([nodes[rank] for rank in chosen])]
+    results: list[Any] = [None] * len(workers)
+    failures: list[BaseException] = []
 
-    def body(context: Context) -> None:
+    def body(context: Context, work: Callable[[], None]) -> None:
         with use(context):
             try:
-                results[context.rank] = function(*args)
+                work()
             except BaseException as error:
-                failures.append((context.rank, error))
-                context.world.abort(f"{type(error).__name__}: {error}")
+                failures.append(error)
+                context.abort(f"{type(error).__name__}: {error}")
             finally:
-                context.world.shutdown()
+                context.shutdown()
 
-    threads = [threading.Thread(target=body, args=(context,), name=f"rank-{context.rank}") for context in contexts]
+    def train(context: Context, rank: int) -> None:
+        if dedicated is not None:
+            context.layers = Layers(everybody[rank], dedicated)
+        results[context.rank] = function(*args)
+
+    def serve(context: Context) -> None:
+        assert dedicated is not None
+        Layers(context, dedicated).serve()
+
+    threads = [
+        threading.Thread(target=body, args=(context, partial(train, context, rank)), name=f"rank-{context.rank}")
+        for context, rank in zip(workers, chosen)
+    ]
+    threads += [
+        threading.Thread(target=body, args=(context, partial(serve, context)), name=f"communicator-{rank}")
+        for rank, context in enumerate(everybody)
+        if rank not in chosen
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     if failures:
-        raise failures[0][1]
+        raise failures[0]
     return results
 
 
-def contexts(size: int, ranks_per_node: int = 0) -> Sequence[Context]:
+def contexts(size: int, ranks_per_node: int = 0) -> list[Context]:
     """The contexts that `run` would use, for tests that drive the threads themselves."""
-    return [Context(world) for world in sim_worlds(size, ranks_per_node)]
+    nodes = [rank // ranks_per_node if ranks_per_node else 0 for rank in range(size)]
+    return [Context(world) for world in sim_worlds(nodes)]

@@ -26,21 +26,26 @@ def main() -> None:
     folder, names = Path(sys.argv[1]), Path(sys.argv[2]).read_text().split("\n")
     torch.set_num_threads(1)
     checks = all_checks()
+    hvd.init()
+    rank, size = hvd.rank(), hvd.size()
+    hvd.shutdown()
     for number, name in enumerate(names):
         faulthandler.dump_traceback_later(STUCK_S, exit=True)
-        hvd.init()
-        rank = hvd.rank()
+        check, scratch = checks[name], folder / f"scratch{number}"
         with open(folder / f"{rank}.jsonl", "a") as report:
             print(json.dumps({"begin": name}), file=report, flush=True)
-            scratch = folder / f"scratch{number}"
             scratch.mkdir(exist_ok=True)
+            line = {"check": name, "log": [], "error": None, "communicator": False}
             try:
-                line = {"check": name, "log": checks[name].run("mpi", str(scratch)), "error": None}
+                hvd.init(layered=check.layered(size))
+                line["log"] = check.run("mpi", str(scratch))
+            except SystemExit as end:  # of a communicator
+                line.update(communicator=True, error=None if end.code == 0 else f"status {end.code}")
             except BaseException as error:
-                line = {"check": name, "log": [], "error": traceback.format_exc()}
+                line["error"] = traceback.format_exc()
                 context = current_or_none()
                 if context is not None:
-                    context.world.abort(f"{type(error).__name__}: {error}")
+                    context.abort(f"{type(error).__name__}: {error}")
             print(json.dumps(line), file=report, flush=True)
         hvd.shutdown()
     faulthandler.cancel_dump_traceback_later()

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 import sordino.torch as hvd
+from sordino.algorithms import Layered
 from sordino.context import current_or_none
 
 MODULES = (
@@ -26,6 +27,7 @@ MODULES = (
     "double_buffering",
     "gossip",
     "joining",
+    "layered",
     "life",
     "local_sgd",
     "mismatches",
@@ -90,9 +92,16 @@ class Check:
     arguments: dict[str, Any]
     least: int  # ranks
     on: tuple[str, ...]
+    groups: str = ""  # of workers and their communicators: "one" of all ranks, "pairs", or none
+
+    def layered(self, size: int) -> Layered | None:
+        """What `init()` is told of communicators in a job of so many ranks."""
+        members = {"one": size - 1, "pairs": 1}.get(self.groups)
+        return None if members is None else Layered(members, "rank")
 
     def serves(self, transport: str, size: int) -> bool:
-        return transport in self.on and size >= self.least
+        fits = self.groups == "" or (size % 2 == 0 and size > 2 if self.groups == "pairs" else size > 2)
+        return transport in self.on and size >= self.least and fits
 
     def run(self, transport: str, folder: str) -> list[tuple[str, str]]:
         """Runs on this rank of the current world; returns what must be equal on all ranks."""
@@ -114,16 +123,23 @@ def wait_for_leftovers() -> None:
 _CHECKS: dict[str, Check] = {}
 
 
-def check(least: int = 1, on: tuple[str, ...] = ("sim", "mpi"), **parameters: Iterable[Any]) -> Callable[..., Any]:
-    """Registers a check for worlds of `least` ranks or more, once for every combination of the parameters' values."""
+def check(
+    least: int = 1,
+    on: tuple[str, ...] = ("sim", "mpi"),
+    communicators: tuple[str, ...] = ("",),
+    **parameters: Iterable[Any],
+) -> Callable[..., Any]:
+    """Registers a check for worlds of `least` ranks or more, once for every combination of the parameters' values, and
+    of communicators (`Check.groups`) that are no seats."""
 
     def register(function: Callable[..., None]) -> Callable[..., None]:
-        for values in itertools.product(*parameters.values()):
-            label = "-".join(str(value).replace("torch.", "") for value in values)
+        for groups, *values in itertools.product(communicators, *parameters.values()):
+            labels = [str(value).replace("torch.", "") for value in values]
+            label = "-".join([f"communicators {groups}"] * (groups != "") + labels)
             home = function.__module__.rpartition(".")[2]
-            name = f"{home}.{function.__name__}" + (f"[{label}]" if values else "")
+            name = f"{home}.{function.__name__}" + (f"[{label}]" if label else "")
             assert name not in _CHECKS, name
-            _CHECKS[name] = Check(name, function, dict(zip(parameters, values)), least, on)
+            _CHECKS[name] = Check(name, function, dict(zip(parameters, values)), least, on, groups)
         return function
 
     return register

@@ -34,9 +34,7 @@ struct Mailbox {
 };
 
 struct World {
-  World(int size, int per_node) : boxes(size), nodes(size) {
-    for (int rank = 0; rank < size; ++rank) nodes[rank] = per_node > 0 ? rank / per_node : 0;
-  }
+  explicit World(const std::vector<int>& node_of) : boxes(node_of.size()), nodes(node_of) {}
   std::vector<Mailbox> boxes;
   std::vector<int> nodes;
   std::mutex kept_mutex;
@@ -209,11 +207,12 @@ class SimTransport : public Transport {
 
 }  // namespace
 
-std::vector<std::unique_ptr<Transport>> make_world(int size, int ranks_per_node) {
-  if (size < 1) throw UsageError("a world needs at least one rank, not " + std::to_string(size));
-  auto world = std::make_shared<World>(size, ranks_per_node);
+std::vector<std::unique_ptr<Transport>> make_world(const std::vector<int>& node_of) {
+  if (node_of.empty()) throw UsageError("a world needs at least one rank, not 0");
+  auto world = std::make_shared<World>(node_of);
   std::vector<std::unique_ptr<Transport>> transports;
-  for (int rank = 0; rank < size; ++rank) transports.push_back(std::make_unique<SimTransport>(world, rank));
+  for (int rank = 0; rank < static_cast<int>(node_of.size()); ++rank)
+    transports.push_back(std::make_unique<SimTransport>(world, rank));
   return transports;
 }
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from sordino.algorithms.allreduce import AllReduce
 from sordino.algorithms.gossip import DPSGD, Crossover, ElasticAveraging, GossipGraD, PushSum, SegmentedGossip
+from sordino.algorithms.layered import Layered
 from sordino.algorithms.local import AdaptiveInterval, LocalSGD
 from sordino.errors import UsageError
 
@@ -19,6 +20,7 @@ __all__ = [
     "ElasticAveraging",
     "GossipAlgorithm",
     "GossipGraD",
+    "Layered",
     "LocalSGD",
     "MixingAlgorithm",
     "PushSum",
@@ -29,7 +31,7 @@ __all__ = [
 
 MixingAlgorithm = Crossover | DPSGD | GossipGraD | PushSum | SegmentedGossip
 GossipAlgorithm = MixingAlgorithm | ElasticAveraging
-Algorithm = AllReduce | GossipAlgorithm | LocalSGD
+Algorithm = AllReduce | GossipAlgorithm | Layered | LocalSGD
 
 _BY_NAME: dict[str, type[Algorithm]] = {
     "allreduce": AllReduce,
@@ -37,6 +39,7 @@ _BY_NAME: dict[str, type[Algorithm]] = {
     "dpsgd": DPSGD,
     "elasticaveraging": ElasticAveraging,
     "gossipgrad": GossipGraD,
+    "layered": Layered,
     "local-sgd": LocalSGD,
     "pushsum": PushSum,
     "segmentedgossip": SegmentedGossip,

@@ -12,30 +12,42 @@ from types import TracebackType
 from typing import Any
 
 from sordino import _core
+from sordino.algorithms.layered import Layered
 from sordino.context import Context, current, current_or_none, replace_current
 from sordino.errors import NotBuilt, UsageError
 from sordino.torch import process_sets as sets
+from sordino.torch.communicators import Layers
 from sordino.torch.process_sets import ProcessSet
 
 
-def init(comm: Any = None, process_sets: Sequence[ProcessSet | Sequence[int]] | str | None = None) -> None:
+def init(
+    comm: Any = None,
+    process_sets: Sequence[ProcessSet | Sequence[int]] | str | None = None,
+    layered: Layered | None = None,
+) -> None:
     """Joins the world. Collective: all ranks of the job call it. A second call does nothing.
 
     Args:
         comm: None for all ranks that the launcher started; a list of their ranks; or an mpi4py communicator.
         process_sets: process sets to register at once, the same list on all ranks. ("dynamic" is accepted for
             Horovod's sake: sets can always be added later.)
+        layered: the algorithm that is to be used. With `Layered(communicator="rank")` the last rank of each group is a
+            communicator: there init() serves the workers until they shut down, and then ends the script with status 0;
+            `rank()` and `size()` count workers only.
 
     Without a launcher (`python train.py`) the world has one rank and MPI is not started.
 
     Raises:
-        UsageError: `comm` is of another type, or names ranks that do not exist.
+        UsageError: `comm` is of another type, or names ranks that do not exist; or the ranks do not make groups.
         NotBuilt: a launcher started several processes, but this build has no MPI.
         TransportError: MPI failed, or the launcher belongs to another MPI than the one Sordino was built with.
     """
     if current_or_none() is not None:
         return
-    context = Context(_make_world(comm))
+    if layered is not None and layered.dedicated:
+        context = _with_communicators(comm, layered)
+    else:
+        context = Context(_make_world(comm))
     replace_current(context)
     _install_exit_handlers()
     if isinstance(process_sets, str):
@@ -46,11 +58,31 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet | Sequence[int]] | 
             sets.add_process_set(process_set)
 
 
+def _with_communicators(comm: Any, algorithm: Layered) -> Context:
+    """A worker's context; on communicators it does not return."""
+    if hasattr(comm, "py2f"):
+        raise UsageError("init(layered=...) takes comm=None or a list of ranks, not an mpi4py communicator")
+    everybody = Context(_make_world(comm))
+    try:
+        layers = Layers(everybody, algorithm)
+        if everybody.rank in layers.roles.communicators:
+            layers.serve()
+            everybody.world.shutdown()
+            sys.exit(0)
+        names = list(comm) if comm else list(range(everybody.size))
+        context = Context(_core.mpi_world(ranks=[names[rank] for rank in layers.roles.workers]))
+    except Exception:
+        everybody.world.shutdown()
+        raise
+    context.layers = layers
+    return context
+
+
 def _make_world(comm: Any) -> _core.World:
     if comm is None or (isinstance(comm, Sequence) and len(comm) == 0):
         size, variable = _core.launcher()
         if size == 0 and not (_core.build_info()["mpi"] and _mpi_in_use()):
-            return _core.sim_worlds(1)[0]
+            return _core.sim_worlds([0])[0]
         if size > 1 and _core.build_info()["mpi"] is None:
             raise NotBuilt(
                 f"{variable}={size}: a launcher started {size} processes, but Sordino was built without MPI. Install "
@@ -58,7 +90,7 @@ def _make_world(comm: Any) -> _core.World:
                 "its folder); `sordino doctor` tells more."
             )
         if size == 1 and _core.build_info()["mpi"] is None:
-            return _core.sim_worlds(1)[0]
+            return _core.sim_worlds([0])[0]
         return _core.mpi_world()
     if isinstance(comm, Sequence) and all(isinstance(rank, int) for rank in comm):
         return _core.mpi_world(ranks=list(comm))
@@ -92,7 +124,7 @@ def _install_exit_handlers() -> None:
         context = current_or_none()
         if context is None or context.size == 1 or issubclass(kind, KeyboardInterrupt):
             return
-        context.world.abort("".join(traceback.format_exception_only(kind, error)).strip())
+        context.abort("".join(traceback.format_exception_only(kind, error)).strip())
         sys.stdout.flush()
         sys.stderr.flush()
         # MPI's own exit would wait for ranks that no longer answer. The launcher ends the job on this status; under
@@ -109,9 +141,11 @@ def shutdown() -> None:
     context = current_or_none()
     if context is None:
         return
-    context.world.shutdown()
-    replace_current(None)
-    sets.unbind_all(context)
+    try:
+        context.shutdown()
+    finally:
+        replace_current(None)
+        sets.unbind_all(context)
 
 
 def is_initialized() -> bool:

@@ -22,6 +22,13 @@ def new_channel(context: Context, process_set: ProcessSet) -> int:
     return _new_set(context, process_set.ranks or [], process_set)
 
 
+def own_channel(context: Context, process_set: ProcessSet, parts: Sequence[Sequence[int]]) -> int | None:
+    """Makes a set for exchanges of each part of a process set; the one of the part that this rank is in, if it is in
+    any. Collective over the process set."""
+    made = [(_new_set(context, members, process_set), members) for members in parts]
+    return next((number for number, members in made if context.rank in members), None)
+
+
 def channel_of(context: Context, process_set: ProcessSet) -> int:
     """The set that exchanges of a process set run on. Collective over it the first time."""
     identity = process_set.process_set_id or 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 
 from sordino import kinds
 from sordino._core import Handle
-from sordino.context import current
+from sordino.context import Context, current, use
 from sordino.errors import UsageError
 from sordino.torch.operation import Adasum, Average, Operation, Reduction, resolve_op
 from sordino.torch.process_sets import ProcessSet, global_process_set
@@ -345,6 +346,20 @@ def grouped_reducescatter_async(
 # ---- join, barrier ---------------------------------------------------------------------------------------------------
 
 
+def _stand_in(context: Context) -> None:
+    """Does what is to be done while others train on, all at once: they need not ask for it in turn."""
+    work = [alive for alive in [method() for method in context.while_joined.values()] if alive is not None]
+
+    def run(one: Callable[[], None]) -> None:
+        with use(context):
+            one()
+
+    if work:
+        with ThreadPoolExecutor(len(work)) as threads:
+            for result in [threads.submit(run, one) for one in work]:
+                result.result()
+
+
 def join(device: int = -1) -> int:
     """Says that this rank has no more data and waits until all ranks say so.
 
@@ -361,7 +376,8 @@ def join(device: int = -1) -> int:
     for alive in [method() for method in context.on_join.values()]:
         if alive is not None:
             alive()
-    handle = context.world.run(kinds.JOIN, "join", [])
+    handle = context.world.submit(kinds.JOIN, "join", [])
+    _stand_in(context)
     handle.wait()
     context.joined()
     return int(handle.numbers[0])

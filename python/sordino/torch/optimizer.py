@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from sordino.algorithms import Algorithm, AllReduce, LocalSGD, resolve
+from sordino.algorithms import Algorithm, AllReduce, Layered, LocalSGD, resolve
 from sordino.context import current
 from sordino.errors import UsageError
 from sordino.torch.adasum import AdasumSteps
@@ -21,6 +21,7 @@ from sordino.torch.compression import Compression, Compressor
 from sordino.torch.double_buffering import BufferedSteps
 from sordino.torch.gossip import GossipSteps
 from sordino.torch.gradients import GradientReducer
+from sordino.torch.layered import LayeredSteps
 from sordino.torch.local_sgd import LocalSteps, require_elementwise
 from sordino.torch.operation import Adasum, Average, resolve_op
 from sordino.torch.process_sets import ProcessSet, global_process_set
@@ -107,6 +108,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
             return
         if options["op"] != Average:
             raise UsageError(f"{name} averages; op= is for AllReduce")
+        if isinstance(algorithm, Layered):
+            if options["gradient_predivide_factor"] != 1.0:
+                raise UsageError("gradient_predivide_factor is for AllReduce; Layered averages group by group")
+            return
         if algorithm.workers_in_group == 1:
             if options["compression"] is not Compression.none:
                 raise UsageError(f"compression= is for gradients, and {name} without groups sends none")
@@ -149,6 +154,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             return GradientReducer(current(), names, parameters, settings, compare)
         buffers = [(name, buffer) for name, buffer in options["named_buffers"] or () if buffer.is_floating_point()]
         algorithm = options["algorithm"]
+        if isinstance(algorithm, Layered):
+            return LayeredSteps(current(), names, parameters, buffers, algorithm, settings, compare)
         if isinstance(algorithm, LocalSGD):
             if algorithm.sharded:
                 require_elementwise(self._inner)
@@ -183,6 +190,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @property
     def state(self) -> Any:  # type: ignore[override]
+        self._complete()
         return self._inner.state
 
     @state.setter
@@ -256,7 +264,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     # ---- copies ------------------------------------------------------------------------------------------------
 
+    def _complete(self) -> None:
+        """Takes a step that `Layered` has postponed."""
+        if isinstance(self._reducer, LayeredSteps):
+            self._reducer.complete()
+
     def __getstate__(self) -> dict[str, Any]:
+        self._complete()
         if self._sharded and self._inner.state:
             raise UsageError(
                 'with LocalSGD(exchange="sharded") a rank has a part of the state only; copy its state_dict() instead'
@@ -389,6 +403,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As of the wrapped optimizer. StepOrderError while gradients are being reduced."""
+        if isinstance(self._reducer, LayeredSteps) and self._reducer.clear(set_to_none):
+            return
         if self._reducer.in_flight:
             raise StepOrderError(
                 "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or "

@@ -17,18 +17,14 @@ import torch
 
 from sordino._core import FromOwner, Handle, Layout, ToOwner
 from sordino.context import Context
-from sordino.errors import UsageError
-from sordino.torch.compression import Compression
-from sordino.torch.exchanges import Channel
-from sordino.torch.gradients import GradientReducer
+from sordino.torch.exchanges import Channel, wait_for_all
+from sordino.torch.flat_gradients import Flat, FlatReducer, part_length
 from sordino.torch.operation import Average
 from sordino.torch.ops import grouped_allreduce_
 from sordino.torch.parameters import FlatValues, adopt
 from sordino.torch.process_sets import ProcessSet
 from sordino.torch.segments import Segment, Settings, StepOrderError
 from sordino.torch.tensors import dtype_code
-
-_ALIGNMENT = 64  # bytes; of arenas, so that shards lie side by side
 
 
 @dataclass(frozen=True)
@@ -66,8 +62,7 @@ class Shards:
         kind = parameters[members[0]].dtype
         self.members = list(members)
         count = sum(parameters[i].numel() for i in members)
-        step = _ALIGNMENT // kind.itemsize
-        shard = -(-count // (size * step)) * step
+        shard = part_length(count, size, kind.itemsize)
         code = dtype_code(parameters[members[0]])
         specs = [(f"shard {k}", code, (shard,)) for k in range(size)]
         flags = [(f"flags for {k}", code, (len(members),)) for k in range(size)]
@@ -123,16 +118,15 @@ class Shards:
         return (torch.stack(self._flags).amax(0) > 0).tolist()
 
 
-class ShardedReducer(GradientReducer):
+class ShardedReducer(FlatReducer):
     """Averages gradients over a group, each rank its shard, and steps the optimizer on that.
-
-    Exchanges are not negotiated, so segments start in the order of the plan, whenever their gradients come.
 
     Args:
         channel: of the group.
     """
 
     instead_of_sparse = 'or exchange="allreduce"'
+    instead_of_compression = 'exchange="allreduce"'
 
     def __init__(
         self,
@@ -142,16 +136,13 @@ class ShardedReducer(GradientReducer):
         settings: Settings,
         channel: Channel,
     ) -> None:
-        if settings.compression is not Compression.none:
-            raise UsageError('compression= needs exchange="allreduce": a shard is averaged as it is')
-        super().__init__(context, names, parameters, settings, compare=True)
+        super().__init__(context, names, parameters, settings)
         self.across: ProcessSet | None = None
         """Where gradients are averaged over, besides, before they are used."""
         ranks = settings.process_set.ranks or []
         self._size, self._place = len(ranks), ranks.index(context.rank)
         self._channel = channel
         self._shards: dict[str, Shards] = {}
-        self._complete_segments: set[str] = set()
         self._handed_out = False  # this cycle's averages are everybody's
         self._to_owner, self._from_owner = ToOwner(self._size), FromOwner(self._size)
 
@@ -178,35 +169,13 @@ class ShardedReducer(GradientReducer):
 
     def _begin_cycle(self) -> None:
         super()._begin_cycle()
-        self._complete_segments = set()
         self._handed_out = False
 
-    def _start(self, segment: Segment) -> None:
-        self._complete_segments.add(segment.name)
-        for one in self._segments or ():
-            if one.handle is None:
-                if one.name not in self._complete_segments:
-                    return
-                self._launch(one)
+    def _flat(self, segment: Segment) -> Flat:
+        return self._shards[segment.name]
 
-    @torch.no_grad()
-    def _launch(self, segment: Segment) -> None:
-        shards = self._shards[segment.name]
-        grads = [self._dense_gradient(i) for i in segment.members]
-        shards.say_used([grad is not None for grad in grads])
-        for i, grad, view in zip(segment.members, grads, shards.views):
-            if grad is None:
-                view.zero_()
-            elif grad.data_ptr() != view.data_ptr():
-                view.copy_(grad)
-                self.parameters[i].grad = view
-        segment.handle = self._channel.start(f"{segment.name}.reduce", self._to_owner, shards.gradients)
-
-    def _finish(self, segment: Segment) -> None:
-        handle, segment.handle = segment.handle, None
-        assert handle is not None
-        handle.wait()
-        self._unused.update(i for i in segment.members if self.parameters[i].grad is None)
+    def _exchange(self, segment: Segment) -> Handle:
+        return self._channel.start(f"{segment.name}.reduce", self._to_owner, self._shards[segment.name].gradients)
 
     def _reduce(self) -> None:
         """Averages every gradient that is not averaged yet, at its owner."""
@@ -275,15 +244,3 @@ class ShardedReducer(GradientReducer):
         finally:
             for group, parameters in zip(optimizer.param_groups, whole):
                 group["params"] = parameters
-
-
-def wait_for_all(handles: Sequence[Handle]) -> None:
-    """Waits for all, then raises what became of the first that failed."""
-    failure: Exception | None = None
-    for handle in handles:
-        try:
-            handle.wait()
-        except Exception as error:
-            failure = failure or error
-    if failure is not None:
-        raise failure

@@ -63,7 +63,7 @@ class ParameterSteps(ABC):
         if not self._met:
             self._meet()
             self._met = True
-            self.context.on_join[id(self)] = weakref.WeakMethod(self._refuse_join)
+            self.context.on_join[id(self)] = weakref.WeakMethod(self._before_join)
 
     @abstractmethod
     def _meet(self) -> None:
@@ -97,7 +97,7 @@ class ParameterSteps(ABC):
     def load_state(self, state: dict[str, Any]) -> None:
         """Goes on where `state()` was taken."""
 
-    def _refuse_join(self) -> None:
+    def _before_join(self) -> None:
         raise UsageError(
             f"join() cannot stand in for a worker of {self.label}: give all ranks the same number of steps"
         )

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from sordino._core import FromOwner, ToOwner, Topology
-from sordino.algorithms import Algorithm, AllReduce, ElasticAveraging, GossipAlgorithm, LocalSGD, PushSum
+from sordino._core import FromOwner, Mean, ToOwner, Topology
+from sordino.algorithms import Algorithm, AllReduce, ElasticAveraging, GossipAlgorithm, Layered, LocalSGD, PushSum
 from sordino.algorithms.gossip import Segments
 from sordino.torch.parameters import segment_numbers
 
@@ -187,12 +187,14 @@ class Phase(NamedTuple):
     Attributes:
         hides: what part of it can be hidden at most: backward cannot hide the last segment.
         step: whether the whole next step may hide it, not backward alone.
+        loading: whether what lies between two steps hides it, too.
     """
 
     load: Load
     every: int = 1
     hides: float = 0.0
     step: bool = False
+    loading: bool = False
 
 
 @dataclass(frozen=True)
@@ -205,12 +207,14 @@ class Cost:
         """Seconds of communication a step, on average."""
         return sum(phase.load.seconds(rates) / phase.every for phase in self.phases)
 
-    def exposed(self, rates: Rates, compute: float) -> float:
-        """Those of them that `compute` seconds of forward and backward cannot hide."""
+    def exposed(self, rates: Rates, compute: float, loading: float = 0.0) -> float:
+        """Those of them that `compute` seconds of forward and backward, and `loading` seconds between two steps, cannot
+        hide."""
         total = 0.0
         for phase in self.phases:
             seconds, room = phase.load.seconds(rates), compute * (1.0 if phase.step else BACKWARD)
-            total += (seconds - min(seconds * phase.hides, room)) / phase.every
+            left = seconds - min(seconds * phase.hides, room)
+            total += (max(left - loading, 0.0) if phase.loading else left) / phase.every
         return total
 
     def sent(self) -> list[float]:
@@ -234,6 +238,8 @@ def cost_of(algorithm: Algorithm, nodes: Sequence[int], names: Sequence[str], si
     if isinstance(algorithm, AllReduce):
         phase = _gradients(nodes, [everybody], sizes, algorithm.segment_bytes)
         return Cost((phase._replace(hides=1.0, step=True) if algorithm.double_buffering else phase,))
+    if isinstance(algorithm, Layered):
+        return _layered(algorithm, nodes, sizes)
     if isinstance(algorithm, LocalSGD):
         return _local_sgd(algorithm, nodes, sizes)
     return _gossip(algorithm, nodes, names, sizes)
@@ -250,6 +256,26 @@ def _gradients(nodes: Sequence[int], sets: Sequence[Sequence[int]], sizes: Seque
     load.gradients = len(sizes)
     load.all_reduce(sets, count, segments)
     return Phase(load, hides=1 - 1 / segments)
+
+
+def _layered(algorithm: Layered, nodes: Sequence[int], sizes: Sequence[int]) -> Cost:
+    roles, count = algorithm.roles(nodes), sum(sizes)
+    groups, length = len(roles.groups), len(roles.groups[0])
+    segments = math.ceil(count / algorithm.segment_bytes)
+    whole = [0.0] * roles.place + [count]  # which the communicator owns
+    load = Load(nodes)
+    load.gradients = len(sizes)
+    if groups == 1 and len(set(nodes)) == 1:
+        load.exchange(roles.groups, Mean(length, roles.place if roles.dedicated else -1), whole)
+    else:
+        if length > 1:
+            load.exchange(roles.groups, ToOwner(length, not roles.dedicated), whole)
+            load.exchange(roles.groups, FromOwner(length), whole)
+        if groups > 1:
+            parts = [count / groups] * groups
+            load.exchange([roles.communicators], ToOwner(groups), parts)
+            load.exchange([roles.communicators], FromOwner(groups), parts)
+    return Cost((Phase(load, hides=1 - 1 / segments, loading=True),))
 
 
 def _local_sgd(algorithm: LocalSGD, nodes: Sequence[int], sizes: Sequence[int]) -> Cost:

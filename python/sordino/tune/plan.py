@@ -12,7 +12,7 @@ import torch
 
 import sordino.torch as hvd
 from sordino import algorithms
-from sordino.algorithms import Algorithm, AllReduce, Crossover, LocalSGD, PushSum
+from sordino.algorithms import Algorithm, AllReduce, Crossover, Layered, LocalSGD, PushSum
 from sordino.bench.timing import Team
 from sordino.errors import UsageError
 from sordino.tune.costs import Rates, cost_of
@@ -95,24 +95,25 @@ def written(algorithm: Algorithm) -> str:
     return f"{type(algorithm).__name__}({', '.join(chosen)})"
 
 
-def candidates(size: int, interval: int) -> list[Algorithm]:
-    """Every algorithm that means something for this many ranks, with all group sizes.
+def candidates(nodes: Sequence[int], interval: int) -> list[Algorithm]:
+    """Every algorithm that means something for ranks on these nodes, with all group sizes.
 
     Args:
         interval: of local SGD.
     """
+    size = len(nodes)
     groups = [members for members in range(2, size) if size % members == 0]
     found: list[Algorithm] = [algorithms.resolve(name) for name in algorithms.names() if name != "local-sgd"]
     found += [AllReduce(double_buffering=True), PushSum(overlap=1)]
     found += [Crossover(group_size=members) for members in groups]
     found.append(LocalSGD(interval))
     found += [LocalSGD(interval, members, way) for members in groups for way in ("sharded", "allreduce")]
-    return [one for one in found if _serves(one, size)]
+    return [one for one in found if _serves(one, nodes)]
 
 
-def _serves(algorithm: Algorithm, size: int) -> bool:
+def _serves(algorithm: Algorithm, nodes: Sequence[int]) -> bool:
     try:
-        cost_of(algorithm, [0] * size, ["probe"], [4])
+        cost_of(algorithm, nodes, ["probe"], [4])
     except UsageError:
         return False
     return True
@@ -128,7 +129,7 @@ def predict(job: Job, nodes: Sequence[int], rates: Rates, interval: int) -> list
     names, sizes = [name for name, _ in job.shapes], job.bytes
     steps = math.ceil(job.samples / (job.batch * len(nodes)))
     found = []
-    for algorithm in candidates(len(nodes), interval):
+    for algorithm in candidates(nodes, interval):
         cost = cost_of(algorithm, nodes, names, sizes)
         exposed = cost.exposed(rates, job.compute)
         step = job.compute + exposed
@@ -202,7 +203,7 @@ def _late(algorithm: Algorithm) -> bool:
 
 def _models(algorithm: Algorithm, size: int) -> int:
     """How many models differ between two exchanges."""
-    return 1 if isinstance(algorithm, AllReduce) else size // algorithm.workers_in_group
+    return 1 if isinstance(algorithm, (AllReduce, Layered)) else size // algorithm.workers_in_group
 
 
 def as_rows(predictions: Sequence[Prediction]) -> list[Mapping[str, object]]:

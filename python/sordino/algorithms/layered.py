@@ -1,0 +1,107 @@
+"""Layered SGD: synchronous SGD whose all-reduce hides behind whatever comes between two steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from sordino.algorithms.gossip import require
+from sordino.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Roles:
+    """Who averages gradients with whom.
+
+    Attributes:
+        groups: the ranks of each group, its communicator included; all of one length.
+        place: of the communicator among the ranks of its group.
+        dedicated: whether communicators are no workers.
+    """
+
+    groups: list[list[int]]
+    place: int
+    dedicated: bool
+
+    @property
+    def communicators(self) -> list[int]:
+        """One of each group."""
+        return [group[self.place] for group in self.groups]
+
+    @property
+    def workers(self) -> list[int]:
+        """All ranks that train."""
+        idle = self.communicators if self.dedicated else []
+        return [rank for group in self.groups for rank in group if rank not in idle]
+
+    def of(self, ranks: Sequence[int]) -> Roles:
+        """The same, where these are the ranks of a process set and the roles are those of its members."""
+        return Roles([[ranks[index] for index in group] for group in self.groups], self.place, self.dedicated)
+
+
+@dataclass(frozen=True)
+class Layered:
+    """Layered SGD: gradients are averaged in groups, then among the groups' communicators, then handed back; the step
+    that uses them is postponed until somebody looks at a parameter.
+
+    Parameters are those of `AllReduce`, to rounding, and to the last bit where both add in the same order (one group).
+    Between `step()` and the first use of a parameter nothing waits: load the next batch there. Whatever reads or writes
+    a parameter or its gradient in the thread that called `step()` (forward, `state_dict()`, clipping, evaluation,
+    moving averages) completes the step first, with the learning rate that was set when `step()` was called. Not noticed
+    are other threads, and memory that was taken out before (`numpy()`, `data_ptr()`): call `optimizer.synchronize()`
+    before them. `check_stale=True` finds such places.
+
+    Sent per step and worker, of M bytes and for P groups: M to its communicator and back, which sends 2(P-1)/P M to the
+    others; nobody else sends anything across groups. A single group on one node reads and writes its members' memory in
+    one pass. Staleness: none. Memory: the gradients once more. When a peer dies: every survivor, communicators
+    included, gets `PeerLost`. Source: Yu et al., Layered SGD, Algorithm 3.
+
+    Attributes:
+        group_size: K, the workers of a group, which are neighbouring ranks; must divide the number of workers. None:
+            those of a node.
+        communicator: "thread": the group's first worker, whose progress thread does it; "rank": the last rank of each
+            group has no model and does nothing else, which needs `init(layered=...)`.
+        check_stale: while a step is postponed, other threads that use a parameter get `StepOrderError`, and its memory
+            is filled with NaN. For debugging: it copies the parameters twice a step.
+        segment_bytes: gradients are averaged in segments of up to this many bytes, each as soon as it is complete.
+    """
+
+    group_size: int | None = None
+    communicator: Literal["thread", "rank"] = "thread"
+    check_stale: bool = False
+    segment_bytes: int = 16 * 1024 * 1024
+
+    def __post_init__(self) -> None:
+        fine = self.group_size is None or (isinstance(self.group_size, int) and self.group_size >= 1)
+        require(fine, self, "group_size", "must be at least 1, or None for the ranks of a node")
+        require(self.communicator in ("thread", "rank"), self, "communicator", "must be 'thread' or 'rank'")
+        require(isinstance(self.check_stale, bool), self, "check_stale", "must be True or False")
+        require(isinstance(self.segment_bytes, int) and self.segment_bytes >= 1, self, "segment_bytes", "must be >= 1")
+
+    @property
+    def dedicated(self) -> bool:
+        """Whether communicators are no workers."""
+        return self.communicator == "rank"
+
+    def roles(self, nodes: Sequence[int]) -> Roles:
+        """The roles of ranks 0, 1, ... that live on these nodes.
+
+        Raises:
+            UsageError: they do not make equal groups.
+        """
+        size = len(nodes)
+        if self.group_size is None:
+            length = list(nodes).count(nodes[0])
+            if size % length != 0 or any(nodes[rank] != nodes[rank - rank % length] for rank in range(size)):
+                raise UsageError("Layered(): nodes have different numbers of ranks; say group_size=1, or a divisor")
+        else:
+            length = self.group_size + self.dedicated
+        who = "a worker and a communicator" if self.dedicated else "a worker"
+        if length < 1 + self.dedicated:
+            raise UsageError(f"Layered(communicator={self.communicator!r}): a node with one rank lacks {who}")
+        if size % length != 0:
+            members = f"{length - self.dedicated} workers" + (" and a communicator" if self.dedicated else "")
+            raise UsageError(f"{self!r}: {size} ranks cannot be cut into groups of {members}")
+        groups = [list(range(begin, begin + length)) for begin in range(0, size, length)]
+        return Roles(groups, length - 1 if self.dedicated else 0, self.dedicated)

@@ -1,0 +1,94 @@
+"""Gradients in flat memory that exchanges average. Exchanges are not negotiated, so segments start in the order of the
+plan, whenever their gradients come."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from sordino._core import Handle
+from sordino.context import Context
+from sordino.errors import UsageError
+from sordino.torch.compression import Compression
+from sordino.torch.gradients import GradientReducer
+from sordino.torch.segments import Segment, Settings
+
+ALIGNMENT = 64  # bytes; of arenas, so that parts of equal size lie side by side
+
+
+def part_length(count: int, parts: int, itemsize: int) -> int:
+    """Elements of each of so many equal parts of `count` elements, such that every part is aligned."""
+    step = ALIGNMENT // itemsize
+    return -(-count // (parts * step)) * step
+
+
+class Flat(Protocol):
+    """Where the gradients of a segment lie."""
+
+    views: list[torch.Tensor]
+
+    def say_used(self, used: Sequence[bool]) -> None:
+        """Notes which members have a gradient on this rank."""
+
+    def used(self) -> list[bool]:
+        """Which had one on some rank, once averaged."""
+
+
+class FlatReducer(GradientReducer):
+    """Averages gradients by exchanges, which start in the order of the plan.
+
+    Attributes:
+        instead_of_compression: what users who want gradients compressed can do instead.
+    """
+
+    instead_of_compression: str
+
+    def __init__(
+        self, context: Context, names: Sequence[str], parameters: Sequence[torch.Tensor], settings: Settings
+    ) -> None:
+        if settings.compression is not Compression.none:
+            raise UsageError(f"compression= needs {self.instead_of_compression}: gradients are averaged as they are")
+        super().__init__(context, names, parameters, settings, compare=True)
+        self._complete_segments: set[str] = set()
+
+    @abstractmethod
+    def _flat(self, segment: Segment) -> Flat:
+        """Where the segment's gradients lie."""
+
+    @abstractmethod
+    def _exchange(self, segment: Segment) -> Handle:
+        """Starts what averages them."""
+
+    def _begin_cycle(self) -> None:
+        super()._begin_cycle()
+        self._complete_segments = set()
+
+    def _start(self, segment: Segment) -> None:
+        self._complete_segments.add(segment.name)
+        for one in self._segments or ():
+            if one.handle is None:
+                if one.name not in self._complete_segments:
+                    return
+                self._launch(one)
+
+    @torch.no_grad()
+    def _launch(self, segment: Segment) -> None:
+        flat = self._flat(segment)
+        grads = [self._dense_gradient(i) for i in segment.members]
+        flat.say_used([grad is not None for grad in grads])
+        for i, grad, view in zip(segment.members, grads, flat.views):
+            if grad is None:
+                view.zero_()
+            elif grad.data_ptr() != view.data_ptr():
+                view.copy_(grad)
+                self.parameters[i].grad = view
+        segment.handle = self._exchange(segment)
+
+    def _finish(self, segment: Segment) -> None:
+        handle, segment.handle = segment.handle, None
+        assert handle is not None
+        handle.wait()
+        self._unused.update(i for i in segment.members if self.parameters[i].grad is None)

@@ -1,0 +1,267 @@
+"""Layered SGD in an optimizer: backward sends gradients on their way (routes.py), `step()` notes what is to be done
+with their averages, and whoever touches a parameter first (postponed.py) does it."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from sordino._core import Handle
+from sordino.algorithms.layered import Layered
+from sordino.context import Context
+from sordino.errors import UsageError
+from sordino.torch.flat_gradients import Flat, FlatReducer
+from sordino.torch.postponed import hide, storage_of, watch
+from sordino.torch.routes import FlatSegment, Route, SegmentSpec
+from sordino.torch.segments import Segment, Settings
+from sordino.torch.steps import ParameterSteps
+from sordino.torch.tensors import dtype_code
+
+OpenRoute = Callable[[Sequence[SegmentSpec]], Route]
+
+
+class Travelling:
+    """What travels: the gradients of a segment's members, for each whether it has one, and whether the rank trains."""
+
+    def __init__(self, flat: FlatSegment, members: Sequence[int], parameters: Sequence[torch.Tensor]) -> None:
+        self._values = flat.values
+        kind = parameters[members[0]].dtype
+        self.views: list[torch.Tensor] = []
+        offset = 0
+        for i in members:
+            self.views.append(self._values.like(parameters[i], offset * kind.itemsize))
+            offset += parameters[i].numel()
+        self._flags = self._values.flat(kind, offset * kind.itemsize, len(members) + 1)
+
+    def say_used(self, used: Sequence[bool]) -> None:
+        self._flags.copy_(torch.tensor([*used, True]))
+
+    def used(self) -> list[bool]:
+        return (self._flags[:-1] > 0).tolist()
+
+    @property
+    def somebody_trains(self) -> bool:
+        """Once averaged: whether a rank has sent gradients, rather than stood in with nothing."""
+        return bool(self._flags[-1] > 0)
+
+    @torch.no_grad()
+    def clear(self) -> None:
+        """Says that this rank has no gradients and trains no more."""
+        for _, values in self._values.runs:
+            values.zero_()
+
+
+class LayeredReducer(FlatReducer):
+    """Averages gradients in layers.
+
+    Args:
+        open_route: makes the way of some segments; collective.
+    """
+
+    instead_of_sparse = "with Layered"
+    instead_of_compression = "AllReduce"
+
+    def __init__(
+        self,
+        context: Context,
+        names: Sequence[str],
+        parameters: Sequence[torch.Tensor],
+        settings: Settings,
+        open_route: OpenRoute,
+    ) -> None:
+        super().__init__(context, names, parameters, settings)
+        self._open_route = open_route
+        self._routes: dict[str, Route] = {}
+        self._travelling: dict[str, Travelling] = {}
+        # Of the step that the averages of this cycle are for, if it was postponed: what completes it.
+        self._postponed: Callable[[], None] | None = None
+
+    def _complete(self, index: int) -> None:
+        if self._postponed is not None:  # this gradient is one of a graph from before step()
+            parameter = self.parameters[index]
+            fresh, parameter.grad = parameter.grad, None
+            self._postponed()
+            with torch.no_grad():
+                parameter.grad = fresh if parameter.grad is None else parameter.grad + fresh
+        super()._complete(index)
+
+    def _agree(self, indices: Sequence[int]) -> None:
+        super()._agree(indices)
+        segments = [segment for segment in self._segments or () if segment.name not in self._routes]
+        specs = []
+        for segment in segments:
+            count = sum(self.parameters[i].numel() for i in segment.members) + len(segment.members) + 1
+            specs.append(SegmentSpec(segment.name, dtype_code(self.parameters[segment.members[0]]), count))
+        route = self._open_route(specs)
+        for segment in segments:
+            self._routes[segment.name] = route
+            self._travelling[segment.name] = Travelling(route.flats[segment.name], segment.members, self.parameters)
+
+    def _flat(self, segment: Segment) -> Flat:
+        return self._travelling[segment.name]
+
+    def _exchange(self, segment: Segment) -> Handle:
+        return self._routes[segment.name].start(segment.name)
+
+    def _finish(self, segment: Segment) -> None:
+        super()._finish(segment)
+        flat = self._travelling[segment.name]
+        for i, view, used in zip(segment.members, flat.views, flat.used()):
+            self.parameters[i].grad = view if used else None
+            (self._unused.discard if used else self._unused.add)(i)
+
+    def postpone(self, complete: Callable[[], None]) -> None:
+        """Starts what backward has not started, and waits for nothing: `use` does, which `complete` must call. Until
+        then parameters have no gradients, for others may be computed. Collective."""
+        self._start_rest()
+        for parameter in self.parameters:
+            parameter.grad = None
+        self._postponed = complete
+
+    def use(self) -> None:
+        """Waits for the averages of a step that was postponed."""
+        self._postponed = None
+        self._finish_all()
+        self._done = True
+
+    def stand_in(self) -> None:
+        """Takes part in the others' steps without gradients, until nobody trains."""
+        trains = True
+        while trains and self._segments:
+            for segment in self._segments:
+                if segment.handle is None:
+                    self._travelling[segment.name].clear()
+                    segment.handle = self._exchange(segment)
+            self._finish_all()
+            trains = self._travelling[self._segments[-1].name].somebody_trains
+            self._begin_cycle()
+            for parameter in self.parameters:
+                parameter.grad = None
+
+
+class LayeredSteps(ParameterSteps):
+    """What makes the steps of an optimizer those of Layered SGD."""
+
+    algorithm: Layered
+
+    def _set_up(self) -> None:
+        self.storages: set[int] = set()
+        # The optimizer, and the hyper-parameters of its groups when step() was called.
+        self._postponed: tuple[torch.optim.Optimizer, list[dict[str, Any]]] | None = None
+        self._clears: bool | None = None  # set_to_none of a zero_grad() since
+        self._show: Callable[[], None] | None = None  # undoes what check_stale did
+        self._watch = watch()
+
+    def _meet(self) -> None:
+        self._layers = LayeredReducer(self.context, self.names, self.parameters, self.settings, self._route_opener())
+        self.reducer = self._layers
+        self.context.on_shutdown[id(self)] = weakref.WeakMethod(self.complete)
+        self.context.while_joined[id(self)] = weakref.WeakMethod(self._layers.stand_in)
+
+    def _route_opener(self) -> OpenRoute:
+        everybody, algorithm, layers = self.settings.process_set, self.algorithm, self.context.layers
+        if algorithm.dedicated:
+            if layers is None or layers.algorithm.group_size != algorithm.group_size:
+                raise UsageError(f"{algorithm} needs hvd.init(layered={algorithm}), which makes the communicators")
+            if everybody.process_set_id != 0:
+                raise UsageError('Layered(communicator="rank") trains on all workers; process_set= is for "thread"')
+            opener: OpenRoute = layers.open
+            return opener
+        ranks = everybody.ranks or []
+        roles = algorithm.roles([self.context.world.nodes[rank] for rank in ranks]).of(ranks)
+        return lambda specs: Route(self.context, everybody, roles, specs)
+
+    def _begin(self, optimizer: torch.optim.Optimizer) -> None:
+        self.complete()
+
+    def _step(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | None, synchronize: bool) -> Any:
+        if closure is not None or not synchronize or self._layers.done:
+            return super()._step(optimizer, closure, synchronize)
+        self._layers.postpone(self.complete)
+        rates = [{key: _copied(value) for key, value in g.items() if key != "params"} for g in optimizer.param_groups]
+        self._postponed, self._clears = (optimizer, rates), None
+        self.storages = set(map(storage_of, self.parameters))
+        if self.algorithm.check_stale:
+            self._show = hide(self.parameters)
+        self._watch = watch()
+        self._watch.add(self)
+        return None
+
+    def complete(self) -> None:
+        """Takes the step that was postponed, if one was."""
+        if self._postponed is None:
+            return
+        (optimizer, rates), self._postponed = self._postponed, None
+        self._watch.remove(self)
+        if self._show is not None:
+            self._show()
+            self._show = None
+        now = [dict(group) for group in optimizer.param_groups]
+        for group, rate in zip(optimizer.param_groups, rates):
+            group.update(rate)
+        try:
+            self._layers.use()
+            self._layers.step(optimizer, None, synchronize=False)
+        finally:
+            for group, latest in zip(optimizer.param_groups, now):
+                group.update(latest)
+        if self._clears is not None:
+            optimizer.zero_grad(self._clears)
+
+    def clear(self, set_to_none: bool) -> bool:
+        """Notes that gradients are to be cleared after the step that is postponed; whether one is."""
+        if self._postponed is None:
+            return False
+        self._clears = set_to_none
+        return True
+
+    def after_step(self) -> None:
+        self.steps += 1
+
+    @property
+    def in_flight(self) -> bool:
+        return self._postponed is None and super().in_flight
+
+    @property
+    def ready(self) -> bool:
+        return self._postponed is None and super().ready
+
+    def synchronize(self) -> None:
+        if self._postponed is None:
+            super().synchronize()
+        self.complete()
+
+    def flush(self, optimizer: torch.optim.Optimizer) -> None:
+        self.complete()
+
+    def state(self) -> dict[str, Any]:
+        self.complete()
+        return {"steps": self.steps}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.complete()
+        self.steps = state["steps"]
+
+    def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        self.complete()
+        return super().optimizer_state(optimizer)
+
+    def load_optimizer_state(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+        self.complete()
+        super().load_optimizer_state(optimizer, state)
+
+    def _before_join(self) -> None:
+        self.complete()
+
+    def release(self) -> None:
+        self.complete()
+        self.context.on_shutdown.pop(id(self), None)
+        self.context.while_joined.pop(id(self), None)
+        super().release()
+
+
+def _copied(value: Any) -> Any:
+    return value.clone() if isinstance(value, torch.Tensor) else value
