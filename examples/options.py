@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import sordino.algorithms
 import sordino.torch as hvd
-from sordino.algorithms import Algorithm
+from sordino.algorithms import Algorithm, Layered
 from sordino.errors import UsageError
 
 FIXED = ("algorithm", "set", "data", "batch_size", "lr", "momentum", "label_smoothing", "bfloat16", "seed")
@@ -40,6 +40,26 @@ def algorithm_of(args: argparse.Namespace) -> Algorithm:
     return kind(**settings)
 
 
+def layered_of(argv: Sequence[str] | None) -> Layered | None:
+    """The algorithm if it is Layered, which `hvd.init` must know. What is wrong with the options, `parse` says."""
+    parser = _Parser(add_help=False, allow_abbrev=False)
+    _add_algorithm(parser)
+    try:
+        algorithm = algorithm_of(parser.parse_known_args(argv)[0])
+    except UsageError:
+        return None
+    return algorithm if isinstance(algorithm, Layered) else None
+
+
+def _add_algorithm(parser: argparse.ArgumentParser) -> None:
+    add, names = parser.add_argument, sordino.algorithms.names()
+    add("--algorithm", default="allreduce", metavar="NAME", help=f"one of: {', '.join(names)} (default: allreduce)")
+    add("--set", action="append", default=[], metavar="NAME=VALUE", help="of the algorithm, such as group_size=2")
+    for name, value in (("group_size", "N"), ("interval", "N"), ("communicator", "WHAT")):
+        flag, short = f"--{name.replace('_', '-')}", f"{name}={{}}".format
+        add(flag, action="append", dest="set", type=short, metavar=value, help=f"short for --set {name}={value}")
+
+
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message} (--help lists the options)")
@@ -54,12 +74,7 @@ def parse(argv: Sequence[str] | None, description: str) -> argparse.Namespace:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    names = sordino.algorithms.names()
-    add("--algorithm", default="allreduce", metavar="NAME", help=f"one of: {', '.join(names)} (default: allreduce)")
-    add("--set", action="append", default=[], metavar="NAME=VALUE", help="of the algorithm, such as group_size=2")
-    for name in ("group_size", "interval"):
-        flag, short = f"--{name.replace('_', '-')}", f"{name}={{}}".format
-        add(flag, action="append", dest="set", type=short, metavar="N", help=f"short for --set {name}=N")
+    _add_algorithm(parser)
     add("--data", default="digits", choices=("digits", "fashion-mnist"), help="what to learn (default: digits)")
     add("--data-dir", metavar="FOLDER", help="the four .gz files of Fashion-MNIST, if not where Debian puts them")
     add("--epochs", type=int, help="passes over the training images (default: 20 for the digits, else 2)")
@@ -84,6 +99,7 @@ def parse(argv: Sequence[str] | None, description: str) -> argparse.Namespace:
         args = parser.parse_args(argv)
     if args.epochs is None:
         args.epochs = 20 if args.data == "digits" else 2
+    names = sordino.algorithms.names()
     if args.algorithm not in names:
         raise UsageError(f"--algorithm {args.algorithm}: unknown; there are: {', '.join(names)}")
     algorithm_of(args)

@@ -4,6 +4,7 @@
   mpirun -np 3 python examples/train.py
   sordino run -np 4 -- python examples/train.py --data fashion-mnist --epochs 2 --algorithm allreduce
   sordino run -np 4 -- python examples/train.py --algorithm local-sgd --group-size 2 --interval 4
+  sordino run -np 5 -- python examples/train.py --algorithm layered --communicator rank
   sordino run -np 4 -- python examples/train.py --algorithm pushsum --set overlap=1
 
 --batch-size is the *global* batch: the ranks share its rows, so 4 ranks compute what 1 rank does (within rounding)
@@ -46,7 +47,7 @@ from common import (
     together,
     use_threads,
 )
-from options import FIXED, algorithm_of, parse
+from options import FIXED, algorithm_of, layered_of, parse
 from progress import Reporter
 from sordino import checkpoint
 from sordino.data import Dataset
@@ -83,7 +84,7 @@ class Training:
     @property
     def models_differ(self) -> bool:
         """Whether each rank has a model of its own: then the mean of all is tested and saved."""
-        return hvd.size() > 1 and self.args.algorithm != "allreduce"
+        return hvd.size() > 1 and self.args.algorithm not in ("allreduce", "layered")
 
     def parameters(self) -> dict[str, torch.Tensor]:
         """The model that is tested and saved; collective."""
@@ -273,7 +274,11 @@ def report(training: Training, results: dict[str, Any]) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Trains; returns the exit status: 0, or 2 if the options or the files make no sense."""
-    hvd.init()
+    try:
+        hvd.init(layered=layered_of(argv))
+    except UsageError as error:
+        hvd.init()
+        return refuse("train.py", error)
     try:
         training = prepare(argv)
     except UsageError as error:

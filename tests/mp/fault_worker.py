@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 import sordino.torch as hvd
-from sordino.algorithms import Crossover, GossipAlgorithm, LocalSGD, PushSum
+from sordino.algorithms import Algorithm, Crossover, Layered, LocalSGD, PushSum
 
 STUCK_S = 60
 BIG = 1 << 25  # 128 MiB: a tenth of a second and more
@@ -89,7 +89,11 @@ def shards(strike: Strike) -> None:
     gossip(strike, LocalSGD(2, hvd.size()))
 
 
-def gossip(strike: Strike, algorithm: GossipAlgorithm | LocalSGD) -> None:
+def layers(strike: Strike) -> None:
+    gossip(strike, Layered(1))
+
+
+def gossip(strike: Strike, algorithm: Algorithm) -> None:
     MODEL.append(torch.nn.Parameter(torch.full((BIG // 4,), float(hvd.rank()))))
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(MODEL, lr=0.0), algorithm=algorithm)
     inside = threading.Event()
@@ -122,6 +126,7 @@ WHEN = {
     "exchange": exchange,
     "push": push,
     "shards": shards,
+    "layers": layers,
     "for ever": for_ever,
 }
 

@@ -194,6 +194,7 @@ LOST = [
     Fault("kill", "push", 1, ulfm=True),
     Fault("kill", "shards", 1, ulfm=True),
     Fault("kill", "shards", 2, ulfm=True, shared=False),
+    Fault("kill", "layers", 1, ulfm=True),
 ]
 
 

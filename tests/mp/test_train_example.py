@@ -284,3 +284,15 @@ def test_settings_of_an_algorithm(
     results = train(launcher, 4, tmp_path, "--algorithm", name, "--set", setting, *others)
     assert results["args"]["set"][0] == setting
     assert results["test_accuracy"] > alone["test_accuracy"] - 0.03
+
+
+def test_layers_train_to_the_last_digit_of_all_reduce(launcher: mpi.Launcher, tmp_path: Path) -> None:
+    wanted = train(launcher, 2, tmp_path, "--max-steps", 15)
+    for ranks, options in ((2, ()), (3, ("--communicator", "rank"))):
+        found = train(launcher, ranks, tmp_path, "--max-steps", 15, "--algorithm", "layered", *options)
+        assert found["world_size"] == 2
+        assert found["parameters_sha256"] == wanted["parameters_sha256"]
+        assert found["test_accuracy"] == wanted["test_accuracy"]
+    refused = run(launcher, 2, "--algorithm", "layered", "--communicator", "rank", "--group-size", 2)
+    assert refused.returncode == 2
+    assert "cannot be cut into groups of 2 workers and a communicator" in refused.stderr

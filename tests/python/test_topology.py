@@ -16,6 +16,7 @@ from sordino._core import (
     Exponential,
     FromOwner,
     Grouped,
+    Mean,
     RandomCycle,
     RandomPull,
     Ring,
@@ -39,6 +40,9 @@ def made(size: int) -> Iterator[Topology]:
     yield RandomPull(size, 3, 4, min(2, max(size - 1, 1)))
     yield Star(size, 1)
     yield ToOwner(size)
+    yield ToOwner(size, keeps_own=False)
+    yield Mean(size)
+    yield Mean(size, idle=size - 1)
     yield FromOwner(size)
     if size <= 64:
         yield Roulette(size, 4, list((1 - np.eye(size)).ravel()))
@@ -68,7 +72,7 @@ def test_rows_are_averages(size: int) -> None:
             assert len(set(sources)) == len(sources)
             assert scale * (len(sources) + keeps_own) == pytest.approx(1)
             columns[[*sources, rank] if keeps_own else sources] += scale
-        if isinstance(topology, (RandomCycle, Ring, Exponential, Dissemination, Roulette)):
+        if isinstance(topology, (RandomCycle, Ring, Exponential, Dissemination, Roulette, Mean)):
             np.testing.assert_allclose(columns, 1)  # doubly stochastic: sums are conserved
 
 

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import traceback
+from collections import Counter
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
@@ -63,6 +64,7 @@ def _with_communicators(comm: Any, algorithm: Layered) -> Context:
     if hasattr(comm, "py2f"):
         raise UsageError("init(layered=...) takes comm=None or a list of ranks, not an mpi4py communicator")
     everybody = Context(_make_world(comm))
+    everybody.world.stop_trace()  # the workers' world writes the file that the environment asks for
     try:
         layers = Layers(everybody, algorithm)
         if everybody.rank in layers.roles.communicators:
@@ -195,21 +197,30 @@ def stats() -> dict[str, float]:
         bytes_sent (payload bytes, of which bytes_sent_inside_node and bytes_sent_across_nodes), operations, and
         exposed_seconds: how long calls have waited for communication.
     """
-    counters = dict(current().world.stats)
+    context = current()
+    counters = Counter(context.world.stats)
+    if context.layers is not None:
+        counters.update(context.layers.context.world.stats)
     counters["exposed_seconds"] = counters.pop("waited_seconds")
-    return counters
+    return dict(counters)
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
-    """Writes a Chrome trace of all operations to `file_path` (rank 0 only, as in Horovod)."""
+    """Writes a Chrome trace of all operations to `file_path` (rank 0 only, as in Horovod). What goes through
+    communicators that are ranks is in `file_path` + ".layers"."""
     context = current()
     if context.rank == 0:
         context.world.start_trace(file_path, mark_cycles)
+        if context.layers is not None:
+            context.layers.context.world.start_trace(file_path + ".layers", mark_cycles)
 
 
 def stop_timeline() -> None:
     """Completes and closes the trace that `start_timeline` began."""
-    current().world.stop_trace()
+    context = current()
+    context.world.stop_trace()
+    if context.layers is not None:
+        context.layers.context.world.stop_trace()
 
 
 def mpi_threads_supported() -> bool:

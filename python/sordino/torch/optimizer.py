@@ -12,20 +12,18 @@ from typing import Any
 
 import torch
 
-from sordino.algorithms import Algorithm, AllReduce, Layered, LocalSGD, resolve
-from sordino.context import current
+from sordino.algorithms import Algorithm, resolve
 from sordino.errors import UsageError
 from sordino.torch.adasum import AdasumSteps
-from sordino.torch.arguments import Groups, Named, group_indices, name_parameters, parameters_of
+from sordino.torch.arguments import Groups, Named, name_parameters, parameters_of
 from sordino.torch.compression import Compression, Compressor
 from sordino.torch.double_buffering import BufferedSteps
-from sordino.torch.gossip import GossipSteps
-from sordino.torch.gradients import GradientReducer
 from sordino.torch.layered import LayeredSteps
-from sordino.torch.local_sgd import LocalSteps, require_elementwise
-from sordino.torch.operation import Adasum, Average, resolve_op
+from sordino.torch.local_sgd import LocalSteps
+from sordino.torch.making import Reducer, check_options, make_reducer
+from sordino.torch.operation import Average, resolve_op
 from sordino.torch.process_sets import ProcessSet, global_process_set
-from sordino.torch.segments import Settings, StepOrderError
+from sordino.torch.segments import StepOrderError
 from sordino.torch.steps import ParameterSteps
 
 
@@ -88,35 +86,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
             "algorithm": resolve(algorithm),
             "named_buffers": None if named_buffers is None else list(named_buffers),
         }
-        self._check_gossip()
+        check_options(self._options)
         self._may_synchronize = True
         self._asked = False  # synchronize() was called for this step's gradients
         self._reducer = self._make_reducer(compare=True)
-
-    def _check_gossip(self) -> None:
-        """Refuses options that mean nothing where parameters are exchanged instead of gradients."""
-        options = self._options
-        algorithm, name = options["algorithm"], type(options["algorithm"]).__name__
-        averages = getattr(algorithm, "buffers", "local") == "average"
-        if averages and options["named_buffers"] is None:
-            raise UsageError(f'{name}(buffers="average") needs named_buffers=model.named_buffers()')
-        if not averages and options["named_buffers"] is not None:
-            raise UsageError(f'named_buffers has no effect with {algorithm}; gossip algorithms take buffers="average"')
-        if isinstance(algorithm, AllReduce):
-            if algorithm.double_buffering and options["op"] == Adasum:
-                raise UsageError("double_buffering is for gradients, and op=Adasum sends what the step has changed")
-            return
-        if options["op"] != Average:
-            raise UsageError(f"{name} averages; op= is for AllReduce")
-        if isinstance(algorithm, Layered):
-            if options["gradient_predivide_factor"] != 1.0:
-                raise UsageError("gradient_predivide_factor is for AllReduce; Layered averages group by group")
-            return
-        if algorithm.workers_in_group == 1:
-            if options["compression"] is not Compression.none:
-                raise UsageError(f"compression= is for gradients, and {name} without groups sends none")
-            if options["groups"] is not None or options["gradient_predivide_factor"] != 1.0:
-                raise UsageError(f"groups and gradient_predivide_factor are for gradients, and {name} sends none")
 
     @property
     def _sharded(self) -> bool:
@@ -129,38 +102,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         # exchange. Otherwise it must unscale by itself: a wrapped optimizer that can do it would not see the scale.
         return isinstance(self._reducer, ParameterSteps)
 
-    def _make_reducer(self, compare: bool) -> GradientReducer | AdasumSteps | ParameterSteps:
-        """What makes a step a distributed one."""
+    def _make_reducer(self, compare: bool) -> Reducer:
         parameters = parameters_of(self._inner)
-        names = [self._names[p] for p in parameters]
-        options = self._options
-        if options["op"] == Adasum and current().size > 1:
-            if options["process_set"].process_set_id != 0:
-                raise UsageError("Adasum does not support process sets")
-            return AdasumSteps(current(), names, parameters, options["compression"], compare)
-        settings = Settings(
-            op=options["op"],
-            process_set=options["process_set"],
-            segment_bytes=getattr(options["algorithm"], "segment_bytes", AllReduce().segment_bytes),
-            compression=options["compression"],
-            passes=options["backward_passes_per_step"],
-            predivide=options["gradient_predivide_factor"],
-            sparse_as_dense=options["sparse_as_dense"],
-            groups=group_indices(options["groups"], parameters),
-        )
-        if isinstance(options["algorithm"], AllReduce):
-            if options["algorithm"].double_buffering:
-                return BufferedSteps(current(), names, parameters, [], options["algorithm"], settings, compare)
-            return GradientReducer(current(), names, parameters, settings, compare)
-        buffers = [(name, buffer) for name, buffer in options["named_buffers"] or () if buffer.is_floating_point()]
-        algorithm = options["algorithm"]
-        if isinstance(algorithm, Layered):
-            return LayeredSteps(current(), names, parameters, buffers, algorithm, settings, compare)
-        if isinstance(algorithm, LocalSGD):
-            if algorithm.sharded:
-                require_elementwise(self._inner)
-            return LocalSteps(current(), names, parameters, buffers, algorithm, settings, compare)
-        return GossipSteps(current(), names, parameters, buffers, algorithm, settings, compare)
+        return make_reducer(self._inner, parameters, [self._names[p] for p in parameters], self._options, compare)
 
     @contextmanager
     def _new_reducer(self) -> Iterator[None]:
