@@ -12,6 +12,7 @@ import torch
 
 import sordino.torch as hvd
 from sordino._core import build_info
+from sordino.algorithms import Layered
 from sordino.bench import common
 from sordino.bench.common import Results
 from sordino.bench.timing import Team, Watch
@@ -21,10 +22,11 @@ from sordino.errors import NotBuilt, SordinoError
 _TIMEOUT_S = 3600
 
 
-def work(measure: Callable[[Team], Results]) -> int:
-    """What a rank of such a job does: rank 0 prints what was measured. Returns the exit status."""
+def work(measure: Callable[[Team], Results], layered: Layered | None = None) -> int:
+    """What a rank of such a job does: rank 0 prints what was measured. `layered` is for `hvd.init`. Returns the exit
+    status."""
     torch.set_num_threads(1)
-    hvd.init()
+    hvd.init(layered=layered)
     # No mpi4py: its barrier would spin on cores that other hosts need.
     found = measure(Team(hvd.rank(), hvd.size(), None, one_node=hvd.cross_size() == 1))
     if hvd.rank() == 0:

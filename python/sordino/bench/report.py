@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from sordino.bench import accuracy_report, common, gossip_report, local_sgd_report, pictures, tables
+from sordino.bench import accuracy_report, common, gossip_report, layered_report, local_sgd_report, pictures, tables
 from sordino.bench.common import Results
 from sordino.errors import UsageError
 from sordino.tune import report as plan_report
@@ -24,6 +24,7 @@ _TABLES: dict[str, Callable[[Results], str]] = {
     "gossip_exchange": gossip_report.exchange,
     "gossip_topology": gossip_report.topology,
     "kernels": tables.kernels,
+    "layered": layered_report.report,
     "local_sgd_accuracy": local_sgd_report.accuracy,
     "local_sgd_communication": local_sgd_report.communication,
     "local_sgd_plan": local_sgd_report.plan,
@@ -38,6 +39,7 @@ _PICTURES: dict[str, Callable[[Results, Any], None]] = {
     "gossip_exchange": gossip_report.draw_exchange,
     "gossip_topology": gossip_report.draw_topology,
     "kernels": pictures.kernels,
+    "layered": layered_report.draw,
     "local_sgd_accuracy": local_sgd_report.draw_accuracy,
     "local_sgd_communication": local_sgd_report.draw_communication,
     "local_sgd_plan": local_sgd_report.draw_plan,

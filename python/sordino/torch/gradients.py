@@ -67,6 +67,7 @@ class GradientReducer:
         self._done = False  # this cycle's gradients are reduced already
         self._hooked: dict[int, Any] = {}
         self._kept: dict[int, weakref.ref[torch.Tensor]] = {}
+        self._dense: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}  # parameters' strides, and dense ones
         if not self.active:
             return
         self._layout = whole_layout(self.names, self.parameters)
@@ -199,7 +200,10 @@ class GradientReducer:
             return None
         if grad.is_sparse:
             return torch.zeros_like(parameter).add_(grad)
-        if grad.stride() != dense_strides(parameter):
+        known = self._dense.get(index)
+        if known is None or known[0] != parameter.stride():
+            known = self._dense[index] = (parameter.stride(), dense_strides(parameter))
+        if grad.stride() != known[1]:
             grad = torch.empty_like(parameter, memory_format=torch.preserve_format).copy_(grad)
             parameter.grad = grad
         return grad

@@ -176,6 +176,7 @@ class LayeredSteps(ParameterSteps):
 
     def _begin(self, optimizer: torch.optim.Optimizer) -> None:
         self.complete()
+        self._watch.leave()
 
     def _step(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | None, synchronize: bool) -> Any:
         if closure is not None or not synchronize or self._layers.done:
