@@ -349,6 +349,20 @@ def a_default_device_stays_at_the_bottom(seat: Seat) -> None:
     assert not postponed(optimizer)
 
 
+@check(least=2, on=("mpi",))  # the compiler is for one thread
+def compiled_models_complete_the_step(seat: Seat) -> None:
+    model, plain = Odd(), Odd()
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    optimizer, wanted = wrap(model, Layered(seat.size)), wrap(plain, AllReduce())
+    for turn in range(4):
+        step(seat, compiled, optimizer, turn)
+        step(seat, plain, wanted, turn)
+        assert postponed(optimizer)
+    result = torch.compile(lambda inputs: inputs @ model.first.T, backend="eager")(torch.ones(1, 13))
+    assert torch.equal(result, torch.ones(1, 13) @ plain.first.T)
+    equal(model, plain)
+
+
 @check(least=2)
 def backward_of_an_older_graph_completes_the_step(seat: Seat) -> None:
     weight = torch.nn.Parameter(torch.zeros(3))

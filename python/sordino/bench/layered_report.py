@@ -42,8 +42,9 @@ def report(results: Results) -> str:
         "What a step waits for communication (exposed), when nothing is computed and a batch is loaded after it for 0, "
         "½, 1 and 2 times what AllReduce takes with nothing to load (Horovod: what itself takes). Loading is sleep. A "
         "group is a host; communicators are the groups' first workers' threads, or a rank more on each host, which "
-        "needs cores too. Hidden: what part of AllReduce's time is not waited for. Efficiency: loading over the whole step. "
-        f"Hosts are emulated, with links of {results['mbps']:g} Mbps each way. Medians of the slowest rank's times."
+        "needs cores too. Hidden: what part of AllReduce's time is not waited for. Efficiency: loading over the whole "
+        f"step. Hosts are emulated, with links of {results['mbps']:g} Mbps each way. Medians of the slowest rank's "
+        "times."
     )
     notes = "; ".join(f"{name} {note}" for name, note in results["baselines"].items())
     blocks = ["# Layered SGD", what, f"Machine: {common.describe_machine(results['machine'])}"]

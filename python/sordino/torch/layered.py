@@ -14,7 +14,7 @@ from sordino.algorithms.layered import Layered
 from sordino.context import Context
 from sordino.errors import UsageError
 from sordino.torch.flat_gradients import Flat, FlatReducer
-from sordino.torch.postponed import hide, storage_of, watch
+from sordino.torch.postponed import hide, storage_of, watch, watch_modules
 from sordino.torch.routes import FlatSegment, Route, SegmentSpec
 from sordino.torch.segments import Segment, Settings
 from sordino.torch.steps import ParameterSteps
@@ -148,12 +148,14 @@ class LayeredSteps(ParameterSteps):
     algorithm: Layered
 
     def _set_up(self) -> None:
-        self.storages: set[int] = set()
+        self._ids = set(map(id, self.parameters))
+        self._storages: set[int] | None = None  # of the parameters, once somebody has asked for them
         # The optimizer, and the hyper-parameters of its groups when step() was called.
         self._postponed: tuple[torch.optim.Optimizer, list[dict[str, Any]]] | None = None
         self._clears: bool | None = None  # set_to_none of a zero_grad() since
         self._show: Callable[[], None] | None = None  # undoes what check_stale did
         self._watch = watch()
+        watch_modules()
 
     def _meet(self) -> None:
         self._layers = LayeredReducer(self.context, self.names, self.parameters, self.settings, self._route_opener())
@@ -184,12 +186,20 @@ class LayeredSteps(ParameterSteps):
         self._layers.postpone(self.complete)
         rates = [{key: _copied(value) for key, value in g.items() if key != "params"} for g in optimizer.param_groups]
         self._postponed, self._clears = (optimizer, rates), None
-        self.storages = set(map(storage_of, self.parameters))
+        self._storages = None
         if self.algorithm.check_stale:
             self._show = hide(self.parameters)
         self._watch = watch()
         self._watch.add(self)
         return None
+
+    def changes(self, tensor: torch.Tensor) -> bool:
+        """Whether a step changes the tensor, or one whose memory that looks at."""
+        if id(tensor) in self._ids:
+            return True
+        if self._storages is None:  # nobody can have changed them since step() without being seen
+            self._storages = set(map(storage_of, self.parameters))
+        return storage_of(tensor) in self._storages
 
     def complete(self) -> None:
         """Takes the step that was postponed, if one was."""

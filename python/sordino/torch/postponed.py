@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterable
 from functools import cache
@@ -26,8 +27,8 @@ from sordino.torch.segments import StepOrderError
 class Postponed(Protocol):
     """A step that has not been taken yet."""
 
-    storages: set[int]
-    """Of what it changes."""
+    def changes(self, tensor: torch.Tensor) -> bool:
+        """Whether it changes the tensor, or one whose memory that looks at."""
 
     def complete(self) -> None:
         """Takes it."""
@@ -51,7 +52,6 @@ class Watch(TorchFunctionMode):
         below = 1 if modes and isinstance(modes[0], DeviceContext) and hasattr(modes[0], "old_device") else 0
         _put_modes([*modes[:below], self, *modes[below:]])
         self._entered = True
-        _modules.watch(1)
 
     def remove(self, step: Postponed) -> None:
         """Forgets a step, and stops watching after the last one."""
@@ -65,9 +65,7 @@ class Watch(TorchFunctionMode):
             return
         modes = _take_modes()
         _put_modes([mode for mode in modes if mode is not self])
-        if any(mode is self for mode in modes):
-            self._entered = False
-            _modules.watch(-1)
+        self._entered = not any(mode is self for mode in modes)
 
     def before_forward(self, module: torch.nn.Module) -> None:
         """What precedes every call of a module."""
@@ -80,8 +78,7 @@ class Watch(TorchFunctionMode):
             if not self.waiting:
                 return
             if isinstance(value, torch.Tensor):
-                address = storage_of(value)
-                for step in [one for one in self.waiting if address in one.storages]:
+                for step in [one for one in self.waiting if one.changes(value)]:
                     step.complete()
             elif isinstance(value, (list, tuple)):
                 self._look(value)
@@ -156,29 +153,19 @@ def hide(tensors: Iterable[torch.Tensor]) -> Callable[[], None]:
     return show
 
 
-class _Modules:
-    """Has modules tell when they are called, while there is a watch in any thread.
+_plain_call = torch.nn.Module.__call__
 
-    It changes one attribute, for other threads may be calling modules: a global forward hook is an entry of a
-    dictionary that they walk through.
-    """
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._watches = 0
-        plain = torch.nn.Module.__call__
+def _watched_call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+    if not torch.compiler.is_compiling():
+        watch().before_forward(module)
+    return _plain_call(module, *args, **kwargs)
 
-        def call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-            watch().before_forward(module)
-            return plain(module, *args, **kwargs)
 
-        self._plain, self._watched = plain, call
-
-    def watch(self, more: int) -> None:
-        """So many more threads watch."""
-        with self._lock:
-            self._watches += more
-            torch.nn.Module.__call__ = self._watched if self._watches else self._plain  # type: ignore[method-assign]
+def watch_modules() -> None:
+    """From now on modules tell when they are called. One attribute changes, once: a global forward hook would be an
+    entry of a dictionary that other threads may be walking through, and stand in the way of compilers."""
+    torch.nn.Module.__call__ = _watched_call  # type: ignore[method-assign]
 
 
 class _EndOfThread:
@@ -187,12 +174,12 @@ class _EndOfThread:
     def __init__(self, watch: Watch) -> None:
         self._watch = watch
 
-    def __del__(self) -> None:
-        self._watch.waiting.clear()
-        self._watch.leave()
+    def __del__(self, at_exit: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not at_exit():
+            self._watch.waiting.clear()
+            self._watch.leave()
 
 
-_modules = _Modules()
 _local = threading.local()
 
 
