@@ -233,7 +233,9 @@ class Mixing {
 
 Task exchange(Team& team, const Exchange& what) {
   if (what.after) {
+    team.dormant = true;
     co_await until([&what] { return what.after->done(); });
+    team.dormant = false;
     if (what.after->error) std::rethrow_exception(what.after->error);
   }
   Mixing mixing(team, what);

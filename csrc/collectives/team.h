@@ -80,6 +80,7 @@ class Team {
   bool one_node = false;                 // every participant has a desk here
   std::uint64_t stages_used = 0;         // by the parts of the operation that are over (one a dtype); the same on all
   std::size_t chunk = 0;                 // bytes of a staging slot
+  bool dormant = false;                  // waits for another operation of this rank, which has a deadline of its own
   int patience = 0;                      // how often to look again at a peer's counter before doing something else
   std::uint64_t last_staged = 0;         // last stamp of the set's latest operation that used the slots
   std::vector<Desk*> last_staged_desks;  // and the desks of those who took part in it

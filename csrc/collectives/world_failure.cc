@@ -71,6 +71,7 @@ void World::end_service(ProcessSet& set) {
 }
 
 void World::watch_running(Running& running, Time now) const {
+  if (running.team->dormant) running.since = now;
   const double lasted = seconds(running.since, now);
   if (lasted > 1) {
     for (const int rank : running.team->laggards()) {

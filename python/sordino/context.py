@@ -64,15 +64,19 @@ class Context:
         self.is_homogeneous = len(set(sizes)) == 1
 
     def shutdown(self) -> None:
-        """Completes what was put off, and leaves."""
-        try:
-            for alive in [method() for method in self.on_shutdown.values()]:
-                if alive is not None and not self.world.failed:
+        """Completes what was put off, and leaves. Raises what went wrong first with the former."""
+        failures: list[Exception] = []
+        for alive in [method() for method in self.on_shutdown.values()]:
+            try:
+                if alive is not None:
                     alive()
-        finally:
-            self.world.shutdown()
-            if self.layers is not None:
-                self.layers.context.world.shutdown()
+            except Exception as error:
+                failures.append(error)
+        self.world.shutdown()
+        if self.layers is not None:
+            self.layers.context.world.shutdown()
+        if failures:
+            raise failures[0]
 
     def abort(self, cause: str) -> None:
         """Tells all other ranks that this one is about to end because of `cause`."""

@@ -50,8 +50,10 @@ def run(
             except BaseException as error:
                 failures.append(error)
                 context.abort(f"{type(error).__name__}: {error}")
-            finally:
+            try:
                 context.shutdown()
+            except BaseException as error:
+                failures.append(error)
 
     def train(context: Context, rank: int) -> None:
         if dedicated is not None:

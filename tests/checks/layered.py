@@ -17,7 +17,7 @@ import sordino.torch as hvd
 from checks.local_sgd import OPTIMIZERS, Make, Odd, batch, divisors, near, step, train, wrap
 from checks.registry import Seat, check
 from sordino.algorithms import AllReduce, Layered
-from sordino.context import current
+from sordino.context import current, use
 from sordino.errors import UsageError
 from sordino.torch.segments import StepOrderError
 
@@ -195,6 +195,62 @@ def the_last_step_is_not_lost(seat: Seat) -> None:
 
 
 @check(least=2)
+def steps_are_taken_where_they_were_called(seat: Seat) -> None:
+    """Whatever the first use is in."""
+    model, plain = Odd(), Odd()
+    optimizer, wanted = wrap(model, Layered(seat.size)), wrap(plain, AllReduce())
+    surroundings: list[Any] = [torch.inference_mode(), torch.autocast("cpu", torch.bfloat16), torch.no_grad()]
+    for turn in range(5):
+        step(seat, model, optimizer, turn)
+        step(seat, plain, wanted, turn)
+        with surroundings[turn % 3]:
+            model(torch.ones(1, 13))
+        assert not postponed(optimizer)
+    equal(model, plain)
+    functions = torch.func.grad(lambda values: torch.func.functional_call(model, values, torch.ones(1, 13)).sum())
+    taken_out = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    step(seat, model, optimizer, 5)
+    functions(taken_out)
+    assert not postponed(optimizer)
+
+
+@check(least=2)
+def a_thread_that_ends_completes_its_step(seat: Seat) -> None:
+    model, plain = Odd(), Odd()
+    wanted = wrap(plain, AllReduce())
+    context = current()
+
+    def train_there() -> None:
+        with use(context):
+            optimizer = wrap(model, Layered(seat.size))
+            for turn in range(2):
+                step(seat, model, optimizer, turn)
+
+    thread = threading.Thread(target=train_there)
+    thread.start()
+    thread.join()
+    for turn in range(2):
+        step(seat, plain, wanted, turn)
+    equal(model, plain)
+
+
+@check(least=2)
+def readers_wait_for_who_completes(seat: Seat) -> None:
+    model, plain = Odd(), Odd()
+    optimizer, wanted = wrap(model, Layered(seat.size)), wrap(plain, AllReduce())
+    for turn in range(5):
+        step(seat, model, optimizer, turn)
+        step(seat, plain, wanted, turn)
+        threads = [threading.Thread(target=optimizer.flush) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        model(torch.ones(1, 13))
+        for thread in threads:
+            thread.join()
+        equal(model, plain)
+
+
+@check(least=2)
 def stale_reads_raise_if_asked_to(seat: Seat) -> None:
     model = Odd()
     optimizer = wrap(model, Layered(seat.size, check_stale=True))
@@ -204,9 +260,9 @@ def stale_reads_raise_if_asked_to(seat: Seat) -> None:
     raised: list[BaseException] = []
 
     def read() -> None:
-        for use in (model.first.sum, lambda: model(torch.ones(1, 13)), lambda: model.bias + 1, model.state_dict):
+        for look in (model.first.sum, lambda: model(torch.ones(1, 13)), lambda: model.bias + 1, model.state_dict):
             try:
-                use()
+                look()
             except StepOrderError as error:
                 raised.append(error)
 
@@ -214,7 +270,7 @@ def stale_reads_raise_if_asked_to(seat: Seat) -> None:
     thread.start()
     thread.join()
     assert len(raised) == 4
-    assert "optimizer.synchronize()" in str(raised[0])
+    assert "optimizer.flush()" in str(raised[0])
     assert postponed(optimizer)
     assert all(math.isnan(value) for value in taken_out.flat)
     assert torch.isfinite(model.first).all()
@@ -244,13 +300,12 @@ def scalers_decide_alike(seat: Seat) -> None:
 
 
 def train_unequally(seat: Seat, algorithm: Any) -> tuple[Odd, int]:
-    """Rank r takes r steps more than rank 0; the last batch is shorter."""
+    """Rank r takes r steps; the last batch is shorter."""
     model = Odd()
     optimizer = wrap(model, algorithm)
-    steps = 2 + seat.rank
-    for turn in range(steps):
+    for turn in range(seat.rank):
         inputs, targets = batch(seat.rank, turn)
-        rows = 2 if turn == steps - 1 else 6
+        rows = 2 if turn == seat.rank - 1 else 6
         optimizer.zero_grad()
         torch.nn.functional.mse_loss(model(inputs[:rows]), targets[:rows]).backward()
         optimizer.step()
@@ -266,6 +321,32 @@ def those_who_joined_stand_in_for_zeros(seat: Seat) -> None:
         assert joined == last == seat.last
         near(found, wanted)
     seat.same("later", hvd.allreduce(torch.arange(3.0)))
+
+
+class Counting(torch.optim.SGD):
+    """An optimizer that keeps a number of its own among the hyper-parameters, as some do."""
+
+    def __init__(self, parameters: list[torch.nn.Parameter]) -> None:
+        super().__init__(parameters, lr=0.05)
+        self.param_groups[0]["count"] = 0
+
+    def step(self, closure: Any = None) -> None:
+        self.param_groups[0]["count"] += 1
+        self.param_groups[0]["rates"] = (*self.param_groups[0].get("rates", ()), self.param_groups[0]["lr"])
+        super().step()
+
+
+@check(least=2)
+def optimizers_keep_what_they_change(seat: Seat) -> None:
+    model = Odd()
+    optimizer = wrap(model, Layered(seat.size), Counting)
+    for turn in range(3):
+        step(seat, model, optimizer, turn)
+        optimizer.param_groups[0]["lr"] = 0.01 * (turn + 1)
+    model.state_dict()
+    assert optimizer.param_groups[0]["count"] == 3
+    assert optimizer.param_groups[0]["rates"] == (0.05, 0.01, 0.02)
+    assert optimizer.param_groups[0]["lr"] == 0.03
 
 
 @check(least=2)

@@ -49,8 +49,8 @@ class Layered:
     Between `step()` and the first use of a parameter nothing waits: load the next batch there. Whatever reads or writes
     a parameter or its gradient in the thread that called `step()` (forward, `state_dict()`, clipping, evaluation,
     moving averages) completes the step first, with the learning rate that was set when `step()` was called. Not noticed
-    are other threads, and memory that was taken out before (`numpy()`, `data_ptr()`): call `optimizer.synchronize()`
-    before them. `check_stale=True` finds such places.
+    are other threads, and memory that was taken out before (`numpy()`, `data_ptr()`): call `optimizer.flush()` before
+    them. `check_stale=True` finds such places.
 
     Sent per step and worker, of M bytes and for P groups: M to its communicator and back, which sends 2(P-1)/P M to the
     others; nobody else sends anything across groups. A single group on one node reads and writes its members' memory in

@@ -49,7 +49,7 @@ def jobs(quick: bool) -> list[Job]:
     places += [("resnet20", 2, 2)] if quick else [("resnet20", 2, 4), ("resnet50", 2, 4), ("resnet50", 4, 4)]
     found = []
     for name, hosts, workers in places:
-        modes = ["thread", "rank"] + ([] if hosts else ["horovod"])
+        modes = ["thread"] + ["rank"] * (hosts > 0 or not quick) + ["horovod"] * (hosts == 0)
         found += [Job(name, hosts, workers, mode) for mode in modes]
     return found
 
@@ -127,13 +127,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     rates: Rates | None = None
     try:
         for job in jobs(chosen.quick):
-            rounds = 2 if chosen.quick else 15 if job.set == "resnet20" or job.hosts == 0 else 4
+            rounds = 2 if chosen.quick else 15 if job.set == "resnet20" or job.hosts == 0 else 3
             row = run(job, chosen.mbps, rounds, 1.0 if chosen.quick else chosen.budget)
             if "missing" in row:
                 notes["Horovod"] = row["missing"]
                 continue
             notes |= {"Horovod": row["version"]} if "version" in row else {}
-            if "rates" in row and job.mode == "thread" and job.members > 1:
+            if "rates" in row and job.mode == "thread" and (rates is None or job.members > 1):
                 measured = row["rates"]
                 lines = {name: measured[name] and Line(**measured[name]) for name in ("inside", "across")}
                 rates = Rates(**{**measured, **lines})

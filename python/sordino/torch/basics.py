@@ -34,7 +34,7 @@ def init(
             Horovod's sake: sets can always be added later.)
         layered: the algorithm that is to be used. With `Layered(communicator="rank")` the last rank of each group is a
             communicator: there init() serves the workers until they shut down, and then ends the script with status 0;
-            `rank()` and `size()` count workers only.
+            `rank()` and `size()` count workers only. Once for a process.
 
     Without a launcher (`python train.py`) the world has one rank and MPI is not started.
 
@@ -67,17 +67,20 @@ def _with_communicators(comm: Any, algorithm: Layered) -> Context:
     everybody.world.stop_trace()  # the workers' world writes the file that the environment asks for
     try:
         layers = Layers(everybody, algorithm)
-        if everybody.rank in layers.roles.communicators:
-            layers.serve()
-            everybody.world.shutdown()
-            sys.exit(0)
-        names = list(comm) if comm else list(range(everybody.size))
-        context = Context(_core.mpi_world(ranks=[names[rank] for rank in layers.roles.workers]))
-    except Exception:
-        everybody.world.shutdown()
+        if everybody.rank not in layers.roles.communicators:
+            names = list(comm) if comm else list(range(everybody.size))
+            context = Context(_core.mpi_world(ranks=[names[rank] for rank in layers.roles.workers]))
+            context.layers = layers
+            return context
+        layers.serve()
+    except UsageError:
+        everybody.shutdown()
         raise
-    context.layers = layers
-    return context
+    except BaseException as error:
+        everybody.abort(f"{type(error).__name__}: {error}")
+        raise
+    everybody.shutdown()
+    sys.exit(0)
 
 
 def _make_world(comm: Any) -> _core.World:
@@ -117,7 +120,7 @@ def _install_exit_handlers() -> None:
     if _handlers_installed:
         return
     _handlers_installed = True
-    atexit.register(shutdown)
+    atexit.register(_shutdown_at_exit)
     previous = sys.excepthook
 
     def tell_the_others(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -138,8 +141,20 @@ def _install_exit_handlers() -> None:
     sys.excepthook = tell_the_others
 
 
+def _shutdown_at_exit() -> None:
+    try:
+        shutdown()
+    except Exception:
+        # Python would end with status 0, as if the last step had been taken.
+        traceback.print_exc()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
+
+
 def shutdown() -> None:
-    """Leaves the world; operations that still wait for this rank fail on the others. `init()` may follow."""
+    """Completes a step that was postponed, and leaves the world; operations that still wait for this rank fail on the
+    others. `init()` may follow, but not after one with communicators that are ranks, which have ended."""
     context = current_or_none()
     if context is None:
         return

@@ -69,6 +69,7 @@ class Layers:
                     self._until_they_leave(route.serve)
                 except Exception as error:
                     failures.append(error)
+                    self.context.abort(f"{type(error).__name__}: {error}")
 
         def answer() -> None:
             while True:

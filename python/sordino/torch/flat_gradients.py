@@ -91,4 +91,8 @@ class FlatReducer(GradientReducer):
         handle, segment.handle = segment.handle, None
         assert handle is not None
         handle.wait()
+        self._take_over(segment)
         self._unused.update(i for i in segment.members if self.parameters[i].grad is None)
+
+    def _take_over(self, segment: Segment) -> None:
+        """What follows when a segment has been averaged."""

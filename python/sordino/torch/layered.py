@@ -3,6 +3,7 @@ with their averages, and whoever touches a parameter first (postponed.py) does i
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -80,11 +81,12 @@ class LayeredReducer(FlatReducer):
         self._postponed: Callable[[], None] | None = None
 
     def _complete(self, index: int) -> None:
-        if self._postponed is not None:  # this gradient is one of a graph from before step()
+        complete = self._postponed
+        if complete is not None:  # this gradient is one of a graph from before step()
             parameter = self.parameters[index]
-            fresh, parameter.grad = parameter.grad, None
-            self._postponed()
-            with torch.no_grad():
+            with torch.no_grad(), torch._C.DisableTorchFunction():
+                fresh, parameter.grad = parameter.grad, None
+                complete()
                 parameter.grad = fresh if parameter.grad is None else parameter.grad + fresh
         super()._complete(index)
 
@@ -95,6 +97,8 @@ class LayeredReducer(FlatReducer):
         for segment in segments:
             count = sum(self.parameters[i].numel() for i in segment.members) + len(segment.members) + 1
             specs.append(SegmentSpec(segment.name, dtype_code(self.parameters[segment.members[0]]), count))
+        if not specs:
+            return
         route = self._open_route(specs)
         for segment in segments:
             self._routes[segment.name] = route
@@ -103,15 +107,17 @@ class LayeredReducer(FlatReducer):
     def _flat(self, segment: Segment) -> Flat:
         return self._travelling[segment.name]
 
-    def _exchange(self, segment: Segment) -> Handle:
-        return self._routes[segment.name].start(segment.name)
+    def _exchange(self, segment: Segment, serving: bool = False) -> Handle:
+        return self._routes[segment.name].start(segment.name, serving)
 
-    def _finish(self, segment: Segment) -> None:
-        super()._finish(segment)
+    def views(self) -> list[torch.Tensor]:
+        """Of all gradients."""
+        return [view for flat in self._travelling.values() for view in flat.views]
+
+    def _take_over(self, segment: Segment) -> None:
         flat = self._travelling[segment.name]
         for i, view, used in zip(segment.members, flat.views, flat.used()):
             self.parameters[i].grad = view if used else None
-            (self._unused.discard if used else self._unused.add)(i)
 
     def postpone(self, complete: Callable[[], None]) -> None:
         """Starts what backward has not started, and waits for nothing: `use` does, which `complete` must call. Until
@@ -128,13 +134,13 @@ class LayeredReducer(FlatReducer):
         self._done = True
 
     def stand_in(self) -> None:
-        """Takes part in the others' steps without gradients, until nobody trains."""
+        """Takes part in the others' steps without gradients, for as long as somebody trains."""
         trains = True
         while trains and self._segments:
             for segment in self._segments:
                 if segment.handle is None:
                     self._travelling[segment.name].clear()
-                    segment.handle = self._exchange(segment)
+                    segment.handle = self._exchange(segment, serving=True)
             self._finish_all()
             trains = self._travelling[self._segments[-1].name].somebody_trains
             self._begin_cycle()
@@ -154,13 +160,14 @@ class LayeredSteps(ParameterSteps):
         self._postponed: tuple[torch.optim.Optimizer, list[dict[str, Any]]] | None = None
         self._clears: bool | None = None  # set_to_none of a zero_grad() since
         self._show: Callable[[], None] | None = None  # undoes what check_stale did
+        self._lock = threading.RLock()  # whoever finds a step that is being completed waits for it
         self._watch = watch()
         watch_modules()
 
     def _meet(self) -> None:
         self._layers = LayeredReducer(self.context, self.names, self.parameters, self.settings, self._route_opener())
         self.reducer = self._layers
-        self.context.on_shutdown[id(self)] = weakref.WeakMethod(self.complete)
+        self.context.on_shutdown[id(self)] = weakref.WeakMethod(self._before_shutdown)
         self.context.while_joined[id(self)] = weakref.WeakMethod(self._layers.stand_in)
 
     def _route_opener(self) -> OpenRoute:
@@ -172,9 +179,9 @@ class LayeredSteps(ParameterSteps):
                 raise UsageError('Layered(communicator="rank") trains on all workers; process_set= is for "thread"')
             opener: OpenRoute = layers.open
             return opener
-        ranks = everybody.ranks or []
-        roles = algorithm.roles([self.context.world.nodes[rank] for rank in ranks]).of(ranks)
-        return lambda specs: Route(self.context, everybody, roles, specs)
+        ranks, context = everybody.ranks or [], self.context
+        roles = algorithm.roles([context.world.nodes[rank] for rank in ranks]).of(ranks)
+        return lambda specs: Route(context, everybody, roles, specs)
 
     def _begin(self, optimizer: torch.optim.Optimizer) -> None:
         self.complete()
@@ -198,29 +205,51 @@ class LayeredSteps(ParameterSteps):
         if id(tensor) in self._ids:
             return True
         if self._storages is None:  # nobody can have changed them since step() without being seen
-            self._storages = set(map(storage_of, self.parameters))
-        return storage_of(tensor) in self._storages
+            self._storages = {storage_of(one) for one in (*self.parameters, *self._layers.views())}
+        storage = storage_of(tensor)
+        return storage == 0 or storage in self._storages  # what has no memory of its own may wrap a parameter
 
     def complete(self) -> None:
-        """Takes the step that was postponed, if one was."""
-        if self._postponed is None:
-            return
-        (optimizer, rates), self._postponed = self._postponed, None
+        """Takes the step that was postponed, if one was; as if where `step()` was called, whatever the first use is
+        in."""
+        with (
+            self._lock,
+            torch.inference_mode(False),
+            torch.autocast("cpu", enabled=False),
+            torch._C._DisableFuncTorch(),
+        ):
+            if self._postponed is not None:
+                optimizer, rates = self._postponed
+                self._forget()
+                self._take(optimizer, rates)
+
+    def _forget(self) -> None:
+        self._postponed = None
         self._watch.remove(self)
         if self._show is not None:
             self._show()
             self._show = None
-        now = [dict(group) for group in optimizer.param_groups]
-        for group, rate in zip(optimizer.param_groups, rates):
-            group.update(rate)
+
+    def _take(self, optimizer: torch.optim.Optimizer, rates: list[dict[str, Any]]) -> None:
+        # What has been set since step() is for the next one; what the optimizer itself changes, it keeps.
+        later = []
+        for group, then in zip(optimizer.param_groups, rates):
+            later.append({key: group[key] for key, value in then.items() if group[key] is not value})
+            group.update({key: then[key] for key in later[-1]})
         try:
             self._layers.use()
             self._layers.step(optimizer, None, synchronize=False)
         finally:
-            for group, latest in zip(optimizer.param_groups, now):
-                group.update(latest)
+            for group, changed in zip(optimizer.param_groups, later):
+                group.update(changed)
         if self._clears is not None:
             optimizer.zero_grad(self._clears)
+
+    def _before_shutdown(self) -> None:
+        if self.context.world.failed:
+            self._forget()  # its averages will not come
+        else:
+            self.complete()
 
     def clear(self, set_to_none: bool) -> bool:
         """Notes that gradients are to be cleared after the step that is postponed; whether one is."""
@@ -241,9 +270,10 @@ class LayeredSteps(ParameterSteps):
         return self._postponed is None and super().ready
 
     def synchronize(self) -> None:
-        if self._postponed is None:
-            super().synchronize()
-        self.complete()
+        with self._lock:
+            if self._postponed is None:
+                super().synchronize()
+            self.complete()
 
     def flush(self, optimizer: torch.optim.Optimizer) -> None:
         self.complete()

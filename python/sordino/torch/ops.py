@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -373,6 +374,8 @@ def join(device: int = -1) -> int:
         The rank that joined last, the same on all ranks.
     """
     context = current()
+    if context.while_joined:
+        gc.collect()  # what the others have let go of must not wait for them here
     for alive in [method() for method in context.on_join.values()]:
         if alive is not None:
             alive()

@@ -109,7 +109,7 @@ def _put_modes(modes: Iterable[TorchFunctionMode]) -> None:
 def storage_of(tensor: torch.Tensor) -> int:
     """Names the memory of a tensor, whatever view of it that is; 0 for tensors without any."""
     try:
-        with torch._C.DisableTorchFunctionSubclass():
+        with torch._C.DisableTorchFunction():
             return int(tensor.untyped_storage()._cdata)
     except (NotImplementedError, RuntimeError):
         return 0
@@ -122,7 +122,7 @@ class _Stale:
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         raise StepOrderError(
             f"{getattr(func, '__qualname__', func)} uses a parameter whose step is postponed, in another thread than "
-            "that of step(): call optimizer.synchronize() there after step()"
+            "that of step(): call optimizer.flush() there after step()"
         )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
@@ -176,8 +176,11 @@ class _EndOfThread:
 
     def __del__(self, at_exit: Callable[[], bool] = sys.is_finalizing) -> None:
         if not at_exit():
-            self._watch.waiting.clear()
-            self._watch.leave()
+            try:
+                self._watch.complete_all()
+            finally:
+                self._watch.waiting.clear()
+                self._watch.leave()
 
 
 _local = threading.local()

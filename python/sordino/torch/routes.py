@@ -77,12 +77,11 @@ class Route:
                 self._add("mean", inward, Mean(length, roles.place if roles.dedicated else -1))
                 return
             self._add("inward", inward, ToOwner(length, not roles.dedicated))
+        # Each leg has a channel of its own: a segment may go in while the one before has yet to come out.
         if groups > 1:
-            among = channel([roles.communicators])
-            self._add("reduce", among, ToOwner(groups), in_parts=True)
-            self._add("gather", among, FromOwner(groups), in_parts=True)
+            self._add("reduce", channel([roles.communicators]), ToOwner(groups), in_parts=True)
+            self._add("gather", channel([roles.communicators]), FromOwner(groups), in_parts=True)
         if length > 1:
-            # With a channel of its own: a segment may go in while the one before has yet to come out.
             self._add("outward", channel(roles.groups), FromOwner(length))
 
     def _add(self, label: str, channel: Channel, topology: Topology, in_parts: bool = False) -> None:
@@ -96,11 +95,12 @@ class Route:
             f"{name}.{leg.label}", leg.topology, flat.values, layout=layout, after=after, serving=serving
         )
 
-    def start(self, name: str) -> Handle:
-        """Begins to average a segment; done when this rank has the average."""
-        handles = [self._start(name, self._legs[0])]
+    def start(self, name: str, serving: bool = False) -> Handle:
+        """Begins to average a segment; done when this rank has the average. With `serving` it waits for the others
+        without a deadline."""
+        handles = [self._start(name, self._legs[0], serving=serving)]
         for leg in self._legs[1:]:
-            handles.append(self._start(name, leg, after=handles[-1]))
+            handles.append(self._start(name, leg, after=handles[-1], serving=serving))
         self._under_way[name] = handles
         return handles[-1]
 
