@@ -90,7 +90,11 @@ def draw(results: Results, figure: Any) -> None:
     places = list(
         dict.fromkeys((row["set"], row["place"], row.get("hosts"), row["workers"]) for row in results["rows"])
     )
-    panels = figure.subplots(1, len(places) + 1, squeeze=False)[0]
+    columns = len(places) // 2 + 1
+    figure.set_size_inches(11, 8)
+    panels = figure.subplots(2, columns, squeeze=False).flatten()
+    for axes in panels[len(places) + 1 :]:
+        axes.remove()
     for axes, chosen in zip(panels, places):
         name, place, hosts, _ = chosen
         seen = set()
@@ -107,14 +111,14 @@ def draw(results: Results, figure: Any) -> None:
                 axes.plot(loads, values, "o-", color=_COLOURS[label], label=label)
         axes.set_title(f"{_SETS[name]}, " + ("one machine" if place == "here" else f"{hosts} hosts"))
         axes.set_xlabel("loading, in all-reduces")
+        axes.set_ylabel("exposed, ms a step")
         axes.set_ylim(bottom=0)
-    panels[0].set_ylabel("exposed communication, ms a step")
-    panels[0].legend()
+    panels[0].legend(fontsize="small")
     if results["scaling"]:
-        counts = [row["workers"] for row in results["scaling"]]
+        counts, last = [row["workers"] for row in results["scaling"]], panels[len(places)]
         for key in ("AllReduce", *(f"Layered {share:g}" for share in SHARES)):
-            panels[-1].plot(counts, [row[key] for row in results["scaling"]], "o-", label=key)
-        panels[-1].set_xscale("log", base=2)
-        panels[-1].set_title("scaling efficiency, predicted")
-        panels[-1].set_xlabel("workers")
-        panels[-1].legend()
+            last.plot(counts, [row[key] for row in results["scaling"]], "o-", label=key)
+        last.set_xscale("log", base=2)
+        last.set_title("scaling efficiency, predicted")
+        last.set_xlabel("workers")
+        last.legend(fontsize="small", title="loading's share")
