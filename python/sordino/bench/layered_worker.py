@@ -23,12 +23,21 @@ from sordino.bench.common import Results
 from sordino.bench.local_sgd_worker import resnet20_shapes
 from sordino.bench.resnet import resnet50_shapes
 from sordino.bench.timing import Team, summarize
-from sordino.tune.links import IdleSGD
 
 SETS = {"resnet20": resnet20_shapes, "resnet50": resnet50_shapes}
 LOADS = (0.0, 0.5, 1.0, 2.0)
 """Of the time that AllReduce (or Horovod) takes with nothing to load."""
 _WARM_UP = 3
+
+
+class IdleSGD(torch.optim.SGD):
+    """An optimizer whose step does nothing. A class, for Horovod makes a subclass of it."""
+
+    def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
+        super().__init__(parameters, lr=0.0)
+
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
+        """Changes nothing."""
 
 
 class Contestant:

@@ -19,7 +19,7 @@ from sordino.algorithms import Algorithm, AllReduce, LocalSGD
 from sordino.bench import jobs
 from sordino.bench.common import Results
 from sordino.bench.timing import Seconds, Team, summarize
-from sordino.tune.links import IdleSGD
+from sordino.tune.links import idle_sgd
 
 INTERVAL = 2  # an averaging step after one without
 Shapes = list[tuple[str, tuple[int, ...]]]
@@ -71,7 +71,7 @@ def times(algorithm: Algorithm, shapes: Shapes, team: Team, rounds: int) -> tupl
     named = [(name, torch.nn.Parameter(torch.full(shape, float(group)))) for name, shape in shapes]
     for _, parameter in named:
         parameter.grad = torch.ones_like(parameter)
-    idle = IdleSGD([parameter for _, parameter in named])
+    idle = idle_sgd([parameter for _, parameter in named])
     optimizer = hvd.DistributedOptimizer(idle, named, algorithm=algorithm)
     found = np.empty((rounds + 1, INTERVAL))
     for index in range(found.size):

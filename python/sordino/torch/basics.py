@@ -73,11 +73,11 @@ def _with_communicators(comm: Any, algorithm: Layered) -> Context:
             context.layers = layers
             return context
         layers.serve()
-    except UsageError:
-        everybody.shutdown()
-        raise
     except BaseException as error:
-        everybody.abort(f"{type(error).__name__}: {error}")
+        if isinstance(error, UsageError) or everybody.world.failed:
+            everybody.shutdown()  # the others know
+        else:
+            everybody.abort(f"{type(error).__name__}: {error}")
         raise
     everybody.shutdown()
     sys.exit(0)

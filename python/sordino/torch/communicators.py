@@ -69,7 +69,8 @@ class Layers:
                     self._until_they_leave(route.serve)
                 except Exception as error:
                     failures.append(error)
-                    self.context.abort(f"{type(error).__name__}: {error}")
+                    if not self.context.world.failed:
+                        self.context.abort(f"{type(error).__name__}: {error}")
 
         def answer() -> None:
             while True:

@@ -16,7 +16,7 @@ from sordino.algorithms import Algorithm, AllReduce, Crossover, Layered, LocalSG
 from sordino.bench.timing import Team
 from sordino.errors import UsageError
 from sordino.tune.costs import Rates, cost_of
-from sordino.tune.links import IdleSGD
+from sordino.tune.links import idle_sgd
 from sordino.tune.workers import Workers
 
 _WARM_UP = 3  # steps: gradients that persist move into shared memory
@@ -157,7 +157,7 @@ def _seconds(algorithm: Algorithm, shapes: Shapes, team: Team, budget: float) ->
     named = [(name, torch.nn.Parameter(torch.zeros(tuple(shape)))) for name, shape in shapes]
     for _, parameter in named:
         parameter.grad = torch.zeros_like(parameter)
-    optimizer = hvd.DistributedOptimizer(IdleSGD([parameter for _, parameter in named]), named, algorithm=algorithm)
+    optimizer = hvd.DistributedOptimizer(idle_sgd([parameter for _, parameter in named]), named, algorithm=algorithm)
     interval = getattr(algorithm, "interval", 1)
 
     def run() -> float:
