@@ -39,6 +39,7 @@ MODULES = (
     "optimizer_options",
     "optimizer_torch",
     "optimizers",
+    "postponed",
     "process_sets",
     "push_sum",
     "shards",
