@@ -8,7 +8,7 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,20 @@ def parser(program: str, description: str | None, budget: float, unit: str) -> a
     )
     options.add_argument("--quick", action="store_true", help="a short try; writes nothing unless --results says where")
     return options
+
+
+Parts = Mapping[str, Callable[[Sequence[str]], int]]
+
+
+def run_part(program: str, description: str | None, parts: Parts, argv: Sequence[str] | None) -> int:
+    """Runs the part of a benchmark that is named first; what follows its name goes to it. Returns its exit status."""
+    options = argparse.ArgumentParser(
+        prog=program, description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    options.add_argument("part", choices=parts, help="which part")
+    options.add_argument("arguments", nargs=argparse.REMAINDER, help="for the part (--help lists them)")
+    chosen = options.parse_args(argv)
+    return parts[chosen.part](chosen.arguments)
 
 
 def results_folder(options: argparse.Namespace) -> Path | None:
@@ -156,6 +170,22 @@ def target_table(targets: Iterable[Results], unit: str = "×") -> str:
         value = "–" if one["value"] is None else f"{one['value']:.3g}{unit}"
         rows.append([one["what"], f"{sign} {one['limit']:g}{unit}", value, verdicts[one["met"]]])
     return table(["Target", "Required", "Measured", "Verdict"], rows)
+
+
+def opening(results: Results, title: str, what: str) -> list[str]:
+    """What every report begins with: what was measured, and where."""
+    notes = "; ".join(f"{name} {note}" for name, note in results.get("baselines", {}).items())
+    blocks = [f"# {title}", what, f"Machine: {describe_machine(results['machine'])}"]
+    return [*blocks, f"Baselines: {notes}."] if notes else blocks
+
+
+def head(
+    results: Results, title: str, what: str, unit: str = "×", labels: Mapping[str, str] | None = None
+) -> list[str]:
+    """That, what was wrong (by these labels, if any), and the targets."""
+    wrong = ", ".join((labels or {}).get(name, name) for name in results.get("wrong", []))
+    blocks = opening(results, title, what) + ([f"**Wrong results: {wrong}.**"] if wrong else [])
+    return [*blocks, "## Targets", target_table(results["targets"], unit)] if "targets" in results else blocks
 
 
 # ---- files ---------------------------------------------------------------------------------------------------------

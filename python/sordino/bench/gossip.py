@@ -9,10 +9,9 @@ Each part says more with --help.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 
-from sordino.bench import gossip_cluster, gossip_exchange, gossip_topology
+from sordino.bench import common, gossip_cluster, gossip_exchange, gossip_topology
 
 _PARTS = {
     "exchange": gossip_exchange.main,
@@ -23,10 +22,4 @@ _PARTS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one part; what follows its name goes to it."""
-    options = argparse.ArgumentParser(
-        prog="gossip", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    options.add_argument("part", choices=_PARTS, help="which part")
-    options.add_argument("arguments", nargs=argparse.REMAINDER, help="for the part (--help lists them)")
-    chosen = options.parse_args(argv)
-    return _PARTS[chosen.part](chosen.arguments)
+    return common.run_part("gossip", __doc__, _PARTS, argv)

@@ -28,9 +28,9 @@ import numpy as np
 
 from sordino.bench import common, report
 from sordino.bench.common import Results
-from sordino.bench.jobs import machine_before, run_on_hosts
+from sordino.bench.jobs import failed, machine_before, run_on_hosts, wrong_contestants
 from sordino.bench.timing import summarize
-from sordino.errors import NotBuilt, SordinoError, UsageError
+from sordino.errors import SordinoError
 
 _FULL = {"workers": "2,4,8", "ranks_per_host": "1,2", "mbps": 200.0, "compute_ms": "1800,450", "steps": 2}
 _QUICK = {"workers": "2,4", "ranks_per_host": "1,2", "mbps": 2000.0, "compute_ms": "60", "steps": 1}
@@ -117,9 +117,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         rows = measure(chosen)
     except SordinoError as error:
-        common.log(f"gossip: {error}")
-        return 2 if isinstance(error, (NotBuilt, UsageError)) else 1
-    wrong = sorted({name for row in rows for name, one in row["contestants"].items() if not one["right"]})
+        return failed("gossip", error)
+    wrong = wrong_contestants(rows)
     results: Results = {
         "benchmark": "gossip_cluster",
         "name": "gossip_cluster",

@@ -44,16 +44,6 @@ _COLOURS = {
 }
 
 
-def _blocks(results: Results, title: str, what: str, unit: str) -> list[str]:
-    """What each report begins with."""
-    notes = "; ".join(f"{name} {note}" for name, note in results.get("baselines", {}).items())
-    wrong = ", ".join(_TRAININGS.get(name, name) for name in results.get("wrong", []))
-    lines = [f"# {title}", what, f"Machine: {common.describe_machine(results['machine'])}"]
-    lines += [f"Baselines: {notes}."] if notes else []
-    lines += [f"**Wrong results: {wrong}.**"] if wrong else []
-    return [*lines, "## Targets", common.target_table(results["targets"], unit)]
-
-
 # ---- one exchange --------------------------------------------------------------------------------------------------
 
 
@@ -78,7 +68,7 @@ def exchange(results: Results) -> str:
         cells = ["–" if value is None else f"{value:.2f}×" for value in ratios]
         rows.append([label, format_seconds(one["median"]), spread, *cells])
     heads = ["", "Median", "Quartiles", "/ floor", "/ three passes", "/ our all-reduce", "/ Horovod's"]
-    blocks = _blocks(results, f"One exchange, {ranks} ranks", what, "×")
+    blocks = common.head(results, f"One exchange, {ranks} ranks", what, "×", _TRAININGS)
     return "\n\n".join([*blocks, "## Times, and as multiples (less is better)", table(heads, rows)])
 
 
@@ -135,7 +125,7 @@ def topology(results: Results) -> str:
         "Copies that a worker sends in a round: on average; the busiest worker, on average over the rounds and at "
         f"worst, of a segment, and of all {results['segments']} segments together in copies of the model."
     )
-    blocks = [*_blocks(results, "Finding peers", what, ""), "## Time a step", table(heads, rows)]
+    blocks = [*common.head(results, "Finding peers", what, "", _TRAININGS), "## Time a step", table(heads, rows)]
     return "\n\n".join([*blocks, "## Load", load, table(load_heads, loads)])
 
 
@@ -176,7 +166,7 @@ def cluster(results: Results) -> str:
         "Crossover has groups of two: neighbouring hosts, or the two ranks of a host. The targets are the source's "
         "claims (section 4.3) at most workers: the verdicts tell which of them hold here."
     )
-    blocks = _blocks(results, "Scaling over slow links", what, "×")
+    blocks = common.head(results, "Scaling over slow links", what, "×", _TRAININGS)
     placed = [row for row in results["rows"] if row["ranks"] > 1]
     for each, compute in dict.fromkeys((row["ranks_per_host"], row["compute_ms"]) for row in placed):
         alone = [row for row in results["rows"] if row["ranks"] == 1 and row["compute_ms"] == compute]

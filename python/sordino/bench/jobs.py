@@ -17,7 +17,7 @@ from sordino.bench import common
 from sordino.bench.common import Results
 from sordino.bench.timing import Team, Watch
 from sordino.cli import mpi
-from sordino.errors import NotBuilt, SordinoError
+from sordino.errors import NotBuilt, SordinoError, UsageError
 
 _TIMEOUT_S = 3600
 
@@ -75,6 +75,17 @@ def run_on_hosts(hosts: int, ranks_per_host: int, mbps: float, module: str, argu
         sent = [link.sent for link in cluster.traffic().values()]
     found = _found(done, f"{ranks} ranks on {hosts} hosts")
     return found | {"hosts": hosts, "ranks_per_host": ranks_per_host, "ranks": ranks, "job_bytes": max(sent)}
+
+
+def failed(program: str, error: SordinoError) -> int:
+    """Says why there are no results; the exit status: 2 if there can be none here, 1 if a job failed."""
+    common.log(f"{program}: {error}")
+    return 2 if isinstance(error, (NotBuilt, UsageError)) else 1
+
+
+def wrong_contestants(rows: Sequence[Results]) -> list[str]:
+    """Who computed something wrong."""
+    return sorted({name for row in rows for name, one in row["contestants"].items() if not one["right"]})
 
 
 def _found(done: subprocess.CompletedProcess[str], who: str) -> Results:

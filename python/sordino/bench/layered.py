@@ -11,18 +11,19 @@ the links measured there.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from sordino.algorithms import Algorithm, AllReduce, Layered
 from sordino.bench import common, report
 from sordino.bench.common import Results
-from sordino.bench.jobs import machine_before, run_here, run_on_hosts
+from sordino.bench.jobs import failed, machine_before, run_here, run_on_hosts, wrong_contestants
 from sordino.bench.layered_report import SHARES, WORKERS_ON_A_NODE, hidden, where
 from sordino.bench.resnet import resnet50_shapes
-from sordino.errors import NotBuilt, SordinoError, UsageError
+from sordino.errors import SordinoError
 from sordino.tune import cost_of
-from sordino.tune.costs import Line, Rates
+from sordino.tune.costs import Rates
 
 _WORKER = "sordino.bench.layered_worker"
 SOURCE = {"AllReduce": 0.638, "Layered": 0.931}  # Figure 6, at 256 workers
@@ -92,7 +93,7 @@ def scaling(rates: Rates) -> list[Results]:
         for each number of workers, by algorithm; Layered for each share of the step that is loading.
     """
     shapes = resnet50_shapes()
-    names, sizes = [name for name, _ in shapes], [4 * _product(shape) for _, shape in shapes]
+    names, sizes = [name for name, _ in shapes], [4 * math.prod(shape) for _, shape in shapes]
 
     def exposed(algorithm: Algorithm, workers: int, loading: float) -> float:
         nodes = [rank // WORKERS_ON_A_NODE for rank in range(workers)]
@@ -107,13 +108,6 @@ def scaling(rates: Rates) -> list[Results]:
             row[f"Layered {share:g}"] = alone / (alone + waits)
         found.append(row)
     return found
-
-
-def _product(shape: Sequence[int]) -> int:
-    count = 1
-    for extent in shape:
-        count *= extent
-    return count
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -134,17 +128,14 @@ def main(argv: Sequence[str] | None = None) -> int:
                 continue
             notes |= {"Horovod": row["version"]} if "version" in row else {}
             if "rates" in row and job.mode == "thread" and (rates is None or job.members > 1):
-                measured = row["rates"]
-                lines = {name: measured[name] and Line(**measured[name]) for name in ("inside", "across")}
-                rates = Rates(**{**measured, **lines})
+                rates = Rates.from_results(row["rates"])
             rows.append(row)
             for name, one in row["contestants"].items():
                 told = ", ".join(common.format_seconds(entry["median"]) for entry in one["exposed"].values())
                 common.log(f"{where(row)}: {name} exposes {told}")
     except SordinoError as error:
-        common.log(f"layered: {error}")
-        return 2 if isinstance(error, (NotBuilt, UsageError)) else 1
-    wrong = sorted({name for row in rows for name, one in row["contestants"].items() if not one["right"]})
+        return failed("layered", error)
+    wrong = wrong_contestants(rows)
     results: Results = {
         "benchmark": "layered",
         "name": "layered",

@@ -46,11 +46,7 @@ def report(results: Results) -> str:
         f"step. Hosts are emulated, with links of {results['mbps']:g} Mbps each way. Medians of the slowest rank's "
         "times."
     )
-    notes = "; ".join(f"{name} {note}" for name, note in results["baselines"].items())
-    blocks = ["# Layered SGD", what, f"Machine: {common.describe_machine(results['machine'])}"]
-    blocks += [f"Baselines: {notes}."] if notes else []
-    blocks += [f"**Wrong results: {', '.join(results['wrong'])}.**"] if results["wrong"] else []
-    blocks += ["## Targets", common.target_table(results["targets"])]
+    blocks = common.head(results, "Layered SGD", what)
     for name in dict.fromkeys(row["set"] for row in results["rows"]):
         lines = []
         for row in results["rows"]:

@@ -10,10 +10,9 @@ Each part says more with --help.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 
-from sordino.bench import local_sgd_accuracy, local_sgd_communication, local_sgd_plan, local_sgd_torch
+from sordino.bench import common, local_sgd_accuracy, local_sgd_communication, local_sgd_plan, local_sgd_torch
 
 _PARTS = {
     "communication": local_sgd_communication.main,
@@ -25,10 +24,4 @@ _PARTS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one part; what follows its name goes to it."""
-    options = argparse.ArgumentParser(
-        prog="local_sgd", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    options.add_argument("part", choices=_PARTS, help="which part")
-    options.add_argument("arguments", nargs=argparse.REMAINDER, help="for the part (--help lists them)")
-    chosen = options.parse_args(argv)
-    return _PARTS[chosen.part](chosen.arguments)
+    return common.run_part("local_sgd", __doc__, _PARTS, argv)

@@ -17,8 +17,8 @@ import numpy as np
 
 from sordino.bench import common, report
 from sordino.bench.common import Results
-from sordino.bench.jobs import machine_before, run_here, run_on_hosts
-from sordino.errors import NotBuilt, SordinoError, UsageError
+from sordino.bench.jobs import failed, machine_before, run_here, run_on_hosts, wrong_contestants
+from sordino.errors import SordinoError
 
 INTERVALS = {"resnet20": 8, "edsr": 4}
 _WORKER = "sordino.bench.local_sgd_worker"
@@ -114,9 +114,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             ]
             common.log(f"{name}, {place}, P={groups}, K={members}: {', '.join(parts)}")
     except SordinoError as error:
-        common.log(f"local_sgd: {error}")
-        return 2 if isinstance(error, (NotBuilt, UsageError)) else 1
-    wrong = sorted({name for row in rows for name, one in row["contestants"].items() if not one["right"]})
+        return failed("local_sgd", error)
+    wrong = wrong_contestants(rows)
     results: Results = {
         "benchmark": "local_sgd_communication",
         "name": "local_sgd_communication",

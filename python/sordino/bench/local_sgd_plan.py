@@ -14,8 +14,8 @@ import numpy as np
 
 from sordino.bench import common, report
 from sordino.bench.common import Results
-from sordino.bench.jobs import machine_before, run_on_hosts
-from sordino.errors import NotBuilt, SordinoError, UsageError
+from sordino.bench.jobs import failed, machine_before, run_on_hosts
+from sordino.errors import SordinoError
 
 _CLUSTERS = ((2, 1), (4, 1), (4, 2), (8, 1))  # hosts, and ranks a host
 
@@ -51,8 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 middle = np.median([abs(one["error"]) for one in rows[-1]["rows"] if one["error"] is not None])
                 common.log(f"{hosts} hosts, {each} rank(s) each: median error {middle:.0%}")
     except SordinoError as error:
-        common.log(f"local_sgd: {error}")
-        return 2 if isinstance(error, (NotBuilt, UsageError)) else 1
+        return failed("local_sgd", error)
     found = errors(rows)
     results: Results = {
         "benchmark": "local_sgd_plan",

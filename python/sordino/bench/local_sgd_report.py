@@ -14,15 +14,6 @@ _SETS = {"resnet20": "ResNet-20", "edsr": "EDSR", "resnet50": "ResNet-50"}
 _COLOURS = {"gradients": "#3d5a80", "averaging": "#c8553d", "accuracy": "#0b6e4f", "source": "#aaaaaa"}
 
 
-def _head(results: Results, title: str, what: str, unit: str = "×") -> list[str]:
-    notes = "; ".join(f"{name} {note}" for name, note in results.get("baselines", {}).items())
-    wrong = ", ".join(results.get("wrong", []))
-    blocks = [f"# {title}", what, f"Machine: {common.describe_machine(results['machine'])}"]
-    blocks += [f"Baselines: {notes}."] if notes else []
-    blocks += [f"**Wrong results: {wrong}.**"] if wrong else []
-    return [*blocks, "## Targets", common.target_table(results["targets"], unit)] if "targets" in results else blocks
-
-
 def communication(results: Results) -> str:
     """Milliseconds a step of each part, beside the prediction."""
     what = (
@@ -32,7 +23,7 @@ def communication(results: Results) -> str:
         + " and ".join(f"{interval} ({_SETS[name]})" for name, interval in results["intervals"].items())
         + ". Predictions are T = s α + w β with α and β measured in the same job. Medians of the slowest rank's times."
     )
-    blocks = _head(results, "Communication in a step of local SGD", what)
+    blocks = common.head(results, "Communication in a step of local SGD", what)
     places = dict.fromkeys((row["set"], row["place"]) for row in results["rows"])
     for name, place in places:
         rows = [row for row in results["rows"] if (row["set"], row["place"]) == (name, place)]
@@ -96,7 +87,7 @@ def against_torch(results: Results) -> str:
         label = f"{_SETS[row['set']]}, K={row['members']}, {_PLACES[row['place']]}"
         lines.append([label, *[cells.get(name, "–") for name in ("allreduce", "sharded", "torch")], *ratios])
     heads = ["", "Whole models", "Shards", "PyTorch", "PyTorch / whole models", "PyTorch / shards"]
-    return "\n\n".join([*_head(results, "Local SGD beside PyTorch's own", what), table(heads, lines)])
+    return "\n\n".join([*common.head(results, "Local SGD beside PyTorch's own", what), table(heads, lines)])
 
 
 def draw_torch(results: Results, figure: Any) -> None:
@@ -122,7 +113,7 @@ def accuracy(results: Results) -> str:
         f"scaled by P or its square root after a gradual warm-up, {results['seeds']} seeds. The source's accuracies "
         "are of ResNet-20 on CIFAR-10, with the linear rule (Table I)."
     )
-    blocks = _head(results, "Accuracy by the number of local models", what)
+    blocks = common.head(results, "Accuracy by the number of local models", what)
     for rule, found in results["rules"].items():
         rows = [_point(*pair, rule) for pair in zip([None, *found["points"]], found["points"])]
         heads = ["P", "Learning rate", "Test accuracy, %", "D", "D over that of the row above", "Source, %"]
@@ -186,7 +177,7 @@ def plan(results: Results) -> str:
         [name, f"{one['median']:.0%}", f"{one['most']:+.0%}", str(one["count"])]
         for name, one in results["errors"].items()
     ]
-    blocks = _head(results, "Predictions of the cost model", what, unit="")
+    blocks = common.head(results, "Predictions of the cost model", what, unit="")
     blocks.append(table(["", "Median of absolute errors", "Largest", "Runs"], lines))
     places = dict.fromkeys((row["hosts"], row["ranks_per_host"]) for row in results["rows"])
     for place in places:

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 
 from sordino.bench import common, report
 from sordino.bench.common import Results
-from sordino.bench.jobs import machine_before, run_here, run_on_hosts
+from sordino.bench.jobs import failed, machine_before, run_here, run_on_hosts
 from sordino.bench.local_sgd_torch_worker import INTERVAL, SETS
-from sordino.errors import NotBuilt, SordinoError, UsageError
+from sordino.errors import SordinoError
 
 RANKS = 4
 _WORKER = "sordino.bench.local_sgd_torch_worker"
@@ -50,8 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                     rows.append(row | {"place": place})
                     common.log(f"{name}, K={members}, {place}: {row['ratios']}")
     except SordinoError as error:
-        common.log(f"local_sgd: {error}")
-        return 2 if isinstance(error, (NotBuilt, UsageError)) else 1
+        return failed("local_sgd", error)
     wrong = sorted({name for row in rows for name in row["wrong"]})
     results: Results = {
         "benchmark": "local_sgd_torch",

@@ -16,14 +16,6 @@ COLLECTIVES = {
 FUSION = {"plain": "no communication", "sordino": "Sordino", "horovod": "Horovod", "gloo": "DDP-gloo"}
 
 
-def _head(results: Results, title: str, what: str) -> list[str]:
-    lines = [f"# {title}", what, f"Machine: {common.describe_machine(results['machine'])}"]
-    notes = results.get("baselines", {})
-    if notes:
-        lines.append("Baselines: " + "; ".join(f"{name} {note}" for name, note in notes.items()) + ".")
-    return lines
-
-
 def _times(value: float | None) -> str:
     return "–" if value is None else f"{value:.2f}×"
 
@@ -50,7 +42,7 @@ def collectives(results: Results) -> str:
     ratio_columns = ["Size", "arena / floor", "ordinary / floor"]
     ratio_columns += [f"{COLLECTIVES[other]} / {key}" for key, other in pairs]
     blocks = [
-        *_head(results, "All-reduce", what),
+        *common.opening(results, "All-reduce", what),
         f"**Wrong results: {', '.join(wrong)}.**" if wrong else "Every contestant's result was checked at every size.",
         "## Targets",
         common.target_table(results["targets"]),
@@ -83,7 +75,7 @@ def fusion(results: Results) -> str:
             else "The overhead is what the wrapper adds to the step of the optimizer that it wraps."
         )
     )
-    blocks = [*_head(results, "Fused gradient averaging" if ranks > 1 else "Overhead at one rank", what)]
+    blocks = [*common.opening(results, "Fused gradient averaging" if ranks > 1 else "Overhead at one rank", what)]
     blocks += ["## Targets", common.target_table(results["targets"], unit="×" if ranks > 1 else " %")]
     for title, mode in _modes(results):
         base = mode["contestants"]["sordino"]["exposed"]["median"]
@@ -110,7 +102,7 @@ def kernels(results: Results) -> str:
         "One core. Each kernel against the fastest of torch's and numpy's copies that read and write as many bytes in "
         "all, interleaved in one run. A ratio of 1 is as fast as copying."
     )
-    blocks = [*_head(results, "Kernels", what), "## Targets", common.target_table(results["targets"])]
+    blocks = [*common.opening(results, "Kernels", what), "## Targets", common.target_table(results["targets"])]
     kinds = list(dict.fromkeys(row["kernel"] for row in results["rows"]))
     for size in dict.fromkeys(row["bytes"] for row in results["rows"]):
         rows = {(row["kernel"], row["dtype"]): row for row in results["rows"] if row["bytes"] == size}

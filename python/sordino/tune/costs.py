@@ -7,9 +7,9 @@ plus the same for what the ranks of a node do in the memory that they share.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sordino._core import FromOwner, Mean, ToOwner, Topology
 from sordino.algorithms import Algorithm, AllReduce, ElasticAveraging, GossipAlgorithm, Layered, LocalSGD, PushSum
@@ -52,6 +52,12 @@ class Rates:
         lines = {"inside": self.inside, "across": self.across}
         places = {place: None if line is None else line._asdict() for place, line in lines.items()}
         return {**places, "agreement": self.agreement, "hop": self.hop, "handling": self.handling}
+
+    @classmethod
+    def from_results(cls, results: Mapping[str, Any]) -> Rates:
+        """What `as_results` made."""
+        lines = {place: results[place] and Line(**results[place]) for place in ("inside", "across")}
+        return cls(**{**results, **lines})
 
 
 class Load:
