@@ -13,11 +13,15 @@ from typing import Any, NoReturn
 
 import sordino.algorithms
 import sordino.torch as hvd
-from sordino.algorithms import Algorithm, Layered
+from sordino.algorithms import AdaptiveInterval, Algorithm, ThresholdScheduler
 from sordino.errors import UsageError
 
 FIXED = ("algorithm", "set", "data", "batch_size", "lr", "momentum", "label_smoothing", "bfloat16", "seed")
 """What a resumed run must have in common with the one that it continues; the number of ranks is not in it."""
+
+
+_Part = type[AdaptiveInterval] | type[ThresholdScheduler]
+_PARTS: dict[str, _Part] = {"adaptive": AdaptiveInterval, "scheduler": ThresholdScheduler}
 
 
 def algorithm_of(args: argparse.Namespace) -> Algorithm:
@@ -37,25 +41,45 @@ def algorithm_of(args: argparse.Namespace) -> Algorithm:
             settings[name] = ast.literal_eval(value)
         except (ValueError, SyntaxError):
             settings[name] = value  # a word, such as blocks
+        if name in _PARTS and isinstance(settings[name], dict):
+            settings[name] = _part(name, settings[name])
     return kind(**settings)
 
 
-def layered_of(argv: Sequence[str] | None) -> Layered | None:
-    """The algorithm if it is Layered, which `hvd.init` must know. What is wrong with the options, `parse` says."""
+def _part(name: str, settings: dict[str, Any]) -> AdaptiveInterval | ThresholdScheduler:
+    try:
+        made = _PARTS[name](**settings)
+    except TypeError as error:
+        known = ", ".join(setting.name for setting in fields(_PARTS[name]))
+        raise UsageError(f"--set {name}={settings}: {error}; there are: {known}") from error
+    return made
+
+
+def algorithm_to_be(argv: Sequence[str] | None) -> Algorithm | None:
+    """The algorithm, for `hvd.init`. What is wrong with the options, `parse` says."""
     parser = _Parser(add_help=False, allow_abbrev=False)
     _add_algorithm(parser)
     try:
-        algorithm = algorithm_of(parser.parse_known_args(argv)[0])
+        return algorithm_of(parser.parse_known_args(argv)[0])
     except UsageError:
         return None
-    return algorithm if isinstance(algorithm, Layered) else None
+
+
+_SHORT = (
+    ("group_size", "N"),
+    ("interval", "N"),
+    ("communicator", "WHAT"),
+    ("detector", "WHAT"),
+    ("threshold", "PERCENT"),
+    ("granularity", "WHAT"),
+)
 
 
 def _add_algorithm(parser: argparse.ArgumentParser) -> None:
     add, names = parser.add_argument, sordino.algorithms.names()
     add("--algorithm", default="allreduce", metavar="NAME", help=f"one of: {', '.join(names)} (default: allreduce)")
     add("--set", action="append", default=[], metavar="NAME=VALUE", help="of the algorithm, such as group_size=2")
-    for name, value in (("group_size", "N"), ("interval", "N"), ("communicator", "WHAT")):
+    for name, value in _SHORT:
         flag, short = f"--{name.replace('_', '-')}", f"{name}={{}}".format
         add(flag, action="append", dest="set", type=short, metavar=value, help=f"short for --set {name}={value}")
 
@@ -94,6 +118,7 @@ def parse(argv: Sequence[str] | None, description: str) -> argparse.Namespace:
     add("--checkpoint", metavar="FILE", help="write it after each epoch and at the end; continue from it if it exists")
     add("--resume", action=argparse.BooleanOptionalAction, help="insist on continuing, or on starting anew")
     add("--json", metavar="FILE", help="write the results there as well")
+    add("--statistics", metavar="FILE", help="of caps: write there (JSON) what was skipped, and a plot beside it")
     # Every rank parses, one speaks.
     with contextlib.redirect_stdout(io.StringIO()) if hvd.rank() else contextlib.nullcontext():
         args = parser.parse_args(argv)
@@ -113,7 +138,9 @@ def parse(argv: Sequence[str] | None, description: str) -> argparse.Namespace:
         raise UsageError(f"--label-smoothing {args.label_smoothing}: must be at least 0 and below 1")
     if args.lr <= 0 or not 0 <= args.momentum < 1:
         raise UsageError("--lr must be above 0, and --momentum at least 0 and below 1")
-    for name in ("checkpoint", "json"):
+    if args.statistics and args.algorithm != "caps":
+        raise UsageError(f"--statistics {args.statistics}: {args.algorithm} has none; they are of --algorithm caps")
+    for name in ("checkpoint", "json", "statistics"):
         path = getattr(args, name)
         if path and hvd.rank() == 0 and not Path(path).resolve().parent.is_dir():
             raise UsageError(f"--{name} {path}: there is no folder {Path(path).resolve().parent}")

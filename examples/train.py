@@ -6,6 +6,7 @@
   sordino run -np 4 -- python examples/train.py --algorithm local-sgd --group-size 2 --interval 4
   sordino run -np 5 -- python examples/train.py --algorithm layered --communicator rank
   sordino run -np 4 -- python examples/train.py --algorithm pushsum --set overlap=1
+  sordino run -np 4 -- python examples/train.py --algorithm caps --detector naive --statistics skipped.json
 
 --batch-size is the *global* batch: the ranks share its rows, so 4 ranks compute what 1 rank does (within rounding)
 with the same options, and the learning rate needs no scaling.
@@ -47,11 +48,11 @@ from common import (
     together,
     use_threads,
 )
-from options import FIXED, algorithm_of, layered_of, parse
+from options import FIXED, algorithm_of, algorithm_to_be, parse
 from progress import Reporter
 from sordino import checkpoint
 from sordino.data import Dataset
-from sordino.errors import UsageError
+from sordino.errors import NotBuilt, UsageError
 
 
 @dataclass
@@ -90,6 +91,11 @@ class Training:
         """The model that is tested and saved; collective."""
         return hvd.average_parameters(self.model) if self.models_differ else self.model.state_dict()
 
+    def sent_share(self) -> float:
+        """With caps: the part of all parameters' bytes that was sent."""
+        statistics = self.optimizer.statistics
+        return float(statistics.bytes_sent / statistics.bytes_unskipped) if statistics.bytes_unskipped else 0.0
+
     def finished(self) -> bool:
         limit = self.args.max_steps
         return self.epoch >= self.args.epochs or (limit is not None and self.steps_done >= limit)
@@ -108,6 +114,9 @@ class Training:
             if self.models_differ:
                 epoch["consensus_distance"] = hvd.consensus_distance(self.model)
                 text += f", consensus distance {epoch['consensus_distance']:.3g}"
+            if self.args.algorithm == "caps":
+                self.optimizer.report_metric(loss)
+                text += f", {self.sent_share():.0%} of the parameters sent"
             self.epochs_run.append(epoch)
             self.reporter.say(text)
             self.save()
@@ -267,6 +276,13 @@ def report(training: Training, results: dict[str, Any]) -> None:
     say(f"  images/s               {results['images_per_second']:,.0f}")
     say(f"  exposed communication  {results['exposed_ms_per_step']:.3f} ms per step")
     say(f"  sent                   {results['bytes_sent_per_worker_per_step']:,.0f} bytes per worker and step")
+    if args.statistics and hvd.rank() == 0:
+        training.optimizer.statistics.save(args.statistics)
+        picture = Path(args.statistics).with_suffix(".png")
+        try:
+            training.optimizer.statistics.plot(picture)
+        except NotBuilt as error:
+            say(f"no {picture}: {error}")
     if args.json and hvd.rank() == 0:
         with checkpoint.atomic_file(args.json) as file:
             file.write(json.dumps(results, indent=2).encode() + b"\n")
@@ -275,7 +291,7 @@ def report(training: Training, results: dict[str, Any]) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Trains; returns the exit status: 0, or 2 if the options or the files make no sense."""
     try:
-        hvd.init(layered=layered_of(argv))
+        hvd.init(algorithm=algorithm_to_be(argv))
     except UsageError as error:
         hvd.init()
         return refuse("train.py", error)

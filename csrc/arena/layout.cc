@@ -44,6 +44,21 @@ Layout::Layout(std::vector<TensorSpec> tensors, const std::vector<std::size_t>& 
         [&](std::size_t tensor) { return groups[tensor]; });
 }
 
+Layout Layout::of_parts(std::vector<LayoutSegment> parts, std::size_t bytes) {
+  std::size_t group = 0;
+  for (const LayoutSegment& part : parts) {
+    if (part.offset > bytes || part.bytes > bytes - part.offset || part.group < group) {
+      throw UsageError("part at byte " + std::to_string(part.offset) + " with " + std::to_string(part.bytes) +
+                       " bytes: parts lie within the arena's " + std::to_string(bytes) + " bytes, in rising groups");
+    }
+    group = part.group;
+  }
+  Layout layout;
+  layout.segments_ = std::move(parts);
+  layout.bytes_ = bytes;
+  return layout;
+}
+
 void Layout::place(const std::function<bool(const LayoutSegment&, std::size_t tensor)>& joins,
                    const std::function<std::size_t(std::size_t tensor)>& group_of) {
   std::unordered_set<std::string_view> names;

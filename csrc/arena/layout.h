@@ -39,6 +39,10 @@ class Layout {
   // one for each tensor and they never fall.
   Layout(std::vector<TensorSpec> tensors, const std::vector<std::size_t>& groups);
 
+  // Some parts of an arena of `bytes` bytes, as segments that lie where they say. UsageError if one does not fit in, or
+  // groups fall.
+  static Layout of_parts(std::vector<LayoutSegment> parts, std::size_t bytes);
+
   const std::vector<TensorSpec>& tensors() const { return tensors_; }
   const std::vector<std::size_t>& offsets() const { return offsets_; }
   const std::vector<LayoutSegment>& segments() const { return segments_; }
@@ -48,6 +52,7 @@ class Layout {
   std::vector<std::string> describe() const;
 
  private:
+  Layout() = default;
   void place(const std::function<bool(const LayoutSegment&, std::size_t tensor)>& joins,
              const std::function<std::size_t(std::size_t tensor)>& group_of);
 

@@ -45,6 +45,15 @@ void register_arena(py::module_& module) {
              return Layout(specify(tensors), groups);
            }),
            py::arg("tensors"), py::arg("groups"))
+      .def_static(
+          "of_parts",
+          [](const std::vector<std::tuple<std::size_t, std::size_t, int, std::size_t>>& parts, std::size_t bytes) {
+            std::vector<LayoutSegment> segments;
+            for (const auto& [offset, length, dtype, group] : parts)
+              segments.push_back({0, 0, offset, length, dtype_of(dtype), group});
+            return Layout::of_parts(std::move(segments), bytes);
+          },
+          py::arg("parts"), py::arg("bytes"), "Parts of an arena: (offset, bytes, dtype code, group) of each.")
       .def_property_readonly("offsets", &Layout::offsets)
       .def_property_readonly("segments", &Layout::segments)
       .def_property_readonly("bytes", &Layout::bytes)

@@ -12,6 +12,7 @@ namespace py = pybind11;
 void register_errors(py::module_& module);
 void register_build(py::module_& module);
 void register_kernels(py::module_& module);
+void register_unchanged(py::module_& module);
 void register_topology(py::module_& module);
 void register_world(py::module_& module);
 void register_arena(py::module_& module);

@@ -71,6 +71,7 @@ void register_kernels(py::module_& module) {
       "level", [] { return std::string(kernels::level()); }, "The instruction set in use: baseline, avx2 or avx512.");
   kernels.def("set_level", &kernels::set_level, py::arg("level"),
               "Switches the instruction set; UsageError if this machine lacks it.");
+  register_unchanged(kernels);
 }
 
 }  // namespace sordino::bindings

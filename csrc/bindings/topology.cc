@@ -3,6 +3,8 @@
 
 #include <pybind11/stl.h>
 
+#include <optional>
+
 #include "bindings/bindings.h"
 #include "topology/roulette.h"
 
@@ -106,17 +108,25 @@ void register_topology(py::module_& module) {
              return std::make_shared<topology::Star>(checked_size(size), group_size);
            }),
            py::arg("size"), py::arg("group_size"));
-  define<topology::ToOwner>(module, "ToOwner", "The owner of a segment, rank s modulo size, averages it.")
-      .def(py::init([](int size, bool keeps_own) {
-             return std::make_shared<topology::ToOwner>(checked_size(size), keeps_own);
+  const auto serve = [](auto kind, int size, std::optional<int> workers) {
+    using Kind = typename decltype(kind)::type;
+    return std::make_shared<Kind>(checked_size(size), workers.value_or(size));
+  };
+  define<topology::ToOwner>(module, "ToOwner", "The owner of a segment, rank s modulo size, takes the workers' mean.")
+      .def(py::init([serve](int size, std::optional<int> workers) {
+             return serve(TypeTag<topology::ToOwner>{}, size, workers);
            }),
-           py::arg("size"), py::arg("keeps_own") = true);
-  define<topology::Mean>(module, "Mean", "Everybody but `idle` takes the mean of all but that rank.")
-      .def(py::init([](int size, int idle) { return std::make_shared<topology::Mean>(checked_size(size), idle); }),
-           py::arg("size"), py::arg("idle") = -1);
-  define<topology::FromOwner>(module, "FromOwner", "All take a segment over from its owner, rank s modulo size.")
-      .def(py::init([](int size) { return std::make_shared<topology::FromOwner>(checked_size(size)); }),
-           py::arg("size"));
+           py::arg("size"), py::arg("workers") = py::none());
+  define<topology::FromOwner>(module, "FromOwner", "Workers take a segment over from its owner, rank s modulo size.")
+      .def(py::init([serve](int size, std::optional<int> workers) {
+             return serve(TypeTag<topology::FromOwner>{}, size, workers);
+           }),
+           py::arg("size"), py::arg("workers") = py::none());
+  define<topology::Mean>(module, "Mean", "Every worker takes the mean of all workers.")
+      .def(py::init([serve](int size, std::optional<int> workers) {
+             return serve(TypeTag<topology::Mean>{}, size, workers);
+           }),
+           py::arg("size"), py::arg("workers") = py::none());
 }
 
 }  // namespace sordino::bindings

@@ -28,6 +28,7 @@ int along(const Permutation& shuffled, int size, int rank, int distance) {
 
 int owner_of(At at, int size) { return static_cast<int>(at.segment % static_cast<std::uint32_t>(size)); }
 
+// The first `size` ranks, without `rank` if it is one of them.
 void all_but(int rank, int size, std::vector<int>& ranks) {
   ranks.clear();
   for (int other = 0; other < size; ++other) {
@@ -189,47 +190,51 @@ void Star::destinations(At, int rank, std::vector<int>& ranks) const {
   for (int member = 1; member < group_size_; ++member) ranks.push_back(rank + member);
 }
 
+Served::Served(int size, int workers) : Topology(size), workers_(workers) {
+  if (workers < 1 || workers > size) {
+    throw UsageError("workers=" + std::to_string(workers) + ": from 1 to all " + std::to_string(size) +
+                     " ranks can be workers");
+  }
+}
+
 void Mean::row(At, int rank, Row& row) const {
   row.leave_alone();
-  if (rank == idle_) return;
-  all_but(rank, size(), row.sources);
-  std::erase(row.sources, idle_);
+  if (rank >= workers()) return;
+  all_but(rank, workers(), row.sources);
   row.average();
 }
 
 void Mean::destinations(At, int rank, std::vector<int>& ranks) const {
   ranks.clear();
-  if (rank == idle_) return;
-  all_but(rank, size(), ranks);
-  std::erase(ranks, idle_);
+  if (rank < workers()) all_but(rank, workers(), ranks);
 }
 
 void ToOwner::row(At at, int rank, Row& row) const {
   row.leave_alone();
-  if (rank != owner_of(at, size()) || size() == 1) return;
-  all_but(rank, size(), row.sources);
+  if (rank != owner_of(at, size())) return;
+  all_but(rank, workers(), row.sources);
   row.average();
-  if (keeps_own_) return;
+  if (rank < workers()) return;
   row.keeps_own = false;
-  row.scale = 1.0 / static_cast<double>(row.sources.size());
+  row.scale = 1.0 / static_cast<double>(workers());
 }
 
 void ToOwner::destinations(At at, int rank, std::vector<int>& ranks) const {
   ranks.clear();
-  if (const int owner = owner_of(at, size()); owner != rank) ranks.push_back(owner);
+  if (const int owner = owner_of(at, size()); owner != rank && rank < workers()) ranks.push_back(owner);
 }
 
 void FromOwner::row(At at, int rank, Row& row) const {
   row.leave_alone();
   const int owner = owner_of(at, size());
-  if (owner == rank) return;
+  if (owner == rank || rank >= workers()) return;
   row.sources.assign(1, owner);
   row.keeps_own = false;
 }
 
 void FromOwner::destinations(At at, int rank, std::vector<int>& ranks) const {
   ranks.clear();
-  if (rank == owner_of(at, size())) all_but(rank, size(), ranks);
+  if (rank == owner_of(at, size())) all_but(rank, workers(), ranks);
 }
 
 }  // namespace sordino::topology

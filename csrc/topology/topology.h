@@ -140,33 +140,38 @@ class Star : public Topology {
   const int group_size_;
 };
 
-// Everybody's value becomes the mean of all, or of all but `idle` (-1: nobody), which keeps its own.
-class Mean : public Topology {
+// Where the first `workers` ranks have values of their own, and the others only serve them.
+class Served : public Topology {
  public:
-  explicit Mean(int size, int idle = -1) : Topology(size), idle_(idle) {}
-  void row(At at, int rank, Row& row) const override;
-  void destinations(At at, int rank, std::vector<int>& ranks) const override;
+  // UsageError unless 1 <= workers <= size.
+  Served(int size, int workers);
+  int workers() const { return workers_; }
 
  private:
-  const int idle_;
+  const int workers_;
 };
 
-// The two halves of a sharded average (hierarchical local SGD, section 3.2): rank s modulo size owns segment s. Its
-// value becomes the mean of all, or of all others if it has none of its own...
-class ToOwner : public Topology {
+// The value of every worker becomes the mean of theirs.
+class Mean : public Served {
  public:
-  explicit ToOwner(int size, bool keeps_own = true) : Topology(size), keeps_own_(keeps_own) {}
+  using Served::Served;
   void row(At at, int rank, Row& row) const override;
   void destinations(At at, int rank, std::vector<int>& ranks) const override;
-
- private:
-  const bool keeps_own_;
 };
 
-// ... and the others take it over.
-class FromOwner : public Topology {
+// The two halves of a sharded average (hierarchical local SGD, section 3.2), and of a parameter server's: rank s modulo
+// size owns segment s. Its value becomes the mean of the workers'...
+class ToOwner : public Served {
  public:
-  using Topology::Topology;
+  using Served::Served;
+  void row(At at, int rank, Row& row) const override;
+  void destinations(At at, int rank, std::vector<int>& ranks) const override;
+};
+
+// ... and the (other) workers take it over.
+class FromOwner : public Served {
+ public:
+  using Served::Served;
   void row(At at, int rank, Row& row) const override;
   void destinations(At at, int rank, std::vector<int>& ranks) const override;
 };

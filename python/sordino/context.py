@@ -46,7 +46,7 @@ class Context:
     on_shutdown: dict[int, Callable[[], Callable[[], None] | None]] = field(default_factory=dict)
     # What this rank does for the others while it has joined and they have not, until all have. Weak methods.
     while_joined: dict[int, Callable[[], Callable[[], None] | None]] = field(default_factory=dict)
-    layers: Any = None  # sordino.torch.communicators.Layers, where communicators are ranks
+    helpers: Any = None  # sordino.torch.helpers.Helpers, where some ranks have no model and help the others
     _joins: int = 0
 
     def __post_init__(self) -> None:
@@ -73,16 +73,16 @@ class Context:
             except Exception as error:
                 failures.append(error)
         self.world.shutdown()
-        if self.layers is not None:
-            self.layers.context.world.shutdown()
+        if self.helpers is not None:
+            self.helpers.context.world.shutdown()
         if failures:
             raise failures[0]
 
     def abort(self, cause: str) -> None:
         """Tells all other ranks that this one is about to end because of `cause`."""
         self.world.abort(cause)
-        if self.layers is not None:
-            self.layers.context.world.abort(cause)
+        if self.helpers is not None:
+            self.helpers.context.world.abort(cause)
 
     def track(self, handle: Handle, finish: Callable[[Handle], Any]) -> int:
         """Registers an operation and returns the number that `poll` and `synchronize` know it by."""

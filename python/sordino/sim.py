@@ -8,9 +8,9 @@ from functools import partial
 from typing import Any, TypeVar
 
 from sordino._core import sim_worlds
-from sordino.algorithms.layered import Layered
+from sordino.algorithms import Algorithm
 from sordino.context import Context, use
-from sordino.torch.communicators import Layers
+from sordino.torch.helpers import Helpers, helped
 
 Result = TypeVar("Result")
 
@@ -20,7 +20,7 @@ def run(
     function: Callable[..., Result],
     *args: Any,
     ranks_per_node: int = 0,
-    layered: Layered | None = None,
+    algorithm: Algorithm | str | None = None,
 ) -> list[Result]:
     """Calls `function(*args)` on `size` ranks at once and returns what each returned, in rank order.
 
@@ -31,11 +31,11 @@ def run(
         size: number of ranks (threads).
         function: called once a rank.
         ranks_per_node: cut the ranks into nodes of this size; 0 puts all on one node.
-        layered: as of `sordino.torch.init`. Communicators do not call `function`, and there is no result of theirs.
+        algorithm: as of `sordino.torch.init`. Helpers do not call `function`, and there is no result of theirs.
     """
     everybody = contexts(size, ranks_per_node)
     nodes = everybody[0].world.nodes
-    dedicated = layered if layered is not None and layered.dedicated else None
+    dedicated = helped(algorithm)
     chosen, workers = list(range(size)), everybody
     if dedicated is not None:
         chosen = dedicated.roles(nodes).workers
@@ -57,19 +57,19 @@ def run(
 
     def train(context: Context, rank: int) -> None:
         if dedicated is not None:
-            context.layers = Layers(everybody[rank], dedicated)
+            context.helpers = Helpers(everybody[rank], dedicated)
         results[context.rank] = function(*args)
 
     def serve(context: Context) -> None:
         assert dedicated is not None
-        Layers(context, dedicated).serve()
+        Helpers(context, dedicated).serve()
 
     threads = [
         threading.Thread(target=body, args=(context, partial(train, context, rank)), name=f"rank-{context.rank}")
         for context, rank in zip(workers, chosen)
     ]
     threads += [
-        threading.Thread(target=body, args=(context, partial(serve, context)), name=f"communicator-{rank}")
+        threading.Thread(target=body, args=(context, partial(serve, context)), name=f"helper-{rank}")
         for rank, context in enumerate(everybody)
         if rank not in chosen
     ]

@@ -35,12 +35,12 @@ def main() -> None:
         with open(folder / f"{rank}.jsonl", "a") as report:
             print(json.dumps({"begin": name}), file=report, flush=True)
             scratch.mkdir(exist_ok=True)
-            line = {"check": name, "log": [], "error": None, "communicator": False}
+            line = {"check": name, "log": [], "error": None, "helper": False}
             try:
-                hvd.init(layered=check.layered(size))
+                hvd.init(algorithm=check.algorithm(size))
                 line["log"] = check.run("mpi", str(scratch))
-            except SystemExit as end:  # of a communicator
-                line.update(communicator=True, error=None if end.code == 0 else f"status {end.code}")
+            except SystemExit as end:  # of a helper
+                line.update(helper=True, error=None if end.code == 0 else f"status {end.code}")
             except BaseException as error:
                 line["error"] = traceback.format_exc()
                 context = current_or_none()

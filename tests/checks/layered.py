@@ -26,16 +26,16 @@ EVERYWHERE = ("", "one", "pairs")
 
 def layered(group_size: int, **settings: Any) -> Layered:
     """With the communicators that this world has, and then with its groups."""
-    layers = current().layers
-    if layers is not None:
-        return Layered(layers.algorithm.group_size, "rank", **settings)
+    helpers = current().helpers
+    if helpers is not None:
+        return Layered(helpers.algorithm.group_size, "rank", **settings)
     return Layered(group_size, **settings)
 
 
 @check(least=2, communicators=EVERYWHERE, name=tuple(LONG))
 def layers_change_nothing(seat: Seat, name: str) -> None:
     wanted = train(seat, AllReduce(), 50, LONG[name])
-    dedicated = current().layers is not None
+    dedicated = current().helpers is not None
     for k in [seat.size] if dedicated else divisors(seat.size):
         algorithm = layered(k, segment_bytes=300)
         found = train(seat, algorithm, 50, LONG[name])
@@ -116,7 +116,7 @@ def gradients_are_cleared_after_their_use(seat: Seat, passes: int, set_to_none: 
     equal(*models)
 
 
-@check(least=2, communicators=("", "one"))
+@check(least=2, helpers=("", "one"))
 def the_last_step_is_not_lost(seat: Seat) -> None:
     model, plain = Odd(), Odd()
     optimizer, wanted = wrap(model, layered(seat.size)), wrap(plain, AllReduce())
@@ -144,7 +144,7 @@ def the_last_step_is_not_lost(seat: Seat) -> None:
     equal(model, plain)
 
 
-@check(least=2, communicators=("", "one"))
+@check(least=2, helpers=("", "one"))
 def scalers_decide_alike(seat: Seat) -> None:
     model = torch.nn.Linear(8, 1, bias=False)
     torch.nn.init.zeros_(model.weight)
@@ -238,7 +238,7 @@ def impossible_layers_are_refused(seat: Seat) -> None:
             Layered(**{field: value})
     with pytest.raises(UsageError, match="cannot be cut into groups"):
         wrap(Odd(), Layered(seat.size + 1))
-    with pytest.raises(UsageError, match=r"hvd\.init\(layered="):
+    with pytest.raises(UsageError, match=r"hvd\.init\(algorithm="):
         wrap(Odd(), Layered(1, "rank"))
     for option, text in (
         ({"op": hvd.Sum}, "averages"),
@@ -251,13 +251,13 @@ def impossible_layers_are_refused(seat: Seat) -> None:
             hvd.DistributedOptimizer(sgd, model.named_parameters(), algorithm=Layered(seat.size), **option)
 
 
-@check(least=2, communicators=("one", "pairs"))
+@check(least=2, helpers=("one", "pairs"))
 def ranks_count_workers_only(seat: Seat) -> None:
-    layers = current().layers
-    assert hvd.size() == layers.context.size - len(layers.roles.communicators)
-    assert layers.roles.workers[hvd.rank()] == layers.context.rank
-    with pytest.raises(UsageError, match=r"hvd\.init\(layered="):
-        wrap(Odd(), Layered(layers.algorithm.group_size + 1, "rank"))
+    helpers = current().helpers
+    assert hvd.size() == helpers.context.size - len(helpers.roles.communicators)
+    assert helpers.roles.workers[hvd.rank()] == helpers.context.rank
+    with pytest.raises(UsageError, match=r"hvd\.init\(algorithm="):
+        wrap(Odd(), Layered(helpers.algorithm.group_size + 1, "rank"))
     if seat.size > 2:
         some = hvd.add_process_set([0, 1])
         if seat.rank < 2:
@@ -268,7 +268,7 @@ def ranks_count_workers_only(seat: Seat) -> None:
         hvd.barrier()
 
 
-@check(least=2, communicators=("one", "pairs"))
+@check(least=2, helpers=("one", "pairs"))
 def plans_grow_with_communicators(seat: Seat) -> None:
     models = []
     for algorithm in (layered(1), AllReduce()):

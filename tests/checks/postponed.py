@@ -46,7 +46,7 @@ READS: dict[str, Callable[[Odd, Any], Any]] = {
 }
 
 
-@check(least=2, communicators=("", "one"), stale=(False, True))
+@check(least=2, helpers=("", "one"), stale=(False, True))
 @torch.no_grad()
 def whoever_looks_completes_the_step(seat: Seat, stale: bool) -> None:
     model, plain = Odd(), Odd()

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 import sordino.torch as hvd
-from sordino.algorithms import Layered
+from sordino.algorithms import Layered, ParameterSkipping
 from sordino.context import current_or_none
 
 MODULES = (
@@ -44,6 +44,7 @@ MODULES = (
     "push_sum",
     "shards",
     "shared",
+    "skipping",
     "sparse",
     "sync_batch_norm",
     "tune",
@@ -93,15 +94,17 @@ class Check:
     arguments: dict[str, Any]
     least: int  # ranks
     on: tuple[str, ...]
-    groups: str = ""  # of workers and their communicators: "one" of all ranks, "pairs", or none
+    helpers: str = ""  # communicators of "one" group or of "pairs", "servers", or none
 
-    def layered(self, size: int) -> Layered | None:
-        """What `init()` is told of communicators in a job of so many ranks."""
-        members = {"one": size - 1, "pairs": 1}.get(self.groups)
+    def algorithm(self, size: int) -> Layered | ParameterSkipping | None:
+        """What `init()` is told of helpers in a job of so many ranks."""
+        if self.helpers == "servers":
+            return skipping_on_servers(max(1, size // 2 - 1))
+        members = {"one": size - 1, "pairs": 1}.get(self.helpers)
         return None if members is None else Layered(members, "rank")
 
     def serves(self, transport: str, size: int) -> bool:
-        fits = self.groups == "" or (size % 2 == 0 and size > 2 if self.groups == "pairs" else size > 2)
+        fits = self.helpers == "" or (size % 2 == 0 and size > 2 if self.helpers == "pairs" else size > 2)
         return transport in self.on and size >= self.least and fits
 
     def run(self, transport: str, folder: str) -> list[tuple[str, str]]:
@@ -110,6 +113,11 @@ class Check:
         self.function(seat, **self.arguments)
         wait_for_leftovers()
         return seat.log
+
+
+def skipping_on_servers(servers: int, **settings: Any) -> ParameterSkipping:
+    """With servers that are ranks of their own."""
+    return ParameterSkipping(exchange="parameter-server", servers=servers, dedicated_servers=True, **settings)
 
 
 def wait_for_leftovers() -> None:
@@ -127,20 +135,20 @@ _CHECKS: dict[str, Check] = {}
 def check(
     least: int = 1,
     on: tuple[str, ...] = ("sim", "mpi"),
-    communicators: tuple[str, ...] = ("",),
+    helpers: tuple[str, ...] = ("",),
     **parameters: Iterable[Any],
 ) -> Callable[..., Any]:
     """Registers a check for worlds of `least` ranks or more, once for every combination of the parameters' values, and
-    of communicators (`Check.groups`) that are no seats."""
+    of `Check.helpers`, ranks that are no seats."""
 
     def register(function: Callable[..., None]) -> Callable[..., None]:
-        for groups, *values in itertools.product(communicators, *parameters.values()):
+        for kind, *values in itertools.product(helpers, *parameters.values()):
             labels = [str(value).replace("torch.", "") for value in values]
-            label = "-".join([f"communicators {groups}"] * (groups != "") + labels)
+            label = "-".join([f"helpers {kind}"] * (kind != "") + labels)
             home = function.__module__.rpartition(".")[2]
             name = f"{home}.{function.__name__}" + (f"[{label}]" if label else "")
             assert name not in _CHECKS, name
-            _CHECKS[name] = Check(name, function, dict(zip(parameters, values)), least, on, groups)
+            _CHECKS[name] = Check(name, function, dict(zip(parameters, values)), least, on, kind)
         return function
 
     return register

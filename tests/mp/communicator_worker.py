@@ -50,7 +50,7 @@ def main() -> None:
         signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
         signal.setitimer(signal.ITIMER_REAL, 4.0)
     try:
-        hvd.init(layered=algorithm)
+        hvd.init(algorithm=algorithm)
         told.update(worker=True, rank=hvd.rank(), size=hvd.size(), local_size=hvd.local_size())
         if what == "kill communicator":
             while True:

@@ -125,4 +125,4 @@ def test_under_mpirun(jobs: Jobs, world: World, check: Check) -> None:
     missing = [rank for rank, line in enumerate(lines) if line is None]
     latest = {rank: report[-1] if report else "nothing" for rank, report in enumerate(reports)}
     assert not missing, f"ranks {missing} did not get there; the latest of each rank: {latest}\n{output}"
-    compare([[tuple(entry) for entry in line["log"]] for line in lines if line and not line["communicator"]])
+    compare([[tuple(entry) for entry in line["log"]] for line in lines if line and not line["helper"]])

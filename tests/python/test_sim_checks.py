@@ -24,4 +24,4 @@ def deadline(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("check", "size", "per_node"), CASES)
 def test_on_threads(check: Check, size: int, per_node: int, tmp_path) -> None:
-    compare(sim.run(size, check.run, "sim", str(tmp_path), ranks_per_node=per_node, layered=check.layered(size)))
+    compare(sim.run(size, check.run, "sim", str(tmp_path), ranks_per_node=per_node, algorithm=check.algorithm(size)))

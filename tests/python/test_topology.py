@@ -40,10 +40,11 @@ def made(size: int) -> Iterator[Topology]:
     yield RandomPull(size, 3, 4, min(2, max(size - 1, 1)))
     yield Star(size, 1)
     yield ToOwner(size)
-    yield ToOwner(size, keeps_own=False)
+    yield ToOwner(size, workers=max(1, size - 2))
     yield Mean(size)
-    yield Mean(size, idle=size - 1)
+    yield Mean(size, workers=max(1, size - 1))
     yield FromOwner(size)
+    yield FromOwner(size, workers=max(1, size - 2))
     if size <= 64:
         yield Roulette(size, 4, list((1 - np.eye(size)).ravel()))
     if size % 4 == 0:

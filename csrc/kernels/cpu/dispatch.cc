@@ -52,8 +52,6 @@ std::atomic<const Level*>& current() {
   return level;
 }
 
-const Table& table() { return *current().load(std::memory_order_relaxed)->table; }
-
 [[noreturn]] void refuse(const char* function, DType type) {
   throw UsageError(std::string("kernels::") + function + ": " + std::string(name_of(type)) + " is not a floating type");
 }
@@ -71,11 +69,13 @@ void copy_to_all(const std::byte* source, std::span<std::byte* const> destinatio
 
 }  // namespace
 
+const Table& current_table() { return *current().load(std::memory_order_relaxed)->table; }
+
 void reduce(ReduceOp op, DType type, std::span<const std::byte* const> sources,
             std::span<std::byte* const> destinations, std::size_t count, double pre, double post) {
   if (sources.empty()) throw UsageError("kernels::reduce needs at least one source");
   const int op_index = static_cast<int>(op);
-  const ReduceFn fold = op_index < kReduceOpCount ? table().reduce[static_cast<int>(type)][op_index] : nullptr;
+  const ReduceFn fold = op_index < kReduceOpCount ? current_table().reduce[static_cast<int>(type)][op_index] : nullptr;
   if (fold == nullptr) throw UsageError("kernels::reduce cannot fold with operation " + std::to_string(op_index));
   if (destinations.empty() || count == 0) return;
   if (type == DType::kBool) pre = post = 1;
@@ -92,19 +92,19 @@ void scale(DType type, std::byte* data, std::size_t count, double factor) {
 }
 
 void axpby(DType type, const std::byte* x, std::byte* y, std::size_t count, double a, double b) {
-  const AxpbyFn function = table().axpby[static_cast<int>(type)];
+  const AxpbyFn function = current_table().axpby[static_cast<int>(type)];
   if (function == nullptr) refuse("axpby", type);
   function(x, y, count, a, b);
 }
 
 Dots dots(DType type, const std::byte* x, const std::byte* y, std::size_t count) {
-  const DotsFn function = table().dots[static_cast<int>(type)];
+  const DotsFn function = current_table().dots[static_cast<int>(type)];
   if (function == nullptr) refuse("dots", type);
   return function(x, y, count);
 }
 
 double squared_distance(DType type, const std::byte* x, const std::byte* y, std::size_t count) {
-  const DistanceFn function = table().squared_distance[static_cast<int>(type)];
+  const DistanceFn function = current_table().squared_distance[static_cast<int>(type)];
   if (function == nullptr) refuse("squared_distance", type);
   return function(x, y, count);
 }

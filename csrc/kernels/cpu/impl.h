@@ -5,6 +5,7 @@
 #include "kernels/cpu/dots.h"
 #include "kernels/cpu/lanes.h"
 #include "kernels/cpu/table.h"
+#include "kernels/cpu/unchanged.h"
 
 namespace sordino::kernels::SORDINO_LEVEL {
 namespace {
@@ -185,6 +186,7 @@ constexpr Table make_table() {
   enter_floating<BFloat16>(table, DType::kBFloat16);
   enter_floating<float>(table, DType::kFloat32);
   enter_floating<double>(table, DType::kFloat64);
+  enter_comparisons(table);
   return table;
 }
 

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
 #include "base/dtype.h"
 #include "kernels/kernels.h"
@@ -23,10 +24,22 @@ struct Reduction {
   double post;
 };
 
+// Two arrays of as many elements, and what becomes of them. Elements are the same if their bits are, or, unless `scale`
+// is 0, if times `scale` they round alike (unchanged.h).
+struct Comparison {
+  const std::byte* now;
+  const std::byte* before;
+  std::size_t count;
+  double scale;
+  std::byte* kept;         // where `now` is copied to, which may be `before`; null if nowhere
+  std::uint8_t* counters;  // of elements that differ, or null
+};
+
 using ReduceFn = void (*)(const Reduction&);
 using AxpbyFn = void (*)(const std::byte* x, std::byte* y, std::size_t count, double a, double b);
 using DotsFn = Dots (*)(const std::byte* x, const std::byte* y, std::size_t count);
 using DistanceFn = double (*)(const std::byte* x, const std::byte* y, std::size_t count);
+using CountSameFn = std::size_t (*)(const Comparison&);
 
 inline constexpr int kReduceOpCount = 6;
 
@@ -36,6 +49,7 @@ struct Table {
   AxpbyFn axpby[kDTypeCount];
   DotsFn dots[kDTypeCount];
   DistanceFn squared_distance[kDTypeCount];
+  CountSameFn count_same[kDTypeCount];
 };
 
 namespace baseline {
@@ -47,5 +61,8 @@ extern const Table table;
 namespace avx512 {
 extern const Table table;
 }
+
+// That of the level in use.
+const Table& current_table();
 
 }  // namespace sordino::kernels

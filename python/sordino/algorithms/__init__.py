@@ -9,6 +9,7 @@ from sordino.algorithms.allreduce import AllReduce
 from sordino.algorithms.gossip import DPSGD, Crossover, ElasticAveraging, GossipGraD, PushSum, SegmentedGossip
 from sordino.algorithms.layered import Layered
 from sordino.algorithms.local import AdaptiveInterval, LocalSGD
+from sordino.algorithms.skipping import ParameterSkipping, ThresholdScheduler
 from sordino.errors import UsageError
 
 __all__ = [
@@ -23,18 +24,21 @@ __all__ = [
     "Layered",
     "LocalSGD",
     "MixingAlgorithm",
+    "ParameterSkipping",
     "PushSum",
     "SegmentedGossip",
+    "ThresholdScheduler",
     "names",
     "resolve",
 ]
 
 MixingAlgorithm = Crossover | DPSGD | GossipGraD | PushSum | SegmentedGossip
 GossipAlgorithm = MixingAlgorithm | ElasticAveraging
-Algorithm = AllReduce | GossipAlgorithm | Layered | LocalSGD
+Algorithm = AllReduce | GossipAlgorithm | Layered | LocalSGD | ParameterSkipping
 
 _BY_NAME: dict[str, type[Algorithm]] = {
     "allreduce": AllReduce,
+    "caps": ParameterSkipping,
     "crossover": Crossover,
     "dpsgd": DPSGD,
     "elasticaveraging": ElasticAveraging,

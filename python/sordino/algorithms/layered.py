@@ -30,10 +30,14 @@ class Roles:
         return [group[self.place] for group in self.groups]
 
     @property
+    def helpers(self) -> list[int]:
+        """The ranks that have no model."""
+        return self.communicators if self.dedicated else []
+
+    @property
     def workers(self) -> list[int]:
         """All ranks that train."""
-        idle = self.communicators if self.dedicated else []
-        return [rank for group in self.groups for rank in group if rank not in idle]
+        return [rank for group in self.groups for rank in group if rank not in self.helpers]
 
     def of(self, ranks: Sequence[int]) -> Roles:
         """The same, where these are the ranks of a process set and the roles are those of its members."""
@@ -61,7 +65,7 @@ class Layered:
         group_size: K, the workers of a group, which are neighbouring ranks; must divide the number of workers. None:
             those of a node.
         communicator: "thread": the group's first worker, whose progress thread does it; "rank": the last rank of each
-            group has no model and does nothing else, which needs `init(layered=...)`.
+            group has no model and does nothing else, which needs `init(algorithm=...)`.
         check_stale: while a step is postponed, other threads that use a parameter get `StepOrderError`, and its memory
             is filled with NaN. For debugging: it copies the parameters twice a step.
         segment_bytes: gradients are averaged in segments of up to this many bytes, each as soon as it is complete.

@@ -12,7 +12,7 @@ import torch
 
 import sordino.torch as hvd
 from sordino._core import build_info
-from sordino.algorithms import Layered
+from sordino.algorithms import Algorithm
 from sordino.bench import common
 from sordino.bench.common import Results
 from sordino.bench.timing import Team, Watch
@@ -22,11 +22,11 @@ from sordino.errors import NotBuilt, SordinoError, UsageError
 _TIMEOUT_S = 3600
 
 
-def work(measure: Callable[[Team], Results], layered: Layered | None = None) -> int:
-    """What a rank of such a job does: rank 0 prints what was measured. `layered` is for `hvd.init`. Returns the exit
+def work(measure: Callable[[Team], Results], algorithm: Algorithm | None = None) -> int:
+    """What a rank of such a job does: rank 0 prints what was measured. `algorithm` is for `hvd.init`. Returns the exit
     status."""
     torch.set_num_threads(1)
-    hvd.init(layered=layered)
+    hvd.init(algorithm=algorithm)
     # No mpi4py: its barrier would spin on cores that other hosts need.
     found = measure(Team(hvd.rank(), hvd.size(), None, one_node=hvd.cross_size() == 1))
     if hvd.rank() == 0:

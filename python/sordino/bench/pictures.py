@@ -11,6 +11,7 @@ from sordino.bench import common
 from sordino.bench.common import Results, format_bytes
 from sordino.bench.tables import COLLECTIVES, FUSION
 
+_LINES = 12  # tensors that one plot shows at most: the largest
 _COLOURS = {
     "arena": "#0b6e4f",
     "ordinary": "#5fb49c",
@@ -114,3 +115,23 @@ def kernels(results: Results, figure: Any) -> None:
         axes.set(title=f"{format_bytes(size)} a tensor", ylabel="time / copy of the same bytes", yscale="log")
         axes.grid(alpha=0.3)
     panels[-1].legend(fontsize=7, ncols=2)
+
+
+def skipping(results: Results, figure: Any) -> None:
+    """Of `SkippingStatistics.as_dict()`: each tensor's unchanged ratio, the threshold and what was sent, by step."""
+    points = [point for point in results["points"] if point["steps"]]
+    steps = [point["step"] for point in points]
+    left, right = figure.subplots(1, 2, width_ratios=[3, 2])
+    if points:
+        widest = sorted(range(len(results["tensors"])), key=lambda index: -results["tensors"][index]["bytes"])[:_LINES]
+        for index in sorted(widest):
+            left.plot(
+                steps, [100 * point["ratios"][index] for point in points], label=results["tensors"][index]["name"]
+            )
+        left.legend(fontsize=6)
+        sent = [100 * point["bytes_sent"] / max(point["bytes_unskipped"], 1) for point in points]
+        right.plot(steps, sent, color=_COLOURS["sordino"], label="bytes sent")
+        right.plot(steps, [point["threshold"] for point in points], "--", color=_COLOURS["horovod"], label="threshold")
+        right.legend(fontsize=7)
+    left.set(xlabel="step", ylabel="%", title="Unchanged elements")
+    right.set(xlabel="step", ylabel="%", ylim=(0, 105), title="Sent, of all parameters")

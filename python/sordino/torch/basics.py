@@ -13,18 +13,18 @@ from types import TracebackType
 from typing import Any
 
 from sordino import _core
-from sordino.algorithms.layered import Layered
+from sordino.algorithms import Algorithm
 from sordino.context import Context, current, current_or_none, replace_current
 from sordino.errors import NotBuilt, UsageError
 from sordino.torch import process_sets as sets
-from sordino.torch.communicators import Layers
+from sordino.torch.helpers import Helped, Helpers, helped
 from sordino.torch.process_sets import ProcessSet
 
 
 def init(
     comm: Any = None,
     process_sets: Sequence[ProcessSet | Sequence[int]] | str | None = None,
-    layered: Layered | None = None,
+    algorithm: Algorithm | str | None = None,
 ) -> None:
     """Joins the world. Collective: all ranks of the job call it. A second call does nothing.
 
@@ -32,9 +32,10 @@ def init(
         comm: None for all ranks that the launcher started; a list of their ranks; or an mpi4py communicator.
         process_sets: process sets to register at once, the same list on all ranks. ("dynamic" is accepted for
             Horovod's sake: sets can always be added later.)
-        layered: the algorithm that is to be used. With `Layered(communicator="rank")` the last rank of each group is a
-            communicator: there init() serves the workers until they shut down, and then ends the script with status 0;
-            `rank()` and `size()` count workers only. Once for a process.
+        algorithm: the one that is to be used. Only some need it: with `Layered(communicator="rank")` the last rank of
+            each group, with `ParameterSkipping(dedicated_servers=True)` the last ranks of all have no model. There
+            init() serves the workers until they shut down, and then ends the script with status 0; `rank()` and
+            `size()` count workers only. Once for a process.
 
     Without a launcher (`python train.py`) the world has one rank and MPI is not started.
 
@@ -45,10 +46,8 @@ def init(
     """
     if current_or_none() is not None:
         return
-    if layered is not None and layered.dedicated:
-        context = _with_communicators(comm, layered)
-    else:
-        context = Context(_make_world(comm))
+    dedicated = helped(algorithm)
+    context = Context(_make_world(comm)) if dedicated is None else _with_helpers(comm, dedicated)
     replace_current(context)
     _install_exit_handlers()
     if isinstance(process_sets, str):
@@ -59,20 +58,23 @@ def init(
             sets.add_process_set(process_set)
 
 
-def _with_communicators(comm: Any, algorithm: Layered) -> Context:
-    """A worker's context; on communicators it does not return."""
+def _with_helpers(comm: Any, algorithm: Helped) -> Context:
+    """A worker's context; on helpers it does not return."""
     if hasattr(comm, "py2f"):
-        raise UsageError("init(layered=...) takes comm=None or a list of ranks, not an mpi4py communicator")
+        raise UsageError(
+            "init(algorithm=...) with ranks that have no model takes comm=None or a list of ranks, not an mpi4py "
+            "communicator"
+        )
     everybody = Context(_make_world(comm))
     everybody.world.stop_trace()  # the workers' world writes the file that the environment asks for
     try:
-        layers = Layers(everybody, algorithm)
-        if everybody.rank not in layers.roles.communicators:
+        helpers = Helpers(everybody, algorithm)
+        if everybody.rank not in helpers.roles.helpers:
             names = list(comm) if comm else list(range(everybody.size))
-            context = Context(_core.mpi_world(ranks=[names[rank] for rank in layers.roles.workers]))
-            context.layers = layers
+            context = Context(_core.mpi_world(ranks=[names[rank] for rank in helpers.roles.workers]))
+            context.helpers = helpers
             return context
-        layers.serve()
+        helpers.serve()
     except BaseException as error:
         if isinstance(error, UsageError) or everybody.world.failed:
             everybody.shutdown()  # the others know
@@ -214,28 +216,28 @@ def stats() -> dict[str, float]:
     """
     context = current()
     counters = Counter(context.world.stats)
-    if context.layers is not None:
-        counters.update(context.layers.context.world.stats)
+    if context.helpers is not None:
+        counters.update(context.helpers.context.world.stats)
     counters["exposed_seconds"] = counters.pop("waited_seconds")
     return dict(counters)
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
     """Writes a Chrome trace of all operations to `file_path` (rank 0 only, as in Horovod). What goes through
-    communicators that are ranks is in `file_path` + ".layers"."""
+    ranks that have no model is in `file_path` + ".helpers"."""
     context = current()
     if context.rank == 0:
         context.world.start_trace(file_path, mark_cycles)
-        if context.layers is not None:
-            context.layers.context.world.start_trace(file_path + ".layers", mark_cycles)
+        if context.helpers is not None:
+            context.helpers.context.world.start_trace(file_path + ".helpers", mark_cycles)
 
 
 def stop_timeline() -> None:
     """Completes and closes the trace that `start_timeline` began."""
     context = current()
     context.world.stop_trace()
-    if context.layers is not None:
-        context.layers.context.world.stop_trace()
+    if context.helpers is not None:
+        context.helpers.context.world.stop_trace()
 
 
 def mpi_threads_supported() -> bool:

@@ -15,6 +15,7 @@ from sordino.algorithms.layered import Layered
 from sordino.context import Context
 from sordino.errors import UsageError
 from sordino.torch.flat_gradients import Flat, FlatReducer
+from sordino.torch.helpers import Helpers
 from sordino.torch.postponed import hide, storage_of, watch, watch_modules
 from sordino.torch.routes import FlatSegment, Route, SegmentSpec
 from sordino.torch.segments import Segment, Settings
@@ -171,14 +172,13 @@ class LayeredSteps(ParameterSteps):
         self.context.while_joined[id(self)] = weakref.WeakMethod(self._layers.stand_in)
 
     def _route_opener(self) -> OpenRoute:
-        everybody, algorithm, layers = self.settings.process_set, self.algorithm, self.context.layers
+        everybody, algorithm, helpers = self.settings.process_set, self.algorithm, self.context.helpers
         if algorithm.dedicated:
-            if layers is None or layers.algorithm.group_size != algorithm.group_size:
-                raise UsageError(f"{algorithm} needs hvd.init(layered={algorithm}), which makes the communicators")
+            if not isinstance(helpers, Helpers) or not helpers.fit(algorithm):
+                raise UsageError(f"{algorithm} needs hvd.init(algorithm={algorithm}), which makes the communicators")
             if everybody.process_set_id != 0:
                 raise UsageError('Layered(communicator="rank") trains on all workers; process_set= is for "thread"')
-            opener: OpenRoute = layers.open
-            return opener
+            return helpers.open_route
         ranks, context = everybody.ranks or [], self.context
         roles = algorithm.roles([context.world.nodes[rank] for rank in ranks]).of(ranks)
         return lambda specs: Route(context, everybody, roles, specs)

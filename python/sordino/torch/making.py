@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from sordino.algorithms import AllReduce, Layered, LocalSGD
+from sordino.algorithms import AllReduce, Layered, LocalSGD, ParameterSkipping
 from sordino.context import current
 from sordino.errors import UsageError
 from sordino.torch.adasum import AdasumSteps
@@ -20,6 +20,7 @@ from sordino.torch.layered import LayeredSteps
 from sordino.torch.local_sgd import LocalSteps, require_elementwise
 from sordino.torch.operation import Adasum, Average
 from sordino.torch.segments import Settings
+from sordino.torch.skipping import SkippingSteps
 from sordino.torch.steps import ParameterSteps
 
 Reducer = GradientReducer | AdasumSteps | ParameterSteps
@@ -84,7 +85,7 @@ def make_reducer(
             return BufferedSteps(current(), names, parameters, [], algorithm, settings, compare)
         return GradientReducer(current(), names, parameters, settings, compare)
     buffers = [(name, buffer) for name, buffer in options["named_buffers"] or () if buffer.is_floating_point()]
-    kind: type[ParameterSteps] = GossipSteps
+    kind: type[ParameterSteps] = SkippingSteps if isinstance(algorithm, ParameterSkipping) else GossipSteps
     if isinstance(algorithm, Layered):
         kind = LayeredSteps
     elif isinstance(algorithm, LocalSGD):

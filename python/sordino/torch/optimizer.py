@@ -24,6 +24,8 @@ from sordino.torch.making import Reducer, check_options, make_reducer
 from sordino.torch.operation import Average, resolve_op
 from sordino.torch.process_sets import ProcessSet, global_process_set
 from sordino.torch.segments import StepOrderError
+from sordino.torch.skipping import SkippingSteps
+from sordino.torch.skipping_statistics import SkippingStatistics
 from sordino.torch.steps import ParameterSteps
 
 
@@ -264,7 +266,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def flush(self) -> None:
         """Takes in what is still under way, so that parameters depend on nothing but themselves. Collective. Between
-        steps, `PushSum(overlap=...)` has parameters under way and `AllReduce(double_buffering=True)` a gradient."""
+        steps, `PushSum(overlap=...)` has parameters under way and `AllReduce(double_buffering=True)` a gradient;
+        `ParameterSkipping` has parameters that were skipped, which it averages."""
         if isinstance(self._reducer, BufferedSteps):
             self._between_steps("flush()")
         if isinstance(self._reducer, ParameterSteps):
@@ -275,15 +278,24 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Of `LocalSGD(log_distance=...)`: steps, and how far the local models were from their mean after them."""
         return self._reducer.distances if isinstance(self._reducer, LocalSteps) else []
 
-    def report_metric(self, loss: float) -> None:
-        """Tells an algorithm that adapts itself (`LocalSGD(adaptive=...)`) how training goes. Collective.
+    @property
+    def statistics(self) -> SkippingStatistics:
+        """Of `ParameterSkipping`: what has stayed unchanged, what was skipped, and what was sent. UsageError for other
+        algorithms."""
+        if not isinstance(self._reducer, SkippingSteps):
+            raise UsageError(f"there are no statistics of {self._options['algorithm']}")
+        return self._reducer.statistics
+
+    def report_metric(self, metric: float) -> None:
+        """Tells an algorithm that adapts itself how training goes: `LocalSGD(adaptive=...)` the loss, whenever it is
+        known, `ParameterSkipping` the metric that its scheduler is for, at the end of each epoch. Collective.
 
         Args:
-            loss: the training loss of late, this rank's; the mean over all ranks counts.
+            metric: this rank's; the mean over all ranks counts.
         """
-        if not isinstance(self._reducer, LocalSteps):
+        if not isinstance(self._reducer, (LocalSteps, SkippingSteps)):
             raise UsageError(f"report_metric() has no effect with {self._options['algorithm']}")
-        self._reducer.report_metric(loss, float(self._inner.param_groups[0]["lr"]))
+        self._reducer.report_metric(metric, float(self._inner.param_groups[0]["lr"]))
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:

@@ -134,6 +134,9 @@ class FlatValues:
 class ParameterArena(FlatValues):
     """Some tensors (parameters, and buffers) as views of one arena.
 
+    Attributes:
+        names, tensors: in the order in which they lie there.
+
     Args:
         names: of the tensors, the same on all ranks.
         tensors: floating-point, on the CPU, not overlapping in memory with themselves.
@@ -164,15 +167,16 @@ class ParameterArena(FlatValues):
         tensors = [*tensors, *self.weights]
         numbers += range(len(self.weights))
         order = sorted(range(len(labels)), key=lambda i: (numbers[i], dtype_code(tensors[i]), i))
-        self._tensors = [tensors[i] for i in order]
+        self.names = [labels[i] for i in order]
+        self.tensors = [tensors[i] for i in order]
         layout = Layout(
-            [(labels[i], dtype_code(tensors[i]), tuple(tensors[i].shape)) for i in order],
+            [(name, dtype_code(tensor), tuple(tensor.shape)) for name, tensor in zip(self.names, self.tensors)],
             groups=[numbers[i] for i in order],
         )
         super().__init__(context, layout)
-        self._views = [self.like(tensor, offset) for offset, tensor in zip(self.layout.offsets, self._tensors)]
+        self._views = [self.like(tensor, offset) for offset, tensor in zip(self.layout.offsets, self.tensors)]
         self.adopt()
 
     def adopt(self) -> None:
         """Takes in tensors whose memory somebody has replaced. UsageError if by ones of another shape or dtype."""
-        adopt(self._tensors, self._views)
+        adopt(self.tensors, self._views)

@@ -66,6 +66,7 @@ class Route:
             return made
 
         length, groups = len(roles.groups[0]), len(roles.groups)
+        workers = length - roles.dedicated
         nodes = {context.world.nodes[rank] for rank in everybody.ranks or ()}
         self._legs: list[Leg] = []
         self._under_way: dict[
@@ -74,15 +75,15 @@ class Route:
         if length > 1:
             inward = channel(roles.groups)
             if groups == 1 and len(nodes) == 1 and inward.shared:
-                self._add("mean", inward, Mean(length, roles.place if roles.dedicated else -1))
+                self._add("mean", inward, Mean(length, workers))
                 return
-            self._add("inward", inward, ToOwner(length, not roles.dedicated))
+            self._add("inward", inward, ToOwner(length, workers))
         # Each leg has a channel of its own: a segment may go in while the one before has yet to come out.
         if groups > 1:
             self._add("reduce", channel([roles.communicators]), ToOwner(groups), in_parts=True)
             self._add("gather", channel([roles.communicators]), FromOwner(groups), in_parts=True)
         if length > 1:
-            self._add("outward", channel(roles.groups), FromOwner(length))
+            self._add("outward", channel(roles.groups), FromOwner(length, workers))
 
     def _add(self, label: str, channel: Channel, topology: Topology, in_parts: bool = False) -> None:
         if channel.serves_this_rank:

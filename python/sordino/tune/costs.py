@@ -12,8 +12,18 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from sordino._core import FromOwner, Mean, ToOwner, Topology
-from sordino.algorithms import Algorithm, AllReduce, ElasticAveraging, GossipAlgorithm, Layered, LocalSGD, PushSum
+from sordino.algorithms import (
+    Algorithm,
+    AllReduce,
+    ElasticAveraging,
+    GossipAlgorithm,
+    Layered,
+    LocalSGD,
+    ParameterSkipping,
+    PushSum,
+)
 from sordino.algorithms.gossip import Segments
+from sordino.algorithms.skipping import place_by_size
 from sordino.torch.parameters import segment_numbers
 
 BACKWARD = 2 / 3  # of the computation: it costs about twice as much as forward
@@ -248,6 +258,8 @@ def cost_of(algorithm: Algorithm, nodes: Sequence[int], names: Sequence[str], si
         return _layered(algorithm, nodes, sizes)
     if isinstance(algorithm, LocalSGD):
         return _local_sgd(algorithm, nodes, sizes)
+    if isinstance(algorithm, ParameterSkipping):
+        return _skipping(algorithm, nodes, sizes)
     return _gossip(algorithm, nodes, names, sizes)
 
 
@@ -267,16 +279,17 @@ def _gradients(nodes: Sequence[int], sets: Sequence[Sequence[int]], sizes: Seque
 def _layered(algorithm: Layered, nodes: Sequence[int], sizes: Sequence[int]) -> Cost:
     roles, count = algorithm.roles(nodes), sum(sizes)
     groups, length = len(roles.groups), len(roles.groups[0])
+    workers = length - roles.dedicated
     segments = math.ceil(count / algorithm.segment_bytes)
     whole = [0.0] * roles.place + [count]  # which the communicator owns
     load = Load(nodes)
     load.gradients = len(sizes)
     if groups == 1 and len(set(nodes)) == 1:
-        load.exchange(roles.groups, Mean(length, roles.place if roles.dedicated else -1), whole)
+        load.exchange(roles.groups, Mean(length, workers), whole)
     else:
         if length > 1:
-            load.exchange(roles.groups, ToOwner(length, not roles.dedicated), whole)
-            load.exchange(roles.groups, FromOwner(length), whole)
+            load.exchange(roles.groups, ToOwner(length, workers), whole)
+            load.exchange(roles.groups, FromOwner(length, workers), whole)
         if groups > 1:
             parts = [count / groups] * groups
             load.exchange([roles.communicators], ToOwner(groups), parts)
@@ -303,6 +316,29 @@ def _local_sgd(algorithm: LocalSGD, nodes: Sequence[int], sizes: Sequence[int]) 
     to_owner.exchange(groups, ToOwner(members), shards)
     from_owner.exchange(groups, FromOwner(members), shards)
     return Cost((Phase(to_owner, hides=1 - 1 / segments), Phase(from_owner), Phase(between, algorithm.interval)))
+
+
+def _skipping(algorithm: ParameterSkipping, nodes: Sequence[int], sizes: Sequence[int]) -> Cost:
+    """At most: what is skipped depends on the training."""
+    block, everybody, load = algorithm.block_bytes, list(range(len(nodes))), Load(nodes)
+    roles = algorithm.roles(nodes)
+    items = list(sizes)
+    if algorithm.granularity == "block":
+        items = [min(block, size - begin) for size in sizes for begin in range(0, size, block)]
+    if algorithm.threshold <= 100:
+        load.all_reduce([roles.workers], len(items))
+    if algorithm.exchange == "allreduce":
+        load.all_reduce([everybody], sum(sizes))
+        return Cost((Phase(load),))
+    servers = algorithm.serving_ranks(len(nodes))
+    served = [0.0] * len(nodes)
+    for size, place in zip(items, place_by_size(items, len(servers))):
+        served[servers[place]] += size
+    if roles.helpers:
+        load.exchange([everybody], FromOwner(len(nodes)), [len(items)])
+    load.exchange([everybody], ToOwner(len(nodes), len(roles.workers)), served)
+    load.exchange([everybody], FromOwner(len(nodes), len(roles.workers)), served)
+    return Cost((Phase(load),))
 
 
 def _gossip(algorithm: GossipAlgorithm, nodes: Sequence[int], names: Sequence[str], sizes: Sequence[int]) -> Cost:

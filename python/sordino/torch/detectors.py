@@ -1,0 +1,204 @@
+"""Which elements a step has left unchanged: counts for each item, found after a step from what was kept before it.
+
+A detector keeps parameters (all, or a sample of them) as they are after an exchange, and counts after the next step.
+Counting and keeping are kernels over all items at once; what they work on are tensors, so that checkpoints hold them.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from sordino._core import kernels
+from sordino.algorithms import ParameterSkipping
+from sordino.errors import UsageError
+from sordino.torch.items import Items, Part
+from sordino.torch.parameters import ParameterArena
+
+
+class Detector(ABC):
+    """Counts unchanged elements of the items of an arena.
+
+    Attributes:
+        counts: int64 [items], what `count` found.
+        compared: int64 [items], how many elements of each that was out of.
+    """
+
+    def __init__(self, arena: ParameterArena, items: Items, algorithm: ParameterSkipping, ratio: float = 1.0) -> None:
+        self._arena = arena
+        rows = zip(items.offsets.tolist(), items.elements.tolist(), items.dtypes.tolist())
+        self._items = kernels.Items(list(rows), ratio)
+        self._digits = -1 if algorithm.digits is None else algorithm.digits
+        self._interval = algorithm.probe_interval
+        self._seed = algorithm.seed
+        self._all = torch.from_numpy(items.elements)
+        self.counts = torch.zeros(len(items), dtype=torch.int64)
+        self.compared = self._all
+
+    @abstractmethod
+    def begin(self, step: int) -> None:
+        """Keeps parameters as they are before step number `step`, whatever was kept before."""
+
+    @abstractmethod
+    def count(self, step: int) -> None:
+        """Counts what step number `step` has left unchanged."""
+
+    @abstractmethod
+    def keep(self, step: int, sent: Sequence[Part]) -> None:
+        """Keeps parameters as they are after step number `step` and the exchange of some parts."""
+
+    def state(self) -> dict[str, Any]:
+        """What checkpoints keep, beside what `begin` makes."""
+        return {}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Goes on from `state()`."""
+        if state and self.state().keys() != state.keys():
+            raise UsageError("this state is of another detector; load it with the one that it was saved with")
+
+    def standard_errors(self) -> torch.Tensor | None:
+        """Of counts / compared as estimates of what all elements would give, float64 [items]; None if they are none."""
+        return None
+
+
+class _Copy:
+    """All parameters, as bytes at the places that they have in the arena."""
+
+    def __init__(self, arena: ParameterArena) -> None:
+        self._now = arena.flat(torch.uint8, 0, arena.layout.bytes)
+        self._before = torch.empty_like(self._now)
+
+    @property
+    def address(self) -> int:
+        return self._before.data_ptr()
+
+    def take(self, parts: Sequence[Part] | None = None) -> None:
+        """Copies some parts, or all."""
+        if parts is None:
+            self._before.copy_(self._now)
+        for part in parts or ():
+            inside = slice(part.offset, part.offset + part.bytes)
+            self._before[inside].copy_(self._now[inside])
+
+
+class NaiveDetector(Detector):
+    """Compares all elements: exact."""
+
+    def __init__(self, arena: ParameterArena, items: Items, algorithm: ParameterSkipping) -> None:
+        super().__init__(arena, items, algorithm)
+        self._copy = _Copy(arena)
+
+    def begin(self, step: int) -> None:
+        self._copy.take()
+
+    def count(self, step: int) -> None:
+        # Keeps what it reads at once, so only what an exchange changes must be kept again.
+        self._items.unchanged(self._arena.address, self._copy.address, self.counts.data_ptr(), self._digits)
+
+    def keep(self, step: int, sent: Sequence[Part]) -> None:
+        self._copy.take(sent)
+
+
+class _SamplingDetector(Detector):
+    """Compares some elements of each item, and keeps only those."""
+
+    def __init__(self, arena: ParameterArena, items: Items, algorithm: ParameterSkipping) -> None:
+        super().__init__(arena, items, algorithm, algorithm.sample_ratio)
+        self._indices = torch.zeros(self._items.samples, dtype=torch.int32)  # unsigned, to the kernels
+        self._saved = torch.zeros(self._items.sample_bytes, dtype=torch.uint8)
+        self._sampled = torch.tensor(self._items.sample_counts, dtype=torch.int64)
+
+    def _save(self) -> None:
+        self._items.save_at(self._arena.address, self._indices.data_ptr(), self._saved.data_ptr())
+
+    def count(self, step: int) -> None:
+        self.compared = self._sampled
+        self._items.unchanged_at(
+            self._arena.address,
+            self._saved.data_ptr(),
+            self._indices.data_ptr(),
+            self.counts.data_ptr(),
+            self._digits,
+        )
+
+
+class RandomDetector(_SamplingDetector):
+    """Compares one random element of each of `samples` equal strata of an item: an unbiased estimate."""
+
+    def begin(self, step: int) -> None:
+        self._items.draw((self._seed << 40) + step, self._indices.data_ptr())
+        self._save()
+
+    def keep(self, step: int, sent: Sequence[Part]) -> None:
+        self.begin(step + 1)
+
+    def standard_errors(self) -> torch.Tensor:
+        """sqrt(u (1 - u) / samples), that of samples drawn at random from all; strata can only be better."""
+        sampled = self._sampled.clamp(min=1)
+        share = self.counts / sampled.double()
+        return (share * (1 - share) / sampled).sqrt()
+
+
+class HistoryDetector(_SamplingDetector):
+    """Compares the elements that have changed most often. How often is counted for all elements, once in a while."""
+
+    def __init__(self, arena: ParameterArena, items: Items, algorithm: ParameterSkipping) -> None:
+        super().__init__(arena, items, algorithm)
+        self._copy = _Copy(arena)
+        self._counters = torch.zeros(self._items.elements, dtype=torch.uint8)
+        self._known = False  # whether counters tell anything yet
+        self._surveyed = False  # whether the last count was of all elements, too
+
+    def begin(self, step: int) -> None:
+        if self._known:
+            self._items.select(self._counters.data_ptr(), self._indices.data_ptr())
+            self._save()
+        if self._surveys(step):
+            self._copy.take()
+
+    def _surveys(self, step: int) -> bool:
+        """Whether changes of all elements are counted after this step: until they are known, and every so often."""
+        return not self._known or step % self._interval == 0
+
+    def count(self, step: int) -> None:
+        if self._known:
+            super().count(step)
+        self._surveyed = self._surveys(step)
+        if not self._surveyed:
+            return
+        counts = torch.zeros_like(self.counts)
+        self._items.unchanged(
+            self._arena.address, self._copy.address, counts.data_ptr(), self._digits, self._counters.data_ptr()
+        )
+        if not self._known:
+            self.counts.copy_(counts)
+            self.compared, self._known = self._all, True
+
+    def keep(self, step: int, sent: Sequence[Part]) -> None:
+        if self._surveyed:
+            self._items.select(self._counters.data_ptr(), self._indices.data_ptr())
+        self._save()
+        if self._surveys(step + 1):
+            self._copy.take()
+
+    def state(self) -> dict[str, Any]:
+        return {"counters": self._counters.clone(), "known": self._known}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        super().load_state(state)
+        if state:
+            self._counters.copy_(state["counters"])
+            self._known = state["known"]
+
+
+def detector_of(arena: ParameterArena, items: Items, algorithm: ParameterSkipping) -> Detector:
+    """The detector that an algorithm asks for."""
+    kinds: dict[str, type[NaiveDetector | RandomDetector | HistoryDetector]] = {
+        "naive": NaiveDetector,
+        "random": RandomDetector,
+        "history": HistoryDetector,
+    }
+    return kinds[algorithm.detector](arena, items, algorithm)

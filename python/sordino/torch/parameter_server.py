@@ -1,0 +1,96 @@
+"""A parameter server: parts of an arena go to the ranks that serve them, which average and hand them back.
+
+Gathering and handing out are exchanges (`ToOwner`, `FromOwner`) whose segments are numbered by the ranks that serve
+them. What is sent and where it goes follows from one bit an item, which servers without a model are told first.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from sordino._core import FromOwner, Handle, Layout, ToOwner
+from sordino.algorithms import ParameterSkipping
+from sordino.algorithms.skipping import place_by_size
+from sordino.context import Context
+from sordino.torch.exchanges import Channel
+from sordino.torch.groups import new_channel
+from sordino.torch.items import Items
+from sordino.torch.parameters import FlatValues
+from sordino.torch.process_sets import ProcessSet
+from sordino.torch.tensors import DTYPE_CODES
+
+_LAYOUTS = 16  # that are remembered: the sets of skipped items come again and again
+
+
+class ParameterServer:
+    """The ranks that serve items of an arena, as seen by one of them or by a worker. Collective over all.
+
+    Args:
+        context: of all workers and servers.
+        everybody: those ranks. Workers come first.
+        values: of this rank; of a server without a model whatever.
+    """
+
+    def __init__(
+        self, context: Context, everybody: ProcessSet, algorithm: ParameterSkipping, items: Items, values: FlatValues
+    ) -> None:
+        ranks = everybody.ranks or []
+        self._items, self._values, self._size = items, values, len(ranks)
+        self._workers = len(algorithm.roles(ranks).workers)
+        self._servers = algorithm.serving_ranks(self._size)
+        self._channel = Channel(context, everybody, new_channel(context, everybody))
+        self._channel.compare([values])
+        self._layout_of = lru_cache(_LAYOUTS)(self._find_layout)
+        told = Layout([("sent", DTYPE_CODES[torch.uint8], (len(items),))], groups=[0])
+        self._told = FlatValues(context, told) if algorithm.dedicated else None
+
+    def loads(self, sent: NDArray[np.bool_]) -> list[int]:
+        """The bytes that each server gets of each worker when these items are sent."""
+        sizes, owners = self._items.bytes[sent], self._owners(sent)[sent]
+        return [int(sizes[owners == server].sum()) for server in self._servers]
+
+    def average(self, sent: NDArray[np.bool_]) -> None:
+        """Replaces the items that are sent by their means over all workers.
+
+        Args:
+            sent: [items], the same on all workers, True somewhere.
+        """
+        if self._told is not None:
+            told = self._told.flat(torch.uint8, 0, len(self._items))
+            told.copy_(torch.from_numpy(sent))
+            self._tell().wait()
+        self._exchange(sent)
+
+    def serve(self) -> None:
+        """What a server without a model does: the same again and again, until it raises.
+
+        Raises:
+            PeerLost: the workers have left, or (`World.failed`) a rank is lost.
+        """
+        assert self._told is not None
+        while True:
+            self._tell(serving=True).wait()
+            self._exchange(self._told.flat(torch.uint8, 0, len(self._items)).numpy().astype(bool))
+
+    def _tell(self, serving: bool = False) -> Handle:
+        assert self._told is not None
+        return self._channel.start("sent", FromOwner(self._size), self._told, serving=serving)
+
+    def _exchange(self, sent: NDArray[np.bool_]) -> None:
+        layout = self._layout_of(sent.tobytes())
+        for label, topology in (("gather", ToOwner), ("scatter", FromOwner)):
+            self._channel.start(label, topology(self._size, self._workers), self._values, layout=layout, wait=True)
+
+    def _owners(self, sent: NDArray[np.bool_]) -> NDArray[np.int64]:
+        owners = np.zeros(len(self._items), np.int64)
+        placed = place_by_size(self._items.bytes[sent].tolist(), len(self._servers))
+        owners[sent] = np.array(self._servers, np.int64)[placed]
+        return owners
+
+    def _find_layout(self, sent: bytes) -> Layout:
+        chosen = np.frombuffer(sent, dtype=bool)
+        return Layout.of_parts(self._items.parts(chosen, self._owners(chosen)), self._values.layout.bytes)

@@ -1,0 +1,202 @@
+"""Parameter skipping (CaPS) in an optimizer: step on one's own gradients, then average the parameters that have moved.
+
+What a rank has found unchanged is one bit an item; the minimum of those bits over all workers is the set that all skip,
+so ranks cannot disagree. How long each item has been skipped follows from the same bits.
+"""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections import deque
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from sordino import kinds
+from sordino.algorithms import ParameterSkipping
+from sordino.errors import UsageError
+from sordino.torch.autograd import allreduce
+from sordino.torch.detectors import Detector, detector_of
+from sordino.torch.helpers import Helpers
+from sordino.torch.items import Items
+from sordino.torch.operation import Average, Min
+from sordino.torch.ops import grouped_allreduce_
+from sordino.torch.parameter_server import ParameterServer
+from sordino.torch.parameters import ParameterArena
+from sordino.torch.segments import check_layout
+from sordino.torch.skipping_statistics import SkippingStatistics
+from sordino.torch.steps import ParameterSteps
+from sordino.torch.tensors import DTYPES, describe
+
+
+class SkippingSteps(ParameterSteps):
+    """What makes the steps of an optimizer those of `ParameterSkipping`."""
+
+    algorithm: ParameterSkipping
+
+    def _set_up(self) -> None:
+        self.threshold = float(self.algorithm.threshold)
+        self.statistics = SkippingStatistics(self.algorithm.statistics_interval)
+        scheduler = self.algorithm.scheduler
+        self._metrics: deque[float] = deque(maxlen=scheduler.history_length if scheduler else 1)
+        self._epochs = 0  # metrics reported so far
+        self._server: ParameterServer | None = None
+        self._detector: Detector | None = None
+        self._kept = False  # whether the detector knows the parameters before the next step
+        self._skipped = torch.zeros(0, dtype=torch.int64)  # [items]: steps in a row without each
+        self._loaded: dict[str, Any] = {"skipped": self._skipped, "detector": {}}  # before there are items
+
+    def _meet(self) -> None:
+        everybody, algorithm, context = self.settings.process_set, self.algorithm, self.context
+        if algorithm.dedicated:
+            helpers = context.helpers
+            if not isinstance(helpers, Helpers) or not helpers.fit(algorithm):
+                raise UsageError(f"{algorithm} needs hvd.init(algorithm={algorithm}), which makes the servers")
+            if everybody.process_set_id != 0:
+                raise UsageError("dedicated_servers=True trains on all workers, not on a process set")
+            context = helpers.context  # parameters lie where servers reach them
+        names = self.names + [f"buffer {name}" for name, _ in self.buffers]
+        tensors = self.parameters + [buffer for _, buffer in self.buffers]
+        self._arena = ParameterArena(context, names, tensors, "model")
+        check_layout(self.context, self._arena.layout, everybody)
+        self._name = self.context.plan_name(f"skipping.{self._arena.layout.hash:x}", everybody.process_set_id)
+        block = algorithm.block_bytes if algorithm.granularity == "block" else None
+        self._items = Items.of(self._arena, block)
+        self._detector = detector_of(self._arena, self._items, algorithm)
+        self._skipped = torch.zeros(len(self._items), dtype=torch.int64)
+        self._mask = torch.zeros(len(self._items), dtype=torch.bool)
+        self.statistics.describe(self._arena.names, self._items)
+        if algorithm.dedicated:
+            self._server = helpers.open_server(self._items, self._arena)
+        elif algorithm.exchange == "parameter-server":
+            self._server = ParameterServer(self.context, everybody, algorithm, self._items, self._arena)
+        self.context.on_shutdown[id(self)] = weakref.WeakMethod(self._warn)
+        self._restore(self._detector)
+
+    # ---- the step ----------------------------------------------------------------------------------------------
+
+    def _begin(self, optimizer: torch.optim.Optimizer) -> None:
+        self._arena.adopt()
+        if not self._kept and self._detector is not None:
+            self._detector.begin(self.steps)
+            self._kept = True
+
+    @torch.no_grad()
+    def after_step(self) -> None:
+        if not self.active:
+            return
+        detector = self._detector
+        assert detector is not None
+        self._arena.adopt()
+        detector.count(self.steps)
+        skipped = self._agree(detector)
+        sent = ~skipped.numpy()
+        self._average(sent)
+        detector.keep(self.steps, self._items.parts(sent))
+        self._skipped = torch.where(skipped, self._skipped + 1, 0)
+        self.steps += 1
+        self.statistics.add(self.steps, self.threshold, detector, skipped)
+
+    def _agree(self, detector: Detector) -> torch.Tensor:
+        """Which items all workers leave out: those that none has seen move, and that are not to be probed."""
+        if self.threshold > 100:
+            return torch.zeros_like(self._mask)
+        still = detector.counts.double() * 100 >= self.threshold * detector.compared
+        torch.logical_and(still, self._skipped < self.algorithm.probe_interval, out=self._mask)
+        self.context.world.run(
+            kinds.ALLREDUCE,
+            f"{self._name}.skipped",
+            [describe(self._mask, self._mask)],
+            op=Min,
+            process_set=self.settings.process_set.process_set_id or 0,
+        ).wait()
+        return self._mask.clone()
+
+    def _average(self, sent: NDArray[np.bool_]) -> None:
+        """Replaces the items that are sent by their means over all workers."""
+        if not sent.any():
+            return
+        if self._server is not None:
+            self._server.average(sent)
+            return
+        parts = [
+            self._arena.flat(DTYPES[part.dtype], part.offset, part.bytes // DTYPES[part.dtype].itemsize)
+            for part in self._items.parts(sent)
+        ]
+        if parts:
+            everybody = self.settings.process_set
+            grouped_allreduce_(parts, op=Average, name=f"{self._name}.mean", process_set=everybody)
+
+    def flush(self, optimizer: torch.optim.Optimizer) -> None:
+        """Averages what was skipped last, so that all workers have equal parameters. Collective."""
+        if self._detector is None or not self._skipped.any():
+            return
+        self._arena.adopt()
+        sent = (self._skipped > 0).numpy()
+        self._average(sent)
+        self._skipped.zero_()
+        self._kept = False
+
+    # ---- the threshold -----------------------------------------------------------------------------------------
+
+    def report_metric(self, metric: float, rate: float) -> None:
+        """Takes the metric of an epoch; its mean over all workers moves the threshold. Collective."""
+        mean = float(metric)
+        if self.active:
+            mine = torch.tensor([mean], dtype=torch.float64)
+            mean = float(allreduce(mine, op=Average, name="skipping.metric", process_set=self.settings.process_set))
+        self._epochs += 1
+        self._metrics.append(mean)
+        self.statistics.end_epoch(self.steps, self.threshold, mean)
+        if self.algorithm.scheduler is not None:
+            self.threshold = self.algorithm.scheduler.threshold_after(self._epochs, self.threshold, list(self._metrics))
+
+    def _warn(self) -> None:
+        if self.algorithm.scheduler is not None and self._epochs == 0 and self.steps > 0:
+            warnings.warn(
+                "ParameterSkipping(scheduler=...): optimizer.report_metric(loss) was never called, so the threshold "
+                f"has stayed at {self.threshold:g} %; call it once an epoch",
+                stacklevel=2,
+            )
+
+    # ---- checkpoints -------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        self._warn()
+        return {
+            "steps": self.steps,
+            "threshold": self.threshold,
+            "metrics": list(self._metrics),
+            "epochs": self._epochs,
+            **(self._loaded if self._detector is None else self._items_state(self._detector)),
+        }
+
+    def _items_state(self, detector: Detector) -> dict[str, Any]:
+        return {"skipped": self._skipped.clone(), "detector": detector.state()}
+
+    def check_state(self, state: dict[str, Any]) -> None:
+        super().check_state(state)
+        if self._detector is not None and state["skipped"].shape not in (self._skipped.shape, (0,)):
+            raise UsageError(
+                f"this state is of {len(state['skipped'])} tensors or blocks, and there are {len(self._skipped)} here: "
+                "load it with the same parameters, granularity and block_bytes"
+            )
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.steps, self.threshold = state["steps"], state["threshold"]
+        self._metrics.clear()
+        self._metrics.extend(state["metrics"])
+        self._epochs = state["epochs"]
+        self._loaded = {"skipped": state["skipped"], "detector": state["detector"]}
+        if self._detector is not None:
+            self._restore(self._detector)
+
+    def _restore(self, detector: Detector) -> None:
+        if len(self._loaded["skipped"]) > 0:  # there were other ranks
+            self.check_state({**self.state(), **self._loaded})
+            self._skipped = self._loaded["skipped"].clone()
+            detector.load_state(self._loaded["detector"])
+        self._kept = False
