@@ -32,7 +32,7 @@ def layered(group_size: int, **settings: Any) -> Layered:
     return Layered(group_size, **settings)
 
 
-@check(least=2, communicators=EVERYWHERE, name=tuple(LONG))
+@check(least=2, helpers=EVERYWHERE, name=tuple(LONG))
 def layers_change_nothing(seat: Seat, name: str) -> None:
     wanted = train(seat, AllReduce(), 50, LONG[name])
     dedicated = current().helpers is not None
@@ -58,7 +58,7 @@ def equal(one: torch.nn.Module, other: torch.nn.Module) -> None:
             assert torch.equal(mine, theirs)
 
 
-@check(least=2, communicators=EVERYWHERE)
+@check(least=2, helpers=EVERYWHERE)
 def nothing_waits_before_the_first_use(seat: Seat) -> None:
     """While a rank is late with its step, the others load their batches."""
     model = Odd()
@@ -179,7 +179,7 @@ def train_unequally(seat: Seat, algorithm: Any) -> tuple[Odd, int]:
     return model, hvd.join()
 
 
-@check(least=2, communicators=EVERYWHERE)
+@check(least=2, helpers=EVERYWHERE)
 def those_who_joined_stand_in_for_zeros(seat: Seat) -> None:
     wanted, last = train_unequally(seat, AllReduce())
     for k in divisors(seat.size):

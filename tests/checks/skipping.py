@@ -120,7 +120,12 @@ def at_a_hundred_percent_nothing_is_lost(seat: Seat, detector: str) -> None:
     """What no worker has changed need not be averaged: sparse updates, at other places on each worker."""
     results = []
     for threshold in (100, NEVER):
-        settings: dict[str, Any] = {"granularity": "block", "block_bytes": 64, "sample_ratio": 1.0}
+        settings: dict[str, Any] = {
+            "granularity": "block",
+            "block_bytes": 64,
+            "sample_ratio": 1.0,
+            "survey_interval": 2,
+        }
         planted = Planted(skipping(detector=detector, threshold=threshold, **settings), 1000, 77)
         for turn in range(6):
             generator = torch.Generator().manual_seed(10 * turn + seat.rank)
@@ -174,7 +179,9 @@ def what_one_worker_moves_is_sent(seat: Seat) -> None:
 
 @check(least=2, helpers=("", "servers"), detector=DETECTORS)
 def a_tensor_that_moves_again_is_sent_at_once(seat: Seat, detector: str) -> None:
-    planted = Planted(skipping(detector=detector, threshold=90, probe_interval=100, sample_ratio=0.3), 64, 64)
+    planted = Planted(
+        skipping(detector=detector, threshold=90, probe_interval=100, survey_interval=2, sample_ratio=0.3), 64, 64
+    )
     for _ in range(5):
         planted.step(0.0, 1.0)
     assert states(planted.optimizer) == [5, 0]
@@ -320,7 +327,7 @@ def same_from_here(seat: Seat, pairs: Sequence[tuple[torch.nn.Module, Any]], tur
 def a_checkpoint_goes_on_bit_for_bit(seat: Seat, detector: str) -> None:
     scheduler = ThresholdScheduler(history_length=2, frequency=1, step=2.0)
     algorithm = skipping(
-        detector=detector, threshold=20, digits=3, sample_ratio=0.3, probe_interval=4, scheduler=scheduler
+        detector=detector, threshold=20, digits=3, sample_ratio=0.3, survey_interval=3, scheduler=scheduler
     )
     model = Odd()
     optimizer = wrap(model, algorithm)

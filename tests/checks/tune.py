@@ -8,7 +8,7 @@ import torch
 import sordino.torch as hvd
 from checks.registry import Seat, check
 from sordino import tune
-from sordino.algorithms import AllReduce, ElasticAveraging, Layered, LocalSGD
+from sordino.algorithms import AllReduce, ElasticAveraging, Layered, LocalSGD, ParameterSkipping
 
 SHAPES = [(f"blocks.{k}.weight", (length,)) for k, length in enumerate((30000, 50000, 41000, 60000, 25000))]
 STEPS = 8
@@ -18,7 +18,8 @@ STEPS = 8
 def the_bytes_of_a_plan_are_those_of_the_transport(seat: Seat) -> None:
     """Of every algorithm, rank by rank, between nodes."""
     nodes = tune.nodes_of_ranks()
-    for algorithm in tune.candidates(nodes, interval=2):
+    skipping = [ParameterSkipping(threshold=101, exchange=way) for way in ("allreduce", "parameter-server")]
+    for algorithm in [*tune.candidates(nodes, interval=2), *skipping]:
         named = [(name, torch.nn.Parameter(torch.zeros(shape))) for name, shape in SHAPES]
         for _, parameter in named:
             parameter.grad = torch.zeros_like(parameter)

@@ -34,16 +34,17 @@ bool same_element(T now, T before, int digits) {
   return false;
 }
 
-// Another value, a near one, one on the other side of a tie, or the same.
+// The same value, a near one, its negative, a multiple of 1/2, another of its size or any other.
 template <class T>
 T stepped(T value) {
   if (random_below(2)) return value;
   if constexpr (is_float<T>) {
-    const std::size_t kind = random_below(4);
+    const std::size_t kind = random_below(5);
     if (kind == 0) from_double(to_double(value) + 1e-4, value);
     if (kind == 1) from_double(-to_double(value), value);
     if (kind == 2) from_double(static_cast<double>(random_below(9)) / 2 - 2, value);
-    if (kind < 3) return value;
+    if (kind == 3) from_double(to_double(value) * 1.5, value);
+    if (kind < 4) return value;
   }
   return random_element<T>();
 }

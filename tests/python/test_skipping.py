@@ -125,6 +125,7 @@ def test_who_serves() -> None:
         ("digits", 2.5),
         ("sample_ratio", 0),
         ("sample_ratio", 1.1),
+        ("survey_interval", 0),
         ("probe_interval", 0),
         ("scheduler", "default"),
         ("exchange", "mail"),

@@ -62,10 +62,11 @@ void compare_bits(const std::byte* now, const std::byte* before, std::size_t cou
 // same[i] |= rounded, they are equal.
 template <class Float>
 void compare_rounded(const Loose<Float>* a, const Loose<Float>* b, std::size_t count, Float scale, std::uint8_t* same) {
+  constexpr Float limit = kNoDecimals<Float>;
   SORDINO_INDEPENDENT
   for (std::size_t i = 0; i < count; ++i) {
     const Float x = a[i].value * scale, y = b[i].value * scale;
-    const bool decimals = (magnitude(x) < kNoDecimals<Float>)&(magnitude(y) < kNoDecimals<Float>);
+    const bool decimals = (magnitude(x) < limit) & (magnitude(y) < limit);
     same[i] |= decimals & (whole(x) == whole(y));
   }
 }

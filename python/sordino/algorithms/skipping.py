@@ -101,7 +101,8 @@ class ParameterSkipping:
         threshold: percent of unchanged elements from which on a tensor is skipped.
         digits: elements count as unchanged if they are when rounded to so many decimals; None: if no bit has changed.
         sample_ratio: the part of each tensor that "random" and "history" compare, in (0, 1].
-        probe_interval: steps in a row that a tensor can be skipped. "history" counts changes in all elements as often.
+        survey_interval: steps from one time that "history" looks at all elements to the next.
+        probe_interval: steps in a row that a tensor can be skipped.
         scheduler: how the threshold follows `optimizer.report_metric`, or None: it stays.
         exchange: "allreduce", or "parameter-server": each tensor goes to a server, which averages what it gets and
             hands it back; tensors are placed by size (longest first), anew when the set of skipped ones changes.
@@ -119,7 +120,8 @@ class ParameterSkipping:
     threshold: float = 10.0
     digits: int | None = None
     sample_ratio: float = 0.01
-    probe_interval: int = 10
+    survey_interval: int = 20
+    probe_interval: int = 4
     scheduler: ThresholdScheduler | None = None
     exchange: Literal["allreduce", "parameter-server"] = "allreduce"
     servers: int | None = None
@@ -137,7 +139,7 @@ class ParameterSkipping:
         fine = self.digits is None or (isinstance(self.digits, int) and 0 <= self.digits <= 15)
         require(fine, self, "digits", "must be from 0 to 15, or None for exact comparison")
         require(0 < self.sample_ratio <= 1, self, "sample_ratio", "must be above 0 and at most 1")
-        for name in ("probe_interval", "block_bytes", "statistics_interval"):
+        for name in ("survey_interval", "probe_interval", "block_bytes", "statistics_interval"):
             value = getattr(self, name)
             require(isinstance(value, int) and value >= 1, self, name, "must be at least 1")
         require(self.block_bytes % 64 == 0, self, "block_bytes", "must be a multiple of 64")

@@ -32,7 +32,6 @@ class Detector(ABC):
         rows = zip(items.offsets.tolist(), items.elements.tolist(), items.dtypes.tolist())
         self._items = kernels.Items(list(rows), ratio)
         self._digits = -1 if algorithm.digits is None else algorithm.digits
-        self._interval = algorithm.probe_interval
         self._seed = algorithm.seed
         self._all = torch.from_numpy(items.elements)
         self.counts = torch.zeros(len(items), dtype=torch.int64)
@@ -147,6 +146,7 @@ class HistoryDetector(_SamplingDetector):
 
     def __init__(self, arena: ParameterArena, items: Items, algorithm: ParameterSkipping) -> None:
         super().__init__(arena, items, algorithm)
+        self._interval = algorithm.survey_interval
         self._copy = _Copy(arena)
         self._counters = torch.zeros(self._items.elements, dtype=torch.uint8)
         self._known = False  # whether counters tell anything yet

@@ -96,14 +96,16 @@ def written(algorithm: Algorithm) -> str:
 
 
 def candidates(nodes: Sequence[int], interval: int) -> list[Algorithm]:
-    """Every algorithm that means something for ranks on these nodes, with all group sizes.
+    """Every algorithm that means something for ranks on these nodes, with all group sizes. Not ParameterSkipping: what
+    that sends depends on the training.
 
     Args:
         interval: of local SGD.
     """
     size = len(nodes)
     groups = [members for members in range(2, size) if size % members == 0]
-    found: list[Algorithm] = [algorithms.resolve(name) for name in algorithms.names() if name != "local-sgd"]
+    named = [name for name in algorithms.names() if name not in ("caps", "local-sgd")]
+    found: list[Algorithm] = [algorithms.resolve(name) for name in named]
     found += [AllReduce(double_buffering=True), PushSum(overlap=1)]
     found += [Crossover(group_size=members) for members in groups]
     found.append(LocalSGD(interval))
