@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 import sordino.torch as hvd
-from sordino.algorithms import Algorithm, Crossover, Layered, LocalSGD, PushSum
+from sordino.algorithms import Algorithm, Crossover, Layered, LocalSGD, ParameterSkipping, PushSum
 
 STUCK_S = 60
 BIG = 1 << 25  # 128 MiB: a tenth of a second and more
@@ -93,6 +93,14 @@ def layers(strike: Strike) -> None:
     gossip(strike, Layered(1))
 
 
+def skip(strike: Strike) -> None:
+    gossip(strike, ParameterSkipping(threshold=101))
+
+
+def serve(strike: Strike) -> None:
+    gossip(strike, ParameterSkipping(threshold=101, exchange="parameter-server"))
+
+
 def gossip(strike: Strike, algorithm: Algorithm) -> None:
     MODEL.append(torch.nn.Parameter(torch.full((BIG // 4,), float(hvd.rank()))))
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(MODEL, lr=0.0), algorithm=algorithm)
@@ -127,6 +135,8 @@ WHEN = {
     "push": push,
     "shards": shards,
     "layers": layers,
+    "skip": skip,
+    "serve": serve,
     "for ever": for_ever,
 }
 

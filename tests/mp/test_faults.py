@@ -195,6 +195,9 @@ LOST = [
     Fault("kill", "shards", 1, ulfm=True),
     Fault("kill", "shards", 2, ulfm=True, shared=False),
     Fault("kill", "layers", 1, ulfm=True),
+    Fault("kill", "skip", 1, ulfm=True),
+    Fault("kill", "serve", 1, ulfm=True),
+    Fault("kill", "serve", 2, ulfm=True, shared=False),
 ]
 
 

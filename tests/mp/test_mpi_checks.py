@@ -58,6 +58,7 @@ WAYS_OF_MOVING = {
     "push_sum",
     "shards",
     "shared",
+    "skipping",
     "tune",
 }
 CASES = [

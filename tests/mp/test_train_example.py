@@ -211,6 +211,9 @@ def test_a_person_at_a_terminal_sees_a_bar(launcher: mpi.Launcher, ranks: int) -
     ("options", "complaint"),
     [
         (["--algorithm", "telepathy"], "--algorithm telepathy: unknown; there are: allreduce"),
+        (["--statistics", "s.json"], "--statistics s.json: allreduce has none; they are of --algorithm caps"),
+        (["--algorithm", "caps", "--set", "scheduler={'often': 1}"], "there are: history_length, frequency, step"),
+        (["--algorithm", "caps", "--threshold", "-1"], "ParameterSkipping(threshold=-1): must be at least 0"),
         (["--set", "group_size=2"], "--set group_size=2: allreduce has no setting group_size; it has: segment_bytes"),
         (["--algorithm", "crossover", "--set", "interval=0"], "Crossover(interval=0): must be at least 1"),
         (["--label-smoothing", "1"], "--label-smoothing 1.0: must be at least 0 and below 1"),
@@ -296,3 +299,33 @@ def test_layers_train_to_the_last_digit_of_all_reduce(launcher: mpi.Launcher, tm
     refused = run(launcher, 2, "--algorithm", "layered", "--communicator", "rank", "--group-size", 2)
     assert refused.returncode == 2
     assert "cannot be cut into groups of 2 workers and a communicator" in refused.stderr
+
+
+def test_parameter_skipping_sends_less_and_says_what(
+    launcher: mpi.Launcher, alone: dict[str, Any], tmp_path: Path
+) -> None:
+    everything = train(launcher, 4, tmp_path, "--epochs", 10)
+    options = ("--algorithm", "caps", "--detector", "naive", "--epochs", 10, "--statistics", tmp_path / "skipped.json")
+    scheduler = "scheduler={'frequency': 2, 'history_length': 2}"
+    results = train(launcher, 4, tmp_path, *options, "--set", scheduler)
+    # 71,754 parameters cannot show a half of a point: an image is 0.28. benchmarks/skipping.py can.
+    assert results["test_accuracy"] == pytest.approx(alone["test_accuracy"], abs=0.02)
+    assert results["bytes_sent_per_worker_per_step"] < 0.95 * everything["bytes_sent_per_worker_per_step"]
+    statistics = json.loads((tmp_path / "skipped.json").read_text())
+    assert statistics["bytes_sent"] < 0.95 * statistics["bytes_unskipped"]
+    assert {tensor["name"] for tensor in statistics["tensors"]} >= {"classifier.1.weight", "features.0.bias"}
+    metrics = [point["metric"] for point in statistics["points"] if point["metric"] is not None]
+    assert len(metrics) == 10 and metrics[-1] < metrics[0]
+    assert len({point["threshold"] for point in statistics["points"]}) > 1
+    assert (tmp_path / "skipped.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_parameter_servers_that_are_ranks(launcher: mpi.Launcher, tmp_path: Path) -> None:
+    """What workers average and what servers do is the same, to rounding."""
+    kept = ("--algorithm", "caps", "--threshold", 101, "--max-steps", 15)
+    served = ("--set", "exchange=parameter-server", "--set", "servers=2", "--set", "dedicated_servers=True")
+    wanted = train(launcher, 2, tmp_path, *kept)
+    found = train(launcher, 4, tmp_path, *kept, *served)
+    assert found["world_size"] == 2
+    assert found["replicas_equal"] and wanted["replicas_equal"]
+    assert found["epochs"][-1]["train_loss"] == pytest.approx(wanted["epochs"][-1]["train_loss"], rel=1e-4)

@@ -1,4 +1,4 @@
-"""Communicators that are ranks, in real jobs: they end with their workers, in good and in bad."""
+"""Ranks without a model, in real jobs: they end with their workers, in good and in bad."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from sordino.cli import mpi
 
-WORKER = Path(__file__).with_name("communicator_worker.py")
+WORKER = Path(__file__).with_name("helper_worker.py")
 TIMEOUT_S = 60
 
 
@@ -28,13 +28,13 @@ def run(
     launcher: mpi.Launcher,
     folder: Path,
     ranks: int,
-    group_size: int,
+    helpers: str,
     what: str,
     victim: int = -1,
     environment: dict[str, str] | None = None,
 ) -> tuple[int, dict[int, dict[str, Any]], str]:
     """The job's status, how each rank of the launcher ended, and what was printed."""
-    words = [sys.executable, str(WORKER), str(folder), str(group_size), what, str(victim)]
+    words = [sys.executable, str(WORKER), str(folder), helpers, what, str(victim)]
     extra = ["--with-ft", "ulfm"] if victim >= 0 else []
     done = subprocess.run(
         mpi.command_line(launcher, mpi.Job(ranks, words, extra=extra)),
@@ -49,19 +49,26 @@ def run(
 
 
 @pytest.mark.parametrize(
-    ("ranks", "group_size", "variable", "what"),
-    [(3, 2, "", "nothing"), (6, 2, "SORDINO_RANKS_PER_NODE=3", "leave"), (6, 2, "SORDINO_SHARED_MEMORY=0", "nothing")],
+    ("ranks", "helpers", "places", "variable", "what"),
+    [
+        (3, "groups of 2", [2], "", "nothing"),
+        (6, "groups of 2", [2, 5], "SORDINO_RANKS_PER_NODE=3", "leave"),
+        (6, "groups of 2", [2, 5], "SORDINO_SHARED_MEMORY=0", "nothing"),
+        (3, "1 servers", [2], "", "leave"),
+        (5, "2 servers", [3, 4], "SORDINO_RANKS_PER_NODE=2", "nothing"),
+        (4, "2 servers", [2, 3], "SORDINO_SHARED_MEMORY=0", "leave"),
+    ],
 )
-def test_communicators_end_with_their_workers(
-    openmpi: mpi.Launcher, tmp_path: Path, ranks: int, group_size: int, variable: str, what: str
+def test_helpers_end_with_their_workers(
+    openmpi: mpi.Launcher, tmp_path: Path, ranks: int, helpers: str, places: list[int], variable: str, what: str
 ) -> None:
     name, _, value = variable.partition("=")
-    status, told, output = run(openmpi, tmp_path, ranks, group_size, what, environment={name: value} if name else {})
+    status, told, output = run(openmpi, tmp_path, ranks, helpers, what, environment={name: value} if name else {})
     assert status == 0, output
     workers = {place: one for place, one in told.items() if one["worker"]}
-    communicators = {place: one for place, one in told.items() if not one["worker"]}
-    assert sorted(communicators) == list(range(group_size, ranks, group_size + 1))
-    assert all(one == {"worker": False, "status": 0} for one in communicators.values())
+    served = {place: one for place, one in told.items() if not one["worker"]}
+    assert sorted(served) == places
+    assert all(one == {"worker": False, "status": 0} for one in served.values())
     assert [one["rank"] for _, one in sorted(workers.items())] == list(range(len(workers)))
     assert {one["size"] for one in workers.values()} == {len(workers)}
     # The gradient is 4 times the mean of 1, 2, ...; also the last of 20 steps counts.
@@ -70,11 +77,15 @@ def test_communicators_end_with_their_workers(
         assert one["weights"] == pytest.approx([wanted] * 2, rel=1e-5)
 
 
+HELPERS = ("groups of 2", "1 servers")
+
+
+@pytest.mark.parametrize("helpers", HELPERS)
 @pytest.mark.parametrize(("what", "cause"), [("kill", "its process has ended"), ("raise", "boom of the victim")])
-def test_communicators_fail_with_a_worker_that_dies(
-    openmpi: mpi.Launcher, tmp_path: Path, what: str, cause: str
+def test_helpers_fail_with_a_worker_that_dies(
+    openmpi: mpi.Launcher, tmp_path: Path, helpers: str, what: str, cause: str
 ) -> None:
-    _, told, output = run(openmpi, tmp_path, 3, 2, what, victim=1)
+    _, told, output = run(openmpi, tmp_path, 3, helpers, what, victim=1)
     for survivor in (0, 2):
         assert told[survivor]["kind"] == "PeerLost", output
         assert "rank 1 " in told[survivor]["text"] and cause in told[survivor]["text"]
@@ -82,8 +93,9 @@ def test_communicators_fail_with_a_worker_that_dies(
     assert "PeerLost" in output
 
 
-def test_workers_fail_with_a_communicator_that_dies(openmpi: mpi.Launcher, tmp_path: Path) -> None:
-    _, told, output = run(openmpi, tmp_path, 3, 2, "kill communicator", victim=2)
+@pytest.mark.parametrize("helpers", HELPERS)
+def test_workers_fail_with_a_helper_that_dies(openmpi: mpi.Launcher, tmp_path: Path, helpers: str) -> None:
+    _, told, output = run(openmpi, tmp_path, 3, helpers, "kill helper", victim=2)
     for worker in (0, 1):
         assert told[worker]["kind"] == "PeerLost", output
         assert "rank 2 " in told[worker]["text"]

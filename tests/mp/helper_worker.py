@@ -1,5 +1,6 @@
-"""One rank of a job with communicators: `mpirun -np N python communicator_worker.py FOLDER GROUP_SIZE WHAT VICTIM`
-(test_communicators.py). FOLDER gets ended.R: how rank R of the launcher ended."""
+"""One rank of a job with helpers: `mpirun -np N python helper_worker.py FOLDER HELPERS WHAT VICTIM` (test_helpers.py).
+HELPERS: "groups of K" workers with a communicator each, or "K servers". FOLDER gets ended.R: how rank R of the launcher
+ended."""
 
 from __future__ import annotations
 
@@ -13,13 +14,20 @@ from pathlib import Path
 import torch
 
 import sordino.torch as hvd
-from sordino.algorithms import Layered
+from sordino.algorithms import Algorithm, Layered, ParameterSkipping
 
 STUCK_S = 60
 STEPS = 20
 
 
-def train(algorithm: Layered, what: str, victim: bool) -> list[float]:
+def algorithm_of(helpers: str) -> Algorithm:
+    count = int("".join(filter(str.isdigit, helpers)))
+    if helpers.startswith("groups"):
+        return Layered(count, "rank")
+    return ParameterSkipping(threshold=101, exchange="parameter-server", servers=count, dedicated_servers=True)
+
+
+def train(algorithm: Algorithm, what: str, victim: bool) -> list[float]:
     """Steps to the end, or to what happens to the victim; nobody looks after the last one."""
     model = torch.nn.Linear(50, 1)
     torch.nn.init.zeros_(model.weight)
@@ -41,18 +49,18 @@ def train(algorithm: Layered, what: str, victim: bool) -> list[float]:
 
 
 def main() -> None:
-    folder, algorithm = Path(sys.argv[1]), Layered(int(sys.argv[2]), "rank")
+    folder, algorithm = Path(sys.argv[1]), algorithm_of(sys.argv[2])
     what, place = sys.argv[3], os.environ["OMPI_COMM_WORLD_RANK"]
     faulthandler.dump_traceback_later(STUCK_S, exit=True)
     torch.set_num_threads(1)
     told: dict[str, object] = {"worker": False}
-    if what == "kill communicator" and place == sys.argv[4]:
+    if what == "kill helper" and place == sys.argv[4]:
         signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
         signal.setitimer(signal.ITIMER_REAL, 4.0)
     try:
         hvd.init(algorithm=algorithm)
         told.update(worker=True, rank=hvd.rank(), size=hvd.size(), local_size=hvd.local_size())
-        if what == "kill communicator":
+        if what == "kill helper":
             while True:
                 train(algorithm, "", False)
         told["weights"] = train(algorithm, what, place == sys.argv[4])
