@@ -45,6 +45,7 @@ MODULES = (
     "shards",
     "shared",
     "skipping",
+    "skipping_life",
     "sparse",
     "sync_batch_norm",
     "tune",

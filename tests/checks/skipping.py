@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import copy
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
 import sordino.torch as hvd
-from checks.local_sgd import OPTIMIZERS, Odd, near, step, wrap
+from checks.local_sgd import OPTIMIZERS, Odd, step, wrap
 from checks.registry import Seat, check, skipping_on_servers
-from sordino.algorithms import LocalSGD, ParameterSkipping, ThresholdScheduler
+from sordino.algorithms import LocalSGD, ParameterSkipping
 from sordino.context import current
-from sordino.errors import UsageError
 from sordino.torch.items import Items
 from sordino.torch.parameter_server import ParameterServer
 from sordino.torch.parameters import ParameterArena
@@ -282,129 +279,3 @@ def optimizers_lose_nothing(seat: Seat) -> None:
     for one, other in zip(tensors, alone):
         assert torch.equal(one, other)
         assert torch.equal(inner.state[one]["momentum_buffer"], plain.state[other]["momentum_buffer"])
-
-
-# ---- threshold and checkpoints ---------------------------------------------------------------------------------------
-
-
-@check(least=1, helpers=("", "servers"))
-def the_threshold_follows_the_mean_metric(seat: Seat) -> None:
-    scheduler = ThresholdScheduler(history_length=2, frequency=2, step=3.0)
-    planted = Planted(skipping(threshold=50, scheduler=scheduler), 40)
-    found = []
-    for metric in (5.0, 4.0, 3.0, 4.0, 9.0, 8.0):
-        planted.step(1.0)
-        planted.optimizer.report_metric(metric + (seat.rank - (seat.size - 1) / 2) * 100)
-        found.append(planted.optimizer.state_dict()["sordino"]["threshold"])
-    assert found == [50, 47, 47, 50, 50, 47]
-    metrics = [point.metric for point in planted.optimizer.statistics.points]
-    assert metrics == pytest.approx([5, 4, 3, 4, 9, 8])
-
-
-@check(least=2)
-def schedulers_that_are_told_nothing_say_so(seat: Seat) -> None:
-    planted = Planted(skipping(scheduler=ThresholdScheduler()), 40)
-    planted.step(1.0)
-    with pytest.warns(UserWarning, match=r"report_metric\(loss\) was never called"):
-        planted.optimizer.state_dict()
-    planted.optimizer.report_metric(1.0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        planted.optimizer.state_dict()
-
-
-def same_from_here(seat: Seat, pairs: Sequence[tuple[torch.nn.Module, Any]], turns: range) -> None:
-    for turn in turns:
-        for model, optimizer in pairs:
-            step(seat, model, optimizer, turn)
-        (one, mine), (other, theirs) = pairs
-        for left, right in zip(one.parameters(), other.parameters()):
-            assert torch.equal(left, right)
-        assert states(mine) == states(theirs)
-
-
-@check(least=2, helpers=("", "servers"), detector=DETECTORS)
-def a_checkpoint_goes_on_bit_for_bit(seat: Seat, detector: str) -> None:
-    scheduler = ThresholdScheduler(history_length=2, frequency=1, step=2.0)
-    algorithm = skipping(
-        detector=detector, threshold=20, digits=3, sample_ratio=0.3, survey_interval=3, scheduler=scheduler
-    )
-    model = Odd()
-    optimizer = wrap(model, algorithm)
-    for turn in range(7):
-        step(seat, model, optimizer, turn)
-    for metric in (3.0, 2.0):
-        optimizer.report_metric(metric)
-    state = copy.deepcopy(optimizer.state_dict())  # load_state_dict() takes tensors as they are
-    assert state["sordino"]["threshold"] == 18 and state["sordino"]["metrics"] == [3.0, 2.0]
-    twin = Odd()
-    twin.load_state_dict(model.state_dict())
-    resumed = wrap(twin, algorithm)
-    resumed.load_state_dict(state)
-    assert states(resumed) == states(optimizer)
-    same_from_here(seat, [(model, optimizer), (twin, resumed)], range(7, 20))
-    for one in (optimizer, resumed):
-        one.report_metric(5.0)
-        assert one.state_dict()["sordino"]["threshold"] == 20
-
-
-@check(least=2)
-def states_of_something_else_are_refused(seat: Seat) -> None:
-    model = Odd()
-    optimizer = wrap(model, ParameterSkipping("history"))
-    step(seat, model, optimizer, 0)
-    state = optimizer.state_dict()
-    with pytest.raises(UsageError, match="6 tensors or blocks, and there are"):
-        wrap(Odd(), ParameterSkipping("history", granularity="block", block_bytes=64)).load_state_dict(state)
-    with pytest.raises(UsageError, match="another detector"):
-        wrap(Odd(), ParameterSkipping()).load_state_dict(state)
-    with pytest.raises(UsageError, match="not a state of LocalSGD"):
-        wrap(Odd(), LocalSGD()).load_state_dict(state)
-
-
-# ---- misuse ----------------------------------------------------------------------------------------------------------
-
-
-@check(least=2)
-def misuse_is_told(seat: Seat) -> None:
-    integers = torch.nn.Parameter(torch.zeros(3, dtype=torch.int32), requires_grad=False)
-    with pytest.raises(UsageError, match="only floating-point"):
-        hvd.DistributedOptimizer(torch.optim.SGD([integers], lr=1), [("i", integers)], algorithm="caps")
-    with pytest.raises(UsageError, match=r"needs hvd\.init\(algorithm="):
-        Planted(skipping_on_servers(1), 10)
-    with pytest.raises(UsageError, match="there are no statistics of AllReduce"):
-        _ = hvd.DistributedOptimizer(torch.optim.SGD(Odd().parameters(), lr=1)).statistics
-    planted = Planted(skipping(), 10)
-    with pytest.raises(UsageError, match=r"join\(\) cannot stand in for a worker of ParameterSkipping"):
-        hvd.join()
-    planted.step(1.0)
-
-
-@check(least=3, helpers=("servers",))
-def servers_are_those_that_init_made(seat: Seat) -> None:
-    helpers = current().helpers
-    assert hvd.size() == helpers.context.size - len(helpers.roles.helpers)
-    with pytest.raises(UsageError, match=r"needs hvd\.init\(algorithm="):
-        Planted(skipping_on_servers(helpers.algorithm.servers + 1), 10)
-    first_model, second_model = Planted(skipping(threshold=NEVER), 10), Planted(skipping(threshold=NEVER), 20)
-    for _ in range(3):  # each has servers' threads of its own
-        first_model.step(float(seat.rank))
-        second_model.step(float(seat.rank))
-    near_mean = 0.5 * 3 * (seat.size - 1) / 2
-    torch.testing.assert_close(second_model.tensors[0], torch.arange(20.0) + 1 - near_mean)
-
-
-@check(least=2)
-def buffers_are_averaged_if_asked(seat: Seat) -> None:
-    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3))
-    model.load_state_dict({name: torch.ones_like(value) for name, value in model.state_dict().items()})
-    optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.1),
-        model.named_parameters(),
-        algorithm=ParameterSkipping(threshold=NEVER, buffers="average"),
-        named_buffers=model.named_buffers(),
-    )
-    model(torch.full((2, 4), float(seat.rank))).sum().backward()
-    optimizer.step()
-    seat.same("running mean", model[1].running_mean)
-    near(model, model)

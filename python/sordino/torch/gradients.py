@@ -53,8 +53,7 @@ class GradientReducer:
         compare: bool,
     ) -> None:
         self.context = context
-        self.names = list(names)
-        self.parameters = list(parameters)
+        self.names, self.parameters = list(names), list(parameters)
         self.settings = settings
         self.active = context.size > 1 and bool(settings.process_set.included())
         self._segments: list[Segment] | None = None
@@ -67,7 +66,6 @@ class GradientReducer:
         self._done = False  # this cycle's gradients are reduced already
         self._hooked: dict[int, Any] = {}
         self._kept: dict[int, weakref.ref[torch.Tensor]] = {}
-        self._dense: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}  # parameters' strides, and dense ones
         if not self.active:
             return
         self._layout = whole_layout(self.names, self.parameters)
@@ -124,8 +122,7 @@ class GradientReducer:
                 self._start(segment)
 
     def _begin_cycle(self) -> None:
-        self._done = False
-        self._order = []
+        self._done, self._order = False, []
         self._passes = [0] * len(self.parameters)
         for segment in self._segments or ():
             segment.waiting = len(segment.members)
@@ -200,10 +197,7 @@ class GradientReducer:
             return None
         if grad.is_sparse:
             return torch.zeros_like(parameter).add_(grad)
-        known = self._dense.get(index)
-        if known is None or known[0] != parameter.stride():
-            known = self._dense[index] = (parameter.stride(), dense_strides(parameter))
-        if grad.stride() != known[1]:
+        if grad.stride() != dense_strides(parameter):
             grad = torch.empty_like(parameter, memory_format=torch.preserve_format).copy_(grad)
             parameter.grad = grad
         return grad

@@ -118,7 +118,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         old.release()
         self._reducer = self._make_reducer(compare=True)
         if isinstance(old, ParameterSteps) and isinstance(self._reducer, ParameterSteps):
-            self._reducer.load_state(old.state())
+            self._reducer.take_over(old)
 
     # ---- what the wrapped optimizer owns -----------------------------------------------------------------------
 

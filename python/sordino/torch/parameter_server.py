@@ -23,7 +23,7 @@ from sordino.torch.parameters import FlatValues
 from sordino.torch.process_sets import ProcessSet
 from sordino.torch.tensors import DTYPE_CODES
 
-_LAYOUTS = 16  # that are remembered: the sets of skipped items come again and again
+_REMEMBERED = 16  # layouts: the same sets of items are sent again and again
 
 
 class ParameterServer:
@@ -44,7 +44,7 @@ class ParameterServer:
         self._servers = algorithm.serving_ranks(self._size)
         self._channel = Channel(context, everybody, new_channel(context, everybody))
         self._channel.compare([values])
-        self._layout_of = lru_cache(_LAYOUTS)(self._find_layout)
+        self._layout_of = lru_cache(_REMEMBERED)(self._find_layout)
         told = Layout([("sent", DTYPE_CODES[torch.uint8], (len(items),))], groups=[0])
         self._told = FlatValues(context, told) if algorithm.dedicated else None
 
@@ -78,12 +78,13 @@ class ParameterServer:
 
     def _tell(self, serving: bool = False) -> Handle:
         assert self._told is not None
-        return self._channel.start("sent", FromOwner(self._size), self._told, serving=serving)
+        return self._channel.start("skipping.sent", FromOwner(self._size), self._told, serving=serving)
 
     def _exchange(self, sent: NDArray[np.bool_]) -> None:
         layout = self._layout_of(sent.tobytes())
-        for label, topology in (("gather", ToOwner), ("scatter", FromOwner)):
-            self._channel.start(label, topology(self._size, self._workers), self._values, layout=layout, wait=True)
+        for label, topology in (("skipping.gather", ToOwner), ("skipping.scatter", FromOwner)):
+            way = topology(self._size, self._workers)
+            self._channel.start(label, way, self._values, layout=layout, wait=True).wait()
 
     def _owners(self, sent: NDArray[np.bool_]) -> NDArray[np.int64]:
         owners = np.zeros(len(self._items), np.int64)

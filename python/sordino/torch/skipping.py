@@ -9,7 +9,8 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections import deque
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,7 +22,7 @@ from sordino.errors import UsageError
 from sordino.torch.autograd import allreduce
 from sordino.torch.detectors import Detector, detector_of
 from sordino.torch.helpers import Helpers
-from sordino.torch.items import Items
+from sordino.torch.items import Items, Part
 from sordino.torch.operation import Average, Min
 from sordino.torch.ops import grouped_allreduce_
 from sordino.torch.parameter_server import ParameterServer
@@ -30,6 +31,19 @@ from sordino.torch.segments import check_layout
 from sordino.torch.skipping_statistics import SkippingStatistics
 from sordino.torch.steps import ParameterSteps
 from sordino.torch.tensors import DTYPES, describe
+
+_REMEMBERED = 16  # sets of items: the same ones are sent again and again
+
+
+def _no_items() -> dict[str, Any]:
+    return {"skipped": torch.zeros(0, dtype=torch.int64), "detector": {}}
+
+
+class _Sent(NamedTuple):
+    """Parts of an arena, and their values."""
+
+    parts: list[Part]
+    values: list[torch.Tensor]
 
 
 class SkippingSteps(ParameterSteps):
@@ -47,7 +61,7 @@ class SkippingSteps(ParameterSteps):
         self._detector: Detector | None = None
         self._kept = False  # whether the detector knows the parameters before the next step
         self._skipped = torch.zeros(0, dtype=torch.int64)  # [items]: steps in a row without each
-        self._loaded: dict[str, Any] = {"skipped": self._skipped, "detector": {}}  # before there are items
+        self._loaded = _no_items()  # before there are items
 
     def _meet(self) -> None:
         everybody, algorithm, context = self.settings.process_set, self.algorithm, self.context
@@ -67,6 +81,7 @@ class SkippingSteps(ParameterSteps):
         self._items = Items.of(self._arena, block)
         self._detector = detector_of(self._arena, self._items, algorithm)
         self._skipped = torch.zeros(len(self._items), dtype=torch.int64)
+        self._sent_parts = lru_cache(_REMEMBERED)(self._find_parts)
         self._mask = torch.zeros(len(self._items), dtype=torch.bool)
         self.statistics.describe(self._arena.names, self._items)
         if algorithm.dedicated:
@@ -95,7 +110,7 @@ class SkippingSteps(ParameterSteps):
         skipped = self._agree(detector)
         sent = ~skipped.numpy()
         self._average(sent)
-        detector.keep(self.steps, self._items.parts(sent))
+        detector.keep(self.steps, self._sent_parts(sent.tobytes()).parts)
         self._skipped = torch.where(skipped, self._skipped + 1, 0)
         self.steps += 1
         self.statistics.add(self.steps, self.threshold, detector, skipped)
@@ -122,13 +137,18 @@ class SkippingSteps(ParameterSteps):
         if self._server is not None:
             self._server.average(sent)
             return
-        parts = [
-            self._arena.flat(DTYPES[part.dtype], part.offset, part.bytes // DTYPES[part.dtype].itemsize)
-            for part in self._items.parts(sent)
-        ]
-        if parts:
+        values = self._sent_parts(sent.tobytes()).values
+        if values:
             everybody = self.settings.process_set
-            grouped_allreduce_(parts, op=Average, name=f"{self._name}.mean", process_set=everybody)
+            grouped_allreduce_(values, op=Average, name=f"{self._name}.mean", process_set=everybody)
+
+    def _find_parts(self, sent: bytes) -> _Sent:
+        parts = self._items.parts(np.frombuffer(sent, dtype=bool))
+        values = [
+            self._arena.flat(DTYPES[part.dtype], part.offset, part.bytes // DTYPES[part.dtype].itemsize)
+            for part in parts
+        ]
+        return _Sent(parts, values)
 
     def flush(self, optimizer: torch.optim.Optimizer) -> None:
         """Averages what was skipped last, so that all workers have equal parameters. Collective."""
@@ -139,6 +159,11 @@ class SkippingSteps(ParameterSteps):
         self._average(sent)
         self._skipped.zero_()
         self._kept = False
+
+    def settle(self, optimizer: torch.optim.Optimizer) -> None:
+        super().settle(optimizer)
+        # Nothing is skipped now, and what comes may have other items.
+        self._detector, self._loaded = None, _no_items()
 
     # ---- the threshold -----------------------------------------------------------------------------------------
 
@@ -193,6 +218,11 @@ class SkippingSteps(ParameterSteps):
         self._loaded = {"skipped": state["skipped"], "detector": state["detector"]}
         if self._detector is not None:
             self._restore(self._detector)
+
+    def take_over(self, old: ParameterSteps) -> None:
+        if isinstance(old, SkippingSteps):
+            self.statistics.go_on_from(old.statistics)
+        super().take_over(old)
 
     def _restore(self, detector: Detector) -> None:
         if len(self._loaded["skipped"]) > 0:  # there were other ranks

@@ -83,6 +83,10 @@ class SkippingStatistics:
         self.bytes = self._by_tensor(items.bytes).astype(int).tolist()
         self._clear()
 
+    def go_on_from(self, other: SkippingStatistics) -> None:
+        """Takes over the points and the writer of statistics that end."""
+        self.points, self._writer = other.points, other._writer
+
     def _by_tensor(self, values: NDArray[Any]) -> NDArray[np.float64]:
         assert self._items is not None
         sums = np.bincount(self._items.tensors, weights=values.astype(np.float64), minlength=len(self.names))

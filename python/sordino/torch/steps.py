@@ -97,6 +97,10 @@ class ParameterSteps(ABC):
     def load_state(self, state: dict[str, Any]) -> None:
         """Goes on where `state()` was taken."""
 
+    def take_over(self, old: ParameterSteps) -> None:
+        """Goes on where an object that has settled stands, which may have had other parameters."""
+        self.load_state(old.state())
+
     def _before_join(self) -> None:
         raise UsageError(
             f"join() cannot stand in for a worker of {self.label}: give all ranks the same number of steps"

@@ -41,6 +41,8 @@ def dtype_code(tensor: torch.Tensor) -> int:
 
 def dense_strides(parameter: torch.Tensor) -> tuple[int, ...]:
     """The strides that a gradient must have for all ranks to mean the same element at the same place."""
+    if parameter.is_contiguous():
+        return parameter.stride()
     return torch.empty_like(parameter, memory_format=torch.preserve_format).stride()
 
 

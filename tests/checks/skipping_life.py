@@ -1,0 +1,181 @@
+"""Parameter skipping over a training's life: the threshold, checkpoints, parameters that come later, and misuse."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+import sordino.torch as hvd
+from checks.local_sgd import Odd, step, wrap
+from checks.registry import Seat, check, skipping_on_servers
+from checks.skipping import DETECTORS, NEVER, Planted, first, skipping, states
+from sordino.algorithms import LocalSGD, ParameterSkipping, ThresholdScheduler
+from sordino.context import current
+from sordino.errors import UsageError
+
+# ---- threshold and checkpoints ---------------------------------------------------------------------------------------
+
+
+@check(least=1, helpers=("", "servers"))
+def the_threshold_follows_the_mean_metric(seat: Seat) -> None:
+    scheduler = ThresholdScheduler(history_length=2, frequency=2, step=3.0)
+    planted = Planted(skipping(threshold=50, scheduler=scheduler), 40)
+    found = []
+    for metric in (5.0, 4.0, 3.0, 4.0, 9.0, 8.0):
+        planted.step(1.0)
+        planted.optimizer.report_metric(metric + (seat.rank - (seat.size - 1) / 2) * 100)
+        found.append(planted.optimizer.state_dict()["sordino"]["threshold"])
+    assert found == [50, 47, 47, 50, 50, 47]
+    metrics = [point.metric for point in planted.optimizer.statistics.points]
+    assert metrics == pytest.approx([5, 4, 3, 4, 9, 8])
+
+
+@check(least=2)
+def schedulers_that_are_told_nothing_say_so(seat: Seat) -> None:
+    planted = Planted(skipping(scheduler=ThresholdScheduler()), 40)
+    planted.step(1.0)
+    with pytest.warns(UserWarning, match=r"report_metric\(loss\) was never called"):
+        planted.optimizer.state_dict()
+    planted.optimizer.report_metric(1.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        planted.optimizer.state_dict()
+
+
+def same_from_here(seat: Seat, pairs: Sequence[tuple[torch.nn.Module, Any]], turns: range) -> None:
+    for turn in turns:
+        for model, optimizer in pairs:
+            step(seat, model, optimizer, turn)
+        (one, mine), (other, theirs) = pairs
+        for left, right in zip(one.parameters(), other.parameters()):
+            assert torch.equal(left, right)
+        assert states(mine) == states(theirs)
+
+
+@check(least=2, helpers=("", "servers"), detector=DETECTORS)
+def a_checkpoint_goes_on_bit_for_bit(seat: Seat, detector: str) -> None:
+    scheduler = ThresholdScheduler(history_length=2, frequency=1, step=2.0)
+    algorithm = skipping(
+        detector=detector, threshold=20, digits=3, sample_ratio=0.3, survey_interval=3, scheduler=scheduler
+    )
+    model = Odd()
+    optimizer = wrap(model, algorithm)
+    for turn in range(7):
+        step(seat, model, optimizer, turn)
+    for metric in (3.0, 2.0):
+        optimizer.report_metric(metric)
+    state = copy.deepcopy(optimizer.state_dict())  # load_state_dict() takes tensors as they are
+    assert state["sordino"]["threshold"] == 18 and state["sordino"]["metrics"] == [3.0, 2.0]
+    twin = Odd()
+    twin.load_state_dict(model.state_dict())
+    resumed = wrap(twin, algorithm)
+    resumed.load_state_dict(state)
+    assert states(resumed) == states(optimizer)
+    same_from_here(seat, [(model, optimizer), (twin, resumed)], range(7, 20))
+    for one in (optimizer, resumed):
+        one.report_metric(5.0)
+        assert one.state_dict()["sordino"]["threshold"] == 20
+
+
+@check(least=2)
+def states_of_something_else_are_refused(seat: Seat) -> None:
+    model = Odd()
+    optimizer = wrap(model, ParameterSkipping("history"))
+    step(seat, model, optimizer, 0)
+    state = optimizer.state_dict()
+    with pytest.raises(UsageError, match="6 tensors or blocks, and there are"):
+        wrap(Odd(), ParameterSkipping("history", granularity="block", block_bytes=64)).load_state_dict(state)
+    with pytest.raises(UsageError, match="another detector"):
+        wrap(Odd(), ParameterSkipping()).load_state_dict(state)
+    with pytest.raises(UsageError, match="not a state of LocalSGD"):
+        wrap(Odd(), LocalSGD()).load_state_dict(state)
+
+
+@check(least=2, helpers=("", "servers"))
+def parameters_that_are_added_take_part(seat: Seat) -> None:
+    """The threshold and the statistics stay; nothing that was skipped is lost."""
+    scheduler = ThresholdScheduler(history_length=2, frequency=1, step=5.0)
+    planted = Planted(skipping(threshold=60, scheduler=scheduler), 20)
+    planted.step(first(5, float(seat.rank)))
+    for metric in (2.0, 1.0):
+        planted.optimizer.report_metric(metric)
+    added = torch.nn.Parameter(torch.ones(30))
+    planted.tensors.append(added)
+    planted.optimizer.add_param_group({"params": [added]})
+    seat.same("settled", planted.tensors[0])
+    assert planted.optimizer.state_dict()["sordino"]["threshold"] == 55
+    planted.step(0.0, float(seat.rank))
+    assert states(planted.optimizer) == [1, 0]
+    torch.testing.assert_close(added, torch.ones(30) - 0.5 * (seat.size - 1) / 2)
+    planted.optimizer.report_metric(3.0)
+    assert [point.metric for point in planted.optimizer.statistics.points] == [2.0, 1.0, 3.0]
+
+
+@check(least=2)
+def frozen_parameters_and_left_out_steps(seat: Seat) -> None:
+    """A parameter without a gradient does not move; what GradScaler leaves out on one worker the others do not wait
+    for."""
+    tensors = [torch.nn.Parameter(torch.ones(20)), torch.nn.Parameter(torch.ones(20), requires_grad=False)]
+    inner = torch.optim.SGD(tensors, lr=1.0)
+    optimizer = hvd.DistributedOptimizer(inner, list(zip("ab", tensors)), algorithm=skipping(threshold=50))
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    scaler.scale((tensors[0] * (seat.rank + 1.0)).sum()).backward()
+    if seat.rank == seat.last:
+        tensors[0].grad.fill_(float("inf"))
+    scaler.step(optimizer)
+    scaler.update()
+    assert states(optimizer) == [0, 1]
+    moved = sum(range(seat.size)) / seat.size
+    torch.testing.assert_close(tensors[0], torch.full((20,), 1 - moved))
+
+
+# ---- misuse ----------------------------------------------------------------------------------------------------------
+
+
+@check(least=2)
+def misuse_is_told(seat: Seat) -> None:
+    integers = torch.nn.Parameter(torch.zeros(3, dtype=torch.int32), requires_grad=False)
+    with pytest.raises(UsageError, match="only floating-point"):
+        hvd.DistributedOptimizer(torch.optim.SGD([integers], lr=1), [("i", integers)], algorithm="caps")
+    with pytest.raises(UsageError, match=r"needs hvd\.init\(algorithm="):
+        Planted(skipping_on_servers(1), 10)
+    with pytest.raises(UsageError, match="there are no statistics of AllReduce"):
+        _ = hvd.DistributedOptimizer(torch.optim.SGD(Odd().parameters(), lr=1)).statistics
+    planted = Planted(skipping(), 10)
+    with pytest.raises(UsageError, match=r"join\(\) cannot stand in for a worker of ParameterSkipping"):
+        hvd.join()
+    planted.step(1.0)
+
+
+@check(least=3, helpers=("servers",))
+def servers_are_those_that_init_made(seat: Seat) -> None:
+    helpers = current().helpers
+    assert hvd.size() == helpers.context.size - len(helpers.roles.helpers)
+    with pytest.raises(UsageError, match=r"needs hvd\.init\(algorithm="):
+        Planted(skipping_on_servers(helpers.algorithm.servers + 1), 10)
+    first_model, second_model = Planted(skipping(threshold=NEVER), 10), Planted(skipping(threshold=NEVER), 20)
+    for _ in range(3):  # each has servers' threads of its own
+        first_model.step(float(seat.rank))
+        second_model.step(float(seat.rank))
+    near_mean = 0.5 * 3 * (seat.size - 1) / 2
+    torch.testing.assert_close(second_model.tensors[0], torch.arange(20.0) + 1 - near_mean)
+
+
+@check(least=2)
+def buffers_are_averaged_if_asked(seat: Seat) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3))
+    model.load_state_dict({name: torch.ones_like(value) for name, value in model.state_dict().items()})
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        model.named_parameters(),
+        algorithm=ParameterSkipping(threshold=NEVER, buffers="average"),
+        named_buffers=model.named_buffers(),
+    )
+    model(torch.full((2, 4), float(seat.rank))).sum().backward()
+    optimizer.step()
+    seat.same("running mean", model[1].running_mean)
