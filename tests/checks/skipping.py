@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -236,13 +237,14 @@ def what_is_skipped_is_not_sent(seat: Seat, exchange: str) -> None:
         assert sent[1] >= 4 * (2 * size + 10) * copies
     overhead = 100 * seat.size**2
     assert sent[1] <= 4 * (2 * size + 10) * copies + overhead
-    assert sent[2] <= sent[1] * (size + 10) / (2 * size + 10) + overhead
+    # Servers on a node of their own send more than others: where parts lie matters a little.
+    assert sent[2] <= 1.1 * sent[1] * (size + 10) / (2 * size + 10) + overhead
     assert sent[3] <= overhead
 
 
 @check(least=2)
 def servers_share_the_load_anew(seat: Seat) -> None:
-    """Placed by size among what is sent, whatever else there is."""
+    """Placed by size among what is sent, whatever else there is; a large tensor is cut."""
     tensors = [torch.zeros(count) for count in (700, 500, 400, 300, 300, 200, 100, 50)]
     arena = ParameterArena(current(), [f"t{k}" for k in range(8)], tensors, "model")
     items = Items.of(arena, None)
@@ -254,6 +256,10 @@ def servers_share_the_load_anew(seat: Seat) -> None:
     assert server.loads(chosen.numpy()) == [4 * 950, 4 * 900]
     chosen[1:5] = False
     assert server.loads(chosen.numpy()) == [4 * 200, 4 * 150]
+    large = ParameterArena(current(), ["large", "small"], [torch.zeros(1_000_003), torch.zeros(5)], "model")
+    every = Items.of(large, None)
+    loads = ParameterServer(current(), global_process_set, algorithm, every, large).loads(np.ones(2, dtype=bool))
+    assert sum(loads) == 4 * 1_000_008 and max(loads) <= 1.1 * 2 * 1_000_008
 
 
 @check(least=2, helpers=("", "servers"))

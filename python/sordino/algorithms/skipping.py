@@ -105,7 +105,8 @@ class ParameterSkipping:
         probe_interval: steps in a row that a tensor can be skipped.
         scheduler: how the threshold follows `optimizer.report_metric`, or None: it stays.
         exchange: "allreduce", or "parameter-server": each tensor goes to a server, which averages what it gets and
-            hands it back; tensors are placed by size (longest first), anew when the set of skipped ones changes.
+            hands it back; they are placed by size (longest first, large ones cut), anew when the set of skipped
+            ones changes.
         servers: how many ranks serve, spread evenly; None: all workers.
         dedicated_servers: servers are the last ranks of the job, and have no model. Needs `init(algorithm=...)`.
         granularity: "tensor", or "block": tensors are cut into blocks of `block_bytes` that are skipped each by itself,
@@ -201,6 +202,12 @@ class ParameterSkipping:
         if self.dedicated_servers:
             return list(range(size - self.servers, size))
         return [index * size // self.servers for index in range(self.servers)]
+
+
+def piece_bytes(total: int, servers: int) -> int:
+    """The size that larger tensors are cut to before they are placed on servers: an eighth of what each gets of `total`
+    bytes, so that a large tensor does not fill a server alone; at least 64 KiB."""
+    return max(64 * 1024, -(-total // (8 * servers * 64)) * 64)
 
 
 def place_by_size(sizes: Sequence[int], servers: int) -> list[int]:

@@ -11,7 +11,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from sordino.bench import accuracy_report, common, gossip_report, layered_report, local_sgd_report, pictures, tables
+from sordino.bench import (
+    accuracy_report,
+    common,
+    gossip_report,
+    layered_report,
+    local_sgd_report,
+    pictures,
+    skipping_report,
+    tables,
+)
 from sordino.bench.common import Results
 from sordino.errors import UsageError
 from sordino.tune import report as plan_report
@@ -30,6 +39,9 @@ _TABLES: dict[str, Callable[[Results], str]] = {
     "local_sgd_plan": local_sgd_report.plan,
     "local_sgd_torch": local_sgd_report.against_torch,
     "plan": plan_report.markdown,
+    "skipping_communication": skipping_report.communication,
+    "skipping_detection": skipping_report.detection,
+    "skipping_training": skipping_report.training,
 }
 _PICTURES: dict[str, Callable[[Results, Any], None]] = {
     "accuracy": accuracy_report.picture,
@@ -45,6 +57,9 @@ _PICTURES: dict[str, Callable[[Results, Any], None]] = {
     "local_sgd_plan": local_sgd_report.draw_plan,
     "local_sgd_torch": local_sgd_report.draw_torch,
     "plan": plan_report.draw,
+    "skipping_communication": skipping_report.draw_communication,
+    "skipping_detection": skipping_report.draw_detection,
+    "skipping_training": skipping_report.draw_training,
 }
 
 

@@ -40,14 +40,21 @@ class Items:
     @classmethod
     def of(cls, arena: ParameterArena, block_bytes: int | None) -> Items:
         """The tensors of an arena, cut into blocks of `block_bytes` unless that is None."""
-        rows = []
-        for index, (offset, tensor) in enumerate(zip(arena.layout.offsets, arena.tensors)):
-            length = tensor.numel() * tensor.element_size()
-            step = block_bytes or max(length, 1)
-            for begin in range(0, max(length, 1), step):
-                rows.append((offset + begin, min(step, length - begin), dtype_code(tensor), index))
+        rows = [
+            (offset, tensor.numel() * tensor.element_size(), dtype_code(tensor), index)
+            for index, (offset, tensor) in enumerate(zip(arena.layout.offsets, arena.tensors))
+        ]
         table = np.array(rows, dtype=np.int64).reshape(-1, 4)
-        return cls(*(np.ascontiguousarray(column) for column in table.T))
+        whole = cls(*(np.ascontiguousarray(column) for column in table.T))
+        return whole if block_bytes is None else whole.cut(block_bytes)[0]
+
+    def cut(self, limit: int) -> tuple[Items, NDArray[np.int64]]:
+        """Items of at most so many bytes (a multiple of 64), and of which of these each is a part."""
+        counts = np.maximum(-(-self.bytes // limit), 1)
+        parents = np.repeat(np.arange(len(self)), counts)
+        begins = (np.arange(len(parents)) - np.repeat(np.cumsum(counts) - counts, counts)) * limit
+        lengths = np.minimum(self.bytes[parents] - begins, limit)
+        return Items(self.offsets[parents] + begins, lengths, self.dtypes[parents], self.tensors[parents]), parents
 
     def __len__(self) -> int:
         return len(self.offsets)

@@ -1,7 +1,8 @@
 """A parameter server: parts of an arena go to the ranks that serve them, which average and hand them back.
 
 Gathering and handing out are exchanges (`ToOwner`, `FromOwner`) whose segments are numbered by the ranks that serve
-them. What is sent and where it goes follows from one bit an item, which servers without a model are told first.
+them. What is sent and where it goes follows from one bit an item, which servers without a model are told first. Large
+items are cut, so that none of them alone fills a server.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from sordino._core import FromOwner, Handle, Layout, ToOwner
 from sordino.algorithms import ParameterSkipping
-from sordino.algorithms.skipping import place_by_size
+from sordino.algorithms.skipping import piece_bytes, place_by_size
 from sordino.context import Context
 from sordino.torch.exchanges import Channel
 from sordino.torch.groups import new_channel
@@ -42,6 +43,7 @@ class ParameterServer:
         self._items, self._values, self._size = items, values, len(ranks)
         self._workers = len(algorithm.roles(ranks).workers)
         self._servers = algorithm.serving_ranks(self._size)
+        self._pieces, self._piece_of = items.cut(piece_bytes(int(items.bytes.sum()), len(self._servers)))
         self._channel = Channel(context, everybody, new_channel(context, everybody))
         self._channel.compare([values])
         self._layout_of = lru_cache(_REMEMBERED)(self._find_layout)
@@ -50,7 +52,8 @@ class ParameterServer:
 
     def loads(self, sent: NDArray[np.bool_]) -> list[int]:
         """The bytes that each server gets of each worker when these items are sent."""
-        sizes, owners = self._items.bytes[sent], self._owners(sent)[sent]
+        pieces = sent[self._piece_of]
+        sizes, owners = self._pieces.bytes[pieces], self._owners(pieces)[pieces]
         return [int(sizes[owners == server].sum()) for server in self._servers]
 
     def average(self, sent: NDArray[np.bool_]) -> None:
@@ -86,12 +89,12 @@ class ParameterServer:
             way = topology(self._size, self._workers)
             self._channel.start(label, way, self._values, layout=layout, wait=True).wait()
 
-    def _owners(self, sent: NDArray[np.bool_]) -> NDArray[np.int64]:
-        owners = np.zeros(len(self._items), np.int64)
-        placed = place_by_size(self._items.bytes[sent].tolist(), len(self._servers))
-        owners[sent] = np.array(self._servers, np.int64)[placed]
+    def _owners(self, pieces: NDArray[np.bool_]) -> NDArray[np.int64]:
+        owners = np.zeros(len(self._pieces), np.int64)
+        placed = place_by_size(self._pieces.bytes[pieces].tolist(), len(self._servers))
+        owners[pieces] = np.array(self._servers, np.int64)[placed]
         return owners
 
     def _find_layout(self, sent: bytes) -> Layout:
-        chosen = np.frombuffer(sent, dtype=bool)
-        return Layout.of_parts(self._items.parts(chosen, self._owners(chosen)), self._values.layout.bytes)
+        pieces = np.frombuffer(sent, dtype=bool)[self._piece_of]
+        return Layout.of_parts(self._pieces.parts(pieces, self._owners(pieces)), self._values.layout.bytes)

@@ -132,7 +132,6 @@ class SkippingStatistics:
         errors = None
         if self._variances is not None:
             errors = np.sqrt(self._by_tensor(self._variances * elements**2)) / counts / steps
-        whole = int(lengths.sum()) * self._steps
         point = Point(
             step,
             self._steps,
@@ -140,8 +139,7 @@ class SkippingStatistics:
             ratios.tolist() if self._steps else [],
             None if errors is None else errors.tolist(),
             skipped.tolist() if self._steps else [],
-            whole - int((self._skipped * lengths).sum()),
-            whole,
+            *self._open_bytes(),
             metric,
         )
         self.points.append(point)
@@ -153,16 +151,23 @@ class SkippingStatistics:
 
     @property
     def bytes_sent(self) -> int:
-        """Of all points."""
-        return sum(point.bytes_sent for point in self.points)
+        """Of parameters, so far: also in steps that no point sums up yet."""
+        return sum(point.bytes_sent for point in self.points) + self._open_bytes()[0]
 
     @property
     def bytes_unskipped(self) -> int:
         """What they would have been with nothing skipped."""
-        return sum(point.bytes_unskipped for point in self.points)
+        return sum(point.bytes_unskipped for point in self.points) + self._open_bytes()[1]
+
+    def _open_bytes(self) -> tuple[int, int]:
+        """Sent, and what it would have been with nothing skipped, since the last point."""
+        if self._items is None:
+            return 0, 0
+        whole = int(self._items.bytes.sum()) * self._steps
+        return whole - int((self._skipped * self._items.bytes).sum()), whole
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything, of JSON's types."""
+        """Everything, of JSON's types. The steps since the last point count among the bytes only."""
         return {
             "tensors": [{"name": name, "bytes": count} for name, count in zip(self.names, self.bytes)],
             "items": 0 if self._items is None else len(self._items),

@@ -23,7 +23,7 @@ from sordino.algorithms import (
     PushSum,
 )
 from sordino.algorithms.gossip import Segments
-from sordino.algorithms.skipping import place_by_size
+from sordino.algorithms.skipping import piece_bytes, place_by_size
 from sordino.torch.parameters import segment_numbers
 
 BACKWARD = 2 / 3  # of the computation: it costs about twice as much as forward
@@ -320,11 +320,8 @@ def _local_sgd(algorithm: LocalSGD, nodes: Sequence[int], sizes: Sequence[int]) 
 
 def _skipping(algorithm: ParameterSkipping, nodes: Sequence[int], sizes: Sequence[int]) -> Cost:
     """At most: what is skipped depends on the training."""
-    block, everybody, load = algorithm.block_bytes, list(range(len(nodes))), Load(nodes)
-    roles = algorithm.roles(nodes)
-    items = list(sizes)
-    if algorithm.granularity == "block":
-        items = [min(block, size - begin) for size in sizes for begin in range(0, size, block)]
+    everybody, load, roles = list(range(len(nodes))), Load(nodes), algorithm.roles(nodes)
+    items = _cut(sizes, algorithm.block_bytes) if algorithm.granularity == "block" else list(sizes)
     if algorithm.threshold <= 100:
         load.all_reduce([roles.workers], len(items))
     if algorithm.exchange == "allreduce":
@@ -332,13 +329,18 @@ def _skipping(algorithm: ParameterSkipping, nodes: Sequence[int], sizes: Sequenc
         return Cost((Phase(load),))
     servers = algorithm.serving_ranks(len(nodes))
     served = [0.0] * len(nodes)
-    for size, place in zip(items, place_by_size(items, len(servers))):
+    pieces = _cut(items, piece_bytes(sum(sizes), len(servers)))
+    for size, place in zip(pieces, place_by_size(pieces, len(servers))):
         served[servers[place]] += size
     if roles.helpers:
         load.exchange([everybody], FromOwner(len(nodes)), [len(items)])
     load.exchange([everybody], ToOwner(len(nodes), len(roles.workers)), served)
     load.exchange([everybody], FromOwner(len(nodes), len(roles.workers)), served)
     return Cost((Phase(load),))
+
+
+def _cut(sizes: Sequence[int], limit: int) -> list[int]:
+    return [min(limit, size - begin) for size in sizes for begin in range(0, size, limit)]
 
 
 def _gossip(algorithm: GossipAlgorithm, nodes: Sequence[int], names: Sequence[str], sizes: Sequence[int]) -> Cost:
