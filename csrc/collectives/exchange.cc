@@ -37,7 +37,7 @@ namespace {
 struct Parcel {
   int peer;          // index of the participant on the other node
   int here;          // index of the rank of this node that sends or receives it
-  std::size_t copy;  // of the receiver's inbox
+  std::size_t copy;  // of what the receiver's inbox is for
 };
 
 // One group of the layout: its runs, what crosses nodes for it, and the averages of this node's ranks.
@@ -45,6 +45,8 @@ struct Plan {
   std::vector<const LayoutSegment*> runs;
   std::vector<Parcel> sends, receives;  // this rank's sends; the receives of all ranks of the node
   std::vector<kernels::Average> averages;
+  // By run and rank of the node: where the run lies in a copy in that rank's inbox, if it receives it.
+  std::vector<std::vector<std::size_t>> places;
 };
 
 class Mixing {
@@ -58,13 +60,14 @@ class Mixing {
       if (plans_.empty() || plans_.back().runs.front()->group != run.group) plans_.emplace_back();
       plans_.back().runs.push_back(&run);
     }
+    strides_.resize(node_.size());
     for (Plan& plan : plans_) fill(plan);
   }
 
   Task run() {
     NodeMemory& memory = team_.transport.node_memory();
     const std::size_t bytes = what_.layout->bytes();
-    std::byte* inbox = copies_ > 0 ? what_.inbox->reserve(copies_, bytes, together()) : nullptr;
+    std::byte* inbox = copies_ > 0 ? what_.inbox->reserve(copies_, strides_[place_], together()) : nullptr;
     Desk* desk = team_.desks[static_cast<std::size_t>(team_.me)];
     if (together()) {
       desk->location = memory.locate(what_.source, bytes);
@@ -74,11 +77,12 @@ class Mixing {
     reach(&Desk::offered, kReady);
     std::vector<std::unique_ptr<Transfer>> receives, sends;
     for (const Plan& plan : plans_) {
-      for (const LayoutSegment* run : plan.runs) {
+      for (std::size_t index = 0; index < plan.runs.size(); ++index) {
+        const LayoutSegment* run = plan.runs[index];
         for (const Parcel& parcel : plan.receives) {
           if (parcel.here != team_.me) continue;
-          receives.push_back(
-              team_.receive(parcel.peer, std::span(inbox + parcel.copy * bytes + run->offset, run->bytes)));
+          std::byte* place = inbox + parcel.copy * strides_[place_] + plan.places[index][place_];
+          receives.push_back(team_.receive(parcel.peer, std::span(place, run->bytes)));
         }
         for (const Parcel& parcel : plan.sends)
           sends.push_back(team_.send(parcel.peer, std::span(what_.source + run->offset, run->bytes)));
@@ -147,6 +151,17 @@ class Mixing {
       what_.topology->row(at, node_[place], row);
       add(plan, static_cast<int>(place), row);
     }
+    // Inboxes have room for what is received, and no more: a server of parts gets them from many.
+    for (const LayoutSegment* run : plan.runs) {
+      std::vector<std::size_t>& places = plan.places.emplace_back(strides_);
+      for (std::size_t place = 0; place < node_.size(); ++place) {
+        if (std::any_of(plan.receives.begin(), plan.receives.end(),
+                        [&](const Parcel& parcel) { return parcel.here == node_[place]; })) {
+          strides_[place] =
+              (places[place] + run->bytes + Layout::kAlignment - 1) / Layout::kAlignment * Layout::kAlignment;
+        }
+      }
+    }
   }
 
   // Vectors are numbered: first the ranks of the node, then the messages in the order of plan.receives.
@@ -201,10 +216,11 @@ class Mixing {
   }
 
   void mix(const Plan& plan) {
-    for (const LayoutSegment* run : plan.runs) {
+    for (std::size_t index = 0; index < plan.runs.size(); ++index) {
+      const LayoutSegment* run = plan.runs[index];
       const std::size_t count = run->bytes / size_of(run->dtype);
       const Shards shards = shards_of(static_cast<int>(node_.size()), run->dtype, count);
-      const std::size_t begin = shards.begin(place_), offset = run->offset + begin * size_of(run->dtype);
+      const std::size_t begin = shards.begin(place_), skip = begin * size_of(run->dtype), offset = run->offset + skip;
       std::vector<const std::byte*> inputs;
       std::vector<std::byte*> outputs;
       for (std::size_t place = 0; place < node_.size(); ++place) {
@@ -212,8 +228,8 @@ class Mixing {
         outputs.push_back(results_[place] + offset);
       }
       for (const Parcel& parcel : plan.receives) {
-        const auto owner = std::find(node_.begin(), node_.end(), parcel.here) - node_.begin();
-        inputs.push_back(inboxes_[static_cast<std::size_t>(owner)] + parcel.copy * what_.layout->bytes() + offset);
+        const auto owner = static_cast<std::size_t>(std::find(node_.begin(), node_.end(), parcel.here) - node_.begin());
+        inputs.push_back(inboxes_[owner] + parcel.copy * strides_[owner] + plan.places[index][owner] + skip);
       }
       kernels::mix(run->dtype, inputs, outputs, plan.averages, shards.end(place_) - begin);
     }
@@ -224,7 +240,8 @@ class Mixing {
   std::vector<int> node_;  // participants whose memory this rank reaches, itself included, in order
   std::size_t place_ = 0;  // of this rank in node_
   std::vector<Plan> plans_;
-  std::size_t copies_ = 0;  // of a layout's bytes that this rank's inbox needs
+  std::size_t copies_ = 0;            // that this rank's inbox needs room for
+  std::vector<std::size_t> strides_;  // bytes of a copy in the inbox of each rank of the node
   std::vector<const std::byte*> sources_;
   std::vector<std::byte*> results_, inboxes_;
 };

@@ -11,7 +11,7 @@
 
 namespace sordino {
 
-// Memory that arrives from other nodes, kept from one exchange to the next. A layout's bytes for each copy.
+// Memory that arrives from other nodes, kept from one exchange to the next.
 class Inbox {
  public:
   explicit Inbox(NodeMemory& memory) : memory_(memory) {}

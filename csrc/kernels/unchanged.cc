@@ -61,6 +61,12 @@ void gather(DType type, const std::byte* from, const std::byte* indices, std::si
   }
 }
 
+// Halves counters if one can count no further.
+void age(std::uint8_t* counters, std::size_t count) {
+  if (count == 0 || std::memchr(counters, 255, count) == nullptr) return;
+  for (std::size_t i = 0; i < count; ++i) counters[i] /= 2;
+}
+
 // Several histograms, because to increment the same bin twice in a row takes as long as a store takes to be read back.
 struct Histogram {
   static constexpr std::size_t kParts = 8, kBins = 256;
@@ -160,6 +166,7 @@ void unchanged(const Items& items, const std::byte* now, std::byte* before, std:
     const std::size_t same = table.count_same[static_cast<int>(row.type)](
         {now + row.offset, before + row.offset, row.elements, scale_of(digits), before + row.offset,
          counters ? reinterpret_cast<std::uint8_t*>(counters) + row.first_element : nullptr});
+    if (counters != nullptr) age(reinterpret_cast<std::uint8_t*>(counters) + row.first_element, row.elements);
     store(counts, index++, static_cast<std::int64_t>(same));
   }
 }

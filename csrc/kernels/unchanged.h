@@ -53,7 +53,8 @@ class Items {
 inline constexpr int kExact = -1;
 
 // counts[item] (int64) = how many elements are the same in `now` and `before`; then before = now. If `counters` (uint8,
-// one an element) is not null, those of the elements that changed go up by one and stay at 255.
+// one an element) is not null, those of the elements that changed go up by one; where that makes one 255, all of the
+// item are halved, so that counters keep telling what has moved most of late.
 void unchanged(const Items& items, const std::byte* now, std::byte* before, std::byte* counts, int digits,
                std::byte* counters);
 

@@ -91,6 +91,11 @@ void test_unchanged(const std::string& level, DType type, int digits, bool count
     for (std::size_t i = row.first_element; i < row.first_element + row.elements; ++i) {
       expected += same_element(tensors.now.get(i), tensors.before.get(i), digits);
     }
+    const auto first = expected_counters.begin() + static_cast<std::ptrdiff_t>(row.first_element);
+    const auto last = first + static_cast<std::ptrdiff_t>(row.elements);
+    if (counting && std::find(first, last, 255) != last) {
+      std::transform(first, last, first, [](std::uint8_t seen) { return static_cast<std::uint8_t>(seen / 2); });
+    }
     CHECK(counts.get(item) == expected, level, name_of(type), "digits", digits, "elements", row.elements, "found",
           counts.get(item), "instead of", expected);
     ++item;
