@@ -163,7 +163,8 @@ def all_skip_the_same(seat: Seat, detector: str, exchange: str) -> None:
             if since == 0:
                 seat.same("sent", tensor)
         seen.update(skipped)
-    assert seen == {0, 1, 2, 3} if detector == "naive" else seen <= {0, 1, 2, 3}
+    # The most active elements stand still on all of many workers at once too seldom to count on.
+    assert seen <= {0, 1, 2, 3} if detector == "history" else seen == {0, 1, 2, 3}
 
 
 @check(least=2, helpers=("", "servers"))

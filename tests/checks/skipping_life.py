@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -39,7 +40,7 @@ def the_threshold_follows_the_mean_metric(seat: Seat) -> None:
 def schedulers_that_are_told_nothing_say_so(seat: Seat) -> None:
     planted = Planted(skipping(scheduler=ThresholdScheduler()), 40)
     planted.step(1.0)
-    with pytest.warns(UserWarning, match=r"report_metric\(loss\) was never called"):
+    with pytest.warns(UserWarning, match=r"report_metric\(loss\) has not been called"):
         planted.optimizer.state_dict()
     planted.optimizer.report_metric(1.0)
     with warnings.catch_warnings():
@@ -84,13 +85,21 @@ def a_checkpoint_goes_on_bit_for_bit(seat: Seat, detector: str) -> None:
 
 @check(least=2)
 def states_of_something_else_are_refused(seat: Seat) -> None:
+    """As a whole: what refuses one stays as it was."""
     model = Odd()
     optimizer = wrap(model, ParameterSkipping("history"))
     step(seat, model, optimizer, 0)
     state = optimizer.state_dict()
+    state["sordino"]["threshold"] = 77.0
+    other = Planted(ParameterSkipping("history"), 7, 7, 7, 7, 7, 7, momentum=0.9)
+    with pytest.raises(UsageError, match="counters of"):
+        other.optimizer.load_state_dict({**other.optimizer.state_dict(), "sordino": state["sordino"]})
+    assert other.optimizer.state_dict()["sordino"]["threshold"] == 10
+    with pytest.raises(UsageError, match="no counters of changes"):
+        optimizer.load_state_dict(wrap(Odd(), ParameterSkipping()).state_dict())
     with pytest.raises(UsageError, match="6 tensors or blocks, and there are"):
         wrap(Odd(), ParameterSkipping("history", granularity="block", block_bytes=64)).load_state_dict(state)
-    with pytest.raises(UsageError, match="another detector"):
+    with pytest.raises(UsageError, match="of detector='history'"):
         wrap(Odd(), ParameterSkipping()).load_state_dict(state)
     with pytest.raises(UsageError, match="not a state of LocalSGD"):
         wrap(Odd(), LocalSGD()).load_state_dict(state)
@@ -113,7 +122,59 @@ def parameters_that_are_added_take_part(seat: Seat) -> None:
     assert states(planted.optimizer) == [1, 0]
     torch.testing.assert_close(added, torch.ones(30) - 0.5 * (seat.size - 1) / 2)
     planted.optimizer.report_metric(3.0)
-    assert [point.metric for point in planted.optimizer.statistics.points] == [2.0, 1.0, 3.0]
+    statistics = planted.optimizer.statistics
+    assert [point.metric for point in statistics.points] == [2.0, 1.0, 3.0]
+    assert statistics.points[0].ratios == [1 if seat.rank == 0 else 0.75, None] and statistics.names[0] == "t0"
+    assert [point.bytes_sent for point in statistics.points] == [
+        0,
+        0,
+        80 + 120,
+    ]  # what add_param_group() averaged, and a step
+    statistics.plot(f"{seat.folder}/{seat.rank}.png")
+    with pytest.raises(ValueError, match="more than one parameter group"):
+        planted.optimizer.add_param_group({"params": [added]})
+    planted.step(0.0, float(seat.rank))
+
+
+@check(least=2, helpers=("", "servers"))
+def copies_go_on(seat: Seat) -> None:
+    planted = Planted(skipping(threshold=60, scheduler=ThresholdScheduler(history_length=2, frequency=1)), 20)
+    planted.step(first(5, float(seat.rank)))
+    for metric in (2.0, 1.0):
+        planted.optimizer.report_metric(metric)
+    pair = copy.deepcopy((planted.tensors, planted.optimizer))
+    assert states(pair[1]) == [1] and pair[1].state_dict()["sordino"]["threshold"] == 59
+
+
+@check(least=2, helpers=("", "servers"))
+def what_changes_between_steps_is_seen(seat: Seat) -> None:
+    """By hand, after a step or after flush()."""
+    planted = Planted(skipping(threshold=100, probe_interval=1000), 20)
+    planted.step(0.0)
+    for _ in range(2):
+        planted.tensors[0].data.fill_(float(seat.rank))
+        planted.step(0.0)
+        torch.testing.assert_close(planted.tensors[0], torch.full((20,), (seat.size - 1) / 2))
+        planted.optimizer.flush()
+
+
+@check(least=2)
+def ranks_that_are_set_up_differently_say_so(seat: Seat) -> None:
+    for mine, others in (({"threshold": 101}, {}), ({"servers": 1, "exchange": "parameter-server"}, {})):
+        with pytest.raises(UsageError, match="are set up differently"):
+            Planted(skipping(**(mine if seat.rank == seat.last else others)), 20)
+
+
+@check(least=2)
+def dropped_optimizers_are_gone(seat: Seat) -> None:
+    """Without a garbage collector's help: what they left would make join() fail on some ranks."""
+    for exchange in ("allreduce", "parameter-server"):
+        planted = Planted(skipping(exchange=exchange), 20)
+        planted.step(1.0)
+        gone = weakref.ref(planted.optimizer._reducer)
+        del planted
+        assert gone() is None
+    hvd.join()
 
 
 @check(least=2)

@@ -59,6 +59,7 @@ WAYS_OF_MOVING = {
     "shards",
     "shared",
     "skipping",
+    "skipping_life",
     "tune",
 }
 CASES = [

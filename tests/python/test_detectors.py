@@ -133,6 +133,18 @@ def test_history_finds_what_moves() -> None:
     assert last == [0]
 
 
+def test_history_finds_what_moves_after_a_long_time() -> None:
+    """Counters are bytes; however long everything has moved, what moves since then comes to the front."""
+    bench = Bench([torch.zeros(100)], detector="history", sample_ratio=0.1, survey_interval=1)
+    for _ in range(600):
+        bench.tensors[0] += 1
+        assert bench.ratios()[0] == 0
+    for _ in range(300):
+        bench.tensors[0][60:90] += 1
+        last = bench.ratios()
+    assert last == [0]
+
+
 def test_history_counts_after_a_restart_at_any_step() -> None:
     bench = Bench([torch.zeros(100)], detector="history", sample_ratio=0.1, survey_interval=7)
     bench.turn = 4
@@ -207,7 +219,47 @@ def test_random_points_have_errors() -> None:
     bench = Bench([torch.zeros(400), torch.zeros(100)], detector="random", sample_ratio=0.1)
     for point in noted(bench).points:
         assert point.errors is not None and len(point.errors) == 2
-        assert all(0 <= error < 0.1 for error in point.errors)
+        assert all(error is not None and 0 <= error < 0.1 for error in point.errors)
+        assert point.errors[0] != 0  # some of the elements move
+
+
+@pytest.mark.parametrize("samples", [2, 5, 40, 100])
+def test_small_samples_state_their_errors(samples: int) -> None:
+    """On average over many draws, the stated variance is that of the estimates, to what strata improve."""
+    bench = Bench([torch.zeros(100)], detector="random", sample_ratio=samples / 100)
+    moves = (torch.rand(100, generator=torch.Generator().manual_seed(8)) < 0.5).float()
+    ratios, variances = [], []
+    for _ in range(1500):
+        bench.tensors[0] += moves
+        ratios += bench.ratios()
+        (error,) = bench.detector.standard_errors().tolist()  # type: ignore[union-attr]
+        variances.append(error**2)
+    if samples == 100:
+        assert len(set(ratios)) == 1 and max(variances) == 0
+    else:
+        assert 0.6 < np.var(ratios) / np.mean(variances) < 1.2
+    assert np.mean(ratios) == pytest.approx(1 - moves.mean().item(), abs=0.03)
+
+
+def test_a_single_sample_tells_no_error(tmp_path: Path) -> None:
+    bench = Bench([torch.zeros(40), torch.zeros(10)], detector="random")
+    statistics = noted(bench)
+    assert all(math.isnan(error) for error in statistics.points[0].errors or ())
+    statistics.end_epoch(6, math.inf, math.nan)
+    statistics.save(tmp_path / "found.json")
+
+    def refuse(text: str) -> None:
+        raise AssertionError(f"{text} is not JSON")
+
+    points = json.loads((tmp_path / "found.json").read_text(), parse_constant=refuse)["points"]
+    assert points[0]["errors"] == [None, None]
+    assert (points[-1]["threshold"], points[-1]["metric"]) == (None, None)
+    statistics.plot(tmp_path / "found.png")
+
+
+def test_any_seed_draws() -> None:
+    drawn = [Bench([torch.zeros(1000)], detector="random", seed=seed).detector for seed in (0, 1, 2**40, 2**64 - 1)]
+    assert len({tuple(one._indices.tolist()) for one in drawn}) == 4  # type: ignore[attr-defined]
 
 
 def test_one_rank_alone_skips_nothing() -> None:
@@ -223,3 +275,4 @@ def test_one_rank_alone_skips_nothing() -> None:
     assert state["sordino"]["threshold"] == 10
     assert [point.metric for point in optimizer.statistics.points] == [2.0]
     assert optimizer.statistics.bytes_unskipped == 0
+    assert [point.step for point in optimizer.statistics.points] == [1]

@@ -122,11 +122,15 @@ def test_who_serves() -> None:
         ("threshold", math.nan),
         ("digits", -1),
         ("digits", 16),
+        ("threshold", "10"),
         ("digits", 2.5),
+        ("digits", True),
         ("sample_ratio", 0),
+        ("sample_ratio", "1"),
         ("sample_ratio", 1.1),
         ("survey_interval", 0),
         ("probe_interval", 0),
+        ("probe_interval", True),
         ("scheduler", "default"),
         ("exchange", "mail"),
         ("servers", 2),  # all-reduce has none
@@ -137,6 +141,7 @@ def test_who_serves() -> None:
         ("buffers", "some"),
         ("statistics_interval", 0),
         ("seed", -1),
+        ("seed", 2**64),
     ],
 )
 def test_settings_that_make_no_sense(field: str, value: object) -> None:

@@ -113,8 +113,8 @@ def test_all_elements(dtype: torch.dtype, digits: int) -> None:
     unchanged = same(now, start, digits)
     assert 0 < unchanged.sum() < total
     expected = [int(part.sum()) for part in split(unchanged, COUNTS)]
-    seen = np.random.default_rng(0).choice([0, 1, 100, 252, 253], total)
-    seen[-1], seen[-COUNTS[-1] - 1] = 255, 254.astype(np.uint8)
+    seen = np.random.default_rng(0).choice([0, 1, 100, 252, 253], total).astype(np.uint8)
+    seen[-1], seen[-COUNTS[-1] - 1] = 255, 254
     for level in levels():
         before, counters = start.clone(), torch.from_numpy(seen.copy())
         table.unchanged(now.data_ptr(), before.data_ptr(), found.data_ptr(), digits, counters.data_ptr())

@@ -14,6 +14,15 @@ from sordino.errors import UsageError
 Detection = Literal["naive", "random", "history"]
 
 
+def is_count(value: object, least: int) -> bool:
+    """Whether it is an integer, no bool, of at least so much."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
 @dataclass(frozen=True)
 class ThresholdScheduler:
     """Lowers the threshold (skips more) while a metric improves, and raises it (skips less) when that stops.
@@ -40,12 +49,14 @@ class ThresholdScheduler:
     improving: Literal["lower", "keep"] = "lower"
 
     def __post_init__(self) -> None:
-        fine = isinstance(self.history_length, int) and self.history_length >= 2
+        fine = is_count(self.history_length, 2)
         require(fine, self, "history_length", "must be at least 2, for there to be a tendency")
-        require(isinstance(self.frequency, int) and self.frequency >= 1, self, "frequency", "must be at least 1")
-        require(self.step > 0, self, "step", "must be above 0")
-        require(self.lower >= 0, self, "lower", "must be at least 0")
-        require(self.upper >= self.lower, self, "upper", f"must be at least lower={self.lower}")
+        require(is_count(self.frequency, 1), self, "frequency", "must be at least 1")
+        require(_is_number(self.step) and self.step > 0, self, "step", "must be above 0")
+        require(_is_number(self.lower) and self.lower >= 0, self, "lower", "must be at least 0")
+        require(
+            _is_number(self.upper) and self.upper >= self.lower, self, "upper", f"must be at least lower={self.lower}"
+        )
         require(self.mode in ("min", "max"), self, "mode", "must be 'min' or 'max'")
         require(self.improving in ("lower", "keep"), self, "improving", "must be 'lower' or 'keep'")
 
@@ -83,17 +94,19 @@ class ParameterSkipping:
     After each step every worker finds, for each tensor, the share of elements that the step has left unchanged. Where
     that is at least `threshold` percent on *all* workers, the tensor is not sent; each worker trains its own copy on.
     After `probe_interval` steps without it a tensor is sent whatever its share (a probe), so copies cannot drift apart
-    for long. A tensor that moves again on any worker is sent in that very step.
+    for long. A tensor that is seen to move again on any worker is sent in that very step.
 
-    Nothing skipped (a threshold above 100) is `LocalSGD(interval=1)`, everything (0) is
-    `LocalSGD(interval=probe_interval + 1)`, bit for bit. At 100 a tensor is left out only where no worker has changed
-    any element, so nothing is lost: sparse updates cost what they change, block by block with granularity="block".
+    Nothing skipped (a threshold above 100) is `LocalSGD(interval=1, exchange="allreduce")`, everything (0) is that with
+    `interval=probe_interval + 1`, bit for bit (with servers to rounding). At 100 the naive detector, without `digits`,
+    leaves a tensor out only where no worker has changed any element, so nothing is lost: sparse updates cost what they
+    change, block by block with granularity="block". Samples and rounding see less than everything.
 
     Sent per step and worker, of S bytes that are not skipped: 2(N-1)/N S by all-reduce; as much with a parameter server
-    on every worker, and S to and from dedicated servers; beside that one byte for each tensor or block. Staleness:
-    none for what is sent, `probe_interval` steps for what is skipped. Memory: the parameters once more (naive, history;
-    1 byte an element more for the latter), or two samples (random). When a peer dies: every survivor gets `PeerLost`.
-    Source: Jeong, "CaPS-Learning", sections 3.1 and 3.2.
+    on every worker; S to and from dedicated servers, or to and from `servers=k` of the workers, each of which sends
+    (N-1)/k S more; beside that one byte for each tensor or block. Staleness: none for what is sent, `probe_interval`
+    steps for what is skipped. Memory: the parameters once more (naive, history; 1 byte an element more for the latter),
+    or two samples (random); a server keeps its share of every other node's workers' parameters. When a peer dies:
+    every survivor gets `PeerLost`. Source: Jeong, "CaPS-Learning", sections 3.1 and 3.2.
 
     Attributes:
         detector: "naive" compares all elements; "random" a sample of `sample_ratio`, another one in each step;
@@ -136,13 +149,14 @@ class ParameterSkipping:
     def __post_init__(self) -> None:
         fine = self.detector in ("naive", "random", "history")
         require(fine, self, "detector", "must be 'naive', 'random' or 'history'")
-        require(self.threshold >= 0, self, "threshold", "must be at least 0 (percent)")
-        fine = self.digits is None or (isinstance(self.digits, int) and 0 <= self.digits <= 15)
+        fine = _is_number(self.threshold) and self.threshold >= 0
+        require(fine, self, "threshold", "must be at least 0 (percent)")
+        fine = self.digits is None or (is_count(self.digits, 0) and self.digits <= 15)
         require(fine, self, "digits", "must be from 0 to 15, or None for exact comparison")
-        require(0 < self.sample_ratio <= 1, self, "sample_ratio", "must be above 0 and at most 1")
+        fine = _is_number(self.sample_ratio) and 0 < self.sample_ratio <= 1
+        require(fine, self, "sample_ratio", "must be above 0 and at most 1")
         for name in ("survey_interval", "probe_interval", "block_bytes", "statistics_interval"):
-            value = getattr(self, name)
-            require(isinstance(value, int) and value >= 1, self, name, "must be at least 1")
+            require(is_count(getattr(self, name), 1), self, name, "must be at least 1")
         require(self.block_bytes % 64 == 0, self, "block_bytes", "must be a multiple of 64")
         scheduler = self.scheduler
         require(
@@ -157,7 +171,7 @@ class ParameterSkipping:
             require(fine, self, "threshold", bounds)
         fine = self.exchange in ("allreduce", "parameter-server")
         require(fine, self, "exchange", "must be 'allreduce' or 'parameter-server'")
-        fine = self.servers is None or (isinstance(self.servers, int) and self.servers >= 1)
+        fine = self.servers is None or is_count(self.servers, 1)
         require(fine, self, "servers", "must be at least 1, or None for all workers")
         served = self.exchange == "parameter-server"
         require(served or self.servers is None, self, "servers", 'is for exchange="parameter-server"')
@@ -165,7 +179,7 @@ class ParameterSkipping:
         require(fine, self, "dedicated_servers", 'needs exchange="parameter-server" and servers=, how many')
         require(self.granularity in ("tensor", "block"), self, "granularity", "must be 'tensor' or 'block'")
         require(self.buffers in ("local", "average"), self, "buffers", "must be 'local' or 'average'")
-        require(isinstance(self.seed, int) and self.seed >= 0, self, "seed", "must be an integer from 0 on")
+        require(is_count(self.seed, 0) and self.seed < 2**64, self, "seed", "must be an integer from 0 to 2^64 - 1")
 
     @property
     def workers_in_group(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -125,13 +126,14 @@ def skipping(results: Results, figure: Any) -> None:
     if points:
         widest = sorted(range(len(results["tensors"])), key=lambda index: -results["tensors"][index]["bytes"])[:_LINES]
         for index in sorted(widest):
-            left.plot(
-                steps, [100 * point["ratios"][index] for point in points], label=results["tensors"][index]["name"]
-            )
+            ratios = [point["ratios"][index] for point in points]  # None before the tensor was there
+            percent = [math.nan if ratio is None else 100 * ratio for ratio in ratios]
+            left.plot(steps, percent, label=results["tensors"][index]["name"])
         left.legend(fontsize=6)
         sent = [100 * point["bytes_sent"] / max(point["bytes_unskipped"], 1) for point in points]
         right.plot(steps, sent, color=_COLOURS["sordino"], label="bytes sent")
-        right.plot(steps, [point["threshold"] for point in points], "--", color=_COLOURS["horovod"], label="threshold")
+        thresholds = [math.nan if point["threshold"] is None else point["threshold"] for point in points]
+        right.plot(steps, thresholds, "--", color=_COLOURS["horovod"], label="threshold")
         right.legend(fontsize=7)
     left.set(xlabel="step", ylabel="%", title="Unchanged elements")
     right.set(xlabel="step", ylabel="%", ylim=(0, 105), title="Sent, of all parameters")

@@ -172,7 +172,7 @@ def summary(one: Contestant, runs: Sequence[Results]) -> Results:
 
 
 def _rounded(point: Point) -> Results:
-    ratios = [round(ratio, 3) for ratio in point.ratios]
+    ratios = [round(ratio, 3) for ratio in point.ratios if ratio is not None]
     share = round(point.bytes_sent / max(point.bytes_unskipped, 1), 3)
     return {"step": point.step, "threshold": point.threshold, "ratios": ratios, "share": share}
 

@@ -156,7 +156,7 @@ def _shutdown_at_exit() -> None:
 
 def shutdown() -> None:
     """Completes a step that was postponed, and leaves the world; operations that still wait for this rank fail on the
-    others. `init()` may follow, but not after one with communicators that are ranks, which have ended."""
+    others. `init()` may follow, but not after one with ranks that have no model, which have ended."""
     context = current_or_none()
     if context is None:
         return

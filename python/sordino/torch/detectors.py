@@ -6,6 +6,7 @@ Counting and keeping are kernels over all items at once; what they work on are t
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
@@ -17,6 +18,8 @@ from sordino.algorithms import ParameterSkipping
 from sordino.errors import UsageError
 from sordino.torch.items import Items, Part
 from sordino.torch.parameters import ParameterArena
+
+_GOLDEN = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio: seeds that lie close together come to lie far apart
 
 
 class Detector(ABC):
@@ -53,10 +56,14 @@ class Detector(ABC):
         """What checkpoints keep, beside what `begin` makes."""
         return {}
 
+    def check_state(self, state: dict[str, Any]) -> None:
+        """UsageError for a state of another kind of detector, or of other tensors."""
+        if state:
+            raise UsageError("this state is of detector='history'; load it with that one")
+
     def load_state(self, state: dict[str, Any]) -> None:
         """Goes on from `state()`."""
-        if state and self.state().keys() != state.keys():
-            raise UsageError("this state is of another detector; load it with the one that it was saved with")
+        self.check_state(state)
 
     def standard_errors(self) -> torch.Tensor | None:
         """Of counts / compared as estimates of what all elements would give, float64 [items]; None if they are none."""
@@ -128,17 +135,22 @@ class RandomDetector(_SamplingDetector):
     """Compares one random element of each of `samples` equal strata of an item: an unbiased estimate."""
 
     def begin(self, step: int) -> None:
-        self._items.draw((self._seed << 40) + step, self._indices.data_ptr())
+        key = (self._seed * _GOLDEN + step) % 2**64
+        self._items.draw(key, self._indices.data_ptr())
         self._save()
 
     def keep(self, step: int, sent: Sequence[Part]) -> None:
         self.begin(step + 1)
 
     def standard_errors(self) -> torch.Tensor:
-        """sqrt(u (1 - u) / samples), that of samples drawn at random from all; strata can only be better."""
-        sampled = self._sampled.clamp(min=1)
-        share = self.counts / sampled.double()
-        return (share * (1 - share) / sampled).sqrt()
+        """sqrt(u (1 - u) / (m - 1) (1 - m / n)) for m of n elements: that of simple random samples without repetition,
+        which strata improve on unless u varies with a period. 0 if m = n, NaN for a single sample of several."""
+        sampled, everything = self._sampled.double(), self._all.double()
+        share = self.counts / sampled
+        found = (share * (1 - share) / (sampled - 1) * (1 - sampled / everything)).sqrt()
+        found[self._sampled == 1] = math.nan
+        found[self._sampled == self._all] = 0
+        return found
 
 
 class HistoryDetector(_SamplingDetector):
@@ -187,11 +199,19 @@ class HistoryDetector(_SamplingDetector):
     def state(self) -> dict[str, Any]:
         return {"counters": self._counters.clone(), "known": self._known}
 
+    def check_state(self, state: dict[str, Any]) -> None:
+        if not state:
+            raise UsageError("this state has no counters of changes, so it is of another detector than 'history'")
+        if state["counters"].shape != self._counters.shape:
+            raise UsageError(
+                f"this state has counters of {len(state['counters'])} elements, and there are {len(self._counters)} "
+                "here: load it with the same parameters"
+            )
+
     def load_state(self, state: dict[str, Any]) -> None:
         super().load_state(state)
-        if state:
-            self._counters.copy_(state["counters"])
-            self._known = state["known"]
+        self._counters.copy_(state["counters"])
+        self._known = state["known"]
 
 
 def detector_of(arena: ParameterArena, items: Items, algorithm: ParameterSkipping) -> Detector:

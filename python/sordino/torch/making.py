@@ -33,7 +33,7 @@ def check_options(options: dict[str, Any]) -> None:
     if averages and options["named_buffers"] is None:
         raise UsageError(f'{name}(buffers="average") needs named_buffers=model.named_buffers()')
     if not averages and options["named_buffers"] is not None:
-        raise UsageError(f'named_buffers has no effect with {algorithm}; gossip algorithms take buffers="average"')
+        raise UsageError(f'named_buffers has no effect with {algorithm}; some others take buffers="average"')
     if isinstance(algorithm, AllReduce):
         if algorithm.double_buffering and options["op"] == Adasum:
             raise UsageError("double_buffering is for gradients, and op=Adasum sends what the step has changed")

@@ -47,7 +47,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         sparse_as_dense: makes sparse gradients dense before they are reduced.
         process_set: the ranks that train together.
         algorithm: an algorithm of `sordino.algorithms`, its name, or None for `AllReduce()`.
-        named_buffers: `model.named_buffers()`, for gossip algorithms with `buffers="average"`.
+        named_buffers: `model.named_buffers()`, for algorithms with `buffers="average"`.
 
     Raises:
         UsageError: an argument is wrong. LayoutMismatch: ranks wrap different models.
@@ -223,7 +223,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             )
         names = [self._names[parameter] for parameter in parameters_of(self._inner)]
         state = {"inner": self._inner, "names": names, "options": self._options}
-        if isinstance(self._reducer, BufferedSteps):
+        if isinstance(self._reducer, (BufferedSteps, SkippingSteps)):
             state["under way"] = self._reducer.state()
         return state
 
@@ -234,7 +234,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._may_synchronize = True
         self._asked = False  # synchronize() was called for this step's gradients
         self._reducer = self._make_reducer(compare=False)
-        if "under way" in state and isinstance(self._reducer, BufferedSteps):
+        if "under way" in state and isinstance(self._reducer, (BufferedSteps, SkippingSteps)):
             self._reducer.load_state(state["under way"])
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DistributedOptimizer:

@@ -7,8 +7,6 @@ items are cut, so that none of them alone fills a server.
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -22,9 +20,8 @@ from sordino.torch.groups import new_channel
 from sordino.torch.items import Items
 from sordino.torch.parameters import FlatValues
 from sordino.torch.process_sets import ProcessSet
+from sordino.torch.recent import Recent
 from sordino.torch.tensors import DTYPE_CODES
-
-_REMEMBERED = 16  # layouts: the same sets of items are sent again and again
 
 
 class ParameterServer:
@@ -46,7 +43,7 @@ class ParameterServer:
         self._pieces, self._piece_of = items.cut(piece_bytes(int(items.bytes.sum()), len(self._servers)))
         self._channel = Channel(context, everybody, new_channel(context, everybody))
         self._channel.compare([values])
-        self._layout_of = lru_cache(_REMEMBERED)(self._find_layout)
+        self._layouts: Recent[Layout] = Recent()  # the same sets of items are sent again and again
         told = Layout([("sent", DTYPE_CODES[torch.uint8], (len(items),))], groups=[0])
         self._told = FlatValues(context, told) if algorithm.dedicated else None
 
@@ -84,7 +81,7 @@ class ParameterServer:
         return self._channel.start("skipping.sent", FromOwner(self._size), self._told, serving=serving)
 
     def _exchange(self, sent: NDArray[np.bool_]) -> None:
-        layout = self._layout_of(sent.tobytes())
+        layout = self._layouts.get(sent.tobytes(), self._find_layout)
         for label, topology in (("skipping.gather", ToOwner), ("skipping.scatter", FromOwner)):
             way = topology(self._size, self._workers)
             self._channel.start(label, way, self._values, layout=layout, wait=True).wait()

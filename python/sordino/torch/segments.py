@@ -60,6 +60,17 @@ def whole_layout(names: Sequence[str], parameters: Sequence[torch.Tensor]) -> La
     return Layout([(label(name, p), dtype_code(p), tuple(p.shape)) for name, p in zip(names, parameters)], WHOLE)
 
 
+def check_same(context: Context, mine: str, process_set: ProcessSet) -> None:
+    """Compares how ranks are set up. UsageError on every rank if they differ, with what the first two say that do.
+    Collective."""
+    label = context.plan_name("same", process_set.process_set_id)
+    told: list[str] = allgather_object(mine, name=label, process_set=process_set)
+    for rank, other in zip(process_set.ranks or [], told):
+        if other != told[0]:
+            first = (process_set.ranks or [])[0]
+            raise UsageError(f"ranks {first} and {rank} are set up differently: {told[0]} and {other}")
+
+
 def check_layout(context: Context, layout: Layout, process_set: ProcessSet) -> None:
     """Compares names, shapes and dtypes between ranks. LayoutMismatch on every rank if they differ, naming the first
     rank and tensor. Collective."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections import deque
-from functools import lru_cache
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,12 +27,11 @@ from sordino.torch.operation import Average, Min
 from sordino.torch.ops import grouped_allreduce_
 from sordino.torch.parameter_server import ParameterServer
 from sordino.torch.parameters import ParameterArena
-from sordino.torch.segments import check_layout
+from sordino.torch.recent import Recent
+from sordino.torch.segments import check_layout, check_same
 from sordino.torch.skipping_statistics import SkippingStatistics
 from sordino.torch.steps import ParameterSteps
 from sordino.torch.tensors import DTYPES, describe
-
-_REMEMBERED = 16  # sets of items: the same ones are sent again and again
 
 
 def _no_items() -> dict[str, Any]:
@@ -57,6 +56,7 @@ class SkippingSteps(ParameterSteps):
         scheduler = self.algorithm.scheduler
         self._metrics: deque[float] = deque(maxlen=scheduler.history_length if scheduler else 1)
         self._epochs = 0  # metrics reported so far
+        self._warned = False
         self._server: ParameterServer | None = None
         self._detector: Detector | None = None
         self._kept = False  # whether the detector knows the parameters before the next step
@@ -76,12 +76,13 @@ class SkippingSteps(ParameterSteps):
         tensors = self.parameters + [buffer for _, buffer in self.buffers]
         self._arena = ParameterArena(context, names, tensors, "model")
         check_layout(self.context, self._arena.layout, everybody)
+        check_same(self.context, repr(algorithm), everybody)
         self._name = self.context.plan_name(f"skipping.{self._arena.layout.hash:x}", everybody.process_set_id)
         block = algorithm.block_bytes if algorithm.granularity == "block" else None
         self._items = Items.of(self._arena, block)
         self._detector = detector_of(self._arena, self._items, algorithm)
         self._skipped = torch.zeros(len(self._items), dtype=torch.int64)
-        self._sent_parts = lru_cache(_REMEMBERED)(self._find_parts)
+        self._sent: Recent[_Sent] = Recent()  # the same sets of items are sent again and again
         self._mask = torch.zeros(len(self._items), dtype=torch.bool)
         self.statistics.describe(self._arena.names, self._items)
         if algorithm.dedicated:
@@ -110,17 +111,19 @@ class SkippingSteps(ParameterSteps):
         skipped = self._agree(detector)
         sent = ~skipped.numpy()
         self._average(sent)
-        detector.keep(self.steps, self._sent_parts(sent.tobytes()).parts)
+        detector.keep(self.steps, self._sent.get(sent.tobytes(), self._find_parts).parts)
         self._skipped = torch.where(skipped, self._skipped + 1, 0)
         self.steps += 1
         self.statistics.add(self.steps, self.threshold, detector, skipped)
 
     def _agree(self, detector: Detector) -> torch.Tensor:
         """Which items all workers leave out: those that none has seen move, and that are not to be probed."""
-        if self.threshold > 100:
-            return torch.zeros_like(self._mask)
         still = detector.counts.double() * 100 >= self.threshold * detector.compared
-        torch.logical_and(still, self._skipped < self.algorithm.probe_interval, out=self._mask)
+        return self._all_of(still & (self._skipped < self.algorithm.probe_interval))
+
+    def _all_of(self, mine: torch.Tensor) -> torch.Tensor:
+        """Where all workers say True, bool [items]. Collective."""
+        self._mask.copy_(mine)
         self.context.world.run(
             kinds.ALLREDUCE,
             f"{self._name}.skipped",
@@ -137,7 +140,7 @@ class SkippingSteps(ParameterSteps):
         if self._server is not None:
             self._server.average(sent)
             return
-        values = self._sent_parts(sent.tobytes()).values
+        values = self._sent.get(sent.tobytes(), self._find_parts).values
         if values:
             everybody = self.settings.process_set
             grouped_allreduce_(values, op=Average, name=f"{self._name}.mean", process_set=everybody)
@@ -152,18 +155,21 @@ class SkippingSteps(ParameterSteps):
 
     def flush(self, optimizer: torch.optim.Optimizer) -> None:
         """Averages what was skipped last, so that all workers have equal parameters. Collective."""
-        if self._detector is None or not self._skipped.any():
+        if self._detector is None:
             return
+        sent = ~self._all_of(self._skipped == 0).numpy()
         self._arena.adopt()
-        sent = (self._skipped > 0).numpy()
         self._average(sent)
+        self.statistics.add_flush(sent)
+        if self._kept:
+            self._detector.keep(self.steps - 1, self._items.parts(sent))
         self._skipped.zero_()
-        self._kept = False
 
-    def settle(self, optimizer: torch.optim.Optimizer) -> None:
-        super().settle(optimizer)
-        # Nothing is skipped now, and what comes may have other items.
-        self._detector, self._loaded = None, _no_items()
+    def step(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | None, synchronize: bool) -> Any:
+        """Steps the optimizer, and averages what has moved."""
+        if not self.active:
+            self.steps += 1
+        return super().step(optimizer, closure, synchronize)
 
     # ---- the threshold -----------------------------------------------------------------------------------------
 
@@ -180,17 +186,27 @@ class SkippingSteps(ParameterSteps):
             self.threshold = self.algorithm.scheduler.threshold_after(self._epochs, self.threshold, list(self._metrics))
 
     def _warn(self) -> None:
-        if self.algorithm.scheduler is not None and self._epochs == 0 and self.steps > 0:
+        """Once, where it can be seen that nobody reports."""
+        if self.algorithm.scheduler is not None and self._epochs == 0 and self.steps > 0 and not self._warned:
+            self._warned = True
             warnings.warn(
-                "ParameterSkipping(scheduler=...): optimizer.report_metric(loss) was never called, so the threshold "
-                f"has stayed at {self.threshold:g} %; call it once an epoch",
+                "ParameterSkipping(scheduler=...): optimizer.report_metric(loss) has not been called yet, so the "
+                f"threshold stays at {self.threshold:g} %; call it once an epoch",
                 stacklevel=2,
             )
 
     # ---- checkpoints -------------------------------------------------------------------------------------------
 
-    def state(self) -> dict[str, Any]:
+    def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """The optimizer's own state; checkpoints come with epochs, so by then a metric should have been reported."""
         self._warn()
+        return super().optimizer_state(optimizer)
+
+    def release(self) -> None:
+        super().release()
+        self.context.on_shutdown.pop(id(self), None)
+
+    def state(self) -> dict[str, Any]:
         return {
             "steps": self.steps,
             "threshold": self.threshold,
@@ -204,11 +220,19 @@ class SkippingSteps(ParameterSteps):
 
     def check_state(self, state: dict[str, Any]) -> None:
         super().check_state(state)
-        if self._detector is not None and state["skipped"].shape not in (self._skipped.shape, (0,)):
+        if self._detector is not None:
+            self._check_items(state, self._detector)
+
+    def _check_items(self, state: dict[str, Any], detector: Detector) -> None:
+        """UsageError for a state of other items or of another detector."""
+        if len(state["skipped"]) == 0:
+            return
+        if state["skipped"].shape != self._skipped.shape:
             raise UsageError(
                 f"this state is of {len(state['skipped'])} tensors or blocks, and there are {len(self._skipped)} here: "
                 "load it with the same parameters, granularity and block_bytes"
             )
+        detector.check_state(state["detector"])
 
     def load_state(self, state: dict[str, Any]) -> None:
         self.steps, self.threshold = state["steps"], state["threshold"]
@@ -221,12 +245,15 @@ class SkippingSteps(ParameterSteps):
 
     def take_over(self, old: ParameterSteps) -> None:
         if isinstance(old, SkippingSteps):
-            self.statistics.go_on_from(old.statistics)
-        super().take_over(old)
+            self.statistics.go_on_from(old.statistics, old.steps)
+        self.load_state({**old.state(), **_no_items()})  # nothing is skipped now, and items may be others
 
     def _restore(self, detector: Detector) -> None:
-        if len(self._loaded["skipped"]) > 0:  # there were other ranks
-            self.check_state({**self.state(), **self._loaded})
-            self._skipped = self._loaded["skipped"].clone()
-            detector.load_state(self._loaded["detector"])
+        self._check_items(self._loaded, detector)
+        skipped, self._loaded = self._loaded, _no_items()
+        if len(skipped["skipped"]) > 0:
+            self._skipped.copy_(skipped["skipped"])
+            detector.load_state(skipped["detector"])
+        else:  # there was no other rank, or there were other items
+            self._skipped.zero_()
         self._kept = False

@@ -6,8 +6,9 @@ A point sums up some steps: as many as the algorithm says, or those since the la
 from __future__ import annotations
 
 import json
+import math
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -36,16 +37,16 @@ class _Counted(Protocol):
 
 @dataclass(frozen=True)
 class Point:
-    """Some steps. Lists have an entry a tensor.
+    """Some steps. Lists have an entry a tensor: None where it was not there yet.
 
     Attributes:
         step: the last one.
         steps: how many there are.
         threshold: in percent, at the end of them.
         ratios: the unchanged share of elements on this rank, on average; 1 for a tensor without elements.
-        errors: standard errors of those ratios; None where they are not estimates.
+        errors: standard errors of those ratios, NaN where one sample tells none; None if they are not estimates.
         skipped: the share of bytes that was not sent, on average.
-        bytes_sent: of parameters, in all of the steps: what one worker contributes to averages.
+        bytes_sent: of parameters, in all of the steps and by flush(): what one worker contributes to averages.
         bytes_unskipped: what it would have been with nothing skipped.
         metric: what was reported at the end of the epoch that ends here, the mean over all workers.
     """
@@ -53,12 +54,21 @@ class Point:
     step: int
     steps: int
     threshold: float
-    ratios: list[float]
-    errors: list[float] | None
-    skipped: list[float]
+    ratios: list[float | None]
+    errors: list[float | None] | None
+    skipped: list[float | None]
     bytes_sent: int
     bytes_unskipped: int
     metric: float | None
+
+
+def _of_json(value: Any) -> Any:
+    """JSON has neither NaN nor infinity."""
+    if isinstance(value, dict):
+        return {key: _of_json(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_of_json(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class SkippingStatistics:
@@ -72,6 +82,8 @@ class SkippingStatistics:
     def __init__(self, interval: int) -> None:
         self._interval = interval
         self._items: Items | None = None
+        self._steps = 0  # since the last point
+        self._flushed = 0  # bytes
         self._writer: Writer | None = None
         self.names: list[str] = []
         self.bytes: list[int] = []
@@ -83,9 +95,20 @@ class SkippingStatistics:
         self.bytes = self._by_tensor(items.bytes).astype(int).tolist()
         self._clear()
 
-    def go_on_from(self, other: SkippingStatistics) -> None:
-        """Takes over the points and the writer of statistics that end."""
-        self.points, self._writer = other.points, other._writer
+    def go_on_from(self, other: SkippingStatistics, step: int) -> None:
+        """Takes over the points and the writer of statistics that end after this step; tensors may have been added."""
+        if other._items is not None and other._steps > 0:
+            other._close(step, None)
+        self._flushed = other._flushed
+        place = {name: index for index, name in enumerate(other.names)}
+        order = [place.get(name) for name in self.names]
+        self._writer = other._writer
+        for point in other.points:
+            ratios, errors, skipped = (
+                values and [None if index is None else values[index] for index in order]
+                for values in (point.ratios, point.errors, point.skipped)
+            )
+            self.points.append(replace(point, ratios=ratios or [], errors=errors, skipped=skipped or []))
 
     def _by_tensor(self, values: NDArray[Any]) -> NDArray[np.float64]:
         assert self._items is not None
@@ -94,7 +117,7 @@ class SkippingStatistics:
 
     def _clear(self) -> None:
         assert self._items is not None
-        self._steps = 0
+        self._steps = self._flushed = 0
         self._threshold = 0.0
         self._ratios, self._skipped = np.zeros(len(self._items)), np.zeros(len(self._items))
         self._variances: NDArray[np.float64] | None = None
@@ -113,10 +136,15 @@ class SkippingStatistics:
         if step % self._interval == 0:
             self._close(step, None)
 
+    def add_flush(self, sent: NDArray[np.bool_]) -> None:
+        """Notes that some items were averaged between two steps."""
+        if self._items is not None:
+            self._flushed += int(self._items.bytes[sent].sum())
+
     def end_epoch(self, step: int, threshold: float, metric: float) -> None:
         """Notes that an epoch has ended, and its metric."""
         if self._items is None:  # one rank alone skips nothing
-            self.points.append(Point(step, 0, threshold, [], None, [], 0, 0, metric))
+            self._add_point(Point(step, 0, threshold, [], None, [], 0, 0, metric))
             return
         self._threshold = threshold
         self._close(step, metric)
@@ -142,8 +170,11 @@ class SkippingStatistics:
             *self._open_bytes(),
             metric,
         )
-        self.points.append(point)
         self._clear()
+        self._add_point(point)
+
+    def _add_point(self, point: Point) -> None:
+        self.points.append(point)
         if self._writer is not None:
             self._write(point, self._writer)
 
@@ -164,7 +195,7 @@ class SkippingStatistics:
         if self._items is None:
             return 0, 0
         whole = int(self._items.bytes.sum()) * self._steps
-        return whole - int((self._skipped * self._items.bytes).sum()), whole
+        return whole - int((self._skipped * self._items.bytes).sum()) + self._flushed, whole
 
     def as_dict(self) -> dict[str, Any]:
         """Everything, of JSON's types. The steps since the last point count among the bytes only."""
@@ -173,7 +204,7 @@ class SkippingStatistics:
             "items": 0 if self._items is None else len(self._items),
             "bytes_sent": self.bytes_sent,
             "bytes_unskipped": self.bytes_unskipped,
-            "points": [asdict(point) for point in self.points],
+            "points": [_of_json(asdict(point)) for point in self.points],
         }
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -205,6 +236,8 @@ class SkippingStatistics:
     def _write(self, point: Point, writer: Writer) -> None:
         for kind, values in (("unchanged", point.ratios), ("skipped", point.skipped)):
             for name, value in zip(self.names, values):
+                if value is None:
+                    continue
                 writer.add_scalar(f"sordino/{kind}/{name}", value, point.step)
         writer.add_scalar("sordino/threshold", point.threshold, point.step)
         if point.bytes_unskipped:
