@@ -129,7 +129,7 @@ def parameters_that_are_added_take_part(seat: Seat) -> None:
         0,
         0,
         80 + 120,
-    ]  # what add_param_group() averaged, and a step
+    ]  # add_param_group() averages
     statistics.plot(f"{seat.folder}/{seat.rank}.png")
     with pytest.raises(ValueError, match="more than one parameter group"):
         planted.optimizer.add_param_group({"params": [added]})

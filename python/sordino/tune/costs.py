@@ -322,8 +322,7 @@ def _skipping(algorithm: ParameterSkipping, nodes: Sequence[int], sizes: Sequenc
     """At most: what is skipped depends on the training."""
     everybody, load, roles = list(range(len(nodes))), Load(nodes), algorithm.roles(nodes)
     items = _cut(sizes, algorithm.block_bytes) if algorithm.granularity == "block" else list(sizes)
-    if algorithm.threshold <= 100:
-        load.all_reduce([roles.workers], len(items))
+    load.all_reduce([roles.workers], len(items))
     if algorithm.exchange == "allreduce":
         load.all_reduce([everybody], sum(sizes))
         return Cost((Phase(load),))
