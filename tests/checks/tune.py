@@ -35,8 +35,8 @@ def the_bytes_of_a_plan_are_those_of_the_transport(seat: Seat) -> None:
         optimizer.flush()
         found = hvd.stats()["bytes_sent_across_nodes"] - before
         cost = tune.cost_of(algorithm, nodes, [name for name, _ in SHAPES], [4 * shape[0] for _, shape in SHAPES])
-        # A little more is sent: flags, weights, and shards are padded.
-        assert found == pytest.approx(STEPS * cost.sent()[seat.rank], rel=2e-3), algorithm
+        # A little more is sent: flags, weights, what flush() agrees on, and shards are padded.
+        assert found == pytest.approx(STEPS * cost.sent()[seat.rank], rel=2e-3, abs=100), algorithm
 
 
 @check(least=2)
