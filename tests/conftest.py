@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from sordino._core import kernels
 from sordino.bench import report
 from sordino.cli import mpi
 from sordino.errors import NotBuilt
@@ -36,6 +37,14 @@ settings.register_profile(
 )
 settings.register_profile("ci", settings.get_profile("default"), derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "default")
+
+
+@pytest.fixture
+def level_as_before() -> Iterator[None]:
+    """What a test does to the kernels' instruction set level ends with it."""
+    before = kernels.level()
+    yield
+    kernels.set_level(before)
 
 
 @pytest.fixture(scope="session")

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 import torch
+from checks.levels import levels
 from checks.reference import DTYPES, FLOATS, FOLDS, INTEGERS, assert_reduced, values
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,26 +15,10 @@ from sordino._core import kernels
 from sordino.errors import UsageError
 from sordino.torch.tensors import DTYPE_CODES
 
-LEVELS = ("baseline", "avx2", "avx512")
 KERNEL_FOLDS = {name: op for name, op in FOLDS.items() if name != "Average"}
 
 
-@pytest.fixture(autouse=True)
-def level_as_before() -> Iterator[None]:
-    before = kernels.level()
-    yield
-    kernels.set_level(before)
-
-
-def levels() -> Iterator[str]:
-    """Those that this machine has."""
-    for level in LEVELS:
-        try:
-            kernels.set_level(level)
-        except UsageError:
-            continue
-        assert kernels.level() == level
-        yield level
+pytestmark = pytest.mark.usefixtures("level_as_before")
 
 
 def reduce(

@@ -90,3 +90,13 @@ def test_unknown_dtypes_are_refused() -> None:
 def test_it_says_what_it_is_made_of() -> None:
     layout = Layout([("layer.weight", FLOAT32, (3, 4)), ("n", 8, ())], 100)
     assert layout.describe() == ["layer.weight float32 [3, 4]", "n int64 []"]
+
+
+def test_parts_of_an_arena_lie_where_they_say() -> None:
+    layout = Layout.of_parts([(64, 8, FLOAT32, 0), (0, 16, FLOAT64, 0), (128, 64, FLOAT32, 3)], bytes=192)
+    assert layout.bytes == 192
+    found = [(run.offset, run.bytes, run.dtype, run.group) for run in layout.segments]
+    assert found == [(64, 8, FLOAT32, 0), (0, 16, FLOAT64, 0), (128, 64, FLOAT32, 3)]
+    for parts in ([(192, 4, FLOAT32, 0)], [(0, 193, FLOAT32, 0)], [(0, 4, FLOAT32, 1), (4, 4, FLOAT32, 0)]):
+        with pytest.raises(UsageError, match="parts lie within the arena's 192 bytes, in rising groups"):
+            Layout.of_parts(parts, bytes=192)

@@ -208,3 +208,18 @@ def test_wrong_arguments_are_refused() -> None:
     ):
         with pytest.raises(UsageError, match=text):
             make()
+
+
+@pytest.mark.parametrize("kind", [Mean, ToOwner, FromOwner])
+def test_those_who_only_serve_have_no_say(kind: type[Mean | ToOwner | FromOwner]) -> None:
+    """Of 5 ranks the last two have no values of their own."""
+    topology = kind(5, workers=3)
+    for segment in range(5):
+        for rank in range(5):
+            sources, _, _ = topology.row(0, segment, rank)
+            assert set(sources) <= {0, 1, 2, segment}
+    assert ToOwner(5, workers=3).row(0, 4, 4) == ([0, 1, 2], False, pytest.approx(1 / 3))
+    assert FromOwner(5, workers=3).destinations(0, 4, 4) == [0, 1, 2]
+    for workers in (0, 6):
+        with pytest.raises(UsageError, match=f"workers={workers}: from 1 to all 5 ranks can be workers"):
+            kind(5, workers=workers)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 import torch
+from checks.levels import levels
 from checks.reference import DTYPES, FLOATS, values
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +17,6 @@ from sordino._core import kernels
 from sordino.errors import UsageError
 from sordino.torch.tensors import DTYPE_CODES
 
-LEVELS = ("baseline", "avx2", "avx512")
 COUNTS = (0, 1, 7, 63, 64, 1003)
 EDGES = (
     0.0,
@@ -36,21 +36,7 @@ EDGES = (
 )
 
 
-@pytest.fixture(autouse=True)
-def level_as_before() -> Iterator[None]:
-    before = kernels.level()
-    yield
-    kernels.set_level(before)
-
-
-def levels() -> Iterator[str]:
-    """Those that this machine has."""
-    for level in LEVELS:
-        try:
-            kernels.set_level(level)
-        except UsageError:
-            continue
-        yield level
+pytestmark = pytest.mark.usefixtures("level_as_before")
 
 
 def items(counts: Sequence[int], dtype: torch.dtype, ratio: float = 1.0):

@@ -178,8 +178,8 @@ def communication(results: Results) -> str:
         "measured ones in turns. Communication: what a step waits for it, the slowest rank's, mean and median. Rest: "
         "what else optimizer.step() does: SGD, and for parameter skipping detection (for unskipped, too). AllReduce "
         "averages gradients while backward runs, which the others' wait leaves out. Sent: parameters' bytes over those "
-        "of unskipped training. Bytes: what the transport counts, a worker and step. A server has whole tensors or "
-        "blocks; one tensor is nearly all of this network, so without blocks one server has nearly all of the work."
+        "of unskipped training. Bytes: what the transport counts, a worker and step. Every "
+        "worker is a server, of whole tensors or blocks; those above an eighth of its share are cut."
     )
     blocks = common.head(results, "Communication in a step of parameter skipping", what)
     for row in results["rows"]:
