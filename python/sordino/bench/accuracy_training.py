@@ -156,7 +156,7 @@ def _work(task: Task, training: Training, data: dict[str, Part], initial: nn.Mod
     model.load_state_dict(hvd.average_parameters(model))
     if hvd.rank() != 0:
         return {}
-    accuracies = {name: _accuracy(model, data[name]) for name in ("validation", "test")}
+    accuracies = {name: accuracy_of(model, data[name]) for name in ("validation", "test")}
     local = [_finite(distance) for _, distance in optimizer.distances]
     return {**accuracies, "consensus_distance": distances, **({"local_distances": local} if local else {})}
 
@@ -166,7 +166,8 @@ def _finite(value: float) -> float | None:
 
 
 @torch.no_grad()
-def _accuracy(model: nn.Module, part: Part) -> float:
+def accuracy_of(model: nn.Module, part: Part) -> float:
+    """The share of images that a model knows."""
     images, labels = part
     guesses = torch.cat([model(chunk).argmax(1) for chunk in images.split(500)])
     return float((guesses == labels).sum()) / len(labels)

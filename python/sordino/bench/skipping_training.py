@@ -24,7 +24,7 @@ import sordino.torch as hvd
 from sordino import sim
 from sordino.algorithms import ParameterSkipping, ThresholdScheduler
 from sordino.bench import common, report
-from sordino.bench.accuracy_training import Part, Task, load
+from sordino.bench.accuracy_training import Part, Task, accuracy_of, load
 from sordino.bench.common import Results
 from sordino.bench.skipping_report import DROP, swept
 from sordino.torch.skipping_statistics import Point, SkippingStatistics
@@ -137,19 +137,12 @@ def _work(task: Task, algorithm: ParameterSkipping, seed: int, data: Mapping[str
     if hvd.rank() != 0:
         return {}
     return {
-        "accuracy": _accuracy(model, data["test"]),
+        "accuracy": accuracy_of(model, data["test"]),
         "right": equal,
         "steps": task.epochs * each,
         "bytes": float(mean) / (task.epochs * each),
         "statistics": optimizer.statistics,
     }
-
-
-@torch.no_grad()
-def _accuracy(model: nn.Module, part: Part) -> float:
-    images, labels = part
-    guesses = torch.cat([model(chunk).argmax(1) for chunk in images.split(500)])
-    return float((guesses == labels).sum()) / len(labels)
 
 
 def summary(one: Contestant, runs: Sequence[Results]) -> Results:

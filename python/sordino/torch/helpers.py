@@ -16,7 +16,7 @@ from sordino._core import FromOwner, Layout
 from sordino.algorithms import Algorithm, Layered, ParameterSkipping, resolve
 from sordino.algorithms.layered import Roles
 from sordino.context import Context, use
-from sordino.errors import PeerLost
+from sordino.errors import PeerLost, UsageError
 from sordino.torch.exchanges import Channel
 from sordino.torch.functions import broadcast_object
 from sordino.torch.groups import new_channel
@@ -52,7 +52,7 @@ class Helpers:
             self._calls = Channel(context, global_process_set, new_channel(context, global_process_set))
             self._calls.compare([self._call])
 
-    def fit(self, algorithm: Algorithm) -> bool:
+    def _fit(self, algorithm: Algorithm) -> bool:
         """Whether they are those that an algorithm needs."""
         mine = self.algorithm
         if isinstance(mine, Layered):
@@ -133,3 +133,11 @@ class Helpers:
         except PeerLost:
             if self.context.world.failed:
                 raise
+
+
+def helpers_of(context: Context, algorithm: Helped) -> Helpers:
+    """Those of this rank's job. UsageError unless `init()` made them for such an algorithm."""
+    helpers = context.helpers
+    if not isinstance(helpers, Helpers) or not helpers._fit(algorithm):
+        raise UsageError(f"{algorithm} needs hvd.init(algorithm={algorithm}), which makes the ranks that serve it")
+    return helpers

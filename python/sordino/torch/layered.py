@@ -15,7 +15,7 @@ from sordino.algorithms.layered import Layered
 from sordino.context import Context
 from sordino.errors import UsageError
 from sordino.torch.flat_gradients import Flat, FlatReducer
-from sordino.torch.helpers import Helpers
+from sordino.torch.helpers import helpers_of
 from sordino.torch.postponed import hide, storage_of, watch, watch_modules
 from sordino.torch.routes import FlatSegment, Route, SegmentSpec
 from sordino.torch.segments import Segment, Settings
@@ -172,10 +172,9 @@ class LayeredSteps(ParameterSteps):
         self.context.while_joined[id(self)] = weakref.WeakMethod(self._layers.stand_in)
 
     def _route_opener(self) -> OpenRoute:
-        everybody, algorithm, helpers = self.settings.process_set, self.algorithm, self.context.helpers
+        everybody, algorithm = self.settings.process_set, self.algorithm
         if algorithm.dedicated:
-            if not isinstance(helpers, Helpers) or not helpers.fit(algorithm):
-                raise UsageError(f"{algorithm} needs hvd.init(algorithm={algorithm}), which makes the communicators")
+            helpers = helpers_of(self.context, algorithm)
             if everybody.process_set_id != 0:
                 raise UsageError('Layered(communicator="rank") trains on all workers; process_set= is for "thread"')
             return helpers.open_route

@@ -57,7 +57,7 @@ class ParameterServer:
         """Replaces the items that are sent by their means over all workers.
 
         Args:
-            sent: [items], the same on all workers, True somewhere.
+            sent: [items], the same on all workers, True for one with elements.
         """
         if self._told is not None:
             told = self._told.flat(torch.uint8, 0, len(self._items))

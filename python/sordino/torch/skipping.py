@@ -21,7 +21,7 @@ from sordino.algorithms import ParameterSkipping
 from sordino.errors import UsageError
 from sordino.torch.autograd import allreduce
 from sordino.torch.detectors import Detector, detector_of
-from sordino.torch.helpers import Helpers
+from sordino.torch.helpers import helpers_of
 from sordino.torch.items import Items, Part
 from sordino.torch.operation import Average, Min
 from sordino.torch.ops import grouped_allreduce_
@@ -66,9 +66,7 @@ class SkippingSteps(ParameterSteps):
     def _meet(self) -> None:
         everybody, algorithm, context = self.settings.process_set, self.algorithm, self.context
         if algorithm.dedicated:
-            helpers = context.helpers
-            if not isinstance(helpers, Helpers) or not helpers.fit(algorithm):
-                raise UsageError(f"{algorithm} needs hvd.init(algorithm={algorithm}), which makes the servers")
+            helpers = helpers_of(context, algorithm)
             if everybody.process_set_id != 0:
                 raise UsageError("dedicated_servers=True trains on all workers, not on a process set")
             context = helpers.context  # parameters lie where servers reach them
@@ -96,7 +94,8 @@ class SkippingSteps(ParameterSteps):
 
     def _begin(self, optimizer: torch.optim.Optimizer) -> None:
         self._arena.adopt()
-        if not self._kept and self._detector is not None:
+        assert self._detector is not None
+        if not self._kept:
             self._detector.begin(self.steps)
             self._kept = True
 
@@ -109,9 +108,7 @@ class SkippingSteps(ParameterSteps):
         self._arena.adopt()
         detector.count(self.steps)
         skipped = self._agree(detector)
-        sent = ~skipped.numpy()
-        self._average(sent)
-        detector.keep(self.steps, self._sent.get(sent.tobytes(), self._find_parts).parts)
+        detector.keep(self.steps, self._average(~skipped.numpy()))
         self._skipped = torch.where(skipped, self._skipped + 1, 0)
         self.steps += 1
         self.statistics.add(self.steps, self.threshold, detector, skipped)
@@ -133,17 +130,15 @@ class SkippingSteps(ParameterSteps):
         ).wait()
         return self._mask.clone()
 
-    def _average(self, sent: NDArray[np.bool_]) -> None:
-        """Replaces the items that are sent by their means over all workers."""
-        if not sent.any():
-            return
-        if self._server is not None:
+    def _average(self, sent: NDArray[np.bool_]) -> list[Part]:
+        """Replaces the items that are sent by their means over all workers; the parts of the arena that they are."""
+        parts, values = self._sent.get(sent.tobytes(), self._find_parts)
+        if parts and self._server is not None:
             self._server.average(sent)
-            return
-        values = self._sent.get(sent.tobytes(), self._find_parts).values
-        if values:
+        elif parts:
             everybody = self.settings.process_set
             grouped_allreduce_(values, op=Average, name=f"{self._name}.mean", process_set=everybody)
+        return parts
 
     def _find_parts(self, sent: bytes) -> _Sent:
         parts = self._items.parts(np.frombuffer(sent, dtype=bool))
@@ -159,10 +154,10 @@ class SkippingSteps(ParameterSteps):
             return
         sent = ~self._all_of(self._skipped == 0).numpy()
         self._arena.adopt()
-        self._average(sent)
+        parts = self._average(sent)
         self.statistics.add_flush(sent)
         if self._kept:
-            self._detector.keep(self.steps - 1, self._items.parts(sent))
+            self._detector.keep(self.steps - 1, parts)
         self._skipped.zero_()
 
     def step(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | None, synchronize: bool) -> Any:
