@@ -1,0 +1,118 @@
+"""Who averages with whom in AD-PSGD: the decisions of one worker, driven like those of
+`sordino.algorithms.pull_schedule`.
+
+A worker is in one averaging at a time, so both sides average the same two values, and it declines while it is in one or
+asks for one. Who is declined asks another. Nobody waits while others wait for it, so there is no deadlock, whoever asks
+whom. Source: Lian et al. 2018, Algorithm 1, without its bipartite graph.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from sordino.algorithms.pull_schedule import Action, Draws, Message, Peers, Skip, Tell, Wake
+
+_DECLINES = 8  # before a worker leaves it for this time
+
+
+class Average(NamedTuple):
+    """Exchange values with a peer, which does the same. `number` tells this averaging from others of the two."""
+
+    peer: int
+    number: int
+
+
+class Cancel(NamedTuple):
+    """Leave the averaging that is under way."""
+
+
+Step = Action | Average | Cancel
+
+
+class Pairing:
+    """One of `size` workers. It begins averagings when its driver says so, and takes part in others'.
+
+    Messages: "average" (number) is answered by "yes" or "no" (number); "cancel" (number) ends what "yes" began.
+    """
+
+    def __init__(self, rank: int, size: int, seed: int, patience: float) -> None:
+        self.rank = rank
+        self._draws = Draws(rank, seed)
+        self._others = Peers(rank, size)
+        self._patience = patience
+        self._number = 0
+        self._peer: int | None = None  # whom this worker asks, or averages with
+        self._asked = 0.0  # since when it asks
+        self._engaged = False  # averages; else it asks, if there is a peer
+        self._declines = 0
+        self.under_way = False
+        """Whether an averaging that this worker began is not over."""
+
+    def begin(self, now: float) -> list[Step]:
+        """Begins to average with some other worker; `under_way` tells when that is over."""
+        self.under_way, self._declines = True, 0
+        return self._ask(now) if self._peer is None else []
+
+    def _ask(self, now: float) -> list[Step]:
+        peer = self._others.draw(self._draws)
+        if peer is None:
+            self.under_way = False
+            return [Skip()]
+        self._number += 1
+        self._peer, self._asked, self._engaged = peer, now, False
+        return [Tell(peer, ("average", self._number)), Wake(now + self._patience)]
+
+    def _next(self, now: float) -> list[Step]:
+        """This worker is free; if it has still to average, it asks."""
+        self._peer, self._engaged = None, False
+        return self._ask(now) if self.under_way else []
+
+    def exchanged(self, now: float) -> list[Step]:
+        """The averaging is over."""
+        self.under_way = False  # also one that another began: the two would do no more
+        return self._next(now)
+
+    def failed(self, now: float, peer: int) -> list[Step]:
+        """The averaging came to nothing; the peer is left out until it is heard of."""
+        self._others.discard(peer)
+        return self._next(now)
+
+    def alarm(self, now: float) -> list[Step]:
+        """The time of the last `Wake` has come."""
+        if self._peer is None or self._engaged or now < self._asked + self._patience:
+            return []
+        return self.failed(now, self._peer)
+
+    def lost(self, now: float, rank: int) -> list[Step]:
+        """A rank has left or died. An averaging with it fails by itself."""
+        self._others.discard(rank)
+        return self._next(now) if rank == self._peer and not self._engaged else []
+
+    def heard(self, now: float, sender: int, message: Message) -> list[Step]:
+        """A message has come; its sender is alive."""
+        self._others.add(sender)
+        word, number = message[0], int(message[1])
+        if word == "average":
+            return self._is_asked(now, sender, number)
+        if word == "cancel":
+            return [Cancel(), *self._next(now)] if self._engaged and sender == self._peer else []
+        if sender != self._peer or self._engaged or number != self._number:
+            return [Tell(sender, ("cancel", number))] if word == "yes" else []
+        if word == "yes":
+            self._engaged = True
+            return [Average(sender, number)]
+        self._declines += 1
+        if self._declines >= _DECLINES:
+            self.under_way = False
+            return [Skip(), *self._next(now)]
+        return self._next(now)
+
+    def _is_asked(self, now: float, sender: int, number: int) -> list[Step]:
+        if self._peer is not None and not self._engaged and sender == self._peer:
+            # Both have asked each other: the question of the lower one counts, and the other's is forgotten.
+            if self.rank < sender:
+                return []
+        elif self._peer is not None:
+            return [Tell(sender, ("no", number))]
+        self._peer, self._engaged = sender, True
+        return [Tell(sender, ("yes", number)), Average(sender, number)]

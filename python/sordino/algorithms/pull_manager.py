@@ -1,0 +1,155 @@
+"""The communication manager of scheduled pull gossip: who is free, who pulls from whom, and what transfers take."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Iterable
+
+from sordino.algorithms.pull_schedule import Action, Draws, Message, Tell, update_time
+
+
+class Pool:
+    """Ranks, one of which can be drawn, all as likely; O(1) for each."""
+
+    def __init__(self, ranks: Iterable[int] = ()) -> None:
+        self._ranks = list(ranks)
+        self._places = {rank: place for place, rank in enumerate(self._ranks)}
+
+    def __len__(self) -> int:
+        return len(self._ranks)
+
+    def __contains__(self, rank: object) -> bool:
+        return rank in self._places
+
+    def add(self, rank: int) -> None:
+        """Puts a rank in, unless it is there."""
+        if rank not in self._places:
+            self._places[rank] = len(self._ranks)
+            self._ranks.append(rank)
+
+    def discard(self, rank: int) -> None:
+        """Takes a rank out, if it is there."""
+        place = self._places.pop(rank, None)
+        if place is not None:
+            last = self._ranks.pop()
+            if last != rank:
+                self._ranks[place] = last
+                self._places[last] = place
+
+    def draw(self, draws: Draws, but: int) -> int | None:
+        """One of them that is not `but`; None if there is none. It stays in."""
+        place = self._places.get(but)
+        count = len(self._ranks) - (place is not None)
+        if count == 0:
+            return None
+        drawn = draws.below(count)
+        return self._ranks[-1] if drawn == place else self._ranks[drawn]
+
+
+class Manager:
+    """The communication manager (wan-gossip-scheduling, Algorithm 2). It answers what `Managed` workers ask.
+
+    Where the source takes the front of a queue, this draws one of the free nodes: a queue of equally fast nodes soon
+    hands out the same pairs in every window, and models travel round a ring. Those that have no pull themselves are
+    drawn first: then the last one to ask never finds only itself free.
+
+    Args:
+        size: how many workers there are.
+        threshold: of `update_time`.
+    """
+
+    def __init__(self, size: int, seed: int, threshold: float) -> None:
+        self._draws = Draws(-1, seed)
+        self._threshold = threshold
+        self._wanting = Pool(range(size))  # free, and without a pull of their own
+        self._content = Pool()  # free, with one
+        self._pulls: dict[int, int] = {}  # who pulls from whom
+        self._pullers: dict[int, int] = {}  # by whom they pull from
+        self._line: OrderedDict[int, tuple[float, float]] = OrderedDict()  # window and end of who waits
+        self._estimates: dict[tuple[int, int], float] = {}  # c, which is the same both ways
+
+    def estimate(self, i: int, j: int) -> float:
+        """c_ij: what a transfer between two workers is expected to take, in seconds; infinity until there was one."""
+        return self._estimates.get((min(i, j), max(i, j)), math.inf)
+
+    def get_start_time(self, i: int, end: float) -> tuple[int, float] | None:
+        """GET_START_TIME: from whom i is to pull, and since when for the pull to end at `end`, both on i's clock (maybe
+        in the past: at once). Reserves that node. None if no node is free."""
+        j = self._wanting.draw(self._draws, but=i)
+        if j is None:
+            j = self._content.draw(self._draws, but=i)
+        if j is None:
+            return None
+        self._wanting.discard(j)
+        self._content.discard(j)
+        self._pulls[i], self._pullers[j] = j, i
+        if i in self._wanting:
+            self._wanting.discard(i)
+            self._content.add(i)
+        return j, end - self.estimate(i, j)
+
+    def update_information(self, i: int, j: int, seconds: float | None) -> None:
+        """UPDATE_INFORMATION: i's pull from j is over, and took so long (None: it came to nothing). Frees j."""
+        if seconds is not None:
+            self._estimates[min(i, j), max(i, j)] = update_time(self.estimate(i, j), seconds, self._threshold)
+        if self._pulls.get(i) == j:
+            self._forget(i)
+            self._free(j)
+
+    def _forget(self, i: int) -> None:
+        """i pulls no more."""
+        del self._pullers[self._pulls.pop(i)]
+        if i in self._content:
+            self._content.discard(i)
+            self._wanting.add(i)
+
+    def _free(self, j: int) -> None:
+        (self._content if j in self._pulls else self._wanting).add(j)
+
+    def heard(self, now: float, sender: int, message: Message) -> list[Action]:
+        """A message of a worker has come."""
+        if sender not in self._pullers and sender not in self._content:
+            self._free(sender)  # it may have been given up
+        word = message[0]
+        if word == "done":
+            seconds = float(message[2])
+            self.update_information(sender, int(message[1]), seconds if seconds >= 0 else None)
+        elif word == "failed":
+            silent = int(message[1])
+            self.update_information(sender, silent, None)
+            self._give_up(silent)
+        elif word == "ask":
+            if sender in self._pulls:  # which it has given up
+                self.update_information(sender, self._pulls[sender], None)
+            self._line[sender] = float(message[1]), float(message[2])
+        actions = self._serve_line()
+        if word == "ask" and sender in self._line:
+            actions.append(Tell(sender, ("line", float(message[1]))))
+        return actions
+
+    def lost(self, now: float, rank: int) -> list[Action]:
+        """A worker has left or died."""
+        self._line.pop(rank, None)
+        if rank in self._pulls:
+            j = self._pulls[rank]
+            self._forget(rank)
+            self._free(j)
+        self._give_up(rank)
+        return self._serve_line()
+
+    def _give_up(self, rank: int) -> None:
+        self._wanting.discard(rank)
+        self._content.discard(rank)
+
+    def _serve_line(self) -> list[Action]:
+        actions: list[Action] = []
+        for i, (number, end) in list(self._line.items()):
+            if not len(self._wanting) and not len(self._content):
+                break
+            found = self.get_start_time(i, end)
+            if found is None:
+                continue  # only i itself is free
+            del self._line[i]
+            actions.append(Tell(i, ("grant", number, *found)))
+        return actions

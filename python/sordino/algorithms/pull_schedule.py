@@ -1,0 +1,253 @@
+"""Who pulls from whom, and when: the decisions of scheduled pull gossip, as machines that are told what happens and say
+what to do. They know neither clock nor network, so a simulation and real ranks run the very same ones.
+
+A *window* is the steps between two averagings of one worker. A schedule lives on each worker. Its driver calls it with
+the time and what has happened, and carries out the `Action`s that it returns. Times are the worker's own clock's; what
+one worker tells another are durations, or times of the listener's clock, so clocks need not agree.
+
+Late start: a pull begins at end - c, where c is what it is expected to take, so that it ends when the window does. Whom
+to pull from is asked for no sooner than the longest known pull, and the asking itself, needs. So nodes are reserved for
+a short time, and the window's end is known better. Source: wan-gossip-scheduling, Algorithm 2, section 4.3.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from typing import NamedTuple
+
+Message = tuple[str | float, ...]
+"""A word, and numbers."""
+
+
+class Tell(NamedTuple):
+    """Send a message to a rank; maybe to oneself."""
+
+    to: int
+    message: Message
+
+
+class Pull(NamedTuple):
+    """Pull from a peer, beginning at `start`; in place of one that was to begin later."""
+
+    peer: int
+    start: float
+
+
+class Wake(NamedTuple):
+    """Call `alarm` at that time, and not at the one said before."""
+
+    at: float
+
+
+class Skip(NamedTuple):
+    """There is nobody to pull from in this window."""
+
+
+class Warn(NamedTuple):
+    """Tell the user."""
+
+    text: str
+
+
+Action = Tell | Pull | Wake | Skip | Warn
+
+
+def update_time(estimate: float, measured: float, threshold: float) -> float:
+    """UPDATE_TIME: what a transfer is expected to take, after one that took `measured` seconds.
+
+    The mean of both, or `measured` alone where they differ by the share `threshold` of the estimate or more (as from
+    infinity, the estimate of what was never measured).
+    """
+    if (1 - threshold) * estimate > measured or not (1 + threshold) * estimate > measured:
+        return measured
+    return (estimate + measured) / 2
+
+
+class Draws:
+    """Whom a worker draws, from a seed: the same in every run."""
+
+    def __init__(self, rank: int, seed: int) -> None:
+        self._state = (seed * 0x9E3779B97F4A7C15 + rank * 0xD1B54A32D192ED03 + 1) & _MASK
+
+    def below(self, bound: int) -> int:
+        """From 0 to bound - 1, all as likely. (SplitMix64.)"""
+        self._state = (self._state + 0x9E3779B97F4A7C15) & _MASK
+        mixed = self._state
+        mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _MASK
+        return ((mixed ^ (mixed >> 31)) * bound) >> 64
+
+
+_MASK = (1 << 64) - 1
+
+
+class Peers:
+    """All workers but one, less those that are gone. Takes no more memory than the latter do."""
+
+    def __init__(self, me: int, size: int) -> None:
+        self._me, self._size = me, size
+        self._gone: set[int] = set()
+
+    def __len__(self) -> int:
+        return self._size - 1 - len(self._gone)
+
+    def __contains__(self, rank: object) -> bool:
+        return isinstance(rank, int) and 0 <= rank < self._size and rank != self._me and rank not in self._gone
+
+    def add(self, rank: int) -> None:
+        """It is there (again)."""
+        self._gone.discard(rank)
+
+    def discard(self, rank: int) -> None:
+        """It is gone."""
+        if rank in self:
+            self._gone.add(rank)
+
+    def draw(self, draws: Draws) -> int | None:
+        """One of them, all as likely; None if there is none."""
+        if len(self) <= 0:
+            return None
+        for _ in range(64):
+            rank = draws.below(self._size)
+            if rank in self:
+                return rank
+        left = [rank for rank in range(self._size) if rank in self]  # few
+        return left[draws.below(len(left))]
+
+
+class Schedule:
+    """What one worker decides. Workers are numbered from 0 to `size` - 1; the methods say what has happened, and return
+    what to do.
+
+    In each window the driver gets one `Pull` (more, if pulls fail or are moved) or `Skip`.
+    """
+
+    def __init__(self, rank: int, size: int, seed: int) -> None:
+        self.rank = rank
+        self._draws = Draws(rank, seed)
+        self._others = Peers(rank, size)
+
+    def window(self, now: float, end: float) -> list[Action]:
+        """A window has begun, and is expected to end at `end` (infinity: not known)."""
+        return []
+
+    def alarm(self, now: float, end: float) -> list[Action]:
+        """The time of the last `Wake` has come; `end` is what is expected now."""
+        return []
+
+    def ended(self, now: float) -> list[Action]:
+        """The window has ended; without a pull that is over, the worker waits."""
+        return []
+
+    def began(self, now: float) -> None:
+        """The pull has begun."""
+
+    def pulled(self, now: float, peer: int, seconds: float) -> list[Action]:
+        """The pull is over and took so long."""
+        return []
+
+    def failed(self, now: float, peer: int) -> list[Action]:
+        """The pull came to nothing; the peer is left out until it is heard of, and another takes its place."""
+        self._others.discard(peer)
+        return self._random(now)
+
+    def lost(self, now: float, rank: int) -> list[Action]:
+        """A rank has left or died. A pull from it that is under way fails by itself."""
+        self._others.discard(rank)
+        return []
+
+    def heard(self, now: float, sender: int, message: Message) -> list[Action]:
+        """A message has come; its sender is alive."""
+        self._others.add(sender)
+        return []
+
+    def _random(self, now: float) -> list[Action]:
+        peer = self._others.draw(self._draws)
+        return [Skip()] if peer is None else [Pull(peer, now)]
+
+
+class PullAfter(Schedule):
+    """No overlap: pulls from a random peer when the window has ended (Algorithm 1)."""
+
+    def ended(self, now: float) -> list[Action]:
+        return self._random(now)
+
+
+class PullFirst(Schedule):
+    """Naive overlap: pulls from a random peer when the window begins."""
+
+    def window(self, now: float, end: float) -> list[Action]:
+        return self._random(now)
+
+
+class LateStart(Schedule, ABC):
+    """What starts late: asks for a peer when it is time, then pulls so that it ends with the window.
+
+    Args:
+        threshold: of `update_time`.
+        patience: seconds without an answer after which whoever was asked counts as gone.
+    """
+
+    def __init__(self, rank: int, size: int, seed: int, threshold: float, patience: float) -> None:
+        super().__init__(rank, size, seed)
+        self._threshold, self._patience = threshold, patience
+        self._number = 0  # of the window, to tell answers to it from those to others
+        self._end = math.inf
+        self._since = -math.inf  # when this window's asking began
+        self._asked: float | None = None  # since when there is no answer
+        self._armed: Pull | None = None
+        self._begun = False
+        self._longest = 0.0  # pull so far, in seconds; falls slowly
+        self._asking = 0.0  # what asking has taken; falls slowly
+
+    @property
+    def _open(self) -> bool:
+        """Whether this window has neither a pull nor an answer to wait for."""
+        return self._armed is None and self._asked is None
+
+    def window(self, now: float, end: float) -> list[Action]:
+        self._number += 1
+        self._end, self._since, self._asked, self._armed, self._begun = end, -math.inf, None, None, False
+        lead = self._longest + 6 * self._asking
+        if self._longest == 0 or end == math.inf or now >= end - lead:
+            return self._ask(now)
+        return [Wake(end - lead)]
+
+    def alarm(self, now: float, end: float) -> list[Action]:
+        if self._asked is not None:
+            return self._unanswered(now) if now >= self._asked + self._patience else []
+        self._end = end
+        return self._ask(now) if self._open else []
+
+    def ended(self, now: float) -> list[Action]:
+        self._end = min(self._end, now)
+        return self._ask(now) if self._open else []
+
+    def began(self, now: float) -> None:
+        self._begun = True
+
+    def pulled(self, now: float, peer: int, seconds: float) -> list[Action]:
+        self._longest = max(seconds, 0.99 * self._longest)
+        return []
+
+    @abstractmethod
+    def _ask(self, now: float) -> list[Action]:
+        """Looks for a peer."""
+
+    @abstractmethod
+    def _unanswered(self, now: float) -> list[Action]:
+        """Whoever was asked says nothing."""
+
+    def _asks(self, now: float, to: int, message: Message) -> list[Action]:
+        if self._since == -math.inf:
+            self._since = now
+        self._asked = now
+        return [Tell(to, message), Wake(now + self._patience)]
+
+    def _arm(self, now: float, peer: int, start: float) -> list[Action]:
+        if self._armed is None:
+            self._asking = max(now - self._since, 0.97 * self._asking)
+        self._asked = None
+        self._armed = Pull(peer, max(now, start))
+        return [self._armed]
