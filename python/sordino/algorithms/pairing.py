@@ -44,6 +44,7 @@ class Pairing:
         self._peer: int | None = None  # whom this worker asks, or averages with
         self._asked = 0.0  # since when it asks
         self._engaged = False  # averages; else it asks, if there is a peer
+        self._mine = False  # what is asked for or under way is what this worker began
         self._declines = 0
         self.under_way = False
         """Whether an averaging that this worker began is not over."""
@@ -59,7 +60,7 @@ class Pairing:
             self.under_way = False
             return [Skip()]
         self._number += 1
-        self._peer, self._asked, self._engaged = peer, now, False
+        self._peer, self._asked, self._engaged, self._mine = peer, now, False, True
         return [Tell(peer, ("average", self._number)), Wake(now + self._patience)]
 
     def _next(self, now: float) -> list[Step]:
@@ -69,7 +70,7 @@ class Pairing:
 
     def exchanged(self, now: float) -> list[Step]:
         """The averaging is over."""
-        self.under_way = False  # also one that another began: the two would do no more
+        self.under_way = self.under_way and not self._mine
         return self._next(now)
 
     def failed(self, now: float, peer: int) -> list[Step]:
@@ -109,10 +110,12 @@ class Pairing:
 
     def _is_asked(self, now: float, sender: int, number: int) -> list[Step]:
         if self._peer is not None and not self._engaged and sender == self._peer:
-            # Both have asked each other: the question of the lower one counts, and the other's is forgotten.
+            # Both have asked each other: the question of the lower one counts, and answers the other's.
             if self.rank < sender:
                 return []
         elif self._peer is not None:
             return [Tell(sender, ("no", number))]
+        else:
+            self._mine = False
         self._peer, self._engaged = sender, True
         return [Tell(sender, ("yes", number)), Average(sender, number)]
