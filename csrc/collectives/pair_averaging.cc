@@ -127,7 +127,8 @@ bool PairAveraging::advance(Time now) {
     }
     if (!averaging.copied && !start(averaging, now)) return false;
     if (!averaging.sending && !send(averaging)) return false;
-    if (!averaging.sending->test() || !averaging.receiving->test() || !apply(averaging)) return false;
+    const bool sent = averaging.sending->test(), received = averaging.receiving->test();
+    if (!sent || !received || !apply(averaging)) return false;
   } catch (const PeerLost& error) {
     leave(error.what());
     return true;
