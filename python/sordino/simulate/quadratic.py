@@ -7,111 +7,119 @@ at once, nothing is kept for it, and 10^5 workers are a few arrays.
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from sordino.simulate.job import Job
 
 Floats = NDArray[np.float32]
 Integers = NDArray[np.int64]
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _START = -1  # the step whose draws are the a_i
+_BLOCKS = 4  # tensors that the parameters are made of
 
 
 class Quadratic:
     """Workers that each want to be somewhere else, and together at the mean of those places.
 
     Attributes:
-        size: how many workers there are.
-        dimension: elements of the parameters.
-        lr, momentum: of the steps, as torch.optim.SGD's.
-        names: of the tensors that the parameters are made of.
-        elements: of each of them.
-        parameters: of all workers, [size, dimension], float32; 0 to begin with.
-        targets: the a_i, [size, dimension], normally distributed.
-        optimum: their mean, [dimension], float64.
-        steps: that each worker has taken, [size].
+        size: elements of a worker's parameters, `job.dimension`.
+        workers: how many there are.
+        tensors: that the parameters are made of: the name and the elements of each, in order. There are several, so
+            that algorithms have something to cut.
+        parameters: of all workers, float32 [workers, size]; 0 to begin with.
+        targets: the a_i, float32 [workers, size], normally distributed.
+        optimum: their mean, float64 [size].
 
     Args:
         noise: standard deviation of what is added to each element of a gradient.
-        blocks: how many tensors there are, so that algorithms have something to cut; at most `dimension`.
     """
 
-    def __init__(
-        self,
-        size: int,
-        dimension: int = 8,
-        lr: float = 0.01,
-        momentum: float = 0.0,
-        noise: float = 0.1,
-        seed: int = 0,
-        blocks: int = 4,
-    ) -> None:
-        self.size, self.dimension, self.lr, self.momentum = size, dimension, lr, momentum
-        self._noise, self._seed = noise, seed
-        self.elements = [len(part) for part in np.array_split(np.arange(dimension), min(blocks, dimension))]
-        self.names = [f"layers.{number}.weight" for number in range(len(self.elements))]
-        self.parameters: Floats = np.zeros((size, dimension), np.float32)
-        self.targets: Floats = normal(seed, np.arange(size), np.full(size, _START), dimension)
+    def __init__(self, job: Job, noise: float = 0.1) -> None:
+        self.size, self.workers = job.dimension, job.workers
+        blocks = np.array_split(np.arange(self.size), min(_BLOCKS, self.size))
+        self.tensors = [(f"layers.{number}.weight", len(block)) for number, block in enumerate(blocks)]
+        self.parameters: Floats = np.zeros((self.workers, self.size), np.float32)
+        everybody = np.arange(self.workers)
+        self.targets: Floats = normal(job.seed, everybody, np.full(self.workers, _START), self.size)
         self.optimum = self.targets.mean(axis=0, dtype=np.float64)
-        self.steps: Integers = np.zeros(size, np.int64)
-        self._momenta: Floats | None = np.zeros_like(self.parameters) if momentum else None
+        self._lr, self._momentum = np.float32(job.lr), np.float32(job.momentum)
+        self._noise, self._seed = np.float32(noise), job.seed
+        self._drawn: Integers = np.zeros(self.workers, np.int64)  # gradients, by worker
+        self._gradients: Floats = np.zeros_like(self.parameters)
+        self._momenta: Floats | None = np.zeros_like(self.parameters) if job.momentum else None
+        self._best = math.inf
 
     @property
     def parameter_bytes(self) -> int:
         """Of one worker's parameters."""
-        return 4 * self.dimension
+        return 4 * self.size
 
     # ---- one worker --------------------------------------------------------------------------------------------
 
+    def gradient(self, worker: int) -> None:
+        """Computes the gradient of the worker's next step at its parameters as they are now, and keeps it."""
+        self._draw(slice(worker, worker + 1))
+
+    def kept_gradient(self, worker: int) -> torch.Tensor:
+        """What `gradient` has computed, float32 [size]."""
+        return torch.from_numpy(self._gradients[worker])
+
     def step(self, worker: int) -> None:
-        """One step of one worker, on its own gradient."""
+        """Moves the worker's parameters by the gradient that was computed last."""
         only = slice(worker, worker + 1)
-        self._move(only, self._gradients(only))
+        self._move(only, self._gradients[only])
 
     def values(self, worker: int) -> torch.Tensor:
-        """The parameters of a worker, float32 [dimension], in place: who writes there changes them."""
+        """The worker's parameters, float32 [size]: the memory itself."""
         return torch.from_numpy(self.parameters[worker])
-
-    def gradient(self, worker: int) -> torch.Tensor:
-        """The gradient that the worker's next step would use, float32 [dimension]."""
-        return torch.from_numpy(self._gradients(slice(worker, worker + 1))[0])
 
     # ---- all at once -------------------------------------------------------------------------------------------
 
     def gradients(self) -> Floats:
-        """The gradients of everybody's next step, [size, dimension]."""
-        return self._gradients(slice(None))
+        """The gradients of everybody's next step, float32 [workers, size]; the next call overwrites them."""
+        self._draw(slice(0, self.workers))
+        return self._gradients
 
     def move(self, gradients: Floats) -> None:
-        """Everybody's step by these gradients, [size, dimension]."""
-        self._move(slice(None), gradients)
+        """Everybody's step by these gradients, float32 [workers, size] or [size]."""
+        self._move(slice(0, self.workers), gradients)
 
     def evaluate(self) -> dict[str, float]:
-        """`distance`: of the workers from the optimum, `consensus_distance`: from their mean; both Euclidean, and the
-        mean over the workers."""
+        """`distance` of the workers from the optimum, their mean; `consensus_distance` of the workers from the mean of
+        their parameters, the root mean square."""
         mean = self.parameters.mean(axis=0, dtype=np.float64)
+        distance = float(np.sqrt(_squares(self.parameters, self.optimum)).mean())
+        self._best = min(self._best, distance)
         return {
-            "distance": _mean_distance(self.parameters, self.optimum),
-            "consensus_distance": _mean_distance(self.parameters, mean),
+            "distance": distance,
+            "consensus_distance": math.sqrt(float(_squares(self.parameters, mean).mean())),
         }
 
-    def _gradients(self, workers: slice) -> Floats:
-        found = self.parameters[workers] - self.targets[workers]
+    def final(self) -> dict[str, float]:
+        """As `evaluate`, and `best_distance`, the least that it has ever found."""
+        return {**self.evaluate(), "best_distance": self._best}
+
+    def _draw(self, workers: slice) -> None:
+        found = self._gradients[workers]
+        np.subtract(self.parameters[workers], self.targets[workers], out=found)
         if self._noise:
-            numbers = np.arange(self.size)[workers] if workers.start is None else np.array([workers.start])
-            found += np.float32(self._noise) * normal(self._seed, numbers, self.steps[workers], self.dimension)
-        return found
+            numbers = np.arange(workers.start, workers.stop)
+            found += self._noise * normal(self._seed, numbers, self._drawn[workers], self.size)
+        self._drawn[workers] += 1
 
     def _move(self, workers: slice, gradients: Floats) -> None:
         if self._momenta is not None:
             momenta = self._momenta[workers]
-            momenta *= np.float32(self.momentum)
+            momenta *= self._momentum
             momenta += gradients
             gradients = momenta
-        self.parameters[workers] -= np.float32(self.lr) * gradients
-        self.steps[workers] += 1
+        self.parameters[workers] -= self._lr * gradients
 
 
 def normal(seed: int, workers: Integers, steps: Integers, dimension: int) -> Floats:
@@ -142,5 +150,6 @@ def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return values ^ (values >> np.uint64(31))
 
 
-def _mean_distance(values: Floats, place: NDArray[np.float64]) -> float:
-    return float(np.sqrt(np.square(values - place).sum(axis=1)).mean())
+def _squares(values: Floats, place: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The squared distance of each row from a place."""
+    return np.asarray(np.square(values - place).sum(axis=1))

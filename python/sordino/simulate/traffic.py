@@ -1,0 +1,359 @@
+"""Who sends how much to whom in a step of an algorithm, for all workers at once.
+
+A step's traffic is a list of phases, one after the other: `Sends` from some workers to others, or `Rounds` in which
+everybody of a set sends to its next one. What is counted are payloads: parameters and gradients, the weights of
+push-sum, and the bits that say what is skipped. The flags beside gradients, and padding, are not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sordino._core import Dissemination, Exponential, RandomCycle, RandomPull, Ring, Roulette, Topology
+from sordino.algorithms import (
+    Algorithm,
+    AllReduce,
+    ElasticAveraging,
+    Layered,
+    LocalSGD,
+    MixingAlgorithm,
+    ParameterSkipping,
+    PushSum,
+)
+from sordino.algorithms.skipping import piece_bytes, place_by_size
+from sordino.torch.parameters import segment_numbers
+from sordino.tune.costs import SMALL
+
+Integers = NDArray[np.int64]
+Booleans = NDArray[np.bool_]
+Floats = NDArray[np.float64]
+
+_AVERAGES = (Dissemination, Exponential, RandomCycle, RandomPull, Ring, Roulette)  # own value and all sources', evenly
+_WEIGHT = 8  # bytes of a weight of push-sum
+
+
+@dataclass(frozen=True, eq=False)
+class Sends:
+    """Messages that set out as soon as their senders have come so far.
+
+    Attributes:
+        sources, targets: of each message. A worker's messages leave, and arrive, in this order.
+        bytes: of each.
+        models: whether receivers average parameters, which may be old, rather than gradients.
+    """
+
+    sources: Integers
+    targets: Integers
+    bytes: float | Floats
+    models: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Rounds:
+    """Messages of workers that go in step: a round ends for all of a set when its slowest message has arrived.
+
+    Attributes:
+        sources, targets: of each message of a round, [sets, messages].
+        bytes: of each.
+        rounds: that are all alike.
+        members: of the sets, [sets, members]; all wait for the slowest. Who sends may be some of them.
+    """
+
+    sources: Integers
+    targets: Integers
+    bytes: float
+    rounds: int
+    members: Integers
+
+
+Phase = Sends | Rounds
+
+
+class Rows(NamedTuple):
+    """What everybody mixes in one segment: own value, if kept, plus the sources', times the scale.
+
+    Attributes:
+        sources: of worker 0, then of worker 1, ...
+        counts: how many each has, [workers].
+        keeps_own, scale: [workers].
+    """
+
+    sources: Integers
+    counts: Integers
+    keeps_own: Booleans
+    scale: Floats
+
+    @classmethod
+    def of(cls, topology: Topology, round: int, segment: int) -> Rows:
+        """All rows of a topology."""
+        if isinstance(topology, _AVERAGES):  # the rows follow from the sources: one call instead of one a worker
+            found = topology.all_sources(round, segment)
+            keeps_own: Sequence[bool] = [True] * topology.size
+            scale: Sequence[float] = [1 / (len(sources) + 1) for sources in found]
+        else:
+            rows = [topology.row(round, segment, worker) for worker in range(topology.size)]
+            found, keeps_own, scale = (list(column) for column in zip(*rows))
+        counts = np.fromiter(map(len, found), np.int64, len(found))
+        sources = np.fromiter(chain.from_iterable(found), np.int64, int(counts.sum()))
+        return cls(sources, counts, np.array(keeps_own), np.array(scale))
+
+    def slots(self) -> list[tuple[Integers, Integers]]:
+        """Workers, and a source of each: first everybody's first source, then everybody's second one, ..."""
+        begins = np.cumsum(self.counts) - self.counts
+        found = []
+        for slot in range(int(self.counts.max(initial=0))):
+            workers = np.flatnonzero(self.counts > slot)
+            found.append((workers, self.sources[begins[workers] + slot]))
+        return found
+
+
+# ---- all-reduce ------------------------------------------------------------------------------------------------------
+
+
+def all_reduce(sets: Integers, count: float) -> list[Phase]:
+    """All-reduces of `count` bytes within sets of workers, [sets, members], as csrc/collectives/allreduce_messages.cc
+    does them: round a ring, or by recursive doubling where they are small."""
+    size = sets.shape[1]
+    if size == 1 or count == 0:
+        return []
+    if count > SMALL and size > 2:
+        return [ring(sets, count / size, 2 * (size - 1))]
+    power = 1 << (size.bit_length() - 1)
+    extra, their = sets[:, power:], sets[:, : size - power]
+    phases: list[Phase] = []
+    if size > power:
+        phases.append(Rounds(extra, their, count, 1, sets))
+    for bit in range(power.bit_length() - 1):
+        phases.append(Rounds(sets[:, :power], sets[:, np.arange(power) ^ (1 << bit)], count, 1, sets))
+    if size > power:
+        phases.append(Rounds(their, extra, count, 1, sets))
+    return phases
+
+
+def ring(sets: Integers, count: float, rounds: int) -> Rounds:
+    """Rounds in which everybody sends `count` bytes to the next one of its set."""
+    return Rounds(sets, np.roll(sets, -1, axis=1), count, rounds, sets)
+
+
+def _groups(workers: int, members: int) -> Integers:
+    """Neighbours, [groups, members]."""
+    return np.arange(workers).reshape(-1, members)
+
+
+# ---- algorithms ------------------------------------------------------------------------------------------------------
+
+
+class Model(NamedTuple):
+    """What is sent.
+
+    Attributes:
+        names: of the tensors.
+        elements: of each; float32.
+        scale: the bytes that links see, over those that there are.
+    """
+
+    names: list[str]
+    elements: list[int]
+    scale: float
+
+    @property
+    def sizes(self) -> list[float]:
+        """Bytes of each tensor, as links see them."""
+        return [4 * count * self.scale for count in self.elements]
+
+    def segments(self, segments: str | int | Sequence[str]) -> list[int]:
+        """The segment of each tensor."""
+        return segment_numbers(self.names, self.sizes, segments)  # type: ignore[arg-type]
+
+    def segment_sizes(self, segments: str | int | Sequence[str]) -> list[float]:
+        """Bytes of each segment."""
+        return np.bincount(self.segments(segments), weights=self.sizes).tolist()
+
+    def items(self, algorithm: ParameterSkipping) -> list[int]:
+        """The elements of what parameter skipping decides about: tensors, or blocks of them."""
+        if algorithm.granularity == "tensor":
+            return self.elements
+        most = algorithm.block_bytes // 4
+        return [min(most, count - begin) for count in self.elements for begin in range(0, count, most)]
+
+
+class Mixing:
+    """The exchanges of a mixing algorithm.
+
+    Attributes:
+        segments: the segment of each tensor.
+    """
+
+    def __init__(self, algorithm: MixingAlgorithm, workers: int, model: Model) -> None:
+        self.segments = model.segments(algorithm.segments)
+        self.bytes = model.segment_sizes(algorithm.segments)
+        if isinstance(algorithm, PushSum):
+            self.bytes = [count + _WEIGHT for count in self.bytes]
+        self._topologies = algorithm.rounds_of(workers, len(self.bytes))
+        self._last: tuple[int, list[list[Rows]]] = (-1, [])
+
+    def rows(self, round: int) -> list[list[Rows]]:
+        """What everybody mixes in an exchange: for each of its topologies, for each segment."""
+        if self._last[0] != round:
+            numbers = range(len(self.bytes))
+            self._last = (round, [[Rows.of(topology, round, n) for n in numbers] for topology in self._topologies])
+        return self._last[1]
+
+    def phases(self, round: int) -> list[Phase]:
+        """What is sent in an exchange."""
+        phases: list[Phase] = []
+        for of_topology in self.rows(round):
+            slots = [(slot, count) for rows, count in zip(of_topology, self.bytes) for slot in rows.slots()]
+            if slots:
+                targets, sources = (np.concatenate([slot[end] for slot, _ in slots]) for end in (0, 1))
+                sizes = np.repeat([count for _, count in slots], [len(slot[0]) for slot, _ in slots])
+                phases.append(Sends(sources, targets, sizes, models=True))
+        return phases
+
+
+class Traffic(NamedTuple):
+    """What an algorithm sends.
+
+    Attributes:
+        phases: of a step, numbered from 0. Of parameter skipping they depend on what is sent, bool [items].
+        delay: how many exchanges later it is that a worker waits for one.
+        behind_loading: whether what follows a step is waited for after the next batch has been loaded.
+        mixing: of a mixing algorithm.
+    """
+
+    phases: Callable[[int, Booleans | None], list[Phase]]
+    delay: int = 0
+    behind_loading: bool = False
+    mixing: Mixing | None = None
+
+
+def traffic_of(algorithm: Algorithm, workers: int, model: Model) -> Traffic:
+    """What `workers` workers, each with a link of its own, send.
+
+    Raises:
+        UsageError: the algorithm cannot serve so many workers.
+    """
+    everybody, count = _groups(workers, workers), sum(model.sizes)
+    if workers == 1:
+        return Traffic(lambda step, sent: [])
+    if isinstance(algorithm, AllReduce):
+        reduction = _gradients(everybody, model, algorithm.segment_bytes)
+        return Traffic(lambda step, sent: reduction, delay=int(algorithm.double_buffering))
+    if isinstance(algorithm, Layered):
+        layers = _layered(algorithm, workers, count)
+        return Traffic(lambda step, sent: layers, behind_loading=True)
+    if isinstance(algorithm, LocalSGD):
+        return Traffic(_local_sgd(algorithm, workers, model))
+    if isinstance(algorithm, ParameterSkipping):
+        return Traffic(_skipping(algorithm, workers, model))
+    if isinstance(algorithm, ElasticAveraging):
+        average, every = all_reduce(everybody, count), algorithm.interval
+        # Before the first step, the mean of all parameters becomes the centre.
+        return Traffic(lambda step, sent: average * ((step == 0) + ((step + 1) % every == 0)))
+    return _mixing(algorithm, workers, model)
+
+
+def _gradients(sets: Integers, model: Model, segment_bytes: int) -> list[Phase]:
+    """Segments of gradients, in the order in which backward computes them."""
+    sizes = model.sizes[::-1]
+    numbers = segment_numbers(model.names[::-1], sizes, segment_bytes)  # type: ignore[arg-type]
+    return [phase for size in np.bincount(numbers, weights=sizes) for phase in all_reduce(sets, float(size))]
+
+
+def _layered(algorithm: Layered, workers: int, count: float) -> list[Phase]:
+    roles = algorithm.roles(range(workers))
+    groups, communicators = np.array(roles.groups), np.array([roles.communicators])
+    owners = np.repeat(communicators[0], groups.shape[1] - 1)
+    others = groups[groups != communicators.T]
+    phases: list[Phase] = [Sends(others, owners, count)] if len(others) else []
+    if len(groups) > 1:
+        phases.append(ring(communicators, count / len(groups), 2 * (len(groups) - 1)))
+    return [*phases, Sends(owners, others, count)] if len(others) else phases
+
+
+def _local_sgd(algorithm: LocalSGD, workers: int, model: Model) -> Callable[[int, Booleans | None], list[Phase]]:
+    members, count = algorithm.group_size, sum(model.sizes)
+    models = algorithm.groups_of(workers)
+    groups = _groups(workers, members)
+    between = all_reduce(groups.T, count / members if algorithm.sharded else count) if models > 1 else []
+    calendar = Calendar.of(algorithm)
+    if algorithm.sharded:
+        shards = ring(groups, count / members, members - 1)
+        return lambda step, sent: [
+            shards,
+            *(between if calendar.averages(step) or not calendar.alone(step) else []),
+            shards,
+        ]
+    within = _gradients(groups, model, algorithm.segment_bytes)
+    together = _gradients(_groups(workers, workers), model, algorithm.segment_bytes)
+    return lambda step, sent: [
+        *(within if calendar.alone(step) else together),
+        *(between if calendar.averages(step) else []),
+    ]
+
+
+class Calendar(NamedTuple):
+    """When groups of local SGD are on their own, and when their models are averaged."""
+
+    start: int
+    interval: int
+
+    @classmethod
+    def of(cls, algorithm: LocalSGD) -> Calendar:
+        """Of an algorithm whose steps are known beforehand."""
+        return cls(algorithm.start if isinstance(algorithm.start, int) else 0, algorithm.interval)
+
+    def alone(self, step: int) -> bool:
+        """Whether gradients of a step, numbered from 0, are averaged in groups alone."""
+        return step >= self.start
+
+    def averages(self, step: int) -> bool:
+        """Whether models are averaged after a step."""
+        return self.alone(step) and (step + 1 - self.start) % self.interval == 0
+
+
+def _skipping(
+    algorithm: ParameterSkipping, workers: int, model: Model
+) -> Callable[[int, Booleans | None], list[Phase]]:
+    everybody = _groups(workers, workers)
+    sizes = np.array(model.items(algorithm)) * 4 * model.scale
+    mask = all_reduce(everybody, len(sizes))
+    if algorithm.exchange == "allreduce":
+        return lambda step, sent: [*mask, *all_reduce(everybody, float(sizes[sent].sum()))]
+    servers = np.array(algorithm.serving_ranks(workers))
+    limit = piece_bytes(math.ceil(sizes.sum()), len(servers))
+
+    def serve(sent: Booleans) -> list[Phase]:
+        pieces = [min(limit, size - begin) for size in sizes[sent] for begin in np.arange(0, size, limit)]
+        placed = place_by_size(pieces, len(servers))  # type: ignore[arg-type]
+        loads = np.bincount(placed, weights=pieces, minlength=len(servers)) if pieces else np.zeros(len(servers))
+        # In turn, so that not all send to the same server first.
+        shifts = np.arange(workers)
+        targets = np.concatenate([servers[(shifts + turn) % len(servers)] for turn in range(len(servers))])
+        counts = np.concatenate([loads[(shifts + turn) % len(servers)] for turn in range(len(servers))])
+        others = np.tile(shifts, len(servers))
+        real = (targets != others) & (counts > 0)
+        targets, others, counts = targets[real], others[real], counts[real]
+        return [Sends(others, targets, counts), Sends(targets, others, counts)] if len(targets) else []
+
+    return lambda step, sent: [*mask, *serve(np.ones(len(sizes), np.bool_) if sent is None else sent)]
+
+
+def _mixing(algorithm: MixingAlgorithm, workers: int, model: Model) -> Traffic:
+    mixing = Mixing(algorithm, workers, model)
+    groups = _groups(workers, algorithm.workers_in_group)
+    segment_bytes = getattr(algorithm, "segment_bytes", AllReduce().segment_bytes)
+    within = _gradients(groups, model, segment_bytes)
+
+    def phases(step: int, sent: Booleans | None) -> list[Phase]:
+        exchanges, rest = divmod(step + 1, algorithm.interval)
+        return [*within, *(mixing.phases(exchanges - 1) if rest == 0 else [])]
+
+    return Traffic(phases, delay=algorithm.overlap if isinstance(algorithm, PushSum) else 0, mixing=mixing)
