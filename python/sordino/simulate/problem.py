@@ -30,14 +30,17 @@ class Problem(Protocol):
     def step(self, worker: int) -> None:
         """Moves the worker's parameters by the gradient that was computed last."""
 
+    def leave(self, worker: int) -> None:
+        """The worker is dead: what is evaluated is that of the others."""
+
     def values(self, worker: int) -> Tensor:
         """The worker's parameters, float32 [size]: the memory itself, to read and to write."""
         ...
 
     def evaluate(self) -> dict[str, float]:
-        """For a point of the learning curve: "consensus_distance", the root mean square over workers of the distance
-        from their mean; with data "accuracy", the mean over workers on a fixed part of the test images; without,
-        "distance", the mean over workers of the distance from the optimum."""
+        """For a point of the learning curve: "consensus_distance", the mean over workers of the distance from the mean
+        of them all, as `sordino.torch.consensus_distance`; with data "accuracy", the mean over workers on a fixed part
+        of the test images; without, "distance", the mean over workers of the distance from the optimum."""
         ...
 
     def final(self) -> dict[str, float]:
