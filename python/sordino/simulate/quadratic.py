@@ -53,6 +53,7 @@ class Quadratic:
         self._drawn: Integers = np.zeros(self.workers, np.int64)  # gradients, by worker
         self._gradients: Floats = np.zeros_like(self.parameters)
         self._momenta: Floats | None = np.zeros_like(self.parameters) if job.momentum else None
+        self._alive = np.ones(self.workers, np.bool_)
         self._best = math.inf
 
     @property
@@ -75,6 +76,10 @@ class Quadratic:
         only = slice(worker, worker + 1)
         self._move(only, self._gradients[only])
 
+    def leave(self, worker: int) -> None:
+        """The worker is dead: what is evaluated is that of the others."""
+        self._alive[worker] = False
+
     def values(self, worker: int) -> torch.Tensor:
         """The worker's parameters, float32 [size]: the memory itself."""
         return torch.from_numpy(self.parameters[worker])
@@ -91,14 +96,14 @@ class Quadratic:
         self._move(slice(0, self.workers), gradients)
 
     def evaluate(self) -> dict[str, float]:
-        """`distance` of the workers from the optimum, their mean; `consensus_distance` of the workers from the mean of
-        their parameters, the root mean square."""
-        mean = self.parameters.mean(axis=0, dtype=np.float64)
-        distance = float(np.sqrt(_squares(self.parameters, self.optimum)).mean())
+        """`distance`, of the workers from the optimum, and `consensus_distance`, from the mean of their parameters; both
+        Euclidean, and the mean over the workers."""
+        values = self.parameters if self._alive.all() else self.parameters[self._alive]
+        distance = _mean_distance(values, self.optimum)
         self._best = min(self._best, distance)
         return {
             "distance": distance,
-            "consensus_distance": math.sqrt(float(_squares(self.parameters, mean).mean())),
+            "consensus_distance": _mean_distance(values, values.mean(axis=0, dtype=np.float64)),
         }
 
     def final(self) -> dict[str, float]:
@@ -150,6 +155,6 @@ def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return values ^ (values >> np.uint64(31))
 
 
-def _squares(values: Floats, place: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The squared distance of each row from a place."""
-    return np.asarray(np.square(values - place).sum(axis=1))
+def _mean_distance(values: Floats, place: NDArray[np.float64]) -> float:
+    """Of the rows from a place."""
+    return float(np.sqrt(np.square(values - place).sum(axis=1)).mean())

@@ -132,14 +132,11 @@ def _without_conflict(sources: Integers, targets: Integers) -> Iterator[Integers
     """The numbers of messages, cut such that in no part there are two from or to one worker, and each worker's come in
     order."""
     left = np.arange(len(sources))
+    seen = np.empty(int(max(sources.max(initial=0), targets.max(initial=0))) + 1, np.int64)
     while len(left) > 0:
-        first = _firsts(sources[left]) & _firsts(targets[left])
+        first = np.ones(len(left), np.bool_)
+        for ends in (sources[left], targets[left]):
+            seen[ends[::-1]] = left[::-1]  # of several that are written to one place, the last stays
+            first &= seen[ends] == left
         yield left[first]
         left = left[~first]
-
-
-def _firsts(values: Integers) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Whether a value comes there for the first time."""
-    found = np.zeros(len(values), np.bool_)
-    found[np.unique(values, return_index=True)[1]] = True
-    return found

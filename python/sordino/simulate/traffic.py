@@ -176,6 +176,12 @@ class Model(NamedTuple):
         """Bytes of each segment."""
         return np.bincount(self.segments(segments), weights=self.sizes).tolist()
 
+    def gradient_sizes(self, segment_bytes: int) -> list[float]:
+        """Bytes of each segment of gradients, which come in the order in which backward computes them."""
+        sizes = self.sizes[::-1]
+        numbers = segment_numbers(self.names[::-1], sizes, segment_bytes)  # type: ignore[arg-type]
+        return np.bincount(numbers, weights=sizes).tolist()
+
     def items(self, algorithm: ParameterSkipping) -> list[int]:
         """The elements of what parameter skipping decides about: tensors, or blocks of them."""
         if algorithm.granularity == "tensor":
@@ -247,7 +253,7 @@ def traffic_of(algorithm: Algorithm, workers: int, model: Model) -> Traffic:
         reduction = _gradients(everybody, model, algorithm.segment_bytes)
         return Traffic(lambda step, sent: reduction, delay=int(algorithm.double_buffering))
     if isinstance(algorithm, Layered):
-        layers = _layered(algorithm, workers, count)
+        layers = _layered(algorithm, workers, model)
         return Traffic(lambda step, sent: layers, behind_loading=True)
     if isinstance(algorithm, LocalSGD):
         return Traffic(_local_sgd(algorithm, workers, model))
@@ -261,21 +267,20 @@ def traffic_of(algorithm: Algorithm, workers: int, model: Model) -> Traffic:
 
 
 def _gradients(sets: Integers, model: Model, segment_bytes: int) -> list[Phase]:
-    """Segments of gradients, in the order in which backward computes them."""
-    sizes = model.sizes[::-1]
-    numbers = segment_numbers(model.names[::-1], sizes, segment_bytes)  # type: ignore[arg-type]
-    return [phase for size in np.bincount(numbers, weights=sizes) for phase in all_reduce(sets, float(size))]
+    return [phase for size in model.gradient_sizes(segment_bytes) for phase in all_reduce(sets, size)]
 
 
-def _layered(algorithm: Layered, workers: int, count: float) -> list[Phase]:
+def _layered(algorithm: Layered, workers: int, model: Model) -> list[Phase]:
     roles = algorithm.roles(range(workers))
     groups, communicators = np.array(roles.groups), np.array([roles.communicators])
     owners = np.repeat(communicators[0], groups.shape[1] - 1)
     others = groups[groups != communicators.T]
-    phases: list[Phase] = [Sends(others, owners, count)] if len(others) else []
-    if len(groups) > 1:
-        phases.append(ring(communicators, count / len(groups), 2 * (len(groups) - 1)))
-    return [*phases, Sends(owners, others, count)] if len(others) else phases
+    phases: list[Phase] = []
+    for count in model.gradient_sizes(algorithm.segment_bytes):
+        inward, outward = Sends(others, owners, count), Sends(owners, others, count)
+        among = ring(communicators, count / len(groups), 2 * (len(groups) - 1))
+        phases += [phase for phase in (inward, among, outward) if len(phase.sources) > 0]
+    return phases
 
 
 def _local_sgd(algorithm: LocalSGD, workers: int, model: Model) -> Callable[[int, Booleans | None], list[Phase]]:
@@ -285,12 +290,14 @@ def _local_sgd(algorithm: LocalSGD, workers: int, model: Model) -> Callable[[int
     between = all_reduce(groups.T, count / members if algorithm.sharded else count) if models > 1 else []
     calendar = Calendar.of(algorithm)
     if algorithm.sharded:
-        shards = ring(groups, count / members, members - 1)
-        return lambda step, sent: [
-            shards,
-            *(between if calendar.averages(step) or not calendar.alone(step) else []),
-            shards,
-        ]
+        sizes = model.gradient_sizes(algorithm.segment_bytes)
+        shards: list[Phase] = [ring(groups, size / members, members - 1) for size in sizes]
+
+        def sharded(step: int, sent: Booleans | None) -> list[Phase]:
+            across = calendar.averages(step) or not calendar.alone(step)
+            return [*shards, *(between if across else []), *shards]
+
+        return sharded
     within = _gradients(groups, model, algorithm.segment_bytes)
     together = _gradients(_groups(workers, workers), model, algorithm.segment_bytes)
     return lambda step, sent: [
