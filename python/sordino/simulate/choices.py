@@ -29,7 +29,7 @@ _MODES = {
     "scheduled, manager": ("overlap=scheduled", "schedule=manager"),
     "scheduled, autonomous": ("overlap=scheduled", "schedule=autonomous"),
 }
-_STEPS, _STEPS_WITHOUT_DATA = 4000, 400  # in the virtual seconds that are the default
+_STEPS, _STEPS_WITHOUT_DATA = 2400, 400  # in the virtual seconds that are the default
 _COMPUTE = 10e-3  # seconds; long against a transfer, as the source's on Fashion-MNIST
 _MESSAGE = 3.5 * 2**20  # bytes of the source's network
 _MEASURED = 10  # steps
