@@ -96,8 +96,7 @@ class Quadratic:
         self._move(slice(0, self.workers), gradients)
 
     def evaluate(self) -> dict[str, float]:
-        """`distance`, of the workers from the optimum, and `consensus_distance`, from the mean of their parameters; both
-        Euclidean, and the mean over the workers."""
+        """Means over the workers: `distance`, from the optimum, and `consensus_distance`, from the mean of them all."""
         values = self.parameters if self._alive.all() else self.parameters[self._alive]
         distance = _mean_distance(values, self.optimum)
         self._best = min(self._best, distance)

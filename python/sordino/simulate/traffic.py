@@ -95,14 +95,15 @@ class Rows(NamedTuple):
         """All rows of a topology."""
         if isinstance(topology, _AVERAGES):  # the rows follow from the sources: one call instead of one a worker
             found = topology.all_sources(round, segment)
-            keeps_own: Sequence[bool] = [True] * topology.size
-            scale: Sequence[float] = [1 / (len(sources) + 1) for sources in found]
+            counts = np.fromiter(map(len, found), np.int64, len(found))
+            keeps_own, scale = np.ones(len(found), np.bool_), 1 / (counts + 1)
         else:
             rows = [topology.row(round, segment, worker) for worker in range(topology.size)]
-            found, keeps_own, scale = (list(column) for column in zip(*rows))
-        counts = np.fromiter(map(len, found), np.int64, len(found))
+            found = [row[0] for row in rows]
+            counts = np.fromiter(map(len, found), np.int64, len(found))
+            keeps_own, scale = np.array([row[1] for row in rows]), np.array([row[2] for row in rows])
         sources = np.fromiter(chain.from_iterable(found), np.int64, int(counts.sum()))
-        return cls(sources, counts, np.array(keeps_own), np.array(scale))
+        return cls(sources, counts, keeps_own, scale)
 
     def slots(self) -> list[tuple[Integers, Integers]]:
         """Workers, and a source of each: first everybody's first source, then everybody's second one, ..."""
@@ -174,13 +175,13 @@ class Model(NamedTuple):
 
     def segment_sizes(self, segments: str | int | Sequence[str]) -> list[float]:
         """Bytes of each segment."""
-        return np.bincount(self.segments(segments), weights=self.sizes).tolist()
+        return list(np.bincount(self.segments(segments), weights=self.sizes))
 
     def gradient_sizes(self, segment_bytes: int) -> list[float]:
         """Bytes of each segment of gradients, which come in the order in which backward computes them."""
         sizes = self.sizes[::-1]
         numbers = segment_numbers(self.names[::-1], sizes, segment_bytes)  # type: ignore[arg-type]
-        return np.bincount(numbers, weights=sizes).tolist()
+        return list(np.bincount(numbers, weights=sizes))
 
     def items(self, algorithm: ParameterSkipping) -> list[int]:
         """The elements of what parameter skipping decides about: tensors, or blocks of them."""

@@ -14,6 +14,7 @@ import torch
 import sordino.torch as hvd
 from sordino import sim
 from sordino.algorithms import Layered, ParameterSkipping
+from sordino.algorithms.wide_area import ADPSGD, ScheduledPull
 from sordino.simulate.job import Job
 from sordino.simulate.traffic import Booleans
 
@@ -76,5 +77,6 @@ def train(job: Job, trainees: list[Trainee], goes_on: Callable[[Booleans | None]
 
 
 def _wrap(job: Job, trainee: Trainee) -> hvd.DistributedOptimizer:
+    assert not isinstance(job.algorithm, (ScheduledPull, ADPSGD))
     optimizer = torch.optim.SGD(trainee.model.parameters(), lr=job.lr, momentum=job.momentum)
     return hvd.DistributedOptimizer(optimizer, trainee.model.named_parameters(), algorithm=job.algorithm)
