@@ -16,7 +16,6 @@ from torch import Tensor
 from sordino.algorithms.pull_manager import Manager
 from sordino.algorithms.pull_schedule import Action, Message, Pull, Schedule, Skip, Tell, Wake, Warn
 from sordino.algorithms.wide_area import ScheduledPull
-from sordino.errors import UsageError
 from sordino.simulate.events import Process, World
 from sordino.simulate.job import Job, Progress
 
@@ -45,17 +44,11 @@ class _Worker:
 
 
 class Pulling(World):
-    """All workers of ScheduledPull.
-
-    Raises:
-        UsageError: the manager is no worker.
-    """
+    """All workers of ScheduledPull."""
 
     def __init__(self, job: Job, progress: Progress) -> None:
         assert isinstance(job.algorithm, ScheduledPull)
         self._algorithm = job.algorithm
-        if self._algorithm.managed and self._algorithm.manager >= job.workers:
-            raise UsageError(f"--set manager={self._algorithm.manager}: must be a worker, from 0 to {job.workers - 1}")
         super().__init__(job, progress)
         schedules = (self._algorithm.schedule_of(worker, job.workers) for worker in range(job.workers))
         self._workers = [_Worker(schedule) for schedule in schedules]
