@@ -4,6 +4,9 @@ counters, its time against arithmetic."""
 from __future__ import annotations
 
 import math
+import signal
+import threading
+import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -50,10 +53,11 @@ from sordino.simulate.images import Images
 from sordino.simulate.images import Trainee as ImagesTrainee
 from sordino.simulate.job import Job, Outcome
 from sordino.simulate.links import Links
+from sordino.simulate.phases import Sends
 from sordino.simulate.quadratic import Quadratic
 from sordino.simulate.record import Record
 from sordino.simulate.timeline import Timeline
-from sordino.simulate.traffic import Model, Rows, Sends, traffic_of
+from sordino.simulate.traffic import Model, Rows, traffic_of
 from sordino.simulate.training import train
 from sordino.simulate.vectorized import numerics_of
 
@@ -543,6 +547,28 @@ def test_what_goes_wrong_in_a_rank_is_raised(wrong: str) -> None:
 
     with pytest.raises(RuntimeError, match="this is it"):
         train(job, trainees, goes_on)
+
+
+def test_an_interrupt_ends_all_ranks() -> None:
+    job = job_of(DPSGD())
+    problem = Quadratic(job)
+    trainees = [OnTorch(problem, worker) for worker in range(WORKERS)]
+    seen = 0
+
+    def goes_on(sent: np.ndarray | None) -> bool:
+        nonlocal seen
+        seen += 1
+        if seen == 3:
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        return seen < 20_000
+
+    with pytest.raises(KeyboardInterrupt):
+        train(job, trainees, goes_on)
+    deadline = time.monotonic() + 10
+    while any(thread.name.startswith("rank-") for thread in threading.enumerate()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert seen < 20_000
 
 
 @dataclass(frozen=True)

@@ -37,11 +37,12 @@ from sordino.algorithms import (
 from sordino.algorithms.wide_area import ADPSGD, ScheduledPull
 from sordino.errors import UsageError
 from sordino.simulate.job import Job, Outcome, Progress
+from sordino.simulate.phases import Booleans
 from sordino.simulate.problem import Problem
 from sordino.simulate.quadratic import Quadratic
 from sordino.simulate.record import Record
 from sordino.simulate.timeline import Timeline
-from sordino.simulate.traffic import Booleans, Model, Traffic, traffic_of
+from sordino.simulate.traffic import Model, Traffic, traffic_of
 from sordino.simulate.training import Trainee, train
 from sordino.simulate.vectorized import numerics_of
 

@@ -1,7 +1,8 @@
 """Who waits for whom when workers go step by step: everybody's clock, and when everybody's link is free.
 
 A worker's link carries one transfer at a time in each direction. A transfer begins when the sender has come so far and
-both ends are free, and what takes no time (no latency, infinite rate) occupies nothing. A few numpy operations a phase,
+both ends are free, occupies them for its latency, too, and what takes no time (no latency, infinite rate) occupies
+nothing. A few numpy operations a phase,
 however many workers there are.
 """
 
@@ -13,8 +14,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from sordino.simulate.job import Job
+from sordino.simulate.phases import Floats, Integers, Phase, Rounds, Sends
 from sordino.simulate.record import Record
-from sordino.simulate.traffic import Floats, Integers, Phase, Rounds, Sends
 
 
 class Timeline:

@@ -16,7 +16,7 @@ from sordino import sim
 from sordino.algorithms import Layered, ParameterSkipping
 from sordino.algorithms.wide_area import ADPSGD, ScheduledPull
 from sordino.simulate.job import Job
-from sordino.simulate.traffic import Booleans
+from sordino.simulate.phases import Booleans
 
 
 class Trainee(Protocol):
@@ -73,7 +73,10 @@ def train(job: Job, trainees: list[Trainee], goes_on: Callable[[Booleans | None]
             raise
 
     if further:
-        sim.run(job.workers, rank_that_tells, ranks_per_node=1)
+        try:
+            sim.run(job.workers, rank_that_tells, ranks_per_node=1)
+        finally:
+            barrier.abort()  # an interrupt reaches this thread alone
 
 
 def _wrap(job: Job, trainee: Trainee) -> hvd.DistributedOptimizer:

@@ -21,8 +21,9 @@ from sordino.algorithms import (
     ParameterSkipping,
     PushSum,
 )
+from sordino.simulate.phases import Booleans
 from sordino.simulate.quadratic import Floats, Quadratic
-from sordino.simulate.traffic import Booleans, Calendar, Mixing, Model, Rows
+from sordino.simulate.traffic import Calendar, Mixing, Model, Rows
 
 
 class Numerics(Protocol):
