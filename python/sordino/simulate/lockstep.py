@@ -7,7 +7,10 @@ its traffic (traffic.py, timeline.py) in both.
 A step that does not end its computation within `job.seconds` is not begun. Points of the curve have the time of the
 worker that is last.
 
-Without data, {MEASURED}
+Without data, for steps of 8 numbers a worker: 10^5 workers take 0.05 s a step with all-reduce, 0.2 s with algorithms
+that mix one segment (pushsum, gossipgrad, dpsgd), 0.7 s with four (crossover, segmentedgossip), on one core; 10^4 a
+tenth of that, 10^3 a hundredth. At its height the memory is 0.4 kB a worker with all-reduce, 0.5 to 0.6 with one
+segment and 0.8 with four (growth of the process's resident set for 10^5 workers).
 """
 
 from __future__ import annotations
@@ -34,11 +37,12 @@ from sordino.algorithms import (
 from sordino.algorithms.wide_area import ADPSGD, ScheduledPull
 from sordino.errors import UsageError
 from sordino.simulate.job import Job, Outcome, Progress
+from sordino.simulate.phases import Booleans
 from sordino.simulate.problem import Problem
 from sordino.simulate.quadratic import Quadratic
 from sordino.simulate.record import Record
 from sordino.simulate.timeline import Timeline
-from sordino.simulate.traffic import Booleans, Model, Traffic, traffic_of
+from sordino.simulate.traffic import Model, Traffic, traffic_of
 from sordino.simulate.training import Trainee, train
 from sordino.simulate.vectorized import numerics_of
 

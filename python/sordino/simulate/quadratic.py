@@ -33,7 +33,7 @@ class Quadratic:
         tensors: that the parameters are made of: the name and the elements of each, in order. There are several, so
             that algorithms have something to cut.
         parameters: of all workers, float32 [workers, size]; 0 to begin with.
-        targets: the a_i, float32 [workers, size], normally distributed.
+        targets: the a_i, float32 [workers, size], normally distributed around 1.
         optimum: their mean, float64 [size].
 
     Args:
@@ -46,7 +46,7 @@ class Quadratic:
         self.tensors = [(f"layers.{number}.weight", len(block)) for number, block in enumerate(blocks)]
         self.parameters: Floats = np.zeros((self.workers, self.size), np.float32)
         everybody = np.arange(self.workers)
-        self.targets: Floats = normal(job.seed, everybody, np.full(self.workers, _START), self.size)
+        self.targets: Floats = 1 + normal(job.seed, everybody, np.full(self.workers, _START), self.size)
         self.optimum = self.targets.mean(axis=0, dtype=np.float64)
         self._lr, self._momentum = np.float32(job.lr), np.float32(job.momentum)
         self._noise, self._seed = np.float32(noise), job.seed
@@ -96,8 +96,7 @@ class Quadratic:
         self._move(slice(0, self.workers), gradients)
 
     def evaluate(self) -> dict[str, float]:
-        """`distance`, of the workers from the optimum, and `consensus_distance`, from the mean of their parameters; both
-        Euclidean, and the mean over the workers."""
+        """Means over the workers: `distance`, from the optimum, and `consensus_distance`, from the mean of them all."""
         values = self.parameters if self._alive.all() else self.parameters[self._alive]
         distance = _mean_distance(values, self.optimum)
         self._best = min(self._best, distance)

@@ -1,7 +1,8 @@
 """Who waits for whom when workers go step by step: everybody's clock, and when everybody's link is free.
 
 A worker's link carries one transfer at a time in each direction. A transfer begins when the sender has come so far and
-both ends are free, and what takes no time (no latency, infinite rate) occupies nothing. A few numpy operations a phase,
+both ends are free, occupies them for its latency, too, and what takes no time (no latency, infinite rate) occupies
+nothing. A few numpy operations a phase,
 however many workers there are.
 """
 
@@ -13,8 +14,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from sordino.simulate.job import Job
+from sordino.simulate.phases import Floats, Integers, Phase, Rounds, Sends
 from sordino.simulate.record import Record
-from sordino.simulate.traffic import Floats, Integers, Phase, Rounds, Sends
 
 
 class Timeline:
@@ -64,9 +65,9 @@ class Timeline:
         ends = np.empty(len(seconds))
         for chosen in _without_conflict(phase.sources, phase.targets):
             sources, targets, takes = phase.sources[chosen], phase.targets[chosen], seconds[chosen]
-            begin, occupies = ready[sources], takes > 0
-            begin = np.where(occupies, np.maximum(np.maximum(begin, self._out[sources]), self._into[targets]), begin)
-            end = begin + takes
+            there, occupies = ready[sources], takes > 0
+            free = np.maximum(self._out[sources], self._into[targets])
+            end = np.where(occupies, np.maximum(there, free), there) + takes
             self._out[sources[occupies]] = end[occupies]
             self._into[targets[occupies]] = end[occupies]
             arrived[targets] = np.maximum(arrived[targets], end)
@@ -81,8 +82,9 @@ class Timeline:
             record.ages += np.bincount(phase.targets, weights=ages, minlength=workers)
             record.oldest = max(record.oldest, float(ages.max(initial=0.0)))
         if self._kept(ends - seconds):
-            for source, target, end, takes in zip(phase.sources, phase.targets, ends, seconds):
-                record.received(int(target), int(source), float(end - takes), float(end))
+            spans = zip(phase.targets.tolist(), phase.sources.tolist(), (ends - seconds).tolist(), ends.tolist())
+            for target, source, since, until in spans:
+                record.received(target, source, since, until)
         return arrived
 
     def _go_round(self, phase: Rounds, ready: Floats) -> Floats:

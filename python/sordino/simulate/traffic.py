@@ -1,20 +1,18 @@
-"""Who sends how much to whom in a step of an algorithm, for all workers at once.
+"""Who sends how much to whom in the steps of an algorithm.
 
-A step's traffic is a list of phases, one after the other: `Sends` from some workers to others, or `Rounds` in which
-everybody of a set sends to its next one. What is counted are payloads: parameters and gradients, the weights of
-push-sum, and the bits that say what is skipped. The flags beside gradients, and padding, are not.
+What is counted are payloads: parameters and gradients, the weights of push-sum, and the bits that say what is skipped.
+The flags beside gradients, and padding, are not; and small all-reduces that happen to be ready together, which the core
+makes one, are apart here.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sordino._core import Dissemination, Exponential, RandomCycle, RandomPull, Ring, Roulette, Topology
 from sordino.algorithms import (
@@ -28,52 +26,11 @@ from sordino.algorithms import (
     PushSum,
 )
 from sordino.algorithms.skipping import piece_bytes, place_by_size
+from sordino.simulate.phases import Booleans, Floats, Integers, Phase, Sends, all_reduce, groups_of, ring
 from sordino.torch.parameters import segment_numbers
-from sordino.tune.costs import SMALL
-
-Integers = NDArray[np.int64]
-Booleans = NDArray[np.bool_]
-Floats = NDArray[np.float64]
 
 _AVERAGES = (Dissemination, Exponential, RandomCycle, RandomPull, Ring, Roulette)  # own value and all sources', evenly
 _WEIGHT = 8  # bytes of a weight of push-sum
-
-
-@dataclass(frozen=True, eq=False)
-class Sends:
-    """Messages that set out as soon as their senders have come so far.
-
-    Attributes:
-        sources, targets: of each message. A worker's messages leave, and arrive, in this order.
-        bytes: of each.
-        models: whether receivers average parameters, which may be old, rather than gradients.
-    """
-
-    sources: Integers
-    targets: Integers
-    bytes: float | Floats
-    models: bool = False
-
-
-@dataclass(frozen=True, eq=False)
-class Rounds:
-    """Messages of workers that go in step: a round ends for all of a set when its slowest message has arrived.
-
-    Attributes:
-        sources, targets: of each message of a round, [sets, messages].
-        bytes: of each.
-        rounds: that are all alike.
-        members: of the sets, [sets, members]; all wait for the slowest. Who sends may be some of them.
-    """
-
-    sources: Integers
-    targets: Integers
-    bytes: float
-    rounds: int
-    members: Integers
-
-
-Phase = Sends | Rounds
 
 
 class Rows(NamedTuple):
@@ -95,14 +52,15 @@ class Rows(NamedTuple):
         """All rows of a topology."""
         if isinstance(topology, _AVERAGES):  # the rows follow from the sources: one call instead of one a worker
             found = topology.all_sources(round, segment)
-            keeps_own: Sequence[bool] = [True] * topology.size
-            scale: Sequence[float] = [1 / (len(sources) + 1) for sources in found]
+            counts = np.fromiter(map(len, found), np.int64, len(found))
+            keeps_own, scale = np.ones(len(found), np.bool_), 1 / (counts + 1)
         else:
             rows = [topology.row(round, segment, worker) for worker in range(topology.size)]
-            found, keeps_own, scale = (list(column) for column in zip(*rows))
-        counts = np.fromiter(map(len, found), np.int64, len(found))
+            found = [row[0] for row in rows]
+            counts = np.fromiter(map(len, found), np.int64, len(found))
+            keeps_own, scale = np.array([row[1] for row in rows]), np.array([row[2] for row in rows])
         sources = np.fromiter(chain.from_iterable(found), np.int64, int(counts.sum()))
-        return cls(sources, counts, np.array(keeps_own), np.array(scale))
+        return cls(sources, counts, keeps_own, scale)
 
     def slots(self) -> list[tuple[Integers, Integers]]:
         """Workers, and a source of each: first everybody's first source, then everybody's second one, ..."""
@@ -112,39 +70,6 @@ class Rows(NamedTuple):
             workers = np.flatnonzero(self.counts > slot)
             found.append((workers, self.sources[begins[workers] + slot]))
         return found
-
-
-# ---- all-reduce ------------------------------------------------------------------------------------------------------
-
-
-def all_reduce(sets: Integers, count: float) -> list[Phase]:
-    """All-reduces of `count` bytes within sets of workers, [sets, members], as csrc/collectives/allreduce_messages.cc
-    does them: round a ring, or by recursive doubling where they are small."""
-    size = sets.shape[1]
-    if size == 1 or count == 0:
-        return []
-    if count > SMALL and size > 2:
-        return [ring(sets, count / size, 2 * (size - 1))]
-    power = 1 << (size.bit_length() - 1)
-    extra, their = sets[:, power:], sets[:, : size - power]
-    phases: list[Phase] = []
-    if size > power:
-        phases.append(Rounds(extra, their, count, 1, sets))
-    for bit in range(power.bit_length() - 1):
-        phases.append(Rounds(sets[:, :power], sets[:, np.arange(power) ^ (1 << bit)], count, 1, sets))
-    if size > power:
-        phases.append(Rounds(their, extra, count, 1, sets))
-    return phases
-
-
-def ring(sets: Integers, count: float, rounds: int) -> Rounds:
-    """Rounds in which everybody sends `count` bytes to the next one of its set."""
-    return Rounds(sets, np.roll(sets, -1, axis=1), count, rounds, sets)
-
-
-def _groups(workers: int, members: int) -> Integers:
-    """Neighbours, [groups, members]."""
-    return np.arange(workers).reshape(-1, members)
 
 
 # ---- algorithms ------------------------------------------------------------------------------------------------------
@@ -174,13 +99,13 @@ class Model(NamedTuple):
 
     def segment_sizes(self, segments: str | int | Sequence[str]) -> list[float]:
         """Bytes of each segment."""
-        return np.bincount(self.segments(segments), weights=self.sizes).tolist()
+        return list(np.bincount(self.segments(segments), weights=self.sizes))
 
     def gradient_sizes(self, segment_bytes: int) -> list[float]:
         """Bytes of each segment of gradients, which come in the order in which backward computes them."""
         sizes = self.sizes[::-1]
         numbers = segment_numbers(self.names[::-1], sizes, segment_bytes)  # type: ignore[arg-type]
-        return np.bincount(numbers, weights=sizes).tolist()
+        return list(np.bincount(numbers, weights=sizes))
 
     def items(self, algorithm: ParameterSkipping) -> list[int]:
         """The elements of what parameter skipping decides about: tensors, or blocks of them."""
@@ -246,7 +171,7 @@ def traffic_of(algorithm: Algorithm, workers: int, model: Model) -> Traffic:
     Raises:
         UsageError: the algorithm cannot serve so many workers.
     """
-    everybody, count = _groups(workers, workers), sum(model.sizes)
+    everybody, count = groups_of(workers, workers), sum(model.sizes)
     if workers == 1:
         return Traffic(lambda step, sent: [])
     if isinstance(algorithm, AllReduce):
@@ -286,7 +211,7 @@ def _layered(algorithm: Layered, workers: int, model: Model) -> list[Phase]:
 def _local_sgd(algorithm: LocalSGD, workers: int, model: Model) -> Callable[[int, Booleans | None], list[Phase]]:
     members, count = algorithm.group_size, sum(model.sizes)
     models = algorithm.groups_of(workers)
-    groups = _groups(workers, members)
+    groups = groups_of(workers, members)
     between = all_reduce(groups.T, count / members if algorithm.sharded else count) if models > 1 else []
     calendar = Calendar.of(algorithm)
     if algorithm.sharded:
@@ -299,7 +224,7 @@ def _local_sgd(algorithm: LocalSGD, workers: int, model: Model) -> Callable[[int
 
         return sharded
     within = _gradients(groups, model, algorithm.segment_bytes)
-    together = _gradients(_groups(workers, workers), model, algorithm.segment_bytes)
+    together = _gradients(groups_of(workers, workers), model, algorithm.segment_bytes)
     return lambda step, sent: [
         *(within if calendar.alone(step) else together),
         *(between if calendar.averages(step) else []),
@@ -329,7 +254,7 @@ class Calendar(NamedTuple):
 def _skipping(
     algorithm: ParameterSkipping, workers: int, model: Model
 ) -> Callable[[int, Booleans | None], list[Phase]]:
-    everybody = _groups(workers, workers)
+    everybody = groups_of(workers, workers)
     sizes = np.array(model.items(algorithm)) * 4 * model.scale
     mask = all_reduce(everybody, len(sizes))
     if algorithm.exchange == "allreduce":
@@ -355,7 +280,7 @@ def _skipping(
 
 def _mixing(algorithm: MixingAlgorithm, workers: int, model: Model) -> Traffic:
     mixing = Mixing(algorithm, workers, model)
-    groups = _groups(workers, algorithm.workers_in_group)
+    groups = groups_of(workers, algorithm.workers_in_group)
     segment_bytes = getattr(algorithm, "segment_bytes", AllReduce().segment_bytes)
     within = _gradients(groups, model, segment_bytes)
 

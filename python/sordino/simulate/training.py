@@ -14,8 +14,9 @@ import torch
 import sordino.torch as hvd
 from sordino import sim
 from sordino.algorithms import Layered, ParameterSkipping
+from sordino.algorithms.wide_area import ADPSGD, ScheduledPull
 from sordino.simulate.job import Job
-from sordino.simulate.traffic import Booleans
+from sordino.simulate.phases import Booleans
 
 
 class Trainee(Protocol):
@@ -72,9 +73,13 @@ def train(job: Job, trainees: list[Trainee], goes_on: Callable[[Booleans | None]
             raise
 
     if further:
-        sim.run(job.workers, rank_that_tells, ranks_per_node=1)
+        try:
+            sim.run(job.workers, rank_that_tells, ranks_per_node=1)
+        finally:
+            barrier.abort()  # an interrupt reaches this thread alone
 
 
 def _wrap(job: Job, trainee: Trainee) -> hvd.DistributedOptimizer:
+    assert not isinstance(job.algorithm, (ScheduledPull, ADPSGD))
     optimizer = torch.optim.SGD(trainee.model.parameters(), lr=job.lr, momentum=job.momentum)
     return hvd.DistributedOptimizer(optimizer, trainee.model.named_parameters(), algorithm=job.algorithm)

@@ -21,8 +21,9 @@ from sordino.algorithms import (
     ParameterSkipping,
     PushSum,
 )
+from sordino.simulate.phases import Booleans
 from sordino.simulate.quadratic import Floats, Quadratic
-from sordino.simulate.traffic import Booleans, Calendar, Mixing, Model, Rows
+from sordino.simulate.traffic import Calendar, Mixing, Model, Rows
 
 
 class Numerics(Protocol):
@@ -160,14 +161,14 @@ class _Skipping:
         self._skipped = np.where(skipped, self._skipped + 1, 0)
         sent = ~skipped[self._item_of]
         problem.parameters[:, sent] = _mean(problem.parameters[:, sent])
-        return ~skipped
+        return np.asarray(~skipped)
 
     def _unchanged(self, before: Floats) -> Booleans:
         now, digits = self._problem.parameters, self._algorithm.digits
         same = np.asarray(now.view(np.int32) == before.view(np.int32))
         if digits is None:
             return same
-        return same | (_rounded(now, digits) == _rounded(before, digits))
+        return np.asarray(same | (_rounded(now, digits) == _rounded(before, digits)))
 
 
 def _rounded(values: Floats, digits: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
@@ -207,7 +208,8 @@ def mixed(rows: Rows, values: np.ndarray, others_only: bool = False) -> np.ndarr
     found = values * rows.keeps_own[:, None] if not others_only else np.zeros_like(values)
     for workers, sources in rows.slots():
         found[workers] += values[sources]
-    return found * rows.scale.astype(values.dtype)[:, None]
+    found *= rows.scale.astype(values.dtype)[:, None]
+    return found
 
 
 class _PushSum(_Mixing):
