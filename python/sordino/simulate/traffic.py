@@ -16,6 +16,7 @@ import numpy as np
 
 from sordino._core import Dissemination, Exponential, RandomCycle, RandomPull, Ring, Roulette, Topology
 from sordino.algorithms import (
+    ADPSGD,
     Algorithm,
     AllReduce,
     ElasticAveraging,
@@ -24,6 +25,7 @@ from sordino.algorithms import (
     MixingAlgorithm,
     ParameterSkipping,
     PushSum,
+    ScheduledPull,
 )
 from sordino.algorithms.skipping import piece_bytes, place_by_size
 from sordino.simulate.phases import Booleans, Floats, Integers, Phase, Sends, all_reduce, groups_of, ring
@@ -188,6 +190,7 @@ def traffic_of(algorithm: Algorithm, workers: int, model: Model) -> Traffic:
         average, every = all_reduce(everybody, count), algorithm.interval
         # Before the first step, the mean of all parameters becomes the centre.
         return Traffic(lambda step, sent: average * ((step == 0) + ((step + 1) % every == 0)))
+    assert not isinstance(algorithm, ADPSGD | ScheduledPull), "these keep no step with each other"
     return _mixing(algorithm, workers, model)
 
 

@@ -12,6 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from sordino.algorithms import (
+    ADPSGD,
     Algorithm,
     AllReduce,
     ElasticAveraging,
@@ -20,6 +21,7 @@ from sordino.algorithms import (
     MixingAlgorithm,
     ParameterSkipping,
     PushSum,
+    ScheduledPull,
 )
 from sordino.simulate.phases import Booleans
 from sordino.simulate.quadratic import Floats, Quadratic
@@ -50,6 +52,7 @@ def numerics_of(algorithm: Algorithm, problem: Quadratic, model: Model, mixing: 
     if isinstance(algorithm, ElasticAveraging):
         return _Elastic(algorithm, problem)
     assert mixing is not None
+    assert not isinstance(algorithm, ADPSGD | ScheduledPull), "these keep no step with each other"
     if isinstance(algorithm, PushSum):
         return _PushSum(algorithm, problem, model, mixing)
     return _Mixing(algorithm, problem, model, mixing)
