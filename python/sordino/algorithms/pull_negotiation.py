@@ -191,6 +191,7 @@ class Managed(Autonomous):
     def __init__(self, rank: int, size: int, seed: int, threshold: float, patience: float, manager: int) -> None:
         super().__init__(rank, size, seed, threshold, patience)
         self._manager: int | None = manager
+        self._farewell: str | None = None  # what to say once it is missed
         self._granted: int | None = None  # whom the manager has given to this worker
         self._in_line = False
 
@@ -201,7 +202,9 @@ class Managed(Autonomous):
 
     def _ask(self, now: float) -> list[Action]:
         if self._manager is None:
-            return super()._ask(now)
+            said = [Warn(self._farewell)] if self._farewell else []
+            self._farewell = None
+            return [*said, *super()._ask(now)]
         if not len(self._others):
             return [Skip()]
         self._in_line = False
@@ -215,10 +218,12 @@ class Managed(Autonomous):
         return self._alone(now, f"has not answered for {self._patience:g} s")
 
     def _alone(self, now: float, why: str) -> list[Action]:
-        text = f"rank {self._manager}, which schedules the pulls, {why}: from now on rank {self.rank} does so itself"
+        self._farewell = (
+            f"rank {self._manager}, which schedules the pulls, {why}: from now on rank {self.rank} does so itself"
+        )
         self._manager = None
         asked, self._asked = self._asked is not None, None
-        return [Warn(text), *(self._ask(now) if asked else [])]
+        return self._ask(now) if asked else []
 
     def pulled(self, now: float, peer: int, seconds: float) -> list[Action]:
         actions = super().pulled(now, peer, seconds)
