@@ -42,6 +42,7 @@ class Autonomous(LateStart):
         super().__init__(rank, size, seed, threshold, patience)
         self._estimates: dict[int, float] = {}
         self._busy: dict[int, float] = {}  # until when others are believed to be taken
+        self._silent: set[int] = set()  # whom it has given up, but who may be there
         self._asks_of = -1
         self._refusals = 0
         self._puller: int | None = None  # who has reserved this worker; itself, while it offers a trade
@@ -62,7 +63,7 @@ class Autonomous(LateStart):
         return [Tell(peer, ("free",))]
 
     def failed(self, now: float, peer: int) -> list[Action]:
-        self._others.discard(peer)
+        self._give_up(peer)
         self._armed, self._begun = None, False
         return self._ask(now)
 
@@ -71,7 +72,7 @@ class Autonomous(LateStart):
         for _ in range(_LOOKS):
             peer = self._others.draw(self._draws)
             if peer is None:
-                return [Skip()]
+                return self._nobody()
             if self._busy.get(peer, now) <= now:
                 break
         assert peer is not None
@@ -83,8 +84,17 @@ class Autonomous(LateStart):
         return self._asks(now, peer, (word, self._number, max(0.0, self._latest(peer) - now), takes))
 
     def _unanswered(self, now: float) -> list[Action]:
-        self._others.discard(self._asks_of)
+        self._give_up(self._asks_of)
         return self._give_up_asking(now)
+
+    def _give_up(self, peer: int) -> None:
+        self._others.discard(peer)
+        self._silent.add(peer)
+
+    def _nobody(self) -> list[Action]:
+        """All have been given up. Maybe it was this worker that could not be reached: all who hear of it take it up
+        again, and it whoever answers or asks."""
+        return [*(Tell(rank, ("free",)) for rank in sorted(self._silent)), Skip()]
 
     def _give_up_asking(self, now: float) -> list[Action]:
         self._asked = None
@@ -156,6 +166,7 @@ class Autonomous(LateStart):
 
     def heard(self, now: float, sender: int, message: Message) -> list[Action]:
         super().heard(now, sender, message)
+        self._silent.discard(sender)
         word = message[0]
         if word in ("may", "trade"):
             return self._is_asked(now, sender, message)
@@ -172,6 +183,7 @@ class Autonomous(LateStart):
 
     def lost(self, now: float, rank: int) -> list[Action]:
         super().lost(now, rank)
+        self._silent.discard(rank)
         actions: list[Action] = []
         if self._trader is not None and rank in (self._trader[0], self._puller):
             actions += self._puller_answers(now, rank, moved=False)
@@ -206,7 +218,7 @@ class Managed(Autonomous):
             self._farewell = None
             return [*said, *super()._ask(now)]
         if not len(self._others):
-            return [Skip()]
+            return self._nobody()
         self._in_line = False
         return self._asks(now, self._manager, ("ask", self._number, self._end if self._end != math.inf else now))
 
