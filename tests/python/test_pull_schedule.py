@@ -178,12 +178,12 @@ def autonomous(rank: int, size: int, seed: int = 0) -> Autonomous:
 def test_an_autonomous_worker_starts_late_once_it_knows_how_long_pulls_take() -> None:
     worker = autonomous(0, 2)
     assert worker.window(0.0, math.inf) == [Tell(1, ("may", 1, 0.0, 0.0)), Wake(PATIENCE)]
-    assert worker.heard(0.0, 1, ("yes", 1.0)) == [Pull(1, 0.0)]
+    assert worker.heard(0.0, 1, ("yes", 1.0, 0.0)) == [Pull(1, 0.0)]
     worker.began(0.0)
     assert worker.pulled(2.0, 1, 2.0) == [Tell(1, ("free",))]
     assert worker.window(10.0, 20.0) == [Wake(20.0 - 1.25 * 2.0)]
     assert worker.alarm(17.5, 20.0) == [Tell(1, ("may", 2, 0.5, 2.0)), Wake(17.5 + PATIENCE)]
-    assert worker.heard(17.75, 1, ("yes", 2.0)) == [Pull(1, 18.0)]
+    assert worker.heard(17.75, 1, ("yes", 2.0, 0.0)) == [Pull(1, 18.0)]
     worker.began(18.0)
     worker.pulled(20.0, 1, 2.0)
     (wake,) = worker.window(20.0, 30.0)  # asking took 0.25 s
@@ -192,10 +192,10 @@ def test_an_autonomous_worker_starts_late_once_it_knows_how_long_pulls_take() ->
 
 def test_of_two_that_ask_one_is_refused() -> None:
     asked = autonomous(2, 3)
-    assert asked.heard(0.0, 0, ("may", 5, 1.0, 2.0)) == [Tell(0, ("yes", 5.0))]
+    assert asked.heard(0.0, 0, ("may", 5, 1.0, 2.0)) == [Tell(0, ("yes", 5.0, 0.0))]
     assert asked.heard(0.5, 1, ("may", 8, 0.0, 2.0)) == [Tell(1, ("no", 8.0, 2.5))]  # free in 2.5 s
     asked.heard(3.0, 0, ("free",))
-    assert asked.heard(3.0, 1, ("may", 8, 0.0, 2.0)) == [Tell(1, ("yes", 8.0))]
+    assert asked.heard(3.0, 1, ("may", 8, 0.0, 2.0)) == [Tell(1, ("yes", 8.0, 0.0))]
 
 
 def test_who_is_refused_asks_another() -> None:
@@ -214,8 +214,8 @@ def test_an_answer_that_comes_too_late_frees_who_gave_it() -> None:
     (second, _) = worker.alarm(PATIENCE, math.inf)  # no answer: another one
     assert isinstance(second, Tell)
     assert second.to == 3 - first.to
-    assert worker.heard(2.0, first.to, ("yes", 1.0)) == [Tell(first.to, ("free",))]
-    assert worker.heard(2.0, second.to, ("yes", 1.0)) == [Pull(second.to, 2.0)]
+    assert worker.heard(2.0, first.to, ("yes", 1.0, 0.0)) == [Tell(first.to, ("free",))]
+    assert worker.heard(2.0, second.to, ("yes", 1.0, 0.0)) == [Pull(second.to, 2.0)]
 
 
 def trader(size: int) -> tuple[Autonomous, Tell]:
@@ -235,10 +235,10 @@ def test_who_is_refused_by_all_trades() -> None:
     assert offer.message[0] == "trade"
     assert worker.heard(0.0, 3, ("may", 1, 0.0, 1.0)) == [Tell(3, ("no", 1.0, 0.0))]  # it keeps itself for the trade
     other = 1 if offer.to != 1 else 2
-    assert worker.heard(0.0, offer.to, ("yes", 1.0, other)) == [Pull(offer.to, 0.0)]
+    assert worker.heard(0.0, offer.to, ("yes", 1.0, 0.0, other)) == [Pull(offer.to, 0.0)]
     assert tells(worker.heard(0.0, 3, ("may", 1, 0.0, 1.0)))[0].message[0] == "no"  # `other` pulls from it now
     worker.heard(1.0, other, ("free",))
-    assert worker.heard(1.0, 3, ("may", 2, 0.0, 1.0)) == [Tell(3, ("yes", 2.0))]
+    assert worker.heard(1.0, 3, ("may", 2, 0.0, 1.0)) == [Tell(3, ("yes", 2.0, 0.0))]
 
 
 def test_who_is_asked_to_trade_moves_its_puller() -> None:
@@ -246,7 +246,7 @@ def test_who_is_asked_to_trade_moves_its_puller() -> None:
     asked.heard(0.0, 2, ("may", 1, 5.0, 1.0))  # 2 pulls from it in 5 s
     assert asked.heard(1.0, 0, ("trade", 3, 4.0, 1.0)) == [Tell(2, ("move", 0))]
     assert asked.heard(1.1, 3, ("trade", 9, 4.0, 1.0))[0].message[0] == "no"  # one trade at a time
-    assert asked.heard(1.2, 2, ("moved",)) == [Tell(0, ("yes", 3.0, 2))]
+    assert asked.heard(1.2, 2, ("moved",)) == [Tell(0, ("yes", 3.0, 0.0, 2))]
     asked.heard(1.3, 2, ("free",))  # who has moved frees another
     assert tells(asked.heard(1.4, 3, ("may", 9, 0.0, 1.0)))[0].message[0] == "no"
     asked.heard(6.0, 0, ("free",))
@@ -258,13 +258,13 @@ def test_a_puller_moves_unless_it_has_begun(begun: bool, answer: str) -> None:
     puller = autonomous(2, 3)
     (tell, _) = puller.window(0.0, math.inf)
     assert isinstance(tell, Tell)
-    puller.heard(0.0, tell.to, ("yes", 1.0))
+    puller.heard(0.0, tell.to, ("yes", 1.0, 0.0))
     puller.began(0.0)
     puller.pulled(1.0, tell.to, 1.0)
     puller.window(10.0, 20.0)
     (tell, _) = puller.alarm(19.0 - 0.5, 20.0)
     assert isinstance(tell, Tell)
-    armed = puller.heard(18.5, tell.to, ("yes", 2.0))
+    armed = puller.heard(18.5, tell.to, ("yes", 2.0, 0.0))
     known = isinstance(armed[0], Pull) and armed[0].start > 18.5
     if begun or not known:
         puller.began(19.0)
@@ -284,7 +284,7 @@ def test_a_peer_that_failed_is_left_out_until_it_is_heard_of() -> None:
     worker = autonomous(0, 3)
     (tell, _) = worker.window(0.0, math.inf)
     assert isinstance(tell, Tell)
-    worker.heard(0.0, tell.to, ("yes", 1.0))
+    worker.heard(0.0, tell.to, ("yes", 1.0, 0.0))
     worker.began(0.0)
     (instead, _) = worker.failed(1.0, tell.to)
     assert isinstance(instead, Tell)
@@ -351,7 +351,7 @@ def test_when_the_manager_dies_a_worker_says_so_and_goes_on_alone() -> None:
     assert "rank 0" in warning.text
     assert "rank 1" in warning.text
     assert question == Tell(2, ("may", 1, 0.0, 0.0))
-    assert worker.heard(0.6, 2, ("yes", 1.0)) == [Pull(2, 0.6)]
+    assert worker.heard(0.6, 2, ("yes", 1.0, 0.0)) == [Pull(2, 0.6)]
     assert not worker.managed
 
 
@@ -494,3 +494,23 @@ def test_with_latency_workers_with_a_manager_wait_only_in_the_first_windows() ->
         return outcome.record.waiting.tolist()
 
     assert waited(40) == waited(5)
+
+
+def test_a_pair_that_never_met_is_expected_to_take_the_longest_of_either() -> None:
+    for seed in range(8):
+        manager = Manager(4, seed, 0.1)
+        assert manager.get_start_time(0, 100.0)[1] == -math.inf
+        manager = Manager(4, seed, 0.1)
+        manager.update_information(0, 1, 2.0)
+        manager.update_information(2, 3, 5.0)
+        peer, start = manager.get_start_time(0, 100.0)
+        assert start == (98.0 if peer == 1 else 95.0)
+    worker = Autonomous(0, 20, 0, 0.1, 60.0)
+    first = tells(worker.window(0.0, math.inf))[0].to
+    worker.heard(0.0, first, ("yes", 1, 0.0))
+    worker.pulled(2.0, first, 2.0)
+    worker.ended(10.0)
+    worker.window(10.0, 30.0)
+    asked = tells(worker.alarm(25.0, 30.0))[0].to
+    assert asked != first
+    assert worker.heard(25.0, asked, ("yes", 2, 3.0)) == [Pull(asked, 27.0)]

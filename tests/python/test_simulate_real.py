@@ -37,6 +37,7 @@ class Turns:
     def __init__(self, order: list[int]) -> None:
         self._order, self._place = order, 0
         self._changed = threading.Condition()
+        self.optimizers: list[hvd.DistributedOptimizer] = []
 
     def take(self, rank: int, act: Callable[[], None]) -> None:
         with self._changed:
@@ -68,22 +69,32 @@ class Descent(torch.optim.Optimizer):
         self.problem.gradient(self.worker)
 
 
+def is_idle(optimizer: hvd.DistributedOptimizer, algorithm: ScheduledPull | ADPSGD) -> bool:
+    """Whether nothing that takes no time is under way."""
+    if isinstance(algorithm, ADPSGD):
+        averager = optimizer._reducer._averager
+        with averager.lock:
+            return averager._number is None and averager._pairing._peer is None
+    return algorithm.overlap != "naive" or optimizer._reducer._puller._pull.state == "done"
+
+
 def really(job: Job, turns: Turns) -> torch.Tensor:
     """What a rank's parameters are at the end."""
     rank, problem = hvd.rank(), Quadratic(job)
     parameter = torch.nn.Parameter(problem.values(rank).clone())
     plain = Descent(parameter, problem, rank)
     optimizer = hvd.DistributedOptimizer(plain, algorithm=job.algorithm)
-    naive = getattr(job.algorithm, "overlap", None) == "naive"
+    turns.optimizers.append(optimizer)
 
     def arrived() -> None:
         """What begins at once is over before anybody else acts."""
         limit = time.monotonic() + 30
-        while naive and optimizer._reducer._puller._pull.state != "done":
+        while not all(is_idle(one, job.algorithm) for one in turns.optimizers):
             assert time.monotonic() < limit
             time.sleep(0.0002)
 
     optimizer._reducer.begin_step(plain)  # where the simulated windows begin, too
+    hvd.barrier()
     arrived()
     plain.look()
     hvd.barrier()

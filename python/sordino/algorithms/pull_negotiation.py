@@ -21,6 +21,7 @@ from sordino.algorithms.pull_schedule import (
     Tell,
     Wake,
     Warn,
+    bound,
     update_time,
 )
 
@@ -33,9 +34,9 @@ _LOOKS = 8  # for one that is believed to be free
 class Autonomous(LateStart):
     """A worker that decides for itself (section 4.3). It keeps its own estimates, and its own view of who is free.
 
-    Messages: "may" (window, begins in, takes) is answered by "yes" (window) or "no" (window, free in); "trade"
-    likewise, from a worker that has reserved itself, and then "yes" names who pulls from it now; "move" (whom to pull
-    from instead) by "moved" or "stay"; "free" ends a reservation.
+    Messages: "may" (window, begins in, takes) is answered by "yes" (window, its longest pull) or "no" (window, free
+    in); "trade" likewise, from a worker that has reserved itself, and then "yes" names who pulls from it now; "move"
+    (whom to pull from instead) by "moved" or "stay"; "free" ends a reservation.
     """
 
     def __init__(self, rank: int, size: int, seed: int, threshold: float, patience: float) -> None:
@@ -101,9 +102,10 @@ class Autonomous(LateStart):
         self._release(self.rank)
         return self._ask(now)
 
-    def _latest(self, peer: int) -> float:
-        """When a pull must begin to end with the window."""
-        return self._end - self._estimates.get(peer, math.inf) if self._end != math.inf else -math.inf
+    def _latest(self, peer: int, longest: float = 0.0) -> float:
+        """When a pull must begin to end with the window; `longest` is the longest pull that the peer knows of."""
+        takes = self._estimates.get(peer, bound(self._longest, longest))
+        return self._end - takes if self._end != math.inf else -math.inf
 
     def _answered(self, now: float, sender: int, message: Message) -> list[Action]:
         word, number = message[0], message[1]
@@ -112,9 +114,9 @@ class Autonomous(LateStart):
         if word == "yes":
             self._busy.pop(sender, None)
             self._release(self.rank)
-            if len(message) > 2 and message[2] != self._freed:
-                self._puller = int(message[2])  # the trade: it pulls from this worker now
-            return self._arm(now, sender, self._latest(sender))
+            if len(message) > 3 and message[3] != self._freed:
+                self._puller = int(message[3])  # the trade: it pulls from this worker now
+            return self._arm(now, sender, self._latest(sender, float(message[2])))
         self._busy[sender] = now + float(message[2])
         self._refusals += 1
         self._release(self.rank)
@@ -138,7 +140,7 @@ class Autonomous(LateStart):
     def _is_asked(self, now: float, sender: int, message: Message) -> list[Action]:
         word, number, begins, takes = message[0], float(message[1]), float(message[2]), float(message[3])
         if self._reserve(now, sender, begins + takes):
-            return [Tell(sender, ("yes", number))]
+            return [Tell(sender, ("yes", number, self._longest))]
         waiting = self._trader is not None and now <= self._traded + self._patience
         if word == "trade" and self._puller not in (None, self.rank) and not waiting:
             assert self._puller is not None
@@ -160,7 +162,7 @@ class Autonomous(LateStart):
         if not moved or sender != self._puller:
             return [Tell(trader, ("no", number, max(0.0, self._reserved_until - now)))]
         self._puller = trader
-        return [Tell(trader, ("yes", number, sender))]
+        return [Tell(trader, ("yes", number, self._longest, sender))]
 
     # ---- what happens ------------------------------------------------------------------------------------------
 
