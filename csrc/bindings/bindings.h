@@ -16,6 +16,7 @@ void register_unchanged(py::module_& module);
 void register_topology(py::module_& module);
 void register_world(py::module_& module);
 void register_arena(py::module_& module);
+void register_services(py::module_& module);
 
 // Addresses cross the seam as integers: the core never sees a torch type.
 inline std::byte* pointer(std::uintptr_t address) { return reinterpret_cast<std::byte*>(address); }

@@ -8,4 +8,5 @@ PYBIND11_MODULE(_core, module) {
   sordino::bindings::register_world(module);
   sordino::bindings::register_arena(module);
   sordino::bindings::register_topology(module);
+  sordino::bindings::register_services(module);
 }

@@ -127,6 +127,13 @@ void register_world(py::module_& module) {
       .def(
           "done", [](const PyHandle& self) { return self.handle->done(); }, "Whether wait() would return at once.")
       .def("wait", &PyHandle::wait, "Waits for the end of the operation; raises what became of it.")
+      .def(
+          "finish",
+          [](PyHandle& self) {
+            self.handle->finish();
+            self.world->wake();
+          },
+          "Ends a promise.")
       .def_property_readonly(
           "results",
           [](const PyHandle& self) {
@@ -210,6 +217,14 @@ void register_world(py::module_& module) {
           py::arg("path"), py::arg("mark_cycles") = false)
       .def("stop_trace", [](World& self) { self.trace().stop(); })
       .def("names_in_flight", &World::names_in_flight)
+      .def("outlive_peers", &World::outlive_peers, py::call_guard<py::gil_scoped_release>(),
+           "From now on ranks that are lost have left: only operations that need them fail.")
+      .def(
+          "promise",
+          [](std::shared_ptr<World> self) {
+            return std::make_unique<PyHandle>(std::move(self), std::make_shared<Handle>(), py::none());
+          },
+          "A handle that is done when somebody calls its finish(): waiting for it moves messages.")
       .def_property_readonly("stats", [](const World& self) {
         py::dict stats;
         const std::uint64_t inside = self.traffic().inside.load(), across = self.traffic().across.load();

@@ -6,10 +6,8 @@ namespace {
 // Two operations of one set are never under way between the same two ranks with thousands of others between them, and
 // sets that run at once differ in the upper bits.
 Tag tag_of(int set, std::uint64_t sequence) {
-  constexpr int kSequenceBits = 14, kSetBits = 13;
-  static_assert(kSequenceBits + kSetBits == kTagBits);
-  return static_cast<Tag>(set & ((1 << kSetBits) - 1)) << kSequenceBits |
-         static_cast<Tag>(sequence & ((1 << kSequenceBits) - 1));
+  return static_cast<Tag>(set % kTagSets) << kTagSequenceBits |
+         static_cast<Tag>(sequence & ((1 << kTagSequenceBits) - 1));
 }
 
 }  // namespace

@@ -172,7 +172,59 @@ void World::abort(const std::string& cause) {
 bool World::busy() const {
   // Without bells, what MPI has buffered leaves only when somebody polls, so go on a little after the last move.
   constexpr milliseconds kLinger{5};
-  return in_flight_.load() > 0 || (!transport_->rings_always() && steady_clock::now() - last_move_.load() < kLinger);
+  return in_flight_.load() > 0 || serves_.load() ||
+         (!transport_->rings_always() && steady_clock::now() - last_move_.load() < kLinger);
+}
+
+void World::outlive_peers() {
+  progress_->alone([this] {
+    outlives_ = true;
+    transport_->outlive_peers();
+  });
+}
+
+void World::open_service(int number, std::shared_ptr<Service> service) {
+  if (forked()) throw UsageError("this process was forked after init(), so it is no rank");
+  progress_->alone([&] {
+    services_[number] = service;
+    serves_ = true;
+    std::exception_ptr failure;
+    {
+      std::lock_guard lock(mutex_);
+      failure = failure_;
+    }
+    if (failure) service->end(failure);
+  });
+  progress_->notify();
+}
+
+void World::close_service(int number) {
+  if (forked()) return;
+  progress_->alone([&] {
+    const auto found = services_.find(number);
+    if (found == services_.end()) return;
+    found->second->end(std::make_exception_ptr(UsageError("the service has been closed")));
+    closed_.push_back(std::move(found->second));
+    services_.erase(found);
+    serves_ = !services_.empty();
+  });
+}
+
+void World::post_to_service(int number, int to, const Bytes& message) {
+  if (gone_[static_cast<std::size_t>(to)]) return;
+  Bytes whole = Writer().put(Message::kService).put(number).take();
+  whole.insert(whole.end(), message.begin(), message.end());
+  transport_->post(to, std::move(whole));
+}
+
+Tag World::next_tag() {
+  return static_cast<Tag>(kTagSets) << kTagSequenceBits | static_cast<Tag>(tags_++ & ((1 << kTagSequenceBits) - 1));
+}
+
+void World::count_sent(int to, std::size_t bytes) {
+  const auto& node_of = transport_->node_of();
+  const bool same_node = node_of[static_cast<std::size_t>(to)] == node_of[static_cast<std::size_t>(rank())];
+  (same_node ? traffic_.inside : traffic_.across).fetch_add(bytes, std::memory_order_relaxed);
 }
 
 ProcessSet& World::add_set(int id, std::vector<int> ranks) {

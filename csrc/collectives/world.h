@@ -18,6 +18,7 @@
 #include "collectives/negotiation.h"
 #include "collectives/process_set.h"
 #include "collectives/request.h"
+#include "collectives/service.h"
 #include "collectives/team.h"
 #include "progress/progress.h"
 
@@ -62,6 +63,23 @@ class World {
   Trace& trace() { return trace_; }
   std::vector<std::string> names_in_flight() const;
 
+  // From now on ranks that are lost have left, and this one goes on without them: only operations that need them fail.
+  void outlive_peers();
+
+  // Has a service answer messages until close_service(), or the end of the world. The number is the same on all ranks;
+  // messages for one that is not there are dropped.
+  void open_service(int number, std::shared_ptr<Service> service);
+  void close_service(int number);
+  // There is something for services to do. From any thread.
+  void wake() { progress_->notify(); }
+  // For services, while they are called:
+  Transport& data() { return *transport_; }
+  void post_to_service(int number, int to, const Bytes& message);
+  // A tag under which nobody else sends to this rank.
+  Tag next_tag();
+  void count_sent(int to, std::size_t bytes);
+  bool has_left(int rank) const { return gone_[static_cast<std::size_t>(rank)]; }
+
  private:
   bool poll();
   bool busy() const;
@@ -76,6 +94,8 @@ class World {
   void watch(Time now);
   void watch_running(Running& running, Time now) const;
   static PeerLost deserted(const Running& running, int rank);
+  void give_up(ProcessSet& set, std::exception_ptr error);
+  void lose(int rank, const std::string& why);
   void end_service(ProcessSet& set);
   void watch_coordinated(ProcessSet& set, Time now);
   void watch_own(Time now);
@@ -111,7 +131,12 @@ class World {
   int newest_set_ = -1;
   std::vector<Running> graveyard_;
   std::vector<Submission> removals_;  // of process sets, at the end of the current poll
-  bool told_ = false;                 // the failure came from a peer, which has told all others
+  std::map<int, std::shared_ptr<Service>> services_;
+  std::vector<std::shared_ptr<Service>> closed_;  // transfers may still touch their memory
+  std::atomic<bool> serves_{false};               // there are services
+  std::uint64_t tags_ = 0;
+  bool outlives_ = false;
+  bool told_ = false;  // the failure came from a peer, which has told all others
   std::atomic<bool> shut_down_{false};
   std::atomic<bool> broken_{false};  // failed, rather than shut down
   Time last_watch_{};

@@ -36,6 +36,10 @@ void World::watch(Time now) {
     transport_->poll([this](int from, std::span<const std::byte> message) { receive(from, message); });
     for (const Loss& loss : losses) {
       if (gone_[static_cast<std::size_t>(loss.rank)]) continue;
+      if (outlives_) {
+        lose(loss.rank, loss.cause);
+        continue;
+      }
       throw PeerLost(
           "rank " + std::to_string(loss.rank) + " on " + transport_->host_of(loss.rank) + " is lost: " + loss.cause,
           {loss.rank});
@@ -45,7 +49,12 @@ void World::watch(Time now) {
     if (set->running && set->running->submissions.front().request.serving) {
       end_service(*set);
     } else if (set->running) {
-      watch_running(*set->running, now);
+      try {
+        watch_running(*set->running, now);
+      } catch (const PeerLost&) {
+        if (!outlives_) throw;
+        give_up(*set, std::current_exception());
+      }
     }
     if (set->negotiation) watch_coordinated(*set, now);
   }
@@ -62,12 +71,25 @@ PeerLost World::deserted(const Running& running, int rank) {
 void World::end_service(ProcessSet& set) {
   for (const int rank : set.running->team->laggards()) {
     if (!gone_[static_cast<std::size_t>(rank)]) continue;
-    const auto error = std::make_exception_ptr(deserted(*set.running, rank));
-    graveyard_.push_back(std::move(*set.running));  // its transfers may still be under way
-    set.running.reset();
-    for (Submission& submission : graveyard_.back().submissions) finish(submission, error);
+    give_up(set, std::make_exception_ptr(deserted(*set.running, rank)));
     return;
   }
+}
+
+// Ends what runs on a set, and it alone.
+void World::give_up(ProcessSet& set, std::exception_ptr error) {
+  graveyard_.push_back(std::move(*set.running));  // its transfers may still be under way
+  set.running.reset();
+  for (Submission& submission : graveyard_.back().submissions) finish(submission, error);
+}
+
+void World::lose(int peer, const std::string& why) {
+  if (gone_[static_cast<std::size_t>(peer)]) return;
+  std::cerr << "sordino: rank " + std::to_string(peer) + " on " + transport_->host_of(peer) + " is lost: " + why +
+                   ". Rank " + std::to_string(rank()) + " goes on without it.\n"
+            << std::flush;
+  transport_->abandon();
+  leave(peer);
 }
 
 void World::watch_running(Running& running, Time now) const {
@@ -188,6 +210,7 @@ void World::fail(std::exception_ptr failure, bool tell) {
     set->decisions.clear();
   }
   for (Submission& submission : lost) finish(submission, failure);
+  for (auto& [number, service] : services_) service->end(failure);
 }
 
 }  // namespace sordino

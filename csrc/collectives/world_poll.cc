@@ -29,8 +29,15 @@ bool World::poll() {
     moved |= decide();
     const Time now = steady_clock::now();
     for (auto& [id, set] : sets_) {
-      if (set->running || !set->decisions.empty()) moved |= advance(*set);
+      if (!set->running && set->decisions.empty()) continue;
+      try {
+        moved |= advance(*set);
+      } catch (const PeerLost&) {
+        if (!outlives_ || !set->running) throw;
+        give_up(*set, std::current_exception());
+      }
     }
+    for (auto& [number, service] : services_) moved |= service->advance(now);
     for (Submission& removal : std::exchange(removals_, {})) {
       remove_set(static_cast<int>(removal.request.splits.at(0)));
       finish(removal, nullptr);
@@ -223,7 +230,17 @@ void World::receive(int from, std::span<const std::byte> bytes) {
       for (const std::uint64_t segment : reader.list<std::uint64_t>()) transport_->node_memory().unmap(from, segment);
       break;
     case Message::kBye: leave(from); break;
+    case Message::kService: {
+      const auto found = services_.find(reader.get<int>());
+      if (found != services_.end()) found->second->receive(from, reader);
+      break;
+    }
     case Message::kFailed: {
+      if (outlives_) {
+        reader.get<Failure>();
+        lose(from, "it has failed: " + reader.text());
+        break;
+      }
       const auto failure = reader.get<Failure>();
       const std::string text = reader.text(), operation = reader.text();
       const std::vector<int> ranks = reader.list<int>();
@@ -241,6 +258,7 @@ void World::receive(int from, std::span<const std::byte> bytes) {
 void World::leave(int peer) {
   gone_[static_cast<std::size_t>(peer)] = true;
   for (auto& [id, set] : sets_) tell_left(*set, peer);
+  for (auto& [number, service] : services_) service->lost(peer);
 }
 
 void World::tell_left(ProcessSet& set, int peer) {

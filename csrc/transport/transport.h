@@ -62,6 +62,9 @@ struct Loss {
 
 using Tag = std::uint32_t;
 inline constexpr int kTagBits = 27;  // tags are below 2^27
+// The upper bits are a process set's, but for the last value, which is for what is no operation of a set.
+inline constexpr int kTagSequenceBits = 14;
+inline constexpr int kTagSets = (1 << (kTagBits - kTagSequenceBits)) - 1;
 using Sink = std::function<void(int from, std::span<const std::byte> message)>;
 
 class Transport {
@@ -96,6 +99,9 @@ class Transport {
 
   // Ranks whose process has certainly ended since the last call.
   virtual std::vector<Loss> take_losses() = 0;
+  // From now on control messages to and from ranks that are lost fail quietly, and take_losses() tells of them. Bulk
+  // transfers with them throw PeerLost as before.
+  virtual void outlive_peers() = 0;
   // Called once when the world has failed, so that closing does not wait for anybody.
   virtual void abandon() = 0;
 };

@@ -46,6 +46,7 @@ class Context:
     on_shutdown: dict[int, Callable[[], Callable[[], None] | None]] = field(default_factory=dict)
     # What this rank does for the others while it has joined and they have not, until all have. Weak methods.
     while_joined: dict[int, Callable[[], Callable[[], None] | None]] = field(default_factory=dict)
+    services: int = 0  # numbers of the core's services up to this one are taken
     helpers: Any = None  # sordino.torch.helpers.Helpers, where some ranks have no model and help the others
     _joins: int = 0
 

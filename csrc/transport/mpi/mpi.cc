@@ -9,9 +9,11 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
-#include <deque>
 #include <iostream>
+#include <iterator>
+#include <list>
 #include <random>
+#include <set>
 
 #include "transport/mpi/plugin.h"
 #include "transport/mpi/session.h"
@@ -126,11 +128,15 @@ class MpiTransport : public Transport {
   void post(int to, Bytes message) override {
     const int index = boxes_ ? index_here(to) : -1;
     if (index >= 0) return boxes_->post(index, std::move(message));
+    if (lost_.contains(to)) return;
     Letter& letter = letters_.emplace_back();
     letter.bytes = std::move(message);
-    check_peer(MPI_Isend(letter.bytes.data(), static_cast<int>(letter.bytes.size()), MPI_BYTE, to, kControlTag,
-                         control_, &letter.request),
-               "MPI_Isend", to);
+    letter.to = to;
+    if (!fine(MPI_Isend(letter.bytes.data(), static_cast<int>(letter.bytes.size()), MPI_BYTE, to, kControlTag, control_,
+                        &letter.request),
+              "MPI_Isend", to)) {
+      graveyard_.splice(graveyard_.end(), letters_, std::prev(letters_.end()));
+    }
   }
 
   bool poll(const Sink& sink) override {
@@ -138,23 +144,22 @@ class MpiTransport : public Transport {
     if (static_cast<int>(here_.size()) == size_ && boxes_) return moved;
     while (!letters_.empty()) {
       int sent = 0;
-      check(MPI_Test(&letters_.front().request, &sent, MPI_STATUS_IGNORE), "MPI_Test", control_);
+      Letter& letter = letters_.front();
+      if (!fine(MPI_Test(&letter.request, &sent, MPI_STATUS_IGNORE), "MPI_Test", letter.to)) {
+        graveyard_.splice(graveyard_.end(), letters_, letters_.begin());
+        continue;
+      }
       if (!sent) break;
       letters_.pop_front();
     }
-    for (;;) {
-      int waiting = 0;
-      MPI_Status status;
-      check(MPI_Iprobe(MPI_ANY_SOURCE, kControlTag, control_, &waiting, &status), "MPI_Iprobe", control_);
-      if (!waiting) return moved;
-      int bytes = 0;
-      check(MPI_Get_count(&status, MPI_BYTE, &bytes), "MPI_Get_count");
-      Bytes message(static_cast<std::size_t>(bytes));
-      check_peer(MPI_Recv(message.data(), bytes, MPI_BYTE, status.MPI_SOURCE, kControlTag, control_, MPI_STATUS_IGNORE),
-                 "MPI_Recv", status.MPI_SOURCE);
-      sink(status.MPI_SOURCE, message);
-      moved = true;
+    if (one_by_one_) {
+      for (int peer = 0; peer < size_; ++peer) {
+        while (peer != rank_ && !lost_.contains(peer) && take_letter(peer, sink)) moved = true;
+      }
+    } else {
+      while (take_letter(MPI_ANY_SOURCE, sink)) moved = true;
     }
+    return moved;
   }
 
   std::unique_ptr<Transfer> send(int to, Tag tag, std::span<const std::byte> data) override {
@@ -211,16 +216,57 @@ class MpiTransport : public Transport {
         ++entry;
       }
     }
+    for (Loss& loss : heard_) losses.push_back(std::move(loss));
+    heard_.clear();
     return losses;
   }
 
+  void outlive_peers() override { outlives_ = true; }
   void abandon() override { never_finalize(); }
 
  private:
   struct Letter {
     Bytes bytes;
     MPI_Request request = MPI_REQUEST_NULL;
+    int to = 0;
   };
+
+  // Whether an MPI call with a peer went well. Where peers are outlived, one that did not is the peer's end (whatever
+  // error MPI gives), and is reported; else it throws.
+  bool fine(int code, const char* what, int peer) {
+    if (code == MPI_SUCCESS) return true;
+    if (!outlives_) check_peer(code, what, peer);
+    lose(peer);
+    return false;
+  }
+  void lose(int peer) {
+    if (lost_.insert(peer).second) heard_.push_back({peer, "MPI does not reach it any more"});
+  }
+
+  // Gives the next control message of `from`, which may be MPI_ANY_SOURCE, to the sink. False if there is none.
+  bool take_letter(int from, const Sink& sink) {
+    int waiting = 0;
+    MPI_Status status;
+    const int code = MPI_Iprobe(from, kControlTag, control_, &waiting, &status);
+    if (code != MPI_SUCCESS && outlives_) {
+      // Once a process has failed, MPI refuses to look for messages of anybody.
+      for (const int peer : failed_in(control_)) lose(peer);
+      if (from != MPI_ANY_SOURCE) lose(from);
+      one_by_one_ = true;
+      return false;
+    }
+    check(code, "MPI_Iprobe", control_);
+    if (!waiting) return false;
+    int bytes = 0;
+    check(MPI_Get_count(&status, MPI_BYTE, &bytes), "MPI_Get_count");
+    Bytes message(static_cast<std::size_t>(bytes));
+    if (!fine(MPI_Recv(message.data(), bytes, MPI_BYTE, status.MPI_SOURCE, kControlTag, control_, MPI_STATUS_IGNORE),
+              "MPI_Recv", status.MPI_SOURCE)) {
+      return false;
+    }
+    sink(status.MPI_SOURCE, message);
+    return true;
+  }
 
   // MPI promises tags up to 32767 only; every implementation we know has at least 2^27.
   void require_tags() {
@@ -334,8 +380,11 @@ class MpiTransport : public Transport {
   std::shared_ptr<Segment> box_;
   std::unique_ptr<shm::Letterboxes> boxes_;
   Doorbell private_bell_;
-  std::atomic<int> transfers_{0};  // MPI transfers that exist; their end rings no bell
-  std::deque<Letter> letters_;
+  std::atomic<int> transfers_{0};          // MPI transfers that exist; their end rings no bell
+  std::list<Letter> letters_, graveyard_;  // of the latter MPI has not said that it lets go of them
+  bool outlives_ = false, one_by_one_ = false;
+  std::set<int> lost_;
+  std::vector<Loss> heard_;
   std::vector<std::pair<int, int>> pidfds_;
 };
 

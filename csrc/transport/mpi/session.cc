@@ -49,9 +49,6 @@ void require_same_library() {
 
 }  // namespace
 
-namespace {
-
-// Who has failed, as ranks of the communicator; empty where this MPI does not tell.
 std::vector<int> failed_in([[maybe_unused]] MPI_Comm comm) {
   std::vector<int> ranks;
 #if defined(OMPI_HAVE_MPIX_COMM_GET_FAILED)
@@ -70,6 +67,8 @@ std::vector<int> failed_in([[maybe_unused]] MPI_Comm comm) {
 #endif
   return ranks;
 }
+
+namespace {
 
 std::string list(const std::vector<int>& ranks) {
   std::string text;

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <string>
+#include <vector>
 
 #include "base/error.h"
 
@@ -14,6 +15,9 @@ namespace sordino::mpi {
 // ones it would wait for the receiver's consent, which queues behind what is on its way back, so that transfers which
 // cross would go one after the other. The price is that Open MPI keeps a copy of what has not left yet.
 inline constexpr std::size_t kLargestPart = 128 * 1024;
+
+// Who has failed, as ranks of the communicator; empty where this MPI does not tell.
+std::vector<int> failed_in(MPI_Comm comm);
 
 // Throws PeerLost if MPI says that a process failed, with the failed ranks of `comm`; TransportError on other errors.
 void check(int code, const char* what, MPI_Comm comm = MPI_COMM_NULL);

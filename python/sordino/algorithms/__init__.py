@@ -10,9 +10,11 @@ from sordino.algorithms.gossip import DPSGD, Crossover, ElasticAveraging, Gossip
 from sordino.algorithms.layered import Layered
 from sordino.algorithms.local import AdaptiveInterval, LocalSGD
 from sordino.algorithms.skipping import ParameterSkipping, ThresholdScheduler
+from sordino.algorithms.wide_area import ADPSGD, ScheduledPull
 from sordino.errors import UsageError
 
 __all__ = [
+    "ADPSGD",
     "DPSGD",
     "AdaptiveInterval",
     "Algorithm",
@@ -26,6 +28,7 @@ __all__ = [
     "MixingAlgorithm",
     "ParameterSkipping",
     "PushSum",
+    "ScheduledPull",
     "SegmentedGossip",
     "ThresholdScheduler",
     "names",
@@ -34,9 +37,10 @@ __all__ = [
 
 MixingAlgorithm = Crossover | DPSGD | GossipGraD | PushSum | SegmentedGossip
 GossipAlgorithm = MixingAlgorithm | ElasticAveraging
-Algorithm = AllReduce | GossipAlgorithm | Layered | LocalSGD | ParameterSkipping
+Algorithm = ADPSGD | AllReduce | GossipAlgorithm | Layered | LocalSGD | ParameterSkipping | ScheduledPull
 
 _BY_NAME: dict[str, type[Algorithm]] = {
+    "adpsgd": ADPSGD,
     "allreduce": AllReduce,
     "caps": ParameterSkipping,
     "crossover": Crossover,
@@ -46,6 +50,7 @@ _BY_NAME: dict[str, type[Algorithm]] = {
     "layered": Layered,
     "local-sgd": LocalSGD,
     "pushsum": PushSum,
+    "scheduled-pull": ScheduledPull,
     "segmentedgossip": SegmentedGossip,
 }
 

@@ -40,7 +40,8 @@ class Pairing:
         self._draws = Draws(rank, seed)
         self._others = Peers(rank, size)
         self._patience = patience
-        self._number = 0
+        self._size = size
+        self._number = rank  # grows by `size`: no two workers use the same one
         self._peer: int | None = None  # whom this worker asks, or averages with
         self._asked = 0.0  # since when it asks
         self._engaged = False  # averages; else it asks, if there is a peer
@@ -59,7 +60,7 @@ class Pairing:
         if peer is None:
             self.under_way = False
             return [Skip()]
-        self._number += 1
+        self._number += self._size
         self._peer, self._asked, self._engaged, self._mine = peer, now, False, True
         return [Tell(peer, ("average", self._number)), Wake(now + self._patience)]
 

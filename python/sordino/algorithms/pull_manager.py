@@ -66,6 +66,7 @@ class Manager:
         self._content = Pool()  # free, with one
         self._pulls: dict[int, int] = {}  # who pulls from whom
         self._pullers: dict[int, int] = {}  # by whom they pull from
+        self._gone: set[int] = set()
         self._line: OrderedDict[int, tuple[float, float]] = OrderedDict()  # window and end of who waits
         self._estimates: dict[tuple[int, int], float] = {}  # c, which is the same both ways
 
@@ -105,10 +106,12 @@ class Manager:
             self._wanting.add(i)
 
     def _free(self, j: int) -> None:
-        (self._content if j in self._pulls else self._wanting).add(j)
+        if j not in self._gone:
+            (self._content if j in self._pulls else self._wanting).add(j)
 
     def heard(self, now: float, sender: int, message: Message) -> list[Action]:
         """A message of a worker has come."""
+        self._gone.discard(sender)
         if sender not in self._pullers and sender not in self._content:
             self._free(sender)  # it may have been given up
         word = message[0]
@@ -139,6 +142,7 @@ class Manager:
         return self._serve_line()
 
     def _give_up(self, rank: int) -> None:
+        self._gone.add(rank)
         self._wanting.discard(rank)
         self._content.discard(rank)
 

@@ -26,6 +26,7 @@ from sordino.algorithms.pull_schedule import (
 
 _REFUSALS = 3  # before a worker trades
 _PATIENCE = 8  # refusals in a row before it waits
+_AGAIN = 0.1  # times the longest pull known: how long it waits at most, for others may free themselves by trading
 _LOOKS = 8  # for one that is believed to be free
 
 
@@ -41,6 +42,7 @@ class Autonomous(LateStart):
         super().__init__(rank, size, seed, threshold, patience)
         self._estimates: dict[int, float] = {}
         self._busy: dict[int, float] = {}  # until when others are believed to be taken
+        self._silent: set[int] = set()  # whom it has given up, but who may be there
         self._asks_of = -1
         self._refusals = 0
         self._puller: int | None = None  # who has reserved this worker; itself, while it offers a trade
@@ -61,7 +63,7 @@ class Autonomous(LateStart):
         return [Tell(peer, ("free",))]
 
     def failed(self, now: float, peer: int) -> list[Action]:
-        self._others.discard(peer)
+        self._give_up(peer)
         self._armed, self._begun = None, False
         return self._ask(now)
 
@@ -70,20 +72,29 @@ class Autonomous(LateStart):
         for _ in range(_LOOKS):
             peer = self._others.draw(self._draws)
             if peer is None:
-                return [Skip()]
+                return self._nobody()
             if self._busy.get(peer, now) <= now:
                 break
         assert peer is not None
         self._asks_of = peer
         word = "may"
-        if self._refusals >= _REFUSALS and self._reserve(now, self.rank, self._longest + self._asking):
+        if self._refusals >= _REFUSALS and self._reserve(now, self.rank, self._asking):
             word = "trade"
         takes = self._estimates.get(peer, self._longest)
         return self._asks(now, peer, (word, self._number, max(0.0, self._latest(peer) - now), takes))
 
     def _unanswered(self, now: float) -> list[Action]:
-        self._others.discard(self._asks_of)
+        self._give_up(self._asks_of)
         return self._give_up_asking(now)
+
+    def _give_up(self, peer: int) -> None:
+        self._others.discard(peer)
+        self._silent.add(peer)
+
+    def _nobody(self) -> list[Action]:
+        """All have been given up. Maybe it was this worker that could not be reached: all who hear of it take it up
+        again, and it whoever answers or asks."""
+        return [*(Tell(rank, ("free",)) for rank in sorted(self._silent)), Skip()]
 
     def _give_up_asking(self, now: float) -> list[Action]:
         self._asked = None
@@ -109,7 +120,7 @@ class Autonomous(LateStart):
         self._release(self.rank)
         self._asked = None
         if self._refusals % _PATIENCE == 0:  # most pulls are under way, and will be over soon
-            return [Wake(now + max(float(message[2]), 1e-3))]
+            return [Wake(now + max(min(float(message[2]), _AGAIN * self._longest), 1e-3))]
         return self._ask(now)
 
     # ---- being pulled from -------------------------------------------------------------------------------------
@@ -155,6 +166,7 @@ class Autonomous(LateStart):
 
     def heard(self, now: float, sender: int, message: Message) -> list[Action]:
         super().heard(now, sender, message)
+        self._silent.discard(sender)
         word = message[0]
         if word in ("may", "trade"):
             return self._is_asked(now, sender, message)
@@ -171,6 +183,7 @@ class Autonomous(LateStart):
 
     def lost(self, now: float, rank: int) -> list[Action]:
         super().lost(now, rank)
+        self._silent.discard(rank)
         actions: list[Action] = []
         if self._trader is not None and rank in (self._trader[0], self._puller):
             actions += self._puller_answers(now, rank, moved=False)
@@ -190,6 +203,7 @@ class Managed(Autonomous):
     def __init__(self, rank: int, size: int, seed: int, threshold: float, patience: float, manager: int) -> None:
         super().__init__(rank, size, seed, threshold, patience)
         self._manager: int | None = manager
+        self._farewell: str | None = None  # what to say once it is missed
         self._granted: int | None = None  # whom the manager has given to this worker
         self._in_line = False
 
@@ -200,9 +214,11 @@ class Managed(Autonomous):
 
     def _ask(self, now: float) -> list[Action]:
         if self._manager is None:
-            return super()._ask(now)
+            said = [Warn(self._farewell)] if self._farewell else []
+            self._farewell = None
+            return [*said, *super()._ask(now)]
         if not len(self._others):
-            return [Skip()]
+            return self._nobody()
         self._in_line = False
         return self._asks(now, self._manager, ("ask", self._number, self._end if self._end != math.inf else now))
 
@@ -214,10 +230,12 @@ class Managed(Autonomous):
         return self._alone(now, f"has not answered for {self._patience:g} s")
 
     def _alone(self, now: float, why: str) -> list[Action]:
-        text = f"rank {self._manager}, which schedules the pulls, {why}: from now on rank {self.rank} does so itself"
+        self._farewell = (
+            f"rank {self._manager}, which schedules the pulls, {why}: from now on rank {self.rank} does so itself"
+        )
         self._manager = None
         asked, self._asked = self._asked is not None, None
-        return [Warn(text), *(self._ask(now) if asked else [])]
+        return self._ask(now) if asked else []
 
     def pulled(self, now: float, peer: int, seconds: float) -> list[Action]:
         actions = super().pulled(now, peer, seconds)

@@ -224,6 +224,9 @@ class LateStart(Schedule, ABC):
 
     def ended(self, now: float) -> list[Action]:
         self._end = min(self._end, now)
+        if self._armed is not None and not self._begun and self._armed.start > now:  # sooner than expected
+            self._armed = Pull(self._armed.peer, now)
+            return [self._armed]
         return self._ask(now) if self._open else []
 
     def began(self, now: float) -> None:

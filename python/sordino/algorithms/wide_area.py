@@ -116,8 +116,9 @@ class ADPSGD(_Asynchronous):
     so nobody ever waits for two, and there is no need for a bipartite graph: there cannot be a deadlock.
 
     Sent per averaging: the bytes of the parameters by both, and some messages of a few bytes. Staleness: `overlap`
-    intervals. Memory: the parameters three times more (the copy, what is sent and what is received). When a peer dies:
-    an averaging with it changes nothing, and the others train on; collective operations that need it raise `PeerLost`.
+    intervals. Memory: the parameters four times more (the copy, what it was, what is sent, what is received). When a
+    peer dies: an averaging with it changes nothing, and the others train on; collective operations that need it raise
+    `PeerLost`.
     Source: Lian et al. 2018, Algorithm 1.
 
     Attributes:

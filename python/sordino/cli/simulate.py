@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--data", choices=("fashion-mnist", "digits", "none"), default="fashion-mnist",
         help="what they train; none: a quadratic each, for up to 10^5 workers (default fashion-mnist)")  # fmt: skip
     add("--data-dir", metavar="DIR", help="where Fashion-MNIST lies")
-    add("--seconds", type=float, metavar="S", help="of virtual time (default: that of 4000 steps; of 400 without data)")
+    add("--seconds", type=float, metavar="S", help="of virtual time (default: that of 2400 steps; of 400 without data)")
     add("--steps", type=int, metavar="N", help="of each worker, instead of --seconds")
     add("--batch", type=int, default=16, metavar="N", help="images a step and worker (default 16)")
     add("--lr", type=float, default=0.01, help="learning rate (default 0.01)")

@@ -1,7 +1,7 @@
 """Virtual time for workers that do not wait for each other: SimPy, messages, deaths and the learning curve.
 
-At equal times events happen in the order in which they were scheduled, then steps end, in the order of the workers'
-numbers, and then the curve gets its point.
+At equal times there happens first what was scheduled before, in that order; then steps end, in the order of the
+workers' numbers; then what comes of all that at once; and last the curve gets its point.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from sordino.simulate.record import Record
 Process = Generator[Event, Any, None]
 
 _STEPS = 2  # priorities: SimPy's own are 0 and 1, the smallest is first
+_AT_ONCE = 1 << 61
 _LAST = 1 << 62
 _WORD = 8  # bytes of a number, or a word, in a message of the scheduling
 
@@ -87,7 +88,8 @@ class World(ABC):
         def act(_: Event) -> None:
             call(*arguments)
 
-        event = self.clock.timeout(max(0.0, time - self.now))
+        delay = time - self.now
+        event = self.clock.timeout(delay) if delay > 0 else _Late(self.clock, 0.0, _AT_ONCE)
         assert event.callbacks is not None
         event.callbacks.append(act)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from sordino.algorithms import AllReduce, Layered, LocalSGD, ParameterSkipping
+from sordino.algorithms import ADPSGD, Algorithm, AllReduce, Layered, LocalSGD, ParameterSkipping, ScheduledPull
 from sordino.context import current
 from sordino.errors import UsageError
 from sordino.torch.adasum import AdasumSteps
@@ -19,11 +19,21 @@ from sordino.torch.gradients import GradientReducer
 from sordino.torch.layered import LayeredSteps
 from sordino.torch.local_sgd import LocalSteps, require_elementwise
 from sordino.torch.operation import Adasum, Average
+from sordino.torch.pair_averaging import PairSteps
+from sordino.torch.pulling import PullSteps
 from sordino.torch.segments import Settings
 from sordino.torch.skipping import SkippingSteps
 from sordino.torch.steps import ParameterSteps
 
 Reducer = GradientReducer | AdasumSteps | ParameterSteps
+
+_STEPS: dict[type[Algorithm], type[ParameterSteps]] = {
+    ADPSGD: PairSteps,
+    Layered: LayeredSteps,
+    LocalSGD: LocalSteps,
+    ParameterSkipping: SkippingSteps,
+    ScheduledPull: PullSteps,
+}
 
 
 def check_options(options: dict[str, Any]) -> None:
@@ -85,11 +95,7 @@ def make_reducer(
             return BufferedSteps(current(), names, parameters, [], algorithm, settings, compare)
         return GradientReducer(current(), names, parameters, settings, compare)
     buffers = [(name, buffer) for name, buffer in options["named_buffers"] or () if buffer.is_floating_point()]
-    kind: type[ParameterSteps] = SkippingSteps if isinstance(algorithm, ParameterSkipping) else GossipSteps
-    if isinstance(algorithm, Layered):
-        kind = LayeredSteps
-    elif isinstance(algorithm, LocalSGD):
-        kind = LocalSteps
-        if algorithm.sharded:
-            require_elementwise(optimizer)
+    if isinstance(algorithm, LocalSGD) and algorithm.sharded:
+        require_elementwise(optimizer)
+    kind = _STEPS.get(type(algorithm), GossipSteps)
     return kind(current(), names, parameters, buffers, algorithm, settings, compare)

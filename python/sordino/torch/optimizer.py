@@ -22,10 +22,11 @@ from sordino.torch.layered import LayeredSteps
 from sordino.torch.local_sgd import LocalSteps
 from sordino.torch.making import Reducer, check_options, make_reducer
 from sordino.torch.operation import Average, resolve_op
+from sordino.torch.pair_averaging import PairSteps
 from sordino.torch.process_sets import ProcessSet, global_process_set
+from sordino.torch.pulling import PullSteps
 from sordino.torch.segments import StepOrderError
 from sordino.torch.skipping import SkippingSteps
-from sordino.torch.skipping_statistics import SkippingStatistics
 from sordino.torch.steps import ParameterSteps
 
 
@@ -266,8 +267,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def flush(self) -> None:
         """Takes in what is still under way, so that parameters depend on nothing but themselves. Collective. Between
-        steps, `PushSum(overlap=...)` has parameters under way and `AllReduce(double_buffering=True)` a gradient;
-        `ParameterSkipping` has parameters that were skipped, which it averages."""
+        steps, `PushSum(overlap=...)` and `ADPSGD` have parameters under way and `AllReduce(double_buffering=True)` a
+        gradient; `ParameterSkipping` has parameters that were skipped, which it averages."""
         if isinstance(self._reducer, BufferedSteps):
             self._between_steps("flush()")
         if isinstance(self._reducer, ParameterSteps):
@@ -279,10 +280,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return self._reducer.distances if isinstance(self._reducer, LocalSteps) else []
 
     @property
-    def statistics(self) -> SkippingStatistics:
-        """Of `ParameterSkipping`: what has stayed unchanged, what was skipped, and what was sent. UsageError for other
-        algorithms."""
-        if not isinstance(self._reducer, SkippingSteps):
+    def statistics(self) -> Any:
+        """Of `ParameterSkipping` (`SkippingStatistics`): what has stayed unchanged, what was skipped, and what was
+        sent; of `ScheduledPull` (`PullStatistics`) and `ADPSGD` (`PairStatistics`): what was averaged, and what it
+        cost this rank. UsageError for other algorithms."""
+        if not isinstance(self._reducer, (SkippingSteps, PullSteps, PairSteps)):
             raise UsageError(f"there are no statistics of {self._options['algorithm']}")
         return self._reducer.statistics
 

@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from sordino._core import FromOwner, Mean, ToOwner, Topology
+from sordino._core import FromOwner, Mean, RandomCycle, ToOwner, Topology
 from sordino.algorithms import (
+    ADPSGD,
     Algorithm,
     AllReduce,
     ElasticAveraging,
@@ -21,6 +22,7 @@ from sordino.algorithms import (
     LocalSGD,
     ParameterSkipping,
     PushSum,
+    ScheduledPull,
 )
 from sordino.algorithms.gossip import Segments
 from sordino.algorithms.skipping import piece_bytes, place_by_size
@@ -260,6 +262,8 @@ def cost_of(algorithm: Algorithm, nodes: Sequence[int], names: Sequence[str], si
         return _local_sgd(algorithm, nodes, sizes)
     if isinstance(algorithm, ParameterSkipping):
         return _skipping(algorithm, nodes, sizes)
+    if isinstance(algorithm, (ADPSGD, ScheduledPull)):
+        return _asynchronous(algorithm, nodes, sizes)
     return _gossip(algorithm, nodes, names, sizes)
 
 
@@ -340,6 +344,18 @@ def _skipping(algorithm: ParameterSkipping, nodes: Sequence[int], sizes: Sequenc
 
 def _cut(sizes: Sequence[int], limit: int) -> list[int]:
     return [min(limit, size - begin) for size in sizes for begin in range(0, size, limit)]
+
+
+def _asynchronous(algorithm: ADPSGD | ScheduledPull, nodes: Sequence[int], sizes: Sequence[int]) -> Cost:
+    """On average: who is drawn how often is chance. Both have copies of the parameters to make in every step."""
+    size, count = len(nodes), sum(sizes)
+    load, copies = Load(nodes), Load(nodes)
+    pairs = isinstance(algorithm, ADPSGD)
+    for _ in range(2 if pairs else 1):
+        load.exchange([list(range(size))], RandomCycle(size, algorithm.seed), [count])
+    copies.memory = [(8 if pairs else 2) * count for _ in nodes]
+    hidden = algorithm.overlap not in (0, "none")
+    return Cost((Phase(load, algorithm.interval, float(hidden), step=hidden), Phase(copies)))
 
 
 def _gossip(algorithm: GossipAlgorithm, nodes: Sequence[int], names: Sequence[str], sizes: Sequence[int]) -> Cost:

@@ -95,16 +95,20 @@ def written(algorithm: Algorithm) -> str:
     return f"{type(algorithm).__name__}({', '.join(chosen)})"
 
 
+_NO_CANDIDATES = ("adpsgd", "caps", "local-sgd", "scheduled-pull")
+
+
 def candidates(nodes: Sequence[int], interval: int) -> list[Algorithm]:
     """Every algorithm that means something for ranks on these nodes, with all group sizes. Not ParameterSkipping: what
-    that sends depends on the training.
+    that sends depends on the training. Not ScheduledPull and ADPSGD: they hardly wait, and what a slow link costs them
+    is how old the parameters of others are.
 
     Args:
         interval: of local SGD.
     """
     size = len(nodes)
     groups = [members for members in range(2, size) if size % members == 0]
-    named = [name for name in algorithms.names() if name not in ("caps", "local-sgd")]
+    named = [name for name in algorithms.names() if name not in _NO_CANDIDATES]
     found: list[Algorithm] = [algorithms.resolve(name) for name in named]
     found += [AllReduce(double_buffering=True), PushSum(overlap=1)]
     found += [Crossover(group_size=members) for members in groups]

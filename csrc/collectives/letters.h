@@ -1,0 +1,55 @@
+// Small messages between ranks that expect them at any time, and what else wakes who waits for them: the inbox of a
+// thread that makes decisions. Sending and waiting are safe from any thread.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "collectives/service.h"
+#include "transport/transport.h"
+
+namespace sordino {
+
+class World;
+
+class Letters : public Service {
+ public:
+  static constexpr std::size_t kLargest = 4096;  // bytes of a letter
+
+  struct Event {
+    enum class Kind { kLetter, kLost, kDone, kNudge, kEnd };
+    Kind kind;
+    int rank = -1;             // who wrote, or is lost
+    std::string text;          // the letter
+    std::uint64_t number = 0;  // of what is done
+  };
+
+  Letters(World& world, int number) : world_(world), number_(number) {}
+
+  // Sends a letter; to oneself, too. UsageError if it is too large, or there is no such rank.
+  void send(int to, std::string text);
+  // Something that a waiting thread should know of has happened.
+  void push(Event event);
+  // Waits up to so many seconds for events, and takes all that have come, in order. Without a world there is only kEnd.
+  std::vector<Event> wait(double seconds);
+
+  void receive(int from, Reader& reader) override;
+  bool advance(Time now) override;
+  void lost(int rank) override { push({Event::Kind::kLost, rank, {}, 0}); }
+  void end(std::exception_ptr why) override;
+
+ private:
+  World& world_;
+  const int number_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Event> inbox_;
+  std::deque<std::pair<int, std::string>> outbox_;
+  std::atomic<bool> sending_{false};
+  bool ended_ = false;
+};
+
+}  // namespace sordino

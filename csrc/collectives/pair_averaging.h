@@ -1,0 +1,87 @@
+// Averaging of one worker's values with one other's, while both compute: AD-PSGD.
+//
+// Both send each other a copy of their values and add half the difference of the two copies to what they have by then.
+// So both sides take the same mean, the sum over all workers stays the same, and what a step has changed meanwhile is
+// not lost. Nobody holds anything while it waits: the lock on the values is taken for a step of the optimizer, or for
+// one pass over them, and who moves messages tries again rather than wait for it.
+#pragma once
+
+#include <list>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "arena/layout.h"
+#include "collectives/letters.h"
+#include "collectives/service.h"
+#include "transport/transport.h"
+
+namespace sordino {
+
+class World;
+
+class PairAveraging : public Service {
+ public:
+  // `values` hold a layout's worth of bytes and outlive the service. `letters` gets kDone, with the number, when an
+  // averaging is over (text empty) or came to nothing (text says why).
+  PairAveraging(World& world, int number, std::shared_ptr<const Layout> layout, std::byte* values,
+                std::shared_ptr<Letters> letters);
+
+  // Averages with `peer`, which is to say the same number to its own. One at a time.
+  void begin(int peer, std::uint64_t number);
+  // Leaves the one that is under way; nothing changes here.
+  void cancel();
+  // Keeps averagings from changing the values, until unlock(). lock() may wait for one pass over them.
+  void lock() { values_mutex_.lock(); }
+  void unlock();
+
+  void receive(int from, Reader& reader) override;
+  bool advance(Time now) override;
+  void lost(int rank) override;
+  void end(std::exception_ptr why) override;
+
+ private:
+  struct Memory {
+    std::unique_ptr<std::byte[]> out, in;
+  };
+  struct Averaging {
+    int peer;
+    std::uint64_t number;
+    Time since{};
+    Memory memory{};
+    bool copied = false;
+    std::uint64_t changes = 0;  // of the values, when they were copied
+    std::unique_ptr<Transfer> sending{}, receiving{};
+  };
+  struct Invitation {
+    int from;
+    std::uint64_t number;
+    Tag tag;
+  };
+
+  bool start(Averaging& averaging, Time now);
+  bool send(Averaging& averaging);
+  bool apply(Averaging& averaging);
+  void leave(const std::string& why);
+
+  World& world_;
+  const int number_;
+  const std::shared_ptr<const Layout> layout_;
+  std::byte* const values_;
+  const std::shared_ptr<Letters> letters_;
+
+  std::mutex values_mutex_;    // held while the values change
+  std::uint64_t changes_ = 0;  // guarded by it
+
+  std::mutex mutex_;  // guards what callers leave for the thread that polls
+  std::unique_ptr<Averaging> next_;
+  bool cancelled_ = false, ended_ = false;
+
+  // Of the thread that polls.
+  std::unique_ptr<Averaging> current_;
+  std::vector<Invitation> invitations_;  // to send to, at a tag
+  std::list<Averaging> abandoned_;       // whose memory transfers may still touch
+  Memory spare_;
+};
+
+}  // namespace sordino

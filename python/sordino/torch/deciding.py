@@ -1,0 +1,217 @@
+"""A thread that carries out the decisions of an algorithm that other ranks may address at any time.
+
+What is decided, and when, is the algorithm's (`sordino.algorithms.pull_schedule`, `.pairing`); moving bytes is the
+core's, on its own thread and without the interpreter. In between there is this thread, which sleeps until a letter
+comes, something is done, a rank is lost or an alarm is due, and then runs for some microseconds.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from sordino._core import Handle, Letters
+from sordino.algorithms.pull_schedule import Message, Tell, Wake, Warn
+from sordino.context import Context
+from sordino.errors import SordinoError, TransportError
+from sordino.torch.autograd import allreduce
+from sordino.torch.operation import Max
+from sordino.torch.process_sets import ProcessSet
+
+_IDLE_S = 60.0  # between two looks at the clock when nothing happens
+
+
+def service_numbers(context: Context, process_set: ProcessSet, count: int) -> int:
+    """The first of `count` numbers of services that no rank of a process set has used. Collective."""
+    name = context.plan_name("service_numbers", process_set.process_set_id)
+    mine = torch.tensor([context.services])
+    first = int(allreduce(mine, op=Max, name=name, process_set=process_set).item())
+    context.services = first + count
+    return first
+
+
+def encode(message: Message) -> str:
+    """A message as a letter."""
+    return json.dumps(message)
+
+
+def decode(letter: str) -> Message:
+    """A letter as a message. TransportError if it is none."""
+    try:
+        word, *numbers = json.loads(letter)
+    except ValueError as error:
+        raise TransportError(f"a letter that is no message: {letter[:80]!r}") from error
+    if not isinstance(word, str) or not all(isinstance(number, (int, float)) for number in numbers):
+        raise TransportError(f"a letter that is no message: {letter[:80]!r}")
+    return (word, *numbers)
+
+
+class Decider(ABC):
+    """One rank's decisions, and the thread that carries them out.
+
+    Ranks are known to algorithms by their place in the process set. All methods that begin with an underscore are
+    called with `lock` held.
+
+    Args:
+        ranks: of the process set, in order.
+        number: of the service, the same on all of them.
+    """
+
+    def __init__(self, context: Context, ranks: Sequence[int], number: int) -> None:
+        self._world = context.world
+        self._ranks = list(ranks)
+        self._place_of = {rank: place for place, rank in enumerate(self._ranks)}
+        self.letters = Letters(context.world, number)
+        self.lock = threading.RLock()
+        self.told = 0
+        """Letters that this rank has sent to others."""
+        self._alarm = float("inf")
+        self._failure: Exception | None = None
+        self._waiting: Handle | None = None
+        self._closed = False
+        self._thread = threading.Thread(target=_work, args=(weakref.ref(self), self.letters), daemon=True)
+
+    def start(self) -> None:
+        """Begins to answer."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Answers no more. Idempotent."""
+        with self.lock:
+            if self._closed:
+                return
+            self._closed = True
+        self.letters.close()
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    # ---- what algorithms do ------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _act(self, now: float, action: Any) -> None:
+        """Carries out an action that not all algorithms have."""
+
+    @abstractmethod
+    def _heard(self, now: float, sender: int, message: Message) -> Iterable[Any]:
+        """What to do about a message."""
+
+    @abstractmethod
+    def _lost(self, now: float, place: int) -> Iterable[Any]:
+        """What to do about a rank that has left or died."""
+
+    @abstractmethod
+    def _done(self, now: float, place: int, number: int, failure: str) -> Iterable[Any]:
+        """What to do about something that the core has done, or could not do."""
+
+    @abstractmethod
+    def _alarmed(self, now: float) -> Iterable[Any]:
+        """What to do, the time of the last `Wake` having come."""
+
+    @abstractmethod
+    def _is_over(self) -> bool:
+        """Whether that is over which `wait` waits for."""
+
+    def _deadline(self) -> float:
+        """When `_overdue` is to be called."""
+        return float("inf")
+
+    def _overdue(self, now: float) -> Iterable[Any]:
+        """What to do about something that has taken too long."""
+        return ()
+
+    # ---- the machine -------------------------------------------------------------------------------------------
+
+    def _carry_out(self, now: float, actions: Iterable[Any]) -> None:
+        for action in actions:
+            if isinstance(action, Tell):
+                self.told += action.to != self._place_of.get(self._world.rank)
+                self.letters.send(self._ranks[action.to], encode(action.message))
+            elif isinstance(action, Wake):
+                self._alarm = action.at
+                self.letters.nudge()
+            elif isinstance(action, Warn):
+                print(f"sordino: {action.text}", file=sys.stderr, flush=True)
+            else:
+                self._act(now, action)
+        if self._waiting is not None and self._is_over():
+            self._waiting.finish()
+            self._waiting = None
+
+    def wait(self) -> None:
+        """Waits until it is over, whatever an algorithm waits for. The one thread that trains calls it, without `lock`.
+
+        Raises:
+            SordinoError: the world has failed, or this thread has.
+        """
+        with self.lock:
+            self._check()
+            if self._is_over():
+                return
+            promise = self._waiting = self._world.promise()
+        promise.wait()
+        with self.lock:
+            self._check()
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def next_time(self) -> float:
+        """When there is something to do, if nothing comes sooner (time.monotonic)."""
+        with self.lock:
+            return min(self._alarm, self._deadline())
+
+    def take(self, events: Sequence[tuple[str, int, str, int]]) -> bool:
+        """Does what these events ask for, and what is due. False at the end."""
+        with self.lock:
+            try:
+                for event in events:
+                    if event[0] == "end":
+                        raise SordinoError("the world has ended")
+                    self._carry_out(time.monotonic(), self._answer(*event))
+                now = time.monotonic()
+                if self._alarm <= now:
+                    self._alarm = float("inf")
+                    self._carry_out(now, self._alarmed(now))
+                if self._deadline() <= now:
+                    self._carry_out(now, self._overdue(now))
+            except Exception as error:
+                self._failure = error
+                if self._waiting is not None:
+                    self._waiting.finish()
+                    self._waiting = None
+                return False
+        return True
+
+    def _answer(self, kind: str, rank: int, text: str, number: int) -> Iterable[Any]:
+        now, place = time.monotonic(), self._place_of.get(rank, -1)
+        if kind == "letter" and place >= 0:
+            return self._heard(now, place, decode(text))
+        if kind == "lost" and place >= 0:
+            return self._lost(now, place)
+        if kind == "done":
+            return self._done(now, place, number, text)
+        return ()
+
+
+def _work(reference: weakref.ref[Decider], letters: Letters) -> None:
+    """What the thread does. It keeps no decider alive, so that one nobody uses any more can close itself."""
+    going = True
+    while going:
+        decider = reference()
+        if decider is None:
+            return
+        until = decider.next_time()
+        del decider
+        events = letters.wait(max(0.0, min(until - time.monotonic(), _IDLE_S)))
+        decider = reference()
+        going = decider is not None and decider.take(events)
+        del decider

@@ -1,0 +1,255 @@
+"""Scheduled pull gossip in an optimizer: step on one's own gradients, publish the parameters, and after every window
+take the mean with what was pulled of one other worker.
+
+Whom to pull from, and when, is the algorithm's to say (`sordino.algorithms.wide_area`), and `Decider`'s thread carries
+it out. Publishing is one copy; answering pulls is the core's, and no thread of this rank's Python has a part in it.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+import weakref
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from sordino._core import Pull as CorePull
+from sordino._core import Shelf
+from sordino.algorithms.pull_negotiation import Managed
+from sordino.algorithms.pull_schedule import Message, Pull, Skip
+from sordino.algorithms.wide_area import ScheduledPull
+from sordino.context import Context
+from sordino.errors import UsageError
+from sordino.torch.deciding import Decider, service_numbers
+from sordino.torch.functions import allgather_object
+from sordino.torch.parameters import ParameterArena
+from sordino.torch.segments import check_layout, check_same
+from sordino.torch.steps import ParameterSteps
+
+_TO_MANAGER = ("ask", "done", "failed")
+_WINDOWS = 5  # whose durations tell what the next one takes
+
+
+@dataclass
+class PullStatistics:
+    """What pulls have brought and cost this rank.
+
+    Attributes:
+        windows: that have ended.
+        pulls: that were averaged with.
+        failed: pulls that came to nothing; another took their place.
+        letters: that were sent for the scheduling.
+        unpublished: steps after which there was no place for a snapshot.
+        waited: seconds that training has waited at the ends of windows.
+        ages: of what was averaged with, in seconds, the last 1,000.
+        seconds: that these pulls took.
+        behind: steps of this rank less steps of the peer when it published, for these pulls.
+    """
+
+    windows: int = 0
+    pulls: int = 0
+    failed: int = 0
+    letters: int = 0
+    unpublished: int = 0
+    waited: float = 0.0
+    ages: deque[float] = field(default_factory=lambda: deque(maxlen=1000))
+    seconds: deque[float] = field(default_factory=lambda: deque(maxlen=1000))
+    behind: deque[int] = field(default_factory=lambda: deque(maxlen=1000))
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {name: list(value) if isinstance(value, deque) else value for name, value in vars(self).items()}
+
+
+class Puller(Decider):
+    """One rank's pulls."""
+
+    def __init__(self, context: Context, ranks: Sequence[int], number: int, algorithm: ScheduledPull) -> None:
+        super().__init__(context, ranks, number)
+        place = self._place_of[context.rank]
+        self._schedule = algorithm.schedule_of(place, len(self._ranks))
+        manages = algorithm.managed and place == algorithm.manager
+        self._manager = algorithm.manager_of(len(self._ranks)) if manages else None
+        self._patience = algorithm.patience
+        self._shelf: Shelf | None = None
+        self._pull: CorePull | None = None  # that is armed, under way or done in this window
+        self._skipped = False
+        self._began, self._lasts = 0.0, math.inf  # this window
+        self.failed = 0
+
+    def use(self, shelf: Shelf) -> None:
+        """Pulls to and from this shelf."""
+        self._shelf = shelf
+
+    @property
+    def managed(self) -> bool:
+        """Whether a manager schedules."""
+        return isinstance(self._schedule, Managed) and self._schedule.managed
+
+    # ---- the thread that trains calls these --------------------------------------------------------------------
+
+    def begin_window(self, lasts: float) -> None:
+        """The steps of a window begin, and are expected to take so many seconds (infinity: not known)."""
+        with self.lock:
+            self._check()
+            now = time.monotonic()
+            self._pull, self._skipped, self._began, self._lasts = None, False, now, lasts
+            self._carry_out(now, self._schedule.window(now, now + lasts))
+
+    def end_window(self) -> CorePull | None:
+        """Waits for the pull of this window; None if there is nobody to pull from."""
+        with self.lock:
+            self._check()
+            now = time.monotonic()
+            self._carry_out(now, self._schedule.ended(now))
+        self.wait()
+        with self.lock:
+            return self._pull
+
+    # ---- Decider -----------------------------------------------------------------------------------------------
+
+    def _is_over(self) -> bool:
+        return self._skipped or (self._pull is not None and self._pull.state == "done")
+
+    def _act(self, now: float, action: Any) -> None:
+        assert self._shelf is not None
+        if isinstance(action, Skip):
+            self._pull, self._skipped = None, True
+        elif isinstance(action, Pull):
+            if self._pull is not None:
+                self._shelf.cancel(self._pull)
+            self._pull = self._shelf.pull(self._ranks[action.peer], action.start)
+            self._due = max(now, action.start) + self._patience
+
+    def _heard(self, now: float, sender: int, message: Message) -> Iterable[Any]:
+        if self._manager is not None and message[0] in _TO_MANAGER:
+            return self._manager.heard(now, sender, message)
+        return self._schedule.heard(now, sender, message)
+
+    def _lost(self, now: float, place: int) -> Iterable[Any]:
+        actions = list(self._manager.lost(now, place)) if self._manager is not None else []
+        return actions + self._schedule.lost(now, place)
+
+    def _done(self, now: float, place: int, number: int, failure: str) -> Iterable[Any]:
+        if self._pull is None or self._pull.number != number:
+            return ()  # one that was cancelled
+        if self._pull.state == "done":
+            return self._schedule.pulled(now, place, self._pull.seconds)
+        self._pull = None
+        self.failed += 1
+        return self._schedule.failed(now, place)
+
+    def _alarmed(self, now: float) -> Iterable[Any]:
+        return self._schedule.alarm(now, self._began + self._lasts)
+
+    def _deadline(self) -> float:
+        return self._due if self._pull is not None and self._pull.state in ("armed", "under way") else math.inf
+
+    def _overdue(self, now: float) -> Iterable[Any]:
+        assert self._pull is not None and self._shelf is not None
+        place = self._place_of[self._pull.peer]
+        self._shelf.cancel(self._pull)
+        self._pull = None
+        self.failed += 1
+        return self._schedule.failed(now, place)
+
+
+class PullSteps(ParameterSteps):
+    """What makes the steps of an optimizer those of `ScheduledPull`."""
+
+    algorithm: ScheduledPull
+
+    def _set_up(self) -> None:
+        self.statistics = PullStatistics()
+        self._windows: deque[float] = deque(maxlen=_WINDOWS)  # their seconds
+        self._began: float | None = None
+
+    def _meet(self) -> None:
+        everybody, context, algorithm = self.settings.process_set, self.context, self.algorithm
+        ranks = everybody.ranks or []
+        if algorithm.managed and algorithm.manager >= len(ranks):
+            raise UsageError(f"{algorithm}: there is no rank {algorithm.manager} among {len(ranks)}")
+        names = self.names + [f"buffer {name}" for name, _ in self.buffers]
+        self._arena = ParameterArena(context, names, self.parameters + [buffer for _, buffer in self.buffers], "model")
+        check_layout(context, self._arena.layout, everybody)
+        check_same(context, repr(algorithm), everybody)
+        number = service_numbers(context, everybody, 2)
+        self._puller = Puller(context, ranks, number, algorithm)
+        self._shelf = Shelf(context.world, number + 1, self._arena.layout, self._puller.letters)
+        self._puller.use(self._shelf)
+        self._publish()
+        # After this all ranks answer.
+        name = context.plan_name("shelf", everybody.process_set_id)
+        for rank, place in zip(ranks, allgather_object(self._shelf.location, name=name, process_set=everybody)):
+            if context.world.nodes[rank] == context.world.nodes[context.rank]:
+                self._shelf.meet(rank, tuple(place))
+        context.world.outlive_peers()
+        self._puller.start()
+        context.on_shutdown[id(self)] = weakref.WeakMethod(self._close)
+        weakref.finalize(self, self._puller.close)
+
+    def _publish(self) -> None:
+        self._shelf.publish(self._arena.address, self.steps)
+
+    def _begin(self, optimizer: torch.optim.Optimizer) -> None:
+        self._arena.adopt()
+        if self._began is None:
+            self._begin_window()
+
+    def _begin_window(self) -> None:
+        self._began = time.monotonic()
+        self._puller.begin_window(statistics.median(self._windows) if self._windows else math.inf)
+
+    def after_step(self) -> None:
+        if not self.active:
+            return
+        self._arena.adopt()
+        self.steps += 1
+        self._publish()
+        if self.steps % self.algorithm.interval == 0:
+            self._end_window()
+
+    def _end_window(self) -> None:
+        assert self._began is not None
+        ended = time.monotonic()
+        self._windows.append(ended - self._began)
+        pull = self._puller.end_window()
+        now, told = time.monotonic(), self.statistics
+        told.windows += 1
+        told.waited += now - ended
+        if pull is not None:
+            told.pulls += 1
+            told.ages.append(pull.age + now - pull.begun)
+            told.seconds.append(pull.seconds)
+            told.behind.append(self.steps - pull.steps)
+            self._shelf.average(pull, self._arena.address)
+            self._publish()
+        told.failed, told.letters, told.unpublished = self._puller.failed, self._puller.told, self._shelf.unpublished
+        self._begin_window()
+
+    def state(self) -> dict[str, Any]:
+        return {"steps": self.steps}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.steps = state["steps"]
+
+    def flush(self, optimizer: torch.optim.Optimizer) -> None:
+        """There is never anything of this rank's under way."""
+
+    def _before_join(self) -> None:
+        """Others pull from this rank as before: nobody waits for its steps."""
+
+    def _close(self) -> None:
+        self._puller.close()
+        self._shelf.close()
+
+    def release(self) -> None:
+        super().release()
+        self.context.on_shutdown.pop(id(self), None)
+        if self._met:
+            self._close()
