@@ -57,12 +57,12 @@ from sordino.simulate.phases import Sends
 from sordino.simulate.quadratic import Quadratic
 from sordino.simulate.record import Record
 from sordino.simulate.timeline import Timeline
-from sordino.simulate.traffic import Model, Rows, traffic_of
+from sordino.simulate.traffic import InStep, Model, Rows, traffic_of
 from sordino.simulate.training import train
 from sordino.simulate.vectorized import numerics_of
 
 WORKERS = 4
-MIXES: dict[str, Algorithm] = {
+MIXES: dict[str, InStep] = {
     "crossover": Crossover(seed=3),
     "crossover-model": Crossover(segments="model", interval=2),
     "crossover-bytes": Crossover(segments=20),
@@ -75,7 +75,7 @@ MIXES: dict[str, Algorithm] = {
     "pushsum-two": PushSum(peers={0: 2, 3: 1}, segments="blocks"),
 }
 """Those that keep the sum over workers."""
-CHOICES: dict[str, Algorithm] = MIXES | {
+CHOICES: dict[str, InStep] = MIXES | {
     "allreduce": AllReduce(),
     "allreduce-late": AllReduce(double_buffering=True),
     "allreduce-segments": AllReduce(segment_bytes=16),
