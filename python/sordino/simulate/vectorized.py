@@ -12,8 +12,6 @@ from typing import Protocol
 import numpy as np
 
 from sordino.algorithms import (
-    ADPSGD,
-    Algorithm,
     AllReduce,
     ElasticAveraging,
     Layered,
@@ -21,11 +19,10 @@ from sordino.algorithms import (
     MixingAlgorithm,
     ParameterSkipping,
     PushSum,
-    ScheduledPull,
 )
 from sordino.simulate.phases import Booleans
 from sordino.simulate.quadratic import Floats, Quadratic
-from sordino.simulate.traffic import Calendar, Mixing, Model, Rows
+from sordino.simulate.traffic import Calendar, InStep, Mixing, Model, Rows
 
 
 class Numerics(Protocol):
@@ -35,7 +32,7 @@ class Numerics(Protocol):
         """Everybody's step, numbered from 0. Of parameter skipping: which items were sent."""
 
 
-def numerics_of(algorithm: Algorithm, problem: Quadratic, model: Model, mixing: Mixing | None) -> Numerics:
+def numerics_of(algorithm: InStep, problem: Quadratic, model: Model, mixing: Mixing | None) -> Numerics:
     """Those of an algorithm whose options have been checked.
 
     Args:
@@ -52,7 +49,6 @@ def numerics_of(algorithm: Algorithm, problem: Quadratic, model: Model, mixing: 
     if isinstance(algorithm, ElasticAveraging):
         return _Elastic(algorithm, problem)
     assert mixing is not None
-    assert not isinstance(algorithm, ADPSGD | ScheduledPull), "these keep no step with each other"
     if isinstance(algorithm, PushSum):
         return _PushSum(algorithm, problem, model, mixing)
     return _Mixing(algorithm, problem, model, mixing)
