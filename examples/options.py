@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import ast
 import contextlib
 import io
 from collections.abc import Sequence
-from dataclasses import fields
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import sordino.algorithms
 import sordino.torch as hvd
-from sordino.algorithms import AdaptiveInterval, Algorithm, ThresholdScheduler
+from sordino.algorithms import Algorithm
+from sordino.algorithms.settings import configured
 from sordino.errors import UsageError
 
 FIXED = ("algorithm", "set", "data", "batch_size", "lr", "momentum", "label_smoothing", "bfloat16", "seed")
 """What a resumed run must have in common with the one that it continues; the number of ranks is not in it."""
-
-
-_Part = type[AdaptiveInterval] | type[ThresholdScheduler]
-_PARTS: dict[str, _Part] = {"adaptive": AdaptiveInterval, "scheduler": ThresholdScheduler}
 
 
 def algorithm_of(args: argparse.Namespace) -> Algorithm:
@@ -30,29 +25,7 @@ def algorithm_of(args: argparse.Namespace) -> Algorithm:
     Raises:
         UsageError: it has no such setting, or not with this value.
     """
-    kind = type(sordino.algorithms.resolve(args.algorithm))
-    known = [setting.name for setting in fields(kind)]
-    settings: dict[str, Any] = {}
-    for text in args.set:
-        name, _, value = text.partition("=")
-        if name not in known:
-            raise UsageError(f"--set {text}: {args.algorithm} has no setting {name}; it has: {', '.join(known)}")
-        try:
-            settings[name] = ast.literal_eval(value)
-        except (ValueError, SyntaxError):
-            settings[name] = value  # a word, such as blocks
-        if name in _PARTS and isinstance(settings[name], dict):
-            settings[name] = _part(name, settings[name])
-    return kind(**settings)
-
-
-def _part(name: str, settings: dict[str, Any]) -> AdaptiveInterval | ThresholdScheduler:
-    try:
-        made = _PARTS[name](**settings)
-    except TypeError as error:
-        known = ", ".join(setting.name for setting in fields(_PARTS[name]))
-        raise UsageError(f"--set {name}={settings}: {error}; there are: {known}") from error
-    return made
+    return configured(type(sordino.algorithms.resolve(args.algorithm)), args.algorithm, args.set)
 
 
 def algorithm_to_be(argv: Sequence[str] | None) -> Algorithm | None:

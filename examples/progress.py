@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import stat
-import sys
 import time
 from types import TracebackType
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import MofNCompleteColumn, Progress, TaskID, TextColumn
+
+from sordino.progress import bar
 
 _SECONDS_PER_LINE = 2.0
 
@@ -21,15 +19,8 @@ class Reporter:
         self._speaks = speaks
         self._bar: Progress | None = None
         self._task: TaskID | None = None
-        if speaks and watched():
-            self._bar = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[detail]}"),
-                TimeRemainingColumn(),
-                console=Console(force_terminal=True),
-            )
+        if speaks:
+            self._bar = bar(MofNCompleteColumn(), TextColumn("{task.fields[detail]}"))
 
     def __enter__(self) -> Reporter:
         if self._bar:
@@ -74,22 +65,3 @@ class Reporter:
         if self._bar and self._task is not None:
             self._bar.remove_task(self._task)
             self._task = None
-
-
-def watched() -> bool:
-    """Whether a person sees this process's output, rather than a file or a pipe.
-
-    Under mpirun `isatty` says nothing: Open MPI gives every rank a pseudo-terminal, even if its own output goes to a
-    file. `sordino run` says so in TTY_COMPATIBLE; under a plain mpirun we look at what its output is.
-    """
-    said = os.environ.get("TTY_COMPATIBLE")
-    if said in ("0", "1"):
-        return said == "1"
-    if not sys.stdout.isatty():
-        return False
-    if "OMPI_COMM_WORLD_RANK" not in os.environ:
-        return True
-    try:
-        return stat.S_ISCHR(os.stat(f"/proc/{os.getppid()}/fd/1").st_mode)
-    except OSError:
-        return False

@@ -26,6 +26,7 @@ from sordino.algorithms.pull_schedule import (
 
 _REFUSALS = 3  # before a worker trades
 _PATIENCE = 8  # refusals in a row before it waits
+_AGAIN = 0.1  # times the longest pull known: how long it waits at most, for others may free themselves by trading
 _LOOKS = 8  # for one that is believed to be free
 
 
@@ -76,7 +77,7 @@ class Autonomous(LateStart):
         assert peer is not None
         self._asks_of = peer
         word = "may"
-        if self._refusals >= _REFUSALS and self._reserve(now, self.rank, self._longest + self._asking):
+        if self._refusals >= _REFUSALS and self._reserve(now, self.rank, self._asking):
             word = "trade"
         takes = self._estimates.get(peer, self._longest)
         return self._asks(now, peer, (word, self._number, max(0.0, self._latest(peer) - now), takes))
@@ -109,7 +110,7 @@ class Autonomous(LateStart):
         self._release(self.rank)
         self._asked = None
         if self._refusals % _PATIENCE == 0:  # most pulls are under way, and will be over soon
-            return [Wake(now + max(float(message[2]), 1e-3))]
+            return [Wake(now + max(min(float(message[2]), _AGAIN * self._longest), 1e-3))]
         return self._ask(now)
 
     # ---- being pulled from -------------------------------------------------------------------------------------

@@ -52,6 +52,8 @@ class Warn(NamedTuple):
 
 Action = Tell | Pull | Wake | Skip | Warn
 
+_EARLY = 1.25  # times the longest pull known: that may have been long ago, and what has not begun can still be moved
+
 
 def update_time(estimate: float, measured: float, threshold: float) -> float:
     """UPDATE_TIME: what a transfer is expected to take, after one that took `measured` seconds.
@@ -209,7 +211,7 @@ class LateStart(Schedule, ABC):
     def window(self, now: float, end: float) -> list[Action]:
         self._number += 1
         self._end, self._since, self._asked, self._armed, self._begun = end, -math.inf, None, None, False
-        lead = self._longest + 6 * self._asking
+        lead = _EARLY * self._longest + 6 * self._asking
         if self._longest == 0 or end == math.inf or now >= end - lead:
             return self._ask(now)
         return [Wake(end - lead)]
@@ -231,7 +233,7 @@ class LateStart(Schedule, ABC):
         self._begun = True
 
     def pulled(self, now: float, peer: int, seconds: float) -> list[Action]:
-        self._longest = max(seconds, 0.99 * self._longest)
+        self._longest = max(seconds, 0.997 * self._longest)
         return []
 
     @abstractmethod

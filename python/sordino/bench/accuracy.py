@@ -12,15 +12,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
-import os
 import shutil
-import signal
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -30,6 +26,7 @@ from sordino.bench import common, report
 from sordino.bench.accuracy_claims import METHODS, claims, points
 from sordino.bench.accuracy_training import Task, Training, group_size, train
 from sordino.bench.common import Results
+from sordino.pool import pool
 
 
 @dataclass(frozen=True)
@@ -94,19 +91,6 @@ QUICK = Plan(
 )
 
 
-def _depend() -> None:
-    """Leaves the end of this process to the one that started it, and ends it when that one is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def follow() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=follow, daemon=True).start()
-
-
 def _kept(folder: Path, task: Task, training: Training) -> Results | None:
     """What an earlier run of the benchmark has found; None if it has not come so far, or had another task."""
     path = folder / f"{training.key}.json"
@@ -124,25 +108,19 @@ def run_all(plan: Plan, folder: Path, jobs: int, data_dir: str | None) -> list[R
         common.log(f"{len(runs)} of {len(trainings)} trainings are done already")
     missing = [one for one in trainings if one not in runs]
     begin, done, ahead = time.monotonic(), 0.0, sum(one.cost(plan.task) for one in missing)
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, mp_context=context, initializer=_depend) as pool:
-        futures = {pool.submit(train, plan.task, one, data_dir): one for one in missing}
-        try:
-            for future in as_completed(futures):
-                one, run = futures[future], future.result()
-                runs[one] = run
-                common.write({"name": one.key, "task": asdict(plan.task), "run": run}, folder)
-                done, ahead = done + one.cost(plan.task), ahead - one.cost(plan.task)
-                left = (time.monotonic() - begin) / done * ahead / 60
-                common.log(
-                    f"[{len(runs)}/{len(trainings)}] {METHODS[one.algorithm]}, {one.workers} workers, batch "
-                    f"{one.batch}, lr {one.lr:g}, seed {one.seed}: {run['test']:.2%} in {run['seconds']:.1f} s; "
-                    f"about {left:.1f} min left"
-                )
-        except BaseException:
-            for process in multiprocessing.active_children():
-                process.kill()
-            raise
+    with pool(jobs) as processes:
+        futures = {processes.submit(train, plan.task, one, data_dir): one for one in missing}
+        for future in as_completed(futures):
+            one, run = futures[future], future.result()
+            runs[one] = run
+            common.write({"name": one.key, "task": asdict(plan.task), "run": run}, folder)
+            done, ahead = done + one.cost(plan.task), ahead - one.cost(plan.task)
+            left = (time.monotonic() - begin) / done * ahead / 60
+            common.log(
+                f"[{len(runs)}/{len(trainings)}] {METHODS[one.algorithm]}, {one.workers} workers, batch "
+                f"{one.batch}, lr {one.lr:g}, seed {one.seed}: {run['test']:.2%} in {run['seconds']:.1f} s; "
+                f"about {left:.1f} min left"
+            )
     return [runs[one] for one in trainings]
 
 

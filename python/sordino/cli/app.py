@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from sordino.cli import bench, doctor, plan, run
+from sordino.cli import bench, doctor, plan, run, simulate
 from sordino.errors import SordinoError, UsageError
 
 
@@ -34,6 +34,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return doctor.main(options)
         if options.subcommand == "plan":
             return plan.main(options)
+        if options.subcommand == "simulate":
+            return simulate.main(options)
         return bench.main(options)
     except UsageError as error:
         print(f"sordino {options.subcommand}: {error}", file=sys.stderr)
@@ -53,6 +55,7 @@ def _parser() -> argparse.ArgumentParser:
         (doctor, "doctor", "check the installation and say how to mend what is wrong"),
         (bench, "bench", "run a benchmark"),
         (plan, "plan", "measure the links and say which algorithm to train with"),
+        (simulate, "simulate", "train virtual workers in virtual time, over links of any speed"),
     ):
         module.add_arguments(
             commands.add_parser(

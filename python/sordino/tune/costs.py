@@ -29,7 +29,7 @@ from sordino.algorithms.skipping import piece_bytes, place_by_size
 from sordino.torch.parameters import segment_numbers
 
 BACKWARD = 2 / 3  # of the computation: it costs about twice as much as forward
-_SMALL = 16 * 1024  # bytes up to which an all-reduce by messages doubles instead of going round a ring
+SMALL = 16 * 1024  # bytes up to which an all-reduce by messages doubles instead of going round a ring
 _CACHED = 0.25  # of reading from memory costs what has just been read
 _ROUNDS = 8  # of random topologies, to take the mean of
 
@@ -132,14 +132,14 @@ class Load:
             if len({self.nodes[rank] for rank in ranks}) == 1:
                 for rank in ranks:
                     self.memory[rank] += 2 * count  # its shard of all inputs, and of all results
-            elif count / segments <= _SMALL:
+            elif count / segments <= SMALL:
                 self._double(ranks, count)
             else:
                 for place, rank in enumerate(ranks):
                     self.send(rank, ranks[(place + 1) % len(ranks)], 2 * (len(ranks) - 1) / len(ranks) * count)
         if any(len({self.nodes[rank] for rank in ranks}) > 1 for ranks in sets):
             size = len(sets[0])
-            if count / segments <= _SMALL:
+            if count / segments <= SMALL:
                 self.messages += math.ceil(math.log2(size))
             else:
                 self.hops += 2 * (size - 1)

@@ -1,0 +1,73 @@
+"""Trains virtual workers in virtual time, over links of any speed: what an algorithm would be worth elsewhere.
+
+  sordino simulate --algorithm scheduled-pull --workers 8 --wide 2       # all four ways of overlapping, side by side
+  sordino simulate --algorithm scheduled-pull --set overlap=naive --workers 8 --wide 2 --slow 7:3 --kill 0@5
+  sordino simulate --algorithm local-sgd --set interval=8 --workers 8 --seconds 5 --plot curve.png
+  sordino simulate --algorithm adpsgd --data none --workers 1000 --steps 64
+
+The models really train; what steps and transfers take is computed. A transfer takes the latency, and its bits over the
+rate of the slower end.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from sordino.errors import NotBuilt
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the options of `sordino simulate`."""
+    parser.usage = "sordino simulate --algorithm NAME [options]"
+    add = parser.add_argument_group("what is simulated").add_argument
+    add("--algorithm", required=True, metavar="NAME", help="scheduled-pull, adpsgd, allreduce, local-sgd, ...")
+    add("--set", action="append", default=[], metavar="NAME=VALUE", help="of the algorithm, such as interval=8")
+    add("--workers", type=int, default=8, metavar="N", help="how many (default 8)")
+    add("--data", choices=("fashion-mnist", "digits", "none"), default="fashion-mnist",
+        help="what they train; none: a quadratic each, for up to 10^5 workers (default fashion-mnist)")  # fmt: skip
+    add("--data-dir", metavar="DIR", help="where Fashion-MNIST lies")
+    add("--seconds", type=float, metavar="S", help="of virtual time (default: that of 2400 steps; of 400 without data)")
+    add("--steps", type=int, metavar="N", help="of each worker, instead of --seconds")
+    add("--batch", type=int, default=16, metavar="N", help="images a step and worker (default 16)")
+    add("--lr", type=float, default=0.01, help="learning rate (default 0.01)")
+    add("--momentum", type=float, default=0.0, help="of SGD (default 0)")
+    add("--seed", type=int, action="append", default=[], metavar="N", help="may be given several times (default 1)")
+    add("--seeds", type=int, metavar="N", help="the seeds 1 to N: means, and how far they spread")
+    add = parser.add_argument_group("links and speeds").add_argument
+    add("--wide", type=int, default=0, metavar="W", help="workers with fast links, the first ones (default 0)")
+    add("--narrow-gbps", type=float, default=1.0, metavar="G", help="of the other links (default 1)")
+    add("--wide-gbps", type=float, default=10.0, metavar="G", help="of the fast links (default 10)")
+    add("--latency-ms", type=float, default=5.0, metavar="MS", help="of every message (default 5)")
+    add("--links", metavar="FILE", help='JSON instead: {"gbps": [a number for each worker], "latency_ms": 5}')
+    add("--message-mib", type=float, metavar="M",
+        help="of a model in transfer (default: its own; for the four ways of scheduled-pull 3.5, the source's)",
+    )  # fmt: skip
+    add("--compute-ms", metavar="MS",
+        help="of a step, or: measured, which takes the mean of 10 steps here (default: measured; without data, and for "
+        "the four ways of scheduled-pull, 10)")  # fmt: skip
+    add("--slow", action="append", default=[], metavar="WORKER:FACTOR", help="its steps take so many times longer")
+    add("--load-ms", type=float, default=0.0, metavar="MS", help="of data loading between two steps (default 0)")
+    add("--kill", action="append", default=[], metavar="WORKER@S", help="it dies at that virtual second")
+    add = parser.add_argument_group("output").add_argument
+    add("--points", type=int, default=30, metavar="N", help="of each learning curve (default 30)")
+    add("--json", type=Path, metavar="FILE", help="write all that was found there")
+    add("--plot", type=Path, metavar="FILE", help="draw the learning curves there (.png, .svg or .pdf)")
+    add("--gantt", type=Path, metavar="FILE", help="draw there who computes, transfers and waits at the beginning")
+    add("--processes", type=int, metavar="N", help="runs at the same time (default: as many as there are cores)")
+    add("--quiet", action="store_true", help="only the table")
+
+
+def main(options: argparse.Namespace) -> int:
+    """Simulates.
+
+    Raises:
+        UsageError: the options make no sense. NotBuilt: the core, or a package, is missing.
+    """
+    try:
+        from sordino.simulate import command
+    except ModuleNotFoundError as error:
+        if error.name == "sordino._core":
+            raise NotBuilt("Sordino's core is not built; `sordino doctor` says how to mend that") from error
+        raise
+    return command.main(options)

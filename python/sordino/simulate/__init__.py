@@ -1,0 +1,1 @@
+"""`sordino simulate`: workers that really train, in virtual time, over links of any speed."""

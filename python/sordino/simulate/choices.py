@@ -1,0 +1,259 @@
+"""From the options of `sordino simulate` to jobs. What is wrong with an option is said here, before anything runs."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import math
+import time
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import sordino.algorithms
+from sordino.algorithms import Algorithm
+from sordino.algorithms.settings import configured
+from sordino.algorithms.wide_area import ADPSGD, ScheduledPull
+from sordino.errors import NotBuilt, UsageError
+from sordino.simulate.job import Job
+from sordino.simulate.links import Floats, Links
+from sordino.simulate.problem import problem_of
+
+_WIDE_AREA: dict[str, type[ScheduledPull] | type[ADPSGD]] = {"scheduled-pull": ScheduledPull, "adpsgd": ADPSGD}
+_MODES = {
+    "no overlap": ("overlap=none",),
+    "naive overlap": ("overlap=naive",),
+    "scheduled, manager": ("overlap=scheduled", "schedule=manager"),
+    "scheduled, autonomous": ("overlap=scheduled", "schedule=autonomous"),
+}
+_STEPS, _STEPS_WITHOUT_DATA = 2400, 400  # in the virtual seconds that are the default
+_COMPUTE = 10e-3  # seconds; long against a transfer, as the source's on Fashion-MNIST
+_MESSAGE = 3.5 * 2**20  # bytes of the source's network
+_MEASURED = 10  # steps
+_WINDOWS, _OTHER_STEPS = 5, 8  # that a Gantt plot shows
+
+
+@dataclass(frozen=True)
+class Run:
+    """One simulation of those that a command compares."""
+
+    mode: str
+    job: Job
+
+    @property
+    def title(self) -> str:
+        """For the progress."""
+        return f"{self.mode}, seed {self.job.seed}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All simulations of a command.
+
+    Attributes:
+        compute: where the seconds of a step come from: "given", "default" or "measured".
+        message: the same for the bytes of a model: "given", "default" or "real".
+    """
+
+    runs: list[Run]
+    compute: str
+    message: str
+    comparison: bool
+
+
+def plan_of(options: argparse.Namespace) -> Plan:
+    """What the options ask for.
+
+    Raises:
+        UsageError: they make no sense. NotBuilt: a package is missing.
+    """
+    _check_numbers(options)
+    _check_files(options)
+    kind = _kind(options.algorithm)
+    named = {text.partition("=")[0] for text in options.set}
+    comparison = kind is ScheduledPull and not named & {"overlap", "schedule"}
+    modes = _MODES if comparison else {options.algorithm: ()}
+    links = _links(options)
+    compute, compute_from = _compute(options, comparison)
+    message, message_from = _message(options, comparison)
+    seeds = list(range(1, options.seeds + 1)) if options.seeds else options.seed or [1]
+    kills = tuple(sorted((_pair(text, "kill", "@", options.workers) for text in options.kill), key=lambda one: one[1]))
+    seconds = options.seconds
+    if seconds is None and options.steps is None:
+        steps = _STEPS_WITHOUT_DATA if options.data == "none" else _STEPS
+        seconds = steps * float(np.median(compute))
+    seeded = any(field.name == "seed" for field in fields(kind))
+    runs = []
+    for place, seed in enumerate(seeds):
+        for mode, words in modes.items():
+            more = {"seed": seed} if seeded else {}
+            algorithm = configured(kind, options.algorithm, [*options.set, *words], **more)
+            job = Job(
+                algorithm, options.workers, links, compute, message, options.steps, seconds, seed, options.data,
+                options.data_dir, options.lr, options.momentum, options.batch, load=options.load_ms / 1e3,
+                points=options.points, kills=kills,
+                spans_until=_beginning(algorithm, compute, options) if place == 0 else 0.0,
+            )  # fmt: skip
+            _check(job)
+            runs.append(Run(mode, job))
+    return Plan(runs, compute_from, message_from, comparison)
+
+
+def _kind(name: str) -> type[Algorithm] | type[ScheduledPull] | type[ADPSGD]:
+    if name in _WIDE_AREA:
+        return _WIDE_AREA[name]
+    known = sorted({*sordino.algorithms.names(), *_WIDE_AREA})
+    if name not in known:
+        raise UsageError(f"--algorithm {name}: unknown; there are: {', '.join(known)}")
+    return type(sordino.algorithms.resolve(name))
+
+
+def _check(job: Job) -> None:
+    from sordino.simulate import asynchronous, lockstep
+
+    if isinstance(job.algorithm, (ScheduledPull, ADPSGD)):
+        asynchronous.check(job)
+    else:
+        lockstep.check(job)
+
+
+def _check_numbers(options: argparse.Namespace) -> None:
+    least = {"workers": 1, "steps": 1, "batch": 1, "seeds": 1, "points": 1, "processes": 1, "wide": 0}
+    for name, limit in least.items():
+        value = getattr(options, name)
+        if value is not None and value < limit:
+            raise UsageError(f"--{name} {value}: must be at least {limit}")
+    for name in ("seconds", "narrow_gbps", "wide_gbps", "message_mib", "lr"):
+        value = getattr(options, name)
+        if value is not None and not value > 0:
+            raise UsageError(f"{_flag(name)} {value:g}: must be above 0")
+    for name in ("latency_ms", "load_ms", "momentum"):
+        value = getattr(options, name)
+        if not 0 <= value < math.inf:
+            raise UsageError(f"{_flag(name)} {value:g}: must be at least 0")
+    for name in ("seconds", "message_mib", "lr"):
+        if getattr(options, name) == math.inf:
+            raise UsageError(f"{_flag(name)} inf: must be finite")
+    if options.steps is not None and options.seconds is not None:
+        raise UsageError("--steps and --seconds: give one of them, it says when a run ends")
+    if options.seed and options.seeds:
+        raise UsageError("--seed and --seeds: give one of them; --seeds N stands for --seed 1 to --seed N")
+    for seed in options.seed:
+        if not 0 <= seed < 1 << 63:
+            raise UsageError(f"--seed {seed}: must be from 0 to 2^63 - 1")
+    if options.wide > options.workers:
+        raise UsageError(f"--wide {options.wide}: there are only {options.workers} workers")
+    if options.data_dir is not None and options.data != "fashion-mnist":
+        raise UsageError(f"--data-dir {options.data_dir}: is for --data fashion-mnist, not for {options.data}")
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _check_files(options: argparse.Namespace) -> None:
+    for name in ("json", "plot", "gantt"):
+        path: Path | None = getattr(options, name)
+        if path is not None and not path.resolve().parent.is_dir():
+            raise UsageError(f"--{name} {path}: there is no folder {path.resolve().parent}")
+    for name in ("plot", "gantt"):
+        path = getattr(options, name)
+        if path is None:
+            continue
+        if path.suffix not in (".png", ".svg", ".pdf"):
+            raise UsageError(f"--{name} {path}: name a .png, .svg or .pdf file")
+        if importlib.util.find_spec("matplotlib") is None:
+            raise NotBuilt(f"--{name} needs matplotlib, which is missing: pip install 'sordino[simulate]'")
+
+
+def _links(options: argparse.Namespace) -> Links:
+    if options.links is not None:
+        if options.wide:
+            raise UsageError(f"--wide {options.wide}: --links {options.links} says how fast every link is")
+        return Links.read(options.links, options.workers)
+    latency = options.latency_ms / 1e3
+    return Links.wide(options.workers, options.wide, options.narrow_gbps, options.wide_gbps, latency)
+
+
+def _pair(text: str, option: str, mark: str, workers: int) -> tuple[int, float]:
+    """WORKER:FACTOR or WORKER@SECONDS."""
+    first, _, second = text.partition(mark)
+    try:
+        worker, number = int(first), float(second)
+    except ValueError as error:
+        form = "WORKER:FACTOR, such as 3:2.5" if option == "slow" else "WORKER@SECONDS, such as 3@2.5"
+        raise UsageError(f"--{option} {text}: expected {form}") from error
+    if not 0 <= worker < workers:
+        raise UsageError(f"--{option} {text}: there are the workers 0 to {workers - 1}")
+    if not 0 < number < math.inf:
+        raise UsageError(f"--{option} {text}: {second} must be above 0")
+    return worker, number
+
+
+def _compute(options: argparse.Namespace, comparison: bool) -> tuple[Floats, str]:
+    """Seconds of a step, by worker, and where they are from."""
+    said = options.compute_ms
+    if said is None and (comparison or options.data == "none"):
+        seconds, source = _COMPUTE, "default"
+    elif said is None or said == "measured":
+        seconds, source = _measure(options), "measured"
+    else:
+        try:
+            seconds, source = float(said) / 1e3, "given"
+        except ValueError as error:
+            raise UsageError(f"--compute-ms {said}: expected a number, or: measured") from error
+        if not 0 < seconds < math.inf:
+            raise UsageError(f"--compute-ms {said}: must be above 0")
+    found = np.full(options.workers, seconds)
+    for text in options.slow:
+        worker, factor = _pair(text, "slow", ":", options.workers)
+        found[worker] *= factor
+    return found, source
+
+
+def _measure(options: argparse.Namespace) -> float:
+    """The mean of some steps on this machine, on one thread, as runs have it."""
+    if options.data == "none":
+        raise UsageError("--compute-ms measured: without data there is nothing to measure; give a number")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        problem = problem_of(_trial(options))
+        for count in (3, _MEASURED):  # the first ones are slow
+            begin = time.perf_counter()
+            for _ in range(count):
+                problem.gradient(0)
+                problem.step(0)
+        return (time.perf_counter() - begin) / _MEASURED
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _message(options: argparse.Namespace, comparison: bool) -> tuple[float, str]:
+    if options.message_mib is not None:
+        return options.message_mib * 2**20, "given"
+    if comparison:
+        return _MESSAGE, "default"
+    if options.data == "none":
+        return 4.0 * Job.dimension, "real"
+    return float(problem_of(_trial(options)).parameter_bytes), "real"
+
+
+def _trial(options: argparse.Namespace) -> Job:
+    """One worker of the job."""
+    return Job(
+        ScheduledPull(), 1, Links([1.0], 0.0), np.ones(1), 1.0, 1,
+        data=options.data, data_dir=options.data_dir, lr=options.lr, momentum=options.momentum, batch=options.batch,
+    )  # fmt: skip
+
+
+def _beginning(algorithm: Any, compute: Floats, options: argparse.Namespace) -> float:
+    """Virtual seconds that a Gantt plot shows."""
+    if options.gantt is None:
+        return 0.0
+    wide_area = isinstance(algorithm, (ScheduledPull, ADPSGD))
+    steps = _WINDOWS * algorithm.interval if wide_area and algorithm.interval > 1 else _OTHER_STEPS
+    return float(steps * (np.median(compute) + options.load_ms / 1e3))

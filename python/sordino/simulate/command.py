@@ -1,0 +1,172 @@
+"""`sordino simulate`: runs every simulation of a plan, some at the same time, and says what they found."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import queue
+import time
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from rich.progress import TaskID, TaskProgressColumn
+
+from sordino import checkpoint
+from sordino.algorithms.wide_area import ADPSGD, ScheduledPull
+from sordino.pool import SPAWN, pool
+from sordino.progress import bar
+from sordino.simulate import pictures, report
+from sordino.simulate.choices import Run, plan_of
+from sordino.simulate.job import Job, Outcome, Progress
+
+_LINE = 10.0  # seconds from one line of progress to the next, where there is no bar
+_POLL = 0.2  # seconds
+
+Told = tuple[int, float]
+"""The number of a run, and the part of it that is done."""
+
+
+def main(options: argparse.Namespace) -> int:
+    """Simulates, prints the table, and writes the files. Returns the exit status.
+
+    Raises:
+        UsageError: the options make no sense. NotBuilt: a package is missing.
+    """
+    begin = time.monotonic()
+    plan = plan_of(options)
+    if not options.quiet:
+        print(report.setting(plan), flush=True)
+    outcomes = _run_all(plan.runs, options.processes, options.quiet)
+    results = report.results(plan, outcomes)
+    results["wall_seconds"] = time.monotonic() - begin
+    print(report.text(plan, results), flush=True)
+    if options.json is not None:
+        with checkpoint.atomic_file(options.json) as file:
+            file.write(json.dumps(results, indent=1).encode() + b"\n")
+    first = {run.mode: outcome for run, outcome in reversed(list(zip(plan.runs, outcomes, strict=True)))}
+    if options.plot is not None:
+        pictures.save(options.plot, lambda figure: pictures.curves(results, figure))
+    if options.gantt is not None:
+        shown = {run.mode: first[run.mode].record.spans for run in plan.runs}
+        pictures.save(options.gantt, lambda figure: pictures.gantt(shown, plan.runs[0].job.spans_until, figure))
+    return 0
+
+
+def simulate(job: Job, progress: Progress) -> Outcome:
+    """One run, in this thread."""
+    if isinstance(job.algorithm, (ScheduledPull, ADPSGD)):
+        from sordino.simulate import asynchronous
+
+        return asynchronous.run(job, progress)
+    from sordino.simulate import lockstep
+
+    return lockstep.run(job, progress)
+
+
+def _run_all(runs: list[Run], processes: int | None, quiet: bool) -> list[Outcome]:
+    """The outcomes in the order of the runs."""
+    processes = min(len(runs), processes or len(os.sched_getaffinity(0)))
+    with _teller(runs, quiet) as told:
+        if processes == 1:
+            threads = torch.get_num_threads()
+            torch.set_num_threads(1)
+            try:
+                return [_here(number, run, told) for number, run in enumerate(runs)]
+            finally:
+                torch.set_num_threads(threads)
+        return _in_processes(runs, processes, told)
+
+
+def _here(number: int, run: Run, told: _Teller) -> Outcome:
+    outcome = simulate(run.job, lambda part: told.part(number, part))
+    told.done(number, outcome)
+    return outcome
+
+
+def _in_processes(runs: list[Run], processes: int, told: _Teller) -> list[Outcome]:
+    channel: Any = SPAWN.Queue()
+    found: dict[int, Outcome] = {}
+    with pool(processes, _begin, channel) as workers:
+        waiting: dict[Future[Outcome], int] = {
+            workers.submit(_there, number, run.job): number for number, run in enumerate(runs)
+        }
+        while waiting:
+            ended, _ = wait(waiting, _POLL, FIRST_COMPLETED)
+            for number, part in _drained(channel):
+                told.part(number, part)
+            for future in ended:
+                number = waiting.pop(future)
+                found[number] = future.result()
+                told.done(number, found[number])
+    return [found[number] for number in range(len(runs))]
+
+
+def _drained(channel: Any) -> Iterator[Told]:
+    while True:
+        try:
+            yield channel.get_nowait()
+        except queue.Empty:
+            return
+
+
+_channel: Any = None
+
+
+def _begin(channel: Any) -> None:
+    """What a process of the pool does first."""
+    global _channel
+    _channel = channel
+    torch.set_num_threads(1)
+
+
+def _there(number: int, job: Job) -> Outcome:
+    return simulate(job, lambda part: _channel.put((number, part)))
+
+
+class _Teller:
+    """Shows how far the runs are: a bar each for who watches, a line now and then for a file."""
+
+    def __init__(self, runs: list[Run], quiet: bool) -> None:
+        self._runs, self._quiet = runs, quiet
+        self.bar = None if quiet else bar(TaskProgressColumn())
+        self._tasks: dict[int, TaskID] = {}
+        self._begun: dict[int, float] = {}
+        self._parts = [0.0] * len(runs)
+        self._printed = time.monotonic()
+
+    def part(self, number: int, part: float) -> None:
+        """So much of a run is done."""
+        self._begun.setdefault(number, time.monotonic())
+        self._parts[number] = part
+        if self.bar is not None:
+            if number not in self._tasks:
+                self._tasks[number] = self.bar.add_task(self._runs[number].title, total=1.0)
+            self.bar.update(self._tasks[number], completed=part)
+        elif not self._quiet and time.monotonic() - self._printed > _LINE:
+            self._printed = time.monotonic()
+            print(f"{sum(self._parts) / len(self._parts):4.0%} of {len(self._runs)} runs", flush=True)
+
+    def done(self, number: int, outcome: Outcome) -> None:
+        """A run is over."""
+        self.part(number, 1.0)
+        seconds = time.monotonic() - self._begun[number]
+        line = f"{self._runs[number].title}: {report.score(outcome.final)} after {outcome.seconds:.4g} virtual seconds"
+        if self.bar is not None:
+            self.bar.remove_task(self._tasks.pop(number))
+            self.bar.console.print(line, markup=False, highlight=False)
+        elif not self._quiet:
+            print(f"{line} ({seconds:.0f} s)", flush=True)
+
+
+@contextmanager
+def _teller(runs: list[Run], quiet: bool) -> Iterator[_Teller]:
+    teller = _Teller(runs, quiet)
+    if teller.bar is None:
+        yield teller
+        return
+    with teller.bar:
+        yield teller

@@ -1,0 +1,95 @@
+"""What a simulation is given, and what it gives back.
+
+An engine is a function `run(job, progress) -> Outcome`: `sordino.simulate.asynchronous.run` for ScheduledPull and
+ADPSGD, `sordino.simulate.lockstep.run` for all other algorithms. It calls `progress` with the part that is done, from 0
+to 1, now and then. It evaluates at virtual time 0, then every `job.horizon / job.points` seconds (in lockstep: after
+the first step that ends then or later), and at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from sordino.algorithms import Algorithm
+from sordino.algorithms.wide_area import ADPSGD, ScheduledPull
+from sordino.simulate.links import Floats, Links, exact
+from sordino.simulate.record import Record
+
+Data = Literal["fashion-mnist", "digits", "none"]
+Progress = Callable[[float], None]
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """One run. All of it is checked before it is made.
+
+    Attributes:
+        algorithm: with its settings.
+        workers: how many; numbered from 0.
+        links: of these workers.
+        compute: seconds of a step, by worker; float64 [workers]. Made exact (see `sordino.simulate.links.exact`).
+        message_bytes: of a whole model, as the links see it.
+        steps: of each worker; or None
+        seconds: of virtual time, at the end of which all stop; or None. One of the two is given.
+        seed: of the first parameters (the same for all workers), the order of the images, and the draws of peers.
+        data: what is trained.
+        data_dir: where Fashion-MNIST lies, if not where Debian puts it.
+        lr: the learning rate.
+        momentum: of SGD.
+        batch: images a step and worker.
+        dimension: of the quadratic.
+        load: seconds of data loading between two steps, which some algorithms communicate behind.
+        points: evaluations in a run, but for the one at the beginning.
+        kills: (worker, virtual seconds): it dies then.
+        spans_until: virtual seconds up to which the record keeps what everybody does.
+    """
+
+    algorithm: Algorithm | ScheduledPull | ADPSGD
+    workers: int
+    links: Links
+    compute: Floats
+    message_bytes: float
+    steps: int | None = None
+    seconds: float | None = None
+    seed: int = 0
+    data: Data = "fashion-mnist"
+    data_dir: str | None = None
+    lr: float = 0.01
+    momentum: float = 0.0
+    batch: int = 16
+    dimension: int = 8
+    load: float = 0.0
+    points: int = 30
+    kills: tuple[tuple[int, float], ...] = ()
+    spans_until: float = 0.0
+
+    def __post_init__(self) -> None:
+        compute = [exact(seconds) for seconds in np.broadcast_to(self.compute, self.workers).tolist()]
+        object.__setattr__(self, "compute", np.array(compute))
+
+    @property
+    def horizon(self) -> float:
+        """Virtual seconds that the run takes or, if steps are given, would take the slowest worker without waiting."""
+        if self.seconds is not None:
+            return self.seconds
+        assert self.steps is not None
+        return self.steps * (float(self.compute.max()) + self.load)
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """What a run has found.
+
+    Attributes:
+        record: what happened to the workers.
+        seconds: of virtual time that it took.
+        final: what `Problem.final` said.
+    """
+
+    record: Record
+    seconds: float
+    final: dict[str, float]

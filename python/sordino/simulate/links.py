@@ -1,0 +1,89 @@
+"""What a transfer between two workers takes: latency, and bits over the rate of the slower end (the model of
+wan-gossip-scheduling, section 5.2)."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from sordino.errors import UsageError
+
+Floats = npt.NDArray[np.float64]
+Ranks = npt.NDArray[np.int64]
+
+_TICK = 2.0**-36  # seconds; sums of multiples of it are exact for 36 hours
+
+
+def exact(seconds: float) -> float:
+    """The nearest multiple of 2^-36 s (15 ps). Sums and differences of such durations have no rounding errors, so what
+    is planned to end at some time ends at that time, whatever it was added up from."""
+    return round(seconds / _TICK) * _TICK
+
+
+class Links:
+    """The links of all workers.
+
+    Args:
+        gbps: what each worker sends and receives, in 10^9 bits a second; may be infinite.
+        latency: of every message, in seconds.
+
+    Attributes:
+        gbps: the same, as an array [workers].
+        latency: the same, as an exact duration (see `exact`).
+    """
+
+    def __init__(self, gbps: Sequence[float] | Floats, latency: float) -> None:
+        self.gbps: Floats = np.asarray(gbps, dtype=np.float64)
+        self.latency = exact(latency)
+
+    def __len__(self) -> int:
+        return len(self.gbps)
+
+    @classmethod
+    def wide(cls, workers: int, wide: int, narrow_gbps: float, wide_gbps: float, latency: float) -> Links:
+        """The first `wide` workers have the fast links, the others the slow ones."""
+        return cls(np.where(np.arange(workers) < wide, wide_gbps, narrow_gbps), latency)
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str], workers: int) -> Links:
+        """From a JSON file: {"gbps": [one number a worker], "latency_ms": number}; Infinity is a number.
+
+        Raises:
+            UsageError: there is no such file, or it is not of this form, or is for another number of workers.
+        """
+        form = f'expected {{"gbps": [{workers} numbers above 0], "latency_ms": a number from 0}}'
+        try:
+            said = json.loads(Path(path).read_text(encoding="utf-8"))
+        except OSError as error:
+            raise UsageError(f"--links {path}: cannot be read ({error.strerror})") from error
+        except ValueError as error:
+            raise UsageError(f"--links {path}: is not JSON ({error}); {form}") from error
+        if not isinstance(said, dict) or set(said) != {"gbps", "latency_ms"} or not isinstance(said["gbps"], list):
+            raise UsageError(f"--links {path}: {form}")
+        gbps, latency = said["gbps"], said["latency_ms"]
+        if len(gbps) != workers:
+            raise UsageError(f"--links {path}: gbps has {len(gbps)} numbers for {workers} workers; {form}")
+        if not all(_is_number(rate) and rate > 0 for rate in gbps):
+            raise UsageError(f"--links {path}: gbps: {form}")
+        if not _is_number(latency) or not 0 <= latency < math.inf:
+            raise UsageError(f"--links {path}: latency_ms: {form}")
+        return cls(gbps, latency / 1e3)
+
+    def seconds(self, i: int, j: int, count: float) -> float:
+        """What `count` bytes take from worker i to j, or from j to i; exact."""
+        return exact(self.latency + 8e-9 * count / min(float(self.gbps[i]), float(self.gbps[j])))
+
+    def all_seconds(self, i: Ranks, j: Ranks, count: float | Floats) -> Floats:
+        """`seconds` of many transfers at once; arrays of one length."""
+        seconds = self.latency + 8e-9 * count / np.minimum(self.gbps[i], self.gbps[j])
+        return np.asarray(np.rint(seconds / _TICK) * _TICK)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and not math.isnan(value)

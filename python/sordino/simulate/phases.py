@@ -1,0 +1,85 @@
+"""What workers send each other, for all workers at once: one kind of messages after another.
+
+`Sends` set out as soon as their senders are there, each by itself; in `Rounds` everybody of a set sends at once, and
+all wait for the slowest. A step of an algorithm is a list of both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sordino.tune.costs import SMALL
+
+Integers = NDArray[np.int64]
+Booleans = NDArray[np.bool_]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Sends:
+    """Messages that set out as soon as their senders have come so far.
+
+    Attributes:
+        sources, targets: of each message. A worker's messages leave, and arrive, in this order.
+        bytes: of each.
+        models: whether receivers average parameters, which may be old, rather than gradients.
+    """
+
+    sources: Integers
+    targets: Integers
+    bytes: float | Floats
+    models: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Rounds:
+    """Messages of workers that go in step: a round ends for all of a set when its slowest message has arrived.
+
+    Attributes:
+        sources, targets: of each message of a round, [sets, messages].
+        bytes: of each.
+        rounds: that are all alike.
+        members: of the sets, [sets, members]; all wait for the slowest. Who sends may be some of them.
+    """
+
+    sources: Integers
+    targets: Integers
+    bytes: float
+    rounds: int
+    members: Integers
+
+
+Phase = Sends | Rounds
+
+
+def all_reduce(sets: Integers, count: float) -> list[Phase]:
+    """All-reduces of `count` bytes within sets of workers, [sets, members], as csrc/collectives/allreduce_messages.cc
+    does them: round a ring, or by recursive doubling where they are small."""
+    size = sets.shape[1]
+    if size == 1 or count == 0:
+        return []
+    if count > SMALL and size > 2:
+        return [ring(sets, count / size, 2 * (size - 1))]
+    power = 1 << (size.bit_length() - 1)
+    extra, their = sets[:, power:], sets[:, : size - power]
+    phases: list[Phase] = []
+    if size > power:
+        phases.append(Rounds(extra, their, count, 1, sets))
+    for bit in range(power.bit_length() - 1):
+        phases.append(Rounds(sets[:, :power], sets[:, np.arange(power) ^ (1 << bit)], count, 1, sets))
+    if size > power:
+        phases.append(Rounds(their, extra, count, 1, sets))
+    return phases
+
+
+def ring(sets: Integers, count: float, rounds: int) -> Rounds:
+    """Rounds in which everybody sends `count` bytes to the next one of its set."""
+    return Rounds(sets, np.roll(sets, -1, axis=1), count, rounds, sets)
+
+
+def groups_of(workers: int, members: int) -> Integers:
+    """Neighbours, [groups, members]."""
+    return np.arange(workers).reshape(-1, members)

@@ -1,0 +1,150 @@
+"""Scheduled pull gossip in virtual time: every worker's `Schedule`, and the manager, carried out.
+
+After each step a worker publishes its parameters. A pull brings what its peer had published when it began. When the
+window has ended, and the pull is over, the worker takes the mean of the two, and the next window begins. Pulls from one
+peer at the same time do not slow each other down, as in the source's simulator.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import simpy
+from torch import Tensor
+
+from sordino.algorithms.pull_manager import Manager
+from sordino.algorithms.pull_schedule import Action, Message, Pull, Schedule, Skip, Tell, Wake, Warn
+from sordino.algorithms.wide_area import ScheduledPull
+from sordino.simulate.events import Process, World
+from sordino.simulate.job import Job, Progress
+
+_FOR_MANAGER = ("ask", "done", "failed")
+
+
+class _Worker:
+    """What one worker's window has come to."""
+
+    __slots__ = ("copied", "copy", "done", "end", "pull", "ready", "schedule", "under_way", "wake")
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule = schedule
+        self.wake: Wake | None = None
+        self.ready: simpy.Event | None = None  # for which it waits
+        self.new_window(math.inf)
+
+    def new_window(self, end: float) -> None:
+        """Nothing has been pulled."""
+        self.end = end
+        self.pull: Pull | None = None
+        self.under_way = False
+        self.done = False
+        self.copy: Tensor | None = None
+        self.copied = 0.0  # when
+
+
+class Pulling(World):
+    """All workers of ScheduledPull."""
+
+    def __init__(self, job: Job, progress: Progress) -> None:
+        assert isinstance(job.algorithm, ScheduledPull)
+        self._algorithm = job.algorithm
+        super().__init__(job, progress)
+        schedules = (self._algorithm.schedule_of(worker, job.workers) for worker in range(job.workers))
+        self._workers = [_Worker(schedule) for schedule in schedules]
+        self._manager: Manager | None = self._algorithm.manager_of(job.workers) if self._algorithm.managed else None
+
+    def work(self, worker: int) -> Process:
+        """Windows, and averaging between them."""
+        mine, values = self._workers[worker], self.problem.values(worker)
+        end = math.inf
+        while True:
+            mine.new_window(end)
+            self._do(worker, mine.schedule.window(self.now, end))
+            for _ in range(self._algorithm.interval):
+                yield from self.compute(worker)
+                if self.finished(worker):
+                    return
+            if not mine.done:
+                begin, mine.ready = self.now, self.clock.event()
+                self._do(worker, mine.schedule.ended(self.now))
+                yield mine.ready
+                self.record.waited(worker, begin, self.now, -1 if mine.pull is None else mine.pull.peer)
+            if mine.copy is not None:
+                values.add_(mine.copy).mul_(0.5)
+                self.record.used(worker, self.now - mine.copied)
+            end = self.now + self._algorithm.interval * self.mean(worker)
+
+    def heard(self, sender: int, to: int, message: Message) -> None:
+        """See `World`."""
+        if self._manager is not None and to == self._algorithm.manager and message[0] in _FOR_MANAGER:
+            self._do(to, self._manager.heard(self.now, sender, message))
+        else:
+            self._do(to, self._workers[to].schedule.heard(self.now, sender, message))
+
+    def noticed(self, worker: int, dead: int) -> None:
+        """See `World`."""
+        mine = self._workers[worker]
+        if self._manager is not None and worker == self._algorithm.manager:
+            self._do(worker, self._manager.lost(self.now, dead))
+        self._do(worker, mine.schedule.lost(self.now, dead))
+        if mine.under_way and mine.pull is not None and mine.pull.peer == dead:
+            self._fails(worker, mine.pull)
+
+    def _do(self, worker: int, actions: Iterable[Action]) -> None:
+        mine = self._workers[worker]
+        for action in actions:
+            if isinstance(action, Tell):
+                self.tell(worker, action.to, action.message)
+            elif isinstance(action, Pull):
+                mine.pull = action
+                self.at(action.start, self._begins, worker, action)
+            elif isinstance(action, Wake):
+                mine.wake = action
+                self.at(action.at, self._wakes, worker, action)
+            elif isinstance(action, Skip):
+                self._is_over(worker)
+            else:
+                assert isinstance(action, Warn)
+                self.record.warned(action.text)
+
+    def _wakes(self, worker: int, wake: Wake) -> None:
+        mine = self._workers[worker]
+        if mine.wake is wake and self.alive(worker):
+            self._do(worker, mine.schedule.alarm(self.now, mine.end))
+
+    def _begins(self, worker: int, pull: Pull) -> None:
+        mine = self._workers[worker]
+        if mine.pull is not pull or not self.alive(worker):
+            return
+        mine.under_way = True
+        mine.schedule.began(self.now)
+        if not self.alive(pull.peer):
+            self.at(self.now + self.job.links.latency, self._fails, worker, pull)
+            return
+        seconds = self.transfer(pull.peer, worker)
+        copy = self.problem.values(pull.peer).clone()
+        self.at(self.now + seconds, self._ends, worker, pull, copy, self.now)
+
+    def _ends(self, worker: int, pull: Pull, copy: Tensor, begin: float) -> None:
+        mine = self._workers[worker]
+        if mine.pull is not pull or not mine.under_way or not self.alive(worker) or not self.alive(pull.peer):
+            return
+        mine.under_way, mine.copy, mine.copied = False, copy, begin
+        self.record.received(worker, pull.peer, begin, self.now)
+        self._do(worker, mine.schedule.pulled(self.now, pull.peer, self.now - begin))
+        self._is_over(worker)
+
+    def _fails(self, worker: int, pull: Pull) -> None:
+        mine = self._workers[worker]
+        if mine.pull is pull and mine.under_way and self.alive(worker):
+            mine.pull, mine.under_way = None, False
+            self._do(worker, mine.schedule.failed(self.now, pull.peer))
+
+    def _is_over(self, worker: int) -> None:
+        """This window has its pull, or will have none."""
+        mine = self._workers[worker]
+        mine.done = True
+        if mine.ready is not None:
+            mine.ready.succeed()
+            mine.ready = None

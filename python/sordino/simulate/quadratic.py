@@ -1,0 +1,159 @@
+"""Training without data: worker i's loss is |x - a_i|^2 / 2, and its gradients carry noise.
+
+Everything random is a hash of (seed, worker, step), so a worker sees the same noise whether it steps alone or all step
+at once, nothing is kept for it, and 10^5 workers are a few arrays.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from sordino.simulate.job import Job
+
+Floats = NDArray[np.float32]
+Integers = NDArray[np.int64]
+
+_GOLDEN = 0x9E3779B97F4A7C15
+_START = -1  # the step whose draws are the a_i
+_BLOCKS = 4  # tensors that the parameters are made of
+
+
+class Quadratic:
+    """Workers that each want to be somewhere else, and together at the mean of those places.
+
+    Attributes:
+        size: elements of a worker's parameters, `job.dimension`.
+        workers: how many there are.
+        tensors: that the parameters are made of: the name and the elements of each, in order. There are several, so
+            that algorithms have something to cut.
+        parameters: of all workers, float32 [workers, size]; 0 to begin with.
+        targets: the a_i, float32 [workers, size], normally distributed around 1.
+        optimum: their mean, float64 [size].
+
+    Args:
+        noise: standard deviation of what is added to each element of a gradient.
+    """
+
+    def __init__(self, job: Job, noise: float = 0.1) -> None:
+        self.size, self.workers = job.dimension, job.workers
+        blocks = np.array_split(np.arange(self.size), min(_BLOCKS, self.size))
+        self.tensors = [(f"layers.{number}.weight", len(block)) for number, block in enumerate(blocks)]
+        self.parameters: Floats = np.zeros((self.workers, self.size), np.float32)
+        everybody = np.arange(self.workers)
+        self.targets: Floats = 1 + normal(job.seed, everybody, np.full(self.workers, _START), self.size)
+        self.optimum = self.targets.mean(axis=0, dtype=np.float64)
+        self._lr, self._momentum = np.float32(job.lr), np.float32(job.momentum)
+        self._noise, self._seed = np.float32(noise), job.seed
+        self._drawn: Integers = np.zeros(self.workers, np.int64)  # gradients, by worker
+        self._gradients: Floats = np.zeros_like(self.parameters)
+        self._momenta: Floats | None = np.zeros_like(self.parameters) if job.momentum else None
+        self._alive = np.ones(self.workers, np.bool_)
+        self._best = math.inf
+
+    @property
+    def parameter_bytes(self) -> int:
+        """Of one worker's parameters."""
+        return 4 * self.size
+
+    # ---- one worker --------------------------------------------------------------------------------------------
+
+    def gradient(self, worker: int) -> None:
+        """Computes the gradient of the worker's next step at its parameters as they are now, and keeps it."""
+        self._draw(slice(worker, worker + 1))
+
+    def kept_gradient(self, worker: int) -> torch.Tensor:
+        """What `gradient` has computed, float32 [size]."""
+        return torch.from_numpy(self._gradients[worker])
+
+    def step(self, worker: int) -> None:
+        """Moves the worker's parameters by the gradient that was computed last."""
+        only = slice(worker, worker + 1)
+        self._move(only, self._gradients[only])
+
+    def leave(self, worker: int) -> None:
+        """The worker is dead: what is evaluated is that of the others."""
+        self._alive[worker] = False
+
+    def values(self, worker: int) -> torch.Tensor:
+        """The worker's parameters, float32 [size]: the memory itself."""
+        return torch.from_numpy(self.parameters[worker])
+
+    # ---- all at once -------------------------------------------------------------------------------------------
+
+    def gradients(self) -> Floats:
+        """The gradients of everybody's next step, float32 [workers, size]; the next call overwrites them."""
+        self._draw(slice(0, self.workers))
+        return self._gradients
+
+    def move(self, gradients: Floats) -> None:
+        """Everybody's step by these gradients, float32 [workers, size] or [size]."""
+        self._move(slice(0, self.workers), gradients)
+
+    def evaluate(self) -> dict[str, float]:
+        """Means over the workers: `distance`, from the optimum, and `consensus_distance`, from the mean of them all."""
+        values = self.parameters if self._alive.all() else self.parameters[self._alive]
+        distance = _mean_distance(values, self.optimum)
+        self._best = min(self._best, distance)
+        return {
+            "distance": distance,
+            "consensus_distance": _mean_distance(values, values.mean(axis=0, dtype=np.float64)),
+        }
+
+    def final(self) -> dict[str, float]:
+        """As `evaluate`, and `best_distance`, the least that it has ever found."""
+        return {**self.evaluate(), "best_distance": self._best}
+
+    def _draw(self, workers: slice) -> None:
+        found = self._gradients[workers]
+        np.subtract(self.parameters[workers], self.targets[workers], out=found)
+        if self._noise:
+            numbers = np.arange(workers.start, workers.stop)
+            found += self._noise * normal(self._seed, numbers, self._drawn[workers], self.size)
+        self._drawn[workers] += 1
+
+    def _move(self, workers: slice, gradients: Floats) -> None:
+        if self._momenta is not None:
+            momenta = self._momenta[workers]
+            momenta *= self._momentum
+            momenta += gradients
+            gradients = momenta
+        self.parameters[workers] -= self._lr * gradients
+
+
+def normal(seed: int, workers: Integers, steps: Integers, dimension: int) -> Floats:
+    """Normally distributed numbers that are the same for the same seed, worker, step and place, float32
+    [workers, dimension]. Box-Muller on both halves of a hash (splitmix64).
+
+    Args:
+        workers, steps: of the same length.
+    """
+    pairs = -(-dimension // 2)
+    with np.errstate(over="ignore"):
+        key = _mixed(workers.astype(np.uint64) * np.uint64(_GOLDEN) + _mixed(np.array(seed % (1 << 64), np.uint64)))
+        key = _mixed(key ^ _mixed(steps.astype(np.int64).view(np.uint64) + np.uint64(_GOLDEN)))
+        bits = _mixed(key[:, None] + np.arange(1, pairs + 1, dtype=np.uint64) * np.uint64(_GOLDEN))
+    high = ((bits >> np.uint64(32)).astype(np.float32) + np.float32(1)) * np.float32(2.0**-32)  # in (0, 1]
+    angle = (bits & np.uint64(0xFFFFFFFF)).astype(np.float32) * np.float32(2 * math.pi * 2.0**-32)
+    radius = np.sqrt(np.float32(-2) * np.log(np.minimum(high, np.float32(1))))
+    found = np.empty((len(workers), 2 * pairs), np.float32)
+    np.multiply(radius, np.cos(angle), out=found[:, ::2])
+    np.multiply(radius, np.sin(angle), out=found[:, 1::2])
+    return np.ascontiguousarray(found[:, :dimension])
+
+
+def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The finalizer of splitmix64: every bit of the result depends on every bit of the value."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
+
+
+def _mean_distance(values: Floats, place: NDArray[np.float64]) -> float:
+    """Of the rows from a place."""
+    return float(np.sqrt(np.square(values - place).sum(axis=1)).mean())

@@ -1,0 +1,115 @@
+"""What happens to the workers: sums in one array a quantity, cheap for 10^5 workers, and the learning curve."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+Kind = Literal["compute", "wait", "transfer"]
+
+
+class Span(NamedTuple):
+    """What a worker did from `begin` to `end`, in virtual seconds. "transfer" is the receiving of a model from `peer`,
+    which may be beside "compute"; `peer` is -1 where there is none."""
+
+    worker: int
+    kind: Kind
+    begin: float
+    end: float
+    peer: int
+
+
+class Record:
+    """One run.
+
+    Args:
+        spans_until: virtual seconds up to which spans are kept; 0 keeps none.
+
+    Attributes:
+        steps: of the optimizer, by worker; int64 [workers], as are `messages` and `pulls`.
+        computing: seconds, by worker; float64 [workers], as are `waiting`, `bytes` and `ages`.
+        waiting: seconds in which the worker had nothing to do.
+        messages: that the worker sent: models, parts of models, and those of the scheduling.
+        bytes: in them.
+        pulls: models of others, or parts of them, that the worker has averaged into its own.
+        ages: seconds, their sum over `pulls`: how long before its use each was copied from the other's parameters.
+        oldest: the longest of them all.
+        curve: {"time": virtual seconds, and what `Problem.evaluate` says}, in the order of time.
+        spans: see `Span`.
+        warnings: that users of the real algorithm would have seen.
+    """
+
+    def __init__(self, workers: int, spans_until: float = 0.0) -> None:
+        self.steps = np.zeros(workers, np.int64)
+        self.computing = np.zeros(workers)
+        self.waiting = np.zeros(workers)
+        self.messages = np.zeros(workers, np.int64)
+        self.bytes = np.zeros(workers)
+        self.pulls = np.zeros(workers, np.int64)
+        self.ages = np.zeros(workers)
+        self.oldest = 0.0
+        self.curve: list[dict[str, float]] = []
+        self.spans: list[Span] = []
+        self.warnings: list[str] = []
+        self._spans_until = spans_until
+
+    def computed(self, worker: int, begin: float, end: float) -> None:
+        """A step is done."""
+        self.steps[worker] += 1
+        self.computing[worker] += end - begin
+        self._span(worker, "compute", begin, end, -1)
+
+    def waited(self, worker: int, begin: float, end: float, peer: int = -1) -> None:
+        """The worker had to wait (for `peer`)."""
+        self.waiting[worker] += end - begin
+        self._span(worker, "wait", begin, end, peer)
+
+    def sent(self, worker: int, count: float) -> None:
+        """The worker has sent a message of so many bytes."""
+        self.messages[worker] += 1
+        self.bytes[worker] += count
+
+    def received(self, worker: int, peer: int, begin: float, end: float) -> None:
+        """The worker has received a model, between these times."""
+        self._span(worker, "transfer", begin, end, peer)
+
+    def used(self, worker: int, age: float) -> None:
+        """The worker has averaged a model that was copied `age` seconds ago into its own."""
+        self.pulls[worker] += 1
+        self.ages[worker] += age
+        self.oldest = max(self.oldest, age)
+
+    def evaluated(self, time: float, found: Mapping[str, float]) -> None:
+        """A point of the learning curve."""
+        self.curve.append({"time": time, **found})
+
+    def warned(self, text: str) -> None:
+        """A warning; each text is kept once."""
+        if text not in self.warnings:
+            self.warnings.append(text)
+
+    def _span(self, worker: int, kind: Kind, begin: float, end: float, peer: int) -> None:
+        if begin < self._spans_until and end > begin:
+            self.spans.append(Span(worker, kind, begin, end, peer))
+
+    def as_dict(self, by_worker: bool) -> dict[str, Any]:
+        """For a JSON file: means over workers (`age`: over all pulls) and the curve; if asked for, every worker's."""
+        pulls = int(self.pulls.sum())
+        found: dict[str, Any] = {
+            "steps": float(self.steps.mean()),
+            "computing": float(self.computing.mean()),
+            "waiting": float(self.waiting.mean()),
+            "messages": float(self.messages.mean()),
+            "bytes": float(self.bytes.mean()),
+            "pulls": float(self.pulls.mean()),
+            "age": float(self.ages.sum()) / pulls if pulls else None,
+            "oldest": self.oldest,
+            "warnings": self.warnings,
+            "curve": self.curve,
+        }
+        if by_worker:
+            names = ("steps", "computing", "waiting", "messages", "bytes", "pulls", "ages")
+            found["workers"] = {name: getattr(self, name).tolist() for name in names}
+        return found

@@ -1,0 +1,144 @@
+"""Who waits for whom when workers go step by step: everybody's clock, and when everybody's link is free.
+
+A worker's link carries one transfer at a time in each direction. A transfer begins when the sender has come so far and
+both ends are free, occupies them for its latency, too, and what takes no time (no latency, infinite rate) occupies
+nothing. A few numpy operations a phase,
+however many workers there are.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from sordino.simulate.job import Job
+from sordino.simulate.phases import Floats, Integers, Phase, Rounds, Sends
+from sordino.simulate.record import Record
+
+
+class Timeline:
+    """The virtual time of all workers.
+
+    Attributes:
+        clock: when each worker begins its next step, in seconds; float64 [workers].
+        record: where is written what happens.
+
+    Args:
+        delay, behind_loading: see `sordino.simulate.traffic.Traffic`.
+    """
+
+    def __init__(self, job: Job, record: Record, delay: int = 0, behind_loading: bool = False) -> None:
+        self.clock = np.zeros(job.workers)
+        self.record = record
+        self._job, self._delay, self._behind_loading = job, delay, behind_loading
+        self._out, self._into = np.zeros(job.workers), np.zeros(job.workers)  # when links are free
+        self._under_way: deque[Floats] = deque()  # when everybody has what it waits for later
+
+    def step(self, phases: Sequence[Phase]) -> None:
+        """Everybody computes, takes part in the phases, and loads its next batch."""
+        done = self.clock + self._job.compute
+        self._computed(done)
+        ready = done
+        delayed = self._delay > 0 and len(phases) > 0
+        if delayed and len(self._under_way) == self._delay:
+            ready = np.maximum(ready, self._under_way.popleft())
+        arrived = ready
+        for phase in phases:
+            arrived = self._send(phase, arrived) if isinstance(phase, Sends) else self._go_round(phase, arrived)
+        if delayed:
+            self._under_way.append(arrived)
+        else:
+            ready = arrived
+        busy = done + self._job.load if self._behind_loading else done
+        ready = np.maximum(ready, busy)
+        self._waited(busy, ready)
+        self.clock = ready if self._behind_loading else ready + self._job.load
+
+    # ---- phases ------------------------------------------------------------------------------------------------
+
+    def _send(self, phase: Sends, ready: Floats) -> Floats:
+        """When everybody has what is sent to it."""
+        arrived, record = ready.copy(), self.record
+        seconds = self._job.links.all_seconds(phase.sources, phase.targets, phase.bytes)
+        ends = np.empty(len(seconds))
+        for chosen in _without_conflict(phase.sources, phase.targets):
+            sources, targets, takes = phase.sources[chosen], phase.targets[chosen], seconds[chosen]
+            there, occupies = ready[sources], takes > 0
+            free = np.maximum(self._out[sources], self._into[targets])
+            end = np.where(occupies, np.maximum(there, free), there) + takes
+            self._out[sources[occupies]] = end[occupies]
+            self._into[targets[occupies]] = end[occupies]
+            arrived[targets] = np.maximum(arrived[targets], end)
+            ends[chosen] = end
+        workers = self._job.workers
+        record.messages += np.bincount(phase.sources, minlength=workers)
+        counts = np.broadcast_to(phase.bytes, len(seconds))
+        record.bytes += np.bincount(phase.sources, weights=counts, minlength=workers)
+        if phase.models:
+            ages = arrived[phase.targets] - ready[phase.sources]
+            record.pulls += np.bincount(phase.targets, minlength=workers)
+            record.ages += np.bincount(phase.targets, weights=ages, minlength=workers)
+            record.oldest = max(record.oldest, float(ages.max(initial=0.0)))
+        if self._kept(ends - seconds):
+            spans = zip(phase.targets.tolist(), phase.sources.tolist(), (ends - seconds).tolist(), ends.tolist())
+            for target, source, since, until in spans:
+                record.received(target, source, since, until)
+        return arrived
+
+    def _go_round(self, phase: Rounds, ready: Floats) -> Floats:
+        """When the last round is over for everybody."""
+        members, record = phase.members, self.record
+        seconds = self._job.links.all_seconds(phase.sources, phase.targets, phase.bytes)
+        takes = phase.rounds * seconds.max(axis=1)
+        begin = ready[members].max(axis=1)
+        free = np.maximum(self._out[members], self._into[members]).max(axis=1)
+        begin = np.where(takes > 0, np.maximum(begin, free), begin)
+        end = begin + takes
+        arrived = ready.copy()
+        arrived[members] = end[:, None]
+        occupied = takes > 0
+        self._out[members[occupied]] = self._into[members[occupied]] = end[occupied, None]
+        record.messages[phase.sources] += phase.rounds
+        record.bytes[phase.sources] += phase.rounds * phase.bytes
+        if self._kept(begin):
+            for row in range(len(members)):
+                for source, target in zip(phase.sources[row], phase.targets[row]):
+                    record.received(int(target), int(source), float(begin[row]), float(end[row]))
+        return arrived
+
+    # ---- the record --------------------------------------------------------------------------------------------
+
+    def _kept(self, begin: Floats) -> bool:
+        """Whether there is one among what begins then that the record keeps a span of."""
+        return bool((begin < self._job.spans_until).any())
+
+    def _computed(self, done: Floats) -> None:
+        if self._kept(self.clock):
+            for worker, (begin, end) in enumerate(zip(self.clock.tolist(), done.tolist())):
+                self.record.computed(worker, begin, end)
+        else:
+            self.record.steps += 1
+            self.record.computing += done - self.clock
+
+    def _waited(self, begin: Floats, end: Floats) -> None:
+        if self._kept(begin):
+            for worker, (since, until) in enumerate(zip(begin.tolist(), end.tolist())):
+                self.record.waited(worker, since, until)
+        else:
+            self.record.waiting += end - begin
+
+
+def _without_conflict(sources: Integers, targets: Integers) -> Iterator[Integers]:
+    """The numbers of messages, cut such that in no part there are two from or to one worker, and each worker's come in
+    order."""
+    left = np.arange(len(sources))
+    seen = np.empty(int(max(sources.max(initial=0), targets.max(initial=0))) + 1, np.int64)
+    while len(left) > 0:
+        first = np.ones(len(left), np.bool_)
+        for ends in (sources[left], targets[left]):
+            seen[ends[::-1]] = left[::-1]  # of several that are written to one place, the last stays
+            first &= seen[ends] == left
+        yield left[first]
+        left = left[~first]
