@@ -22,13 +22,13 @@ from sordino.bench import common, report
 from sordino.bench.common import Results
 from sordino.bench.jobs import failed, machine_before, run_here, run_on_hosts
 from sordino.bench.timing import summarize
-from sordino.bench.wide_area_serving import PLACES, where, words_of
+from sordino.bench.wide_area_report import GETS, where
+from sordino.bench.wide_area_serving import PLACES, words_of
 from sordino.errors import SordinoError
 
 _WORKER = "sordino.bench.wide_area_one_sided_worker"
 _FULL = {"sizes": (64 << 10, 3670016, 25 << 20), "turn-ms": 700.0, "rounds": 5}
 _QUICK = {"sizes": (256 << 10,), "turn-ms": 150.0, "rounds": 1}
-GETS = ("get", "get_calls", "get_allocated", "get_beside")
 
 
 def rows_of(job: Results, mbps: float | None) -> list[Results]:
@@ -56,7 +56,9 @@ def targets(rows: Sequence[Results]) -> list[Results]:
     """What the core does must be no slower than a Get while the target computes."""
     entries = []
     for row in rows:
-        what = f"{common.format_bytes(row['bytes'])}, {where(row)}: MPI_Get from a rank that makes no MPI call, over shelf"
+        what = (
+            f"{common.format_bytes(row['bytes'])}, {where(row)}: MPI_Get from a rank that makes no MPI call, over shelf"
+        )
         entries.append(common.target(what, row["ratios"].get("get"), 1.0, at_least=True))
         what = f"{common.format_bytes(row['bytes'])}, {where(row)}: the same of an allocated window"
         entries.append(common.target(what, row["ratios"].get("get_allocated"), 0.95, at_least=True))

@@ -1,9 +1,9 @@
 """One rank of the wide-area benchmark's one_sided part: rank 0 gets bytes of rank 1's, which computes meanwhile.
 
 Started by sordino.bench.wide_area_one_sided; rank 0 prints what it found as a line of JSON. A turn begins with MPI's
-barrier. For so many milliseconds rank 1 computes and rank 0 gets, over and over; then rank 1 enters MPI's barrier, which
-also ends what waits for it to call MPI, so no turn takes much longer. Sordino is initialized only for the ways that are
-its own, or that ask what its threads do for others.
+barrier. For so many milliseconds rank 1 computes and rank 0 gets, over and over; then rank 1 enters MPI's barrier,
+which also ends what waits for it to call MPI, so no turn takes much longer. Sordino is initialized only for the ways
+that are its own, or that ask what its threads do for others.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -46,9 +47,9 @@ class Turns:
         self.rank = self.communicator.rank
         self._computation = Computation()
 
-    def take(self, get: Callable[[], None] | None, calls: bool) -> Results:
-        """One turn: the seconds of each get, whether already the first lasted until rank 1 was done, and how many pieces
-        a second that has computed."""
+    def take(self, get: Callable[[], object] | None, calls: bool) -> Results:
+        """One turn: the seconds of each get, whether already the first lasted until rank 1 was done, and how many
+        pieces a second that has computed."""
         self.meet()
         begin = time.perf_counter()
         until = begin + self._seconds
@@ -121,19 +122,16 @@ def measure(mpi: Any, chosen: argparse.Namespace) -> Results:
                     ways[name].append(turns.take(window.get if window else None, name == "get_calls"))
             hvd.init()
             shelves = Shelves(size)
-            ways["shelf"].append(turns.take(lambda: _pull(shelves), False))
+            ways["shelf"].append(turns.take(partial(shelves.pull, 1), False))
             if "get" in windows:
                 ways["get_beside"].append(turns.take(windows["get"].get, False))
             shelves.close()
             hvd.shutdown()
-        right = all([window.close() or turns.rank == 1 for window in windows.values()])
+        closed = [window.close() for window in windows.values()]
+        right = turns.rank == 1 or all(closed)
         sizes.append({"bytes": size, "ways": {name: found for name, found in ways.items() if found}, "right": right})
     found: Results = {"cores_per_rank": len(os.sched_getaffinity(0)), "sizes": sizes, "missing": missing}
     return found | {"library": str(mpi.Get_library_version().split(",")[0].strip(" \0\n"))}
-
-
-def _pull(shelves: Shelves) -> None:
-    shelves.pull(1)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

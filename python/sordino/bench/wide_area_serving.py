@@ -33,7 +33,9 @@ def words_of(settings: Results) -> list[str]:
     """Settings as options of a worker."""
     words = []
     for name, value in settings.items():
-        words += [f"--{name}", *(str(one) for one in value)] if isinstance(value, tuple) else [f"--{name}", f"{value:g}"]
+        words += (
+            [f"--{name}", *(str(one) for one in value)] if isinstance(value, tuple) else [f"--{name}", f"{value:g}"]
+        )
     return words
 
 
