@@ -56,12 +56,11 @@ def targets(rows: Sequence[Results]) -> list[Results]:
     """What the core does must be no slower than a Get while the target computes."""
     entries = []
     for row in rows:
-        what = (
-            f"{common.format_bytes(row['bytes'])}, {where(row)}: MPI_Get from a rank that makes no MPI call, over shelf"
-        )
-        entries.append(common.target(what, row["ratios"].get("get"), 1.0, at_least=True))
-        what = f"{common.format_bytes(row['bytes'])}, {where(row)}: the same of an allocated window"
-        entries.append(common.target(what, row["ratios"].get("get_allocated"), 0.95, at_least=True))
+        place, ratios = f"{common.format_bytes(row['bytes'])}, {where(row)}", row["ratios"]
+        what = f"{place}: MPI_Get from a rank that makes no MPI call, over shelf"
+        entries.append(common.target(what, ratios.get("get"), 1.0, at_least=True))
+        what = f"{place}: the same of an allocated window"
+        entries.append(common.target(what, ratios.get("get_allocated"), 0.95, at_least=True))
     return entries
 
 

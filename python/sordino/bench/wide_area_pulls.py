@@ -64,9 +64,8 @@ def row_of(job: Results, wide: int, model_bytes: int) -> Results:
 
 def _of_pulls(pulled: Sequence[Results]) -> Results:
     """Ages, what pulls took and what ages are beyond that, of all of them."""
-    ages, seconds, behind = (
-        np.array([x for told in pulled for x in told[key]]) for key in ("ages", "seconds", "behind")
-    )
+    keys = ("ages", "seconds", "behind")
+    ages, seconds, behind = (np.array([value for told in pulled for value in told[key]]) for key in keys)
     if ages.size == 0:
         return {}
     found: Results = {"age": summarize(ages), "pull": summarize(seconds), "beyond": summarize(ages - seconds)}
@@ -95,11 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options.add_argument("--wide", default="", metavar="LIST", help="numbers of wide links (default 0,2,4; --quick: 2)")
     chosen = options.parse_args(argv)
     settings = (_QUICK if chosen.quick else _MODELS[chosen.model]) | {"interval": INTERVAL}
-    words = [
-        word
-        for name, value in settings.items()
-        for word in (f"--{name}", f"{value:g}" if name == "compute-ms" else str(value))
-    ]
+    words = words_of(settings)
     wides = [int(text) for text in (chosen.wide or ("2" if chosen.quick else "0,2,4")).split(",")]
     found_machine = machine_before()
     rows: list[Results] = []
@@ -109,11 +104,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             row = row_of(run_on_hosts(HOSTS, 1, rates, _WORKER, words), wide, int(settings["model-bytes"]))
             rows.append(row)
             for name, one in row["contestants"].items():
-                times = [
-                    f"{key} {common.format_seconds(one[key]['median'])}"
-                    for key in ("step", "waited", "age", "pull")
-                    if key in one
-                ]
+                keys = [key for key in ("step", "waited", "age", "pull") if key in one]
+                times = [f"{key} {common.format_seconds(one[key]['median'])}" for key in keys]
                 common.log(f"{wide} wide: {name}: {', '.join(times)}")
     except SordinoError as error:
         return failed("wide_area", error)

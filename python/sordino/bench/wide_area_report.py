@@ -6,8 +6,6 @@ from typing import Any
 
 from sordino.bench import common
 from sordino.bench.common import Results, format_bytes, format_seconds, table
-from sordino.bench.wide_area_one_sided import GETS
-from sordino.bench.wide_area_serving import where
 
 _CONTESTANTS = {
     "alone": "no communication",
@@ -18,6 +16,7 @@ _CONTESTANTS = {
     "local_sgd": "LocalSGD, all-reduce",
     "crossover": "Crossover",
 }
+GETS = ("get", "get_calls", "get_allocated", "get_beside")
 _SERVING = {
     "alone": "alone",
     "neighbour": "the other copies its own",
@@ -58,8 +57,8 @@ def pulls(results: Results) -> str:
     interval, compute = settings["interval"], settings["compute-ms"]
     what = (
         f"A rank on each of {results['rows'][0]['hosts']} emulated hosts with links of {mbps['wide'] / 1e3:g} Gbps "
-        f"(wide) or {mbps['narrow'] / 1e3:g} Gbps; a model of {format_bytes(settings['model-bytes'])}; {interval} steps "
-        f"a window, each of which sleeps for {compute:g} ms, so that the machine's cores do not decide. "
+        f"(wide) or {mbps['narrow'] / 1e3:g} Gbps; a model of {format_bytes(settings['model-bytes'])}; {interval} "
+        f"steps a window, each of which sleeps for {compute:g} ms, so that the machine's cores do not decide. "
         f"{settings['rounds']} turns of {settings['windows']} windows after {settings['warm-up']} of warm-up, "
         "contestants in turn. Median and quartiles: of steps and waiting over the turns (a turn's is the mean over the "
         "ranks), of ages over all pulls. Age: of a pulled model when it is averaged in, since it was published. Pull: "
@@ -71,10 +70,8 @@ def pulls(results: Results) -> str:
         steps, ages = [], []
         for name, one in row["contestants"].items():
             waited = "–" if name == "alone" else _spread(one["waited"])
-            over = f"{one['over_alone']['median']:.3f}×"
-            steps.append(
-                [_CONTESTANTS[name], _spread(one["step"]), over, waited, f"{one['bytes']['median'] / 1e6:.3g} MB"]
-            )
+            over, sent = f"{one['over_alone']['median']:.3f}×", f"{one['bytes']['median'] / 1e6:.3g} MB"
+            steps.append([_CONTESTANTS[name], _spread(one["step"]), over, waited, sent])
             if "age" in one:
                 behind = f"{one['behind']['mean']:+.1f} ± {one['behind']['deviation']:.1f}"
                 parts = [_spread(one["age"]), *(format_seconds(one[key]["median"]) for key in ("pull", "beyond"))]
@@ -107,6 +104,11 @@ def draw_pulls(results: Results, figure: Any) -> None:
         axes.set_xticks(range(len(rows)), [f"{row['wide']} of {row['hosts']} wide" for row in rows])
         axes.set_ylabel(what)
         axes.legend(fontsize=6)
+
+
+def where(row: Results) -> str:
+    """The place, in words."""
+    return "on one machine" if row["mbps"] is None else f"between hosts, {row['mbps'] / 1e3:g} Gbps"
 
 
 # ---- serving -------------------------------------------------------------------------------------------------------
@@ -166,8 +168,8 @@ def one_sided(results: Results) -> str:
     turn = results["settings"]["turn-ms"]
     what = (
         f"Rank 1 computes for {turn:g} ms a turn; meanwhile rank 0 takes its bytes, over and over; "
-        f"{results['settings']['rounds']} turns of each way, in turn in one run. Late: turns in which already the first "
-        "Get lasted until rank 1 had computed and called MPI again; its time is then this benchmark's, and would be "
+        f"{results['settings']['rounds']} turns of each way, in turn in one run. Late: turns in which already the "
+        "first Get lasted until rank 1 had computed and called MPI again; its time is then this benchmark's, and would be "
         "that of a training step that makes no MPI call. Computed: what rank 1 got done, over what it did undisturbed."
     )
     blocks = common.head(results, "Having another rank's bytes: request and reply, or MPI's one-sided", what)
@@ -213,14 +215,14 @@ def tables(results: Results) -> str:
     """Accuracy beside the source's, freshness, and what the simulator takes."""
     setting = results["rows"][0]["setting"]
     what = (
-        f"`sordino simulate`: {setting['workers']} workers train on {setting['data']} in virtual time, {results['seeds']} "
-        f"seeds (mean ± deviation), {1e3 * setting['latency']:.3g} ms of latency, a model of "
+        f"`sordino simulate`: {setting['workers']} workers train on {setting['data']} in virtual time, "
+        f"{results['seeds']} seeds (mean ± deviation), {1e3 * setting['latency']:.3g} ms of latency, a model of "
         f"{setting['message_bytes'] / 2**20:.3g} MiB in transfer, {1e3 * setting['compute'][0]:.3g} ms a step, "
-        f"windows of 16 steps, learning rate {setting['lr']:g}, mini-batches of {setting['batch']}. Accuracy: the mean "
-        "over the workers of the test accuracy, the best within equal virtual time, and at its end. The source's are of "
-        "Network in Network within 1,000 s (Table 3), and of VGG16 on CIFAR-100 within 10,000 s (Table 2), which is not "
-        "run here; it calls naive overlap the worst, without a number. Age: of pulled models when they are averaged in. "
-        "Waiting: of all time."
+        f"windows of 16 steps, learning rate {setting['lr']:g}, mini-batches of {setting['batch']}. Accuracy: the "
+        "mean over the workers of the test accuracy, the best within equal virtual time, and at its end. The source's "
+        "are of Network in Network within 1,000 s (Table 3), and of VGG16 on CIFAR-100 within 10,000 s (Table 2), which "
+        "is not run here; it calls naive overlap the worst, without a number. Age: of pulled models when they are "
+        "averaged in. Waiting: of all time."
     )
     blocks = common.head(results, "The source's tables, simulated", what, unit="")
     for row in results["rows"]:
@@ -261,8 +263,8 @@ def draw_tables(results: Results, figure: Any) -> None:
     *panels, last = figure.subplots(1, len(rows) + 1)
     for axes, row in zip(panels, rows, strict=True):
         for mode, one in row["modes"].items():
-            curve = one["curve"]
-            axes.plot(*zip(*curve), lw=1, color=_MODE_COLOURS.get(mode), label=mode)
+            places = [point["time"] for point in one["curve"]], [100 * point["accuracy"] for point in one["curve"]]
+            axes.plot(*places, lw=1, color=_MODE_COLOURS.get(mode), label=mode)
         axes.set(xlabel="virtual s", title=f"{row['wide']} wide")
     panels[0].set_ylabel("test accuracy, %")
     panels[0].legend(fontsize=6)

@@ -2,11 +2,11 @@
 
   python benchmarks/wide_area.py serving              # as root, in a clone: two of the jobs are on emulated hosts
 
-Two ranks: one computes products of matrices, about 10 ms a step, the other pulls its snapshots all the time, far oftener
-than gossip would. Ways take turns: alone (the other sleeps), neighbour (the other copies as many bytes of its own, which
-disturbs as well where they share memory), pulled, publishing (a snapshot after each step), publishing and pulled. On
-this machine, where the other copies the snapshot itself, and over emulated hosts, where a thread of the one pulled from
-sends it. A snapshot itself is timed against copies of as many bytes.
+Two ranks: one computes products of matrices, about 10 ms a step, the other pulls its snapshots all the time, far more
+often than gossip would. Ways take turns: alone (the other sleeps), neighbour (the other copies as many bytes of its own,
+which disturbs as well where they share memory), pulled, publishing (a snapshot after each step), publishing and pulled.
+On this machine, where the other copies the snapshot itself, and over emulated hosts, where a thread of the one pulled
+from sends it. A snapshot itself is timed against copies of as many bytes.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from sordino.bench import common, report
 from sordino.bench.common import Results
 from sordino.bench.jobs import failed, machine_before, run_here, run_on_hosts
 from sordino.bench.timing import summarize
+from sordino.bench.wide_area_report import where
 from sordino.errors import SordinoError
 
 _WORKER = "sordino.bench.wide_area_serving_worker"
 PLACES: tuple[float | None, ...] = (None, 1000.0, 10000.0)  # Mbps between two hosts; None: on this machine
-_FULL = {"sizes": (3670016, 25 << 20), "step-ms": 10.0, "steps": 20, "rounds": 10, "budget": 5.0}
-_QUICK = {"sizes": (1 << 20,), "step-ms": 3.0, "steps": 3, "rounds": 1, "budget": 0.1}
+_FULL: Results = {"sizes": (3670016, 25 << 20), "step-ms": 10.0, "steps": 20, "rounds": 10, "budget": 5.0}
+_QUICK: Results = {"sizes": (1 << 20,), "step-ms": 3.0, "steps": 3, "rounds": 1, "budget": 0.1}
 LIMIT = 1.15
 COMPARED = (("pulled", "alone"), ("pulled", "neighbour"), ("publishing_pulled", "publishing"), ("publishing", "alone"))
 
@@ -33,9 +34,8 @@ def words_of(settings: Results) -> list[str]:
     """Settings as options of a worker."""
     words = []
     for name, value in settings.items():
-        words += (
-            [f"--{name}", *(str(one) for one in value)] if isinstance(value, tuple) else [f"--{name}", f"{value:g}"]
-        )
+        values = value if isinstance(value, tuple) else (value,)
+        words += [f"--{name}", *(str(one) for one in values)]
     return words
 
 
@@ -52,11 +52,6 @@ def rows_of(job: Results, mbps: float | None) -> list[Results]:
         row = size | {"mbps": mbps, "cores_per_rank": job["cores_per_rank"], "ratios": ratios}
         rows.append(row | {"over_copy": size["publication"]["publish"]["median"] / min(copies)})
     return rows
-
-
-def where(row: Results) -> str:
-    """The place, in words."""
-    return "on one machine" if row["mbps"] is None else f"between hosts, {row['mbps'] / 1e3:g} Gbps"
 
 
 def targets(rows: Sequence[Results]) -> list[Results]:

@@ -89,7 +89,7 @@ def _pieces(computation: Computation, seconds: float) -> int:
 
 
 def publication(shelves: Shelves, budget: float) -> Results:
-    """What a snapshot costs, and the copies of as many bytes that are the peer: to three places in turn, as snapshots."""
+    """What a snapshot costs, and copies of as many bytes, the peers: to three places in turn, as snapshots go."""
     source, turn = shelves.values, [0]
     targets = [torch.ones_like(source) for _ in range(3)]
     arrays = [target.numpy() for target in targets]

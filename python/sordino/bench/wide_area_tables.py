@@ -81,7 +81,7 @@ def run_all(simulations: Sequence[Simulation], folder: Path) -> list[Results]:
         path = folder / f"{one.name}.json"
         kept: Results = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
         if kept.get("words") != one.words:
-            kept = {"name": one.name, "words": one.words} | simulated(one.words)
+            kept = simulated(one.words) | {"name": one.name, "words": one.words}
             common.write(kept, folder)
             common.log(f"{one.name}: {common.format_seconds(kept['seconds'])}, {kept['bytes'] / 2**20:.0f} MiB")
         found.append(kept)
@@ -192,10 +192,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     chosen = options.parse_args(argv)
     seeds = chosen.seeds or (1 if chosen.quick else 3)
     a_part = chosen.wide is not None or chosen.many is not None
-    wides = WIDES[1:2] if chosen.quick else WIDES
-    algorithms, counts = (list(_SETTINGS)[:1], COUNTS[:1]) if chosen.quick else (list(_SETTINGS), COUNTS)
+    wides: Sequence[int] = WIDES[1:2] if chosen.quick else WIDES
+    algorithms, counts = list(_SETTINGS), list(COUNTS)
+    if chosen.quick:
+        algorithms, counts = algorithms[:1], counts[:1]
     if a_part:
-        wides = tuple(wide for wide in WIDES if wide == chosen.wide)
+        wides = [wide for wide in WIDES if wide == chosen.wide]
         algorithms = [name for name in _SETTINGS if name == chosen.many]
     comparisons = [comparison(wide, seeds, chosen.quick, chosen.data_dir) for wide in wides]
     scales = [many(algorithm, count) for algorithm in algorithms for count in counts]
