@@ -3,10 +3,10 @@
   python benchmarks/wide_area.py serving              # as root, in a clone: two of the jobs are on emulated hosts
 
 Two ranks: one computes products of matrices, about 10 ms a step, the other pulls its snapshots all the time, far more
-often than gossip would. Ways take turns: alone (the other sleeps), neighbour (the other copies as many bytes of its own,
-which disturbs as well where they share memory), pulled, publishing (a snapshot after each step), publishing and pulled.
-On this machine, where the other copies the snapshot itself, and over emulated hosts, where a thread of the one pulled
-from sends it. A snapshot itself is timed against copies of as many bytes.
+often than gossip would. Ways take turns: alone (the other sleeps), neighbour (the other copies as many bytes of its
+own, which disturbs as well where they share memory), pulled, publishing (a snapshot after each step), publishing and
+pulled. On this machine, where the other copies the snapshot itself, and over emulated hosts, where a thread of the one
+pulled from sends it. A snapshot itself is timed against copies of as many bytes.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ class Training:
 
     def is_right(self) -> bool:
         """Whether every block (for pulls: the model) is of one piece, and changed as far as it can have changed."""
-        ends = [(float(parameter.min()), float(parameter.max())) for parameter in self.parameters]
+        ends = [tuple(map(float, parameter.detach().aminmax())) for parameter in self.parameters]
         most = _RATE * hvd.size() * self._windows
         even = all(low == high for low, high in ends) and (not self._whole or len(set(ends)) == 1)
         return even and all(0 < low <= most * (1 + 1e-4) for low, _ in ends)
