@@ -25,6 +25,8 @@ from sordino.cli import mpi
 from sordino.cli.run import job_environment
 from sordino.errors import NotBuilt, UsageError
 
+Rates = float | Sequence[float | None] | None
+
 _MOST_HOSTS = 200  # they share one /24
 _NAMESPACES = ("--mount-proc", "--pid", "--fork", "--kill-child", "--net", "--uts", "--ipc")
 
@@ -73,20 +75,25 @@ class Cluster:
 
     Args:
         hosts: how many.
-        mbps: the rate of each host's link in each direction, in megabits a second; None is as fast as the machine.
+        mbps: the rate of each host's link in each direction, in megabits a second, one for all or one for each; None
+            is as fast as the machine.
 
     Raises:
         UsageError: there cannot be such a cluster.
         NotBuilt: on entering; this machine or this user cannot make one. The message says what is missing.
     """
 
-    def __init__(self, hosts: int, mbps: float | None = None) -> None:
+    def __init__(self, hosts: int, mbps: Rates = None) -> None:
         if not 1 <= hosts <= _MOST_HOSTS:
             raise UsageError(f"{hosts} hosts: a cluster has between 1 and {_MOST_HOSTS}")
-        if mbps is not None and not 1 <= mbps <= 100_000:
-            raise UsageError(f"{mbps:g} Mbps: a link has between 1 and 100000")
+        rates = list(mbps) if isinstance(mbps, Sequence) else [mbps] * hosts
+        if len(rates) != hosts:
+            raise UsageError(f"{len(rates)} rates for {hosts} hosts: give one for each, or one for all")
+        for rate in rates:
+            if rate is not None and not 1 <= rate <= 100_000:
+                raise UsageError(f"{rate:g} Mbps: a link has between 1 and 100000")
         self.names = [f"node{k}" for k in range(hosts)]
-        self._mbps = mbps
+        self._mbps = rates
         self._head: subprocess.Popen[str] | None = None
         self._hosts: list[subprocess.Popen[str]] = []
 
@@ -198,16 +205,16 @@ class Cluster:
 
     def _link(self, k: int, pid: int) -> None:
         """Joins host `k` to the switch by a cable with an end `eth0` at the host and one named after it at the head."""
-        name, there = self.names[k], [*_enter(str(pid)), "--"]
+        name, rate, there = self.names[k], self._mbps[k], [*_enter(str(pid)), "--"]
         self._do("ip", "link", "add", name, "type", "veth", "peer", "name", "eth0", "netns", str(pid))
         self._do("ip", "link", "set", name, "master", "switch", "up")
         self._do(*there, "ip", "address", "add", f"{_address(k)}/24", "dev", "eth0")
         self._do(*there, "ip", "link", "set", "lo", "up")
         self._do(*there, "ip", "link", "set", "eth0", "up")
-        if self._mbps is not None:
+        if rate is not None:
             # A queueing discipline acts on what leaves, so each direction is limited at the end it leaves from.
-            self._do("tc", "qdisc", "add", "dev", name, "root", "tbf", *_bucket(self._mbps))
-            self._do(*there, "tc", "qdisc", "add", "dev", "eth0", "root", "tbf", *_bucket(self._mbps))
+            self._do("tc", "qdisc", "add", "dev", name, "root", "tbf", *_bucket(rate))
+            self._do(*there, "tc", "qdisc", "add", "dev", "eth0", "root", "tbf", *_bucket(rate))
 
     def _inside(self) -> list[str]:
         """The words that run what follows them in the head."""

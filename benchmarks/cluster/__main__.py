@@ -1,6 +1,7 @@
 """Runs one Open MPI job on a cluster that lives as long as the job does.
 
   cd benchmarks && python -m cluster --hosts 4 --mbps 1000 --ranks-per-host 1 -- python train.py
+  cd benchmarks && python -m cluster --hosts 4 --mbps 1000,1000,10000,10000 -- python train.py
 
 The exit status is the job's; 2 if the command line is wrong or no cluster can be made here.
 """
@@ -15,6 +16,12 @@ from cluster import Cluster
 from sordino.errors import NotBuilt, UsageError
 
 
+def _rates(text: str) -> float | list[float]:
+    """One rate for all, or those of the hosts."""
+    found = [float(part) for part in text.split(",")]
+    return found if len(found) > 1 else found[0]
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the job and returns its exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
@@ -26,7 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         usage="python -m cluster --hosts N [options] -- COMMAND [ARGUMENT ...]", allow_abbrev=False,
     )  # fmt: skip
     parser.add_argument("--hosts", type=int, required=True, metavar="N", help="how many hosts")
-    parser.add_argument("--mbps", type=float, metavar="RATE", help="of each link, each way (default: unlimited)")
+    parser.add_argument("--mbps", type=_rates, metavar="RATE", help="of each link, each way, or RATE,RATE,... of the "
+        "hosts' one after the other (default: unlimited)")  # fmt: skip
     parser.add_argument("--ranks-per-host", type=int, default=1, metavar="N", help="(default 1)")
     options = parser.parse_args(words[:cut])
     if not command:

@@ -117,6 +117,27 @@ def test_links_keep_to_the_rate(traces: Traces) -> None:
     assert MIB << 20 <= sent <= 1.1 * (MIB << 20) + 200_000, "what MPI starts a job with takes less than 200 kB"
 
 
+def test_each_link_may_have_a_rate_of_its_own(traces: Traces) -> None:
+    pytest.importorskip("mpi4py")
+    took = {}
+    for rates in ((10 * MBPS, MBPS), (10 * MBPS, 10 * MBPS)):
+        with Cluster(hosts=2, mbps=rates) as cluster:
+            done = cluster.run(ranks=2, command=["python", "-c", STREAM], timeout=60)
+        assert done.returncode == 0, done.stderr
+        took[min(rates)] = float(done.stdout)
+    at_the_rate = (MIB << 20) * 8 / (MBPS * 1e6)
+    assert at_the_rate <= took[MBPS] <= 2 * at_the_rate, "the slower end decides"
+    assert took[10 * MBPS] < at_the_rate / 2
+
+
+def test_the_command_takes_a_rate_for_each_host(traces: Traces, capfd: pytest.CaptureFixture[str]) -> None:
+    show = ["sh", "-c", 'echo "$(hostname) $(tc qdisc show dev eth0)"']
+    assert main(["--hosts", "2", "--mbps", "100,2000", "--", *show]) == 0
+    told = dict(line.split(" ", 1) for line in capfd.readouterr().out.splitlines())
+    assert "rate 100Mbit" in told["node0"]
+    assert "rate 2Gbit" in told["node1"]
+
+
 def test_one_host_uses_no_link(traces: Traces) -> None:
     pytest.importorskip("mpi4py")
     with Cluster(hosts=1, mbps=1) as cluster:
@@ -207,9 +228,11 @@ def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest
 
 
 def test_nonsense_is_refused(emulated_hosts: None) -> None:
-    for hosts, mbps in ((0, None), (1000, None), (2, 0), (2, float("nan"))):
+    for hosts, mbps in ((0, None), (1000, None), (2, 0), (2, float("nan")), (2, (100, 0))):
         with pytest.raises(UsageError):
             Cluster(hosts, mbps)
+    with pytest.raises(UsageError, match="2 rates for 3 hosts"):
+        Cluster(3, (100, 1000))
     closed = Cluster(hosts=1)
     with pytest.raises(UsageError, match="not open"):
         closed.traffic()

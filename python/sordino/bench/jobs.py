@@ -59,8 +59,11 @@ def run_here(ranks: int, module: str, arguments: Sequence[str]) -> Results:
     return _found(done, f"{ranks} ranks") | {"hosts": 1, "ranks_per_host": ranks, "ranks": ranks}
 
 
-def run_on_hosts(hosts: int, ranks_per_host: int, mbps: float, module: str, arguments: Sequence[str]) -> Results:
-    """What the ranks of one job found, on a cluster of its own, and the bytes of the host that sent most.
+def run_on_hosts(
+    hosts: int, ranks_per_host: int, mbps: float | Sequence[float] | None, module: str, arguments: Sequence[str]
+) -> Results:
+    """What the ranks of one job found, on a cluster of its own, and the bytes of the host that sent most. `mbps` is the
+    rate of all links, or of each.
 
     Raises:
         NotBuilt: no cluster can be made here. SordinoError: the job failed.

@@ -20,6 +20,7 @@ from sordino.bench import (
     pictures,
     skipping_report,
     tables,
+    wide_area_report,
 )
 from sordino.bench.common import Results
 from sordino.errors import UsageError
@@ -42,6 +43,10 @@ _TABLES: dict[str, Callable[[Results], str]] = {
     "skipping_communication": skipping_report.communication,
     "skipping_detection": skipping_report.detection,
     "skipping_training": skipping_report.training,
+    "wide_area_one_sided": wide_area_report.one_sided,
+    "wide_area_pulls": wide_area_report.pulls,
+    "wide_area_serving": wide_area_report.serving,
+    "wide_area_tables": wide_area_report.tables,
 }
 _PICTURES: dict[str, Callable[[Results, Any], None]] = {
     "accuracy": accuracy_report.picture,
@@ -60,6 +65,10 @@ _PICTURES: dict[str, Callable[[Results, Any], None]] = {
     "skipping_communication": skipping_report.draw_communication,
     "skipping_detection": skipping_report.draw_detection,
     "skipping_training": skipping_report.draw_training,
+    "wide_area_one_sided": wide_area_report.draw_one_sided,
+    "wide_area_pulls": wide_area_report.draw_pulls,
+    "wide_area_serving": wide_area_report.draw_serving,
+    "wide_area_tables": wide_area_report.draw_tables,
 }
 
 

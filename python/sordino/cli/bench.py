@@ -16,7 +16,7 @@ from typing import Protocol, cast
 from sordino.cli import run
 from sordino.errors import NotBuilt
 
-BENCHMARKS = ("accuracy", "collectives", "fusion", "gossip", "kernels", "local_sgd", "skipping")
+BENCHMARKS = ("accuracy", "collectives", "fusion", "gossip", "kernels", "local_sgd", "skipping", "wide_area")
 
 
 class _Benchmark(Protocol):
