@@ -1,4 +1,4 @@
-"""Who pulls from whom, and when: the policy objects by hand, and all of them together in virtual time."""
+"""Who pulls from whom, and when: the policy objects by hand."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from sordino.algorithms.pull_negotiation import Autonomous, Managed
 from sordino.algorithms.pull_schedule import (
     Action,
     Draws,
-    Message,
     Peers,
     Pull,
     PullAfter,
@@ -25,11 +24,6 @@ from sordino.algorithms.pull_schedule import (
     Warn,
     update_time,
 )
-from sordino.algorithms.wide_area import ScheduledPull
-from sordino.simulate.job import Job, Outcome
-from sordino.simulate.links import Links
-from sordino.simulate.pulling import Pulling
-from sordino.simulate.record import Record
 
 PATIENCE = 1.0
 
@@ -364,136 +358,6 @@ def test_when_the_manager_falls_silent_a_worker_says_so_and_goes_on_alone() -> N
     assert "has not answered for 1 s" in warning.text
     assert isinstance(question, Tell)
     assert question.message[0] == "may"
-
-
-# ---- all together, in virtual time -----------------------------------------------------------------------------------
-
-
-class Watched(Pulling):
-    """Keeps how many pulls of each worker are under way, and who has warned."""
-
-    def __init__(self, job: Job) -> None:
-        super().__init__(job, lambda _: None)
-        self.pulls: dict[int, tuple[int, float]] = {}  # by puller
-        self.conflicts: list[float] = []  # when
-
-    def transfer(self, sender: int, to: int) -> float:
-        seconds = super().transfer(sender, to)
-        others = [
-            peer for puller, (peer, end) in self.pulls.items() if self.alive(puller) and puller != to and end > self.now
-        ]
-        self.conflicts += [self.now] * (sender in others)
-        self.pulls[to] = sender, self.now + seconds
-        return seconds
-
-
-def together(
-    algorithm: ScheduledPull,
-    compute: list[float],
-    gbps: list[float],
-    latency: float,
-    kills: tuple[tuple[int, float], ...] = (),
-    seconds: float = 1.5,
-) -> tuple[Outcome, Watched]:
-    job = Job(
-        algorithm, len(compute), Links(gbps, latency), np.array(compute), 2.0**20,
-        seconds=seconds, data="none", points=1, kills=kills,
-    )  # fmt: skip
-    world = Watched(job)
-    return world.run(), world
-
-
-@given(
-    st.sampled_from(["manager", "autonomous"]),
-    st.lists(st.tuples(st.sampled_from([5e-3, 0.02]), st.sampled_from([0.1, 1.0, 10.0])), min_size=2, max_size=7),
-    st.sampled_from([0.0, 1e-3, 0.02]),
-    st.integers(0, 1000),
-    st.data(),
-)
-def test_nobody_is_pulled_from_twice_at_once_and_all_others_go_on(
-    schedule: str, workers: list[tuple[float, float]], latency: float, seed: int, data: st.DataObject
-) -> None:
-    killed = data.draw(st.lists(st.integers(0, len(workers) - 1), max_size=len(workers) - 1, unique=True))
-    kills = tuple((worker, data.draw(st.floats(0.01, 1.0))) for worker in killed)
-    compute, gbps = [one[0] for one in workers], [one[1] for one in workers]
-    algorithm = ScheduledPull(interval=4, schedule=schedule, seed=seed, patience=0.5)  # type: ignore[arg-type]
-    outcome, world = together(algorithm, compute, gbps, latency, kills)
-    record = outcome.record
-    alive = [worker for worker in range(len(workers)) if worker not in killed]
-    died = dict(kills).get(0, math.inf) if schedule == "manager" else math.inf
-    # Pulls that the manager has granted before it died are known to nobody else.
-    last = died + 4 * max(compute) + 8 * 2**20 / 1e8 + latency
-    assert [time for time in world.conflicts if not died <= time <= last] == []
-    slowest = max(world.job.links.seconds(i, j, 2**20) for i in alive for j in range(len(workers)))
-    for worker in alive:
-        # A window: its steps, its own pull, and, while all others are taken, theirs and the asking for them; and once
-        # for each death what it costs to find out.
-        window = 4 * compute[worker] + (len(workers) + 1) * (slowest + 10 * latency)
-        assert record.steps[worker] >= 4 * int(1.5 / window) - 4
-        if len(alive) > 1 and not kills:
-            assert record.pulls[worker] >= record.steps[worker] // 4 - 1
-    missed = schedule == "manager" and 0 in killed
-    assert missed or record.warnings == []
-    if missed and len(alive) > 1:
-        assert any(text.startswith("rank 0, which schedules the pulls, is gone") for text in record.warnings)
-
-
-def test_a_node_that_falls_silent_and_comes_back_is_pulled_from_again() -> None:
-    class Silent(Watched):
-        def _arrives(self, sender: int, to: int, message: Message) -> None:
-            if not (0.5 <= self.now < 2.0 and 2 in (sender, to)):
-                super()._arrives(sender, to, message)
-
-    job = Job(
-        ScheduledPull(interval=4, patience=0.1), 4, Links([1.0] * 4, 1e-3), np.full(4, 5e-3), 2.0**20,
-        seconds=4.0, data="none", points=1, spans_until=4.0,
-    )  # fmt: skip
-    world = Silent(
-        job,
-    )
-    pulls = [
-        (span.begin, span.peer) for span in world.run().record.spans if span.kind == "transfer" and span.worker != 2
-    ]
-    assert any(begin < 0.5 and peer == 2 for begin, peer in pulls)
-    assert not any(0.7 < begin < 2.0 and peer == 2 for begin, peer in pulls)
-    assert sum(begin > 2.2 and peer == 2 for begin, peer in pulls) > 5
-
-
-@pytest.mark.parametrize("schedule", ["manager", "autonomous"])
-@pytest.mark.parametrize("wide", [0, 2, 6])
-def test_pulls_end_with_their_windows_and_nobody_waits(schedule: str, wide: int) -> None:
-    algorithm = ScheduledPull(interval=16, schedule=schedule)  # type: ignore[arg-type]
-    job = Job(
-        algorithm, 8, Links.wide(8, wide, 1.0, 10.0, 0.0), np.full(8, 10e-3), 3.5 * 2**20,
-        seconds=0.16 * 60, data="none", points=1, spans_until=1e9,
-    )  # fmt: skip
-    record = Pulling(job, lambda _: None).run().record
-    window = 16 * float(job.compute[0])
-    measured: dict[tuple[int, int], float] = {}  # when a worker first knew what a pull from another takes
-    on_time = 0
-    for span in sorted(record.spans, key=lambda one: one.begin):
-        if span.kind == "transfer":
-            if span.begin > measured.setdefault((span.worker, span.peer), span.end) + window:
-                assert min(abs(span.end - end) for end in ends_of(record, span.worker)) < 1e-9
-                on_time += 1
-        elif span.kind == "wait":
-            assert span.begin < 30 * window
-    assert on_time > 8 * 40
-    assert record.pulls.min() >= 58
-
-
-def ends_of(record: Record, worker: int) -> list[float]:
-    """When the windows of a worker ended."""
-    steps = [span.end for span in record.spans if span.worker == worker and span.kind == "compute"]
-    return steps[15::16]
-
-
-def test_with_latency_workers_with_a_manager_wait_only_in_the_first_windows() -> None:
-    def waited(windows: int) -> list[float]:
-        outcome, _ = together(ScheduledPull(schedule="manager"), [10e-3] * 8, [1.0] * 8, 5e-3, seconds=0.16 * windows)
-        return outcome.record.waiting.tolist()
-
-    assert waited(40) == waited(5)
 
 
 def test_a_pair_that_never_met_is_expected_to_take_the_longest_of_either() -> None:

@@ -1,0 +1,142 @@
+"""What the tests of the lock-step engine have in common: the algorithms, jobs, and training with the real optimizer."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+
+import sordino.torch as hvd
+from sordino.algorithms import (
+    DPSGD,
+    Algorithm,
+    AllReduce,
+    Crossover,
+    ElasticAveraging,
+    GossipGraD,
+    Layered,
+    LocalSGD,
+    ParameterSkipping,
+    PushSum,
+    SegmentedGossip,
+)
+from sordino.simulate import lockstep
+from sordino.simulate.job import Job, Outcome
+from sordino.simulate.links import Links
+from sordino.simulate.quadratic import Quadratic
+from sordino.simulate.traffic import InStep, Model
+from sordino.simulate.training import train
+
+WORKERS = 4
+MIXES: dict[str, InStep] = {
+    "crossover": Crossover(seed=3),
+    "crossover-model": Crossover(segments="model", interval=2),
+    "crossover-bytes": Crossover(segments=20),
+    "crossover-patterns": Crossover(segments=("layers.1.*", "layers.[23].*")),
+    "crossover-roulette": Crossover(roulette=[[0, 1, 1, 1], [1, 0, 1, 1], [1, 1, 0, 1], [1, 1, 1, 0]]),
+    "dpsgd": DPSGD(),
+    "dpsgd-blocks": DPSGD(segments="blocks"),
+    "gossipgrad": GossipGraD(seed=5),
+    "pushsum": PushSum(),
+    "pushsum-two": PushSum(peers={0: 2, 3: 1}, segments="blocks"),
+}
+"""Those that keep the sum over workers."""
+CHOICES: dict[str, InStep] = MIXES | {
+    "allreduce": AllReduce(),
+    "allreduce-late": AllReduce(double_buffering=True),
+    "allreduce-segments": AllReduce(segment_bytes=16),
+    "layered": Layered(),
+    "layered-groups": Layered(group_size=2),
+    "local-sgd": LocalSGD(interval=2),
+    "local-sgd-groups": LocalSGD(interval=3, group_size=2, start=2),
+    "local-sgd-allreduce": LocalSGD(interval=2, group_size=2, start=1, exchange="allreduce"),
+    "local-sgd-gradients": LocalSGD(interval=2, group_size=2, aggregate="gradients"),
+    "local-sgd-one": LocalSGD(interval=2, group_size=4),
+    "caps": ParameterSkipping(),
+    "caps-digits": ParameterSkipping(digits=0, threshold=50, probe_interval=2),
+    "caps-probes": ParameterSkipping(threshold=0, probe_interval=2),
+    "caps-blocks": ParameterSkipping(digits=0, threshold=40, granularity="block", block_bytes=64),
+    "caps-servers": ParameterSkipping(digits=0, exchange="parameter-server"),
+    "caps-server": ParameterSkipping(exchange="parameter-server", servers=1),
+    "crossover-groups": Crossover(group_size=2, seed=1),
+    "crossover-leaders": Crossover(group_size=2, within="leader"),
+    "crossover-one": Crossover(group_size=4),
+    "segmented": SegmentedGossip(seed=1),
+    "segmented-replicas": SegmentedGossip(replicas=2),
+    "pushsum-overlap": PushSum(overlap=2),
+    "pushsum-overlap-two": PushSum(peers=2, overlap=1, interval=2),
+    "elastic": ElasticAveraging(interval=2),
+}
+
+
+def job_of(algorithm: Algorithm, workers: int = WORKERS, **options: Any) -> Job:
+    """Without data, on links that take no time."""
+    given: dict[str, Any] = {
+        "links": Links(np.full(workers, math.inf), 0.0),
+        "compute": np.full(workers, 0.01),
+        "message_bytes": 32.0,
+        "data": "none",
+        **options,
+    }
+    if "seconds" not in given:
+        given = {"steps": 6, **given}
+    return Job(algorithm, workers, **given)
+
+
+def silent(part: float) -> None:
+    """Progress that nobody watches."""
+
+
+def model_of(job: Job, problem: Quadratic) -> Model:
+    tensors = problem.tensors
+    return Model([name for name, _ in tensors], [count for _, count in tensors], job.message_bytes / (4 * problem.size))
+
+
+class OnTorch:
+    """A worker of the quadratic, as a torch module."""
+
+    def __init__(self, problem: Quadratic, worker: int) -> None:
+        self.problem, self.worker = problem, worker
+        count = len(problem.tensors)
+        self.model = torch.nn.Module()
+        self.model.layers = torch.nn.ModuleList(torch.nn.Module() for _ in range(count))
+        begin = 0
+        self.sent: list[float] = []  # what the transport has counted by each gradient
+        for layer, (_, length) in zip(self.model.layers, problem.tensors):
+            layer.weight = torch.nn.Parameter(problem.values(worker)[begin : begin + length].clone())
+            begin += length
+
+    def backward(self) -> None:
+        self.sent.append(hvd.stats()["bytes_sent"])
+        parameters = list(self.model.parameters())
+        values = torch.nn.utils.parameters_to_vector(parameters).detach()
+        self.problem.values(self.worker).copy_(values)
+        self.problem.gradient(self.worker)
+        gradient = self.problem.kept_gradient(self.worker)
+        # Through autograd, as a network's would come.
+        (torch.nn.utils.parameters_to_vector(parameters) * gradient).sum().backward()
+
+
+def really_trained(job: Job, steps: int) -> tuple[list[np.ndarray], list[OnTorch], list[np.ndarray | None]]:
+    """Everybody's parameters after each step of the real optimizer."""
+    problem = Quadratic(job)
+    trainees = [OnTorch(problem, worker) for worker in range(job.workers)]
+    seen: list[np.ndarray] = []
+    skipped: list[np.ndarray | None] = []
+
+    def goes_on(sent: np.ndarray | None) -> bool:
+        vectors = [torch.nn.utils.parameters_to_vector(one.model.parameters()) for one in trainees]
+        seen.append(torch.stack(vectors).detach().numpy().copy())
+        skipped.append(sent)
+        return len(seen) <= steps
+
+    train(job, trainees, goes_on)
+    return seen[1:], trainees, skipped[1:]
+
+
+def seconds_of(algorithm: Algorithm, gbps: list[float], latency: float = 0.0, **options: Any) -> Outcome:
+    """A run over links, of models of 10^6 bytes (8 ms at 1 Gb/s), where a step takes 10 ms."""
+    job = job_of(algorithm, len(gbps), links=Links(gbps, latency), message_bytes=1e6, **options)
+    return lockstep.run(job, silent)

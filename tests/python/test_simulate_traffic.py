@@ -1,0 +1,194 @@
+"""The simulator's lock-step engine: its traffic against the transport's counters, its time against arithmetic."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lockstep_cases import CHOICES, WORKERS, job_of, model_of, really_trained, seconds_of, silent
+
+from sordino.algorithms import (
+    DPSGD,
+    AllReduce,
+    Crossover,
+    ElasticAveraging,
+    Layered,
+    LocalSGD,
+    ParameterSkipping,
+    PushSum,
+)
+from sordino.simulate import lockstep
+from sordino.simulate.job import Job
+from sordino.simulate.links import Links
+from sordino.simulate.phases import Sends
+from sordino.simulate.quadratic import Quadratic
+from sordino.simulate.record import Record
+from sordino.simulate.timeline import Timeline
+from sordino.simulate.traffic import traffic_of
+
+# ---- traffic ---------------------------------------------------------------------------------------------------------
+
+
+def traffic_seconds(job: Job, sent: list[np.ndarray | None], steps: range) -> np.ndarray:
+    """The bytes that every worker sends in these steps, by the pattern."""
+    problem = Quadratic(job)
+    traffic = traffic_of(job.algorithm, job.workers, model_of(job, problem))  # type: ignore[arg-type]
+    timeline = Timeline(job, Record(job.workers))
+    for step in steps:
+        timeline.step(traffic.phases(step, sent[step]))
+    return timeline.record.bytes
+
+
+@pytest.mark.parametrize("choice", [choice for choice in CHOICES if not {"late", "overlap"} & set(choice.split("-"))])
+def test_bytes_are_those_that_the_transport_counts(choice: str) -> None:
+    algorithm, dimension, first = CHOICES[choice], 9600, 1
+    if choice in ("allreduce-segments", "crossover-bytes"):
+        small: dict[str, Any] = {"segment_bytes": 20_000} if choice == "allreduce-segments" else {"segments": 20_000}
+        algorithm = replace(algorithm, **small)
+        first = 2  # the plan is made in the first step, and later gradients are the first to be sent
+    if isinstance(algorithm, ParameterSkipping):
+        algorithm = replace(algorithm, digits=3, threshold=40.0)
+    job = job_of(algorithm, dimension=dimension, message_bytes=4.0 * dimension, lr=0.2)
+    _, trainees, sent = really_trained(job, 8)
+    counted = np.array([trainee.sent[7] - trainee.sent[first] for trainee in trainees])
+    wanted = traffic_seconds(job, sent, range(first, 7))
+    assert counted.max() > 0
+    if isinstance(algorithm, (AllReduce, Layered, LocalSGD)) or getattr(algorithm, "group_size", 1) > 1:
+        np.testing.assert_allclose(counted, wanted, rtol=0.015)  # flags beside gradients, and padding
+    else:
+        np.testing.assert_array_equal(counted, wanted)
+
+
+@pytest.mark.parametrize("workers", (2, 3, 5, 6))
+def test_bytes_of_other_numbers_of_workers(workers: int) -> None:
+    for dimension in (960, 9600):
+        for algorithm in (AllReduce(), LocalSGD(interval=1), DPSGD(), ElasticAveraging(), PushSum()):
+            job = job_of(algorithm, workers, dimension=dimension, message_bytes=4.0 * dimension)
+            _, trainees, sent = really_trained(job, 3)
+            counted = np.array([trainee.sent[2] - trainee.sent[1] for trainee in trainees])
+            np.testing.assert_allclose(counted, traffic_seconds(job, sent, range(1, 2)), rtol=0.01)
+
+
+def test_messages_are_as_large_as_said() -> None:
+    out = lockstep.run(job_of(Crossover(), message_bytes=4e6, steps=5), silent)
+    assert out.record.bytes.tolist() == [5 * 4e6] * WORKERS
+    assert out.record.messages.tolist() == [5 * 4] * WORKERS
+
+
+# ---- time ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_nothing_is_waited_for_where_links_take_no_time(choice: str) -> None:
+    out = lockstep.run(job_of(CHOICES[choice], steps=6), silent)
+    assert out.seconds == pytest.approx(0.06) and out.record.waiting.tolist() == [0.0] * WORKERS
+    assert out.record.computing.tolist() == pytest.approx([0.06] * WORKERS)
+    assert out.record.messages.sum() > 0 and out.record.steps.tolist() == [6] * WORKERS
+
+
+def test_a_ring_goes_as_fast_as_its_slowest_link() -> None:
+    out = seconds_of(AllReduce(), [1.0, 10.0, 2.0, 1.0, 10.0], latency=0.001, steps=3)
+    rounds = 2 * 4 * (0.001 + 0.008 / 5)
+    assert out.seconds == pytest.approx(3 * (0.01 + rounds))
+    assert out.record.waiting.tolist() == pytest.approx([3 * rounds] * 5)
+    assert out.record.messages.tolist() == [24] * 5
+    late = seconds_of(AllReduce(), [1.0] * 4, steps=3, compute=np.array([0.01, 0.01, 0.05, 0.01]))
+    rounds = 6 * 0.002
+    assert late.record.waiting.tolist() == pytest.approx([3 * (rounds + 0.04)] * 2 + [3 * rounds, 3 * (rounds + 0.04)])
+
+
+def test_small_all_reduces_take_as_many_rounds_as_doublings() -> None:
+    job = job_of(AllReduce(), 5, links=Links([1.0] * 5, 0.001), message_bytes=1000.0, steps=1)
+    out = lockstep.run(job, silent)
+    assert out.seconds == pytest.approx(0.01 + 4 * (0.001 + 8e-6))  # to the power of two, twice, and back
+    assert out.record.messages.tolist() == [3, 2, 2, 2, 1]
+
+
+def test_a_link_carries_one_transfer_at_a_time() -> None:
+    out = seconds_of(DPSGD(), [1.0] * 5, steps=1)
+    assert out.seconds == pytest.approx(0.01 + 2 * 0.008)
+    out = seconds_of(DPSGD(), [1.0, 1.0], steps=1)
+    assert out.seconds == pytest.approx(0.01 + 0.008)
+    out = seconds_of(Layered(group_size=4), [1.0] * 4, steps=1)
+    assert out.seconds == pytest.approx(0.01 + 6 * 0.008)
+
+
+def test_a_slow_worker_delays_its_neighbours_only() -> None:
+    compute = np.full(8, 0.01)
+    compute[3] = 0.1
+    job = job_of(DPSGD(), 8, compute=compute, steps=2)
+    out = lockstep.run(job, silent)
+    assert out.record.waiting.tolist() == pytest.approx([0.0, 0.09, 0.18, 0.0, 0.18, 0.09, 0.0, 0.0])
+
+
+def test_the_gantt_shows_what_is_summed_up() -> None:
+    compute = np.array([0.01, 0.02, 0.03, 0.01])
+    out = seconds_of(Crossover(), [1.0, 2.0, 1.0, 4.0], 0.001, steps=6, compute=compute, spans_until=10.0)
+    for kind, sums in (("compute", out.record.computing), ("wait", out.record.waiting)):
+        for worker in range(4):
+            spans = [span for span in out.record.spans if span.kind == kind and span.worker == worker]
+            assert sum(span.end - span.begin for span in spans) == pytest.approx(sums[worker])
+    transfers = [span for span in out.record.spans if span.kind == "transfer"]
+    assert len(transfers) == out.record.messages.sum() == 6 * 4 * 4
+    for one in transfers:
+        for other in transfers:
+            if one is not other and (one.worker == other.worker or one.peer == other.peer):
+                assert one.end <= other.begin or other.end <= one.begin
+    without = seconds_of(Crossover(), [1.0, 2.0, 1.0, 4.0], 0.001, steps=6, compute=compute)
+    assert without.record.as_dict(True) == out.record.as_dict(True) and not without.record.spans
+
+
+def test_ages_are_since_the_copy() -> None:
+    out = seconds_of(DPSGD(), [1.0] * 5, steps=2)
+    assert out.record.pulls.tolist() == [4] * 5 and out.record.oldest == pytest.approx(0.016)
+    assert out.record.ages.tolist() == pytest.approx([4 * 0.016] * 5)
+
+
+def test_what_hides_communication() -> None:
+    gbps, rounds = [1.0] * 4, 6 * 0.002  # less than loading, more than computing
+    plain = seconds_of(AllReduce(), gbps, steps=4, load=0.02)
+    assert plain.seconds == pytest.approx(4 * (0.03 + rounds))
+    layered = seconds_of(Layered(), gbps, steps=4, load=0.02)
+    assert layered.seconds == pytest.approx(4 * 0.03) and not layered.record.waiting.any()
+    layered = seconds_of(Layered(), gbps, steps=4, load=0.004)
+    assert layered.seconds == pytest.approx(4 * (0.01 + rounds))
+    assert layered.record.waiting.tolist() == pytest.approx([4 * (rounds - 0.004)] * 4)
+    late = seconds_of(AllReduce(double_buffering=True), gbps, steps=4)
+    assert late.seconds == pytest.approx(0.02 + 0.002 + 0.012 + 0.012)  # reductions follow each other
+    push = seconds_of(PushSum(), gbps, steps=4)
+    assert push.seconds == pytest.approx(4 * (0.018 + 64e-9))
+    for overlap in (1, 2):
+        push = seconds_of(PushSum(overlap=overlap), gbps, steps=4)
+        assert push.seconds == pytest.approx(4 * 0.01) and not push.record.waiting.any()
+    slow = seconds_of(PushSum(overlap=1), [0.5] * 4, steps=4)
+    assert slow.seconds == pytest.approx(0.02 + 0.006 + 0.016 + 0.016, abs=1e-6)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_transfers_are_those_of_one_message_after_another(data: st.DataObject) -> None:
+    workers = data.draw(st.integers(2, 6))
+    worker = st.integers(0, workers - 1)
+    messages = data.draw(st.lists(st.tuples(worker, worker).filter(lambda ends: ends[0] != ends[1]), max_size=20))
+    rates = [data.draw(st.sampled_from((0.5, 1.0, 4.0, math.inf))) for _ in range(workers)]
+    latency = data.draw(st.sampled_from((0.0, 0.001)))
+    compute = np.array([data.draw(st.sampled_from((0.01, 0.02, 0.05))) for _ in range(workers)])
+    job = job_of(DPSGD(), workers, links=Links(rates, latency), compute=compute)
+    timeline = Timeline(job, Record(workers))
+    clock, out, into = [0.0] * workers, [0.0] * workers, [0.0] * workers
+    ends = np.array(messages, np.int64).reshape(-1, 2)
+    for _ in range(2):
+        timeline.step([Sends(ends[:, 0], ends[:, 1], 1e6)])
+        ready = [time + float(takes) for time, takes in zip(clock, job.compute)]
+        clock = list(ready)
+        for source, target in messages:
+            takes, end = job.links.seconds(source, target, 1e6), ready[source]
+            if takes > 0:
+                end = out[source] = into[target] = max(end, out[source], into[target]) + takes
+            clock[target] = max(clock[target], end)
+        assert timeline.clock.tolist() == clock
