@@ -137,6 +137,14 @@ def test_one_that_is_asked_in_an_averaging_declines() -> None:
     assert worker.heard(1.0, 2, ("average", 10))[0] == Tell(2, ("yes", 10))
 
 
+def test_what_is_begun_in_anothers_averaging_follows_it() -> None:
+    worker = Pairing(0, 3, 0, PATIENCE)
+    worker.heard(0.0, 1, ("average", 7))
+    assert worker.begin(0.5) == []
+    asks(worker.exchanged(1.0))
+    assert worker.under_way
+
+
 def asks(steps: list[Step]) -> tuple[int, float | str]:
     assert isinstance(steps[0], Tell)
     assert steps[0].message[0] == "average"

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from sordino.algorithms import ADPSGD, ScheduledPull
+from sordino.algorithms.pull_schedule import Pull
 from sordino.cli.app import main
 from sordino.errors import UsageError
 from sordino.simulate import averaging, events, pulling
@@ -155,6 +156,29 @@ def test_a_scheduled_pull_brings_steps_of_the_same_window(counting: None) -> Non
     assert [run.problem.values(worker).tolist() for worker in (0, 1)] == second.tolist()
 
 
+def test_steps_that_end_together_come_in_the_order_of_workers_and_before_pulls(
+    counting: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[int] = []
+    monkeypatch.setattr(Counting, "step", lambda self, worker: order.append(worker))
+    tenth = exact(0.1)
+    world(ScheduledPull(interval=99), [tenth, 2 * tenth, tenth], Links([1.0] * 3, 0.0), seconds=2 * tenth).run()
+    assert order == [0, 2, 0, 1, 2]
+    monkeypatch.undo()
+    monkeypatch.setattr(events, "problem_of", Counting)
+    # Pulls that take no time are those of a round in lock-step: all copy before any averages.
+    algorithm = ScheduledPull(interval=1, overlap="none", seed=3)
+    run = world(algorithm, [0.1] * 3, Links([math.inf] * 3, 0.0), steps=6)
+    run.run()
+    schedules, expected = [algorithm.schedule_of(rank, 3) for rank in range(3)], np.zeros((3, 3))
+    for step in range(6):
+        expected += np.eye(3)
+        if step < 5:
+            pulls = [schedule.ended(0.0)[0] for schedule in schedules]
+            expected = (expected + expected[[pull.peer for pull in pulls if isinstance(pull, Pull)]]) / 2
+    assert [run.problem.values(worker).tolist() for worker in range(3)] == expected.tolist()
+
+
 def test_pulls_change_nobody_but_the_puller(counting: None) -> None:
     # The second is ten times slower: it pulls the first one's model, and is pulled from, without a step of its own.
     run = world(ScheduledPull(interval=1, overlap="none"), [0.01, 1.0], Links([1.0, 1.0], 0.0), seconds=0.5)
@@ -215,6 +239,15 @@ def test_killed_workers_stop_and_the_others_go_on() -> None:
             [True] * len(record.warnings)
         )
         assert bool(record.warnings) == managed
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_who_was_pulled_from_by_the_dead_is_free_again(seed: int) -> None:
+    algorithm = ScheduledPull(interval=2, schedule="manager", seed=seed)
+    run = world(algorithm, [0.01] * 3, Links([1.0] * 3, 0.0), seconds=3.0, kills=((1, 0.516),))  # in mid-pull
+    record = run.run().record
+    assert (record.steps[[0, 2]] >= 280).all()
+    assert (record.pulls[[0, 2]] >= 135).all()
 
 
 # ---- images ----------------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from sordino.algorithms import ADPSGD, Algorithm, ScheduledPull
 from sordino.algorithms.settings import configured
 from sordino.errors import NotBuilt, UsageError
 from sordino.simulate.job import Job
-from sordino.simulate.links import Floats, Links
+from sordino.simulate.links import Floats, Links, exact
 from sordino.simulate.problem import problem_of
 
 _MODES = {
@@ -82,7 +82,7 @@ def plan_of(options: argparse.Namespace) -> Plan:
     seconds = options.seconds
     if seconds is None and options.steps is None:
         steps = _STEPS_WITHOUT_DATA if options.data == "none" else _STEPS
-        seconds = steps * float(np.median(compute))
+        seconds = steps * exact(float(np.median(compute)))  # so that the last step is not cut off
     seeded = any(field.name == "seed" for field in fields(kind))
     runs = []
     for place, seed in enumerate(seeds):
