@@ -7,6 +7,7 @@
   sordino run -np 5 -- python examples/train.py --algorithm layered --communicator rank
   sordino run -np 4 -- python examples/train.py --algorithm pushsum --set overlap=1
   sordino run -np 4 -- python examples/train.py --algorithm caps --detector naive --statistics skipped.json
+  sordino run -np 4 -- python examples/train.py --algorithm scheduled-pull --set schedule=manager
 
 --batch-size is the *global* batch: the ranks share its rows, so 4 ranks compute what 1 rank does (within rounding)
 with the same options, and the learning rate needs no scaling.

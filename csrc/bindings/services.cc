@@ -112,7 +112,8 @@ void register_services(py::module_& module) {
       .def_property_readonly(
           "steps", [](const PyPull& self) { return self.pull->steps; }, "What its owner said when it published.")
       .def_property_readonly(
-          "age", [](const PyPull& self) { return self.pull->age; }, "Seconds since then, when it was sent.");
+          "age", [](const PyPull& self) { return self.pull->age; },
+          "Seconds since then: when the pull began (within a node), or when it was sent.");
 
   auto shelf = py::class_<OpenShelf>(module, "Shelf", "Snapshots of flat memory that other ranks pull.");
   shelf

@@ -39,7 +39,7 @@ struct Pull {
   Time begun{}, ended{};
   std::uint64_t version = 0;  // of the snapshot: how often its owner had published
   std::uint64_t steps = 0;    // what its owner said of it
-  double age = 0;             // of the snapshot, in seconds, when it was sent
+  double age = 0;             // of the snapshot, in seconds: when the pull began (within a node), or when it was sent
   std::unique_ptr<std::byte[]> values;
 };
 

@@ -49,6 +49,7 @@ MODULES = (
     "sparse",
     "sync_batch_norm",
     "tune",
+    "wide_area",
 )
 
 

@@ -61,6 +61,7 @@ WAYS_OF_MOVING = {
     "skipping",
     "skipping_life",
     "tune",
+    "wide_area",
 }
 CASES = [
     pytest.param(world, check, id=f"{world}-{check.name}")

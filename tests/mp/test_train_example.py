@@ -278,6 +278,8 @@ def test_gossip_learns_as_well_and_continues_from_the_mean(
         ("crossover", "group_size=2", "--label-smoothing", 0.1),
         ("elasticaveraging", "interval=2"),
         ("local-sgd", "group_size=2", "--interval", 4),
+        ("scheduled-pull", "schedule=manager", "--interval", 8),
+        ("adpsgd", "overlap=2"),
     ],
 )
 def test_settings_of_an_algorithm(

@@ -57,12 +57,12 @@ from sordino.simulate.phases import Sends
 from sordino.simulate.quadratic import Quadratic
 from sordino.simulate.record import Record
 from sordino.simulate.timeline import Timeline
-from sordino.simulate.traffic import Model, Rows, traffic_of
+from sordino.simulate.traffic import InStep, Model, Rows, traffic_of
 from sordino.simulate.training import train
 from sordino.simulate.vectorized import numerics_of
 
 WORKERS = 4
-MIXES: dict[str, Algorithm] = {
+MIXES: dict[str, InStep] = {
     "crossover": Crossover(seed=3),
     "crossover-model": Crossover(segments="model", interval=2),
     "crossover-bytes": Crossover(segments=20),
@@ -75,7 +75,7 @@ MIXES: dict[str, Algorithm] = {
     "pushsum-two": PushSum(peers={0: 2, 3: 1}, segments="blocks"),
 }
 """Those that keep the sum over workers."""
-CHOICES: dict[str, Algorithm] = MIXES | {
+CHOICES: dict[str, InStep] = MIXES | {
     "allreduce": AllReduce(),
     "allreduce-late": AllReduce(double_buffering=True),
     "allreduce-segments": AllReduce(segment_bytes=16),
@@ -510,6 +510,13 @@ def test_every_algorithm_runs(name: str, data: str) -> None:
     assert timed.record.curve[-1]["time"] == timed.seconds
 
 
+def test_a_step_begins_only_if_its_computation_ends_in_time() -> None:
+    for seconds, steps in ((0.055, 5), (0.049, 4), (0.005, 0)):
+        out = lockstep.run(job_of(DPSGD(), seconds=seconds, compute=np.array([0.01, 0.01, 0.01, 0.005])), silent)
+        assert out.record.steps.tolist() == [steps] * WORKERS and out.seconds == pytest.approx(steps * 0.01)
+        assert out.record.curve[-1]["time"] == out.seconds
+
+
 @pytest.mark.parametrize("choice", ("crossover", "caps", "pushsum-overlap"))
 def test_one_worker_trains_alone(choice: str) -> None:
     for data in ("none", "digits"):
@@ -528,7 +535,7 @@ def test_a_run_follows_from_its_seed() -> None:
 
 @pytest.mark.parametrize("wrong", ("a gradient", "an evaluation"))
 def test_what_goes_wrong_in_a_rank_is_raised(wrong: str) -> None:
-    job = job_of(DPSGD(), steps=5)
+    job = job_of(LocalSGD(interval=50), steps=5)  # nobody would notice in an exchange that a rank is gone
     problem = Quadratic(job)
     trainees = [OnTorch(problem, worker) for worker in range(WORKERS)]
     seen = 0

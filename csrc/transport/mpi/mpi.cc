@@ -10,19 +10,15 @@
 #include <atomic>
 #include <cstring>
 #include <iostream>
-#include <iterator>
-#include <list>
 #include <random>
-#include <set>
 
+#include "transport/mpi/control.h"
 #include "transport/mpi/plugin.h"
 #include "transport/mpi/session.h"
 #include "transport/shm/shm.h"
 
 namespace sordino::mpi {
 namespace {
-
-constexpr int kControlTag = 1;
 
 template <class T>
 std::vector<T> allgather(MPI_Comm comm, const T& mine) {
@@ -128,38 +124,13 @@ class MpiTransport : public Transport {
   void post(int to, Bytes message) override {
     const int index = boxes_ ? index_here(to) : -1;
     if (index >= 0) return boxes_->post(index, std::move(message));
-    if (lost_.contains(to)) return;
-    Letter& letter = letters_.emplace_back();
-    letter.bytes = std::move(message);
-    letter.to = to;
-    if (!fine(MPI_Isend(letter.bytes.data(), static_cast<int>(letter.bytes.size()), MPI_BYTE, to, kControlTag, control_,
-                        &letter.request),
-              "MPI_Isend", to)) {
-      graveyard_.splice(graveyard_.end(), letters_, std::prev(letters_.end()));
-    }
+    control_.post(to, std::move(message));
   }
 
   bool poll(const Sink& sink) override {
     bool moved = boxes_ && boxes_->poll(sink);
     if (static_cast<int>(here_.size()) == size_ && boxes_) return moved;
-    while (!letters_.empty()) {
-      int sent = 0;
-      Letter& letter = letters_.front();
-      if (!fine(MPI_Test(&letter.request, &sent, MPI_STATUS_IGNORE), "MPI_Test", letter.to)) {
-        graveyard_.splice(graveyard_.end(), letters_, letters_.begin());
-        continue;
-      }
-      if (!sent) break;
-      letters_.pop_front();
-    }
-    if (one_by_one_) {
-      for (int peer = 0; peer < size_; ++peer) {
-        while (peer != rank_ && !lost_.contains(peer) && take_letter(peer, sink)) moved = true;
-      }
-    } else {
-      while (take_letter(MPI_ANY_SOURCE, sink)) moved = true;
-    }
-    return moved;
+    return control_.poll(sink) || moved;
   }
 
   std::unique_ptr<Transfer> send(int to, Tag tag, std::span<const std::byte> data) override {
@@ -184,7 +155,7 @@ class MpiTransport : public Transport {
     return std::make_unique<MpiTransfer>(from, std::move(requests), transfers_);
   }
 
-  bool idle() const override { return letters_.empty() && (!boxes_ || boxes_->idle()); }
+  bool idle() const override { return control_.idle() && (!boxes_ || boxes_->idle()); }
   NodeMemory& node_memory() override { return memory_; }
   bool shares_memory() const override { return boxes_ != nullptr; }
 
@@ -216,58 +187,14 @@ class MpiTransport : public Transport {
         ++entry;
       }
     }
-    for (Loss& loss : heard_) losses.push_back(std::move(loss));
-    heard_.clear();
+    for (Loss& loss : control_.take_losses()) losses.push_back(std::move(loss));
     return losses;
   }
 
-  void outlive_peers() override { outlives_ = true; }
+  void outlive_peers() override { control_.outlive_peers(); }
   void abandon() override { never_finalize(); }
 
  private:
-  struct Letter {
-    Bytes bytes;
-    MPI_Request request = MPI_REQUEST_NULL;
-    int to = 0;
-  };
-
-  // Whether an MPI call with a peer went well. Where peers are outlived, one that did not is the peer's end (whatever
-  // error MPI gives), and is reported; else it throws.
-  bool fine(int code, const char* what, int peer) {
-    if (code == MPI_SUCCESS) return true;
-    if (!outlives_) check_peer(code, what, peer);
-    lose(peer);
-    return false;
-  }
-  void lose(int peer) {
-    if (lost_.insert(peer).second) heard_.push_back({peer, "MPI does not reach it any more"});
-  }
-
-  // Gives the next control message of `from`, which may be MPI_ANY_SOURCE, to the sink. False if there is none.
-  bool take_letter(int from, const Sink& sink) {
-    int waiting = 0;
-    MPI_Status status;
-    const int code = MPI_Iprobe(from, kControlTag, control_, &waiting, &status);
-    if (code != MPI_SUCCESS && outlives_) {
-      // Once a process has failed, MPI refuses to look for messages of anybody.
-      for (const int peer : failed_in(control_)) lose(peer);
-      if (from != MPI_ANY_SOURCE) lose(from);
-      one_by_one_ = true;
-      return false;
-    }
-    check(code, "MPI_Iprobe", control_);
-    if (!waiting) return false;
-    int bytes = 0;
-    check(MPI_Get_count(&status, MPI_BYTE, &bytes), "MPI_Get_count");
-    Bytes message(static_cast<std::size_t>(bytes));
-    if (!fine(MPI_Recv(message.data(), bytes, MPI_BYTE, status.MPI_SOURCE, kControlTag, control_, MPI_STATUS_IGNORE),
-              "MPI_Recv", status.MPI_SOURCE)) {
-      return false;
-    }
-    sink(status.MPI_SOURCE, message);
-    return true;
-  }
-
   // MPI promises tags up to 32767 only; every implementation we know has at least 2^27.
   void require_tags() {
     int* largest = nullptr;
@@ -372,7 +299,8 @@ class MpiTransport : public Transport {
     }
   }
 
-  MPI_Comm data_, control_;  // freed by MPI_Finalize: freeing them here would have to wait for all ranks
+  MPI_Comm data_;  // freed by MPI_Finalize: freeing it here would have to wait for all ranks
+  Control control_;
   int rank_ = 0, size_ = 1;
   std::vector<int> node_of_, here_;
   std::vector<std::string> hosts_;
@@ -380,11 +308,7 @@ class MpiTransport : public Transport {
   std::shared_ptr<Segment> box_;
   std::unique_ptr<shm::Letterboxes> boxes_;
   Doorbell private_bell_;
-  std::atomic<int> transfers_{0};          // MPI transfers that exist; their end rings no bell
-  std::list<Letter> letters_, graveyard_;  // of the latter MPI has not said that it lets go of them
-  bool outlives_ = false, one_by_one_ = false;
-  std::set<int> lost_;
-  std::vector<Loss> heard_;
+  std::atomic<int> transfers_{0};  // MPI transfers that exist; their end rings no bell
   std::vector<std::pair<int, int>> pidfds_;
 };
 

@@ -6,7 +6,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Iterable
 
-from sordino.algorithms.pull_schedule import Action, Draws, Message, Tell, update_time
+from sordino.algorithms.pull_schedule import Action, Draws, Message, Tell, bound, update_time
 
 
 class Pool:
@@ -52,7 +52,8 @@ class Manager:
 
     Where the source takes the front of a queue, this draws one of the free nodes: a queue of equally fast nodes soon
     hands out the same pairs in every window, and models travel round a ring. Those that have no pull themselves are
-    drawn first: then the last one to ask never finds only itself free.
+    drawn first: then the last one to ask never finds only itself free. A pair that has had no transfer is expected to
+    take as long as the longest of either; among many workers few pairs ever meet twice.
 
     Args:
         size: how many workers there are.
@@ -66,8 +67,10 @@ class Manager:
         self._content = Pool()  # free, with one
         self._pulls: dict[int, int] = {}  # who pulls from whom
         self._pullers: dict[int, int] = {}  # by whom they pull from
+        self._gone: set[int] = set()
         self._line: OrderedDict[int, tuple[float, float]] = OrderedDict()  # window and end of who waits
         self._estimates: dict[tuple[int, int], float] = {}  # c, which is the same both ways
+        self._longest: dict[int, float] = {}  # transfer of each worker
 
     def estimate(self, i: int, j: int) -> float:
         """c_ij: what a transfer between two workers is expected to take, in seconds; infinity until there was one."""
@@ -87,12 +90,15 @@ class Manager:
         if i in self._wanting:
             self._wanting.discard(i)
             self._content.add(i)
-        return j, end - self.estimate(i, j)
+        takes = self._estimates.get((min(i, j), max(i, j)), bound(self._longest.get(i, 0.0), self._longest.get(j, 0.0)))
+        return j, end - takes
 
     def update_information(self, i: int, j: int, seconds: float | None) -> None:
         """UPDATE_INFORMATION: i's pull from j is over, and took so long (None: it came to nothing). Frees j."""
         if seconds is not None:
             self._estimates[min(i, j), max(i, j)] = update_time(self.estimate(i, j), seconds, self._threshold)
+            for worker in (i, j):
+                self._longest[worker] = max(seconds, self._longest.get(worker, 0.0))
         if self._pulls.get(i) == j:
             self._forget(i)
             self._free(j)
@@ -105,10 +111,12 @@ class Manager:
             self._wanting.add(i)
 
     def _free(self, j: int) -> None:
-        (self._content if j in self._pulls else self._wanting).add(j)
+        if j not in self._gone:
+            (self._content if j in self._pulls else self._wanting).add(j)
 
     def heard(self, now: float, sender: int, message: Message) -> list[Action]:
         """A message of a worker has come."""
+        self._gone.discard(sender)
         if sender not in self._pullers and sender not in self._content:
             self._free(sender)  # it may have been given up
         word = message[0]
@@ -139,6 +147,7 @@ class Manager:
         return self._serve_line()
 
     def _give_up(self, rank: int) -> None:
+        self._gone.add(rank)
         self._wanting.discard(rank)
         self._content.discard(rank)
 

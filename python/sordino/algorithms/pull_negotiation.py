@@ -21,6 +21,7 @@ from sordino.algorithms.pull_schedule import (
     Tell,
     Wake,
     Warn,
+    bound,
     update_time,
 )
 
@@ -33,15 +34,16 @@ _LOOKS = 8  # for one that is believed to be free
 class Autonomous(LateStart):
     """A worker that decides for itself (section 4.3). It keeps its own estimates, and its own view of who is free.
 
-    Messages: "may" (window, begins in, takes) is answered by "yes" (window) or "no" (window, free in); "trade"
-    likewise, from a worker that has reserved itself, and then "yes" names who pulls from it now; "move" (whom to pull
-    from instead) by "moved" or "stay"; "free" ends a reservation.
+    Messages: "may" (window, begins in, takes) is answered by "yes" (window, its longest pull) or "no" (window, free
+    in); "trade" likewise, from a worker that has reserved itself, and then "yes" names who pulls from it now; "move"
+    (whom to pull from instead) by "moved" or "stay"; "free" ends a reservation.
     """
 
     def __init__(self, rank: int, size: int, seed: int, threshold: float, patience: float) -> None:
         super().__init__(rank, size, seed, threshold, patience)
         self._estimates: dict[int, float] = {}
         self._busy: dict[int, float] = {}  # until when others are believed to be taken
+        self._silent: set[int] = set()  # whom it has given up, but who may be there
         self._asks_of = -1
         self._refusals = 0
         self._puller: int | None = None  # who has reserved this worker; itself, while it offers a trade
@@ -62,7 +64,7 @@ class Autonomous(LateStart):
         return [Tell(peer, ("free",))]
 
     def failed(self, now: float, peer: int) -> list[Action]:
-        self._others.discard(peer)
+        self._give_up(peer)
         self._armed, self._begun = None, False
         return self._ask(now)
 
@@ -71,7 +73,7 @@ class Autonomous(LateStart):
         for _ in range(_LOOKS):
             peer = self._others.draw(self._draws)
             if peer is None:
-                return [Skip()]
+                return self._nobody()
             if self._busy.get(peer, now) <= now:
                 break
         assert peer is not None
@@ -83,17 +85,27 @@ class Autonomous(LateStart):
         return self._asks(now, peer, (word, self._number, max(0.0, self._latest(peer) - now), takes))
 
     def _unanswered(self, now: float) -> list[Action]:
-        self._others.discard(self._asks_of)
+        self._give_up(self._asks_of)
         return self._give_up_asking(now)
+
+    def _give_up(self, peer: int) -> None:
+        self._others.discard(peer)
+        self._silent.add(peer)
+
+    def _nobody(self) -> list[Action]:
+        """All have been given up. Maybe it was this worker that could not be reached: all who hear of it take it up
+        again, and it whoever answers or asks."""
+        return [*(Tell(rank, ("free",)) for rank in sorted(self._silent)), Skip()]
 
     def _give_up_asking(self, now: float) -> list[Action]:
         self._asked = None
         self._release(self.rank)
         return self._ask(now)
 
-    def _latest(self, peer: int) -> float:
-        """When a pull must begin to end with the window."""
-        return self._end - self._estimates.get(peer, math.inf) if self._end != math.inf else -math.inf
+    def _latest(self, peer: int, longest: float = 0.0) -> float:
+        """When a pull must begin to end with the window; `longest` is the longest pull that the peer knows of."""
+        takes = self._estimates.get(peer, bound(self._longest, longest))
+        return self._end - takes if self._end != math.inf else -math.inf
 
     def _answered(self, now: float, sender: int, message: Message) -> list[Action]:
         word, number = message[0], message[1]
@@ -102,9 +114,9 @@ class Autonomous(LateStart):
         if word == "yes":
             self._busy.pop(sender, None)
             self._release(self.rank)
-            if len(message) > 2 and message[2] != self._freed:
-                self._puller = int(message[2])  # the trade: it pulls from this worker now
-            return self._arm(now, sender, self._latest(sender))
+            if len(message) > 3 and message[3] != self._freed:
+                self._puller = int(message[3])  # the trade: it pulls from this worker now
+            return self._arm(now, sender, self._latest(sender, float(message[2])))
         self._busy[sender] = now + float(message[2])
         self._refusals += 1
         self._release(self.rank)
@@ -128,7 +140,7 @@ class Autonomous(LateStart):
     def _is_asked(self, now: float, sender: int, message: Message) -> list[Action]:
         word, number, begins, takes = message[0], float(message[1]), float(message[2]), float(message[3])
         if self._reserve(now, sender, begins + takes):
-            return [Tell(sender, ("yes", number))]
+            return [Tell(sender, ("yes", number, self._longest))]
         waiting = self._trader is not None and now <= self._traded + self._patience
         if word == "trade" and self._puller not in (None, self.rank) and not waiting:
             assert self._puller is not None
@@ -150,12 +162,13 @@ class Autonomous(LateStart):
         if not moved or sender != self._puller:
             return [Tell(trader, ("no", number, max(0.0, self._reserved_until - now)))]
         self._puller = trader
-        return [Tell(trader, ("yes", number, sender))]
+        return [Tell(trader, ("yes", number, self._longest, sender))]
 
     # ---- what happens ------------------------------------------------------------------------------------------
 
     def heard(self, now: float, sender: int, message: Message) -> list[Action]:
         super().heard(now, sender, message)
+        self._silent.discard(sender)
         word = message[0]
         if word in ("may", "trade"):
             return self._is_asked(now, sender, message)
@@ -172,6 +185,7 @@ class Autonomous(LateStart):
 
     def lost(self, now: float, rank: int) -> list[Action]:
         super().lost(now, rank)
+        self._silent.discard(rank)
         actions: list[Action] = []
         if self._trader is not None and rank in (self._trader[0], self._puller):
             actions += self._puller_answers(now, rank, moved=False)
@@ -206,7 +220,7 @@ class Managed(Autonomous):
             self._farewell = None
             return [*said, *super()._ask(now)]
         if not len(self._others):
-            return [Skip()]
+            return self._nobody()
         self._in_line = False
         return self._asks(now, self._manager, ("ask", self._number, self._end if self._end != math.inf else now))
 

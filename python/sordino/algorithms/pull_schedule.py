@@ -66,6 +66,13 @@ def update_time(estimate: float, measured: float, threshold: float) -> float:
     return (estimate + measured) / 2
 
 
+def bound(longest: float, other: float) -> float:
+    """What a transfer takes at most between two workers that have had none, from the longest that each has had (0:
+    none): the slower end of a link decides, and both ends have been the slower one, or have met one that was slower.
+    Infinity where nothing is known."""
+    return max(longest, other) if longest > 0 and other > 0 else math.inf
+
+
 class Draws:
     """Whom a worker draws, from a seed: the same in every run."""
 

@@ -14,15 +14,13 @@ import numpy as np
 import torch
 
 import sordino.algorithms
-from sordino.algorithms import Algorithm
+from sordino.algorithms import ADPSGD, Algorithm, ScheduledPull
 from sordino.algorithms.settings import configured
-from sordino.algorithms.wide_area import ADPSGD, ScheduledPull
 from sordino.errors import NotBuilt, UsageError
 from sordino.simulate.job import Job
 from sordino.simulate.links import Floats, Links
 from sordino.simulate.problem import problem_of
 
-_WIDE_AREA: dict[str, type[ScheduledPull] | type[ADPSGD]] = {"scheduled-pull": ScheduledPull, "adpsgd": ADPSGD}
 _MODES = {
     "no overlap": ("overlap=none",),
     "naive overlap": ("overlap=naive",),
@@ -102,10 +100,8 @@ def plan_of(options: argparse.Namespace) -> Plan:
     return Plan(runs, compute_from, message_from, comparison)
 
 
-def _kind(name: str) -> type[Algorithm] | type[ScheduledPull] | type[ADPSGD]:
-    if name in _WIDE_AREA:
-        return _WIDE_AREA[name]
-    known = sorted({*sordino.algorithms.names(), *_WIDE_AREA})
+def _kind(name: str) -> type[Algorithm]:
+    known = sordino.algorithms.names()
     if name not in known:
         raise UsageError(f"--algorithm {name}: unknown; there are: {', '.join(known)}")
     return type(sordino.algorithms.resolve(name))

@@ -15,7 +15,6 @@ from typing import Literal
 import numpy as np
 
 from sordino.algorithms import Algorithm
-from sordino.algorithms.wide_area import ADPSGD, ScheduledPull
 from sordino.simulate.links import Floats, Links, exact
 from sordino.simulate.record import Record
 
@@ -48,7 +47,7 @@ class Job:
         spans_until: virtual seconds up to which the record keeps what everybody does.
     """
 
-    algorithm: Algorithm | ScheduledPull | ADPSGD
+    algorithm: Algorithm
     workers: int
     links: Links
     compute: Floats

@@ -92,7 +92,8 @@ def check(job: Job) -> None:
             raise UsageError(f"{name}({field.name}={value!r}) cannot be simulated: {_NEVER[field.name]}")
         if job.data == "none" and field.name not in imitated:
             raise UsageError(
-                f"{name}({field.name}={value!r}) cannot be simulated without data; leave it out, or give --data"
+                f"{name}({field.name}={value!r}) cannot be simulated without data; leave it out, or train on "
+                "some (--data digits)"
             )
     if isinstance(algorithm, LocalSGD) and algorithm.start == "decay":
         raise UsageError("LocalSGD(start='decay') cannot be simulated: the learning rate stays; give a step")

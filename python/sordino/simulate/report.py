@@ -40,10 +40,11 @@ def setting(plan: Plan) -> str:
     steps = " and ".join(f"{one:.4g}" for one in compute) if len(compute) < 4 else f"{compute[0]:.4g} and more"
     length = f"{job.seconds:.4g} virtual seconds" if job.steps is None else f"{job.steps} steps each"
     origin = {"given": "", "default": " (default)", "measured": " (measured here)", "real": ""}
+    images = "" if job.data == "none" else f", {job.batch} images a step"
     return (
         f"{job.workers} workers, {job.data if job.data != 'none' else 'no data'}, {length}; links of {rates} Gbps, "
         f"{format_seconds(job.links.latency)} latency; {_size(job.message_bytes)} a model{origin[plan.message]}, "
-        f"{steps} ms a step{origin[plan.compute]}; lr {job.lr:g}, {job.batch} images a step"
+        f"{steps} ms a step{origin[plan.compute]}; lr {job.lr:g}{images}"
     )
 
 

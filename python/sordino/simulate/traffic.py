@@ -16,7 +16,6 @@ import numpy as np
 
 from sordino._core import Dissemination, Exponential, RandomCycle, RandomPull, Ring, Roulette, Topology
 from sordino.algorithms import (
-    Algorithm,
     AllReduce,
     ElasticAveraging,
     Layered,
@@ -28,6 +27,9 @@ from sordino.algorithms import (
 from sordino.algorithms.skipping import piece_bytes, place_by_size
 from sordino.simulate.phases import Booleans, Floats, Integers, Phase, Sends, all_reduce, groups_of, ring
 from sordino.torch.parameters import segment_numbers
+
+InStep = AllReduce | ElasticAveraging | Layered | LocalSGD | MixingAlgorithm | ParameterSkipping
+"""The algorithms whose workers all take the same steps."""
 
 _AVERAGES = (Dissemination, Exponential, RandomCycle, RandomPull, Ring, Roulette)  # own value and all sources', evenly
 _WEIGHT = 8  # bytes of a weight of push-sum
@@ -165,7 +167,7 @@ class Traffic(NamedTuple):
     mixing: Mixing | None = None
 
 
-def traffic_of(algorithm: Algorithm, workers: int, model: Model) -> Traffic:
+def traffic_of(algorithm: InStep, workers: int, model: Model) -> Traffic:
     """What `workers` workers, each with a link of its own, send.
 
     Raises:

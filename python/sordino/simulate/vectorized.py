@@ -12,7 +12,6 @@ from typing import Protocol
 import numpy as np
 
 from sordino.algorithms import (
-    Algorithm,
     AllReduce,
     ElasticAveraging,
     Layered,
@@ -23,7 +22,7 @@ from sordino.algorithms import (
 )
 from sordino.simulate.phases import Booleans
 from sordino.simulate.quadratic import Floats, Quadratic
-from sordino.simulate.traffic import Calendar, Mixing, Model, Rows
+from sordino.simulate.traffic import Calendar, InStep, Mixing, Model, Rows
 
 
 class Numerics(Protocol):
@@ -33,7 +32,7 @@ class Numerics(Protocol):
         """Everybody's step, numbered from 0. Of parameter skipping: which items were sent."""
 
 
-def numerics_of(algorithm: Algorithm, problem: Quadratic, model: Model, mixing: Mixing | None) -> Numerics:
+def numerics_of(algorithm: InStep, problem: Quadratic, model: Model, mixing: Mixing | None) -> Numerics:
     """Those of an algorithm whose options have been checked.
 
     Args:

@@ -1,0 +1,91 @@
+#include "transport/mpi/control.h"
+
+#include <iterator>
+
+#include "transport/mpi/session.h"
+
+namespace sordino::mpi {
+namespace {
+
+constexpr int kTag = 1;
+
+}  // namespace
+
+Control::Control(MPI_Comm comm) : comm_(comm) {
+  MPI_Comm_rank(comm_, &rank_);
+  MPI_Comm_size(comm_, &size_);
+}
+
+void Control::post(int to, Bytes message) {
+  if (lost_.contains(to)) return;
+  Letter& letter = letters_.emplace_back();
+  letter.bytes = std::move(message);
+  letter.to = to;
+  if (!fine(MPI_Isend(letter.bytes.data(), static_cast<int>(letter.bytes.size()), MPI_BYTE, to, kTag, comm_,
+                      &letter.request),
+            "MPI_Isend", to)) {
+    graveyard_.splice(graveyard_.end(), letters_, std::prev(letters_.end()));
+  }
+}
+
+bool Control::poll(const Sink& sink) {
+  while (!letters_.empty()) {
+    int sent = 0;
+    Letter& letter = letters_.front();
+    if (!fine(MPI_Test(&letter.request, &sent, MPI_STATUS_IGNORE), "MPI_Test", letter.to)) {
+      graveyard_.splice(graveyard_.end(), letters_, letters_.begin());
+      continue;
+    }
+    if (!sent) break;
+    letters_.pop_front();
+  }
+  bool moved = false;
+  if (one_by_one_) {
+    for (int peer = 0; peer < size_; ++peer) {
+      while (peer != rank_ && !lost_.contains(peer) && take(peer, sink)) moved = true;
+    }
+  } else {
+    while (take(MPI_ANY_SOURCE, sink)) moved = true;
+  }
+  return moved;
+}
+
+// Whether an MPI call with a peer went well. Where peers are outlived, one that did not is the peer's end (whatever
+// error MPI gives), and is reported; else it throws.
+bool Control::fine(int code, const char* what, int peer) {
+  if (code == MPI_SUCCESS) return true;
+  if (!outlives_) check_peer(code, what, peer);
+  lose(peer);
+  return false;
+}
+
+void Control::lose(int peer) {
+  if (lost_.insert(peer).second) heard_.push_back({peer, "MPI does not reach it any more"});
+}
+
+// Gives the next message of `from`, which may be MPI_ANY_SOURCE, to the sink. False if there is none.
+bool Control::take(int from, const Sink& sink) {
+  int waiting = 0;
+  MPI_Status status;
+  const int code = MPI_Iprobe(from, kTag, comm_, &waiting, &status);
+  if (code != MPI_SUCCESS && outlives_) {
+    // Once a process has failed, MPI refuses to look for messages of anybody.
+    for (const int peer : failed_in(comm_)) lose(peer);
+    if (from != MPI_ANY_SOURCE) lose(from);
+    one_by_one_ = true;
+    return false;
+  }
+  check(code, "MPI_Iprobe", comm_);
+  if (!waiting) return false;
+  int bytes = 0;
+  check(MPI_Get_count(&status, MPI_BYTE, &bytes), "MPI_Get_count");
+  Bytes message(static_cast<std::size_t>(bytes));
+  if (!fine(MPI_Recv(message.data(), bytes, MPI_BYTE, status.MPI_SOURCE, kTag, comm_, MPI_STATUS_IGNORE), "MPI_Recv",
+            status.MPI_SOURCE)) {
+    return false;
+  }
+  sink(status.MPI_SOURCE, message);
+  return true;
+}
+
+}  // namespace sordino::mpi

@@ -1,0 +1,48 @@
+// Control messages between ranks of other nodes: small, buffered, in order for each pair. What happens to them when a
+// process has failed is here, too.
+#pragma once
+
+#include <mpi.h>
+
+#include <list>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "transport/transport.h"
+
+namespace sordino::mpi {
+
+class Control {
+ public:
+  explicit Control(MPI_Comm comm);
+
+  void post(int to, Bytes message);
+  // Sends what waits, and gives what has come to the sink; true if anything has.
+  bool poll(const Sink& sink);
+  bool idle() const { return letters_.empty(); }
+
+  // From now on ranks that MPI does not reach are noted instead of throwing.
+  void outlive_peers() { outlives_ = true; }
+  std::vector<Loss> take_losses() { return std::exchange(heard_, {}); }
+
+ private:
+  struct Letter {
+    Bytes bytes;
+    MPI_Request request = MPI_REQUEST_NULL;
+    int to = 0;
+  };
+
+  bool fine(int code, const char* what, int peer);
+  void lose(int peer);
+  bool take(int from, const Sink& sink);
+
+  MPI_Comm comm_;  // freed by MPI_Finalize: freeing it here would have to wait for all ranks
+  int rank_ = 0, size_ = 1;
+  std::list<Letter> letters_, graveyard_;  // of the latter MPI has not said that it lets go of them
+  bool outlives_ = false, one_by_one_ = false;
+  std::set<int> lost_;
+  std::vector<Loss> heard_;
+};
+
+}  // namespace sordino::mpi

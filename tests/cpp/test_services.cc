@@ -1,0 +1,248 @@
+// Services on worlds of threads: snapshots are whole and as new as can be, whoever writes and pulls meanwhile; averages
+// of two conserve the sum; letters arrive once and in order.
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <functional>
+#include <numeric>
+#include <thread>
+
+#include "check.h"
+#include "collectives/letters.h"
+#include "collectives/pair_averaging.h"
+#include "collectives/shelf.h"
+#include "collectives/world.h"
+#include "transport/sim/sim.h"
+
+using namespace sordino;
+
+namespace {
+
+using std::chrono::steady_clock;
+
+constexpr int kLetters = 0, kShelf = 1, kAveraging = 2;
+constexpr double kDeadline = 60;
+
+struct Rank {
+  std::unique_ptr<World> world;
+  std::shared_ptr<Letters> letters;
+  std::shared_ptr<Shelf> shelf;
+  std::shared_ptr<PairAveraging> averaging;
+};
+
+std::shared_ptr<const Layout> layout_of(std::size_t count) {
+  return std::make_shared<Layout>(std::vector<TensorSpec>{{"w", DType::kFloat64, {static_cast<std::int64_t>(count)}}},
+                                  std::size_t{1} << 40);
+}
+
+// Worlds of ranks on the given nodes. `shared`: node peers know where each other's snapshots are.
+std::vector<Rank> make(const std::vector<int>& nodes, const std::shared_ptr<const Layout>& layout, bool shared) {
+  std::vector<Rank> ranks;
+  const Config config = Config::from_environment();
+  for (auto& transport : sim::make_world(nodes)) {
+    Rank& rank = ranks.emplace_back();
+    rank.world = std::make_unique<World>(std::move(transport), config);
+    rank.letters = std::make_shared<Letters>(*rank.world, kLetters);
+    rank.shelf = std::make_shared<Shelf>(*rank.world, kShelf, layout, rank.letters);
+    rank.world->open_service(kLetters, rank.letters);
+    rank.world->open_service(kShelf, rank.shelf);
+    rank.world->outlive_peers();
+  }
+  for (std::size_t here = 0; here < ranks.size(); ++here) {
+    for (std::size_t there = 0; there < ranks.size(); ++there) {
+      if (shared && nodes[here] == nodes[there])
+        ranks[here].shelf->meet(static_cast<int>(there), ranks[there].shelf->location());
+    }
+  }
+  return ranks;
+}
+
+bool ended(const Pull& pull) {
+  const auto state = pull.state.load(std::memory_order_acquire);
+  return state == Pull::State::kDone || state == Pull::State::kFailed;
+}
+
+// Waits for an event of a kind; the others are forgotten.
+Letters::Event wait_for(Letters& letters, Letters::Event::Kind kind) {
+  const auto limit = steady_clock::now() + std::chrono::duration<double>(kDeadline);
+  while (steady_clock::now() < limit) {
+    for (Letters::Event& event : letters.wait(1)) {
+      if (event.kind == kind) return event;
+    }
+  }
+  CHECK(false && "nothing came");
+  return {};
+}
+
+std::shared_ptr<Pull> pull_now(Rank& rank, int peer) {
+  auto pull = rank.shelf->pull(peer, steady_clock::now());
+  while (!ended(*pull)) rank.letters->wait(0.01);
+  return pull;
+}
+
+// A writer marks every element with its version, as fast as it can; what others pull is of one version, and of none
+// that is older than one that was published before the pull began.
+void snapshots_are_whole(const std::vector<int>& nodes, bool shared, std::size_t count) {
+  const auto layout = layout_of(count);
+  std::vector<Rank> ranks = make(nodes, layout, shared);
+  std::atomic<bool> stop{false};
+  std::atomic<std::uint64_t> published{0};
+  std::thread writer([&] {
+    std::vector<double> values(count);
+    for (std::uint64_t version = 1; !stop; ++version) {
+      std::fill(values.begin(), values.end(), static_cast<double>(version));
+      if (ranks[0].shelf->publish(reinterpret_cast<const std::byte*>(values.data()), version)) published = version;
+      if (!shared) std::this_thread::yield();
+    }
+  });
+  while (published == 0) std::this_thread::yield();
+  std::vector<std::thread> readers;
+  for (std::size_t me = 1; me < ranks.size(); ++me) {
+    readers.emplace_back([&, me] {
+      std::uint64_t last = 0;
+      for (int turn = 0; turn < 60; ++turn) {
+        const std::uint64_t least = published;
+        const auto pull = pull_now(ranks[me], 0);
+        CHECK(pull->state == Pull::State::kDone);
+        const auto* values = reinterpret_cast<const double*>(pull->values.get());
+        const std::size_t torn = count - static_cast<std::size_t>(std::count(values, values + count, values[0]));
+        CHECK(torn == 0);
+        CHECK(static_cast<std::uint64_t>(values[0]) == pull->steps);
+        CHECK(pull->steps >= least && pull->steps >= last);
+        last = pull->steps;
+        ranks[me].shelf->discard(*pull);
+      }
+    });
+  }
+  for (std::thread& reader : readers) reader.join();
+  stop = true;
+  writer.join();
+  CHECK(!shared || ranks[0].shelf->unpublished() == 0);
+}
+
+void a_pull_begins_when_it_is_told_to() {
+  const auto layout = layout_of(10);
+  std::vector<Rank> ranks = make({0, 1}, layout, false);
+  std::vector<double> values(10, 3.0);
+  ranks[1].shelf->publish(reinterpret_cast<const std::byte*>(values.data()), 7);
+  const auto start = steady_clock::now() + std::chrono::milliseconds(30);
+  const auto pull = ranks[0].shelf->pull(1, start);
+  while (!ended(*pull)) ranks[0].letters->wait(0.01);
+  CHECK(pull->begun >= start && pull->begun < start + std::chrono::milliseconds(500));
+  CHECK(pull->steps == 7 && pull->version == 1);
+  std::vector<double> mine(10, 1.0);
+  ranks[0].shelf->average(*pull, reinterpret_cast<std::byte*>(mine.data()));
+  CHECK(mine == std::vector<double>(10, 2.0));
+  CHECK_THROWS(UsageError, ranks[0].shelf->average(*pull, reinterpret_cast<std::byte*>(mine.data())));
+  const auto never = ranks[0].shelf->pull(1, start + std::chrono::hours(1));
+  ranks[0].shelf->cancel(never);
+  while (!ended(*never)) ranks[0].letters->wait(0.01);
+  CHECK(never->state == Pull::State::kFailed);
+}
+
+void a_pull_waits_for_the_first_snapshot() {
+  for (const bool shared : {false, true}) {
+    std::vector<Rank> ranks = make(shared ? std::vector<int>{0, 0} : std::vector<int>{0, 1}, layout_of(10), shared);
+    const auto pull = ranks[0].shelf->pull(1, steady_clock::now());
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    CHECK(!ended(*pull));
+    std::vector<double> values(10, 3.0);
+    ranks[1].shelf->publish(reinterpret_cast<const std::byte*>(values.data()), 1);
+    while (!ended(*pull)) ranks[0].letters->wait(0.01);
+    CHECK(pull->state == Pull::State::kDone);
+  }
+}
+
+void a_peer_that_leaves_fails_its_pulls_alone() {
+  std::vector<Rank> ranks = make({0, 1, 2}, layout_of(10), false);
+  std::vector<double> values(10, 3.0);
+  ranks[2].shelf->publish(reinterpret_cast<const std::byte*>(values.data()), 1);
+  const auto pull = ranks[0].shelf->pull(1, steady_clock::now());  // which never publishes
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  ranks[1].world->shutdown();
+  CHECK(wait_for(*ranks[0].letters, Letters::Event::Kind::kDone).number == pull->number);
+  CHECK(pull->state == Pull::State::kFailed && pull->failure.find("rank 1") != std::string::npos);
+  CHECK(pull_now(ranks[0], 1)->state == Pull::State::kFailed);
+  CHECK(pull_now(ranks[0], 2)->state == Pull::State::kDone);
+  ranks[0].world->shutdown();
+  CHECK(pull_now(ranks[0], 2)->state == Pull::State::kFailed);
+  CHECK(wait_for(*ranks[0].letters, Letters::Event::Kind::kEnd).rank == -1);
+}
+
+// Two workers average over and over while each adds to its own values: what was added is all there at the end.
+void averages_conserve_the_sum() {
+  constexpr std::size_t kCount = 70001;
+  const auto layout = layout_of(kCount);
+  std::vector<Rank> ranks = make({0, 1}, layout, false);
+  std::vector<std::vector<double>> values(2);
+  for (int me = 0; me < 2; ++me) {
+    values[me].resize(kCount);
+    std::iota(values[me].begin(), values[me].end(), 1000.0 * me);
+    ranks[me].averaging = std::make_shared<PairAveraging>(
+        *ranks[me].world, kAveraging, layout, reinterpret_cast<std::byte*>(values[me].data()), ranks[me].letters);
+    ranks[me].world->open_service(kAveraging, ranks[me].averaging);
+  }
+  const auto worker = [&](int me) {
+    for (std::uint64_t turn = 1; turn <= 50; ++turn) {
+      ranks[me].averaging->begin(1 - me, turn);
+      for (int step = 0; step < 3; ++step) {
+        ranks[me].averaging->lock();
+        for (double& value : values[me]) value += 0.5;
+        ranks[me].averaging->unlock();
+      }
+      CHECK(wait_for(*ranks[me].letters, Letters::Event::Kind::kDone).number == turn);
+    }
+  };
+  std::thread other(worker, 1);
+  worker(0);
+  other.join();
+  for (std::size_t i = 0; i < kCount; ++i) {
+    const double sum = 2.0 * static_cast<double>(i) + 1000.0 + 2 * 50 * 3 * 0.5;
+    CHECK(std::abs(values[0][i] + values[1][i] - sum) < 1e-6);
+    CHECK(std::abs(values[0][i] - values[1][i]) < 4);
+  }
+  // Nothing changes meanwhile: the very same mean on both sides.
+  for (int me = 0; me < 2; ++me) ranks[me].averaging->begin(1 - me, 1000);
+  for (int me = 0; me < 2; ++me) wait_for(*ranks[me].letters, Letters::Event::Kind::kDone);
+  CHECK(values[0] == values[1]);
+  // A peer that goes changes nothing.
+  const auto before = values[0];
+  ranks[0].averaging->begin(1, 1001);
+  ranks[1].world->shutdown();
+  CHECK(!wait_for(*ranks[0].letters, Letters::Event::Kind::kDone).text.empty());
+  CHECK(values[0] == before);
+  for (Rank& rank : ranks) rank.world->shutdown();
+}
+
+void letters_arrive_once_and_in_order() {
+  std::vector<Rank> ranks = make({0, 1}, layout_of(1), false);
+  for (int number = 0; number < 1000; ++number) ranks[0].letters->send(number % 2, std::to_string(number));
+  for (int me = 0; me < 2; ++me) {
+    int expected = me;
+    while (expected < 1000) {
+      for (const Letters::Event& event : ranks[me].letters->wait(kDeadline)) {
+        if (event.kind != Letters::Event::Kind::kLetter) continue;
+        CHECK(event.rank == 0 && event.text == std::to_string(expected));
+        expected += 2;
+      }
+    }
+  }
+  CHECK_THROWS(UsageError, ranks[0].letters->send(2, "nobody"));
+  CHECK_THROWS(UsageError, ranks[0].letters->send(1, std::string(Letters::kLargest + 1, 'x')));
+}
+
+}  // namespace
+
+int main() {
+  for (const std::size_t count : {1, 1000, 300001}) {
+    snapshots_are_whole({0, 0, 0}, true, count);
+    snapshots_are_whole({0, 1, 2}, false, count);
+    snapshots_are_whole({0, 0, 1}, false, count);
+  }
+  a_pull_begins_when_it_is_told_to();
+  a_pull_waits_for_the_first_snapshot();
+  a_peer_that_leaves_fails_its_pulls_alone();
+  averages_conserve_the_sum();
+  letters_arrive_once_and_in_order();
+  return sordino::test::report();
+}

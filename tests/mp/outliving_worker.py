@@ -1,0 +1,73 @@
+"""A rank of a job in which one is killed, and the others train on: `mpirun -np N python outliving_worker.py FOLDER
+ALGORITHM VICTIM` (test_outliving.py). FOLDER gets report.R of each rank that comes to the end."""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import math
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+import sordino.torch as hvd
+from sordino.algorithms import ADPSGD, ScheduledPull
+from sordino.errors import PeerLost
+
+ALGORITHMS = {
+    "none": ScheduledPull(2, overlap="none"),
+    "naive": ScheduledPull(2, overlap="naive"),
+    "autonomous": ScheduledPull(2),
+    "manager": ScheduledPull(2, schedule="manager"),
+    "adpsgd": ADPSGD(2),
+}
+STEPS, STRIKE, LATER = 300, 60, 150
+STUCK_S = 60
+
+
+def main() -> None:
+    folder, algorithm, victim = Path(sys.argv[1]), ALGORITHMS[sys.argv[2]], int(sys.argv[3])
+    faulthandler.dump_traceback_later(STUCK_S, exit=True)
+    torch.set_num_threads(1)
+    hvd.init()
+    torch.manual_seed(hvd.rank())
+    model = torch.nn.Sequential(torch.nn.Linear(64, 500), torch.nn.ReLU(), torch.nn.Linear(500, 10))
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.05), model.named_parameters(), algorithm=algorithm
+    )
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    begin, between = time.monotonic(), {}
+    for step in range(STEPS):
+        x = torch.randn(16, 64)
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(model(x), x[:, :10].argmax(1))
+        loss.backward()
+        optimizer.step()
+        if step == STRIKE and hvd.rank() == victim:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if step == LATER:
+            between = optimizer.statistics.as_dict()
+    after = optimizer.statistics.as_dict()
+    taken = "averagings" if isinstance(algorithm, ADPSGD) else "pulls"
+    try:
+        hvd.allreduce(torch.ones(1), name="all")
+        collective = "went well"
+    except PeerLost as error:
+        collective = str(error)
+    report = {
+        "seconds": time.monotonic() - begin,
+        "loss": loss.item(),
+        "finite": all(math.isfinite(p.detach().sum().item()) for p in model.parameters()),
+        "taken_later": after[taken] - between[taken],
+        "collective": collective,
+    }
+    hvd.shutdown()
+    (folder / f"report.{os.environ['OMPI_COMM_WORLD_RANK']}").write_text(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main()

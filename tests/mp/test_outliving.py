@@ -1,0 +1,53 @@
+"""Asynchronous gossip when a rank is killed: the others train on, say whom they miss, and end well."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from sordino.cli import mpi
+
+WORKER = Path(__file__).with_name("outliving_worker.py")
+RANKS = 4
+# Ranks of one node know of an end from the kernel, others from MPI.
+CASES = [
+    ("none", 1, 0),
+    ("naive", 3, 2),
+    ("autonomous", 2, 1),
+    ("manager", 0, 0),
+    ("manager", 0, 1),
+    ("adpsgd", 0, 1),
+]
+
+
+@pytest.mark.parametrize(("algorithm", "victim", "ranks_per_node"), CASES)
+def test_the_others_train_on(
+    launcher: mpi.Launcher, tmp_path: Path, algorithm: str, victim: int, ranks_per_node: int
+) -> None:
+    if launcher.family != "openmpi":
+        pytest.skip("other launchers end the job when a rank is killed")
+    command = ["python", str(WORKER), str(tmp_path), algorithm, str(victim)]
+    done = subprocess.run(
+        mpi.command_line(launcher, mpi.Job(RANKS, command, extra=["--with-ft", "ulfm"])),
+        env=os.environ | {"SORDINO_RANKS_PER_NODE": str(ranks_per_node), "SORDINO_TIMEOUT_S": "30"},
+        capture_output=True,
+        text=True,
+        timeout=90,
+    )
+    survivors = [rank for rank in range(RANKS) if rank != victim]
+    missing = [rank for rank in survivors if not (tmp_path / f"report.{rank}").exists()]
+    assert not missing, f"ranks {missing} did not come to the end\n{done.stderr[-3000:]}"
+    assert not (tmp_path / f"report.{victim}").exists()
+    for rank in survivors:
+        report = json.loads((tmp_path / f"report.{rank}").read_text())
+        assert report["finite"] and report["loss"] < 2.3, report
+        assert report["taken_later"] > 20, report
+        assert report["seconds"] < 30, report
+        assert "shut down" in report["collective"], report
+        assert f"rank {victim} on" in done.stderr and f"Rank {rank} goes on without it" in done.stderr
+        if algorithm == "manager" and victim == 0:
+            assert f"rank 0, which schedules the pulls, is gone: from now on rank {rank} does so" in done.stderr

@@ -1,0 +1,202 @@
+"""AD-PSGD's pairing: whatever the order in which messages come, both sides agree, nothing is lost, nobody is stuck."""
+
+from __future__ import annotations
+
+from collections import deque
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sordino.algorithms import ADPSGD
+from sordino.algorithms.pairing import Average, Cancel, Pairing, Step
+from sordino.algorithms.pull_schedule import Message, Skip, Tell, Wake
+from sordino.simulate.averaging import Averaging
+from sordino.simulate.job import Job
+from sordino.simulate.links import Links
+
+PATIENCE = 1.0
+
+
+class Network:
+    """Workers, and messages that overtake none between the same two, but any others."""
+
+    def __init__(self, size: int, seed: int) -> None:
+        self.workers = [Pairing(rank, size, seed, PATIENCE) for rank in range(size)]
+        self.values = [Fraction(3**rank) for rank in range(size)]
+        self.engaged: list[Average | None] = [None] * size
+        self.letters: dict[tuple[int, int], deque[Message]] = {}
+        self.alarms: dict[int, float] = {}
+        self.now = 0.0
+        self.averaged = 0
+
+    def does(self, rank: int, steps: list[Step]) -> None:
+        for step in steps:
+            if isinstance(step, Tell):
+                self.letters.setdefault((rank, step.to), deque()).append(step.message)
+            elif isinstance(step, Average):
+                assert self.engaged[rank] is None  # in one at a time
+                assert step.peer != rank
+                self.engaged[rank] = step
+            elif isinstance(step, Cancel):
+                assert self.engaged[rank] is not None
+                self.engaged[rank] = None
+            elif isinstance(step, Wake):
+                self.alarms[rank] = step.at
+            else:
+                assert isinstance(step, Skip)
+
+    def begin(self, rank: int) -> None:
+        if not self.workers[rank].under_way:
+            self.does(rank, self.workers[rank].begin(self.now))
+
+    def arrivals(self) -> list[tuple[int, int]]:
+        return sorted(way for way, letters in self.letters.items() if letters)
+
+    def arrive(self, way: tuple[int, int]) -> None:
+        sender, to = way
+        self.does(to, self.workers[to].heard(self.now, sender, self.letters[way].popleft()))
+
+    def pairs(self) -> list[tuple[int, int]]:
+        """Those that both know of the same averaging."""
+        return [
+            (rank, one.peer)
+            for rank, one in enumerate(self.engaged)
+            if one is not None and rank < one.peer and self.engaged[one.peer] == Average(rank, one.number)
+        ]
+
+    def exchange(self, pair: tuple[int, int]) -> None:
+        mean = (self.values[pair[0]] + self.values[pair[1]]) / 2
+        for rank in pair:
+            self.values[rank], self.engaged[rank] = mean, None
+        for rank in pair:
+            self.does(rank, self.workers[rank].exchanged(self.now))
+        self.averaged += 1
+
+    def ring(self) -> None:
+        """Time passes until the next alarm."""
+        if self.alarms:
+            rank, at = min(self.alarms.items(), key=lambda one: (one[1], one[0]))
+            del self.alarms[rank]
+            self.now = max(self.now, at)
+            self.does(rank, self.workers[rank].alarm(self.now))
+
+    def quiet(self) -> bool:
+        return not self.arrivals() and not self.pairs()
+
+
+@given(st.integers(2, 6), st.integers(0, 1 << 20), st.booleans(), st.data())
+def test_any_order_of_messages(size: int, seed: int, late: bool, data: st.DataObject) -> None:
+    network = Network(size, seed)
+    total = sum(network.values)
+    for _ in range(data.draw(st.integers(0, 150))):
+        what = data.draw(st.integers(0, 11 if late else 10))
+        if what < 3:
+            network.begin(data.draw(st.integers(0, size - 1)))
+        elif what < 9 and network.arrivals():
+            network.arrive(data.draw(st.sampled_from(network.arrivals())))
+        elif what < 11 and network.pairs():
+            network.exchange(data.draw(st.sampled_from(network.pairs())))
+        elif what == 11:
+            network.ring()  # somebody's answer is late
+        assert sum(network.values) == total
+    for _ in range(100_000):  # and then everything comes that is under way
+        if network.quiet():
+            break
+        if network.arrivals():
+            network.arrive(network.arrivals()[0])
+        else:
+            network.exchange(network.pairs()[0])
+    assert network.quiet()
+    assert network.engaged == [None] * size  # nobody waits for one that has gone
+    assert not any(worker.under_way for worker in network.workers)
+    assert sum(network.values) == total
+
+
+def test_two_that_ask_each_other_average_once() -> None:
+    network = Network(2, 0)
+    network.begin(0)
+    network.begin(1)
+    while network.arrivals():
+        network.arrive(network.arrivals()[0])
+    assert network.pairs() == [(0, 1)]
+    network.exchange((0, 1))
+    assert network.values == [2, 2]
+    assert network.averaged == 1
+    assert not network.workers[0].under_way
+
+
+def test_one_that_is_asked_in_an_averaging_declines() -> None:
+    worker = Pairing(0, 3, 0, PATIENCE)
+    assert worker.heard(0.0, 1, ("average", 7)) == [Tell(1, ("yes", 7)), Average(1, 7)]
+    assert worker.heard(0.0, 2, ("average", 9)) == [Tell(2, ("no", 9))]
+    assert not worker.under_way  # what another has begun is not its own
+    assert worker.exchanged(1.0) == []
+    assert worker.heard(1.0, 2, ("average", 10))[0] == Tell(2, ("yes", 10))
+
+
+def asks(steps: list[Step]) -> tuple[int, float | str]:
+    assert isinstance(steps[0], Tell)
+    assert steps[0].message[0] == "average"
+    return steps[0].to, steps[0].message[1]
+
+
+def test_who_is_declined_asks_another_and_gives_up_after_some() -> None:
+    worker = Pairing(0, 3, 0, PATIENCE)
+    steps = worker.begin(0.0)
+    for _ in range(7):
+        peer, number = asks(steps)
+        steps = worker.heard(0.0, peer, ("no", number))
+    peer, number = asks(steps)
+    assert worker.heard(0.0, peer, ("no", number)) == [Skip()]
+    assert not worker.under_way
+
+
+def test_who_says_nothing_is_left_out_until_it_is_heard_of_and_its_late_yes_is_cancelled() -> None:
+    worker = Pairing(0, 3, 0, PATIENCE)
+    silent, number = asks(worker.begin(0.0))
+    assert worker.alarm(0.5) == []
+    other, again = asks(worker.alarm(1.0))
+    assert {silent, other} == {1, 2}
+    for _ in range(5):
+        peer, again = asks(worker.heard(1.0, other, ("no", again)))
+        assert peer == other
+    assert worker.heard(2.0, silent, ("yes", number)) == [Tell(silent, ("cancel", number))]
+    peers = set()
+    for _ in range(40):
+        peer, again = asks(worker.heard(2.0, peer, ("no", again)) if worker.under_way else worker.begin(2.0))
+        peers.add(peer)
+        worker.heard(2.0, peer, ("yes", again))
+        worker.exchanged(2.0)
+    assert peers == {1, 2}
+
+
+def test_losses() -> None:
+    worker = Pairing(0, 3, 0, PATIENCE)
+    asked, _ = asks(worker.begin(0.0))
+    other, number = asks(worker.lost(0.5, asked))
+    assert other == 3 - asked
+    assert worker.heard(0.6, other, ("yes", number)) == [Average(other, int(number))]
+    assert worker.lost(0.7, other) == []  # the averaging fails by itself
+    assert worker.failed(0.7, other) == [Skip()]
+    assert not worker.under_way
+
+
+@pytest.mark.parametrize("overlap", [0, 1, 2])
+def test_in_virtual_time_nobody_is_stuck_and_all_come_together(overlap: int) -> None:
+    compute = np.array([2e-3, 2e-3, 5e-3, 10e-3, 3e-3])
+    job = Job(
+        ADPSGD(interval=2, overlap=overlap, patience=0.5), 5, Links([1.0, 1.0, 10.0, 0.1, 1.0], 2e-3), compute,
+        2.0**16, seconds=2.0, data="none", points=1, kills=((1, 0.5),),
+    )  # fmt: skip
+    outcome = Averaging(job, lambda _: None).run()
+    alive = [0, 2, 3, 4]
+    assert all(outcome.record.pulls[alive] > 20)
+    assert outcome.record.pulls.sum() % 2 == 0  # both sides or none
+    assert all(outcome.record.steps[alive] > 60)
+    apart = Averaging(
+        Job(ADPSGD(interval=10**6), 5, job.links, compute, 2.0**16, seconds=2.0, data="none", points=1), lambda _: None
+    ).run()
+    assert outcome.final["consensus_distance"] < 0.5 * apart.final["consensus_distance"]

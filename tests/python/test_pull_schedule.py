@@ -1,0 +1,516 @@
+"""Who pulls from whom, and when: the policy objects by hand, and all of them together in virtual time."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sordino.algorithms.pull_manager import Manager, Pool
+from sordino.algorithms.pull_negotiation import Autonomous, Managed
+from sordino.algorithms.pull_schedule import (
+    Action,
+    Draws,
+    Message,
+    Peers,
+    Pull,
+    PullAfter,
+    PullFirst,
+    Skip,
+    Tell,
+    Wake,
+    Warn,
+    update_time,
+)
+from sordino.algorithms.wide_area import ScheduledPull
+from sordino.simulate.job import Job, Outcome
+from sordino.simulate.links import Links
+from sordino.simulate.pulling import Pulling
+from sordino.simulate.record import Record
+
+PATIENCE = 1.0
+
+
+@pytest.mark.parametrize(
+    ("estimate", "measured", "expected"),
+    [
+        (math.inf, 4.0, 4.0),  # of what was never measured
+        (4.0, 2.5, 2.5),
+        (4.0, 3.0, 3.5),  # (1 - threshold) estimate itself is not far below
+        (4.0, 4.0, 4.0),
+        (4.0, 4.5, 4.25),
+        (4.0, 5.0, 5.0),  # (1 + threshold) estimate itself is too far above
+        (4.0, 9.0, 9.0),
+    ],
+)
+def test_update_time_is_the_sources(estimate: float, measured: float, expected: float) -> None:
+    assert update_time(estimate, measured, threshold=0.25) == expected
+
+
+def test_update_time_with_threshold_0_takes_what_was_measured() -> None:
+    assert [update_time(4.0, measured, 0.0) for measured in (3.9, 4.0, 4.1)] == [3.9, 4.0, 4.1]
+
+
+def test_peers_are_all_but_oneself_and_those_that_are_gone() -> None:
+    peers = Peers(1, 5)
+    peers.discard(3)
+    draws = Draws(1, 7)
+    assert {peers.draw(draws) for _ in range(200)} == {0, 2, 4}
+    peers.add(3)
+    assert len(peers) == 4
+    for rank in range(5):
+        peers.discard(rank)
+    assert len(peers) == 0
+    assert peers.draw(draws) is None
+
+
+def test_a_pool_draws_all_as_likely() -> None:
+    pool, draws = Pool(range(4)), Draws(0, 3)
+    counts = np.bincount([pool.draw(draws, but=2) for _ in range(3000)], minlength=4)
+    assert counts[2] == 0
+    assert all(900 < count < 1100 for count in counts[[0, 1, 3]])
+
+
+# ---- the simple modes ------------------------------------------------------------------------------------------------
+
+
+def test_without_overlap_one_pulls_when_the_window_ends() -> None:
+    worker = PullAfter(0, 2, 0)
+    assert worker.window(0.0, 1.0) == []
+    assert worker.ended(1.0) == [Pull(1, 1.0)]
+
+
+def test_naive_overlap_pulls_when_the_window_begins() -> None:
+    worker = PullFirst(0, 2, 0)
+    assert worker.window(3.0, 4.0) == [Pull(1, 3.0)]
+    assert worker.failed(3.5, 1) == [Skip()]  # nobody is left
+    worker.heard(3.6, 1, ("free",))
+    assert worker.window(4.0, 5.0) == [Pull(1, 4.0)]
+
+
+# ---- the manager -----------------------------------------------------------------------------------------------------
+
+
+def test_the_manager_lets_pulls_end_with_the_window() -> None:
+    manager = Manager(2, 0, 0.25)
+    assert manager.get_start_time(0, 10.0) == (1, -math.inf)  # never measured: at once
+    assert manager.get_start_time(1, 10.0) == (0, -math.inf)
+    assert manager.get_start_time(0, 10.0) is None  # 1 is taken
+    manager.update_information(0, 1, 4.0)
+    assert manager.estimate(0, 1) == manager.estimate(1, 0) == 4.0
+    assert manager.get_start_time(0, 10.0) == (1, 6.0)
+    manager.update_information(1, 0, 4.5)
+    manager.update_information(0, 1, None)  # which came to nothing, and says nothing of times
+    assert manager.estimate(0, 1) == 4.25
+
+
+def test_the_manager_puts_askers_in_line_until_somebody_is_free() -> None:
+    manager = Manager(3, 0, 0.1)
+    manager.lost(0.0, 2)
+    assert manager.heard(0.0, 0, ("ask", 1, 5.0)) == [Tell(0, ("grant", 1.0, 1, -math.inf))]
+    manager.lost(0.0, 1)
+    assert manager.heard(0.0, 0, ("ask", 2, 5.0)) == [Tell(0, ("line", 2.0))]  # only itself is there
+    granted = manager.heard(1.0, 1, ("ask", 7, 5.0))  # it lives after all
+    assert {(action.to, action.message[:3]) for action in tells(granted)} == {
+        (0, ("grant", 2.0, 1)),
+        (1, ("grant", 7.0, 0)),
+    }
+
+
+def test_a_node_that_vanishes_is_given_to_nobody_and_comes_back_with_its_first_message() -> None:
+    manager = Manager(3, 0, 0.1)
+    manager.lost(0.0, 2)
+    for _ in range(20):
+        assert manager.get_start_time(0, 1.0) == (1, -math.inf)
+        manager.update_information(0, 1, None)
+    manager.heard(1.0, 2, ("done", 0, -1.0))
+    found = set()
+    for _ in range(50):
+        grant = manager.get_start_time(0, 1.0)
+        assert grant is not None
+        found.add(grant[0])
+        manager.update_information(0, grant[0], None)
+    assert found == {1, 2}
+
+
+def test_a_node_whose_puller_dies_is_free_again() -> None:
+    manager = Manager(3, 0, 0.1)
+    peer = next(iter(tells(manager.heard(0.0, 0, ("ask", 1, 1.0))))).message[2]
+    manager.lost(0.5, 0)
+    other = 3 - int(peer)
+    assert [action.message[:3] for action in tells(manager.heard(1.0, other, ("ask", 1, 2.0)))] == [
+        ("grant", 1.0, peer)
+    ]
+
+
+@given(st.integers(2, 9), st.integers(0, 1 << 20), st.data())
+def test_the_manager_never_leaves_an_asker_with_only_itself(size: int, seed: int, data: st.DataObject) -> None:
+    manager = Manager(size, seed, 0.1)
+    pulls: dict[int, int] = {}
+    for _ in range(60):
+        worker = data.draw(st.integers(0, size - 1))
+        if worker in pulls:
+            actions = manager.heard(0.0, worker, ("done", pulls.pop(worker), 1.0))
+            assert actions == []
+        else:
+            (action,) = tells(manager.heard(0.0, worker, ("ask", 1, 9.0)))
+            word, peer = action.message[0], action.message[2]
+            assert (action.to, word) == (worker, "grant")
+            assert peer != worker
+            assert peer not in pulls.values()
+            pulls[worker] = int(peer)
+
+
+def tells(actions: list[Action]) -> list[Tell]:
+    return [action for action in actions if isinstance(action, Tell)]
+
+
+# ---- autonomous workers ----------------------------------------------------------------------------------------------
+
+
+def autonomous(rank: int, size: int, seed: int = 0) -> Autonomous:
+    return Autonomous(rank, size, seed, 0.25, PATIENCE)
+
+
+def test_an_autonomous_worker_starts_late_once_it_knows_how_long_pulls_take() -> None:
+    worker = autonomous(0, 2)
+    assert worker.window(0.0, math.inf) == [Tell(1, ("may", 1, 0.0, 0.0)), Wake(PATIENCE)]
+    assert worker.heard(0.0, 1, ("yes", 1.0, 0.0)) == [Pull(1, 0.0)]
+    worker.began(0.0)
+    assert worker.pulled(2.0, 1, 2.0) == [Tell(1, ("free",))]
+    assert worker.window(10.0, 20.0) == [Wake(20.0 - 1.25 * 2.0)]
+    assert worker.alarm(17.5, 20.0) == [Tell(1, ("may", 2, 0.5, 2.0)), Wake(17.5 + PATIENCE)]
+    assert worker.heard(17.75, 1, ("yes", 2.0, 0.0)) == [Pull(1, 18.0)]
+    worker.began(18.0)
+    worker.pulled(20.0, 1, 2.0)
+    (wake,) = worker.window(20.0, 30.0)  # asking took 0.25 s
+    assert wake == Wake(30.0 - 1.25 * 2.0 - 6 * 0.25)
+
+
+def test_of_two_that_ask_one_is_refused() -> None:
+    asked = autonomous(2, 3)
+    assert asked.heard(0.0, 0, ("may", 5, 1.0, 2.0)) == [Tell(0, ("yes", 5.0, 0.0))]
+    assert asked.heard(0.5, 1, ("may", 8, 0.0, 2.0)) == [Tell(1, ("no", 8.0, 2.5))]  # free in 2.5 s
+    asked.heard(3.0, 0, ("free",))
+    assert asked.heard(3.0, 1, ("may", 8, 0.0, 2.0)) == [Tell(1, ("yes", 8.0, 0.0))]
+
+
+def test_who_is_refused_asks_another() -> None:
+    worker = autonomous(0, 3)
+    (tell, _) = worker.window(0.0, math.inf)
+    assert isinstance(tell, Tell)
+    (again, _) = worker.heard(0.1, tell.to, ("no", 1.0, 5.0))
+    assert isinstance(again, Tell)
+    assert again == Tell(3 - tell.to, ("may", 1, 0.0, 0.0))
+
+
+def test_an_answer_that_comes_too_late_frees_who_gave_it() -> None:
+    worker = autonomous(0, 3)
+    (first, _) = worker.window(0.0, math.inf)
+    assert isinstance(first, Tell)
+    (second, _) = worker.alarm(PATIENCE, math.inf)  # no answer: another one
+    assert isinstance(second, Tell)
+    assert second.to == 3 - first.to
+    assert worker.heard(2.0, first.to, ("yes", 1.0, 0.0)) == [Tell(first.to, ("free",))]
+    assert worker.heard(2.0, second.to, ("yes", 1.0, 0.0)) == [Pull(second.to, 2.0)]
+
+
+def trader(size: int) -> tuple[Autonomous, Tell]:
+    """One that has been refused so often that it offers to trade, and what it says."""
+    worker = autonomous(0, size)
+    (tell, _) = worker.window(0.0, math.inf)
+    for _ in range(3):
+        assert isinstance(tell, Tell)
+        assert tell.message[0] == "may"
+        (tell, _) = worker.heard(0.0, tell.to, ("no", 1.0, 9.0))
+    assert isinstance(tell, Tell)
+    return worker, tell
+
+
+def test_who_is_refused_by_all_trades() -> None:
+    worker, offer = trader(size=4)
+    assert offer.message[0] == "trade"
+    assert worker.heard(0.0, 3, ("may", 1, 0.0, 1.0)) == [Tell(3, ("no", 1.0, 0.0))]  # it keeps itself for the trade
+    other = 1 if offer.to != 1 else 2
+    assert worker.heard(0.0, offer.to, ("yes", 1.0, 0.0, other)) == [Pull(offer.to, 0.0)]
+    assert tells(worker.heard(0.0, 3, ("may", 1, 0.0, 1.0)))[0].message[0] == "no"  # `other` pulls from it now
+    worker.heard(1.0, other, ("free",))
+    assert worker.heard(1.0, 3, ("may", 2, 0.0, 1.0)) == [Tell(3, ("yes", 2.0, 0.0))]
+
+
+def test_who_is_asked_to_trade_moves_its_puller() -> None:
+    asked = autonomous(1, 4)
+    asked.heard(0.0, 2, ("may", 1, 5.0, 1.0))  # 2 pulls from it in 5 s
+    assert asked.heard(1.0, 0, ("trade", 3, 4.0, 1.0)) == [Tell(2, ("move", 0))]
+    assert asked.heard(1.1, 3, ("trade", 9, 4.0, 1.0))[0].message[0] == "no"  # one trade at a time
+    assert asked.heard(1.2, 2, ("moved",)) == [Tell(0, ("yes", 3.0, 0.0, 2))]
+    asked.heard(1.3, 2, ("free",))  # who has moved frees another
+    assert tells(asked.heard(1.4, 3, ("may", 9, 0.0, 1.0)))[0].message[0] == "no"
+    asked.heard(6.0, 0, ("free",))
+    assert tells(asked.heard(6.0, 3, ("may", 9, 0.0, 1.0)))[0].message[0] == "yes"
+
+
+@pytest.mark.parametrize(("begun", "answer"), [(False, "moved"), (True, "stay")])
+def test_a_puller_moves_unless_it_has_begun(begun: bool, answer: str) -> None:
+    puller = autonomous(2, 3)
+    (tell, _) = puller.window(0.0, math.inf)
+    assert isinstance(tell, Tell)
+    puller.heard(0.0, tell.to, ("yes", 1.0, 0.0))
+    puller.began(0.0)
+    puller.pulled(1.0, tell.to, 1.0)
+    puller.window(10.0, 20.0)
+    (tell, _) = puller.alarm(19.0 - 0.5, 20.0)
+    assert isinstance(tell, Tell)
+    armed = puller.heard(18.5, tell.to, ("yes", 2.0, 0.0))
+    known = isinstance(armed[0], Pull) and armed[0].start > 18.5
+    if begun or not known:
+        puller.began(19.0)
+    actions = puller.heard(18.75, tell.to, ("move", 1 - tell.to))
+    assert actions[0] == Tell(tell.to, (answer if known else "stay",))
+    assert len(actions) == (2 if known and not begun else 1)
+
+
+def test_a_refused_trade_goes_on_asking() -> None:
+    worker, offer = trader(size=4)
+    (tell, _) = worker.heard(0.0, offer.to, ("no", 1.0, 1.0))
+    assert isinstance(tell, Tell)
+    assert tell.message[0] == "trade"
+
+
+def test_a_peer_that_failed_is_left_out_until_it_is_heard_of() -> None:
+    worker = autonomous(0, 3)
+    (tell, _) = worker.window(0.0, math.inf)
+    assert isinstance(tell, Tell)
+    worker.heard(0.0, tell.to, ("yes", 1.0, 0.0))
+    worker.began(0.0)
+    (instead, _) = worker.failed(1.0, tell.to)
+    assert isinstance(instead, Tell)
+    assert instead.to == 3 - tell.to
+    for window in range(20):
+        (again, _) = worker.window(2.0 + window, math.inf)
+        assert isinstance(again, Tell)
+        assert again.to == instead.to
+    worker.heard(30.0, tell.to, ("free",))
+    found = {action.to for window in range(50) for action in tells(worker.window(31.0 + window, math.inf))}
+    assert found == {1, 2}
+
+
+def test_the_loss_of_who_is_asked_is_an_answer() -> None:
+    worker = autonomous(0, 3)
+    (tell, _) = worker.window(0.0, math.inf)
+    assert isinstance(tell, Tell)
+    (instead, _) = worker.lost(0.5, tell.to)
+    assert isinstance(instead, Tell)
+    assert instead.to == 3 - tell.to
+    assert worker.lost(0.6, instead.to) == [Skip()]
+
+
+# ---- workers with a manager ------------------------------------------------------------------------------------------
+
+
+def managed(rank: int = 1, size: int = 3) -> Managed:
+    return Managed(rank, size, 0, 0.25, PATIENCE, manager=0)
+
+
+def test_a_managed_worker_does_what_the_manager_says() -> None:
+    worker = managed()
+    assert worker.window(0.0, math.inf) == [Tell(0, ("ask", 1, 0.0)), Wake(PATIENCE)]
+    assert worker.heard(0.1, 0, ("grant", 1.0, 2, -math.inf)) == [Pull(2, 0.1)]
+    worker.began(0.1)
+    assert worker.pulled(2.1, 2, 2.0) == [Tell(0, ("done", 2, 2.0))]
+    (wake,) = worker.window(10.0, 20.0)
+    assert isinstance(wake, Wake)
+    assert worker.alarm(wake.at, 20.5)[0] == Tell(0, ("ask", 2, 20.5))
+    assert worker.heard(wake.at, 0, ("grant", 2.0, 2, 18.5)) == [Pull(2, 18.5)]
+    assert worker.failed(19.0, 2)[:2] == [Tell(0, ("failed", 2)), Tell(0, ("ask", 2, 20.5))]
+
+
+def test_a_grant_for_an_earlier_window_is_given_back() -> None:
+    worker = managed()
+    worker.window(0.0, math.inf)
+    worker.window(1.0, math.inf)
+    assert worker.heard(1.1, 0, ("grant", 1.0, 2, 0.0)) == [Tell(0, ("done", 2, -1.0))]
+
+
+def test_a_worker_in_line_waits_beyond_its_patience() -> None:
+    worker = managed()
+    worker.window(0.0, math.inf)
+    worker.heard(0.1, 0, ("line", 1.0))
+    assert worker.alarm(PATIENCE, math.inf)[0] == Tell(0, ("ask", 1, PATIENCE))
+    assert worker.managed
+
+
+def test_when_the_manager_dies_a_worker_says_so_and_goes_on_alone() -> None:
+    worker = managed()
+    worker.window(0.0, math.inf)
+    warning, question, _ = worker.lost(0.5, 0)
+    assert isinstance(warning, Warn)
+    assert "rank 0" in warning.text
+    assert "rank 1" in warning.text
+    assert question == Tell(2, ("may", 1, 0.0, 0.0))
+    assert worker.heard(0.6, 2, ("yes", 1.0, 0.0)) == [Pull(2, 0.6)]
+    assert not worker.managed
+
+
+def test_when_the_manager_falls_silent_a_worker_says_so_and_goes_on_alone() -> None:
+    worker = managed()
+    worker.window(0.0, math.inf)
+    assert worker.alarm(0.5 * PATIENCE, math.inf) == []
+    warning, question, _ = worker.alarm(PATIENCE, math.inf)
+    assert isinstance(warning, Warn)
+    assert "has not answered for 1 s" in warning.text
+    assert isinstance(question, Tell)
+    assert question.message[0] == "may"
+
+
+# ---- all together, in virtual time -----------------------------------------------------------------------------------
+
+
+class Watched(Pulling):
+    """Keeps how many pulls of each worker are under way, and who has warned."""
+
+    def __init__(self, job: Job) -> None:
+        super().__init__(job, lambda _: None)
+        self.pulls: dict[int, tuple[int, float]] = {}  # by puller
+        self.conflicts: list[float] = []  # when
+
+    def transfer(self, sender: int, to: int) -> float:
+        seconds = super().transfer(sender, to)
+        others = [
+            peer for puller, (peer, end) in self.pulls.items() if self.alive(puller) and puller != to and end > self.now
+        ]
+        self.conflicts += [self.now] * (sender in others)
+        self.pulls[to] = sender, self.now + seconds
+        return seconds
+
+
+def together(
+    algorithm: ScheduledPull,
+    compute: list[float],
+    gbps: list[float],
+    latency: float,
+    kills: tuple[tuple[int, float], ...] = (),
+    seconds: float = 1.5,
+) -> tuple[Outcome, Watched]:
+    job = Job(
+        algorithm, len(compute), Links(gbps, latency), np.array(compute), 2.0**20,
+        seconds=seconds, data="none", points=1, kills=kills,
+    )  # fmt: skip
+    world = Watched(job)
+    return world.run(), world
+
+
+@given(
+    st.sampled_from(["manager", "autonomous"]),
+    st.lists(st.tuples(st.sampled_from([5e-3, 0.02]), st.sampled_from([0.1, 1.0, 10.0])), min_size=2, max_size=7),
+    st.sampled_from([0.0, 1e-3, 0.02]),
+    st.integers(0, 1000),
+    st.data(),
+)
+def test_nobody_is_pulled_from_twice_at_once_and_all_others_go_on(
+    schedule: str, workers: list[tuple[float, float]], latency: float, seed: int, data: st.DataObject
+) -> None:
+    killed = data.draw(st.lists(st.integers(0, len(workers) - 1), max_size=len(workers) - 1, unique=True))
+    kills = tuple((worker, data.draw(st.floats(0.01, 1.0))) for worker in killed)
+    compute, gbps = [one[0] for one in workers], [one[1] for one in workers]
+    algorithm = ScheduledPull(interval=4, schedule=schedule, seed=seed, patience=0.5)  # type: ignore[arg-type]
+    outcome, world = together(algorithm, compute, gbps, latency, kills)
+    record = outcome.record
+    alive = [worker for worker in range(len(workers)) if worker not in killed]
+    died = dict(kills).get(0, math.inf) if schedule == "manager" else math.inf
+    # Pulls that the manager has granted before it died are known to nobody else.
+    last = died + 4 * max(compute) + 8 * 2**20 / 1e8 + latency
+    assert [time for time in world.conflicts if not died <= time <= last] == []
+    slowest = max(world.job.links.seconds(i, j, 2**20) for i in alive for j in range(len(workers)))
+    for worker in alive:
+        # A window: its steps, its own pull, and, while all others are taken, theirs and the asking for them; and once
+        # for each death what it costs to find out.
+        window = 4 * compute[worker] + (len(workers) + 1) * (slowest + 10 * latency)
+        assert record.steps[worker] >= 4 * int(1.5 / window) - 4
+        if len(alive) > 1 and not kills:
+            assert record.pulls[worker] >= record.steps[worker] // 4 - 1
+    missed = schedule == "manager" and 0 in killed
+    assert missed or record.warnings == []
+    if missed and len(alive) > 1:
+        assert any(text.startswith("rank 0, which schedules the pulls, is gone") for text in record.warnings)
+
+
+def test_a_node_that_falls_silent_and_comes_back_is_pulled_from_again() -> None:
+    class Silent(Watched):
+        def _arrives(self, sender: int, to: int, message: Message) -> None:
+            if not (0.5 <= self.now < 2.0 and 2 in (sender, to)):
+                super()._arrives(sender, to, message)
+
+    job = Job(
+        ScheduledPull(interval=4, patience=0.1), 4, Links([1.0] * 4, 1e-3), np.full(4, 5e-3), 2.0**20,
+        seconds=4.0, data="none", points=1, spans_until=4.0,
+    )  # fmt: skip
+    world = Silent(
+        job,
+    )
+    pulls = [
+        (span.begin, span.peer) for span in world.run().record.spans if span.kind == "transfer" and span.worker != 2
+    ]
+    assert any(begin < 0.5 and peer == 2 for begin, peer in pulls)
+    assert not any(0.7 < begin < 2.0 and peer == 2 for begin, peer in pulls)
+    assert sum(begin > 2.2 and peer == 2 for begin, peer in pulls) > 5
+
+
+@pytest.mark.parametrize("schedule", ["manager", "autonomous"])
+@pytest.mark.parametrize("wide", [0, 2, 6])
+def test_pulls_end_with_their_windows_and_nobody_waits(schedule: str, wide: int) -> None:
+    algorithm = ScheduledPull(interval=16, schedule=schedule)  # type: ignore[arg-type]
+    job = Job(
+        algorithm, 8, Links.wide(8, wide, 1.0, 10.0, 0.0), np.full(8, 10e-3), 3.5 * 2**20,
+        seconds=0.16 * 60, data="none", points=1, spans_until=1e9,
+    )  # fmt: skip
+    record = Pulling(job, lambda _: None).run().record
+    window = 16 * float(job.compute[0])
+    measured: dict[tuple[int, int], float] = {}  # when a worker first knew what a pull from another takes
+    on_time = 0
+    for span in sorted(record.spans, key=lambda one: one.begin):
+        if span.kind == "transfer":
+            if span.begin > measured.setdefault((span.worker, span.peer), span.end) + window:
+                assert min(abs(span.end - end) for end in ends_of(record, span.worker)) < 1e-9
+                on_time += 1
+        elif span.kind == "wait":
+            assert span.begin < 30 * window
+    assert on_time > 8 * 40
+    assert record.pulls.min() >= 58
+
+
+def ends_of(record: Record, worker: int) -> list[float]:
+    """When the windows of a worker ended."""
+    steps = [span.end for span in record.spans if span.worker == worker and span.kind == "compute"]
+    return steps[15::16]
+
+
+def test_with_latency_workers_with_a_manager_wait_only_in_the_first_windows() -> None:
+    def waited(windows: int) -> list[float]:
+        outcome, _ = together(ScheduledPull(schedule="manager"), [10e-3] * 8, [1.0] * 8, 5e-3, seconds=0.16 * windows)
+        return outcome.record.waiting.tolist()
+
+    assert waited(40) == waited(5)
+
+
+def test_a_pair_that_never_met_is_expected_to_take_the_longest_of_either() -> None:
+    for seed in range(8):
+        manager = Manager(4, seed, 0.1)
+        assert manager.get_start_time(0, 100.0)[1] == -math.inf
+        manager = Manager(4, seed, 0.1)
+        manager.update_information(0, 1, 2.0)
+        manager.update_information(2, 3, 5.0)
+        peer, start = manager.get_start_time(0, 100.0)
+        assert start == (98.0 if peer == 1 else 95.0)
+    worker = Autonomous(0, 20, 0, 0.1, 60.0)
+    first = tells(worker.window(0.0, math.inf))[0].to
+    worker.heard(0.0, first, ("yes", 1, 0.0))
+    worker.pulled(2.0, first, 2.0)
+    worker.ended(10.0)
+    worker.window(10.0, 30.0)
+    asked = tells(worker.alarm(25.0, 30.0))[0].to
+    assert asked != first
+    assert worker.heard(25.0, asked, ("yes", 2, 3.0)) == [Pull(asked, 27.0)]

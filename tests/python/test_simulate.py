@@ -1,0 +1,387 @@
+"""`sordino simulate`: links, workers that wait for nobody in virtual time, and the command."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from sordino.algorithms import ADPSGD, ScheduledPull
+from sordino.cli.app import main
+from sordino.errors import UsageError
+from sordino.simulate import averaging, events, pulling
+from sordino.simulate.events import World
+from sordino.simulate.images import Images
+from sordino.simulate.job import Job
+from sordino.simulate.links import Links, exact
+from sordino.simulate.report import source
+
+BASE = ["simulate", "--algorithm"]
+
+
+class Counting:
+    """A problem whose every step adds 1 to the worker's own element, so that models tell what is in them."""
+
+    def __init__(self, job: Job) -> None:
+        self.size = job.workers
+        self._values = torch.zeros(job.workers, job.workers)
+        self.evaluations = 0
+
+    parameter_bytes = 8
+
+    def gradient(self, worker: int) -> None:
+        pass
+
+    def step(self, worker: int) -> None:
+        self._values[worker, worker] += 1
+
+    def leave(self, worker: int) -> None:
+        pass
+
+    def values(self, worker: int) -> Tensor:
+        return self._values[worker]
+
+    def evaluate(self) -> dict[str, float]:
+        return {"distance": float(self._values.sum()), "consensus_distance": 0.0}
+
+    def final(self) -> dict[str, float]:
+        return {**self.evaluate(), "best_distance": 0.0}
+
+
+@pytest.fixture
+def counting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "problem_of", Counting)
+
+
+def world(algorithm: ScheduledPull | ADPSGD, compute: list[float], links: Links, **others: Any) -> World:
+    kind = pulling.Pulling if isinstance(algorithm, ScheduledPull) else averaging.Averaging
+    job = Job(algorithm, len(compute), links, np.array(compute), 1e6, data="none", **{"points": 1, **others})
+    return kind(job, lambda _: None)
+
+
+# ---- links -----------------------------------------------------------------------------------------------------------
+
+
+def test_links_are_as_fast_as_their_slower_end() -> None:
+    links = Links.wide(4, 2, 1.0, 10.0, 5e-3)
+    assert links.seconds(0, 1, 1e9) == pytest.approx(0.805)
+    assert links.seconds(1, 2, 1e9) == links.seconds(2, 1, 1e9) == links.seconds(3, 2, 1e9) == pytest.approx(8.005)
+    i, j = np.array([0, 1, 3]), np.array([1, 2, 2])
+    assert links.all_seconds(i, j, 1e7).tolist() == [links.seconds(a, b, 1e7) for a, b in zip(i, j, strict=True)]
+    assert Links([math.inf, math.inf], 0.0).seconds(0, 1, 1e9) == 0.0
+
+
+def test_exact_durations_add_up_exactly() -> None:
+    third = exact(1 / 3)
+    assert abs(third - 1 / 3) < 1e-11
+    total = 0.0
+    for _ in range(1000):
+        total += third
+    assert total == 1000 * third
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("{", "is not JSON"),
+        ("[1]", "expected"),
+        ('{"gbps": [1, 2, 3], "latency_ms": 1}', "3 numbers for 2 workers"),
+        ('{"gbps": [1, 0], "latency_ms": 1}', "gbps: expected"),
+        ('{"gbps": [1, "2"], "latency_ms": 1}', "gbps: expected"),
+        ('{"gbps": [1, NaN], "latency_ms": 1}', "gbps: expected"),
+        ('{"gbps": [1, 2], "latency_ms": -1}', "latency_ms: expected"),
+        ('{"gbps": [1, 2]}', "expected"),
+    ],
+)
+def test_files_of_links_that_are_wrong(tmp_path: Path, text: str, complaint: str) -> None:
+    path = tmp_path / "links.json"
+    path.write_text(text)
+    with pytest.raises(UsageError, match=complaint) as caught:
+        Links.read(path, 2)
+    assert str(path) in str(caught.value)
+
+
+def test_files_of_links(tmp_path: Path) -> None:
+    path = tmp_path / "links.json"
+    path.write_text('{"gbps": [1, Infinity], "latency_ms": 2}')
+    links = Links.read(path, 2)
+    assert (links.gbps.tolist(), links.latency) == ([1.0, math.inf], pytest.approx(2e-3))
+    with pytest.raises(UsageError, match="cannot be read"):
+        Links.read(tmp_path / "none.json", 2)
+
+
+# ---- what is pulled, and when ----------------------------------------------------------------------------------------
+
+
+def test_a_naive_pull_brings_what_was_there_when_the_window_began(counting: None) -> None:
+    run = world(ScheduledPull(interval=2, overlap="naive"), [0.1, 0.1], Links([1.0, 1.0], 0.0), steps=6)
+    run.run()
+    expected = np.zeros((2, 2))
+    for window in range(3):
+        before = expected.copy()
+        expected += 2 * np.eye(2)
+        expected = (expected + before[::-1]) / 2 if window < 2 else expected  # no window follows the last step
+    assert [run.problem.values(worker).tolist() for worker in (0, 1)] == expected.tolist()
+
+
+def test_without_overlap_a_pull_brings_what_was_there_when_the_window_ended(counting: None) -> None:
+    links = Links([1.0, 1.0], 0.0)
+    run = world(ScheduledPull(interval=2, overlap="none"), [0.1, 0.1], links, steps=6)
+    record = run.run().record
+    expected = np.zeros((2, 2))
+    for window in range(3):
+        expected += 2 * np.eye(2)
+        expected = (expected + expected[::-1]) / 2 if window < 2 else expected
+    assert [run.problem.values(worker).tolist() for worker in (0, 1)] == expected.tolist()
+    assert record.waiting.tolist() == [2 * links.seconds(0, 1, 1e6)] * 2  # of a transfer each
+
+
+def test_a_scheduled_pull_brings_steps_of_the_same_window(counting: None) -> None:
+    # A transfer takes 0.03 s of a window of 4 x 0.1 s: all but the last step of the other are in it.
+    run = world(ScheduledPull(interval=4), [0.1, 0.1], Links([0.3, 0.3], exact(1 / 300)), steps=12)
+    record = run.run().record
+    assert record.waiting.tolist() == [0.0, 0.0]
+    first = np.array([[4.0, 0.0], [0.0, 4.0]])
+    first = (first + np.array([[0.0, 0.0], [0.0, 0.0]])) / 2  # nothing was known: at once, when there was nothing
+    copied = first[::-1] + 3 * np.eye(2)[::-1]
+    second = (first + 4 * np.eye(2) + copied) / 2 + 4 * np.eye(2)
+    assert [run.problem.values(worker).tolist() for worker in (0, 1)] == second.tolist()
+
+
+def test_pulls_change_nobody_but_the_puller(counting: None) -> None:
+    # The second is ten times slower: it pulls the first one's model, and is pulled from, without a step of its own.
+    run = world(ScheduledPull(interval=1, overlap="none"), [0.01, 1.0], Links([1.0, 1.0], 0.0), seconds=0.5)
+    record = run.run().record
+    assert record.pulls.tolist() == [record.steps[0] - 1, 0]  # the last one is not over
+    assert run.problem.values(1).tolist() == [0.0, 0.0]
+
+
+def test_an_averaging_loses_no_step(counting: None) -> None:
+    # Elements are sums of steps, halved and added: their sum over workers is the number of steps.
+    compute = [0.03, 0.05, 0.02, 0.07]
+    run = world(ADPSGD(interval=1, overlap=2), compute, Links([1.0, 0.5, 2.0, 1.0], 1e-3), seconds=3.0)
+    record = run.run().record
+    total = sum(run.problem.values(worker) for worker in range(4))
+    assert isinstance(total, Tensor)
+    assert total.tolist() == pytest.approx(record.steps.tolist(), abs=1e-3)
+    assert record.pulls.min() > 10
+
+
+def test_an_averaging_without_overlap_is_waited_for(counting: None) -> None:
+    links = Links([1.0, 1.0], 1e-3)
+    record = world(ADPSGD(interval=4, overlap=0), [0.01, 0.01], links, steps=40).run().record
+    # Questions cross: yes takes the latency twice, then the transfer.
+    assert record.waiting.max() >= 9 * (links.seconds(0, 1, 1e6) + links.latency)
+    hidden = world(ADPSGD(interval=4, overlap=1), [0.01, 0.01], links, steps=40).run().record
+    assert hidden.waiting.tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("overlap", ["none", "naive"])
+def test_pulls_that_meet_do_not_slow_each_other_down(overlap: Any, counting: None) -> None:
+    links = Links([1.0] * 5, 0.0)
+    record = (
+        world(ScheduledPull(interval=4, overlap=overlap), [0.05] * 5, links, seconds=10.0, spans_until=99).run().record
+    )
+    took = {span.end - span.begin for span in record.spans if span.kind == "transfer"}
+    assert took == {links.seconds(0, 1, 1e6)}
+    assert record.oldest == pytest.approx(links.seconds(0, 1, 1e6) if overlap == "none" else 0.2)
+
+
+def test_messages_and_bytes_are_counted(counting: None) -> None:
+    record = world(ScheduledPull(interval=4, overlap="none"), [0.05] * 2, Links([1.0] * 2, 0.0), steps=20).run().record
+    assert record.pulls.tolist() == record.messages.tolist() == [4, 4]
+    assert record.bytes.tolist() == [4e6, 4e6]
+
+
+def test_killed_workers_stop_and_the_others_go_on() -> None:
+    kills = ((0, 0.5), (3, 0.7))
+    links = Links.wide(6, 2, 1.0, 10.0, 1e-3)
+    for algorithm in (
+        ScheduledPull(interval=4, overlap="none"), ScheduledPull(interval=4, overlap="naive"),
+        ScheduledPull(interval=4, schedule="manager"), ScheduledPull(interval=4), ADPSGD(interval=2),
+    ):  # fmt: skip
+        record = world(algorithm, [0.01] * 6, links, seconds=3.0, kills=kills).run().record
+        assert record.steps[[0, 3]].max() <= 70
+        assert record.steps[[1, 2, 4, 5]].min() > 150
+        managed = isinstance(algorithm, ScheduledPull) and algorithm.managed
+        assert [text.startswith("rank 0, which schedules the pulls, is gone") for text in record.warnings] == (
+            [True] * len(record.warnings)
+        )
+        assert bool(record.warnings) == managed
+
+
+# ---- images ----------------------------------------------------------------------------------------------------------
+
+
+def test_every_worker_has_its_own_images_and_the_same_first_parameters() -> None:
+    job = Job(ScheduledPull(), 4, Links([1.0] * 4, 0.0), np.ones(4), 1.0, steps=1, data="digits", lr=0.1)
+    problem = Images(job)
+    assert all(torch.equal(problem.values(0), problem.values(worker)) for worker in range(4))
+    first = problem.values(0).clone()
+    seen = [{int(row) for _ in range(22) for row in next(one._batches)} for one in problem._trainees]
+    assert [len(rows) for rows in seen] == [22 * 16] * 4  # a pass, each image once
+    assert len(set().union(*seen)) == 4 * 22 * 16
+    problem.gradient(1)
+    assert torch.equal(problem.values(1), first)  # a gradient alone moves nothing
+    problem.step(1)
+    assert not torch.equal(problem.values(1), first)
+    assert torch.equal(problem.values(0), first)
+    parameters = torch.cat([parameter.detach().reshape(-1) for parameter in problem._trainees[1].model.parameters()])
+    assert torch.equal(parameters, problem.values(1))
+
+
+def test_the_best_accuracy_is_that_of_the_best_parameters() -> None:
+    job = Job(ScheduledPull(), 2, Links([1.0] * 2, 0.0), np.ones(2), 1.0, steps=1, data="digits", lr=0.1)
+    problem = Images(job)
+    for _ in range(60):
+        for worker in range(2):
+            problem.gradient(worker)
+            problem.step(worker)
+    good = problem.evaluate()["accuracy"]
+    for worker in range(2):
+        problem.values(worker).zero_()
+    bad = problem.evaluate()["accuracy"]
+    final = problem.final()
+    assert good > 0.5 > bad
+    assert (final["best_accuracy"], final["accuracy"]) == (pytest.approx(good), pytest.approx(bad))
+    assert not problem.values(0).any()  # as it was
+
+
+# ---- the command -----------------------------------------------------------------------------------------------------
+
+
+def results(path: Path, *words: str) -> dict[str, Any]:
+    assert main([*BASE, *words, "--quiet", "--json", str(path)]) == 0
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
+
+
+def timeless(found: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in found.items() if not name.startswith("wall_")}
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["dance"], "--algorithm dance: unknown; there are: adpsgd, allreduce"),
+        (["adpsgd", "--set", "speed=1"], "--set speed=1: adpsgd has no setting speed"),
+        (["adpsgd", "--workers", "0"], "--workers 0: must be at least 1"),
+        (["adpsgd", "--wide", "9"], "--wide 9: there are only 8 workers"),
+        (["adpsgd", "--seconds", "nan"], "--seconds nan: must be above 0"),
+        (["adpsgd", "--seconds", "inf"], "--seconds inf: must be finite"),
+        (["adpsgd", "--seconds", "1", "--steps", "2"], "give one of them"),
+        (["adpsgd", "--seed", "1", "--seeds", "2"], "give one of them"),
+        (["adpsgd", "--seed", "-1"], "--seed -1: must be from 0"),
+        (["adpsgd", "--latency-ms", "-1"], "--latency-ms -1: must be at least 0"),
+        (["adpsgd", "--compute-ms", "fast"], "--compute-ms fast: expected a number, or: measured"),
+        (["adpsgd", "--compute-ms", "0"], "--compute-ms 0: must be above 0"),
+        (["adpsgd", "--data", "none", "--compute-ms", "measured"], "there is nothing to measure"),
+        (["adpsgd", "--compute-ms", "1", "--slow", "8:2"], "--slow 8:2: there are the workers 0 to 7"),
+        (["adpsgd", "--compute-ms", "1", "--slow", "2"], "expected WORKER:FACTOR"),
+        (["adpsgd", "--compute-ms", "1", "--message-mib", "1", "--kill", "2:1"], "expected WORKER@SECONDS"),
+        (["adpsgd", "--data", "digits", "--data-dir", "x"], "--data-dir x: is for --data fashion-mnist"),
+        (["adpsgd", "--links", "missing.json"], "--links missing.json: cannot be read"),
+        (["adpsgd", "--links", "missing.json", "--wide", "1"], "says how fast every link is"),
+        (["adpsgd", "--json", "no/such.json"], "--json no/such.json: there is no folder"),
+        (["adpsgd", "--plot", "curve.txt"], "--plot curve.txt: name a .png"),
+        (["adpsgd", "--data", "none", "--load-ms", "1"], "--load-ms 1: is for algorithms"),
+        (["scheduled-pull", "--data", "none", "--set", "manager=8"], "--set manager=8: must be a worker"),
+        (["scheduled-pull", "--data", "none", "--set", "buffers=average"], "have no buffers"),
+        (["scheduled-pull", "--data", "digits", "--workers", "99", "--steps", "1"], "has only 14 images"),
+    ],
+)
+def test_wrong_options_have_status_2(words: list[str], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*BASE, *words, "--processes", "1"]) == 2
+    assert complaint in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("package", "words"),
+    [("simpy", []), ("matplotlib", ["--plot", "curve.png"]), ("matplotlib", ["--gantt", "gantt.png"])],
+)
+def test_what_is_missing_is_named(
+    package: str, words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == package else real(name))
+    assert main([*BASE, "adpsgd", "--data", "none", *words]) == 1
+    assert "pip install 'sordino[simulate]'" in capsys.readouterr().err
+
+
+SMALL = ["--data", "digits", "--workers", "4", "--wide", "2", "--steps", "40", "--points", "3", "--compute-ms", "3"]
+
+
+def test_the_four_modes_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = [tmp_path / name for name in ("a.json", "curve.png", "gantt.svg")]
+    words = [*BASE, "scheduled-pull", *SMALL, "--processes", "2", "--seeds", "2"]
+    assert main([*words, "--json", str(files[0]), "--plot", str(files[1]), "--gantt", str(files[2])]) == 0
+    told = capsys.readouterr().out
+    modes = ["no overlap", "naive overlap", "scheduled, manager", "scheduled, autonomous"]
+    assert all(f"| {mode}" in told for mode in modes)
+    assert "3.5 MiB a model (default), 3 ms a step;" in told
+    assert "best accuracy against no overlap" in told
+    found = json.loads(files[0].read_text())
+    assert [(run["mode"], run["seed"]) for run in found["runs"]] == [(mode, seed) for seed in (1, 2) for mode in modes]
+    assert all(run["steps"] == 40 for run in found["runs"])
+    assert all(path.stat().st_size > 1000 for path in files)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(path.name for path in files)
+    # The same in one process, but for the clock on the wall; with another seed it is not.
+    again = results(tmp_path / "b.json", "scheduled-pull", *SMALL, "--seeds", "2", "--processes", "1")
+    assert timeless(again) == timeless(found)
+    first, second = ([run for run in found["runs"] if run["seed"] == seed] for seed in (1, 2))
+    assert all(a["curve"] != b["curve"] for a, b in zip(first, second, strict=True))
+    assert [run["algorithm"]["seed"] for run in second] == [2] * 4
+
+
+def test_equal_virtual_time_means_fewer_steps_for_those_that_wait(tmp_path: Path) -> None:
+    words = ["--data", "none", "--workers", "8", "--wide", "2", "--seconds", "4"]
+    found = results(tmp_path / "a.json", "scheduled-pull", *words, "--processes", "1")
+    steps = {run["mode"]: run["steps"] for run in found["runs"]}
+    ages = {run["mode"]: run["age"] for run in found["runs"]}
+    waits = {run["mode"]: run["waiting"] for run in found["runs"]}
+    assert {run["seconds"] for run in found["runs"]} == {4.0}
+    assert steps["naive overlap"] == steps["scheduled, manager"] == 400
+    assert steps["no overlap"] < 350
+    assert waits["naive overlap"] == waits["scheduled, manager"] == 0
+    assert waits["no overlap"] > 0.5
+    assert ages["naive overlap"] == pytest.approx(0.16)
+    assert ages["scheduled, manager"] < ages["scheduled, autonomous"] < 0.5 * ages["naive overlap"]
+
+
+def test_one_mode_that_is_named_runs_alone(tmp_path: Path) -> None:
+    words = ["--set", "overlap=naive", "--data", "none", "--steps", "40", "--slow", "1:4", "--kill", "2@0.1"]
+    found = results(tmp_path / "a.json", "scheduled-pull", *words)
+    assert [run["mode"] for run in found["runs"]] == ["scheduled-pull"]
+    assert found["setting"]["compute"][:3] == pytest.approx([0.01, 0.04, 0.01])
+    assert found["runs"][0]["workers"]["steps"][:3] == [40, 40, 10]
+
+
+def test_compute_time_is_measured_where_it_is_not_given(tmp_path: Path) -> None:
+    found = results(tmp_path / "a.json", "adpsgd", "--data", "digits", "--workers", "2", "--steps", "4")
+    assert found["setting"]["compute_from"] == "measured"
+    assert 1e-5 < found["setting"]["compute"][0] < 1.0
+    assert found["setting"]["message_bytes"] == 4 * 31_050
+
+
+def test_the_sources_figures_stand_only_beside_its_setting() -> None:
+    def job(workers: int, wide: int, latency: float = 5e-3, data: Any = "fashion-mnist") -> Job:
+        links = Links.wide(workers, wide, 1.0, 10.0, latency)
+        return Job(ScheduledPull(), workers, links, np.full(workers, 0.01), 1.0, steps=1, data=data)
+
+    assert source(job(8, 2))["scheduled, autonomous"] == 0.867
+    assert source(job(8, 0))["no overlap"] == 0.860
+    assert [source(one) for one in (job(8, 3), job(6, 2), job(8, 2, 1e-3), job(8, 2, data="digits"))] == [{}] * 4
+
+
+def test_a_thousand_workers_without_data(tmp_path: Path) -> None:
+    found = results(tmp_path / "a.json", "scheduled-pull", "--data", "none", "--workers", "1000", "--steps", "32",
+                    "--set", "schedule=autonomous")  # fmt: skip
+    assert found["runs"][0]["steps"] == 32
+    assert "workers" not in found["runs"][0]
