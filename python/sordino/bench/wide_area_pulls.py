@@ -34,7 +34,7 @@ NARROW, WIDE = 1000.0, 10000.0  # Mbps
 _WORKER = "sordino.bench.wide_area_worker"
 _MODELS = {  # compute in a step leaves the source's proportions: a pull over a narrow link takes less than a window
     "small": {"model-bytes": 3670016, "compute-ms": 10.0, "rounds": 5, "warm-up": 3, "windows": 10},
-    "large": {"model-bytes": 25 << 20, "compute-ms": 30.0, "rounds": 3, "warm-up": 3, "windows": 8},
+    "large": {"model-bytes": 25 << 20, "compute-ms": 30.0, "rounds": 3, "warm-up": 3, "windows": 6},
 }
 _QUICK = {"model-bytes": 1 << 20, "compute-ms": 4.0, "rounds": 1, "warm-up": 3, "windows": 4}
 _SCHEDULED = ("manager", "autonomous")
