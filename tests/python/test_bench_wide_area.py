@@ -112,7 +112,8 @@ def test_accuracies_are_compared_seed_by_seed() -> None:
         "scheduled, autonomous": (0.79, 0.89, 8.5),
     }
     runs = [simulated_run(mode, seed, found[seed], found[2]) for mode, found in values.items() for seed in (0, 1)]
-    kept = {"found": {"runs": runs, "setting": {}, "source": {"no overlap": 0.861}}}
+    halves = [[run for run in runs if run["seed"] == seed] for seed in (0, 1)]
+    kept = [{"found": {"runs": half, "setting": {}, "source": {"no overlap": 0.861}}} for half in halves]
     row = wide_area_tables.row_of(kept, 2)
     manager = row["modes"]["scheduled, manager"]
     assert manager["gain"] == {"mean": pytest.approx(0.02), "deviation": pytest.approx(0.01 * 2**0.5)}
@@ -135,7 +136,7 @@ def test_what_was_simulated_is_not_simulated_again(tmp_path: Path, monkeypatch: 
     wide_area_tables.run_all([one], tmp_path)
     assert len(wide_area_tables.run_all([one, other], tmp_path)) == 2
     assert calls == [one.words, other.words]
-    wide_area_tables.run_all([wide_area_tables.comparison(2, 1, False, None)], tmp_path)
+    wide_area_tables.run_all([wide_area_tables.comparison(2, 3, True, None)], tmp_path)
     assert len(calls) == 3, "other words, although by the same name"
 
 
@@ -218,7 +219,7 @@ def test_pulls_run_on_hosts(tmp_path: Path, results_of: ResultsOf) -> None:
     found = results_of("wide_area_pulls_quick")
     assert found["wrong"] == []
     (row,) = found["rows"]
-    assert (row["wide"], row["ranks"]) == (2, 4)
+    assert (row["wide"], row["ranks"]) == (1, 2)
     entries = row["contestants"]
     assert entries["naive"]["age"]["median"] > entries["none"]["age"]["median"]
     assert all(entries[name]["letters"] > 0 for name in ("manager", "autonomous"))
@@ -227,14 +228,13 @@ def test_pulls_run_on_hosts(tmp_path: Path, results_of: ResultsOf) -> None:
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.usefixtures("emulated_hosts")
-def test_serving_runs_on_hosts(tmp_path: Path, results_of: ResultsOf) -> None:
+@pytest.mark.usefixtures("launcher")
+def test_serving_runs(tmp_path: Path, results_of: ResultsOf) -> None:
     assert wide_area.main(["serving", "--quick", "--results", str(tmp_path)]) == 0
-    here, across = results_of("wide_area_serving")["rows"]
-    assert (here["mbps"], across["mbps"]) == (None, 10000.0)
-    for row in (here, across):
-        assert all(one["median"] > 0 for one in row["ratios"].values())
-        assert row["ways"]["pulled"]["times_a_second"] > 1
+    (row,) = results_of("wide_area_serving")["rows"]
+    assert all(one["median"] > 0 for one in row["ratios"].values())
+    assert row["ways"]["pulled"]["times_a_second"] > 1
+    assert row["over_copy"] > 0
 
 
 @pytest.mark.timeout(240)
@@ -244,10 +244,10 @@ def test_one_sided_runs_on_hosts(tmp_path: Path, results_of: ResultsOf) -> None:
     assert wide_area.main(["one_sided", "--quick", "--results", str(tmp_path)]) == 0
     found = results_of("wide_area_one_sided")
     assert found["wrong"] == []
-    for row in found["rows"]:
-        assert row["ways"]["shelf"]["late"] == 0
-        assert row["ways"]["shelf"]["seconds"]["count"] > 1
-        assert row["ways"]["nobody"]["computed"]["median"] > 0
+    (row,) = found["rows"]
+    assert row["ways"]["shelf"]["late"] == 0
+    assert row["ways"]["shelf"]["seconds"]["count"] > 1
+    assert row["ways"]["nobody"]["computed"]["median"] > 0
 
 
 @pytest.mark.timeout(240)

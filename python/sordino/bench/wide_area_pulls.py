@@ -34,7 +34,7 @@ NARROW, WIDE = 1000.0, 10000.0  # Mbps
 _WORKER = "sordino.bench.wide_area_worker"
 _MODELS = {  # compute in a step leaves the source's proportions: a pull over a narrow link takes less than a window
     "small": {"model-bytes": 3670016, "compute-ms": 10.0, "rounds": 5, "warm-up": 3, "windows": 10},
-    "large": {"model-bytes": 25 << 20, "compute-ms": 30.0, "rounds": 3, "warm-up": 3, "windows": 8},
+    "large": {"model-bytes": 25 << 20, "compute-ms": 30.0, "rounds": 3, "warm-up": 3, "windows": 6},
 }
 _QUICK = {"model-bytes": 1 << 20, "compute-ms": 4.0, "rounds": 1, "warm-up": 3, "windows": 4}
 _SCHEDULED = ("manager", "autonomous")
@@ -91,17 +91,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Starts the jobs. Status 1 if a job failed or computed something wrong, 2 if there can be no cluster."""
     options = common.parser("wide_area pulls", __doc__, 0.0, "(not used)")
     options.add_argument("--model", choices=_MODELS, default="small", help="3.5 or 25 MiB (default small)")
-    options.add_argument("--wide", default="", metavar="LIST", help="numbers of wide links (default 0,2,4; --quick: 2)")
+    options.add_argument(
+        "--wide", default="", metavar="LIST", help="numbers of wide links (default 0,2,4; --quick: 1 of 2)"
+    )
     chosen = options.parse_args(argv)
     settings = (_QUICK if chosen.quick else _MODELS[chosen.model]) | {"interval": INTERVAL}
     words = words_of(settings)
-    wides = [int(text) for text in (chosen.wide or ("2" if chosen.quick else "0,2,4")).split(",")]
+    hosts = 2 if chosen.quick else HOSTS
+    wides = [int(text) for text in (chosen.wide or ("1" if chosen.quick else "0,2,4")).split(",")]
+    if not all(0 <= wide <= hosts for wide in wides):
+        options.error(f"--wide {chosen.wide}: there are {hosts} links")
     found_machine = machine_before()
     rows: list[Results] = []
     try:
         for wide in wides:
-            rates = [WIDE] * wide + [NARROW] * (HOSTS - wide)
-            row = row_of(run_on_hosts(HOSTS, 1, rates, _WORKER, words), wide, int(settings["model-bytes"]))
+            rates = [WIDE] * wide + [NARROW] * (hosts - wide)
+            row = row_of(run_on_hosts(hosts, 1, rates, _WORKER, words), wide, int(settings["model-bytes"]))
             rows.append(row)
             for name, one in row["contestants"].items():
                 keys = [key for key in ("step", "waited", "age", "pull") if key in one]

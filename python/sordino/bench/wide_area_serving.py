@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     found_machine = machine_before()
     rows: list[Results] = []
     try:
-        for mbps in (None, 10000.0) if chosen.quick else PLACES:
+        for mbps in PLACES[:1] if chosen.quick else PLACES:
             words = words_of(settings)
             found = run_here(2, _WORKER, words) if mbps is None else run_on_hosts(2, 1, mbps, _WORKER, words)
             for row in rows_of(found, mbps):

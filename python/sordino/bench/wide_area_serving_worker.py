@@ -71,7 +71,8 @@ def follow(shelves: Shelves) -> None:
         "rest": lambda: time.sleep(1e-3),
     }
     while (what := shelves.hear()) != "end":
-        count, begin = 0, time.perf_counter()
+        count, begin = 1, time.perf_counter()
+        work[what]()
         while shelves.heard() is None:  # the next letter can be nothing but "stop"
             work[what]()
             count += 1

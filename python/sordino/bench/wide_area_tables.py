@@ -56,11 +56,12 @@ class Simulation(NamedTuple):
     words: list[str]
 
 
-def comparison(wide: int, seeds: int, quick: bool, data_dir: str | None) -> Simulation:
+def comparison(wide: int, seed: int, quick: bool, data_dir: str | None) -> Simulation:
     """The four modes with so many wide links."""
-    words = ["--algorithm", "scheduled-pull", "--workers", "8", "--wide", str(wide), "--seeds", str(seeds)]
-    words += ["--data", "digits", "--steps", "48", "--points", "3"] if quick else ["--data", "fashion-mnist"]
-    return Simulation(f"wide_{wide}", [*words, "--data-dir", data_dir] if data_dir else words)
+    words = ["--algorithm", "scheduled-pull", "--workers", "8", "--wide", str(wide), "--seed", str(seed)]
+    short = ["--data", "digits", "--steps", "48", "--points", "3", "--processes", "1"]
+    words += short if quick else ["--data", "fashion-mnist"]
+    return Simulation(f"wide_{wide}_seed_{seed}", [*words, "--data-dir", data_dir] if data_dir else words)
 
 
 def many(algorithm: str, workers: int) -> Simulation:
@@ -123,15 +124,16 @@ def _ended(child: subprocess.Popen[bytes], until: float) -> tuple[int, int]:
     return child.returncode, usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-def row_of(kept: Results, wide: int) -> Results:
+def row_of(kept: Sequence[Results], wide: int) -> Results:
     """Means and deviations over the seeds, by mode, beside the source's figures. Gain: of the best accuracy over that
     without overlap, seed by seed."""
-    found: Results = kept["found"]
+    first: Results = kept[0]["found"]
+    everything = [run for one in kept for run in one["found"]["runs"]]
     modes: dict[str, Results] = {}
-    bases = [run["best_accuracy"] for run in found["runs"] if run["mode"] == _MODES[0]]
-    for mode in dict.fromkeys(run["mode"] for run in found["runs"]):
-        runs = [run for run in found["runs"] if run["mode"] == mode]
-        one: Results = {"source": found["source"].get(mode)}
+    bases = [run["best_accuracy"] for run in everything if run["mode"] == _MODES[0]]
+    for mode in dict.fromkeys(run["mode"] for run in everything):
+        runs = [run for run in everything if run["mode"] == mode]
+        one: Results = {"source": first["source"].get(mode)}
         for key in ("accuracy", "best_accuracy", "consensus_distance"):
             one[key] = _spread([run[key] for run in runs])
         gains = [run["best_accuracy"] - base for run, base in zip(runs, bases)]
@@ -141,8 +143,8 @@ def row_of(kept: Results, wide: int) -> Results:
             one[key] = statistics.mean(run[key] for run in runs)
         one["curve"] = runs[0]["curve"]
         modes[mode] = one
-    seconds = statistics.mean(run["seconds"] for run in found["runs"])
-    return {"wide": wide, "setting": found["setting"], "virtual_seconds": seconds, "modes": modes}
+    seconds = statistics.mean(run["seconds"] for run in everything)
+    return {"wide": wide, "setting": first["setting"], "virtual_seconds": seconds, "modes": modes}
 
 
 def scale_of(kept: Results) -> Results:
@@ -207,7 +209,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         wides = [wide for wide in WIDES if wide == chosen.wide]
         algorithms = [name for name in _SETTINGS if name == chosen.many]
         counts = [count for count in COUNTS if chosen.workers in (None, count)]
-    comparisons = [comparison(wide, seeds, chosen.quick, chosen.data_dir) for wide in wides]
+    comparisons = [comparison(wide, seed + 1, chosen.quick, chosen.data_dir) for wide in wides for seed in range(seeds)]
     scales = [many(algorithm, count) for algorithm in algorithms for count in counts]
     folder = common.results_folder(chosen)
     with _work_folder(folder, keep=a_part) as work:
@@ -217,14 +219,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             return failed("wide_area", error)
         if a_part:
             return 0
-        rows = [row_of(kept, wide) for kept, wide in zip(found, wides)]
+        rows = [row_of(found[k * seeds : (k + 1) * seeds], wide) for k, wide in enumerate(wides)]
         results: Results = {
             "benchmark": "wide_area_tables",
             "name": "wide_area_tables",
             "machine": common.machine("simulated workers") | {"others": None},
             "seeds": seeds,
             "rows": rows,
-            "scale": [scale_of(kept) for kept in found[len(rows) :]],
+            "scale": [scale_of(kept) for kept in found[len(comparisons) :]],
             "source": SOURCE,
             "targets": targets(rows),
         }
