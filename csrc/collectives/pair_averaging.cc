@@ -24,6 +24,7 @@ void PairAveraging::begin(int peer, std::uint64_t number) {
 void PairAveraging::cancel() {
   {
     std::lock_guard lock(mutex_);
+    next_ = nullptr;
     cancelled_ = true;
   }
   world_.wake();
@@ -36,10 +37,17 @@ void PairAveraging::unlock() {
 
 void PairAveraging::receive(int from, Reader& reader) {
   const auto number = reader.get<std::uint64_t>();
+  Invitation& said = invitations_[from];
+  if (said.number != number) said = {number, {}};
+  if (reader.empty()) return;
   const auto tag = reader.get<Tag>();
   if (tag >= (Tag{1} << kTagBits)) throw TransportError("an averaging names a tag that there is not");
-  std::erase_if(invitations_, [from](const Invitation& known) { return known.from == from; });
-  invitations_.push_back({from, number, tag});
+  said.tag = tag;
+}
+
+const PairAveraging::Invitation* PairAveraging::invitation(const Averaging& averaging) const {
+  const auto found = invitations_.find(averaging.peer);
+  return found != invitations_.end() && found->second.number == averaging.number ? &found->second : nullptr;
 }
 
 // Copies the values, and tells the peer where to send its own. False while a step holds them.
@@ -62,17 +70,10 @@ bool PairAveraging::start(Averaging& averaging, Time now) {
   return true;
 }
 
-// Sends, once the peer has said where to.
-bool PairAveraging::send(Averaging& averaging) {
-  const auto found = std::find_if(invitations_.begin(), invitations_.end(), [&](const Invitation& invitation) {
-    return invitation.from == averaging.peer && invitation.number == averaging.number;
-  });
-  if (found == invitations_.end()) return false;
+void PairAveraging::send(Averaging& averaging, Tag tag) {
   const std::span<const std::byte> out(averaging.memory.out.get(), layout_->bytes());
   world_.count_sent(averaging.peer, out.size());
-  averaging.sending = world_.data().send(averaging.peer, found->tag, out);
-  invitations_.erase(found);
-  return true;
+  averaging.sending = world_.data().send(averaging.peer, tag, out);
 }
 
 // Adds half the difference. False while a step holds the values.
@@ -104,7 +105,6 @@ bool PairAveraging::advance(Time now) {
   {
     std::lock_guard lock(mutex_);
     cancelled = std::exchange(cancelled_, false);
-    if (cancelled) next_ = nullptr;
   }
   if (cancelled && current_) leave({});
   if (!current_) {
@@ -125,8 +125,17 @@ bool PairAveraging::advance(Time now) {
       leave("rank " + std::to_string(averaging.peer) + " is gone");
       return true;
     }
+    if (!averaging.told) {
+      world_.post_to_service(number_, averaging.peer, Writer().put(averaging.number).take());
+      averaging.told = true;
+    }
+    const Invitation* said = invitation(averaging);
+    if (!said) return false;
     if (!averaging.copied && !start(averaging, now)) return false;
-    if (!averaging.sending && !send(averaging)) return false;
+    if (!averaging.sending) {
+      if (!said->tag) return false;
+      send(averaging, *said->tag);
+    }
     const bool sent = averaging.sending->test(), received = averaging.receiving->test();
     if (!sent || !received || !apply(averaging)) return false;
   } catch (const PeerLost& error) {
@@ -154,7 +163,7 @@ void PairAveraging::leave(const std::string& why) {
 }
 
 void PairAveraging::lost(int rank) {
-  std::erase_if(invitations_, [rank](const Invitation& known) { return known.from == rank; });
+  invitations_.erase(rank);
   if (current_ && current_->peer == rank) leave("rank " + std::to_string(rank) + " is gone");
 }
 

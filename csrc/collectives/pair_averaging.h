@@ -2,14 +2,16 @@
 //
 // Both send each other a copy of their values and add half the difference of the two copies to what they have by then.
 // So both sides take the same mean, the sum over all workers stays the same, and what a step has changed meanwhile is
-// not lost. Nobody holds anything while it waits: the lock on the values is taken for a step of the optimizer, or for
+// not lost. Both say first that they are ready, so that nothing is under way to one who has left the averaging.
+// Nobody holds anything while it waits: the lock on the values is taken for a step of the optimizer, or for
 // one pass over them, and who moves messages tries again rather than wait for it.
 #pragma once
 
 #include <list>
+#include <map>
 #include <memory>
 #include <mutex>
-#include <vector>
+#include <optional>
 
 #include "arena/layout.h"
 #include "collectives/letters.h"
@@ -49,18 +51,20 @@ class PairAveraging : public Service {
     std::uint64_t number;
     Time since{};
     Memory memory{};
-    bool copied = false;
+    bool told = false;          // the peer, that this side is ready
+    bool copied = false;        // both are ready, and what is sent is fixed
     std::uint64_t changes = 0;  // of the values, when they were copied
     std::unique_ptr<Transfer> sending{}, receiving{};
   };
+  // What a peer has said of an averaging: that it is ready, and then where to send to.
   struct Invitation {
-    int from;
-    std::uint64_t number;
-    Tag tag;
+    std::uint64_t number = 0;
+    std::optional<Tag> tag{};
   };
 
   bool start(Averaging& averaging, Time now);
-  bool send(Averaging& averaging);
+  void send(Averaging& averaging, Tag tag);
+  const Invitation* invitation(const Averaging& averaging) const;
   bool apply(Averaging& averaging);
   void leave(const std::string& why);
 
@@ -79,8 +83,8 @@ class PairAveraging : public Service {
 
   // Of the thread that polls.
   std::unique_ptr<Averaging> current_;
-  std::vector<Invitation> invitations_;  // to send to, at a tag
-  std::list<Averaging> abandoned_;       // whose memory transfers may still touch
+  std::map<int, Invitation> invitations_;  // the last one of each peer
+  std::list<Averaging> abandoned_;         // whose memory transfers may still touch
   Memory spare_;
 };
 

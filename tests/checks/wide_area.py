@@ -74,6 +74,7 @@ def pulls_one_rank_at_a_time(seat: Seat, overlap: str) -> None:
     algorithm = PULLS[overlap]
     model = Odd(float(seat.rank * 8))
     optimizer = wrap(model, algorithm)
+    optimizer._reducer.begin_step(optimizer._inner)  # the first one waits for all ranks
     values = [(float(rank * 8), float(rank * 8)) for rank in range(seat.size)]  # exact, and as bfloat16 rounds
     schedules = [algorithm.schedule_of(rank, seat.size) for rank in range(seat.size)]
     pulled = list(values)

@@ -130,16 +130,16 @@ def test_two_that_ask_each_other_average_once() -> None:
 
 def test_one_that_is_asked_in_an_averaging_declines() -> None:
     worker = Pairing(0, 3, 0, PATIENCE)
-    assert worker.heard(0.0, 1, ("average", 7)) == [Tell(1, ("yes", 7)), Average(1, 7)]
-    assert worker.heard(0.0, 2, ("average", 9)) == [Tell(2, ("no", 9))]
+    assert worker.heard(0.0, 1, ("average", 7, 5)) == [Tell(1, ("yes", 7)), Average(1, 7)]
+    assert worker.heard(0.0, 2, ("average", 9, 5)) == [Tell(2, ("no", 9))]
     assert not worker.under_way  # what another has begun is not its own
     assert worker.exchanged(1.0) == []
-    assert worker.heard(1.0, 2, ("average", 10))[0] == Tell(2, ("yes", 10))
+    assert worker.heard(1.0, 2, ("average", 10, 5))[0] == Tell(2, ("yes", 10))
 
 
 def test_what_is_begun_in_anothers_averaging_follows_it() -> None:
     worker = Pairing(0, 3, 0, PATIENCE)
-    worker.heard(0.0, 1, ("average", 7))
+    worker.heard(0.0, 1, ("average", 7, 5))
     assert worker.begin(0.5) == []
     asks(worker.exchanged(1.0))
     assert worker.under_way
@@ -208,3 +208,30 @@ def test_in_virtual_time_nobody_is_stuck_and_all_come_together(overlap: int) -> 
         Job(ADPSGD(interval=10**6), 5, job.links, compute, 2.0**16, seconds=2.0, data="none", points=1), lambda _: None
     ).run()
     assert outcome.final["consensus_distance"] < 0.5 * apart.final["consensus_distance"]
+
+
+def test_a_higher_question_takes_back_ones_own() -> None:
+    """Where everybody asks at once, somebody must give way, or all are declined for ever."""
+    worker = Pairing(0, 9, 0, PATIENCE)
+    asked = worker.begin(0.0)[0]
+    assert isinstance(asked, Tell)
+    _, number, priority = asked.message
+    other = next(rank for rank in range(1, 9) if rank != asked.to)
+    assert worker.heard(0.1, other, ("average", 77, priority - 1)) == [Tell(other, ("no", 77))]
+    assert worker.heard(0.2, other, ("average", 86, priority + 1)) == [Tell(other, ("yes", 86)), Average(other, 86)]
+    assert worker.heard(0.3, asked.to, ("yes", number)) == [Tell(asked.to, ("cancel", number))]
+    assert worker.under_way
+    again = worker.exchanged(0.4)[0]
+    assert isinstance(again, Tell) and again.message[0] == "average"
+
+
+def test_of_many_that_ask_at_once_most_find_somebody() -> None:
+    size = 60
+    workers = [Pairing(rank, size, 3, PATIENCE) for rank in range(size)]
+    letters = [(rank, step) for rank, worker in enumerate(workers) for step in worker.begin(0.0)]
+    for _ in range(3):  # everybody's letters arrive at the same time
+        sent, letters = letters, []
+        for sender, step in sent:
+            if isinstance(step, Tell):
+                letters += [(step.to, more) for more in workers[step.to].heard(0.0, sender, step.message)]
+    assert sum(worker._engaged for worker in workers) > size / 3

@@ -1,9 +1,11 @@
 """Who averages with whom in AD-PSGD: the decisions of one worker, driven like those of
 `sordino.algorithms.pull_schedule`.
 
-A worker is in one averaging at a time, so both sides average the same two values, and it declines while it is in one or
-asks for one. Who is declined asks another. Nobody waits while others wait for it, so there is no deadlock, whoever asks
-whom. Source: Lian et al. 2018, Algorithm 1, without its bipartite graph.
+A worker is in one averaging at a time, so both sides average the same two values, and it declines while it is in one.
+Who is declined asks another. Nobody waits while others wait for it, so there is no deadlock, whoever asks whom. Where
+all ask at once, all would decline: so questions have random priorities, and a worker that asks takes back a question of
+lower priority than the one that it is asked. The question of the highest priority is always taken.
+Source: Lian et al. 2018, Algorithm 1, without its bipartite graph.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from typing import NamedTuple
 from sordino.algorithms.pull_schedule import Action, Draws, Message, Peers, Skip, Tell, Wake
 
 _DECLINES = 8  # before a worker leaves it for this time
+_PRIORITIES = 1 << 20
 
 
 class Average(NamedTuple):
@@ -32,7 +35,8 @@ Step = Action | Average | Cancel
 class Pairing:
     """One of `size` workers. It begins averagings when its driver says so, and takes part in others'.
 
-    Messages: "average" (number) is answered by "yes" or "no" (number); "cancel" (number) ends what "yes" began.
+    Messages: "average" (number, priority) is answered by "yes" or "no" (number); "cancel" (number) ends what "yes"
+    began.
     """
 
     def __init__(self, rank: int, size: int, seed: int, patience: float) -> None:
@@ -41,10 +45,12 @@ class Pairing:
         self._others = Peers(rank, size)
         self._patience = patience
         self._size = size
+        self._priority = 0
         self._number = rank  # grows by `size`: no two workers use the same one
         self._peer: int | None = None  # whom this worker asks, or averages with
         self._asked = 0.0  # since when it asks
         self._engaged = False  # averages; else it asks, if there is a peer
+        self._current = 0  # the number of that averaging
         self._mine = False  # what is asked for or under way is what this worker began
         self._declines = 0
         self.under_way = False
@@ -62,7 +68,8 @@ class Pairing:
             return [Skip()]
         self._number += self._size
         self._peer, self._asked, self._engaged, self._mine = peer, now, False, True
-        return [Tell(peer, ("average", self._number)), Wake(now + self._patience)]
+        self._priority = self._draws.below(_PRIORITIES)
+        return [Tell(peer, ("average", self._number, self._priority)), Wake(now + self._patience)]
 
     def _next(self, now: float) -> list[Step]:
         """This worker is free; if it has still to average, it asks."""
@@ -95,13 +102,14 @@ class Pairing:
         self._others.add(sender)
         word, number = message[0], int(message[1])
         if word == "average":
-            return self._is_asked(now, sender, number)
+            return self._is_asked(sender, number, int(message[2]))
         if word == "cancel":
-            return [Cancel(), *self._next(now)] if self._engaged and sender == self._peer else []
+            mine = self._engaged and sender == self._peer and number == self._current
+            return [Cancel(), *self._next(now)] if mine else []
         if sender != self._peer or self._engaged or number != self._number:
             return [Tell(sender, ("cancel", number))] if word == "yes" else []
         if word == "yes":
-            self._engaged = True
+            self._engaged, self._current = True, number
             return [Average(sender, number)]
         self._declines += 1
         if self._declines >= _DECLINES:
@@ -109,14 +117,11 @@ class Pairing:
             return [Skip(), *self._next(now)]
         return self._next(now)
 
-    def _is_asked(self, now: float, sender: int, number: int) -> list[Step]:
-        if self._peer is not None and not self._engaged and sender == self._peer:
-            # Both have asked each other: the question of the lower one counts, and answers the other's.
-            if self.rank < sender:
-                return []
-        elif self._peer is not None:
-            return [Tell(sender, ("no", number))]
-        else:
-            self._mine = False
-        self._peer, self._engaged = sender, True
+    def _is_asked(self, sender: int, number: int, priority: int) -> list[Step]:
+        if self._peer is not None and (self._engaged or (self._priority, self.rank) > (priority, sender)):
+            # Of two that have asked each other, the other sees that its question is the lower one, and takes this one.
+            return [] if sender == self._peer and not self._engaged else [Tell(sender, ("no", number))]
+        # The other's question answers one's own, if that was to it.
+        self._mine = self._mine and sender == self._peer
+        self._peer, self._engaged, self._current = sender, True, number
         return [Tell(sender, ("yes", number)), Average(sender, number)]

@@ -21,6 +21,7 @@ Integers = NDArray[np.int64]
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _START = -1  # the step whose draws are the a_i
+_AHEAD = 16  # steps for which a worker that steps alone draws at once
 _BLOCKS = 4  # tensors that the parameters are made of
 
 
@@ -51,6 +52,7 @@ class Quadratic:
         self._lr, self._momentum = np.float32(job.lr), np.float32(job.momentum)
         self._noise, self._seed = np.float32(noise), job.seed
         self._drawn: Integers = np.zeros(self.workers, np.int64)  # gradients, by worker
+        self._ahead: dict[int, Floats] = {}  # the noise of some steps to come, of workers that step alone
         self._gradients: Floats = np.zeros_like(self.parameters)
         self._momenta: Floats | None = np.zeros_like(self.parameters) if job.momentum else None
         self._alive = np.ones(self.workers, np.bool_)
@@ -65,7 +67,15 @@ class Quadratic:
 
     def gradient(self, worker: int) -> None:
         """Computes the gradient of the worker's next step at its parameters as they are now, and keeps it."""
-        self._draw(slice(worker, worker + 1))
+        step = int(self._drawn[worker])
+        found = self._gradients[worker]
+        np.subtract(self.parameters[worker], self.targets[worker], out=found)
+        if self._noise:
+            if step % _AHEAD == 0 or worker not in self._ahead:
+                steps = np.arange(step - step % _AHEAD, step - step % _AHEAD + _AHEAD)
+                self._ahead[worker] = self._noise * normal(self._seed, np.full(_AHEAD, worker), steps, self.size)
+            found += self._ahead[worker][step % _AHEAD]
+        self._drawn[worker] += 1
 
     def kept_gradient(self, worker: int) -> torch.Tensor:
         """What `gradient` has computed, float32 [size]."""
@@ -88,7 +98,11 @@ class Quadratic:
 
     def gradients(self) -> Floats:
         """The gradients of everybody's next step, float32 [workers, size]; the next call overwrites them."""
-        self._draw(slice(0, self.workers))
+        np.subtract(self.parameters, self.targets, out=self._gradients)
+        if self._noise:
+            everybody = np.arange(self.workers)
+            self._gradients += self._noise * normal(self._seed, everybody, self._drawn, self.size)
+        self._drawn += 1
         return self._gradients
 
     def move(self, gradients: Floats) -> None:
@@ -108,14 +122,6 @@ class Quadratic:
     def final(self) -> dict[str, float]:
         """As `evaluate`, and `best_distance`, the least that it has ever found."""
         return {**self.evaluate(), "best_distance": self._best}
-
-    def _draw(self, workers: slice) -> None:
-        found = self._gradients[workers]
-        np.subtract(self.parameters[workers], self.targets[workers], out=found)
-        if self._noise:
-            numbers = np.arange(workers.start, workers.stop)
-            found += self._noise * normal(self._seed, numbers, self._drawn[workers], self.size)
-        self._drawn[workers] += 1
 
     def _move(self, workers: slice, gradients: Floats) -> None:
         if self._momenta is not None:

@@ -38,6 +38,12 @@ def service_numbers(context: Context, process_set: ProcessSet, count: int) -> in
     return first
 
 
+def meet(context: Context, process_set: ProcessSet) -> None:
+    """Waits for all ranks of a process set. Collective."""
+    name = context.plan_name("meet", process_set.process_set_id)
+    allreduce(torch.zeros(1), op=Max, name=name, process_set=process_set)
+
+
 def encode(message: Message) -> str:
     """A message as a letter."""
     return json.dumps(message)

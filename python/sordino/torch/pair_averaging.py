@@ -21,8 +21,7 @@ from sordino.algorithms.pairing import Average, Cancel
 from sordino.algorithms.pull_schedule import Message, Skip
 from sordino.algorithms.wide_area import ADPSGD
 from sordino.context import Context
-from sordino.torch.deciding import Decider, service_numbers
-from sordino.torch.functions import allgather_object
+from sordino.torch.deciding import Decider, meet, service_numbers
 from sordino.torch.parameters import FlatValues, ParameterArena
 from sordino.torch.segments import check_layout, check_same
 from sordino.torch.steps import ParameterSteps
@@ -134,6 +133,7 @@ class PairSteps(ParameterSteps):
     algorithm: ADPSGD
 
     def _set_up(self) -> None:
+        self._opened = False
         self._interval = self._began = 0  # intervals so far, and when the last averaging was begun
 
     def _meet(self) -> None:
@@ -144,16 +144,12 @@ class PairSteps(ParameterSteps):
         check_layout(context, self._arena.layout, everybody)
         check_same(context, repr(algorithm), everybody)
         self._copy, self._before = (FlatValues(context, self._arena.layout) for _ in range(2))
-        for values in (self._copy, self._before):
-            values.copy_(self._arena)
         number = service_numbers(context, everybody, 2)
         self._averager = Averager(context, ranks, number, algorithm)
         self._core = PairAveraging(
             context.world, number + 1, self._arena.layout, self._copy.address, self._averager.letters, self._copy.arena
         )
         self._averager.use(self._core)
-        # After this all ranks answer.
-        allgather_object(None, name=context.plan_name("averager", everybody.process_set_id), process_set=everybody)
         context.world.outlive_peers()
         self._averager.start()
         context.on_shutdown[id(self)] = weakref.WeakMethod(self._close)
@@ -194,6 +190,16 @@ class PairSteps(ParameterSteps):
 
     def _begin(self, optimizer: torch.optim.Optimizer) -> None:
         self._arena.adopt()
+        self._open()
+
+    def _open(self) -> None:
+        """Before the first step: what a script does between wrapping the optimizer and training (broadcasting, loading)
+        is over on all ranks. Collective the first time."""
+        if not self._opened:
+            for values in (self._copy, self._before):
+                values.copy_(self._arena)
+            meet(self.context, self.settings.process_set)
+            self._opened = True
 
     def _step(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | None, synchronize: bool) -> Any:
         with self._alone():
@@ -226,7 +232,7 @@ class PairSteps(ParameterSteps):
 
     def flush(self, optimizer: torch.optim.Optimizer) -> None:
         """Waits for what this rank began, and takes in what was averaged."""
-        if not self._met:
+        if not self._opened:
             return
         self._arena.adopt()
         self._wait()
@@ -241,6 +247,7 @@ class PairSteps(ParameterSteps):
 
     def _before_join(self) -> None:
         """Others average with this rank as before: nobody waits for its steps."""
+        self._open()
 
     def _close(self) -> None:
         self._averager.close()

@@ -25,7 +25,7 @@ from sordino.algorithms.pull_schedule import Message, Pull, Skip
 from sordino.algorithms.wide_area import ScheduledPull
 from sordino.context import Context
 from sordino.errors import UsageError
-from sordino.torch.deciding import Decider, service_numbers
+from sordino.torch.deciding import Decider, meet, service_numbers
 from sordino.torch.functions import allgather_object
 from sordino.torch.parameters import ParameterArena
 from sordino.torch.segments import check_layout, check_same
@@ -182,8 +182,6 @@ class PullSteps(ParameterSteps):
         self._puller = Puller(context, ranks, number, algorithm)
         self._shelf = Shelf(context.world, number + 1, self._arena.layout, self._puller.letters)
         self._puller.use(self._shelf)
-        self._publish()
-        # After this all ranks answer.
         name = context.plan_name("shelf", everybody.process_set_id)
         for rank, place in zip(ranks, allgather_object(self._shelf.location, name=name, process_set=everybody)):
             if context.world.nodes[rank] == context.world.nodes[context.rank]:
@@ -198,7 +196,14 @@ class PullSteps(ParameterSteps):
 
     def _begin(self, optimizer: torch.optim.Optimizer) -> None:
         self._arena.adopt()
+        self._open()
+
+    def _open(self) -> None:
+        """Before the first step, whose parameters are the first that others may see: what a script does between
+        wrapping the optimizer and training (broadcasting, loading) is over on all ranks. Collective the first time."""
         if self._began is None:
+            self._publish()
+            meet(self.context, self.settings.process_set)
             self._begin_window()
 
     def _begin_window(self) -> None:
@@ -243,6 +248,7 @@ class PullSteps(ParameterSteps):
 
     def _before_join(self) -> None:
         """Others pull from this rank as before: nobody waits for its steps."""
+        self._open()
 
     def _close(self) -> None:
         self._puller.close()
