@@ -210,7 +210,7 @@ def test_a_person_at_a_terminal_sees_a_bar(launcher: mpi.Launcher, ranks: int) -
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        (["--algorithm", "telepathy"], "--algorithm telepathy: unknown; there are: allreduce"),
+        (["--algorithm", "telepathy"], "--algorithm telepathy: unknown; there are: adpsgd, allreduce"),
         (["--statistics", "s.json"], "--statistics s.json: allreduce has none; they are of --algorithm caps"),
         (["--algorithm", "caps", "--set", "scheduler={'often': 1}"], "there are: history_length, frequency, step"),
         (["--algorithm", "caps", "--threshold", "-1"], "ParameterSkipping(threshold=-1): must be at least 0"),
