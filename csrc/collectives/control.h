@@ -6,7 +6,7 @@
 
 namespace sordino {
 
-enum class Message : std::uint8_t { kAnnounce, kDecision, kStalled, kDesk, kFreed, kBye, kFailed, kService };
+enum class Message : std::uint8_t { kAnnounce, kDecision, kStalled, kDesk, kFreed, kBye, kFailed, kService, kClosed };
 enum class Failure : std::uint8_t { kPeerLost, kTimeout, kOther };
 
 // What an operation under way is known by on its rank.

@@ -12,6 +12,13 @@ PairAveraging::PairAveraging(World& world, int number, std::shared_ptr<const Lay
                              std::shared_ptr<Letters> letters)
     : world_(world), number_(number), layout_(std::move(layout)), values_(values), letters_(std::move(letters)) {}
 
+PairAveraging::~PairAveraging() {
+  for (Averaging& old : abandoned_) {
+    static_cast<void>(old.memory.out.release());
+    static_cast<void>(old.memory.in.release());
+  }
+}
+
 void PairAveraging::begin(int peer, std::uint64_t number) {
   {
     std::lock_guard lock(mutex_);

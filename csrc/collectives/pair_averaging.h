@@ -29,6 +29,9 @@ class PairAveraging : public Service {
   PairAveraging(World& world, int number, std::shared_ptr<const Layout> layout, std::byte* values,
                 std::shared_ptr<Letters> letters);
 
+  // What transfers may still touch stays for ever.
+  ~PairAveraging() override;
+
   // Averages with `peer`, which is to say the same number to its own. One at a time.
   void begin(int peer, std::uint64_t number);
   // Leaves the one that is under way; nothing changes here.

@@ -17,7 +17,7 @@ class Service {
   virtual void receive(int from, Reader& reader) = 0;
   // Moves on what is under way; true if anything moved.
   virtual bool advance(Time now) = 0;
-  // The rank has left or died.
+  // The rank has left or died, or closed its service.
   virtual void lost(int rank) = 0;
   // The world has failed or been shut down: nothing will be called any more. Memory that transfers may still touch
   // stays with the service, which the world keeps.

@@ -50,6 +50,11 @@ Shelf::Shelf(World& world, int number, std::shared_ptr<const Layout> layout, std
   header_->newest = -1;
 }
 
+Shelf::~Shelf() {
+  for (Receiving& receiving : abandoned_) static_cast<void>(receiving.pull->values.release());
+  if (!sendings_.empty()) static_cast<void>(new std::shared_ptr<Segment>(segment_));
+}
+
 void Shelf::meet(int rank, const Location& location) { locations_.at(static_cast<std::size_t>(rank)) = location; }
 
 std::byte* Shelf::data_of(std::byte* base, int place) const {

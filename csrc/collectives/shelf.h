@@ -49,6 +49,8 @@ class Shelf : public Service {
 
   // `letters` gets kDone with the number of each pull that ends. Throws TransportError without memory.
   Shelf(World& world, int number, std::shared_ptr<const Layout> layout, std::shared_ptr<Letters> letters);
+  // What transfers may still touch stays for ever.
+  ~Shelf() override;
 
   // Where node peers find the snapshots; they are to be told by meet(), before anybody pulls.
   Location location() const { return location_; }

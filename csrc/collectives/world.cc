@@ -204,6 +204,10 @@ void World::close_service(int number) {
     const auto found = services_.find(number);
     if (found == services_.end()) return;
     found->second->end(std::make_exception_ptr(UsageError("the service has been closed")));
+    const Bytes closed = Writer().put(Message::kClosed).put(number).take();
+    for (int peer = 0; peer < size() && !shut_down_ && !broken_; ++peer) {
+      if (peer != rank() && !gone_[static_cast<std::size_t>(peer)]) transport_->post(peer, closed);
+    }
     closed_.push_back(std::move(found->second));
     services_.erase(found);
     serves_ = !services_.empty();

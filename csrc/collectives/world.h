@@ -67,7 +67,7 @@ class World {
   void outlive_peers();
 
   // Has a service answer messages until close_service(), or the end of the world. The number is the same on all ranks;
-  // messages for one that is not there are dropped.
+  // messages for one that is not there are dropped, and who closes one is lost to it on the others.
   void open_service(int number, std::shared_ptr<Service> service);
   void close_service(int number);
   // There is something for services to do. From any thread.

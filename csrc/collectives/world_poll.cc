@@ -235,6 +235,11 @@ void World::receive(int from, std::span<const std::byte> bytes) {
       if (found != services_.end()) found->second->receive(from, reader);
       break;
     }
+    case Message::kClosed: {
+      const auto found = services_.find(reader.get<int>());
+      if (found != services_.end()) found->second->lost(from);
+      break;
+    }
     case Message::kFailed: {
       if (outlives_) {
         reader.get<Failure>();

@@ -239,6 +239,13 @@ class PairSteps(ParameterSteps):
         with self._alone():
             pass
 
+    def settle(self, optimizer: torch.optim.Optimizer) -> None:
+        """Nobody waits for an averaging when this rank closes: all have come here, and taken in what they began."""
+        if self._met:
+            self.flush(optimizer)
+            meet(self.context, self.settings.process_set)
+            self.flush(optimizer)
+
     def state(self) -> dict[str, Any]:
         return {"steps": self.steps}
 

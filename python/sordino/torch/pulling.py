@@ -78,7 +78,7 @@ class Puller(Decider):
         self._patience = algorithm.patience
         self._shelf: Shelf | None = None
         self._pull: CorePull | None = None  # that is armed, under way or done in this window
-        self._skipped = False
+        self._pulled = self._skipped = False  # the pull is done, and the schedule knows; there is none
         self._began, self._lasts = 0.0, math.inf  # this window
         self.failed = 0
 
@@ -98,7 +98,7 @@ class Puller(Decider):
         with self.lock:
             self._check()
             now = time.monotonic()
-            self._pull, self._skipped, self._began, self._lasts = None, False, now, lasts
+            self._pull, self._pulled, self._skipped, self._began, self._lasts = None, False, False, now, lasts
             self._carry_out(now, self._schedule.window(now, now + lasts))
 
     def end_window(self) -> CorePull | None:
@@ -106,6 +106,7 @@ class Puller(Decider):
         with self.lock:
             self._check()
             now = time.monotonic()
+            self._carry_out(now, self._settle(now))
             self._carry_out(now, self._schedule.ended(now))
         self.wait()
         with self.lock:
@@ -114,7 +115,7 @@ class Puller(Decider):
     # ---- Decider -----------------------------------------------------------------------------------------------
 
     def _is_over(self) -> bool:
-        return self._skipped or (self._pull is not None and self._pull.state == "done")
+        return self._skipped or self._pulled
 
     def _act(self, now: float, action: Any) -> None:
         assert self._shelf is not None
@@ -136,10 +137,17 @@ class Puller(Decider):
         return actions + self._schedule.lost(now, place)
 
     def _done(self, now: float, place: int, number: int, failure: str) -> Iterable[Any]:
-        if self._pull is None or self._pull.number != number:
-            return ()  # one that was cancelled
-        if self._pull.state == "done":
-            return self._schedule.pulled(now, place, self._pull.seconds)
+        return self._settle(now) if self._pull is not None and self._pull.number == number else ()
+
+    def _settle(self, now: float) -> Iterable[Any]:
+        """Tells the schedule of a pull that has ended, whoever sees it first: this thread or the one that trains."""
+        pull = self._pull
+        if pull is None or self._pulled or pull.state not in ("done", "failed"):
+            return ()
+        place = self._place_of[pull.peer]
+        if pull.state == "done":
+            self._pulled = True
+            return self._schedule.pulled(now, place, pull.seconds)
         self._pull = None
         self.failed += 1
         return self._schedule.failed(now, place)
@@ -245,6 +253,11 @@ class PullSteps(ParameterSteps):
 
     def flush(self, optimizer: torch.optim.Optimizer) -> None:
         """There is never anything of this rank's under way."""
+
+    def settle(self, optimizer: torch.optim.Optimizer) -> None:
+        """Nobody waits for a pull when this rank closes: all have come here."""
+        if self._met:
+            meet(self.context, self.settings.process_set)
 
     def _before_join(self) -> None:
         """Others pull from this rank as before: nobody waits for its steps."""
