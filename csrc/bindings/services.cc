@@ -78,14 +78,13 @@ void register_services(py::module_& module) {
               py::gil_scoped_release released;
               events = self.service->wait(seconds);
             }
-            static constexpr const char* kNames[] = {"letter", "lost", "done", "nudge", "end"};
+            static constexpr const char* kNames[] = {"letter", "lost", "done", "nudge"};
             py::list told;
             for (const Letters::Event& event : events)
               told.append(py::make_tuple(kNames[static_cast<int>(event.kind)], event.rank, event.text, event.number));
             return told;
           },
-          py::arg("seconds"),
-          "What has happened: (\"letter\", \"lost\", \"done\", \"nudge\" or \"end\", rank, text, number).")
+          py::arg("seconds"), "What has happened: (\"letter\", \"lost\", \"done\" or \"nudge\", rank, text, number).")
       .def(
           "nudge", [](OpenLetters& self) { self.service->push({Letters::Event::Kind::kNudge, -1, {}, 0}); },
           "Ends a wait.");
@@ -157,7 +156,8 @@ void register_services(py::module_& module) {
           },
           py::arg("pull"), py::arg("values"), "values = (values + pulled) / 2; once.")
       .def(
-          "discard", [](OpenShelf& self, PyPull& pull) { self.service->discard(*pull.pull); }, py::arg("pull"))
+          "discard", [](OpenShelf& self, PyPull& pull) { self.service->discard(*pull.pull); }, py::arg("pull"),
+          "Gives back the memory of a pull that is not needed.")
       .def_property_readonly("unpublished", [](const OpenShelf& self) { return self.service->unpublished(); });
   with_close(shelf);
 

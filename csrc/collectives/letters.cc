@@ -36,7 +36,7 @@ std::vector<Letters::Event> Letters::wait(double seconds) {
   changed_.wait_for(lock, std::chrono::duration<double>(seconds), [this] { return !inbox_.empty() || ended_; });
   std::vector<Event> events(std::make_move_iterator(inbox_.begin()), std::make_move_iterator(inbox_.end()));
   inbox_.clear();
-  if (ended_) events.push_back({Event::Kind::kEnd, -1, {}, 0});
+  if (events.empty() && ended_) std::rethrow_exception(ended_);
   return events;
 }
 
@@ -53,10 +53,10 @@ bool Letters::advance(Time) {
   return true;
 }
 
-void Letters::end(std::exception_ptr) {
+void Letters::end(std::exception_ptr why) {
   {
     std::lock_guard lock(mutex_);
-    ended_ = true;
+    ended_ = why;
     outbox_.clear();
   }
   changed_.notify_all();

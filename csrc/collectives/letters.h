@@ -20,7 +20,7 @@ class Letters : public Service {
   static constexpr std::size_t kLargest = 4096;  // bytes of a letter
 
   struct Event {
-    enum class Kind { kLetter, kLost, kDone, kNudge, kEnd };
+    enum class Kind { kLetter, kLost, kDone, kNudge };
     Kind kind;
     int rank = -1;             // who wrote, or is lost
     std::string text;          // the letter
@@ -33,13 +33,15 @@ class Letters : public Service {
   void send(int to, std::string text);
   // Something that a waiting thread should know of has happened.
   void push(Event event);
-  // Waits up to so many seconds for events, and takes all that have come, in order. Without a world there is only kEnd.
+  // Waits up to so many seconds for events, and takes all that have come, in order. Throws what the world, or this
+  // service, has ended of.
   std::vector<Event> wait(double seconds);
 
   void receive(int from, Reader& reader) override;
   bool advance(Time now) override;
   void lost(int rank) override { push({Event::Kind::kLost, rank, {}, 0}); }
   void end(std::exception_ptr why) override;
+  bool settled() const override { return true; }
 
  private:
   World& world_;
@@ -49,7 +51,7 @@ class Letters : public Service {
   std::deque<Event> inbox_;
   std::deque<std::pair<int, std::string>> outbox_;
   std::atomic<bool> sending_{false};
-  bool ended_ = false;
+  std::exception_ptr ended_;
 };
 
 }  // namespace sordino

@@ -44,6 +44,7 @@ class PairAveraging : public Service {
   bool advance(Time now) override;
   void lost(int rank) override;
   void end(std::exception_ptr why) override;
+  bool settled() const override { return abandoned_.empty(); }
 
  private:
   struct Memory {

@@ -22,6 +22,8 @@ class Service {
   // The world has failed or been shut down: nothing will be called any more. Memory that transfers may still touch
   // stays with the service, which the world keeps.
   virtual void end(std::exception_ptr why) = 0;
+  // Whether nothing that was under way when it ended still is. Until then advance() may be called.
+  virtual bool settled() const = 0;
 };
 
 }  // namespace sordino

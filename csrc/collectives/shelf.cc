@@ -222,6 +222,16 @@ void Shelf::answer(const Request& request, Time now) {
   }
   const Place& at = header_->places[place];
   const double age = static_cast<double>(nanoseconds(now) - at.published.load(std::memory_order_relaxed)) * 1e-9;
+  std::unique_ptr<Transfer> transfer;
+  try {
+    transfer = world_.data().send(request.from, request.tag,
+                                  std::span<const std::byte>(data_of(segment_->data, place), layout_->bytes()));
+  } catch (const PeerLost&) {
+    std::lock_guard lock(mutex_);
+    --pins_[static_cast<std::size_t>(place)];
+    return;  // whoever watches for losses will tell
+  }
+  sendings_.push_back({place, std::move(transfer)});
   world_.post_to_service(number_, request.from,
                          Writer()
                              .put(Word::kGive)
@@ -231,9 +241,6 @@ void Shelf::answer(const Request& request, Time now) {
                              .put(age)
                              .take());
   world_.count_sent(request.from, layout_->bytes());
-  sendings_.push_back({request.from, place, nullptr});
-  sendings_.back().transfer = world_.data().send(
-      request.from, request.tag, std::span<const std::byte>(data_of(segment_->data, place), layout_->bytes()));
 }
 
 void Shelf::finish(const std::shared_ptr<Pull>& pull, Pull::State state, const std::string& failure) {
@@ -358,6 +365,8 @@ void Shelf::abandon(std::list<Receiving>::iterator receiving, const std::string&
   finish(pull, Pull::State::kFailed, why);
 }
 
+bool Shelf::settled() const { return sendings_.empty() && abandoned_.empty(); }
+
 void Shelf::lost(int rank) {
   std::erase_if(early_, [rank](const Request& request) { return request.from == rank; });
   for (auto receiving = receivings_.begin(); receiving != receivings_.end();) {
@@ -374,6 +383,7 @@ void Shelf::end(std::exception_ptr) {
     ended_ = true;
     armed.swap(armed_);
   }
+  header_->newest.store(-1, std::memory_order_release);  // nobody takes for new what will never change
   while (!receivings_.empty()) abandon(receivings_.begin(), "the world has ended");
   for (const auto& pull : armed) finish(pull, Pull::State::kFailed, "the world has ended");
 }

@@ -75,12 +75,12 @@ class Shelf : public Service {
   bool advance(Time now) override;
   void lost(int rank) override;
   void end(std::exception_ptr why) override;
+  bool settled() const override;
 
  private:
   struct alignas(64) Place;
   struct Header;
   struct Sending {
-    int to;
     int place;
     std::unique_ptr<Transfer> transfer;
   };

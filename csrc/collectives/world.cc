@@ -208,7 +208,7 @@ void World::close_service(int number) {
     for (int peer = 0; peer < size() && !shut_down_ && !broken_; ++peer) {
       if (peer != rank() && !gone_[static_cast<std::size_t>(peer)]) transport_->post(peer, closed);
     }
-    closed_.push_back(std::move(found->second));
+    closed_.push_back({std::move(found->second), steady_clock::now()});
     services_.erase(found);
     serves_ = !services_.empty();
   });

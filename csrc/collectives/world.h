@@ -132,8 +132,12 @@ class World {
   std::vector<Running> graveyard_;
   std::vector<Submission> removals_;  // of process sets, at the end of the current poll
   std::map<int, std::shared_ptr<Service>> services_;
-  std::vector<std::shared_ptr<Service>> closed_;  // transfers may still touch their memory
-  std::atomic<bool> serves_{false};               // there are services
+  struct Closed {
+    std::shared_ptr<Service> service;
+    Time since;
+  };
+  std::vector<Closed> closed_;       // whose memory transfers may still touch, or peers read
+  std::atomic<bool> serves_{false};  // there are services
   std::uint64_t tags_ = 0;
   bool outlives_ = false;
   bool told_ = false;  // the failure came from a peer, which has told all others

@@ -13,6 +13,8 @@ using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
 constexpr milliseconds kWatchEvery{10};
+// Node peers that are copying what a service offered have heard of its end by then.
+constexpr milliseconds kReadUntil{1000};
 
 std::string upper(std::string text) {
   std::transform(text.begin(), text.end(), text.begin(),
@@ -38,6 +40,10 @@ bool World::poll() {
       }
     }
     for (auto& [number, service] : services_) moved |= service->advance(now);
+    std::erase_if(closed_, [now](Closed& closed) {
+      closed.service->advance(now);
+      return closed.service->settled() && now - closed.since > kReadUntil;
+    });
     for (Submission& removal : std::exchange(removals_, {})) {
       remove_set(static_cast<int>(removal.request.splits.at(0)));
       finish(removal, nullptr);

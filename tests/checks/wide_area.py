@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -110,13 +111,25 @@ def models_stay_whole_and_come_together(seat: Seat, kind: str) -> None:
         getattr(model, name).requires_grad_(False)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=0.0), algorithm=PULLS[kind])
-    for turn in range(120):
+    optimizer.step()
+    schedule = optimizer._reducer._puller._schedule
+    pulled, told = schedule.pulled, 0
+
+    def count(*arguments: Any) -> Any:
+        nonlocal told
+        told += 1
+        return pulled(*arguments)
+
+    schedule.pulled = count
+    for turn in range(119):
         optimizer.step()
         big, wide = model.big.detach(), model.wide.detach()
         assert big.min() == big.max() and wide.min() == wide.max(), turn
         assert 0 <= big[0] <= seat.size - 1
     statistics = optimizer.statistics
     assert statistics.windows == 60
+    # The pull of the first window may have ended before anybody counted, that of the next one already.
+    assert statistics.pulls - 1 <= told <= statistics.pulls + 1, "pulls that ended are not told to the schedule"
     assert statistics.failed == 0
     seat.meet("done")  # whoever ends early is not there to be pulled from
     spread = hvd.allgather(model.wide.detach()[:1])
@@ -168,6 +181,18 @@ def what_others_change_between_steps_stays(seat: Seat) -> None:
     settle(seat, optimizer)
     mean = hvd.allreduce(model["a"].detach())
     torch.testing.assert_close(mean, torch.full_like(mean, (seat.size - 1) / 2 + 100), atol=1e-9, rtol=0)
+
+
+@check(least=2, kind=tuple(ALL))
+def nobody_sees_parameters_before_training(seat: Seat, kind: str) -> None:
+    """Scripts wrap the optimizer and broadcast afterwards: what was there before must not come back from others."""
+    model = Odd(1000.0 * (seat.rank + 1))
+    optimizer = wrap(model, ALL[kind])
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    time.sleep(0.02 * seat.rank)
+    for _ in range(8):
+        optimizer.step()
+        assert model.wide.unique().tolist() == [1000.0]
 
 
 @check(least=2, kind=("none", "adpsgd-at-once"))

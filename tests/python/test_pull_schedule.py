@@ -80,9 +80,30 @@ def test_without_overlap_one_pulls_when_the_window_ends() -> None:
 def test_naive_overlap_pulls_when_the_window_begins() -> None:
     worker = PullFirst(0, 2, 0)
     assert worker.window(3.0, 4.0) == [Pull(1, 3.0)]
-    assert worker.failed(3.5, 1) == [Skip()]  # nobody is left
+    assert worker.failed(3.5, 1) == [Tell(1, ("there?",)), Skip()]  # nobody is left
     worker.heard(3.6, 1, ("free",))
     assert worker.window(4.0, 5.0) == [Pull(1, 4.0)]
+
+
+def test_a_peer_that_was_silent_comes_back_when_it_answers() -> None:
+    worker, silent = PullFirst(0, 2, 0), PullFirst(1, 2, 0)
+    worker.window(0.0, 1.0)
+    question = worker.failed(1.0, 1)[0]
+    assert isinstance(question, Tell)
+    assert worker.window(2.0, 3.0) == [Skip()]
+    answer = silent.heard(2.5, 0, question.message)
+    assert answer == [Tell(0, ("here",))]
+    assert worker.heard(3.0, 1, answer[0].message) == []
+    assert worker.window(3.0, 4.0) == [Pull(1, 3.0)]
+
+
+def test_a_manager_that_was_silent_is_obeyed_again_once_it_speaks() -> None:
+    worker = managed()
+    worker.window(0.0, math.inf)
+    worker.alarm(PATIENCE, math.inf)
+    assert not worker.managed
+    assert worker.heard(2.0, 0, ("grant", 1, 2, 0.0)) == [Pull(2, 2.0)]
+    assert worker.managed
 
 
 # ---- the manager -----------------------------------------------------------------------------------------------------

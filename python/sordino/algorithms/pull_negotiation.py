@@ -206,6 +206,7 @@ class Managed(Autonomous):
         super().__init__(rank, size, seed, threshold, patience)
         self._manager: int | None = manager
         self._farewell: str | None = None  # what to say once it is missed
+        self._silent_manager: int | None = None  # who may come back
         self._granted: int | None = None  # whom the manager has given to this worker
         self._in_line = False
 
@@ -229,7 +230,10 @@ class Managed(Autonomous):
             return super()._unanswered(now)
         if self._in_line:
             return self._ask(now)
-        return self._alone(now, f"has not answered for {self._patience:g} s")
+        silent = self._manager
+        actions = self._alone(now, f"has not answered for {self._patience:g} s")
+        self._silent_manager = silent
+        return actions
 
     def _alone(self, now: float, why: str) -> list[Action]:
         self._farewell = (
@@ -255,6 +259,8 @@ class Managed(Autonomous):
 
     def heard(self, now: float, sender: int, message: Message) -> list[Action]:
         word = message[0]
+        if sender == self._silent_manager:
+            self._manager, self._silent_manager, self._farewell = sender, None, None
         if word == "line" and message[1] == self._number:
             self._in_line = True
             return []
@@ -268,4 +274,5 @@ class Managed(Autonomous):
 
     def lost(self, now: float, rank: int) -> list[Action]:
         actions = super().lost(now, rank)
+        self._silent_manager = None if rank == self._silent_manager else self._silent_manager
         return actions + (self._alone(now, "is gone") if rank == self._manager else [])

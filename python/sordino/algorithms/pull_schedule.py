@@ -159,7 +159,7 @@ class Schedule:
     def failed(self, now: float, peer: int) -> list[Action]:
         """The pull came to nothing; the peer is left out until it is heard of, and another takes its place."""
         self._others.discard(peer)
-        return self._random(now)
+        return [Tell(peer, ("there?",)), *self._random(now)]
 
     def lost(self, now: float, rank: int) -> list[Action]:
         """A rank has left or died. A pull from it that is under way fails by itself."""
@@ -169,7 +169,7 @@ class Schedule:
     def heard(self, now: float, sender: int, message: Message) -> list[Action]:
         """A message has come; its sender is alive."""
         self._others.add(sender)
-        return []
+        return [Tell(sender, ("here",))] if message[0] == "there?" else []
 
     def _random(self, now: float) -> list[Action]:
         peer = self._others.draw(self._draws)

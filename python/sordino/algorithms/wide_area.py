@@ -117,8 +117,8 @@ class ADPSGD(_Asynchronous):
 
     Sent per averaging: the bytes of the parameters by both, and some messages of a few bytes. Staleness: `overlap`
     intervals. Memory: the parameters four times more (the copy, what it was, what is sent, what is received). When a
-    peer dies: an averaging with it changes nothing, and the others train on; collective operations that need it raise
-    `PeerLost`.
+    peer dies, or is silent for `patience` seconds: an averaging with it changes nothing here (it may have changed the
+    peer), and the others train on; collective operations that need it raise `PeerLost`.
     Source: Lian et al. 2018, Algorithm 1.
 
     Attributes:

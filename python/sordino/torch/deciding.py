@@ -8,6 +8,7 @@ comes, something is done, a rank is lost or an alarm is due, and then runs for s
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
 import time
@@ -80,6 +81,8 @@ class Decider(ABC):
         self.told = 0
         """Letters that this rank has sent to others."""
         self._alarm = float("inf")
+        self._sleeps_until = float("inf")
+        self._process = os.getpid()
         self._failure: Exception | None = None
         self._waiting: Handle | None = None
         self._closed = False
@@ -91,6 +94,8 @@ class Decider(ABC):
 
     def close(self) -> None:
         """Answers no more. Idempotent."""
+        if os.getpid() != self._process:
+            return  # a forked child has neither the thread nor, maybe, the lock
         with self.lock:
             if self._closed:
                 return
@@ -142,7 +147,6 @@ class Decider(ABC):
                 self.letters.send(self._ranks[action.to], encode(action.message))
             elif isinstance(action, Wake):
                 self._alarm = action.at
-                self.letters.nudge()
             elif isinstance(action, Warn):
                 print(f"sordino: {action.text}", file=sys.stderr, flush=True)
             else:
@@ -150,6 +154,9 @@ class Decider(ABC):
         if self._waiting is not None and self._is_over():
             self._waiting.finish()
             self._waiting = None
+        if min(self._alarm, self._deadline()) < self._sleeps_until:
+            self._sleeps_until = -float("inf")  # once is enough
+            self.letters.nudge()
 
     def wait(self) -> None:
         """Waits until it is over, whatever an algorithm waits for. The one thread that trains calls it, without `lock`.
@@ -173,15 +180,14 @@ class Decider(ABC):
     def next_time(self) -> float:
         """When there is something to do, if nothing comes sooner (time.monotonic)."""
         with self.lock:
-            return min(self._alarm, self._deadline())
+            self._sleeps_until = min(self._alarm, self._deadline())
+            return self._sleeps_until
 
     def take(self, events: Sequence[tuple[str, int, str, int]]) -> bool:
         """Does what these events ask for, and what is due. False at the end."""
         with self.lock:
             try:
                 for event in events:
-                    if event[0] == "end":
-                        raise SordinoError("the world has ended")
                     self._carry_out(time.monotonic(), self._answer(*event))
                 now = time.monotonic()
                 if self._alarm <= now:
@@ -190,12 +196,17 @@ class Decider(ABC):
                 if self._deadline() <= now:
                     self._carry_out(now, self._overdue(now))
             except Exception as error:
-                self._failure = error
-                if self._waiting is not None:
-                    self._waiting.finish()
-                    self._waiting = None
+                self.fail(error)
                 return False
         return True
+
+    def fail(self, error: Exception) -> None:
+        """Nothing is decided any more; who waits is told why."""
+        with self.lock:
+            self._failure = error
+            if self._waiting is not None:
+                self._waiting.finish()
+                self._waiting = None
 
     def _answer(self, kind: str, rank: int, text: str, number: int) -> Iterable[Any]:
         now, place = time.monotonic(), self._place_of.get(rank, -1)
@@ -217,7 +228,15 @@ def _work(reference: weakref.ref[Decider], letters: Letters) -> None:
             return
         until = decider.next_time()
         del decider
-        events = letters.wait(max(0.0, min(until - time.monotonic(), _IDLE_S)))
+        events: list[tuple[str, int, str, int]] = []
+        failure: SordinoError | None = None
+        try:
+            events = letters.wait(max(0.0, min(until - time.monotonic(), _IDLE_S)))
+        except SordinoError as error:
+            failure = error
         decider = reference()
-        going = decider is not None and decider.take(events)
+        if decider is not None and failure is not None:
+            decider.fail(failure)
+        going = decider is not None and failure is None and decider.take(events)
         del decider
+    letters.close()

@@ -107,6 +107,7 @@ class Puller(Decider):
             self._check()
             now = time.monotonic()
             self._carry_out(now, self._settle(now))
+            self._note_beginning(now)
             self._carry_out(now, self._schedule.ended(now))
         self.wait()
         with self.lock:
@@ -130,7 +131,13 @@ class Puller(Decider):
     def _heard(self, now: float, sender: int, message: Message) -> Iterable[Any]:
         if self._manager is not None and message[0] in _TO_MANAGER:
             return self._manager.heard(now, sender, message)
+        self._note_beginning(now)
         return self._schedule.heard(now, sender, message)
+
+    def _note_beginning(self, now: float) -> None:
+        """What has begun is not moved any more."""
+        if self._pull is not None and self._pull.state != "armed":
+            self._schedule.began(now)
 
     def _lost(self, now: float, place: int) -> Iterable[Any]:
         actions = list(self._manager.lost(now, place)) if self._manager is not None else []
@@ -250,6 +257,9 @@ class PullSteps(ParameterSteps):
 
     def load_state(self, state: dict[str, Any]) -> None:
         self.steps = state["steps"]
+        if self._began is not None:
+            self._arena.adopt()
+            self._publish()
 
     def flush(self, optimizer: torch.optim.Optimizer) -> None:
         """There is never anything of this rank's under way."""
