@@ -20,7 +20,6 @@ import torch
 
 from sordino._core import Pull as CorePull
 from sordino._core import Shelf
-from sordino.algorithms.pull_negotiation import Managed
 from sordino.algorithms.pull_schedule import Message, Pull, Skip
 from sordino.algorithms.wide_area import ScheduledPull
 from sordino.context import Context
@@ -85,11 +84,6 @@ class Puller(Decider):
     def use(self, shelf: Shelf) -> None:
         """Pulls to and from this shelf."""
         self._shelf = shelf
-
-    @property
-    def managed(self) -> bool:
-        """Whether a manager schedules."""
-        return isinstance(self._schedule, Managed) and self._schedule.managed
 
     # ---- the thread that trains calls these --------------------------------------------------------------------
 
