@@ -44,10 +44,6 @@ def test_update_time_is_the_sources(estimate: float, measured: float, expected: 
     assert update_time(estimate, measured, threshold=0.25) == expected
 
 
-def test_update_time_with_threshold_0_takes_what_was_measured() -> None:
-    assert [update_time(4.0, measured, 0.0) for measured in (3.9, 4.0, 4.1)] == [3.9, 4.0, 4.1]
-
-
 def test_peers_are_all_but_oneself_and_those_that_are_gone() -> None:
     peers = Peers(1, 5)
     peers.discard(3)

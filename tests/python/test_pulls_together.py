@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from sordino.algorithms.pull_schedule import (
     Message,
+    update_time,
 )
 from sordino.algorithms.wide_area import ScheduledPull
 from sordino.simulate.job import Job, Outcome
@@ -146,3 +147,7 @@ def test_with_latency_workers_with_a_manager_wait_only_in_the_first_windows() ->
         return outcome.record.waiting.tolist()
 
     assert waited(40) == waited(5)
+
+
+def test_update_time_with_threshold_0_takes_what_was_measured() -> None:
+    assert [update_time(4.0, measured, 0.0) for measured in (3.9, 4.0, 4.1)] == [3.9, 4.0, 4.1]
