@@ -41,12 +41,12 @@ lint: $(VENV)/.linters
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	git ls-files '*.cc' '*.h' | xargs $(BIN)/clang-format --dry-run --Werror
+	git ls-files '*.cc' '*.h' '*.cu' '*.cuh' | xargs $(BIN)/clang-format --dry-run --Werror
 
 format: $(VENV)/.linters
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	git ls-files '*.cc' '*.h' | xargs $(BIN)/clang-format -i
+	git ls-files '*.cc' '*.h' '*.cu' '*.cuh' | xargs $(BIN)/clang-format -i
 
 clean:
 	rm -rf build dist $(VENV)

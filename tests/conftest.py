@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
 from sordino._core import kernels
-from sordino.bench import report
 from sordino.cli import mpi
 from sordino.errors import NotBuilt
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "benchmarks")]
 
+import results  # noqa: E402
 from cluster import Cluster  # noqa: E402
-
-ResultsOf = Callable[[str], dict[str, Any]]
+from results import ResultsOf  # noqa: E402
 
 torch.set_num_threads(1)
 # Whose very first product of matrices two threads make at once may take another kernel for it, with other bits.
@@ -68,19 +66,5 @@ def emulated_hosts() -> None:
 
 @pytest.fixture
 def results_of(tmp_path: Path) -> ResultsOf:
-    """Reads a JSON file that a benchmark has written to `tmp_path`: it tells nothing of this machine's folders, and the
-    report can be made from it alone."""
-
-    def read(name: str) -> dict[str, Any]:
-        path = tmp_path / f"{name}.json"
-        text = path.read_text()
-        assert str(Path.home()) + "/" not in text
-        assert sys.prefix not in text
-        before = path.with_suffix(".md").read_text()
-        path.with_suffix(".md").unlink()
-        assert report.main([str(path)]) == 0
-        assert path.with_suffix(".md").read_text() == before
-        found: dict[str, Any] = json.loads(text)
-        return found
-
-    return read
+    """Reads and checks a JSON file that a benchmark has written to `tmp_path`, by its name."""
+    return partial(results.read, tmp_path)

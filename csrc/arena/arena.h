@@ -1,4 +1,4 @@
-// Flat memory for a layout, in memory that the ranks of the node share, handing out the place of each tensor.
+// Flat memory for a layout, in memory that the ranks of the node can share, handing out the place of each tensor.
 #pragma once
 
 #include <memory>
@@ -10,8 +10,10 @@ namespace sordino {
 
 class Arena {
  public:
-  // Throws TransportError when the machine has no shared memory left for it.
-  Arena(Layout layout, NodeMemory& memory) : layout_(std::move(layout)), memory_(memory.allocate(layout_.bytes())) {}
+  // In memory of the device, or of the host if that is null. Throws TransportError when there is no room.
+  Arena(Layout layout, NodeMemory& memory, const std::shared_ptr<Device>& device = nullptr)
+      : layout_(std::move(layout)),
+        memory_(device ? memory.allocate_on(device, layout_.bytes()) : memory.allocate(layout_.bytes())) {}
 
   const Layout& layout() const { return layout_; }
   const std::shared_ptr<Segment>& memory() const { return memory_; }

@@ -48,8 +48,22 @@ const std::vector<Row>& rows() {
        [](Config& c, auto& n, auto& v) { c.spin_us = static_cast<int>(number(n, v, 0, 1e6)); }},
       {{"SORDINO_CPU_LEVEL", "", "", "lowers the kernels' instruction set: baseline, avx2 or avx512"},
        [](Config& c, auto&, auto& v) { c.cpu_level = v; }},
+      {{"SORDINO_GPU_ROUTE", "", "",
+        "limits operations on GPU memory to one way, and through the host what it cannot take: nccl, ipc (within a "
+        "node), mpi (a CUDA-aware one) or host; unset: the first of these that all ranks of an operation can take"},
+       [](Config& c, auto& n, auto& v) {
+         c.gpu_route = v;
+         for (const char* known : {"", "nccl", "ipc", "mpi", "host"}) {
+           if (v == known) return;
+         }
+         throw UsageError(n + "='" + v + "' is none of nccl, ipc, mpi, host");
+       }},
+      {{"SORDINO_CUDA_AWARE_MPI", "", "", "1 or 0: MPI takes GPU memory, or does not, whatever it says of itself"},
+       [](Config& c, auto& n, auto& v) { c.cuda_aware = v.empty() ? -1 : static_cast<int>(number(n, v, 0, 1)); }},
       {{"SORDINO_TIMELINE", "HOROVOD_TIMELINE", "", "file that rank 0 writes a Chrome trace of all operations to"},
        [](Config& c, auto&, auto& v) { c.timeline = v; }},
+      {{"SORDINO_NCCL", "", "", "file of the NCCL library to use between GPUs, rather than the one found; off: none"},
+       [](Config& c, auto&, auto& v) { c.nccl = v; }},
   };
   return table;
 }

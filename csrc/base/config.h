@@ -17,8 +17,11 @@ struct Config {
   int ranks_per_node = 0;        // 0 = as the machine says; 1 = treat every rank as a node of its own
   bool shared_memory = true;     // node-local averaging through shared memory
   int spin_us = 0;               // how long a waiting rank spins before it sleeps
+  std::string gpu_route;         // which way operations on device memory go; empty: the best there is
+  int cuda_aware = -1;           // whether MPI takes device memory; -1: ask it
   std::string cpu_level;         // lowers the kernels' instruction set level
   std::string timeline;          // file that the trace is written to from init on
+  std::string nccl;              // file of the NCCL library; "off": none
 
   // Reads and checks the environment; throws UsageError naming the variable and the value.
   static Config from_environment();

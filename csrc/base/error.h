@@ -48,6 +48,12 @@ class TransportError : public Error {
   using Error::Error;
 };
 
+// A GPU, or what drives it, failed; what it was to compute is lost.
+class DeviceError : public Error {
+ public:
+  using Error::Error;
+};
+
 // This build or this machine lacks a feature; the text says how to get it.
 class NotBuilt : public Error {
  public:

@@ -3,6 +3,7 @@
 #include <pybind11/stl.h>
 
 #include "bindings/bindings.h"
+#include "bindings/device.h"
 #include "collectives/world.h"
 
 namespace sordino::bindings {
@@ -61,18 +62,16 @@ void register_arena(py::module_& module) {
       .def("describe", &Layout::describe);
 
   py::class_<Arena>(module, "Arena", "Shared memory for the tensors of a layout.")
-      .def(py::init([](World& world, const Layout& layout) { return Arena(layout, world.node_memory()); }),
-           py::arg("world"), py::arg("layout"))
+      .def(py::init([](World& world, const Layout& layout, std::shared_ptr<PyDevice> device) {
+             py::gil_scoped_release released;  // a GPU's memory may take a while
+             return Arena(layout, world.node_memory(), device_of(device.get()));
+           }),
+           py::arg("world"), py::arg("layout"), py::arg("device") = py::none())
       .def_property_readonly("memory", [](const Arena& self) { return PyMemory{self.memory()}; })
       .def(
           "address",
           [](const Arena& self, std::size_t index) { return reinterpret_cast<std::uintptr_t>(self.tensor(index)); },
           py::arg("index"));
-
-  module.def(
-      "shared_memory", [](World& world, std::size_t bytes) { return PyMemory{world.node_memory().allocate(bytes)}; },
-      py::arg("world"), py::arg("bytes"),
-      "Zeroed, page-aligned memory that node peers can map. Local: other ranks need not call it.");
 }
 
 }  // namespace sordino::bindings

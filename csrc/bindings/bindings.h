@@ -12,11 +12,13 @@ namespace py = pybind11;
 void register_errors(py::module_& module);
 void register_build(py::module_& module);
 void register_kernels(py::module_& module);
+void register_cuda_kernels(py::module_& module);
 void register_unchanged(py::module_& module);
 void register_topology(py::module_& module);
 void register_world(py::module_& module);
 void register_arena(py::module_& module);
 void register_services(py::module_& module);
+void register_device(py::module_& module);
 
 // Addresses cross the seam as integers: the core never sees a torch type.
 inline std::byte* pointer(std::uintptr_t address) { return reinterpret_cast<std::byte*>(address); }

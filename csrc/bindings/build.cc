@@ -19,7 +19,7 @@ void register_build(py::module_& module) {
         info["version"] = build::kVersion;
         info["compiler"] = build::kCompiler;
         info["cpu_level"] = std::string(kernels::level());
-        info["cuda"] = false;
+        info["cuda"] = build::kCuda;
         if (std::string(build::kMpiLibrary).empty()) {
           info["mpi"] = py::none();
         } else {
@@ -31,7 +31,8 @@ void register_build(py::module_& module) {
         }
         return info;
       },
-      "What this build contains: version, compiler, cpu_level, cuda, and mpi (library, mpicc, path) or None.");
+      "What this build contains: version, compiler, cpu_level, cuda (empty without), and mpi (library, mpicc, path) or "
+      "None.");
 
   module.def(
       "probe_mpi",
@@ -39,16 +40,19 @@ void register_build(py::module_& module) {
         py::dict found;
         try {
           found["library"] = mpi::describe();
+          found["takes_cuda"] = mpi::takes_cuda();
           found["ok"] = true;
           found["error"] = "";
         } catch (const Error& error) {
           found["library"] = "";
+          found["takes_cuda"] = false;
           found["ok"] = false;
           found["error"] = error.what();
         }
         return found;
       },
-      "Whether the MPI library loads now: {ok, library, error}. Does not initialize MPI.");
+      "Whether the MPI library loads now, and takes CUDA memory: {ok, library, takes_cuda, error}. Does not initialize "
+      "MPI.");
 
   module.def(
       "variables",

@@ -30,6 +30,8 @@ void register_errors(py::module_&) {
       raise("UsageError", error);
     } catch (const TransportError& error) {
       raise("TransportError", error);
+    } catch (const DeviceError& error) {
+      raise("DeviceError", error);
     } catch (const NotBuilt& error) {
       raise("NotBuilt", error);
     } catch (const Error& error) {

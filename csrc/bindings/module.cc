@@ -5,6 +5,8 @@ PYBIND11_MODULE(_core, module) {
   sordino::bindings::register_errors(module);
   sordino::bindings::register_build(module);
   sordino::bindings::register_kernels(module);
+  sordino::bindings::register_device(module);
+  sordino::bindings::register_cuda_kernels(module);
   sordino::bindings::register_world(module);
   sordino::bindings::register_arena(module);
   sordino::bindings::register_topology(module);

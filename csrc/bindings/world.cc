@@ -4,6 +4,7 @@
 #include <pybind11/stl.h>
 
 #include "bindings/bindings.h"
+#include "bindings/device.h"
 #include "collectives/exchange.h"
 #include "transport/mpi/plugin.h"
 #include "transport/sim/sim.h"
@@ -20,23 +21,43 @@ struct PyHandle {
   std::shared_ptr<World> world;
   std::shared_ptr<Handle> handle;
   py::object keep;
+  std::shared_ptr<PyDevice> device;  // whose memory that is, if not the host's
 
-  PyHandle(std::shared_ptr<World> world, std::shared_ptr<Handle> handle, py::object keep)
-      : world(std::move(world)), handle(std::move(handle)), keep(std::move(keep)) {}
+  PyHandle(std::shared_ptr<World> world, std::shared_ptr<Handle> handle, py::object keep,
+           std::shared_ptr<PyDevice> device = nullptr)
+      : world(std::move(world)), handle(std::move(handle)), keep(std::move(keep)), device(std::move(device)) {}
   PyHandle(const PyHandle&) = delete;
   PyHandle& operator=(const PyHandle&) = delete;
   ~PyHandle() {
-    if (!handle->done() || world->failed()) keep.release();
+    try {
+      if (over() && !world->failed()) return;
+    } catch (const Error&) {
+      // A device that has failed may still read and write.
+    }
+    keep.release();
   }
+  // Nobody works on the memory any more.
+  bool over() const { return handle->done() && (!handle->event || handle->event->done()); }
+  // On a device, what the caller computes from now on sees the results; its thread waits for peers, not for the device.
   void wait() {
+    const Stream stream = device ? device->stream() : 0;
     {
       py::gil_scoped_release released;
       world->wait(*handle);
+      if (handle->event && !handle->error) handle->device->wait(stream, handle->event);
     }
-    if (!world->failed()) keep = py::none();
+    if (handle->undone) world->rethrow();
+    if (!world->failed() && !(handle->error && handle->event)) keep = py::none();
     if (handle->error) std::rethrow_exception(handle->error);
   }
 };
+
+// What a request must know of the device whose memory its tensors are.
+void place(Request& request, const PyDevice* device) {
+  if (!device) return;
+  request.device = device->device;
+  request.ready = device->device->record(device->stream());
+}
 
 // Memory of a result; alive as long as anything in Python looks at it.
 struct PyResult {
@@ -67,18 +88,19 @@ Request make_request(int kind, std::string name, const std::vector<TensorTuple>&
 
 template <class Start>
 auto starter(Start start) {
-  return
-      [start](std::shared_ptr<World> world, int kind, std::string name, const std::vector<TensorTuple>& tensors, int op,
-              double prescale, double postscale, int root, std::vector<std::int64_t> splits, int set, py::object keep) {
-        Request request =
-            make_request(kind, std::move(name), tensors, op, prescale, postscale, root, std::move(splits), set);
-        std::shared_ptr<Handle> handle;
-        {
-          py::gil_scoped_release released;
-          handle = start(*world, std::move(request));
-        }
-        return std::make_unique<PyHandle>(world, std::move(handle), std::move(keep));
-      };
+  return [start](std::shared_ptr<World> world, int kind, std::string name, const std::vector<TensorTuple>& tensors,
+                 int op, double prescale, double postscale, int root, std::vector<std::int64_t> splits, int set,
+                 py::object keep, std::shared_ptr<PyDevice> device) {
+    Request request =
+        make_request(kind, std::move(name), tensors, op, prescale, postscale, root, std::move(splits), set);
+    place(request, device.get());
+    std::shared_ptr<Handle> handle;
+    {
+      py::gil_scoped_release released;
+      handle = start(*world, std::move(request));
+    }
+    return std::make_unique<PyHandle>(world, std::move(handle), std::move(keep), std::move(device));
+  };
 }
 
 template <class Class, class Start>
@@ -86,7 +108,7 @@ void define_starter(Class& type, const char* name, Start start, const char* doc)
   type.def(name, starter(start), py::arg("kind"), py::arg("name"), py::arg("tensors"), py::arg("op") = 1,
            py::arg("prescale") = 1.0, py::arg("postscale") = 1.0, py::arg("root") = 0,
            py::arg("splits") = std::vector<std::int64_t>{}, py::arg("process_set") = 0, py::arg("keep") = py::none(),
-           doc);
+           py::arg("device") = py::none(), doc);
 }
 
 std::shared_ptr<World> make_world(std::unique_ptr<Transport> transport, const Config& config) {
@@ -115,7 +137,21 @@ void register_world(py::module_& module) {
       .value("REMOVE_SET", Kind::kRemoveSet)
       .value("EXCHANGE", Kind::kExchange);
 
+  py::enum_<Passage>(module, "Passage", "How an exchange of device memory goes.")
+      .value("HOST", Passage::kHost)
+      .value("DIRECT", Passage::kDirect)
+      .value("NCCL", Passage::kNccl);
+
   py::class_<PyResult>(module, "Result", py::buffer_protocol(), "Memory of a result, as bytes.")
+      .def_property_readonly(
+          "address", [](const PyResult& self) { return reinterpret_cast<std::uintptr_t>(self.result().data.get()); })
+      .def_property_readonly("bytes", [](const PyResult& self) { return self.result().bytes; })
+      .def_property_readonly(
+          "on_device", [](const PyResult& self) { return self.result().device != nullptr; },
+          "Whether it is a device's memory rather than the host's.")
+      .def(
+          "copied", [](const PyResult& self, const PyDevice& device) { *self.result().reader = device.stream(); },
+          py::arg("device"), "What has read it is on the caller's stream, behind which it may go.")
       .def_buffer([](PyResult& self) { return as_bytes(self.result().data.get(), self.result().bytes); })
       .def_property_readonly("shape", [](const PyResult& self) { return self.result().shape; });
 
@@ -124,8 +160,7 @@ void register_world(py::module_& module) {
            py::keep_alive<1, 2>());
 
   py::class_<PyHandle>(module, "Handle", "An operation under way.")
-      .def(
-          "done", [](const PyHandle& self) { return self.handle->done(); }, "Whether wait() would return at once.")
+      .def("done", &PyHandle::over, "Whether the operation is over; on a device, also that its work there is.")
       .def("wait", &PyHandle::wait, "Waits for the end of the operation; raises what became of it.")
       .def(
           "finish",
@@ -161,7 +196,7 @@ void register_world(py::module_& module) {
       [](std::shared_ptr<World> self, std::string name, int set, std::shared_ptr<Layout> layout,
          std::shared_ptr<topology::Topology> topology, std::uint64_t round, std::uintptr_t source,
          std::uintptr_t result, bool shared, bool without_own, std::shared_ptr<Inbox> inbox, const PyHandle* after,
-         bool serving, bool wait, py::object keep) {
+         bool serving, bool wait, py::object keep, std::shared_ptr<PyDevice> device, Passage passage) {
         if (static_cast<std::size_t>(topology->size()) != self->members(set).size()) {
           throw UsageError("a topology of " + std::to_string(topology->size()) + " workers cannot serve the " +
                            std::to_string(self->members(set).size()) + " ranks of process set " + std::to_string(set));
@@ -171,22 +206,26 @@ void register_world(py::module_& module) {
         request.kind = Kind::kExchange;
         request.set = set;
         request.serving = serving;
-        request.exchange = std::make_shared<Exchange>(Exchange{std::move(layout), std::move(topology), round,
-                                                               pointer(source), pointer(result), shared, without_own,
-                                                               std::move(inbox), after ? after->handle : nullptr});
+        request.exchange = std::make_shared<Exchange>(
+            Exchange{std::move(layout), std::move(topology), round, pointer(source), pointer(result), shared, passage,
+                     without_own, std::move(inbox), after ? after->handle : nullptr});
+        place(request, device.get());
         std::shared_ptr<Handle> handle;
         {
           py::gil_scoped_release released;
           handle = wait ? self->run(std::move(request)) : self->submit(std::move(request));
         }
-        return std::make_unique<PyHandle>(std::move(self), std::move(handle), std::move(keep));
+        return std::make_unique<PyHandle>(std::move(self), std::move(handle), std::move(keep), std::move(device));
       },
       py::arg("name"), py::arg("process_set"), py::arg("layout"), py::arg("topology"), py::arg("round"),
       py::arg("source"), py::arg("result"), py::arg("shared"), py::arg("without_own"), py::arg("inbox"),
-      py::arg("after").none(true), py::arg("serving"), py::arg("wait"), py::arg("keep"),
+      py::arg("after").none(true), py::arg("serving"), py::arg("wait"), py::arg("keep"), py::arg("device") = py::none(),
+      py::arg("passage") = Passage::kHost,
       "Starts the mixing of flat memory as a topology says (csrc/collectives/exchange.h), on a process set that is "
       "used "
       "for nothing else. All its ranks call it in the same order.");
+  world.def_property_readonly("gpu_operations", &World::routes,
+                              "How many operations on GPU memory went which way: NCCL, IPC, MPI, STAGED or ALONE.");
   world.def_property_readonly("rank", &World::rank)
       .def_property_readonly("size", &World::size)
       .def_property_readonly(
@@ -205,6 +244,34 @@ void register_world(py::module_& module) {
             return self.in_shared_memory(pointer(address), bytes);
           },
           py::arg("address"), py::arg("bytes"), "Whether node peers can read and write this memory directly.")
+      .def(
+          "locate",
+          [](World& self, std::uintptr_t address, std::size_t bytes) {
+            const Location place = self.node_memory().locate(pointer(address), bytes);
+            return py::bytes(reinterpret_cast<const char*>(&place), sizeof(place));
+          },
+          py::arg("address"), py::arg("bytes"), "Where node peers find some memory, for their reaches().")
+      .def(
+          "reaches",
+          [](World& self, int rank, const std::string& told, std::shared_ptr<PyDevice> device) {
+            Location place;
+            if (told.size() != sizeof(place)) throw UsageError("that is not what locate() gives");
+            std::memcpy(&place, told.data(), sizeof(place));
+            return self.reaches(rank, place, device_of(device.get()));
+          },
+          py::arg("rank"), py::arg("place"), py::arg("device"), py::call_guard<py::gil_scoped_release>(),
+          "Whether this rank can map what a node peer's locate() gave.")
+      .def(
+          "can",
+          [](const World& self, const PyDevice& device, const std::string& what) {
+            const Abilities all = self.abilities(*device.device);
+            if (what == "map") return (all & kMapsDevices) != 0;
+            if (what == "send") return (all & kSendsDevices) != 0;
+            if (what == "nccl") return (all & kNccl) != 0;
+            throw UsageError("can() knows 'map', 'send' and 'nccl', not '" + what + "'");
+          },
+          py::arg("device"), py::arg("what"),
+          "Whether node peers may map a device's memory, messages take it, or NCCL does.")
       .def_property_readonly("failed", &World::failed, "Whether every operation of this world raises.")
       .def("shutdown", &World::shutdown, py::call_guard<py::gil_scoped_release>(), "Leaves the world. Idempotent.")
       .def("abort", &World::abort, py::arg("cause"), py::call_guard<py::gil_scoped_release>(),

@@ -12,11 +12,12 @@ namespace {
 
 constexpr std::size_t kSmall = 16 * 1024;
 
-// into[i] = op(into[i], other[i])
-void fold(DType dtype, ReduceOp op, std::byte* into, const std::byte* other, std::size_t count) {
-  const std::byte* sources[] = {into, other};
+// into[i] = op(lower[i], upper[i])
+Until fold(Team& team, DType dtype, ReduceOp op, const std::byte* lower, const std::byte* upper, std::byte* into,
+           std::size_t count) {
+  const std::byte* sources[] = {lower, upper};
   std::byte* destinations[] = {into};
-  kernels::reduce(op, dtype, sources, destinations, count, 1, 1);
+  return team.compute->reduce(op, dtype, sources, destinations, count, 1, 1);
 }
 
 Task ring(Team& team, DType dtype, std::byte* data, std::size_t count, ReduceOp op) {
@@ -28,25 +29,29 @@ Task ring(Team& team, DType dtype, std::byte* data, std::size_t count, ReduceOp 
     const std::size_t end = count * (wrapped + 1) / static_cast<std::size_t>(size);
     return std::span(data + begin * width, (end - begin) * width);
   };
-  std::vector<std::byte> arrived((count / static_cast<std::size_t>(size) + 1) * width);
+  const std::size_t most = (count / static_cast<std::size_t>(size) + 1) * width;
+  const auto arrived = team.compute->scratch(most);
+  co_await team.compute->idle();
   for (int step = 0; step < size - 1; ++step) {
     const auto own = part(team.me - step - 1);
-    const auto incoming = std::span(arrived).first(own.size());
+    const std::span incoming(arrived.get(), own.size());
     co_await team.exchange(next, part(team.me - step), previous, incoming);
-    fold(dtype, op, own.data(), arrived.data(), own.size() / width);
+    co_await fold(team, dtype, op, own.data(), arrived.get(), own.data(), own.size() / width);
   }
   for (int step = 0; step < size - 1; ++step) {
     co_await team.exchange(next, part(team.me + 1 - step), previous, part(team.me - step));
   }
 }
 
-// Combines the whole vectors of all ranks in a binary tree: merge(lower, upper, into) with the lower rank's data first,
-// on both partners alike. Ranks beyond the largest power of two first give theirs to a partner, and get the result
-// last.
+// Combines the whole vectors of all ranks in a binary tree: merge(lower, upper, into), an Until, with the lower rank's
+// data first, on both partners alike. Ranks beyond the largest power of two first give theirs to a partner, and get the
+// result last.
 template <class Merge>
 Task recursive_doubling(Team& team, std::span<std::byte> data, Merge merge) {
   const int power = static_cast<int>(std::bit_floor(static_cast<unsigned>(team.size()))), extra = team.size() - power;
-  std::vector<std::byte> theirs(data.size());
+  const auto memory = team.compute->scratch(data.size());
+  co_await team.compute->idle();
+  const std::span theirs(memory.get(), data.size());
   if (team.me >= power) {
     const int partner = team.me - power;
     auto sending = team.send(partner, data);
@@ -58,15 +63,15 @@ Task recursive_doubling(Team& team, std::span<std::byte> data, Merge merge) {
   if (team.me < extra) {
     auto receiving = team.receive(team.me + power, theirs);
     co_await team.finished(*receiving, team.me + power);
-    merge(data.data(), theirs.data(), data.data());
+    co_await merge(data.data(), theirs.data(), data.data());
   }
   for (int distance = 1; distance < power; distance *= 2) {
     const int partner = team.me ^ distance;
     co_await team.exchange(partner, data, partner, theirs);
     if (team.me < partner) {
-      merge(data.data(), theirs.data(), data.data());
+      co_await merge(data.data(), theirs.data(), data.data());
     } else {
-      merge(theirs.data(), data.data(), data.data());
+      co_await merge(theirs.data(), data.data(), data.data());
     }
   }
   if (team.me < extra) {
@@ -75,26 +80,27 @@ Task recursive_doubling(Team& team, std::span<std::byte> data, Merge merge) {
   }
 }
 
-// The pieces as one contiguous buffer, scaled by `pre`: the output itself where that is one tensor.
+// The pieces as one contiguous buffer: the output itself where that is one tensor.
 class Flat {
  public:
-  Flat(Pieces& pieces, double pre) : pieces_(pieces) {
-    if (pieces.all().size() != 1) scratch_.resize(pieces.bytes());
-    const Piece& first = pieces.all().front();
-    data_ = scratch_.empty() ? first.output : scratch_.data();
-    if (data_ != first.input) pieces.copy_in(0, pieces.count(), data_);
-    if (pre != 1) kernels::scale(pieces.dtype(), data_, pieces.count(), pre);
+  Flat(Team& team, Pieces& pieces) : compute_(*team.compute), pieces_(pieces) {
+    if (pieces.all().size() != 1) scratch_ = compute_.scratch(pieces.bytes());
   }
-  std::byte* data() { return data_; }
-  void finish(double post) {
-    if (post != 1) kernels::scale(pieces_.dtype(), data_, pieces_.count(), post);
-    if (!scratch_.empty()) pieces_.copy_out(0, pieces_.count(), data_);
+  std::byte* data() { return scratch_ ? scratch_.get() : pieces_.all().front().output; }
+
+  Task begin(double pre) {
+    if (data() != pieces_.all().front().input) co_await compute_.flatten(pieces_.inputs(), data());
+    if (pre != 1) co_await compute_.scale(pieces_.dtype(), data(), pieces_.count(), pre);
+  }
+  Task finish(double post) {
+    if (post != 1) co_await compute_.scale(pieces_.dtype(), data(), pieces_.count(), post);
+    if (scratch_) co_await compute_.unflatten(data(), pieces_.outputs());
   }
 
  private:
+  Compute& compute_;
   Pieces& pieces_;
-  std::vector<std::byte> scratch_;
-  std::byte* data_;
+  std::shared_ptr<std::byte> scratch_;
 };
 
 // Adasum of two vectors: (1 - x·y / 2|x|²) x + (1 - x·y / 2|y|²) y. Orthogonal vectors add, equal ones average.
@@ -116,24 +122,24 @@ Task allreduce_messages(Team& team, Pieces& pieces, ReduceOp op, double pre, dou
   if (dtype == DType::kFloat16 && op == ReduceOp::kSum && post < 1) {
     pre *= std::exchange(post, 1.0);  // partial sums travel as float16: dividing first keeps them in its range
   }
-  Flat flat(pieces, pre);
+  Flat flat(team, pieces);
+  co_await flat.begin(pre);
   if (pieces.bytes() <= kSmall || team.size() == 2) {
     const std::size_t count = pieces.count();
     co_await recursive_doubling(team, std::span(flat.data(), pieces.bytes()),
-                                [=](std::byte* lower, std::byte* upper, std::byte* into) {
-                                  const std::byte* sources[] = {lower, upper};
-                                  std::byte* destinations[] = {into};
-                                  kernels::reduce(op, dtype, sources, destinations, count, 1, 1);
+                                [=, &team](std::byte* lower, std::byte* upper, std::byte* into) {
+                                  return fold(team, dtype, op, lower, upper, into, count);
                                 });
   } else {
     co_await ring(team, dtype, flat.data(), pieces.count(), op);
   }
-  flat.finish(post);
+  co_await flat.finish(post);
 }
 
 Task adasum(Team& team, Pieces& pieces, double pre, double post) {
   const DType dtype = pieces.dtype();
-  Flat flat(pieces, pre);
+  Flat flat(team, pieces);
+  co_await flat.begin(pre);
   const std::vector<Piece>& tensors = pieces.all();
   co_await recursive_doubling(team, std::span(flat.data(), pieces.bytes()),
                               [&](std::byte* lower, std::byte* upper, std::byte* into) {
@@ -142,8 +148,9 @@ Task adasum(Team& team, Pieces& pieces, double pre, double post) {
                                   adasum_merge(dtype, lower + at, upper + at, into + at, tensor.count);
                                   at += tensor.count * size_of(dtype);
                                 }
+                                return Until{};
                               });
-  flat.finish(post);
+  co_await flat.finish(post);
 }
 
 }  // namespace sordino

@@ -38,7 +38,8 @@ Task in_place(Team& team, Pieces& pieces, const std::vector<std::byte*>& tensors
     sources.push_back(tensor + offset);
     destinations.push_back(tensor + offset);
   }
-  kernels::reduce(op, pieces.dtype(), sources, destinations, shards.end(me) - shards.begin(me), pre, post);
+  co_await team.compute->reduce(op, pieces.dtype(), sources, destinations, shards.end(me) - shards.begin(me), pre,
+                                post);
   team.reach(&Desk::reduced, kOfferStage);
   co_await team.all_reached(&Desk::reduced, kOfferStage);
 }
@@ -146,7 +147,9 @@ Task staged(Team& team, Pieces& pieces, ReduceOp op, double pre, double post) {
 
 Task allreduce_node(Team& team, Pieces& pieces, ReduceOp op, double pre, double post) {
   count_bytes(team, pieces.bytes());
-  if (pieces.bytes() >= kLeastInPlace) {
+  // Slots are the host's memory, so what lies on devices has come here in segments that all can map.
+  const auto& device = team.compute->device();
+  if (device || pieces.bytes() >= kLeastInPlace) {
     NodeMemory& memory = team.transport.node_memory();
     const Piece* tensor = pieces.in_place();
     team.desks[static_cast<std::size_t>(team.me)]->location =
@@ -160,7 +163,7 @@ Task allreduce_node(Team& team, Pieces& pieces, ReduceOp op, double pre, double 
       for (std::size_t index = 0; index < team.desks.size(); ++index) {
         tensors.push_back(static_cast<int>(index) == team.me
                               ? tensor->output
-                              : memory.map(team.ranks[index], team.desks[index]->location));
+                              : memory.map(team.ranks[index], team.desks[index]->location, device));
       }
       co_await in_place(team, pieces, tensors, op, pre, post);
       team.stages_used += kOfferStage;

@@ -17,12 +17,15 @@
 
 namespace sordino {
 
-std::byte* Inbox::reserve(std::size_t copies, std::size_t bytes, bool shared) {
-  if (copies * bytes > bytes_) {
+std::byte* Inbox::reserve(std::size_t copies, std::size_t bytes, bool shared, const std::shared_ptr<Device>& device) {
+  if (copies * bytes > bytes_ || device != device_) {
     bytes_ = copies * bytes;
+    device_ = device;
     segment_ = nullptr;
     private_ = nullptr;
-    if (shared) {
+    if (device) {
+      segment_ = memory_.allocate_on(device, bytes_);
+    } else if (shared) {
       segment_ = memory_.allocate(bytes_);
     } else {
       private_ = std::make_unique_for_overwrite<std::byte[]>(bytes_);
@@ -67,7 +70,7 @@ class Mixing {
   Task run() {
     NodeMemory& memory = team_.transport.node_memory();
     const std::size_t bytes = what_.layout->bytes();
-    std::byte* inbox = copies_ > 0 ? what_.inbox->reserve(copies_, strides_[place_], together()) : nullptr;
+    std::byte* inbox = copies_ > 0 ? what_.inbox->reserve(copies_, strides_[place_], together(), device()) : nullptr;
     Desk* desk = team_.desks[static_cast<std::size_t>(team_.me)];
     if (together()) {
       desk->location = memory.locate(what_.source, bytes);
@@ -102,7 +105,7 @@ class Mixing {
       if (plan.averages.empty()) continue;  // on all ranks of the node
       reach(&Desk::offered, kReady + 1 + group);
       if (together()) co_await team_.all_reached(&Desk::offered, kReady + 1 + group);
-      mix(plan);
+      co_await mix(plan);
       reach(&Desk::reduced, kReady + 1 + group);
     }
     // A rank that goes on may change its arena, so all shards of it must be done.
@@ -112,9 +115,38 @@ class Mixing {
     team_.stages_used += last;
   }
 
+  // All on one queue of the device, so nothing but NCCL's calls is waited for.
+  Task run_by_nccl(nccl::Channel& channel) {
+    std::byte* inbox = copies_ > 0 ? what_.inbox->reserve(copies_, strides_[place_], false, device()) : nullptr;
+    find_vectors(inbox);
+    for (const Plan& plan : plans_) {
+      co_await channel.ready();
+      put_transfers(plan, channel, inbox);
+      co_await channel.ready();
+      if (!plan.averages.empty()) mix(plan);
+    }
+  }
+
  private:
   static constexpr std::uint64_t kReady = 1;
 
+  void put_transfers(const Plan& plan, nccl::Channel& channel, std::byte* inbox) {
+    nccl::Group group(channel.communicator());
+    for (std::size_t index = 0; index < plan.runs.size(); ++index) {
+      const LayoutSegment* run = plan.runs[index];
+      for (const Parcel& parcel : plan.receives) {
+        std::byte* place = inbox + parcel.copy * strides_[place_] + plan.places[index][place_];
+        channel.communicator().receive(place, run->bytes, parcel.peer, channel.stream());
+      }
+      for (const Parcel& parcel : plan.sends) {
+        team_.count_sent(parcel.peer, run->bytes);
+        channel.communicator().send(what_.source + run->offset, run->bytes, parcel.peer, channel.stream());
+      }
+    }
+    group.end();
+  }
+
+  const std::shared_ptr<Device>& device() const { return team_.compute->device(); }
   bool together() const { return node_.size() > 1; }
   // Whether this rank reads the participant's arena itself.
   bool here(int index) const {
@@ -209,13 +241,14 @@ class Mixing {
       const Desk* desk = team_.desks[static_cast<std::size_t>(index)];
       const int rank = team_.ranks[static_cast<std::size_t>(index)];
       const bool mine = index == team_.me;
-      sources_.push_back(mine ? what_.source : memory.map(rank, desk->location));
-      results_.push_back(mine ? what_.result : memory.map(rank, desk->result));
-      inboxes_.push_back(mine ? inbox : desk->inbox.segment != 0 ? memory.map(rank, desk->inbox) : nullptr);
+      sources_.push_back(mine ? what_.source : memory.map(rank, desk->location, device()));
+      results_.push_back(mine ? what_.result : memory.map(rank, desk->result, device()));
+      inboxes_.push_back(mine ? inbox : desk->inbox.segment != 0 ? memory.map(rank, desk->inbox, device()) : nullptr);
     }
   }
 
-  void mix(const Plan& plan) {
+  Until mix(const Plan& plan) {
+    Until last;
     for (std::size_t index = 0; index < plan.runs.size(); ++index) {
       const LayoutSegment* run = plan.runs[index];
       const std::size_t count = run->bytes / size_of(run->dtype);
@@ -231,8 +264,9 @@ class Mixing {
         const auto owner = static_cast<std::size_t>(std::find(node_.begin(), node_.end(), parcel.here) - node_.begin());
         inputs.push_back(inboxes_[owner] + parcel.copy * strides_[owner] + plan.places[index][owner] + skip);
       }
-      kernels::mix(run->dtype, inputs, outputs, plan.averages, shards.end(place_) - begin);
+      last = team_.compute->mix(run->dtype, inputs, outputs, plan.averages, shards.end(place_) - begin);
     }
+    return last;
   }
 
   Team& team_;
@@ -248,13 +282,21 @@ class Mixing {
 
 }  // namespace
 
+Task exchange_by_nccl(Team& team, const Exchange& what, nccl::Channel& channel) {
+  Mixing mixing(team, what);
+  co_await mixing.run_by_nccl(channel);
+}
+
+Task come_after(Team& team, const Exchange& what) {
+  if (!what.after) co_return;
+  team.dormant = true;
+  co_await until([&what] { return what.after->done(); });
+  team.dormant = false;
+  if (what.after->error) std::rethrow_exception(what.after->error);
+}
+
 Task exchange(Team& team, const Exchange& what) {
-  if (what.after) {
-    team.dormant = true;
-    co_await until([&what] { return what.after->done(); });
-    team.dormant = false;
-    if (what.after->error) std::rethrow_exception(what.after->error);
-  }
+  co_await come_after(team, what);
   Mixing mixing(team, what);
   co_await mixing.run();
 }

@@ -15,16 +15,22 @@ namespace sordino {
 class Inbox {
  public:
   explicit Inbox(NodeMemory& memory) : memory_(memory) {}
-  // Room for so many copies of `bytes`, in memory that the node shares if `shared`. What lay in it may be lost.
-  std::byte* reserve(std::size_t copies, std::size_t bytes, bool shared);
+  // Room for so many copies of `bytes` in memory of the device, or of the host if there is none, that the node shares
+  // if `shared`. What lay in it may be lost.
+  std::byte* reserve(std::size_t copies, std::size_t bytes, bool shared, const std::shared_ptr<Device>& device);
   std::size_t bytes() const { return bytes_; }
 
  private:
   NodeMemory& memory_;
   std::shared_ptr<Segment> segment_;
   std::unique_ptr<std::byte[]> private_;
+  std::shared_ptr<Device> device_;
   std::size_t bytes_ = 0;
 };
+
+// How device memory is exchanged: through the host's memory; as it is, where peers of the node map it and messages take
+// it; or by NCCL.
+enum class Passage : std::uint8_t { kHost, kDirect, kNccl };
 
 struct Exchange {
   std::shared_ptr<const Layout> layout;  // the same on all participants; a segment's group is what topologies see
@@ -34,6 +40,7 @@ struct Exchange {
   std::byte* result;        // where the averages go: `source` itself, or memory that does not overlap it
   // Whether source and result of *all* participants lie in memory that their nodes share.
   bool shared;
+  Passage passage;   // of device memory; the same on all participants
   bool without_own;  // leave each participant's own values out of its averages
   std::shared_ptr<Inbox> inbox;
   // On this rank it begins when that is done, and fails if that failed: nobody need wait in between.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <set>
 
 namespace sordino {
 namespace {
@@ -46,6 +47,10 @@ std::string compare(const Announcement& a, const Announcement& b) {
     if (!same_shape(a.kind, a.shapes[i], b.shapes[i]))
       return differ("shape" + which, text(a.shapes[i]), text(b.shapes[i]));
   }
+  if ((a.device == 0) != (b.device == 0)) {
+    const auto where = [](const Announcement& one) { return std::string(one.device == 0 ? "the CPU" : "a GPU"); };
+    return differ("device", where(a), where(b));
+  }
   if (a.op != b.op) return differ("reduction", name_of(a.op), name_of(b.op));
   if (a.prescale != b.prescale)
     return differ("prescale_factor", std::to_string(a.prescale), std::to_string(b.prescale));
@@ -66,8 +71,17 @@ const char* name_of(Kind kind) {
 }
 
 Announcement Announcement::of(const Request& request) {
-  Announcement said{request.name, request.kind, request.op, request.prescale, request.postscale,
-                    request.root, {},           {},         request.splits};
+  Announcement said{request.name,
+                    request.kind,
+                    request.op,
+                    request.prescale,
+                    request.postscale,
+                    request.root,
+                    {},
+                    {},
+                    request.splits,
+                    request.device ? request.device->identity() : 0,
+                    0};
   for (const Tensor& tensor : request.tensors) {
     said.dtypes.push_back(tensor.dtype);
     said.shapes.push_back(tensor.shape);
@@ -86,13 +100,15 @@ Announcement Announcement::read(Reader& reader) {
   said.dtypes = reader.list<DType>();
   for (std::size_t i = 0; i < said.dtypes.size(); ++i) said.shapes.push_back(reader.list<std::int64_t>());
   said.splits = reader.list<std::int64_t>();
+  said.device = reader.get<std::uint64_t>();
+  said.abilities = reader.get<Abilities>();
   return said;
 }
 
 void Announcement::write(Writer& writer) const {
   writer.put(name).put(kind).put(op).put(prescale).put(postscale).put(root).put(dtypes);
   for (const auto& shape : shapes) writer.put(shape);
-  writer.put(splits);
+  writer.put(splits).put(device).put(abilities);
 }
 
 std::size_t Announcement::bytes() const {
@@ -113,11 +129,12 @@ Decision Decision::read(Reader& reader) {
   decision.lost = reader.list<int>();
   decision.participants = reader.list<int>();
   decision.numbers = reader.list<std::int64_t>();
+  decision.abilities = reader.get<Abilities>();
   return decision;
 }
 
 void Decision::write(Writer& writer) const {
-  writer.put(names).put(verdict).put(error).put(lost).put(participants).put(numbers);
+  writer.put(names).put(verdict).put(error).put(lost).put(participants).put(numbers).put(abilities);
 }
 
 void Negotiation::announce(int member, Announcement said, Time now) {
@@ -184,6 +201,7 @@ Decision Negotiation::judge(const std::string& name, const Pending& pending) {
     decision.error = std::string(sordino::name_of(first.kind)) + " '" + name + "': " + what;
     return decision;
   }
+  if (first.device != 0) decision.abilities = common_abilities(pending);
   switch (first.kind) {
     case Kind::kAllgather:
       for (std::size_t tensor = 0; tensor < first.dtypes.size(); ++tensor) {
@@ -212,19 +230,36 @@ Decision Negotiation::judge(const std::string& name, const Pending& pending) {
   return decision;
 }
 
-void Negotiation::fuse(std::vector<Decision>& decisions, Decision next, const Announcement& what) {
+Abilities Negotiation::common_abilities(const Pending& pending) {
+  Abilities common = 0xff;
+  std::set<std::uint64_t> devices;
+  for (const auto& said : pending.said) {
+    if (!said) continue;
+    common &= said->abilities;
+    if (!devices.insert(said->device).second) common &= static_cast<Abilities>(~kNccl);
+  }
+  return common;
+}
+
+void Negotiation::fuse(std::vector<Decision>& decisions, Decision next, const Pending& pending) {
+  const Announcement& what = *pending.said[static_cast<std::size_t>(next.participants.front())];
+  std::vector<std::uint64_t> devices;
   const std::size_t bytes = what.bytes();
   const bool fusible =
       next.verdict == Verdict::kRun && what.kind == Kind::kAllreduce && what.op != ReduceOp::kAdasum && bytes <= kSmall;
+  if (fusible) {
+    for (const int member : next.participants)
+      devices.push_back(pending.said[static_cast<std::size_t>(member)]->device);
+  }
   if (fusible && fusing_ && fusing_->op == what.op && fusing_->prescale == what.prescale &&
       fusing_->postscale == what.postscale && decisions.back().participants == next.participants &&
-      fusing_->bytes + bytes <= fusion_bytes_) {
+      fusing_->devices == devices && fusing_->bytes + bytes <= fusion_bytes_) {
     fusing_->bytes += bytes;
     decisions.back().names.push_back(next.names[0]);
     return;
   }
   fusing_.reset();
-  if (fusible) fusing_ = Fusing{what.op, what.prescale, what.postscale, bytes};
+  if (fusible) fusing_ = Fusing{what.op, what.prescale, what.postscale, bytes, std::move(devices)};
   decisions.push_back(std::move(next));
 }
 
@@ -252,9 +287,7 @@ std::vector<Decision> Negotiation::decide() {
       decisions.push_back(give_up(name, pending));
       fusing_.reset();
     } else if (complete(pending)) {
-      Decision decision = judge(name, pending);
-      const auto speaker = static_cast<std::size_t>(decision.participants.front());
-      fuse(decisions, std::move(decision), *pending.said[speaker]);
+      fuse(decisions, judge(name, pending), pending);
     } else {
       continue;
     }

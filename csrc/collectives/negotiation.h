@@ -21,6 +21,12 @@ namespace sordino {
 
 using Time = std::chrono::steady_clock::time_point;
 
+// What ranks can do with device memory, as bits.
+using Abilities = std::uint8_t;
+inline constexpr Abilities kMapsDevices = 1;   // map that of node peers, as far as this rank knows
+inline constexpr Abilities kSendsDevices = 2;  // send and receive it by messages
+inline constexpr Abilities kNccl = 4;
+
 // What one member says of one request. Pointers stay at home.
 struct Announcement {
   std::string name;
@@ -31,6 +37,8 @@ struct Announcement {
   std::vector<DType> dtypes;
   std::vector<std::vector<std::int64_t>> shapes;
   std::vector<std::int64_t> splits;
+  std::uint64_t device = 0;  // identity of the device whose memory it is in; 0 for the host's
+  Abilities abilities = 0;
 
   static Announcement of(const Request& request);
   static Announcement read(Reader& reader);
@@ -50,6 +58,8 @@ struct Decision {
   // For each tensor and participant its first extent (allgather); the splits of all participants in rows
   // (alltoall); the last rank (join); the new id (add set).
   std::vector<std::int64_t> numbers;
+  // Of operations on device memory: what all participants can do with it. NCCL they can use if no two share a device.
+  Abilities abilities = 0;
 
   static Decision read(Reader& reader);
   void write(Writer& writer) const;
@@ -91,9 +101,10 @@ class Negotiation {
   bool complete(const Pending& pending) const;
   bool needs_the_gone(const Pending& pending) const;
   Decision give_up(const std::string& name, const Pending& pending) const;
+  static Abilities common_abilities(const Pending& pending);
   Decision judge(const std::string& name, const Pending& pending);
   std::string difference(const std::vector<int>& participants, const Pending& pending) const;
-  void fuse(std::vector<Decision>& decisions, Decision next, const Announcement& what);
+  void fuse(std::vector<Decision>& decisions, Decision next, const Pending& pending);
 
   std::vector<int> members_;
   std::vector<bool> joined_, gone_;
@@ -106,6 +117,7 @@ class Negotiation {
     ReduceOp op;
     double prescale, postscale;
     std::size_t bytes;
+    std::vector<std::uint64_t> devices;  // of the participants
   };
   std::optional<Fusing> fusing_;
 };

@@ -6,6 +6,7 @@
 
 #include "base/dtype.h"
 #include "collectives/exchange.h"
+#include "collectives/nccl_operations.h"
 #include "collectives/pieces.h"
 #include "collectives/request.h"
 #include "collectives/team.h"
@@ -36,5 +37,9 @@ Task reducescatter(Team& team, DType dtype, const std::byte* input, std::vector<
 
 // Gossip: every segment becomes an average of some participants' (exchange.h).
 Task exchange(Team& team, const Exchange& what);
+// Its beginning: waits for what it is to come after, and fails if that has failed.
+Task come_after(Team& team, const Exchange& what);
+// The same by NCCL; over when all its work is on the device's queue. The channel's ranks are the team's participants.
+Task exchange_by_nccl(Team& team, const Exchange& what, nccl::Channel& channel);
 
 }  // namespace sordino

@@ -7,6 +7,17 @@
 #include "kernels/kernels.h"
 
 namespace sordino {
+namespace {
+
+std::string text_of(const std::exception_ptr& why) {
+  try {
+    std::rethrow_exception(why);
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+}
+
+}  // namespace
 
 PairAveraging::PairAveraging(World& world, int number, std::shared_ptr<const Layout> layout, std::byte* values,
                              std::shared_ptr<Letters> letters)
@@ -22,6 +33,7 @@ PairAveraging::~PairAveraging() {
 void PairAveraging::begin(int peer, std::uint64_t number) {
   {
     std::lock_guard lock(mutex_);
+    if (ended_) std::rethrow_exception(ended_);
     if (next_) throw UsageError("an averaging has yet to begin, so another cannot");
     next_ = std::make_unique<Averaging>(Averaging{peer, number});
   }
@@ -40,6 +52,16 @@ void PairAveraging::cancel() {
 void PairAveraging::unlock() {
   ++changes_;
   values_mutex_.unlock();
+  if (refused_.exchange(false)) world_.wake();
+}
+
+// Not held while a step holds the values, whose end then wakes this thread. The second try is for a step that ended
+// before it could know that it is to.
+std::unique_lock<std::mutex> PairAveraging::try_values() {
+  std::unique_lock free(values_mutex_, std::try_to_lock);
+  if (free) return free;
+  refused_.exchange(true);  // not a store: it is to see what the exchange of that step has seen
+  return std::unique_lock(values_mutex_, std::try_to_lock);
 }
 
 void PairAveraging::receive(int from, Reader& reader) {
@@ -52,14 +74,20 @@ void PairAveraging::receive(int from, Reader& reader) {
   said.tag = tag;
 }
 
-const PairAveraging::Invitation* PairAveraging::invitation(const Averaging& averaging) const {
-  const auto found = invitations_.find(averaging.peer);
-  return found != invitations_.end() && found->second.number == averaging.number ? &found->second : nullptr;
+// Does this side's part as far as the peer has said that it is ready for it. True once what this side sends is on its
+// way: what the peer says from then on is of later averagings.
+bool PairAveraging::join(Averaging& averaging, Time now) {
+  const auto said = invitations_.find(averaging.peer);
+  if (said == invitations_.end() || said->second.number != averaging.number) return false;
+  if (!averaging.copied && !start(averaging, now)) return false;
+  if (!said->second.tag) return false;
+  send(averaging, *said->second.tag);
+  return true;
 }
 
 // Copies the values, and tells the peer where to send its own. False while a step holds them.
 bool PairAveraging::start(Averaging& averaging, Time now) {
-  std::unique_lock free(values_mutex_, std::try_to_lock);
+  const auto free = try_values();
   if (!free) return false;
   const std::size_t bytes = layout_->bytes();
   averaging.memory = std::move(spare_);
@@ -83,9 +111,16 @@ void PairAveraging::send(Averaging& averaging, Tag tag) {
   averaging.sending = world_.data().send(averaging.peer, tag, out);
 }
 
+// Whether all is sent and received: then neither side waits for the other any more.
+bool PairAveraging::exchanged(Averaging& averaging) {
+  if (!averaging.sending) return false;
+  const bool sent = averaging.sending->test(), received = averaging.receiving->test();
+  return sent && received;
+}
+
 // Adds half the difference. False while a step holds the values.
 bool PairAveraging::apply(Averaging& averaging) {
-  std::unique_lock free(values_mutex_, std::try_to_lock);
+  const auto free = try_values();
   if (!free) return false;
   const bool untouched = averaging.changes == changes_;
   for (const LayoutSegment& run : layout_->segments()) {
@@ -128,7 +163,8 @@ bool PairAveraging::advance(Time now) {
   if (!current_) return cancelled;
   Averaging& averaging = *current_;
   try {
-    if (world_.has_left(averaging.peer)) {
+    // A peer that went after the exchange has averaged, so this side is to do so too, once no step holds the values.
+    if ((averaging.deserted || world_.has_left(averaging.peer)) && !exchanged(averaging)) {
       leave("rank " + std::to_string(averaging.peer) + " is gone");
       return true;
     }
@@ -136,15 +172,8 @@ bool PairAveraging::advance(Time now) {
       world_.post_to_service(number_, averaging.peer, Writer().put(averaging.number).take());
       averaging.told = true;
     }
-    const Invitation* said = invitation(averaging);
-    if (!said) return false;
-    if (!averaging.copied && !start(averaging, now)) return false;
-    if (!averaging.sending) {
-      if (!said->tag) return false;
-      send(averaging, *said->tag);
-    }
-    const bool sent = averaging.sending->test(), received = averaging.receiving->test();
-    if (!sent || !received || !apply(averaging)) return false;
+    if (!averaging.sending && !join(averaging, now)) return false;
+    if (!exchanged(averaging) || !apply(averaging)) return false;
   } catch (const PeerLost& error) {
     leave(error.what());
     return true;
@@ -154,28 +183,36 @@ bool PairAveraging::advance(Time now) {
                         layout_->bytes());
   }
   spare_ = std::move(averaging.memory);
-  const int peer = averaging.peer;
-  const std::uint64_t number = averaging.number;
-  current_ = nullptr;
-  letters_->push({Letters::Event::Kind::kDone, peer, {}, number});
+  const std::unique_ptr<Averaging> over = std::move(current_);
+  push_done(*over, {});
   return true;
 }
 
+void PairAveraging::push_done(const Averaging& averaging, const std::string& why) {
+  letters_->push({Letters::Event::Kind::kDone, averaging.peer, why, averaging.number});
+}
+
+// `why` is empty where who began it has cancelled it, and need not be told.
 void PairAveraging::leave(const std::string& why) {
-  const int peer = current_->peer;
-  const std::uint64_t number = current_->number;
-  if (current_->copied) abandoned_.push_back(std::move(*current_));
-  current_ = nullptr;
-  if (!why.empty()) letters_->push({Letters::Event::Kind::kDone, peer, why, number});
+  const std::unique_ptr<Averaging> left = std::move(current_);
+  if (left->copied) abandoned_.push_back(std::move(*left));
+  if (!why.empty()) push_done(*left, why);
 }
 
 void PairAveraging::lost(int rank) {
   invitations_.erase(rank);
-  if (current_ && current_->peer == rank) leave("rank " + std::to_string(rank) + " is gone");
+  if (current_ && current_->peer == rank) current_->deserted = true;
 }
 
-void PairAveraging::end(std::exception_ptr) {
-  if (current_) leave("the world has ended");
+void PairAveraging::end(std::exception_ptr why) {
+  std::unique_ptr<Averaging> next;
+  {
+    std::lock_guard lock(mutex_);
+    ended_ = why;
+    next = std::move(next_);
+  }
+  if (current_) leave(text_of(why));
+  if (next) push_done(*next, text_of(why));
 }
 
 }  // namespace sordino

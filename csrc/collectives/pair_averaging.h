@@ -7,6 +7,7 @@
 // one pass over them, and who moves messages tries again rather than wait for it.
 #pragma once
 
+#include <atomic>
 #include <list>
 #include <map>
 #include <memory>
@@ -32,7 +33,7 @@ class PairAveraging : public Service {
   // What transfers may still touch stays for ever.
   ~PairAveraging() override;
 
-  // Averages with `peer`, which is to say the same number to its own. One at a time.
+  // Averages with `peer`, which is to say the same number to its own. One at a time. Throws what end() was given.
   void begin(int peer, std::uint64_t number);
   // Leaves the one that is under way; nothing changes here.
   void cancel();
@@ -57,20 +58,25 @@ class PairAveraging : public Service {
     Memory memory{};
     bool told = false;          // the peer, that this side is ready
     bool copied = false;        // both are ready, and what is sent is fixed
+    bool deserted = false;      // by the peer
     std::uint64_t changes = 0;  // of the values, when they were copied
     std::unique_ptr<Transfer> sending{}, receiving{};
   };
-  // What a peer has said of an averaging: that it is ready, and then where to send to.
+  // What a peer has said of its last averaging with this rank: that it is ready, and then where to send to. It goes on
+  // to the next as soon as it has what it needs of this one, so nothing here is of use once this side has sent.
   struct Invitation {
     std::uint64_t number = 0;
     std::optional<Tag> tag{};
   };
 
+  std::unique_lock<std::mutex> try_values();
+  bool join(Averaging& averaging, Time now);
   bool start(Averaging& averaging, Time now);
   void send(Averaging& averaging, Tag tag);
-  const Invitation* invitation(const Averaging& averaging) const;
+  static bool exchanged(Averaging& averaging);
   bool apply(Averaging& averaging);
   void leave(const std::string& why);
+  void push_done(const Averaging& averaging, const std::string& why);
 
   World& world_;
   const int number_;
@@ -78,17 +84,19 @@ class PairAveraging : public Service {
   std::byte* const values_;
   const std::shared_ptr<Letters> letters_;
 
-  std::mutex values_mutex_;    // held while the values change
-  std::uint64_t changes_ = 0;  // guarded by it
+  std::mutex values_mutex_;           // held while the values change
+  std::uint64_t changes_ = 0;         // guarded by it
+  std::atomic<bool> refused_{false};  // the thread that polls has found them held
 
   std::mutex mutex_;  // guards what callers leave for the thread that polls
   std::unique_ptr<Averaging> next_;
-  bool cancelled_ = false, ended_ = false;
+  bool cancelled_ = false;
+  std::exception_ptr ended_;
 
   // Of the thread that polls.
   std::unique_ptr<Averaging> current_;
-  std::map<int, Invitation> invitations_;  // the last one of each peer
-  std::list<Averaging> abandoned_;         // whose memory transfers may still touch
+  std::map<int, Invitation> invitations_;
+  std::list<Averaging> abandoned_;  // whose memory transfers may still touch
   Memory spare_;
 };
 

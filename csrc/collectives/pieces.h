@@ -49,6 +49,14 @@ class Pieces {
     return pieces_.size() == 1 && pieces_[0].input == pieces_[0].output ? &pieces_[0] : nullptr;
   }
 
+  // For flatten and unflatten.
+  std::vector<kernels::Span> inputs() const {
+    return spans([](const Piece& piece) { return piece.input; });
+  }
+  std::vector<kernels::Span> outputs() const {
+    return spans([](const Piece& piece) { return piece.output; });
+  }
+
   // Calls visit(input, output, count, offset) for each run of elements of [begin, end); offset counts from begin.
   template <class Visit>
   void visit(std::size_t begin, std::size_t end, Visit&& visit) const {
@@ -77,6 +85,14 @@ class Pieces {
   }
 
  private:
+  template <class Which>
+  std::vector<kernels::Span> spans(Which&& which) const {
+    std::vector<kernels::Span> all;
+    for (const Piece& piece : pieces_)
+      all.push_back({const_cast<std::byte*>(which(piece)), piece.count * size_of(dtype_)});
+    return all;
+  }
+
   DType dtype_;
   Neighbours neighbours_;
   std::vector<Piece> pieces_;

@@ -72,6 +72,7 @@ std::unique_ptr<Team> ProcessSet::make_team(const std::vector<int>& participants
   team->patience = patience_;
   team->last_staged = last_staged_;
   team->last_staged_desks = last_staged_desks_;
+  team->shares_devices = shares_devices_;
   return team;
 }
 

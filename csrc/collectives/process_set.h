@@ -3,14 +3,17 @@
 
 #include <algorithm>
 #include <deque>
+#include <map>
 #include <memory>
 #include <optional>
 #include <set>
 #include <string>
 #include <vector>
 
+#include "collectives/nccl_operations.h"
 #include "collectives/negotiation.h"
 #include "collectives/request.h"
+#include "collectives/staging.h"
 #include "collectives/team.h"
 
 namespace sordino {
@@ -23,6 +26,9 @@ struct Submission {
   bool warned = false;  // that its coordinator says nothing
 };
 
+// Communicators of NCCL, by the participants and the device of this rank.
+using NcclChannels = std::map<std::pair<std::vector<int>, std::uint64_t>, std::shared_ptr<nccl::Channel>>;
+
 // The data phase of one decision.
 struct Running {
   Decision decision;
@@ -30,11 +36,20 @@ struct Running {
   std::unique_ptr<Team> team;           // null when this rank takes no part in moving data
   Task task;
   Time since;
-  bool warned = false;  // that it takes long
+  bool warned = false;         // that it takes long
+  Staging* staging = nullptr;  // for operations on device memory
+  std::unique_ptr<Compute> compute;
+  NcclChannels* channels = nullptr;
+  const char* route = "";                  // which way that went (run_on_device.cc)
+  std::shared_ptr<nccl::Channel> channel;  // that it went by, if NCCL's
 };
 
 // Builds the coroutine that moves the data of `running` and fills the handles' results.
 Task run_operation(Running& running);
+// That of operations on the host's memory, or whatever memory the team's `compute` is for.
+Task run_in_place(Running& running);
+// That of operations on device memory (run_on_device.cc).
+Task run_on_device(Running& running);
 
 class ProcessSet {
  public:
@@ -55,9 +70,10 @@ class ProcessSet {
   bool ready() const { return desks_missing_ == 0; }
 
   std::unique_ptr<Team> make_team(const std::vector<int>& participants, Traffic& traffic);
-  void remember_slots(const Team& team) {
+  void remember(const Team& team) {
     last_staged_ = team.last_staged;
     last_staged_desks_ = team.last_staged_desks;
+    shares_devices_ = team.shares_devices;
   }
 
   int index_of(int rank) const {
@@ -73,6 +89,7 @@ class ProcessSet {
   std::deque<Decision> decisions;          // not begun yet
   std::set<std::string> stalled;           // undecided names whose missing ranks the coordinator has reported
   std::optional<Running> running;
+  NcclChannels channels;
 
  private:
   Transport& transport_;
@@ -84,6 +101,7 @@ class ProcessSet {
   std::uint64_t sequence_ = 0;
   std::uint64_t last_staged_ = 0;
   std::vector<Desk*> last_staged_desks_;
+  std::optional<bool> shares_devices_;
 };
 
 }  // namespace sordino

@@ -1,4 +1,4 @@
-// The collectives that move data without folding it, and reduce-scatter, by messages.
+// The collectives that move data without folding it, and reduce-scatter, by messages, or by NCCL where a team has it.
 #include "collectives/operations.h"
 
 namespace sordino {
@@ -9,8 +9,13 @@ constexpr std::size_t kSegment = std::size_t{1} << 20;  // of a pipelined broadc
 
 // A binomial tree, cut into segments so that a rank passes one on while it receives the next.
 Task broadcast(Team& team, int root, const std::byte* input, std::byte* output, std::size_t bytes) {
+  if (team.channel) {
+    if ((team.me + 1) % team.size() != root) team.count_sent((team.me + 1) % team.size(), bytes);
+    co_await nccl::broadcast(*team.channel, root, input, output, bytes);
+    co_return;
+  }
   const int size = team.size(), place = (team.me - root + size) % size;  // place 0 is the root
-  if (team.me == root && output != input && bytes > 0) std::memcpy(output, input, bytes);
+  if (team.me == root && output != input) co_await team.compute->copy(output, input, bytes);
   const auto rank_at = [&](int other) { return (other + root) % size; };
   std::vector<int> children;
   int parent = -1;
@@ -35,6 +40,14 @@ Task broadcast(Team& team, int root, const std::byte* input, std::byte* output, 
 
 // A ring: in step s everybody passes on the block it got in step s-1.
 Task allgather(Team& team, const std::byte* input, std::vector<std::size_t> sizes, std::byte* output) {
+  if (team.channel) {
+    for (int step = 0; step < team.size() - 1; ++step) {
+      const int passed_on = (team.me + team.size() - step) % team.size();
+      team.count_sent((team.me + 1) % team.size(), sizes[static_cast<std::size_t>(passed_on)]);
+    }
+    co_await nccl::allgather(*team.channel, input, std::move(sizes), output);
+    co_return;
+  }
   const int size = team.size();
   std::vector<std::size_t> starts(sizes.size() + 1, 0);
   for (std::size_t i = 0; i < sizes.size(); ++i) starts[i + 1] = starts[i] + sizes[i];
@@ -42,7 +55,7 @@ Task allgather(Team& team, const std::byte* input, std::vector<std::size_t> size
     const auto wrapped = static_cast<std::size_t>((index % size + size) % size);
     return std::span(output + starts[wrapped], sizes[wrapped]);
   };
-  if (!block(team.me).empty()) std::memcpy(block(team.me).data(), input, block(team.me).size());
+  co_await team.compute->copy(block(team.me).data(), input, block(team.me).size());
   for (int step = 0; step < size - 1; ++step) {
     co_await team.exchange((team.me + 1) % size, block(team.me - step), (team.me + size - 1) % size,
                            block(team.me - step - 1));
@@ -51,6 +64,13 @@ Task allgather(Team& team, const std::byte* input, std::vector<std::size_t> size
 
 Task alltoall(Team& team, const std::byte* input, std::vector<std::size_t> send_sizes, std::byte* output,
               std::vector<std::size_t> receive_sizes) {
+  if (team.channel) {
+    for (int peer = 0; peer < team.size(); ++peer) {
+      if (peer != team.me) team.count_sent(peer, send_sizes[static_cast<std::size_t>(peer)]);
+    }
+    co_await nccl::alltoall(*team.channel, input, std::move(send_sizes), output, std::move(receive_sizes));
+    co_return;
+  }
   const int size = team.size();
   const auto cut = [size](auto* data, const std::vector<std::size_t>& sizes) {
     std::vector<std::span<std::remove_pointer_t<decltype(data)>>> parts;
@@ -62,7 +82,7 @@ Task alltoall(Team& team, const std::byte* input, std::vector<std::size_t> send_
   };
   const auto out = cut(input, send_sizes);
   const auto in = cut(output, receive_sizes);
-  if (!out[team.me].empty()) std::memcpy(in[team.me].data(), out[team.me].data(), out[team.me].size());
+  co_await team.compute->copy(in[team.me].data(), out[team.me].data(), out[team.me].size());
   for (int step = 1; step < size; ++step) {
     const int to = (team.me + step) % size, from = (team.me + size - step) % size;
     co_await team.exchange(to, out[to], from, in[from]);
@@ -72,17 +92,26 @@ Task alltoall(Team& team, const std::byte* input, std::vector<std::size_t> send_
 // Everybody sends everybody its part; each folds what it got once, in rank order, at full precision.
 Task reducescatter(Team& team, DType dtype, const std::byte* input, std::vector<std::size_t> bounds, std::byte* output,
                    ReduceOp op, double pre, double post) {
+  if (team.channel) {
+    for (std::size_t peer = 0; peer + 1 < bounds.size(); ++peer) {
+      if (static_cast<int>(peer) == team.me) continue;
+      team.count_sent(static_cast<int>(peer), (bounds[peer + 1] - bounds[peer]) * size_of(dtype));
+    }
+    co_await nccl::reducescatter(*team.channel, dtype, input, std::move(bounds), output, op, pre, post);
+    co_return;
+  }
   const std::size_t width = size_of(dtype), parts = static_cast<std::size_t>(team.size()),
                     me = static_cast<std::size_t>(team.me);
   const auto size_at = [&](std::size_t index) { return (bounds[index + 1] - bounds[index]) * width; };
   std::vector<std::size_t> send_sizes, receive_sizes(parts, size_at(me));
   for (std::size_t index = 0; index < parts; ++index) send_sizes.push_back(size_at(index));
-  std::vector<std::byte> arrived(parts * size_at(me));
-  co_await alltoall(team, input, send_sizes, arrived.data(), receive_sizes);
+  const auto arrived = team.compute->scratch(parts * size_at(me));
+  co_await team.compute->idle();
+  co_await alltoall(team, input, send_sizes, arrived.get(), receive_sizes);
   std::vector<const std::byte*> sources;
-  for (std::size_t index = 0; index < parts; ++index) sources.push_back(arrived.data() + index * size_at(me));
+  for (std::size_t index = 0; index < parts; ++index) sources.push_back(arrived.get() + index * size_at(me));
   std::byte* destinations[] = {output};
-  kernels::reduce(op, dtype, sources, destinations, bounds[me + 1] - bounds[me], pre, post);
+  co_await team.compute->reduce(op, dtype, sources, destinations, bounds[me + 1] - bounds[me], pre, post);
 }
 
 }  // namespace sordino

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/dtype.h"
+#include "device/device.h"
 #include "transport/transport.h"
 
 namespace sordino {
@@ -66,11 +67,16 @@ struct Request {
   // This rank only serves the others: it waits for them without a deadline, and when one has left instead of coming,
   // this request alone fails with PeerLost.
   bool serving = false;
+  // Whose memory the tensors are; null for the host's. They may be read, and written, after `ready`.
+  std::shared_ptr<Device> device;
+  std::shared_ptr<Event> ready;
 };
 
 // Memory for a result whose size only the operation knows.
 struct Result {
-  std::unique_ptr<std::byte[]> data;
+  std::shared_ptr<std::byte> data;
+  std::shared_ptr<Device> device;  // whose memory it is, if not the host's
+  std::shared_ptr<Stream> reader;  // then, the queue that reads it last
   std::size_t bytes = 0;
   std::vector<std::int64_t> shape;
 };
@@ -87,6 +93,10 @@ class Handle {
   std::exception_ptr error;
   std::vector<Result> results;
   std::vector<std::int64_t> numbers;  // alltoall: rows received from each member; join: last rank; add set: its id
+  // Of an operation on device memory: its results are there after the event.
+  std::shared_ptr<Device> device;
+  std::shared_ptr<Event> event;
+  std::atomic<bool> undone{false};  // what was put on the device was given up, and the results are nothing
 
  private:
   std::atomic<bool> done_{false};

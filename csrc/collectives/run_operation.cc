@@ -8,10 +8,16 @@ namespace sordino {
 
 Task allreduce(Team& team, Pieces pieces, ReduceOp op, double pre, double post) {
   if (pieces.count() == 0) co_return;
+  if (team.channel) {
+    // As in a ring; how NCCL goes about it, it does not say.
+    team.count_sent((team.me + 1) % team.size(), 2 * (pieces.bytes() - pieces.bytes() / team.ranks.size()));
+    co_await nccl::allreduce(*team.channel, pieces, op, pre, post);
+    co_return;
+  }
   if (team.size() == 1) {
     for (const Piece& piece : pieces.all()) {
-      kernels::reduce(op == ReduceOp::kAdasum ? ReduceOp::kSum : op, pieces.dtype(), {&piece.input, 1},
-                      {&piece.output, 1}, piece.count, pre, post);
+      co_await team.compute->reduce(op == ReduceOp::kAdasum ? ReduceOp::kSum : op, pieces.dtype(), {&piece.input, 1},
+                                    {&piece.output, 1}, piece.count, pre, post);
     }
   } else if (op == ReduceOp::kAdasum) {
     co_await adasum(team, pieces, pre, post);
@@ -24,9 +30,17 @@ Task allreduce(Team& team, Pieces pieces, ReduceOp op, double pre, double post) 
 
 namespace {
 
-Result& new_result(Handle& handle, std::vector<std::int64_t> shape, std::size_t bytes) {
+// In the memory that the operation computes on.
+Result& new_result(Handle& handle, Team& team, std::vector<std::int64_t> shape, std::size_t bytes) {
   Result& result = handle.results.emplace_back();
-  result.data = std::make_unique_for_overwrite<std::byte[]>(std::max<std::size_t>(bytes, 1));
+  result.device = team.compute->device();
+  if (const auto& device = result.device) {
+    result.reader = std::make_shared<Stream>(team.stream());
+    result.data = {device->take(std::max<std::size_t>(bytes, 1), team.stream()),
+                   [device, reader = result.reader](std::byte* data) { device->give_back(data, *reader); }};
+  } else {
+    result.data = team.compute->scratch(bytes);
+  }
   result.bytes = bytes;
   result.shape = std::move(shape);
   return result;
@@ -83,7 +97,8 @@ Task run_allgather(Running& running) {
     std::vector<std::int64_t> shape = tensor.shape;
     shape[0] = std::accumulate(rows.begin(), rows.end(), std::int64_t{0});
     const std::size_t total = std::accumulate(sizes.begin(), sizes.end(), std::size_t{0});
-    std::byte* output = new_result(*submission.handle, std::move(shape), total).data.get();
+    std::byte* output = new_result(*submission.handle, team, std::move(shape), total).data.get();
+    if (!team.channel) co_await team.compute->idle();
     co_await allgather(team, tensor.input, std::move(sizes), output);
     submission.handle->numbers.insert(submission.handle->numbers.end(), rows.begin(), rows.end());
   }
@@ -107,7 +122,9 @@ Task run_alltoall(Running& running) {
   std::vector<std::int64_t> shape = tensor.shape;
   shape[0] = rows;
   std::byte* output =
-      new_result(*submission.handle, std::move(shape), static_cast<std::size_t>(rows) * tensor.row_bytes()).data.get();
+      new_result(*submission.handle, team, std::move(shape), static_cast<std::size_t>(rows) * tensor.row_bytes())
+          .data.get();
+  if (!team.channel) co_await team.compute->idle();
   co_await alltoall(team, tensor.input, std::move(send_sizes), output, std::move(receive_sizes));
 }
 
@@ -127,9 +144,10 @@ Task run_reducescatter(Running& running) {
     std::vector<std::int64_t> shape = tensor.shape;
     shape[0] = rows / parts + (team.me < rows % parts ? 1 : 0);
     const std::size_t bytes = static_cast<std::size_t>(shape[0]) * tensor.row_bytes();
-    std::byte* output = new_result(*submission.handle, std::move(shape), bytes).data.get();
+    std::byte* output = new_result(*submission.handle, team, std::move(shape), bytes).data.get();
     const bool average = request.op == ReduceOp::kAverage;
     const double post = average ? request.postscale / team.set_size : request.postscale;
+    if (!team.channel) co_await team.compute->idle();
     co_await reducescatter(team, tensor.dtype, tensor.input, std::move(bounds), output,
                            average ? ReduceOp::kSum : request.op, request.prescale, post);
   }
@@ -157,7 +175,7 @@ Task run_agreement(Running& running) {
 
 }  // namespace
 
-Task run_operation(Running& running) {
+Task run_in_place(Running& running) {
   switch (running.submissions.front().request.kind) {
     case Kind::kAllreduce: return run_allreduce(running);
     case Kind::kBroadcast: return run_broadcast(running);
@@ -167,6 +185,10 @@ Task run_operation(Running& running) {
     case Kind::kExchange: return run_exchange(running);
     default: return run_agreement(running);
   }
+}
+
+Task run_operation(Running& running) {
+  return running.submissions.front().request.device ? run_on_device(running) : run_in_place(running);
 }
 
 }  // namespace sordino

@@ -31,8 +31,8 @@ struct alignas(64) Shelf::Place {
 };
 
 struct Shelf::Header {
-  alignas(64) std::atomic<std::uint64_t> versions;  // published so far; the newest is in place versions' `newest`
-  std::atomic<int> newest;                          // its place, -1 before the first
+  alignas(64) std::atomic<std::uint64_t> versions;  // how many have been published
+  std::atomic<int> newest;                          // the place of the last of them, -1 before the first
   Place places[kPlaces];
 };
 

@@ -1,6 +1,7 @@
 #include "collectives/team.h"
 
 #include "base/relax.h"
+#include "collectives/nccl_operations.h"
 
 namespace sordino {
 
@@ -9,6 +10,8 @@ void Team::count_sent(int index, std::size_t bytes) {
   const bool same_node = node_of[ranks[index]] == node_of[ranks[me]];
   (same_node ? traffic.inside : traffic.across).fetch_add(bytes, std::memory_order_relaxed);
 }
+
+Stream Team::stream() const { return channel ? channel->stream() : compute->device()->queue(); }
 
 Task Team::finished(Transfer& transfer, int index) {
   waits_for_ = [this, index] { return std::vector<int>{ranks[static_cast<std::size_t>(index)]}; };

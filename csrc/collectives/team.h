@@ -4,14 +4,19 @@
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
-#include "kernels/kernels.h"
+#include "collectives/compute.h"
 #include "progress/task.h"
 #include "transport/transport.h"
 
 namespace sordino {
+
+namespace nccl {
+class Channel;
+}
 
 // What one rank lays out for the node peers of a process set, in memory that they map. The counters hold
 // (sequence of the operation, stage within it), so they only grow and a late reader never mistakes one for another.
@@ -21,6 +26,7 @@ struct alignas(64) Desk {
   alignas(64) std::atomic<std::uint64_t> finished;  // this rank reads nothing of its peers up to this stage any more
   alignas(64) Location location;                    // where the operation's tensor lies, if in shared memory
   Location result, inbox;                           // of an exchange: where its result goes, what other nodes sent
+  bool reaches_devices;                             // whether this rank could map all others' device memory
   static constexpr std::size_t kStaging = 4096;     // offset of the staging slots
   static constexpr int kSlots = 4;
 
@@ -68,6 +74,8 @@ class Team {
 
   std::uint64_t stamp(std::uint64_t stage) const { return sequence << kStageBits | (stages_used + stage); }
   void count_sent(int index, std::size_t bytes);
+  // The queue of its device that its work is on.
+  Stream stream() const;
 
   Transport& transport;
   Traffic& traffic;
@@ -76,6 +84,9 @@ class Team {
   const int set_size;            // members of the process set, joined ones too: what Average divides by
   const std::uint64_t sequence;
   const Tag tag;
+  Compute* compute = &host_compute();    // whose memory the algorithm is given
+  nccl::Channel* channel = nullptr;      // by which collectives go, if by NCCL
+  std::optional<bool> shares_devices;    // whether all members map each other's device memory, once they have tried
   std::vector<Desk*> desks;              // by participant; null for those that share no memory with this rank
   bool one_node = false;                 // every participant has a desk here
   std::uint64_t stages_used = 0;         // by the parts of the operation that are over (one a dtype); the same on all

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "collectives/control.h"
+#include "transport/nccl/loader.h"
 
 namespace sordino {
 namespace {
@@ -34,13 +35,21 @@ World::World(std::unique_ptr<Transport> transport, const Config& config)
   add_set(0, std::move(everybody));
   if (!config.timeline.empty() && rank() == 0) trace_.start(config.timeline, 0, false);
   progress_ = std::make_unique<Progress>(
-      *transport_, [this] { return poll(); }, [this] { return busy(); }, spin_for(*transport_, config));
+      *transport_, [this] { return poll(); }, [this] { return busy(); },
+      [this] { return transport_->rings_always() && on_devices_.load() == 0; }, spin_for(*transport_, config));
 }
 
 World::~World() {
   shutdown();
   for (auto& [id, set] : sets_) set->leave_desk();
-  if (forked()) static_cast<void>(progress_.release());  // its thread exists in the parent only
+  if (forked()) {
+    // The thread exists in the parent only, and so does what is under way: GPUs and NCCL do not survive a fork.
+    static_cast<void>(progress_.release());
+    static_cast<void>(new auto(std::move(sets_)));
+    static_cast<void>(new auto(std::move(graveyard_)));
+    static_cast<void>(new auto(std::move(flying_)));
+    static_cast<void>(staging_.release());
+  }
 }
 
 std::shared_ptr<Handle> World::run(Request request) {
@@ -80,6 +89,7 @@ std::shared_ptr<Handle> World::enqueue(Request request) {
                        "another name");
     }
     in_flight_.fetch_add(1);
+    if (request.device) on_devices_.fetch_add(1);
     submitted_.push_back({std::move(request), handle, steady_clock::now(), false});
     submitted_any_ = true;
   }
@@ -123,6 +133,37 @@ std::vector<std::string> World::names_in_flight() const {
   return names;
 }
 
+Abilities World::abilities(const Device& device) const {
+  const auto allowed = [this](const char* route) { return config_.gpu_route.empty() || config_.gpu_route == route; };
+  Abilities all = 0;
+  if (allowed("ipc") && transport_->shares_memory()) all |= kMapsDevices;
+  if (allowed("mpi") && transport_->takes_device_memory()) all |= kSendsDevices;
+  if (allowed("nccl") && device.takes_nccl() && has_nccl()) all |= kNccl;
+  return all;
+}
+
+bool World::reaches(int rank, const Location& place, const std::shared_ptr<Device>& device) {
+  bool reached = place.segment != 0;
+  progress_->alone([&] {
+    try {
+      if (reached && rank != this->rank()) node_memory().map(rank, place, device);
+    } catch (const TransportError&) {
+      reached = false;
+    }
+  });
+  return reached;
+}
+
+bool World::has_nccl() const {
+  std::call_once(asked_nccl_, [this] { has_nccl_ = nccl::available(); });
+  return has_nccl_;
+}
+
+std::map<std::string, std::uint64_t> World::routes() const {
+  std::lock_guard lock(mutex_);
+  return routes_;
+}
+
 void World::shutdown() {
   if (forked() || shut_down_.exchange(true)) return;
   progress_->stop();
@@ -154,7 +195,12 @@ void World::shutdown() {
     const Time flushed = steady_clock::now() + std::chrono::seconds(1);
     progress_->wait([&] { return transport_->idle() || failure_ || steady_clock::now() > flushed; });
   }
-  progress_->alone([this] { fail(std::make_exception_ptr(Error("Sordino has been shut down")), false); });
+  progress_->alone([this] {
+    fail(std::make_exception_ptr(Error("Sordino has been shut down")), false);
+    // Here, where all ranks come: NCCL's communicators are closed together.
+    flying_.clear();
+    for (auto& [id, set] : sets_) set->channels.clear();
+  });
   trace_.stop();
 }
 

@@ -43,15 +43,28 @@ class World {
 
   // Whether a failure is latched: every operation raises it, and transfers may still be under way.
   bool failed() const { return broken_.load(); }
+  // Throws the failure, if one is latched.
+  void rethrow() const {
+    std::lock_guard lock(mutex_);
+    if (failure_) std::rethrow_exception(failure_);
+  }
 
   // Members of a process set in order; UsageError if there is no such set.
   std::vector<int> members(int set) const;
   std::vector<int> sets() const;
 
+  // What this rank can do with the memory of a device.
+  Abilities abilities(const Device& device) const;
+  // How many operations on device memory went each way.
+  std::map<std::string, std::uint64_t> routes() const;
+
   NodeMemory& node_memory() { return transport_->node_memory(); }
   bool in_shared_memory(const void* data, std::size_t bytes) {
     return transport_->node_memory().locate(data, bytes).segment != 0;
   }
+
+  // Whether this rank can map what a node peer has.
+  bool reaches(int rank, const Location& place, const std::shared_ptr<Device>& device);
 
   // Tells all ranks that this one leaves, fails what is under way here, and stops. Idempotent.
   void shutdown();
@@ -93,6 +106,7 @@ class World {
   void receive(int from, std::span<const std::byte> message);
   void watch(Time now);
   void watch_running(Running& running, Time now) const;
+  void watch_flying(Time now);
   static PeerLost deserted(const Running& running, int rank);
   void give_up(ProcessSet& set, std::exception_ptr error);
   void lose(int rank, const std::string& why);
@@ -110,15 +124,18 @@ class World {
 
   const Config config_;
   std::unique_ptr<Transport> transport_;
+  std::unique_ptr<Staging> staging_ = std::make_unique<Staging>(transport_->node_memory());
+  std::atomic<int> on_devices_{0};  // operations whose progress rings no bell
   Traffic traffic_;
   Trace trace_;
   std::atomic<std::uint64_t> waited_ns_{0};
 
-  mutable std::mutex mutex_;  // guards what submit() shares with poll(): the three below, and the map of sets
+  mutable std::mutex mutex_;  // guards what other threads share with poll(): what is below
   std::deque<Submission> submitted_;
   std::unordered_map<std::string, Submission> outstanding_;  // by set and name, from submit to finish
   std::exception_ptr failure_;
   std::map<int, std::unique_ptr<ProcessSet>> sets_;
+  std::map<std::string, std::uint64_t> routes_;
 
   std::atomic<bool> submitted_any_{false};  // spares poll() the lock
   std::atomic<int> in_flight_{0};
@@ -130,6 +147,18 @@ class World {
   std::vector<Early> early_;  // messages about sets that this rank has yet to make
   int newest_set_ = -1;
   std::vector<Running> graveyard_;
+  // What NCCL has yet to do on the device; if a peer is lost it will not end by itself.
+  struct Flying {
+    std::shared_ptr<nccl::Channel> channel;
+    std::vector<std::shared_ptr<Handle>> handles;
+    std::string name;
+    Time since;
+  };
+  std::vector<Flying> flying_;
+  void land(const std::shared_ptr<nccl::Channel>& channel);
+  bool has_nccl() const;
+  mutable std::once_flag asked_nccl_;
+  mutable bool has_nccl_ = false;
   std::vector<Submission> removals_;  // of process sets, at the end of the current poll
   std::map<int, std::shared_ptr<Service>> services_;
   struct Closed {

@@ -1,6 +1,7 @@
 // How a world notices that something is wrong (lost peers, stalls, deadlines), and what it does then: the failure is
 // latched, told to everybody, and raised wherever somebody waits.
 #include <iostream>
+#include <thread>
 
 #include "collectives/control.h"
 #include "collectives/world.h"
@@ -58,7 +59,20 @@ void World::watch(Time now) {
     }
     if (set->negotiation) watch_coordinated(*set, now);
   }
+  watch_flying(now);
   watch_own(now);
+}
+
+void World::watch_flying(Time now) {
+  std::erase_if(flying_, [](const Flying& one) { return one.handles.front()->event->done(); });
+  for (const Flying& one : flying_) {
+    one.channel->communicator().check();
+    if (seconds(one.since, now) > config_.timeout_s) {
+      throw Timeout("'" + one.name + "' has been with NCCL for " + whole(seconds(one.since, now)) +
+                        " s, more than SORDINO_TIMEOUT_S: a peer is stuck or lost",
+                    one.name, {});
+    }
+  }
 }
 
 PeerLost World::deserted(const Running& running, int rank) {
@@ -80,7 +94,14 @@ void World::end_service(ProcessSet& set) {
 void World::give_up(ProcessSet& set, std::exception_ptr error) {
   graveyard_.push_back(std::move(*set.running));  // its transfers may still be under way
   set.running.reset();
-  for (Submission& submission : graveyard_.back().submissions) finish(submission, error);
+  if (graveyard_.back().channel) land(graveyard_.back().channel);
+  for (Submission& submission : graveyard_.back().submissions) {
+    if (const auto& device = submission.request.device) {
+      submission.handle->device = device;
+      submission.handle->event = device->record(device->queue());  // what was begun still works on the tensors
+    }
+    finish(submission, error);
+  }
 }
 
 void World::lose(int peer, const std::string& why) {
@@ -209,8 +230,32 @@ void World::fail(std::exception_ptr failure, bool tell) {
     set->running.reset();
     set->decisions.clear();
   }
+  for (const Flying& one : flying_) {
+    for (const auto& handle : one.handles) handle->undone = broken_.load();
+  }
   for (Submission& submission : lost) finish(submission, failure);
   for (auto& [number, service] : services_) service->end(failure);
+  if (!broken_) return;
+  // All at once: an abort may wait for what another communicator still has on the device.
+  std::vector<std::thread> aborts;
+  for (auto& [id, set] : sets_) {
+    for (auto& [key, channel] : set->channels) aborts.emplace_back([&channel] { channel->communicator().abort(); });
+  }
+  for (std::thread& abort : aborts) abort.join();
+  flying_.clear();
+}
+
+// Ends what NCCL has on the device for one communicator.
+void World::land(const std::shared_ptr<nccl::Channel>& channel) {
+  for (const Flying& one : flying_) {
+    if (one.channel != channel) continue;
+    for (const auto& handle : one.handles) handle->undone = true;
+  }
+  std::erase_if(flying_, [&](const Flying& one) { return one.channel == channel; });
+  for (auto& [id, set] : sets_) {
+    std::erase_if(set->channels, [&](const auto& entry) { return entry.second == channel; });
+  }
+  channel->communicator().abort();
 }
 
 }  // namespace sordino

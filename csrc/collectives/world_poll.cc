@@ -82,6 +82,7 @@ bool World::announce_submissions() {
       } else {
         if (submission.request.kind == Kind::kAddSet) submission.request.root = newest_set_;
         said.emplace_back(&set, Announcement::of(submission.request));
+        if (const auto& device = submission.request.device) said.back().second.abilities = abilities(*device);
       }
       outstanding_[key_of(set.id, submission.request.name)] = std::move(submission);
     }
@@ -126,6 +127,7 @@ void World::finish(Submission& submission, std::exception_ptr error) {
     std::lock_guard lock(mutex_);
     outstanding_.erase(key_of(submission.request.set, submission.request.name));
     in_flight_.fetch_sub(1);
+    if (submission.request.device) on_devices_.fetch_sub(1);
   }
   submission.handle->finish(std::move(error));
 }
@@ -165,7 +167,13 @@ void World::obey(ProcessSet& set, Decision decision) {
   }
   auto team = set.make_team(decision.participants, traffic_);
   if (!team) return;
-  set.running.emplace(Running{std::move(decision), std::move(submissions), std::move(team), {}, now});
+  Running& running = set.running.emplace();
+  running.decision = std::move(decision);
+  running.submissions = std::move(submissions);
+  running.team = std::move(team);
+  running.since = now;
+  running.staging = staging_.get();
+  running.channels = &set.channels;
   set.running->task = run_operation(*set.running);
 }
 
@@ -178,13 +186,25 @@ bool World::advance(ProcessSet& set) {
     if (!set.running) return true;
   }
   Running& running = *set.running;
+  // MPI that takes device memory goes by the thread's current device.
+  const auto& device = running.submissions.front().request.device;
+  const std::shared_ptr<void> used = device ? device->use() : nullptr;
   const bool moved = running.task.resume();
   if (!running.task.done()) return moved;
   traffic_.operations.fetch_add(1);
-  set.remember_slots(*running.team);
+  if (running.channel) {
+    Flying& one = flying_.emplace_back(Flying{running.channel, {}, running.decision.names.front(), running.since});
+    for (const Submission& submission : running.submissions) one.handles.push_back(submission.handle);
+  }
+  if (*running.route) {
+    std::lock_guard lock(mutex_);
+    ++routes_[running.route];
+  }
+  set.remember(*running.team);
   if (trace_.on()) {
     for (const Submission& submission : running.submissions) {
-      const std::string kind = upper(name_of(submission.request.kind));
+      const std::string way = *running.route ? running.route + std::string("_") : "";
+      const std::string kind = way + upper(name_of(submission.request.kind));
       std::size_t bytes = 0;
       for (const Tensor& tensor : submission.request.tensors) bytes += tensor.bytes();
       trace_.span(submission.request.name, kind, running.since, steady_clock::now(), bytes);

@@ -13,7 +13,8 @@ namespace {
 // with 2 KiB, 1.7 times with 8 KiB.
 constexpr std::size_t kBlockBytes = 2 * 1024;
 
-// Whether some average would read what another one has written.
+}  // namespace
+
 bool clashes(std::span<const std::byte* const> inputs, std::span<std::byte* const> outputs,
              std::span<const Average> averages) {
   for (const Average& writer : averages) {
@@ -28,8 +29,6 @@ bool clashes(std::span<const std::byte* const> inputs, std::span<std::byte* cons
   }
   return false;
 }
-
-}  // namespace
 
 void mix(DType type, std::span<const std::byte* const> inputs, std::span<std::byte* const> outputs,
          std::span<const Average> averages, std::size_t count) {

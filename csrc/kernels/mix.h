@@ -15,6 +15,10 @@ struct Average {
   double scale;
 };
 
+// Whether an average would read what another one has written.
+bool clashes(std::span<const std::byte* const> inputs, std::span<std::byte* const> outputs,
+             std::span<const Average> averages);
+
 // Element by element, reads all inputs before it writes any output, so outputs may be inputs, and a vector that two
 // averages read may be replaced by a third. inputs[k] and outputs[k] have `count` elements; outputs that no average
 // names stay as they are. Every vector is named by one average at most. One pass over memory: blocks are small enough

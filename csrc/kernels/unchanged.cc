@@ -27,12 +27,6 @@ void store(std::byte* array, std::size_t index, T value) {
   std::memcpy(array + index * sizeof(T), &value, sizeof(T));
 }
 
-double scale_of(int digits) {
-  double scale = digits < 0 ? 0 : 1;
-  for (; digits > 0; --digits) scale *= 10;  // exact: 10^22 still fits in a double
-  return scale;
-}
-
 [[noreturn]] void refuse(std::size_t item, const std::string& why) {
   throw UsageError("item " + std::to_string(item) + " " + why);
 }
@@ -155,6 +149,12 @@ void Items::check_digits(int digits) const {
       refuse(item, "is " + std::string(name_of(rows_[item].type)) + ", which has no digits to round to");
     }
   }
+}
+
+double scale_of(int digits) {
+  double scale = digits < 0 ? 0 : 1;
+  for (; digits > 0; --digits) scale *= 10;  // exact: 10^22 still fits in a double
+  return scale;
 }
 
 void unchanged(const Items& items, const std::byte* now, std::byte* before, std::byte* counts, int digits,

@@ -52,6 +52,9 @@ class Items {
 
 inline constexpr int kExact = -1;
 
+// 10^digits; 0 for kExact.
+double scale_of(int digits);
+
 // counts[item] (int64) = how many elements are the same in `now` and `before`; then before = now. If `counters` (uint8,
 // one an element) is not null, those of the elements that changed go up by one; where that makes one 255, all of the
 // item are halved, so that counters keep telling what has moved most of late.

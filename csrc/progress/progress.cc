@@ -17,14 +17,15 @@ using Clock = std::chrono::steady_clock;
 // coordinates.
 constexpr milliseconds kTick{50};
 constexpr microseconds kSleepWithBell{2000};
-// Messages of other nodes ring no bell. What has not moved for long is looked at less often, so that a wait is at most
-// 1/64 longer for it, and leaves the core to whoever moves the bytes.
+// Messages of other nodes ring no bell, nor do devices. What has not moved for long is looked at less often, so that a
+// wait is at most 1/64 longer for it, and leaves the core to whoever moves the bytes.
 constexpr microseconds kLeastSleep{20}, kMostSleep{500};
 
 }  // namespace
 
-Progress::Progress(Transport& transport, std::function<bool()> poll, std::function<bool()> busy, microseconds spin)
-    : transport_(transport), poll_(std::move(poll)), busy_(std::move(busy)), spin_(spin) {
+Progress::Progress(Transport& transport, std::function<bool()> poll, std::function<bool()> busy,
+                   std::function<bool()> rings, microseconds spin)
+    : transport_(transport), poll_(std::move(poll)), busy_(std::move(busy)), rings_(std::move(rings)), spin_(spin) {
   thread_ = std::thread([this] { run(); });
 }
 
@@ -34,7 +35,7 @@ void Progress::rest(std::uint32_t ticket, Clock::time_point idle_since) {
     relax();
     return;
   }
-  if (transport_.rings_always()) {
+  if (rings_()) {
     transport_.sleep(ticket, kSleepWithBell);
   } else if (idle < spin_ + milliseconds(2)) {
     sched_yield();

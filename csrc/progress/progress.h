@@ -17,8 +17,9 @@ namespace sordino {
 class Progress {
  public:
   // `poll` returns whether anything moved and must not throw; it is never run by two threads at once.
-  // `busy` says whether work is under way that needs polling. spin: how long to poll before sleeping.
-  Progress(Transport& transport, std::function<bool()> poll, std::function<bool()> busy,
+  // `busy` says whether work is under way that needs polling, `rings` whether whatever moves it rings this rank's bell:
+  // if not, it is looked at more often. spin: how long to poll before sleeping.
+  Progress(Transport& transport, std::function<bool()> poll, std::function<bool()> busy, std::function<bool()> rings,
            std::chrono::microseconds spin);
   ~Progress() { stop(); }
 
@@ -39,7 +40,7 @@ class Progress {
   void rest(std::uint32_t ticket, std::chrono::steady_clock::time_point idle_since);
 
   Transport& transport_;
-  const std::function<bool()> poll_, busy_;
+  const std::function<bool()> poll_, busy_, rings_;
   const std::chrono::microseconds spin_;
   std::mutex turn_;  // held by the thread that polls
   std::mutex mutex_;

@@ -13,7 +13,8 @@
 
 namespace sordino {
 
-// What a task waits for: `ready` must be cheap and have no effect that matters when it says no.
+// What a task waits for: `ready` must be cheap and have no effect that matters when it says no. Without one there is
+// nothing to wait for.
 struct Until {
   std::function<bool()> ready;
 };
@@ -59,7 +60,7 @@ class Task {
       struct Awaiter {
         promise_type* promise;
         std::function<bool()> ready;
-        bool await_ready() { return ready(); }
+        bool await_ready() { return !ready || ready(); }
         void await_suspend(std::coroutine_handle<>) { promise->chain->waiting_for = std::move(ready); }
         void await_resume() {}
       };

@@ -6,17 +6,18 @@
 #include <utility>
 #include <vector>
 
-#include "transport/transport.h"
+#include "transport/location.h"
 
 namespace sordino {
 
 class SegmentTable {
  public:
-  std::uint64_t add(const std::byte* data, std::size_t bytes, std::uint64_t key) {
+  // `location`: how peers find it.
+  void add(const std::byte* data, std::size_t bytes, Location location) {
     std::lock_guard lock(mutex_);
-    const std::uint64_t id = next_++;
-    by_address_[data] = {id, bytes, 0, key};
-    return id;
+    location.segment = next_++;
+    location.bytes = bytes;
+    by_address_[data] = location;
   }
   void remove(const std::byte* data) {
     std::lock_guard lock(mutex_);

@@ -15,38 +15,9 @@
 #include <vector>
 
 #include "base/wire.h"
+#include "transport/node_memory.h"
 
 namespace sordino {
-
-// Names a place in memory that node peers can map. segment 0 means "not in shared memory".
-struct Location {
-  std::uint64_t segment = 0;
-  std::uint64_t bytes = 0;   // of the whole segment
-  std::uint64_t offset = 0;  // of the place
-  std::uint64_t key = 0;     // how a peer finds the segment (a file descriptor, an address)
-};
-
-// Memory that this rank owns and its node peers may map. Freed with the last reference.
-class Segment {
- public:
-  virtual ~Segment() = default;
-  std::byte* data = nullptr;
-  std::size_t bytes = 0;
-};
-
-class NodeMemory {
- public:
-  virtual ~NodeMemory() = default;
-  // Zeroed, page aligned. Throws TransportError when the machine has no room for it.
-  virtual std::shared_ptr<Segment> allocate(std::size_t bytes) = 0;
-  // Where [data, data + bytes) lies, if it lies in one live segment of this rank; else {}.
-  virtual Location locate(const void* data, std::size_t bytes) = 0;
-  // The address, in this process, of what `rank` (on this node) calls `location`. Mapped on first use.
-  virtual std::byte* map(int rank, const Location& location) = 0;
-  // Segments freed since the last call, to be told to the node peers; they then call unmap.
-  virtual std::vector<std::uint64_t> take_freed() = 0;
-  virtual void unmap(int rank, std::uint64_t segment) = 0;
-};
 
 // A bulk transfer under way. Dropping an unfinished one abandons it.
 class Transfer {
@@ -85,6 +56,8 @@ class Transport {
 
   virtual NodeMemory& node_memory() = 0;
   virtual bool shares_memory() const = 0;  // whether node peers can map each other's segments
+  // Whether send() and receive() take device memory.
+  virtual bool takes_device_memory() const = 0;
 
   // Sleeping: take a ticket, look once more whether there is work, then sleep(ticket, limit); ring(rank) ends it.
   // ring() may address this rank and the ranks of its node.

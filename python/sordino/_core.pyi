@@ -1,6 +1,6 @@
 """The C++ core (csrc/bindings). Dtypes cross as the codes of sordino.torch.tensors.DTYPE_CODES, memory as addresses."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 from typing import Any, TypedDict, overload
 
@@ -15,12 +15,13 @@ class _BuildInfo(TypedDict):
     version: str
     compiler: str
     cpu_level: str
-    cuda: bool
+    cuda: str
     mpi: _Mpi | None
 
 class _MpiProbe(TypedDict):
     ok: bool
     library: str
+    takes_cuda: bool
     error: str
 
 class Kind(IntEnum):
@@ -38,9 +39,68 @@ class Kind(IntEnum):
 # (input address, output address or 0, dtype code, shape)
 _Tensor = tuple[int, int, int, Sequence[int]]
 
+class Passage(IntEnum):
+    HOST = ...
+    DIRECT = ...
+    NCCL = ...
+
+class Device:
+    current_stream: Callable[[], int] | None
+    @property
+    def ordinal(self) -> int: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def identity(self) -> int: ...
+    def unchanged(
+        self, items: _Items, now: int, before: int, counts: int, digits: int, counters: int = ...
+    ) -> None: ...
+    def draw(self, items: _Items, key: int, indices: int) -> None: ...
+    def select(self, items: _Items, counters: int, indices: int) -> None: ...
+    def save_at(self, items: _Items, now: int, indices: int, saved: int) -> None: ...
+    def unchanged_at(self, items: _Items, now: int, saved: int, indices: int, counts: int, digits: int) -> None: ...
+    def squared_distances(
+        self, dtype: int, addresses: Sequence[Sequence[int]], counts: Sequence[int], results: int
+    ) -> None: ...
+    def norms(self, dtype: int, addresses: Sequence[Sequence[int]], counts: Sequence[int], results: int) -> None: ...
+    def lars_rates(
+        self,
+        weight_norms: int,
+        gradient_norms: int,
+        scaled: Sequence[int],
+        rates: int,
+        lr: float,
+        trust: float,
+        decay: float,
+        eps: float,
+    ) -> None: ...
+    def lars_step(
+        self,
+        dtype: int,
+        addresses: Sequence[Sequence[int]],
+        counts: Sequence[int],
+        rates: int,
+        decay: float,
+        momentum: float,
+        nesterov: bool,
+    ) -> None: ...
+
+def cuda_devices() -> int: ...
+def cuda_device(ordinal: int) -> Device: ...
+def sim_device(ordinal: int, shares: bool = ..., takes_nccl: bool = ...) -> Device: ...
+def nccl_hint(path: str) -> None: ...
+def nccl() -> str: ...
+
 class Result:
     @property
     def shape(self) -> list[int]: ...
+    @property
+    def address(self) -> int: ...
+    @property
+    def bytes(self) -> int: ...
+    @property
+    def on_device(self) -> bool: ...
+    def copied(self, device: Device) -> None: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
 class Handle:
@@ -65,6 +125,7 @@ class World:
         splits: Sequence[int] = ...,
         process_set: int | None = ...,
         keep: Any = ...,
+        device: Device | None = ...,
     ) -> Handle: ...
     def run(
         self,
@@ -78,6 +139,7 @@ class World:
         splits: Sequence[int] = ...,
         process_set: int = ...,
         keep: Any = ...,
+        device: Device | None = ...,
     ) -> Handle: ...
     def exchange(
         self,
@@ -96,7 +158,14 @@ class World:
         serving: bool,
         wait: bool,
         keep: Any,
+        device: Device | None = ...,
+        passage: Passage = ...,
     ) -> Handle: ...
+    def locate(self, address: int, bytes: int) -> bytes: ...
+    def reaches(self, rank: int, place: bytes, device: Device | None) -> bool: ...
+    def can(self, device: Device, what: str) -> bool: ...
+    @property
+    def gpu_operations(self) -> dict[str, int]: ...
     @property
     def rank(self) -> int: ...
     @property
@@ -249,7 +318,7 @@ class Layout:
     def describe(self) -> list[str]: ...
 
 class Arena:
-    def __init__(self, world: World, layout: Layout) -> None: ...
+    def __init__(self, world: World, layout: Layout, device: Device | None = ...) -> None: ...
     @property
     def memory(self) -> SharedMemory: ...
     def address(self, index: int) -> int: ...
@@ -292,6 +361,85 @@ class _Kernels:
 
 kernels: _Kernels
 
+# (addresses, elements) of one tensor
+_Row = tuple[Sequence[int], int]
+
+class _CudaKernels:
+    def __init__(self, ordinal: int) -> None: ...
+    def reduce(
+        self,
+        op: int,
+        dtype: int,
+        rows: Sequence[_Row],
+        sources: int,
+        pre: float = ...,
+        post: float = ...,
+        *,
+        stream: int = ...,
+    ) -> None: ...
+    def axpby(self, dtype: int, rows: Sequence[_Row], a: float, b: float, *, stream: int = ...) -> None: ...
+    def flatten(self, tensors: Sequence[tuple[int, int]], flat: int, *, stream: int = ...) -> None: ...
+    def unflatten(self, flat: int, tensors: Sequence[tuple[int, int]], *, stream: int = ...) -> None: ...
+    def mix(
+        self,
+        dtype: int,
+        inputs: Sequence[int],
+        outputs: Sequence[int],
+        averages: Sequence[tuple[Sequence[int], Sequence[int], float]],
+        count: int,
+        *,
+        stream: int = ...,
+    ) -> None: ...
+    def dots(self, dtype: int, rows: Sequence[_Row], results: int, *, stream: int = ...) -> None: ...
+    def squared_distances(self, dtype: int, rows: Sequence[_Row], results: int, *, stream: int = ...) -> None: ...
+    def norms(self, dtype: int, rows: Sequence[_Row], results: int, *, stream: int = ...) -> None: ...
+    def unchanged(
+        self,
+        items: _Items,
+        now: int,
+        before: int,
+        counts: int,
+        digits: int = ...,
+        counters: int = ...,
+        *,
+        stream: int = ...,
+    ) -> None: ...
+    def draw(self, items: _Items, key: int, indices: int, *, stream: int = ...) -> None: ...
+    def select(self, items: _Items, counters: int, indices: int, *, stream: int = ...) -> None: ...
+    def save_at(self, items: _Items, now: int, indices: int, saved: int, *, stream: int = ...) -> None: ...
+    def unchanged_at(
+        self, items: _Items, now: int, saved: int, indices: int, counts: int, digits: int = ..., *, stream: int = ...
+    ) -> None: ...
+    def lars_step(
+        self,
+        dtype: int,
+        rows: Sequence[_Row],
+        rates: int,
+        decay: float,
+        momentum: float,
+        nesterov: bool,
+        *,
+        stream: int = ...,
+    ) -> None: ...
+    def lars_rates(
+        self,
+        weight_norms: int,
+        gradient_norms: int,
+        scaled: bytes,
+        rates: int,
+        lr: float,
+        trust: float,
+        decay: float,
+        eps: float,
+        *,
+        stream: int = ...,
+    ) -> None: ...
+
+class _CudaModule:
+    CudaKernels = _CudaKernels
+
+cuda_kernels: _CudaModule
+
 def build_info() -> _BuildInfo: ...
 def probe_mpi() -> _MpiProbe: ...
 def variables() -> list[tuple[str, str, str, str]]: ...
@@ -299,4 +447,3 @@ def sim_worlds(nodes: Sequence[int]) -> list[World]: ...
 def mpi_world(fortran_handle: int | None = ..., ranks: Sequence[int] = ...) -> World: ...
 def mpi_initialized() -> bool: ...
 def launcher() -> tuple[int, str]: ...
-def shared_memory(world: World, bytes: int) -> SharedMemory: ...

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from sordino._core import Handle, World
+from sordino._core import Device, Handle, World
 from sordino.errors import UsageError
 
 
@@ -47,6 +47,7 @@ class Context:
     # What this rank does for the others while it has joined and they have not, until all have. Weak methods.
     while_joined: dict[int, Callable[[], Callable[[], None] | None]] = field(default_factory=dict)
     services: int = 0  # numbers of the core's services up to this one are taken
+    pretended: Device | None = None  # whose memory the CPU's tensors are taken to be, where tests have no GPU
     helpers: Any = None  # sordino.torch.helpers.Helpers, where some ranks have no model and help the others
     _joins: int = 0
 

@@ -55,5 +55,9 @@ class TransportError(SordinoError):
     """The library that moves the bytes failed (an MPI error, shared memory exhausted)."""
 
 
+class DeviceError(SordinoError):
+    """A GPU, or what drives it (CUDA, NCCL), failed; what it was to compute is lost."""
+
+
 class NotBuilt(SordinoError):
     """This build or this machine lacks a feature; the message says how to get it."""

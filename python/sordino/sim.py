@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-from sordino._core import sim_worlds
+from sordino._core import Device, sim_worlds
 from sordino.algorithms import Algorithm
 from sordino.context import Context, use
 from sordino.torch.helpers import Helpers, helped
@@ -21,6 +21,7 @@ def run(
     *args: Any,
     ranks_per_node: int = 0,
     algorithm: Algorithm | str | None = None,
+    devices: Sequence[Device] = (),
 ) -> list[Result]:
     """Calls `function(*args)` on `size` ranks at once and returns what each returned, in rank order.
 
@@ -32,14 +33,16 @@ def run(
         function: called once a rank.
         ranks_per_node: cut the ranks into nodes of this size; 0 puts all on one node.
         algorithm: as of `sordino.torch.init`. Helpers do not call `function`, and there is no result of theirs.
+        devices: simulated GPUs (`sordino._core.sim_device`); rank r takes the CPU's tensors to be in the memory of
+            number r, modulo how many there are.
     """
-    everybody = contexts(size, ranks_per_node)
-    nodes = everybody[0].world.nodes
     dedicated = helped(algorithm)
+    everybody = contexts(size, ranks_per_node, devices if dedicated is None else ())  # helpers have no GPUs
+    nodes = everybody[0].world.nodes
     chosen, workers = list(range(size)), everybody
     if dedicated is not None:
         chosen = dedicated.roles(nodes).workers
-        workers = [Context(world) for world in sim_worlds([nodes[rank] for rank in chosen])]
+        workers = _contexts([nodes[rank] for rank in chosen], devices)
     results: list[Any] = [None] * len(workers)
     failures: list[BaseException] = []
 
@@ -82,7 +85,13 @@ def run(
     return results
 
 
-def contexts(size: int, ranks_per_node: int = 0) -> list[Context]:
+def contexts(size: int, ranks_per_node: int = 0, devices: Sequence[Device] = ()) -> list[Context]:
     """The contexts that `run` would use, for tests that drive the threads themselves."""
-    nodes = [rank // ranks_per_node if ranks_per_node else 0 for rank in range(size)]
-    return [Context(world) for world in sim_worlds(nodes)]
+    return _contexts([rank // ranks_per_node if ranks_per_node else 0 for rank in range(size)], devices)
+
+
+def _contexts(nodes: list[int], devices: Sequence[Device]) -> list[Context]:
+    made = [Context(world) for world in sim_worlds(nodes)]
+    for context in made if devices else ():
+        context.pretended = devices[context.rank % len(devices)]
+    return made

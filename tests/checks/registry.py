@@ -52,6 +52,28 @@ MODULES = (
     "wide_area",
 )
 
+# What is worth running again where only the way of moving bytes differs.
+_MOVING = {
+    "adasum",
+    "agreement",
+    "allreduce",
+    "gossip",
+    "joining",
+    "layered",
+    "life",
+    "local_sgd",
+    "moving",
+    "optimizer_gradients",
+    "process_sets",
+    "push_sum",
+    "shards",
+    "shared",
+    "skipping",
+    "skipping_life",
+    "tune",
+    "wide_area",
+}
+
 
 @dataclass
 class Seat:
@@ -97,6 +119,11 @@ class Check:
     least: int  # ranks
     on: tuple[str, ...]
     helpers: str = ""  # communicators of "one" group or of "pairs", "servers", or none
+
+    @property
+    def moves_bytes(self) -> bool:
+        """Whether it depends on how bytes move."""
+        return self.name.partition(".")[0] in _MOVING
 
     def algorithm(self, size: int) -> Layered | ParameterSkipping | None:
         """What `init()` is told of helpers in a job of so many ranks."""

@@ -35,6 +35,11 @@ std::shared_ptr<const Layout> layout_of(std::size_t count) {
                                   std::size_t{1} << 40);
 }
 
+// A layout's worth of memory: its end is aligned, so that is a little more than its tensors need.
+std::vector<double> memory_of(const Layout& layout, double value) {
+  return std::vector<double>(layout.bytes() / sizeof(double), value);
+}
+
 // Worlds of ranks on the given nodes. `shared`: node peers know where each other's snapshots are.
 std::vector<Rank> make(const std::vector<int>& nodes, const std::shared_ptr<const Layout>& layout, bool shared) {
   std::vector<Rank> ranks;
@@ -88,7 +93,7 @@ void snapshots_are_whole(const std::vector<int>& nodes, bool shared, std::size_t
   std::atomic<bool> stop{false};
   std::atomic<std::uint64_t> published{0};
   std::thread writer([&] {
-    std::vector<double> values(count);
+    std::vector<double> values = memory_of(*layout, 0);
     for (std::uint64_t version = 1; !stop; ++version) {
       std::fill(values.begin(), values.end(), static_cast<double>(version));
       if (ranks[0].shelf->publish(reinterpret_cast<const std::byte*>(values.data()), version)) published = version;
@@ -123,7 +128,7 @@ void snapshots_are_whole(const std::vector<int>& nodes, bool shared, std::size_t
 void a_pull_begins_when_it_is_told_to() {
   const auto layout = layout_of(10);
   std::vector<Rank> ranks = make({0, 1}, layout, false);
-  std::vector<double> values(10, 3.0);
+  const std::vector<double> values = memory_of(*layout, 3);
   ranks[1].shelf->publish(reinterpret_cast<const std::byte*>(values.data()), 7);
   const auto start = steady_clock::now() + std::chrono::milliseconds(30);
   const auto pull = ranks[0].shelf->pull(1, start);
@@ -142,11 +147,12 @@ void a_pull_begins_when_it_is_told_to() {
 
 void a_pull_waits_for_the_first_snapshot() {
   for (const bool shared : {false, true}) {
-    std::vector<Rank> ranks = make(shared ? std::vector<int>{0, 0} : std::vector<int>{0, 1}, layout_of(10), shared);
+    const auto layout = layout_of(10);
+    std::vector<Rank> ranks = make(shared ? std::vector<int>{0, 0} : std::vector<int>{0, 1}, layout, shared);
     const auto pull = ranks[0].shelf->pull(1, steady_clock::now());
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
     CHECK(!ended(*pull));
-    std::vector<double> values(10, 3.0);
+    const std::vector<double> values = memory_of(*layout, 3);
     ranks[1].shelf->publish(reinterpret_cast<const std::byte*>(values.data()), 1);
     while (!ended(*pull)) ranks[0].letters->wait(0.01);
     CHECK(pull->state == Pull::State::kDone);
@@ -154,8 +160,9 @@ void a_pull_waits_for_the_first_snapshot() {
 }
 
 void a_peer_that_leaves_fails_its_pulls_alone() {
-  std::vector<Rank> ranks = make({0, 1, 2}, layout_of(10), false);
-  std::vector<double> values(10, 3.0);
+  const auto layout = layout_of(10);
+  std::vector<Rank> ranks = make({0, 1, 2}, layout, false);
+  const std::vector<double> values = memory_of(*layout, 3);
   ranks[2].shelf->publish(reinterpret_cast<const std::byte*>(values.data()), 1);
   const auto pull = ranks[0].shelf->pull(1, steady_clock::now());  // which never publishes
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
@@ -169,19 +176,80 @@ void a_peer_that_leaves_fails_its_pulls_alone() {
   CHECK_THROWS(Error, for (;;) ranks[0].letters->wait(0));  // once it has told what came before
 }
 
+// An averaging between two, and a count of what each has done for it on the thread that polls.
+class Watched : public Service {
+ public:
+  explicit Watched(std::shared_ptr<PairAveraging> averaging) : averaging_(std::move(averaging)) {}
+  void receive(int from, Reader& reader) override {
+    averaging_->receive(from, reader);
+    ++received_;
+  }
+  bool advance(Time now) override {
+    const int received = received_;
+    const bool moved = averaging_->advance(now);
+    acted_on_ = received;
+    return moved;
+  }
+  void lost(int rank) override {
+    averaging_->lost(rank);
+    ++received_;
+  }
+  void end(std::exception_ptr why) override { averaging_->end(why); }
+  bool settled() const override { return averaging_->settled(); }
+
+  // Waits until so many messages have come, the news of a loss among them, and what they allow is done.
+  void wait_until_acted_on(int messages) const {
+    const auto limit = steady_clock::now() + std::chrono::duration<double>(kDeadline);
+    while (acted_on_ < messages && steady_clock::now() < limit) std::this_thread::yield();
+    CHECK(acted_on_ >= messages);
+  }
+
+ private:
+  const std::shared_ptr<PairAveraging> averaging_;
+  int received_ = 0;
+  std::atomic<int> acted_on_{0};
+};
+
+struct Pair {
+  std::vector<std::vector<double>> values;
+  std::vector<std::shared_ptr<Watched>> watched{};
+  std::vector<Rank> ranks{};
+
+  explicit Pair(std::vector<std::vector<double>> initial) : values(std::move(initial)) {
+    const auto layout = layout_of(values[0].size());
+    ranks = make({0, 1}, layout, false);
+    for (std::size_t me = 0; me < 2; ++me) {
+      values[me].resize(layout->bytes() / sizeof(double));
+      auto* mine = reinterpret_cast<std::byte*>(values[me].data());
+      ranks[me].averaging =
+          std::make_shared<PairAveraging>(*ranks[me].world, kAveraging, layout, mine, ranks[me].letters);
+      watched.push_back(std::make_shared<Watched>(ranks[me].averaging));
+      ranks[me].world->open_service(kAveraging, watched[me]);
+    }
+  }
+  ~Pair() {
+    for (Rank& rank : ranks) rank.world->shutdown();
+  }
+  Letters::Event done(int me) { return wait_for(*ranks[me].letters, Letters::Event::Kind::kDone); }
+  // Rank 1 has averaged; rank 0 has sent and received all, and a step of its own keeps it from averaging.
+  void average_on_one_side(std::uint64_t number) {
+    ranks[1].averaging->lock();
+    for (int me = 0; me < 2; ++me) ranks[me].averaging->begin(1 - me, number);
+    watched[0]->wait_until_acted_on(1);  // it has copied its values
+    ranks[0].averaging->lock();
+    ranks[1].averaging->unlock();
+    const Letters::Event event = done(1);
+    CHECK(event.number == number && event.text.empty());
+    CHECK(ranks[0].letters->wait(0).empty());
+  }
+};
+
 // Two workers average over and over while each adds to its own values: what was added is all there at the end.
 void averages_conserve_the_sum() {
   constexpr std::size_t kCount = 70001;
-  const auto layout = layout_of(kCount);
-  std::vector<Rank> ranks = make({0, 1}, layout, false);
-  std::vector<std::vector<double>> values(2);
-  for (int me = 0; me < 2; ++me) {
-    values[me].resize(kCount);
-    std::iota(values[me].begin(), values[me].end(), 1000.0 * me);
-    ranks[me].averaging = std::make_shared<PairAveraging>(
-        *ranks[me].world, kAveraging, layout, reinterpret_cast<std::byte*>(values[me].data()), ranks[me].letters);
-    ranks[me].world->open_service(kAveraging, ranks[me].averaging);
-  }
+  Pair pair({std::vector<double>(kCount), std::vector<double>(kCount)});
+  auto& [values, watched, ranks] = pair;
+  for (int me = 0; me < 2; ++me) std::iota(values[me].begin(), values[me].begin() + kCount, 1000.0 * me);
   const auto worker = [&](int me) {
     for (std::uint64_t turn = 1; turn <= 50; ++turn) {
       ranks[me].averaging->begin(1 - me, turn);
@@ -211,7 +279,53 @@ void averages_conserve_the_sum() {
   ranks[1].world->shutdown();
   CHECK(!wait_for(*ranks[0].letters, Letters::Event::Kind::kDone).text.empty());
   CHECK(values[0] == before);
-  for (Rank& rank : ranks) rank.world->shutdown();
+}
+
+// Who has averaged may go on to the next averaging, or go altogether, while the other's step still keeps it from
+// averaging: it does so in the end.
+void one_side_is_held_up() {
+  Pair pair({{0.0}, {4.0}});
+  auto& [values, watched, ranks] = pair;
+  pair.average_on_one_side(1);
+  CHECK(values[0][0] == 0.0 && values[1][0] == 2.0);
+  ranks[1].averaging->begin(0, 2);
+  watched[0]->wait_until_acted_on(3);  // that it is ready, where to send to; that it is ready for the next
+  values[0][0] += 1;
+  ranks[0].averaging->unlock();
+  CHECK(pair.done(0).number == 1);
+  CHECK(values[0][0] == 3.0);
+  ranks[0].averaging->begin(1, 2);
+  for (int me = 0; me < 2; ++me) CHECK(pair.done(me).number == 2);
+  CHECK(values[0][0] == 2.5 && values[1][0] == 2.5);
+}
+
+void one_side_goes(bool altogether) {
+  Pair pair({{0.0}, {4.0}});
+  pair.average_on_one_side(1);
+  World& world = *pair.ranks[1].world;
+  altogether ? world.shutdown() : world.close_service(kAveraging);
+  pair.watched[0]->wait_until_acted_on(3);  // that it is ready, where to send to; that it is gone
+  pair.ranks[0].averaging->unlock();
+  CHECK(pair.done(0).text.empty());
+  CHECK(pair.values[0][0] == 2.0 && pair.values[1][0] == 2.0);
+}
+
+// What was begun is told that it came to nothing, and nothing begins any more.
+void averagings_end() {
+  Pair pair({{0.0}, {4.0}});
+  auto& averaging = *pair.ranks[0].averaging;
+  averaging.begin(1, 1);
+  pair.watched[1]->wait_until_acted_on(1);
+  averaging.begin(1, 2);  // has yet to begin
+  pair.ranks[0].world->close_service(kAveraging);
+  const std::vector<Letters::Event> events = pair.ranks[0].letters->wait(0);
+  CHECK(events.size() == 2);
+  for (std::size_t i = 0; i < events.size(); ++i)
+    CHECK(events[i].number == i + 1 && events[i].text.find("closed") != std::string::npos);
+  CHECK_THROWS(UsageError, averaging.begin(1, 3));
+  pair.ranks[1].world->shutdown();
+  CHECK_THROWS(Error, pair.ranks[1].averaging->begin(0, 3));
+  CHECK(pair.values[0][0] == 0.0 && pair.values[1][0] == 4.0);
 }
 
 void letters_arrive_once_and_in_order() {
@@ -243,6 +357,10 @@ int main() {
   a_pull_waits_for_the_first_snapshot();
   a_peer_that_leaves_fails_its_pulls_alone();
   averages_conserve_the_sum();
+  one_side_is_held_up();
+  one_side_goes(false);
+  one_side_goes(true);
+  averagings_end();
   letters_arrive_once_and_in_order();
   return sordino::test::report();
 }

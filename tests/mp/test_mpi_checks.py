@@ -20,17 +20,18 @@ JOB_TIMEOUT_S = 400
 
 @dataclass(frozen=True)
 class World:
-    """One way to start a job. `whole`: all checks run there, not only those that depend on how bytes move."""
+    """One way to start a job. `whole`: all checks run there, not only those that depend on how bytes move. `gpu`: all
+    tensors are on one GPU, a simulated one."""
 
     ranks: int
     variable: str = ""
     value: str = ""
     whole: bool = False
+    gpu: bool = False
 
     def __str__(self) -> str:
-        return f"{self.ranks}" + (
-            f"-{self.variable.removeprefix('SORDINO_').lower()}={self.value}" if self.variable else ""
-        )
+        how = f"-{self.variable.removeprefix('SORDINO_').lower()}={self.value}" if self.variable else ""
+        return f"{self.ranks}{how}" + "-gpu" * self.gpu
 
 
 WORLDS = [
@@ -41,33 +42,13 @@ WORLDS = [
     World(3, "SORDINO_RANKS_PER_NODE", "1"),
     World(4, "SORDINO_RANKS_PER_NODE", "2"),
     World(3, "SORDINO_SHARED_MEMORY", "0"),
+    World(3, gpu=True),
 ]
-# What is worth running again where only the way of moving bytes differs.
-WAYS_OF_MOVING = {
-    "adasum",
-    "agreement",
-    "allreduce",
-    "gossip",
-    "joining",
-    "layered",
-    "life",
-    "local_sgd",
-    "moving",
-    "optimizer_gradients",
-    "process_sets",
-    "push_sum",
-    "shards",
-    "shared",
-    "skipping",
-    "skipping_life",
-    "tune",
-    "wide_area",
-}
 CASES = [
     pytest.param(world, check, id=f"{world}-{check.name}")
     for world in WORLDS
     for check in all_checks().values()
-    if check.serves("mpi", world.ranks) and (world.whole or check.name.partition(".")[0] in WAYS_OF_MOVING)
+    if check.serves("mpi", world.ranks) and (world.whole or check.moves_bytes)
 ]
 
 
@@ -92,7 +73,7 @@ class Jobs:
         folder = self.folder / str(world)
         folder.mkdir()
         (folder / "checks").write_text("\n".join(self.wanted[world]))
-        command = [sys.executable, str(DRIVER), str(folder), str(folder / "checks")]
+        command = [sys.executable, str(DRIVER), str(folder), str(folder / "checks"), *["0"] * world.gpu]
         variables = {"SORDINO_TIMEOUT_S": "60"} | ({world.variable: world.value} if world.variable else {})
         with open(folder / "output", "w") as output:
             try:

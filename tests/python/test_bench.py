@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import ResultsOf
+from results import ResultsOf
 
 from sordino.bench import baselines, collectives, common, fusion, kernels, report, resnet
 from sordino.bench.timing import Team, Watch, race

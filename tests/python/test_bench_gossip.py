@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import ResultsOf
+from results import ResultsOf
 
 import sordino.torch as hvd
 from sordino._core import RandomCycle, RandomPull

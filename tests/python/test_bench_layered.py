@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ResultsOf
+from results import ResultsOf
 
 from sordino.bench import layered, layered_report
 from sordino.tune.costs import Line, Rates

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ResultsOf
+from results import ResultsOf
 
 from sordino.bench import local_sgd, local_sgd_accuracy, local_sgd_communication, local_sgd_plan
 from sordino.bench.local_sgd_worker import edsr_shapes, resnet20_shapes

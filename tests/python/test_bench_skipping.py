@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import ResultsOf
+from results import ResultsOf
 
 from sordino.bench import (
     skipping,

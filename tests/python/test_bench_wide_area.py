@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import ResultsOf
+from results import ResultsOf
 
 import sordino.torch as hvd
 from sordino import sim

@@ -87,9 +87,26 @@ def test_core_and_cuda() -> None:
     missing = checks.check_core({}, "ModuleNotFoundError: no _core")
     assert missing.status == "fail"
     assert "pip install" in missing.mend
-    assert checks.check_cuda(BUILD, 0).status == "ok"
-    assert checks.check_cuda(BUILD, 2).status == "warn"
-    assert checks.check_cuda({**BUILD, "cuda": True}, 2).status == "ok"
+    none, two = {"found": 0, "names": []}, {"found": 2, "names": ["A", "B"]}
+    assert checks.check_cuda(BUILD, 0, none).status == "ok"
+    assert checks.check_cuda(BUILD, 2, none).status == "warn"
+    built = {**BUILD, "cuda": "CUDA 13.0"}
+    assert checks.check_cuda(built, 2, two) == checks.Check("CUDA", "ok", "CUDA 13.0; torch sees 2 GPUs, A, B")
+    blind = checks.check_cuda(built, 2, none)
+    assert blind.status == "warn" and "the core 0" in blind.found and "driver" in blind.mend
+
+
+def test_the_ways_of_gpus() -> None:
+    seen = {"nccl": "NCCL 2.27.3, libnccl.so.2", "error": ""}
+    aware, not_aware = {"takes_cuda": True}, {"takes_cuda": False}
+    assert checks.check_nccl(seen).status == "ok"
+    assert checks.check_nccl({"nccl": "", "error": "pip install it"}).mend == "pip install it"
+    everything = "nccl (a GPU for each rank), else ipc (within a node), else mpi (CUDA-aware), else through the host"
+    assert checks.check_gpu_ways(seen, aware, {}).found == everything
+    assert "mpi" not in checks.check_gpu_ways(seen, not_aware, {}).found
+    assert "mpi" in checks.check_gpu_ways(seen, not_aware, {"SORDINO_CUDA_AWARE_MPI": "1"}).found
+    chosen = checks.check_gpu_ways(seen, aware, {"SORDINO_GPU_ROUTE": "ipc"}).found
+    assert chosen == "ipc (within a node), else through the host; as SORDINO_GPU_ROUTE=ipc says"
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ResultsOf
+from results import ResultsOf
 
 from sordino import sim, tune
 from sordino.algorithms import AllReduce, Crossover, LocalSGD, PushSum

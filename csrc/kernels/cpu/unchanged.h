@@ -4,47 +4,13 @@
 
 #include "kernels/cpu/lanes.h"
 #include "kernels/cpu/table.h"
+#include "kernels/rounding.h"
 
 namespace sordino::kernels::SORDINO_LEVEL {
 namespace {
 
 constexpr std::size_t kCompared = 256;  // elements a block
 constexpr std::size_t kLine = 64;       // bytes that a prefetch brings
-
-template <class Float>
-constexpr Float kNoDecimals = sizeof(Float) == sizeof(double) ? Float(0x1p52) : Float(0x1p23);
-
-inline float magnitude(float value) { return __builtin_fabsf(value); }
-inline double magnitude(double value) { return __builtin_fabs(value); }
-inline float with_sign(float value, float sign) { return __builtin_copysignf(value, sign); }
-inline double with_sign(double value, double sign) { return __builtin_copysign(value, sign); }
-
-// To the nearest integer by addition: the baseline has no instruction for it, and from 2^23 on floats have no decimals.
-template <class Float>
-inline Float whole(Float value) {
-  const Float shift = with_sign(kNoDecimals<Float>, value);
-  return (value + shift) - shift;
-}
-
-// The unsigned integer as wide as T.
-template <std::size_t kBytes>
-struct WordOf;
-template <>
-struct WordOf<1> {
-  using type = std::uint8_t;
-};
-template <>
-struct WordOf<2> {
-  using type = std::uint16_t;
-};
-template <>
-struct WordOf<4> {
-  using type = std::uint32_t;
-};
-template <>
-struct WordOf<8> {
-  using type = std::uint64_t;
-};
 
 // same[i] = 1 or 0.
 template <class T>
@@ -62,12 +28,10 @@ void compare_bits(const std::byte* now, const std::byte* before, std::size_t cou
 // same[i] |= rounded, they are equal.
 template <class Float>
 void compare_rounded(const Loose<Float>* a, const Loose<Float>* b, std::size_t count, Float scale, std::uint8_t* same) {
-  constexpr Float limit = kNoDecimals<Float>;
   SORDINO_INDEPENDENT
   for (std::size_t i = 0; i < count; ++i) {
     const Float x = a[i].value * scale, y = b[i].value * scale;
-    const bool decimals = (magnitude(x) < limit) & (magnitude(y) < limit);
-    same[i] |= decimals & (whole(x) == whole(y));
+    same[i] |= round_alike(x, y);
   }
 }
 

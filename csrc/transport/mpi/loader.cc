@@ -42,6 +42,8 @@ std::unique_ptr<Transport> open(const Members& members, const Config& config) {
 
 std::string describe() { return reinterpret_cast<DescribeFunction>(symbol(kDescribeSymbol))(); }
 
+bool takes_cuda() { return reinterpret_cast<TakesCudaFunction>(symbol(kTakesCudaSymbol))(); }
+
 bool initialized() { return reinterpret_cast<InitializedFunction>(symbol(kInitializedSymbol))(); }
 
 }  // namespace sordino::mpi

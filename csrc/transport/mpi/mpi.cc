@@ -1,6 +1,7 @@
 // Ranks as MPI processes. Within a node, control messages go through letter boxes in shared memory and memory is
 // shared; everything else is MPI_Isend, MPI_Irecv and MPI_Test, request by request: with a dead peer a Waitall may
 // abort the whole process. No MPI window and no MPI collective runs after construction, so none can be left half done.
+#include <dlfcn.h>
 #include <mpi.h>
 #include <poll.h>
 #include <sys/syscall.h>
@@ -90,6 +91,13 @@ class MpiTransfer : public Transfer {
   std::atomic<int>& under_way_;
 };
 
+// Open MPI, and those made of it, tell whether they take CUDA memory; the others are believed not to.
+bool knows_cuda() {
+  using Query = int (*)();
+  const auto query = reinterpret_cast<Query>(dlsym(RTLD_DEFAULT, "MPIX_Query_cuda_support"));
+  return query != nullptr && query() == 1;
+}
+
 class MpiTransport : public Transport {
  public:
   MpiTransport(const Members& members, const Config& config) : data_(choose(members)), control_(duplicate(data_)) {
@@ -106,6 +114,7 @@ class MpiTransport : public Transport {
     find_nodes(config.ranks_per_node);
     find_hosts();
     share_memory(config.shared_memory);
+    takes_device_memory_ = config.cuda_aware < 0 ? knows_cuda() : config.cuda_aware == 1;
     int world_size = 0;
     MPI_Comm_size(MPI_COMM_WORLD, &world_size);
     if (size_ == world_size) all_have_attached();
@@ -158,6 +167,7 @@ class MpiTransport : public Transport {
   bool idle() const override { return control_.idle() && (!boxes_ || boxes_->idle()); }
   NodeMemory& node_memory() override { return memory_; }
   bool shares_memory() const override { return boxes_ != nullptr; }
+  bool takes_device_memory() const override { return takes_device_memory_; }
 
   std::uint32_t ticket() override { return own_bell().ticket(); }
   void sleep(std::uint32_t ticket, std::chrono::microseconds limit) override { own_bell().sleep(ticket, limit); }
@@ -299,6 +309,7 @@ class MpiTransport : public Transport {
     }
   }
 
+  bool takes_device_memory_ = false;
   MPI_Comm data_;  // freed by MPI_Finalize: freeing it here would have to wait for all ranks
   Control control_;
   int rank_ = 0, size_ = 1;
@@ -327,6 +338,8 @@ __attribute__((visibility("default"))) const char* sordino_mpi_describe() {
   static const std::string version = sordino::mpi::library_version();
   return version.c_str();
 }
+
+__attribute__((visibility("default"))) bool sordino_mpi_takes_cuda() { return sordino::mpi::knows_cuda(); }
 
 __attribute__((visibility("default"))) bool sordino_mpi_initialized() {
   int initialized = 0;

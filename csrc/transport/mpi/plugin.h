@@ -23,13 +23,16 @@ struct Members {
 using OpenFunction = Transport* (*)(const Members*, const Config*);
 using DescribeFunction = const char* (*)();  // the MPI library found at run time
 using InitializedFunction = bool (*)();      // whether somebody (mpi4py) has initialized MPI already
+using TakesCudaFunction = bool (*)();        // whether that library says that it takes CUDA memory
 inline constexpr const char* kOpenSymbol = "sordino_mpi_open";
 inline constexpr const char* kDescribeSymbol = "sordino_mpi_describe";
 inline constexpr const char* kInitializedSymbol = "sordino_mpi_initialized";
+inline constexpr const char* kTakesCudaSymbol = "sordino_mpi_takes_cuda";
 
 // These load the plugin on first use. Throws NotBuilt if this build has none, TransportError if it does not load.
 std::unique_ptr<Transport> open(const Members& members, const Config& config);
 std::string describe();
 bool initialized();
+bool takes_cuda();
 
 }  // namespace sordino::mpi

@@ -62,7 +62,9 @@ class MemfdSegment : public Segment {
     }
     data = static_cast<std::byte*>(address);
     bytes = size;
-    table_->add(data, size, static_cast<std::uint64_t>(fd_));
+    Location location;
+    location.key = static_cast<std::uint64_t>(fd_);
+    table_->add(data, size, location);
   }
   ~MemfdSegment() override {
     table_->remove(data);
@@ -81,7 +83,7 @@ std::shared_ptr<Segment> ShmMemory::allocate(std::size_t bytes) {
   return std::make_shared<MemfdSegment>(table_, std::max<std::size_t>(bytes, 1));
 }
 
-std::byte* ShmMemory::map(int rank, const Location& location) {
+std::byte* ShmMemory::map_host(int rank, const Location& location) {
   auto& segments = mapped_[rank];
   auto found = segments.find(location.segment);
   if (found == segments.end()) {
@@ -99,7 +101,7 @@ std::byte* ShmMemory::map(int rank, const Location& location) {
   return found->second.data + location.offset;
 }
 
-void ShmMemory::unmap(int rank, std::uint64_t segment) {
+void ShmMemory::unmap_host(int rank, std::uint64_t segment) {
   auto& segments = mapped_[rank];
   auto found = segments.find(segment);
   if (found == segments.end()) return;

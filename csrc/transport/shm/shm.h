@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "transport/doorbell.h"
-#include "transport/segment_table.h"
 #include "transport/transport.h"
 
 namespace sordino::shm {
@@ -20,21 +19,20 @@ namespace sordino::shm {
 class ShmMemory : public NodeMemory {
  public:
   std::shared_ptr<Segment> allocate(std::size_t bytes) override;
-  Location locate(const void* data, std::size_t bytes) override { return table_->locate(data, bytes); }
-  std::byte* map(int rank, const Location& location) override;
-  std::vector<std::uint64_t> take_freed() override { return table_->take_freed(); }
-  void unmap(int rank, std::uint64_t segment) override;
 
   // Tells where `rank` lives, before anything of it is mapped. This process itself counts as a peer.
   void introduce(int rank, pid_t pid) { pids_[rank] = pid; }
   ~ShmMemory() override;
+
+ protected:
+  std::byte* map_host(int rank, const Location& location) override;
+  void unmap_host(int rank, std::uint64_t segment) override;
 
  private:
   struct Mapping {
     std::byte* data;
     std::size_t bytes;
   };
-  std::shared_ptr<SegmentTable> table_ = std::make_shared<SegmentTable>();
   std::unordered_map<int, pid_t> pids_;
   std::unordered_map<int, std::unordered_map<std::uint64_t, Mapping>> mapped_;
 };

@@ -50,7 +50,9 @@ class HeapSegment : public Segment {
     if (data == nullptr) throw TransportError("no memory for a segment of " + std::to_string(size) + " bytes");
     std::memset(data, 0, rounded);
     bytes = size;
-    table_->add(data, size, reinterpret_cast<std::uint64_t>(data));
+    Location location;
+    location.key = reinterpret_cast<std::uint64_t>(data);
+    table_->add(data, size, location);
   }
   ~HeapSegment() override {
     table_->remove(data);
@@ -66,15 +68,12 @@ class HeapMemory : public NodeMemory {
   std::shared_ptr<Segment> allocate(std::size_t bytes) override {
     return std::make_shared<HeapSegment>(table_, std::max<std::size_t>(bytes, 1));
   }
-  Location locate(const void* data, std::size_t bytes) override { return table_->locate(data, bytes); }
-  std::byte* map(int, const Location& location) override {
+
+ protected:
+  std::byte* map_host(int, const Location& location) override {
     return reinterpret_cast<std::byte*>(location.key) + location.offset;
   }
-  std::vector<std::uint64_t> take_freed() override { return table_->take_freed(); }
-  void unmap(int, std::uint64_t) override {}
-
- private:
-  std::shared_ptr<SegmentTable> table_ = std::make_shared<SegmentTable>();
+  void unmap_host(int, std::uint64_t) override {}
 };
 
 class Sending : public Transfer {
@@ -180,6 +179,7 @@ class SimTransport : public Transport {
 
   NodeMemory& node_memory() override { return memory_; }
   bool shares_memory() const override { return true; }
+  bool takes_device_memory() const override { return true; }  // which is host memory here
 
   std::uint32_t ticket() override { return world_->boxes[rank_].bell.ticket(); }
   void sleep(std::uint32_t ticket, std::chrono::microseconds limit) override {

@@ -16,7 +16,19 @@ from typing import Protocol, cast
 from sordino.cli import run
 from sordino.errors import NotBuilt
 
-BENCHMARKS = ("accuracy", "collectives", "fusion", "gossip", "kernels", "local_sgd", "skipping", "wide_area")
+BENCHMARKS = (
+    "accuracy",
+    "collectives",
+    "fusion",
+    "gossip",
+    "gpu_kernels",
+    "gpu_ranks",
+    "gpu_step",
+    "kernels",
+    "local_sgd",
+    "skipping",
+    "wide_area",
+)
 
 
 class _Benchmark(Protocol):

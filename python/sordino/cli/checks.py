@@ -42,7 +42,17 @@ print(json.dumps(answer))
 _PROBE_CORE = """
 import json
 from sordino import _core
-print(json.dumps({"build": _core.build_info(), "mpi": _core.probe_mpi()}))
+gpus = {"found": _core.cuda_devices(), "names": [], "nccl": "", "error": ""}
+if gpus["found"]:
+    import torch  # whose NCCL is the first choice
+    from sordino.torch.devices import find_nccl
+    find_nccl()
+    gpus["names"] = [_core.cuda_device(index).name for index in range(gpus["found"])]
+try:
+    gpus["nccl"] = _core.nccl()
+except Exception as error:
+    gpus["error"] = str(error)
+print(json.dumps({"build": _core.build_info(), "mpi": _core.probe_mpi(), "gpus": gpus}))
 """
 
 
@@ -80,7 +90,9 @@ def all_checks() -> list[Check]:
     launcher, launcher_check = check_mpirun(build)
     checks += [launcher_check, check_shared_memory(), check_cores(), check_memlock()]
     if build:
-        checks.append(check_cuda(build, int(packages.get("gpus", 0))))
+        checks.append(check_cuda(build, int(packages.get("gpus", 0)), core["gpus"]))
+        if core["gpus"]["found"]:
+            checks += [check_nccl(core["gpus"]), check_gpu_ways(core["gpus"], core["mpi"], os.environ)]
     if launcher and build.get("mpi"):
         checks.append(check_smoke(launcher))
     return checks
@@ -181,12 +193,43 @@ def check_memlock() -> Check:
     return Check("locked memory", "ok", f"{found} (enough: no InfiniBand here)")
 
 
-def check_cuda(build: Mapping[str, Any], gpus: int) -> Check:
-    """That the core has CUDA kernels where torch sees GPUs."""
-    found = f"{'built' if build['cuda'] else 'not built'}; torch sees {gpus} GPU{'' if gpus == 1 else 's'}"
+def check_cuda(build: Mapping[str, Any], gpus: int, seen: Mapping[str, Any]) -> Check:
+    """That the core has CUDA kernels where torch sees GPUs, and sees the same ones.
+
+    Args:
+        gpus: that torch sees.
+        seen: by the core: "found" of them, with "names".
+    """
+    found = f"{build['cuda'] or 'not built'}; torch sees {gpus} GPU{'' if gpus == 1 else 's'}"
     if gpus and not build["cuda"]:
         return Check("CUDA", "warn", found, f"put nvcc on PATH (or set CUDACXX), then {_REBUILD}")
-    return Check("CUDA", "ok", found)
+    if seen["found"] != gpus and build["cuda"]:
+        found += f", the core {seen['found']}"
+        mend = (
+            "update the driver if it is older than the CUDA above; install the CUDA build of torch if torch sees none"
+        )
+        return Check("CUDA", "warn", found, mend)
+    return Check("CUDA", "ok", ", ".join([found, *seen["names"]]))
+
+
+def check_nccl(seen: Mapping[str, Any]) -> Check:
+    """That there is an NCCL for ranks with a GPU each."""
+    if seen["nccl"]:
+        return Check("NCCL", "ok", seen["nccl"])
+    return Check("NCCL", "warn", "none: GPUs talk by CUDA IPC within a node, else through MPI", seen["error"])
+
+
+def check_gpu_ways(seen: Mapping[str, Any], probe: Mapping[str, Any], environment: Mapping[str, str]) -> Check:
+    """Which ways operations on GPU memory take here (csrc/collectives/run_on_device.cc)."""
+    chosen = environment.get("SORDINO_GPU_ROUTE", "")
+    asked = environment.get("SORDINO_CUDA_AWARE_MPI", "")
+    takes_cuda = asked == "1" if asked else bool(probe["takes_cuda"])
+    ways = ["nccl (a GPU for each rank)"] * bool(seen["nccl"])
+    ways += ["ipc (within a node)", *["mpi (CUDA-aware)"] * takes_cuda]
+    if chosen:
+        ways = [way for way in ways if way.startswith(chosen)]
+    found = ", else ".join([*ways, "through the host"])
+    return Check("GPU ways", "ok", found + (f"; as SORDINO_GPU_ROUTE={chosen} says" if chosen else ""))
 
 
 def check_smoke(launcher: mpi.Launcher) -> Check:

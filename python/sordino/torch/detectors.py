@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from sordino._core import kernels
+from sordino._core import Device, kernels
 from sordino.algorithms import ParameterSkipping
 from sordino.errors import UsageError
 from sordino.torch.items import Items, Part
@@ -33,12 +33,13 @@ class Detector(ABC):
     def __init__(self, arena: ParameterArena, items: Items, algorithm: ParameterSkipping, ratio: float = 1.0) -> None:
         self._arena = arena
         rows = zip(items.offsets.tolist(), items.elements.tolist(), items.dtypes.tolist())
-        self._items = kernels.Items(list(rows), ratio)
+        self._kernels = _Kernels(kernels.Items(list(rows), ratio), arena.device)
         self._digits = -1 if algorithm.digits is None else algorithm.digits
         self._seed = algorithm.seed
         self._all = torch.from_numpy(items.elements)
         self.counts = torch.zeros(len(items), dtype=torch.int64)
         self.compared = self._all
+        self._found = self.counts.to(arena.kind)  # the same, where the kernels count
 
     @abstractmethod
     def begin(self, step: int) -> None:
@@ -68,6 +69,52 @@ class Detector(ABC):
     def standard_errors(self) -> torch.Tensor | None:
         """Of counts / compared as estimates of what all elements would give, float64 [items]; None if they are none."""
         return None
+
+
+class _Kernels:
+    """The kernels of some items: the CPU's, or those of the device that the items are on."""
+
+    def __init__(self, items: Any, device: Device | None) -> None:
+        self.items = items
+        self._device = device
+
+    def unchanged(self, now: int, before: int, counts: torch.Tensor, digits: int, counters: int = 0) -> None:
+        """As of `kernels.Items`."""
+        if self._device is None:
+            self.items.unchanged(now, before, counts.data_ptr(), digits, counters)
+        else:
+            self._device.unchanged(self.items, now, before, counts.data_ptr(), digits, counters)
+
+    def draw(self, key: int, indices: torch.Tensor) -> None:
+        """As of `kernels.Items`."""
+        if self._device is None:
+            self.items.draw(key, indices.data_ptr())
+        else:
+            self._device.draw(self.items, key, indices.data_ptr())
+
+    def select(self, counters: torch.Tensor, indices: torch.Tensor) -> None:
+        """As of `kernels.Items`."""
+        if self._device is None:
+            self.items.select(counters.data_ptr(), indices.data_ptr())
+        else:
+            self._device.select(self.items, counters.data_ptr(), indices.data_ptr())
+
+    def save_at(self, now: int, indices: torch.Tensor, saved: torch.Tensor) -> None:
+        """As of `kernels.Items`."""
+        if self._device is None:
+            self.items.save_at(now, indices.data_ptr(), saved.data_ptr())
+        else:
+            self._device.save_at(self.items, now, indices.data_ptr(), saved.data_ptr())
+
+    def unchanged_at(
+        self, now: int, saved: torch.Tensor, indices: torch.Tensor, counts: torch.Tensor, digits: int
+    ) -> None:
+        """As of `kernels.Items`."""
+        places = (now, saved.data_ptr(), indices.data_ptr(), counts.data_ptr(), digits)
+        if self._device is None:
+            self.items.unchanged_at(*places)
+        else:
+            self._device.unchanged_at(self.items, *places)
 
 
 class _Copy:
@@ -102,7 +149,8 @@ class NaiveDetector(Detector):
 
     def count(self, step: int) -> None:
         # Keeps what it reads at once, so only what an exchange changes must be kept again.
-        self._items.unchanged(self._arena.address, self._copy.address, self.counts.data_ptr(), self._digits)
+        self._kernels.unchanged(self._arena.address, self._copy.address, self._found, self._digits)
+        self.counts.copy_(self._found)
 
     def keep(self, step: int, sent: Sequence[Part]) -> None:
         self._copy.take(sent)
@@ -113,22 +161,18 @@ class _SamplingDetector(Detector):
 
     def __init__(self, arena: ParameterArena, items: Items, algorithm: ParameterSkipping) -> None:
         super().__init__(arena, items, algorithm, algorithm.sample_ratio)
-        self._indices = torch.zeros(self._items.samples, dtype=torch.int32)  # unsigned, to the kernels
-        self._saved = torch.zeros(self._items.sample_bytes, dtype=torch.uint8)
-        self._sampled = torch.tensor(self._items.sample_counts, dtype=torch.int64)
+        sampled, kind = self._kernels.items, arena.kind
+        self._indices = torch.zeros(sampled.samples, dtype=torch.int32, device=kind)  # unsigned, to the kernels
+        self._saved = torch.zeros(sampled.sample_bytes, dtype=torch.uint8, device=kind)
+        self._sampled = torch.tensor(sampled.sample_counts, dtype=torch.int64)
 
     def _save(self) -> None:
-        self._items.save_at(self._arena.address, self._indices.data_ptr(), self._saved.data_ptr())
+        self._kernels.save_at(self._arena.address, self._indices, self._saved)
 
     def count(self, step: int) -> None:
         self.compared = self._sampled
-        self._items.unchanged_at(
-            self._arena.address,
-            self._saved.data_ptr(),
-            self._indices.data_ptr(),
-            self.counts.data_ptr(),
-            self._digits,
-        )
+        self._kernels.unchanged_at(self._arena.address, self._saved, self._indices, self._found, self._digits)
+        self.counts.copy_(self._found)
 
 
 class RandomDetector(_SamplingDetector):
@@ -136,7 +180,7 @@ class RandomDetector(_SamplingDetector):
 
     def begin(self, step: int) -> None:
         key = (self._seed * _GOLDEN + step) % 2**64
-        self._items.draw(key, self._indices.data_ptr())
+        self._kernels.draw(key, self._indices)
         self._save()
 
     def keep(self, step: int, sent: Sequence[Part]) -> None:
@@ -160,13 +204,13 @@ class HistoryDetector(_SamplingDetector):
         super().__init__(arena, items, algorithm)
         self._interval = algorithm.survey_interval
         self._copy = _Copy(arena)
-        self._counters = torch.zeros(self._items.elements, dtype=torch.uint8)
+        self._counters = torch.zeros(self._kernels.items.elements, dtype=torch.uint8, device=arena.kind)
         self._known = False  # whether counters tell anything yet
         self._surveyed = False  # whether the last count was of all elements, too
 
     def begin(self, step: int) -> None:
         if self._known:
-            self._items.select(self._counters.data_ptr(), self._indices.data_ptr())
+            self._kernels.select(self._counters, self._indices)
             self._save()
         if self._surveys(step):
             self._copy.take()
@@ -181,9 +225,9 @@ class HistoryDetector(_SamplingDetector):
         self._surveyed = self._surveys(step)
         if not self._surveyed:
             return
-        counts = torch.zeros_like(self.counts)
-        self._items.unchanged(
-            self._arena.address, self._copy.address, counts.data_ptr(), self._digits, self._counters.data_ptr()
+        counts = torch.zeros_like(self._found)
+        self._kernels.unchanged(
+            self._arena.address, self._copy.address, counts, self._digits, self._counters.data_ptr()
         )
         if not self._known:
             self.counts.copy_(counts)
@@ -191,7 +235,7 @@ class HistoryDetector(_SamplingDetector):
 
     def keep(self, step: int, sent: Sequence[Part]) -> None:
         if self._surveyed:
-            self._items.select(self._counters.data_ptr(), self._indices.data_ptr())
+            self._kernels.select(self._counters, self._indices)
         self._save()
         if self._surveys(step + 1):
             self._copy.take()

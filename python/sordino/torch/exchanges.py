@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 import torch
 
-from sordino._core import Handle, Inbox, Layout, Topology
+from sordino._core import Device, Handle, Inbox, Layout, Passage, Topology
 from sordino.context import Context
 from sordino.torch.autograd import allgather
+from sordino.torch.functions import allgather_object
 from sordino.torch.parameters import FlatValues
 from sordino.torch.process_sets import ProcessSet
 
@@ -29,6 +30,8 @@ class Channel:
         self._inbox = Inbox(context.world)
         self.shared = True
         """Whether all ranks have what they exchange in memory that their nodes share."""
+        self.passage = Passage.HOST
+        """How it goes if it is in memory of GPUs."""
 
     @property
     def serves_this_rank(self) -> bool:
@@ -36,11 +39,39 @@ class Channel:
         return self._number is not None
 
     def compare(self, values: Sequence[FlatValues]) -> None:
-        """Finds whether all ranks have what they exchange in memory that their nodes share. Collective."""
-        mine = all(one.shared for one in values)
+        """Finds how all ranks can reach what they exchange. Collective."""
+        world = self._context.world
+        shared = all(one.shared or one.device is not None for one in values) and world.shares_memory
+        devices = [one.device for one in values]
+        device = devices[0] if devices and all(one is not None for one in devices) else None
         label = self._context.plan_name("channel.shared", self._members.process_set_id)
-        told = allgather(torch.tensor([int(mine)]), name=label, process_set=self._members)
-        self.shared = bool(told.all())
+        mine = torch.tensor([[shared, device is not None, device is not None and world.can(device, "nccl")]])
+        told = allgather(mine, name=label, process_set=self._members).bool()
+        self.shared, on_devices, nccl = told.all(dim=0).tolist()
+        if on_devices and device is not None:
+            self.passage = self._passage(values, device, nccl)
+
+    def _passage(self, values: Sequence[FlatValues], device: Device, nccl: bool) -> Passage:
+        """The best that all ranks can take. Collective."""
+        label = self._context.plan_name("channel.places", self._members.process_set_id)
+        places = [self._context.world.locate(one.address, one.layout.bytes) for one in values]
+        told = allgather_object((device.identity, places), name=label, process_set=self._members)
+        if nccl and len({identity for identity, _ in told}) == len(told):
+            return Passage.NCCL
+        direct = torch.tensor([self._reaches_all(device, [theirs for _, theirs in told])])
+        all_direct = bool(allgather(direct, name=f"{label}.direct", process_set=self._members).all())
+        return Passage.DIRECT if all_direct else Passage.HOST
+
+    def _reaches_all(self, device: Device, places: Sequence[Sequence[bytes]]) -> bool:
+        """Whether this rank maps all arenas of its node's GPUs, and messages take those of others."""
+        world = self._context.world
+        here, found = world.nodes[self._context.rank], True
+        for rank, theirs in zip(self._members.ranks or [], places):
+            if world.nodes[rank] != here:
+                found &= world.can(device, "send")
+            elif rank != self._context.rank:
+                found &= world.can(device, "map") and all(world.reaches(rank, place, device) for place in theirs)
+        return found
 
     def start(
         self,
@@ -79,6 +110,8 @@ class Channel:
             serving=serving,
             wait=wait,
             keep=values.arena,
+            device=values.device,
+            passage=self.passage,
         )
 
 

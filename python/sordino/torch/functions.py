@@ -74,7 +74,7 @@ def broadcast_optimizer_state(
     def pack(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             tensors.append(value)
-            return _TensorPlace(tuple(value.shape), value.dtype)
+            return _TensorPlace(tuple(value.shape), value.dtype, value.device.type)
         return value
 
     if not optimizer.state:
@@ -89,7 +89,7 @@ def broadcast_optimizer_state(
 
         def unpack(value: Any) -> Any:
             if isinstance(value, _TensorPlace):
-                tensors.append(torch.empty(value.shape, dtype=value.dtype))
+                tensors.append(torch.empty(value.shape, dtype=value.dtype, device=value.kind))
                 return tensors[-1]
             return value
 
@@ -115,9 +115,10 @@ def _zero_missing_gradients(optimizer: torch.optim.Optimizer, model: torch.nn.Mo
 class _TensorPlace:
     """Stands for a tensor in a pickled skeleton; the tensor itself travels by broadcast."""
 
-    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, kind: str) -> None:
         self.shape = shape
         self.dtype = dtype
+        self.kind = kind  # of device; ranks may number theirs differently
 
 
 def _to_bytes(obj: Any) -> torch.Tensor:

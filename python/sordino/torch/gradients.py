@@ -24,10 +24,11 @@ from sordino.context import Context
 from sordino.errors import SordinoError, TransportError, UsageError
 from sordino.torch.autograd import allgather
 from sordino.torch.compression import Compression
+from sordino.torch.devices import device_of
 from sordino.torch.operation import Average, Sum
 from sordino.torch.parameters import FlatValues
-from sordino.torch.segments import WHOLE, Segment, Settings, StepOrderError, check_layout, whole_layout
-from sordino.torch.sparse import sparse_allreduce_async
+from sordino.torch.segments import WHOLE, Segment, Settings, StepOrderError, check_layout, say_used, whole_layout
+from sordino.torch.sparse import no_rows, sparse_allreduce_async
 from sordino.torch.tensors import check, dense_strides, describe, dtype_code
 
 
@@ -167,9 +168,10 @@ class GradientReducer:
         dense = [i for i in agreed if i not in self._sparse]
         parts = [[i for i in group if i in dense] for group in self.settings.groups]
         grouped = {i for part in parts for i in part}
-        rest = [i for i in dense if i not in grouped]
-        layout = Layout([self._specify(i) for i in rest], self.settings.segment_bytes)
-        parts += [rest[run.first : run.last] for run in layout.segments]
+        for kind in dict.fromkeys(parameter.device for parameter in self.parameters):
+            rest = [i for i in dense if i not in grouped and self.parameters[i].device == kind]
+            layout = Layout([self._specify(i) for i in rest], self.settings.segment_bytes)
+            parts += [rest[run.first : run.last] for run in layout.segments]
         segments = [self._make_segment(f"{name}.{k}", part) for k, part in enumerate(parts) if part]
         for segment in segments:
             self._segment_of.update(dict.fromkeys(segment.members, segment))
@@ -184,8 +186,9 @@ class GradientReducer:
         return (self.names[index], dtype_code(parameter), tuple(parameter.shape))
 
     def _make_segment(self, name: str, members: list[int]) -> Segment:
-        packed, _ = self.settings.compression.compress(torch.empty(0, dtype=self.parameters[members[0]].dtype))
-        return Segment(name, members, torch.zeros(len(members), dtype=packed.dtype), waiting=len(members))
+        first = self.parameters[members[0]]
+        packed, _ = self.settings.compression.compress(first.new_empty(0))
+        return Segment(name, members, packed.new_zeros(len(members)), waiting=len(members))
 
     # ---- one segment -------------------------------------------------------------------------------------------
 
@@ -204,7 +207,7 @@ class GradientReducer:
 
     def _start(self, segment: Segment) -> None:
         grads = [self._dense_gradient(i) for i in segment.members]
-        segment.flags.copy_(torch.tensor([grad is not None for grad in grads]))
+        segment.complete = say_used(segment.flags, [grad is not None for grad in grads])
         if self._move_to_arena(segment, grads):
             described = segment.described
         else:
@@ -227,6 +230,7 @@ class GradientReducer:
             postscale=self.settings.predivide if averaging else 1.0,
             process_set=self.settings.process_set.process_set_id,
             keep=(segment.sent, segment.flags, segment.arena),
+            device=device_of(segment.flags.device, self.context),
         )
 
     def _operation_name(self, segment: Segment) -> str:
@@ -262,7 +266,7 @@ class GradientReducer:
         flags = (f"{segment.name}.flags", dtype_code(segment.flags), (len(segment.members),))
         layout = Layout([self._specify(i) for i in segment.members] + [flags], WHOLE)
         try:
-            segment.arena = FlatValues(self.context, layout)
+            segment.arena = FlatValues(self.context, layout, segment.flags.device)
         except TransportError as error:
             warnings.warn(f"gradients stay in private memory, where averaging is slower: {error}", stacklevel=2)
             self._kept.clear()
@@ -294,8 +298,8 @@ class GradientReducer:
         assert handle is not None
         handle.wait()
         # A flag is above zero where some rank had a gradient. Reductions other than sums mix the flags up, so there
-        # every parameter counts as used.
-        everybody = self.settings.op not in (Average, Sum)
+        # every parameter counts as used. A rank that had all need not look: it would wait for its GPU.
+        everybody = segment.complete or self.settings.op not in (Average, Sum)
         used = [True] * len(segment.members) if everybody else (segment.flags > 0).tolist()
         found = {}
         for i, result, state, wanted in zip(segment.members, segment.sent, segment.states, used):
@@ -312,11 +316,7 @@ class GradientReducer:
         parameter = self.parameters[index]
         grad = parameter.grad
         if grad is None:
-            grad = torch.sparse_coo_tensor(
-                torch.empty((1, 0), dtype=torch.int64),
-                torch.empty((0, *parameter.shape[1:]), dtype=parameter.dtype),
-                parameter.shape,
-            )
+            grad = no_rows(parameter)
         elif not grad.is_sparse:
             grad = grad.to_sparse(1)
         op = Sum if self.settings.op != Average else Average

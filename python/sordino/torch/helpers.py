@@ -17,6 +17,7 @@ from sordino.algorithms import Algorithm, Layered, ParameterSkipping, resolve
 from sordino.algorithms.layered import Roles
 from sordino.context import Context, use
 from sordino.errors import PeerLost, UsageError
+from sordino.torch.devices import HOST
 from sordino.torch.exchanges import Channel
 from sordino.torch.functions import broadcast_object
 from sordino.torch.groups import new_channel
@@ -63,11 +64,12 @@ class Helpers:
         """Waits until workers call. Their first rank is rank 0."""
         self._calls.start("call", FromOwner(self.context.size), self._call, serving=serving).wait()
 
-    def open_route(self, specs: Sequence[SegmentSpec]) -> Route:
-        """Makes the way of these segments through the communicators. Collective over all workers."""
+    def open_route(self, specs: Sequence[SegmentSpec], kind: torch.device) -> Route:
+        """Makes the way of these segments, which this rank has on such a device, through the communicators. Collective
+        over all workers."""
         with use(self.context):
             self._meet(serving=False)
-            return self._route(self._tell(specs))
+            return self._route(self._tell(specs), kind)
 
     def open_server(self, items: Items, arena: ParameterArena) -> ParameterServer:
         """Has the servers serve items of an arena. Collective over all workers."""
@@ -79,9 +81,9 @@ class Helpers:
     def _tell(self, what: Any) -> Any:
         return broadcast_object(what, root_rank=0, name=self.context.plan_name("helpers.work", 0))
 
-    def _route(self, specs: Sequence[SegmentSpec]) -> Route:
+    def _route(self, specs: Sequence[SegmentSpec], kind: torch.device = HOST) -> Route:
         assert isinstance(self.roles, Roles)
-        return Route(self.context, global_process_set, self.roles, specs)
+        return Route(self.context, global_process_set, self.roles, specs, kind)
 
     def _server(self, items: Items, values: FlatValues) -> ParameterServer:
         assert isinstance(self.algorithm, ParameterSkipping)

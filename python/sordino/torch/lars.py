@@ -10,7 +10,10 @@ from typing import Any
 
 import torch
 
+from sordino._core import Device
 from sordino.errors import UsageError
+from sordino.torch.devices import device_of
+from sordino.torch.tensors import dense_strides, dtype_code
 
 _Group = dict[str, Any]
 
@@ -62,13 +65,19 @@ def _rates(group: _Group, parameters: list[torch.Tensor], gradients: list[torch.
     # As a float16 a norm above 65 504 would be infinite; as a bfloat16 it would have three digits.
     wide = torch.promote_types(parameters[0].dtype, torch.float32)
     tensors = [parameters[i] for i in scaled] + [gradients[i] for i in scaled]
-    # The one time a step waits for the device. It buys rates that are plain numbers, with which one launch scales many
-    # tensors; rates that stay on the device would take a launch for each tensor.
+    # Plain numbers, with which one call scales many tensors.
     norms = torch.stack(torch._foreach_norm(tensors, 2, dtype=wide)).tolist()
     for i, weight, gradient in zip(scaled, norms, norms[len(scaled) :]):
         if weight > 0 and gradient > 0:
             rates[i] = lr * group["trust_coefficient"] * weight / (gradient + decay * weight + group["eps"])
     return rates
+
+
+def _alike(parameters: list[torch.Tensor], gradients: list[torch.Tensor]) -> bool:
+    """Whether parameters and gradients lie in memory alike, without gaps: then kernels need not know their shapes."""
+    return all(
+        p.is_floating_point() and p.stride() == g.stride() == dense_strides(p) for p, g in zip(parameters, gradients)
+    )
 
 
 class LARS(torch.optim.Optimizer):
@@ -93,8 +102,8 @@ class LARS(torch.optim.Optimizer):
     the weight decay of biases to 0 when it is given names. Nesterov's momentum is that of `torch.optim.SGD`.
 
     A step reads weights and gradients once more than SGD for the norms, computed in float32 (float64 for float64), and
-    waits for the device once for each group, device and dtype that has tensors to scale. The momentum buffer has the
-    dtype of its parameter. Parameters whose `grad` is None are left alone.
+    on a GPU waits for nothing. The momentum buffer has the dtype of its parameter. Parameters whose `grad` is None are
+    left alone.
 
     Args:
         params: parameters, or groups of them. Every argument below can differ between groups, as a key of that name.
@@ -169,6 +178,10 @@ class LARS(torch.optim.Optimizer):
 
     def _move(self, group: _Group, parameters: list[torch.Tensor]) -> None:
         gradients = [p.grad for p in parameters if p.grad is not None]
+        device = device_of(parameters[0].device)
+        if device is not None and _alike(parameters, gradients):
+            self._move_on(device, group, parameters, gradients)
+            return
         rates = _rates(group, parameters, gradients)
         if group["weight_decay"] == 0:
             changes = torch._foreach_mul(gradients, rates)
@@ -187,6 +200,27 @@ class LARS(torch.optim.Optimizer):
             torch._foreach_sub_(parameters, changes)
         else:
             torch._foreach_sub_(parameters, velocities)
+
+    def _move_on(
+        self, device: Device, group: _Group, parameters: list[torch.Tensor], gradients: list[torch.Tensor]
+    ) -> None:
+        """The same by the core's kernels, where rates need not come to the host: nothing waits."""
+        code, counts = dtype_code(parameters[0]), [p.numel() for p in parameters]
+        rows = [[p.data_ptr(), gradient.data_ptr()] for p, gradient in zip(parameters, gradients)]
+        if group["momentum"] != 0:
+            for row, parameter in zip(rows, parameters):
+                row.append(self._velocity(parameter).data_ptr())
+        norms = torch.empty(2, len(parameters), dtype=torch.float64, device=parameters[0].device)
+        rates = torch.empty(len(parameters), dtype=torch.float64, device=parameters[0].device)
+        for values, column in zip(norms, (0, 1)):
+            device.norms(code, [[row[column]] for row in rows], counts, values.data_ptr())
+        layerwise = group["layerwise"]
+        scaled = [int(p.dim() > 1 if layerwise is None else layerwise) for p in parameters]
+        decay = float(group["weight_decay"])
+        trust, eps, lr = (float(group[name]) for name in ("trust_coefficient", "eps", "lr"))
+        device.lars_rates(norms[0].data_ptr(), norms[1].data_ptr(), scaled, rates.data_ptr(), lr, trust, decay, eps)
+        momentum, nesterov = float(group["momentum"]), bool(group["nesterov"])
+        device.lars_step(code, rows, counts, rates.data_ptr(), decay, momentum, nesterov)
 
     def _velocity(self, parameter: torch.Tensor) -> torch.Tensor:
         state = self.state[parameter]

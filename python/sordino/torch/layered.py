@@ -14,15 +14,16 @@ from sordino._core import Handle
 from sordino.algorithms.layered import Layered
 from sordino.context import Context
 from sordino.errors import UsageError
+from sordino.torch.devices import common_device, on_stream, stream_of
 from sordino.torch.flat_gradients import Flat, FlatReducer
 from sordino.torch.helpers import helpers_of
 from sordino.torch.postponed import hide, storage_of, watch, watch_modules
 from sordino.torch.routes import FlatSegment, Route, SegmentSpec
-from sordino.torch.segments import Segment, Settings
+from sordino.torch.segments import Segment, Settings, say_used
 from sordino.torch.steps import ParameterSteps
 from sordino.torch.tensors import dtype_code
 
-OpenRoute = Callable[[Sequence[SegmentSpec]], Route]
+OpenRoute = Callable[[Sequence[SegmentSpec], torch.device], Route]
 
 
 class Travelling:
@@ -37,11 +38,14 @@ class Travelling:
             self.views.append(self._values.like(parameters[i], offset * kind.itemsize))
             offset += parameters[i].numel()
         self._flags = self._values.flat(kind, offset * kind.itemsize, len(members) + 1)
+        self._complete = False  # this rank has a gradient for each member
 
     def say_used(self, used: Sequence[bool]) -> None:
-        self._flags.copy_(torch.tensor([*used, True]))
+        self._complete = say_used(self._flags, [*used, True])
 
     def used(self) -> list[bool]:
+        if self._complete:
+            return [True] * len(self.views)
         return (self._flags[:-1] > 0).tolist()
 
     @property
@@ -52,6 +56,7 @@ class Travelling:
     @torch.no_grad()
     def clear(self) -> None:
         """Says that this rank has no gradients and trains no more."""
+        self._complete = False
         for _, values in self._values.runs:
             values.zero_()
 
@@ -100,7 +105,8 @@ class LayeredReducer(FlatReducer):
             specs.append(SegmentSpec(segment.name, dtype_code(self.parameters[segment.members[0]]), count))
         if not specs:
             return
-        route = self._open_route(specs)
+        kind = common_device(self.parameters, "parameters that Layered trains")
+        route = self._open_route(specs, kind)
         for segment in segments:
             self._routes[segment.name] = route
             self._travelling[segment.name] = Travelling(route.flats[segment.name], segment.members, self.parameters)
@@ -159,6 +165,7 @@ class LayeredSteps(ParameterSteps):
         self._storages: set[int] | None = None  # of the parameters, once somebody has asked for them
         # The optimizer, and the hyper-parameters of its groups when step() was called.
         self._postponed: tuple[torch.optim.Optimizer, list[dict[str, Any]]] | None = None
+        self._stream: torch.cuda.Stream | None = None  # that it was called on
         self._clears: bool | None = None  # set_to_none of a zero_grad() since
         self._show: Callable[[], None] | None = None  # undoes what check_stale did
         self._lock = threading.RLock()  # whoever finds a step that is being completed waits for it
@@ -180,7 +187,7 @@ class LayeredSteps(ParameterSteps):
             return helpers.open_route
         ranks, context = everybody.ranks or [], self.context
         roles = algorithm.roles([context.world.nodes[rank] for rank in ranks]).of(ranks)
-        return lambda specs: Route(context, everybody, roles, specs)
+        return lambda specs, kind: Route(context, everybody, roles, specs, kind)
 
     def _begin(self, optimizer: torch.optim.Optimizer) -> None:
         self.complete()
@@ -192,6 +199,7 @@ class LayeredSteps(ParameterSteps):
         self._layers.postpone(self.complete)
         rates = [{key: _copied(value) for key, value in g.items() if key != "params"} for g in optimizer.param_groups]
         self._postponed, self._clears = (optimizer, rates), None
+        self._stream = stream_of(self.parameters[0].device)
         self._storages = None
         if self.algorithm.check_stale:
             self._show = hide(self.parameters)
@@ -215,12 +223,14 @@ class LayeredSteps(ParameterSteps):
             self._lock,
             torch.inference_mode(False),
             torch.autocast("cpu", enabled=False),
+            torch.autocast("cuda", enabled=False),
             torch._C._DisableFuncTorch(),
         ):
             if self._postponed is not None:
                 optimizer, rates = self._postponed
                 self._forget()
-                self._take(optimizer, rates)
+                with on_stream(self._stream):
+                    self._take(optimizer, rates)
 
     def _forget(self) -> None:
         self._postponed = None

@@ -6,13 +6,18 @@ from collections.abc import Sequence
 
 import torch
 
-from sordino._core import shared_memory
+from sordino._core import Layout
 from sordino.context import Context, current
 from sordino.errors import UsageError
+from sordino.torch.devices import HOST
+from sordino.torch.parameters import FlatValues
+from sordino.torch.segments import WHOLE
 from sordino.torch.tensors import DTYPE_CODES, check
 
 
-def shared_empty(*shape: int | Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
+def shared_empty(
+    *shape: int | Sequence[int], dtype: torch.dtype | None = None, device: torch.device | str = HOST
+) -> torch.Tensor:
     """A tensor of zeros in shared memory, on which in-place all-reduces of one node run at memory speed.
 
     Not collective: other ranks need not call it, but an all-reduce is fastest when all ranks' tensors are shared.
@@ -20,22 +25,23 @@ def shared_empty(*shape: int | Sequence[int], dtype: torch.dtype | None = None) 
     Args:
         shape: as of `torch.empty`.
         dtype: any supported dtype; torch's default if None.
+        device: the CPU, or a GPU, whose memory processes share by CUDA IPC.
 
     Raises:
         TransportError: the machine has no shared memory left.
     """
     extents = tuple(shape[0]) if len(shape) == 1 and not isinstance(shape[0], int) else tuple(shape)  # type: ignore[arg-type]
-    return _allocate(current(), torch.Size(extents), dtype or torch.get_default_dtype())  # type: ignore[arg-type]
+    return _allocate(current(), torch.Size(extents), dtype or torch.get_default_dtype(), torch.device(device))  # type: ignore[arg-type]
 
 
-def _allocate(context: Context, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+def _allocate(context: Context, shape: torch.Size, dtype: torch.dtype, kind: torch.device) -> torch.Tensor:
     if dtype not in DTYPE_CODES:
         raise UsageError(f"{dtype} tensors cannot be reduced, so there is no use in sharing them")
     count = shape.numel()
     if count == 0:
-        return torch.empty(shape, dtype=dtype)
-    memory = memoryview(shared_memory(context.world, count * dtype.itemsize))  # type: ignore[arg-type]
-    return torch.frombuffer(memory, dtype=dtype, count=count).view(shape)
+        return torch.empty(shape, dtype=dtype, device=kind)
+    layout = Layout([("shared", DTYPE_CODES[dtype], tuple(shape))], WHOLE)
+    return FlatValues(context, layout, kind).flat(dtype, 0, count).view(shape)
 
 
 def share(tensor: torch.Tensor) -> torch.Tensor:
@@ -43,7 +49,7 @@ def share(tensor: torch.Tensor) -> torch.Tensor:
     before keep the old memory.
 
     Args:
-        tensor: on the CPU, of any shape; it becomes contiguous.
+        tensor: of any shape, on the CPU or a GPU; it becomes contiguous.
 
     Returns:
         `tensor` itself.
@@ -51,7 +57,7 @@ def share(tensor: torch.Tensor) -> torch.Tensor:
     dense = check(tensor)
     if is_shared(tensor):
         return tensor
-    copy = _allocate(current(), dense.shape, dense.dtype)
+    copy = _allocate(current(), dense.shape, dense.dtype, dense.device)
     copy.copy_(dense)
     tensor.data = copy
     return tensor

@@ -132,7 +132,7 @@ class PushSumMixing(Averaging):
         self._before = None
 
     def _new_values(self) -> FlatValues:
-        return FlatValues(self.meeting.context, self.arena.layout)
+        return FlatValues(self.meeting.context, self.arena.layout, self.arena.kind)
 
     def _send(self, round: int) -> None:
         parcel = self._spare.pop() if self._spare else self._new_values()
@@ -151,13 +151,13 @@ class PushSumMixing(Averaging):
     def _to_numerators(self) -> None:
         if self._before is None:
             return
-        weights = [weight.item() for weight in self.arena.weights]
+        weights = self._weights()
         for (segment, run), (_, before) in zip(self.arena.runs, self._before.runs):
             run.add_(before, alpha=weights[segment] - 1)
         self._restore(weights)
 
     def _to_values(self) -> None:
-        weights = [weight.item() for weight in self.arena.weights]
+        weights = self._weights()
         if all(weight == 1 for weight in weights):
             self._before = None
             return
@@ -167,6 +167,11 @@ class PushSumMixing(Averaging):
         if self._before is None:
             self._before = self._new_values()
         self._before.copy_(self.arena)
+
+    def _weights(self) -> list[float]:
+        """All at once: of a GPU's memory that is one wait."""
+        found: list[float] = torch.cat(self.arena.weights).tolist()
+        return found
 
     def _restore(self, weights: list[float]) -> None:
         """Weights lie among the values that have just been computed with."""
@@ -182,8 +187,8 @@ class ElasticMixing:
         self._arena = arena
         self._rate = algorithm.moving_rate
         self._size = len(meeting.everybody.ranks or [])
-        self._centre = FlatValues(meeting.context, arena.layout)
-        self._mean = FlatValues(meeting.context, arena.layout)
+        self._centre = FlatValues(meeting.context, arena.layout, arena.kind)
+        self._mean = FlatValues(meeting.context, arena.layout, arena.kind)
         self._begun = False
 
     def begin(self) -> None:

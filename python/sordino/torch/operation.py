@@ -16,6 +16,7 @@ import torch
 from sordino._core import Handle
 from sordino.context import Context, current
 from sordino.errors import UsageError
+from sordino.torch.devices import common_device, device_of
 from sordino.torch.process_sets import ProcessSet, global_process_set
 from sordino.torch.tensors import describe
 
@@ -82,12 +83,14 @@ class Operation:
         self.context = current()
         set_id = _set_id(self.context, process_set, label)
         self.finish = finish
+        place = common_device([source for source, _ in tensors], f"the tensors of {label}")
         self.arguments: dict[str, Any] = dict(
             kind=kind,
             name=self.context.operation_name(label, name, set_id),
             tensors=[describe(source, target) for source, target in tensors],
             process_set=set_id,
             keep=tensors,
+            device=device_of(place, self.context) if tensors else None,
             **options,
         )
 

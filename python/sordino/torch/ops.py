@@ -16,7 +16,7 @@ from sordino.context import Context, current, use
 from sordino.errors import UsageError
 from sordino.torch.operation import Adasum, Average, Operation, Reduction, resolve_op
 from sordino.torch.process_sets import ProcessSet, global_process_set
-from sordino.torch.tensors import check, from_result
+from sordino.torch.tensors import as_tensor, check, from_result
 
 # ---- all-reduce ----------------------------------------------------------------------------------------------------
 
@@ -33,7 +33,7 @@ def allreduce_operation(
     if not tensors:
         raise UsageError(f"{label} needs at least one tensor")
     if in_place and len(tensors) > 1:
-        _require_apart(label, tensors)
+        _require_apart(label, [as_tensor(tensor) for tensor in tensors])
     sources, outputs, copies = [], [], []
     for tensor in tensors:
         dense = check(tensor)
@@ -46,7 +46,7 @@ def allreduce_operation(
                 copies.append((dense, source))
             outputs.append(tensor)
         else:
-            target = torch.empty(dense.shape, dtype=dense.dtype)
+            target = torch.empty(dense.shape, dtype=dense.dtype, device=dense.device)
             outputs.append(target)
         sources.append((source, target))
 
@@ -171,7 +171,7 @@ def broadcast_operation(
     if root_rank not in members:
         raise UsageError(f"broadcast received invalid root rank {root_rank} for provided process set {process_set}")
     source = dense.contiguous()
-    target = source if in_place else torch.empty(dense.shape, dtype=dense.dtype)
+    target = source if in_place else torch.empty(dense.shape, dtype=dense.dtype, device=dense.device)
 
     def finish(_: Handle) -> torch.Tensor:
         if not in_place:
@@ -223,7 +223,7 @@ def allgather_operation(
         sources.append((dense.reshape(1) if dense.dim() == 0 else dense).contiguous())
 
     def finish(handle: Handle) -> Any:
-        outputs = [from_result(result, source.dtype) for result, source in zip(handle.results, sources)]
+        outputs = [from_result(result, source.dtype, source.device) for result, source in zip(handle.results, sources)]
         numbers = list(handle.numbers)
         parts = len(numbers) // len(sources)
         return collect(outputs, [numbers[index * parts : (index + 1) * parts] for index in range(len(sources))])
@@ -280,7 +280,7 @@ def alltoall_operation(
 
     def finish(handle: Handle) -> Any:
         received = torch.tensor(handle.numbers, dtype=torch.int32)
-        return collect(from_result(handle.results[0], source.dtype), received)
+        return collect(from_result(handle.results[0], source.dtype, source.device), received)
 
     return Operation(kinds.ALLTOALL, "alltoall", name, [(source, None)], finish, process_set, splits=counts)
 
@@ -312,7 +312,8 @@ def reducescatter_operation(
         sources.append(dense.contiguous())
 
     def finish(handle: Handle) -> Any:
-        return collect([from_result(result, source.dtype) for result, source in zip(handle.results, sources)])
+        pairs = zip(handle.results, sources)
+        return collect([from_result(result, source.dtype, source.device) for result, source in pairs])
 
     pairs = [(source, None) for source in sources]
     return Operation(kinds.REDUCESCATTER, label, name, pairs, finish, reduction.process_set, **reduction.options())

@@ -143,7 +143,9 @@ class PairSteps(ParameterSteps):
         self._arena = ParameterArena(context, names, self.parameters + [buffer for _, buffer in self.buffers], "model")
         check_layout(context, self._arena.layout, everybody)
         check_same(context, repr(algorithm), everybody)
-        self._copy, self._before = (FlatValues(context, self._arena.layout) for _ in range(2))
+        # Averagings work on the host: what they change comes to parameters on a GPU with the next step.
+        self._copy = FlatValues(context, self._arena.layout)
+        self._before = FlatValues(context, self._arena.layout, self._arena.kind)
         number = service_numbers(context, everybody, 2)
         self._averager = Averager(context, ranks, number, algorithm)
         self._core = PairAveraging(
@@ -186,7 +188,7 @@ class PairSteps(ParameterSteps):
             if torch.equal(mine, before):
                 mine.copy_(copy)
             else:
-                mine.add_(copy).sub_(before)
+                mine.add_(copy.to(mine.device)).sub_(before)
 
     def _begin(self, optimizer: torch.optim.Optimizer) -> None:
         self._arena.adopt()

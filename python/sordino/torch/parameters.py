@@ -13,7 +13,8 @@ import torch
 
 from sordino._core import Arena, Layout
 from sordino.context import Context
-from sordino.errors import UsageError
+from sordino.errors import TransportError, UsageError
+from sordino.torch.devices import HOST, common_device, device_of, gpu_tensor
 from sordino.torch.tensors import DTYPES, check, dense_strides, dtype_code, label
 
 
@@ -85,11 +86,14 @@ def adopt(tensors: Sequence[torch.Tensor], views: Sequence[torch.Tensor]) -> Non
 class FlatValues:
     """A value for each element of a layout, in an arena."""
 
-    def __init__(self, context: Context, layout: Layout) -> None:
+    def __init__(self, context: Context, layout: Layout, kind: torch.device = HOST) -> None:
         self._context = context
         self.layout = layout
-        self.arena = Arena(context.world, layout)
-        self._memory = memoryview(self.arena.memory) if layout.bytes else None  # type: ignore[arg-type]
+        self.kind = kind
+        self.device = device_of(kind, context)
+        """Whose memory the arena is in, if not the host's."""
+        self.arena = self._allocate()
+        self._memory = self.arena.memory if layout.bytes else None
         self.runs: list[tuple[int, torch.Tensor]] = []
         """What lies side by side with one dtype in one segment: the segment, and its elements as a flat tensor."""
         for run in layout.segments:
@@ -97,11 +101,25 @@ class FlatValues:
                 dtype = DTYPES[run.dtype]
                 self.runs.append((run.group, self.flat(dtype, run.offset, run.bytes // dtype.itemsize)))
 
+    def _allocate(self) -> Arena:
+        try:
+            return Arena(self._context.world, self.layout, self.device)
+        except TransportError:
+            if self.kind.type != "cuda":
+                raise
+            torch.cuda.empty_cache()  # torch keeps what it once had
+            return Arena(self._context.world, self.layout, self.device)
+
     def flat(self, dtype: torch.dtype, offset: int, count: int) -> torch.Tensor:
         """The elements from a byte offset on, as a tensor of one dimension."""
         if count == 0 or self._memory is None:
-            return torch.empty(0, dtype=dtype)
-        return torch.frombuffer(self._memory, dtype=dtype, count=count, offset=offset)
+            return torch.empty(0, dtype=dtype, device=self.kind)
+        # Each has a storage of its own: what is saved of one tensor is not the whole arena.
+        if self.kind.type == "cuda":
+            place = self.address + offset
+            return gpu_tensor(self._memory, place, count * dtype.itemsize, self.kind).view(dtype)
+        view = memoryview(self._memory)  # type: ignore[arg-type]
+        return torch.frombuffer(view, dtype=dtype, count=count, offset=offset)
 
     def like(self, tensor: torch.Tensor, offset: int) -> torch.Tensor:
         """The elements from a byte offset on, with a dense tensor's dtype, shape and order in memory."""
@@ -114,7 +132,7 @@ class FlatValues:
 
     @property
     def shared(self) -> bool:
-        """Whether the ranks of this node can reach it."""
+        """Whether it is memory that the ranks of this node may be able to reach."""
         world = self._context.world
         return world.shares_memory and world.in_shared_memory(self.address, self.layout.bytes)
 
@@ -139,7 +157,7 @@ class ParameterArena(FlatValues):
 
     Args:
         names: of the tensors, the same on all ranks.
-        tensors: floating-point, on the CPU, not overlapping in memory with themselves.
+        tensors: floating-point, on one device, not overlapping in memory with themselves.
         segments: how they are cut; see `segment_numbers`.
         weighted: whether each segment has a weight that travels with it: `weights`, float64, 1 to begin with.
 
@@ -161,7 +179,10 @@ class ParameterArena(FlatValues):
                 raise UsageError(f"'{name}' is of {tensor.dtype}; only floating-point tensors can be averaged")
         numbers = segment_numbers(names, [t.numel() * t.element_size() for t in tensors], segments)
         self.segment_count = max(numbers, default=-1) + 1
-        self.weights = [torch.ones(1, dtype=torch.float64) for _ in range(self.segment_count if weighted else 0)]
+        kind = common_device(tensors, "the tensors to be averaged")
+        self.weights = [
+            torch.ones(1, dtype=torch.float64, device=kind) for _ in range(self.segment_count if weighted else 0)
+        ]
         labels = [label(name, tensor) for name, tensor in zip(names, tensors)]
         labels += [f"weight of segment {number}" for number in range(len(self.weights))]
         tensors = [*tensors, *self.weights]
@@ -173,10 +194,33 @@ class ParameterArena(FlatValues):
             [(name, dtype_code(tensor), tuple(tensor.shape)) for name, tensor in zip(self.names, self.tensors)],
             groups=[numbers[i] for i in order],
         )
-        super().__init__(context, layout)
+        super().__init__(context, layout, kind)
         self._views = [self.like(tensor, offset) for offset, tensor in zip(self.layout.offsets, self.tensors)]
         self.adopt()
 
     def adopt(self) -> None:
         """Takes in tensors whose memory somebody has replaced. UsageError if by ones of another shape or dtype."""
         adopt(self.tensors, self._views)
+
+
+class Mirror:
+    """An arena as the host sees it: itself, or a copy of what is on a GPU, for what is done on the host only."""
+
+    def __init__(self, context: Context, arena: FlatValues) -> None:
+        self._arena = arena
+        self._host = arena if arena.device is None else FlatValues(context, arena.layout)
+
+    @property
+    def address(self) -> int:
+        """Where it begins."""
+        return self._host.address
+
+    def take(self) -> None:
+        """Takes the arena's values; waits for the GPU."""
+        if self._host is not self._arena:
+            self._host.copy_(self._arena)
+
+    def give(self) -> None:
+        """Gives the arena its own values."""
+        if self._host is not self._arena:
+            self._arena.copy_(self._host)

@@ -26,7 +26,7 @@ from sordino.context import Context
 from sordino.errors import UsageError
 from sordino.torch.deciding import Decider, meet, service_numbers
 from sordino.torch.functions import allgather_object
-from sordino.torch.parameters import ParameterArena
+from sordino.torch.parameters import Mirror, ParameterArena
 from sordino.torch.segments import check_layout, check_same
 from sordino.torch.steps import ParameterSteps
 
@@ -185,6 +185,7 @@ class PullSteps(ParameterSteps):
             raise UsageError(f"{algorithm}: there is no rank {algorithm.manager} among {len(ranks)}")
         names = self.names + [f"buffer {name}" for name, _ in self.buffers]
         self._arena = ParameterArena(context, names, self.parameters + [buffer for _, buffer in self.buffers], "model")
+        self._mirror = Mirror(context, self._arena)
         check_layout(context, self._arena.layout, everybody)
         check_same(context, repr(algorithm), everybody)
         number = service_numbers(context, everybody, 2)
@@ -201,7 +202,11 @@ class PullSteps(ParameterSteps):
         weakref.finalize(self, self._puller.close)
 
     def _publish(self) -> None:
-        self._shelf.publish(self._arena.address, self.steps)
+        self._mirror.take()
+        self._publish_mirror()
+
+    def _publish_mirror(self) -> None:
+        self._shelf.publish(self._mirror.address, self.steps)
 
     def _begin(self, optimizer: torch.optim.Optimizer) -> None:
         self._arena.adopt()
@@ -241,8 +246,9 @@ class PullSteps(ParameterSteps):
             told.ages.append(pull.age + now - pull.begun)
             told.seconds.append(pull.seconds)
             told.behind.append(self.steps - pull.steps)
-            self._shelf.average(pull, self._arena.address)
-            self._publish()
+            self._shelf.average(pull, self._mirror.address)
+            self._mirror.give()
+            self._publish_mirror()
         told.failed, told.letters, told.unpublished = self._puller.failed, self._puller.told, self._shelf.unpublished
         self._begin_window()
 

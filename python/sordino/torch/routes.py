@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import torch
+
 from sordino._core import FromOwner, Handle, Layout, Mean, ToOwner, Topology
 from sordino.algorithms.layered import Roles
 from sordino.context import Context
+from sordino.torch.devices import HOST
 from sordino.torch.exchanges import Channel, wait_for_all
 from sordino.torch.flat_gradients import part_length
 from sordino.torch.groups import own_channel
@@ -31,11 +34,11 @@ class SegmentSpec(NamedTuple):
 class FlatSegment:
     """A segment's elements, as one piece that the communicator of a group owns and in parts, one for each group."""
 
-    def __init__(self, context: Context, spec: SegmentSpec, roles: Roles) -> None:
+    def __init__(self, context: Context, spec: SegmentSpec, roles: Roles, kind: torch.device) -> None:
         groups = len(roles.groups)
         part = part_length(spec.elements, groups, DTYPES[spec.dtype].itemsize)
         parts = Layout([(f"part {k}", spec.dtype, (part,)) for k in range(groups)], groups=list(range(groups)))
-        self.values = FlatValues(context, parts)
+        self.values = FlatValues(context, parts, kind)
         self.whole = Layout([("whole", spec.dtype, (groups * part,))], groups=[roles.place])
 
 
@@ -54,10 +57,18 @@ class Route:
     Args:
         context: of all ranks that have a role.
         everybody: those ranks. Collective over them.
+        kind: where this rank has its gradients.
     """
 
-    def __init__(self, context: Context, everybody: ProcessSet, roles: Roles, specs: Sequence[SegmentSpec]) -> None:
-        self.flats = {spec.name: FlatSegment(context, spec, roles) for spec in specs}
+    def __init__(
+        self,
+        context: Context,
+        everybody: ProcessSet,
+        roles: Roles,
+        specs: Sequence[SegmentSpec],
+        kind: torch.device = HOST,
+    ) -> None:
+        self.flats = {spec.name: FlatSegment(context, spec, roles, kind) for spec in specs}
         values = [flat.values for flat in self.flats.values()]
 
         def channel(parts: Sequence[Sequence[int]]) -> Channel:

@@ -47,12 +47,23 @@ class Segment:
     members: list[int]
     flags: torch.Tensor
     waiting: int = 0  # members whose gradient is not complete in this cycle
+    complete: bool = False  # every member had a gradient on this rank when it was started
     handle: Handle | None = None
     sent: list[torch.Tensor] = field(default_factory=list)  # what is under way, by member
     states: list[Any] = field(default_factory=list)  # what compression needs to undo it
     views: list[torch.Tensor] | None = None  # the members' places in the arena
     arena: FlatValues | None = None
     described: list[Described] = field(default_factory=list)  # of views and flags, which never move
+
+
+def say_used(flags: torch.Tensor, used: Sequence[bool]) -> bool:
+    """Fills in which members have a gradient, without waiting for a GPU if all have; whether all have."""
+    complete = all(used)
+    if complete:
+        flags.fill_(1)
+    else:
+        flags.copy_(torch.tensor(used))
+    return complete
 
 
 def whole_layout(names: Sequence[str], parameters: Sequence[torch.Tensor]) -> Layout:

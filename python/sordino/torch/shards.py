@@ -23,7 +23,7 @@ from sordino.torch.operation import Average
 from sordino.torch.ops import grouped_allreduce_
 from sordino.torch.parameters import FlatValues, adopt
 from sordino.torch.process_sets import ProcessSet
-from sordino.torch.segments import Segment, Settings, StepOrderError
+from sordino.torch.segments import Segment, Settings, StepOrderError, say_used
 from sordino.torch.tensors import dtype_code
 
 
@@ -36,7 +36,6 @@ class Slice:
         begin, end: elements of the parameter, as they lie in memory.
         values: those, as the optimizer steps them.
         gradient: theirs.
-        flag: above 0 if a rank of the group had a gradient.
     """
 
     parameter: int
@@ -44,7 +43,6 @@ class Slice:
     end: int
     values: torch.Tensor
     gradient: torch.Tensor
-    flag: torch.Tensor
 
 
 class Shards:
@@ -61,13 +59,16 @@ class Shards:
     ) -> None:
         kind = parameters[members[0]].dtype
         self.members = list(members)
+        self._complete = False  # this rank has a gradient for each
+        self._place = place
         count = sum(parameters[i].numel() for i in members)
         shard = part_length(count, size, kind.itemsize)
         code = dtype_code(parameters[members[0]])
         specs = [(f"shard {k}", code, (shard,)) for k in range(size)]
         flags = [(f"flags for {k}", code, (len(members),)) for k in range(size)]
-        self.values = FlatValues(context, Layout(specs, groups=list(range(size))))
-        self.gradients = FlatValues(context, Layout(specs + flags, groups=list(range(2 * size))))
+        place_in = parameters[members[0]].device
+        self.values = FlatValues(context, Layout(specs, groups=list(range(size))), place_in)
+        self.gradients = FlatValues(context, Layout(specs + flags, groups=list(range(2 * size))), place_in)
         self._flags = [
             self.gradients.flat(kind, offset, len(members)) for offset in self.gradients.layout.offsets[size:]
         ]
@@ -79,7 +80,7 @@ class Shards:
         self.slices: list[Slice] = []
         self._value_views: list[torch.Tensor] = []
         offset = 0
-        for number, i in enumerate(self.members):
+        for i in self.members:
             parameter = parameters[i]
             self._value_views.append(self.values.like(parameter, offset * kind.itemsize))
             self.views.append(self.gradients.like(parameter, offset * kind.itemsize))
@@ -89,8 +90,7 @@ class Shards:
             if begin < end:
                 inside = slice(offset + begin - place * shard, offset + end - place * shard)
                 values = torch.nn.Parameter(self.owned[inside], requires_grad=parameter.requires_grad)
-                flag = self._flags[place][number]
-                self.slices.append(Slice(i, begin, end, values, owned_gradients[inside], flag))
+                self.slices.append(Slice(i, begin, end, values, owned_gradients[inside]))
             offset += parameter.numel()
 
     def adopt(self, parameters: Sequence[torch.Tensor]) -> None:
@@ -103,6 +103,7 @@ class Shards:
         for number, (i, view) in enumerate(zip(self.members, self.views)):
             grad = parameters[i].grad
             if grad is None:
+                self._complete = False
                 for flags in self._flags:
                     flags[number] = 0
             elif grad.data_ptr() != view.data_ptr():
@@ -111,10 +112,18 @@ class Shards:
     def say_used(self, used: Sequence[bool]) -> None:
         """Notes which members have a gradient on this rank."""
         for flags in self._flags:
-            flags.copy_(torch.tensor(used))
+            self._complete = say_used(flags, used)
+
+    def averaged(self) -> list[bool]:
+        """Which members have an average in the part that this rank owns."""
+        if self._complete:
+            return [True] * len(self.members)
+        return (self._flags[self._place] > 0).tolist()
 
     def used(self) -> list[bool]:
         """Which members had one on some rank; once all have heard from all owners."""
+        if self._complete:
+            return [True] * len(self.members)
         return (torch.stack(self._flags).amax(0) > 0).tolist()
 
 
@@ -214,8 +223,9 @@ class ShardedReducer(FlatReducer):
             shards.adopt(self.parameters)
             if self._handed_out:
                 shards.adopt_gradients(self.parameters)
+            used = dict(zip(shards.members, shards.averaged() if self._done else [False] * len(shards.members)))
             for piece in shards.slices:
-                piece.values.grad = piece.gradient if self._done and piece.flag > 0 else None
+                piece.values.grad = piece.gradient if used[piece.parameter] else None
         with self.on_slices(optimizer):
             optimizer.step()
         self.reset()

@@ -21,6 +21,7 @@ from sordino.algorithms import ParameterSkipping
 from sordino.errors import UsageError
 from sordino.torch.autograd import allreduce
 from sordino.torch.detectors import Detector, detector_of
+from sordino.torch.devices import device_of
 from sordino.torch.helpers import helpers_of
 from sordino.torch.items import Items, Part
 from sordino.torch.operation import Average, Min
@@ -127,6 +128,7 @@ class SkippingSteps(ParameterSteps):
             [describe(self._mask, self._mask)],
             op=Min,
             process_set=self.settings.process_set.process_set_id or 0,
+            device=device_of(self._mask.device, self.context),
         ).wait()
         return self._mask.clone()
 

@@ -12,6 +12,15 @@ from sordino.torch.ops import allgather_async
 from sordino.torch.process_sets import ProcessSet, global_process_set
 
 
+def no_rows(parameter: torch.Tensor) -> torch.Tensor:
+    """A sparse gradient without an entry."""
+    return torch.sparse_coo_tensor(
+        torch.empty((1, 0), dtype=torch.int64, device=parameter.device),
+        torch.empty((0, *parameter.shape[1:]), dtype=parameter.dtype, device=parameter.device),
+        parameter.shape,
+    )
+
+
 def sparse_allreduce_async(
     tensor: torch.Tensor, name: str, op: int, process_set: ProcessSet = global_process_set
 ) -> Callable[[], torch.Tensor]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
+from torch.utils.dlpack import from_dlpack
 
 from sordino._core import Result, kernels
-from sordino.errors import NotBuilt, UsageError
+from sordino.errors import UsageError
+from sordino.torch.devices import HOST, device_of, gpu_tensor
 
 # Codes of csrc/base/dtype.h.
 DTYPE_CODES: dict[torch.dtype, int] = {
@@ -51,14 +54,29 @@ def label(name: str, tensor: torch.Tensor) -> str:
     return name if tensor.is_contiguous() else f"{name} with strides {dense_strides(tensor)}"
 
 
+def as_tensor(array: Any) -> torch.Tensor:
+    """A tensor over the memory of an array that speaks DLPack (CuPy's, JAX's, NumPy's), or the tensor that it is. What
+    the array's stream has put on its way is ordered with torch's current one, as DLPack says.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    if isinstance(array, torch.Tensor):
+        return array
+    if not (hasattr(array, "__dlpack__") and hasattr(array, "__dlpack_device__")):
+        raise UsageError(f"expected a torch.Tensor or an array with __dlpack__, not {type(array).__name__}")
+    try:
+        return from_dlpack(array)
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        raise UsageError(f"torch cannot take over this {type(array).__name__} by DLPack: {error}") from error
+
+
 def check(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor, detached, once it is known to be one that the core can move."""
-    if not isinstance(tensor, torch.Tensor):
-        raise UsageError(f"expected a torch.Tensor, not {type(tensor).__name__}")
+    tensor = as_tensor(tensor)
     if tensor.is_sparse:
         raise UsageError("a sparse tensor needs sparse_allreduce_async, or to_dense()")
-    if tensor.device.type != "cpu":
-        raise NotBuilt(f"tensors on {tensor.device} are not supported by this build of Sordino; move them to the CPU")
+    device_of(tensor.device)
     dtype_code(tensor)
     return tensor.detach()
 
@@ -68,16 +86,28 @@ def describe(source: torch.Tensor, target: torch.Tensor | None = None) -> Descri
     return (source.data_ptr(), 0 if target is None else target.data_ptr(), dtype_code(source), tuple(source.shape))
 
 
-def from_result(result: Result, dtype: torch.dtype) -> torch.Tensor:
-    """A tensor over memory that the core allocated; no copy."""
+def from_result(result: Result, dtype: torch.dtype, device: torch.device = HOST) -> torch.Tensor:
+    """A tensor of memory that the core allocated: over it, or a copy on another device."""
     shape: Sequence[int] = result.shape
+    if result.bytes == 0:
+        return torch.empty(tuple(shape), dtype=dtype, device=device)
+    if result.on_device and device.type == "cuda":
+        core = device_of(device)
+        assert core is not None
+        # Torch's own memory from here on, which knows what its streams still do with it.
+        copy = gpu_tensor(result, result.address, result.bytes, device).clone().view(dtype).view(tuple(shape))
+        result.copied(core)
+        return copy
     view = memoryview(result)  # type: ignore[arg-type]
-    if view.nbytes == 0:
-        return torch.empty(tuple(shape), dtype=dtype)
-    return torch.frombuffer(view, dtype=dtype).view(tuple(shape))
+    return torch.frombuffer(view, dtype=dtype).view(tuple(shape)).to(device)
 
 
 def squared_distance(one: torch.Tensor, other: torch.Tensor) -> float:
-    """|one - other|_2 squared, summed in float64, of two floating-point tensors of one shape and dtype on the CPU."""
+    """|one - other|_2 squared, summed in float64, of two floating-point tensors of one shape, dtype and device."""
     one, other = check(one).contiguous(), check(other).contiguous()
-    return kernels.squared_distance(dtype_code(one), one.data_ptr(), other.data_ptr(), one.numel())
+    device = device_of(one.device)
+    if device is None:
+        return kernels.squared_distance(dtype_code(one), one.data_ptr(), other.data_ptr(), one.numel())
+    found = torch.zeros(1, dtype=torch.float64, device=one.device)
+    device.squared_distances(dtype_code(one), [(one.data_ptr(), other.data_ptr())], [one.numel()], found.data_ptr())
+    return float(found)

@@ -1,0 +1,155 @@
+// Devices, and their kernels on the stream that the caller computes on.
+#include "bindings/device.h"
+
+#include <pybind11/stl.h>
+
+#include "device/cuda/cuda_device.h"
+#include "device/sim/sim_device.h"
+#include "transport/nccl/loader.h"
+
+namespace sordino::bindings {
+namespace {
+
+// Addresses row by row, and the elements of each row.
+Rows rows_of(const std::vector<std::vector<std::uintptr_t>>& addresses, std::vector<std::size_t> counts) {
+  if (addresses.size() != counts.size()) throw UsageError("there must be a count for each row of addresses");
+  Rows rows{addresses.empty() ? 0 : addresses.front().size(), {}, std::move(counts)};
+  for (const auto& row : addresses) {
+    if (row.size() != rows.width) throw UsageError("rows of addresses must be of one length");
+    for (const std::uintptr_t address : row) rows.addresses.push_back(pointer(address));
+  }
+  return rows;
+}
+
+double* numbers(std::uintptr_t address) { return reinterpret_cast<double*>(address); }
+
+// Calls `work` with the kernels and the current stream, without the GIL.
+template <class Work>
+void launch(const PyDevice& self, Work&& work) {
+  const Stream stream = self.stream();
+  py::gil_scoped_release released;
+  work(self.device->kernels(), stream);
+}
+
+void define_kernels(py::class_<PyDevice, std::shared_ptr<PyDevice>>& device) {
+  using Addresses = std::vector<std::vector<std::uintptr_t>>;
+  using kernels::Items;
+  device
+      .def(
+          "unchanged",
+          [](const PyDevice& self, const Items& items, std::uintptr_t now, std::uintptr_t before, std::uintptr_t counts,
+             int digits, std::uintptr_t counters) {
+            launch(self, [&](Kernels& on, Stream stream) {
+              on.unchanged(items, pointer(now), pointer(before), pointer(counts), digits, pointer(counters), stream);
+            });
+          },
+          py::arg("items"), py::arg("now"), py::arg("before"), py::arg("counts"), py::arg("digits"),
+          py::arg("counters") = 0, "Items.unchanged on the current stream; so are the four below.")
+      .def(
+          "draw",
+          [](const PyDevice& self, const Items& items, std::uint64_t key, std::uintptr_t indices) {
+            launch(self, [&](Kernels& on, Stream stream) { on.draw(items, key, pointer(indices), stream); });
+          },
+          py::arg("items"), py::arg("key"), py::arg("indices"))
+      .def(
+          "select",
+          [](const PyDevice& self, const Items& items, std::uintptr_t counters, std::uintptr_t indices) {
+            launch(self,
+                   [&](Kernels& on, Stream stream) { on.select(items, pointer(counters), pointer(indices), stream); });
+          },
+          py::arg("items"), py::arg("counters"), py::arg("indices"))
+      .def(
+          "save_at",
+          [](const PyDevice& self, const Items& items, std::uintptr_t now, std::uintptr_t indices,
+             std::uintptr_t saved) {
+            launch(self, [&](Kernels& on, Stream stream) {
+              on.save_at(items, pointer(now), pointer(indices), pointer(saved), stream);
+            });
+          },
+          py::arg("items"), py::arg("now"), py::arg("indices"), py::arg("saved"))
+      .def(
+          "unchanged_at",
+          [](const PyDevice& self, const Items& items, std::uintptr_t now, std::uintptr_t saved, std::uintptr_t indices,
+             std::uintptr_t counts, int digits) {
+            launch(self, [&](Kernels& on, Stream stream) {
+              on.unchanged_at(items, pointer(now), pointer(saved), pointer(indices), pointer(counts), digits, stream);
+            });
+          },
+          py::arg("items"), py::arg("now"), py::arg("saved"), py::arg("indices"), py::arg("counts"), py::arg("digits"))
+      .def(
+          "squared_distances",
+          [](const PyDevice& self, int dtype, const Addresses& addresses, std::vector<std::size_t> counts,
+             std::uintptr_t results) {
+            const Rows rows = rows_of(addresses, std::move(counts));
+            launch(self, [&](Kernels& on, Stream stream) {
+              on.squared_distances(dtype_of(dtype), rows, numbers(results), stream);
+            });
+          },
+          py::arg("dtype"), py::arg("addresses"), py::arg("counts"), py::arg("results"),
+          "results[t] (float64) = |x - y|^2 of row t of addresses, (x, y).")
+      .def(
+          "norms",
+          [](const PyDevice& self, int dtype, const Addresses& addresses, std::vector<std::size_t> counts,
+             std::uintptr_t results) {
+            const Rows rows = rows_of(addresses, std::move(counts));
+            launch(self,
+                   [&](Kernels& on, Stream stream) { on.norms(dtype_of(dtype), rows, numbers(results), stream); });
+          },
+          py::arg("dtype"), py::arg("addresses"), py::arg("counts"), py::arg("results"),
+          "results[t] (float64) = |x| of row t of addresses, (x).")
+      .def(
+          "lars_rates",
+          [](const PyDevice& self, std::uintptr_t weight_norms, std::uintptr_t gradient_norms,
+             const std::vector<std::uint8_t>& scaled, std::uintptr_t rates, double lr, double trust, double decay,
+             double eps) {
+            launch(self, [&](Kernels& on, Stream stream) {
+              on.lars_rates(numbers(weight_norms), numbers(gradient_norms), scaled, numbers(rates),
+                            {lr, trust, decay, eps}, stream);
+            });
+          },
+          py::arg("weight_norms"), py::arg("gradient_norms"), py::arg("scaled"), py::arg("rates"), py::arg("lr"),
+          py::arg("trust"), py::arg("decay"), py::arg("eps"), "rates[t] (float64) = lr times tensor t's local rate.")
+      .def(
+          "lars_step",
+          [](const PyDevice& self, int dtype, const Addresses& addresses, std::vector<std::size_t> counts,
+             std::uintptr_t rates, double decay, double momentum, bool nesterov) {
+            const Rows rows = rows_of(addresses, std::move(counts));
+            launch(self, [&](Kernels& on, Stream stream) {
+              on.lars_step(dtype_of(dtype), rows, numbers(rates), {decay, momentum, nesterov}, stream);
+            });
+          },
+          py::arg("dtype"), py::arg("addresses"), py::arg("counts"), py::arg("rates"), py::arg("decay"),
+          py::arg("momentum"), py::arg("nesterov"),
+          "A step of LARS on rows of addresses, (weights, gradient, velocity) or, without momentum, the first two.");
+}
+
+}  // namespace
+
+void register_device(py::module_& module) {
+  py::class_<PyDevice, std::shared_ptr<PyDevice>> device(module, "Device", "A GPU, or what stands for one.");
+  device.def_property_readonly("ordinal", [](const PyDevice& self) { return self.device->ordinal(); })
+      .def_property_readonly("name", [](const PyDevice& self) { return self.device->name(); })
+      .def_property_readonly(
+          "identity", [](const PyDevice& self) { return self.device->identity(); },
+          "The same number for the same hardware in every process.")
+      .def_readwrite("current_stream", &PyDevice::current_stream,
+                     "Gives the queue that the calling thread computes on; None for its own thread.");
+  define_kernels(device);
+
+  module.def("cuda_devices", &cuda::count, "How many GPUs this build can use here; 0 without CUDA or a driver.");
+  module.def(
+      "cuda_device",
+      [](int ordinal) { return std::make_shared<PyDevice>(PyDevice{cuda::make_device(ordinal), py::none()}); },
+      py::arg("ordinal"), "The GPU that CUDA calls so. NotBuilt if this build, or this machine, has none.");
+  module.def(
+      "sim_device",
+      [](int ordinal, bool shares, bool takes_nccl) {
+        return std::make_shared<PyDevice>(PyDevice{sim::make_device(ordinal, {shares, takes_nccl}), py::none()});
+      },
+      py::arg("ordinal"), py::arg("shares") = true, py::arg("takes_nccl") = false,
+      "A thread that stands for a GPU; those with one number stand for the same.");
+  module.def("nccl_hint", &nccl::hint, py::arg("path"), "Where a libnccl.so.2 may lie, beside the usual places.");
+  module.def("nccl", &nccl::describe, "Which NCCL is used, by version and file; NotBuilt if there is none.");
+}
+
+}  // namespace sordino::bindings

@@ -1,0 +1,228 @@
+#include "device/sim/sim_device.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <thread>
+
+#include "base/error.h"
+#include "device/sim/sim_kernels.h"
+
+namespace sordino::sim {
+namespace {
+
+class SimEvent : public Event {
+ public:
+  bool done() override { return reached_.load(std::memory_order_acquire); }
+  void reach() {
+    reached_.store(true, std::memory_order_release);
+    reached_.notify_all();
+  }
+  void wait() const { reached_.wait(false); }
+
+ private:
+  std::atomic<bool> reached_{false};
+};
+
+class Queue {
+ public:
+  Queue() : thread_([this] { run(); }) {}
+  ~Queue() {
+    put(nullptr);
+    thread_.join();
+  }
+  void put(std::function<void()> work) {
+    {
+      std::lock_guard lock(mutex_);
+      work_.push_back(std::move(work));
+    }
+    changed_.notify_one();
+  }
+
+ private:
+  void run() {
+    for (;;) {
+      std::function<void()> work;
+      {
+        std::unique_lock lock(mutex_);
+        changed_.wait(lock, [this] { return !work_.empty(); });
+        work = std::move(work_.front());
+        work_.pop_front();
+      }
+      if (!work) return;
+      // Late enough that whoever should have waited for it, and did not, sees what was there before.
+      std::this_thread::sleep_for(std::chrono::microseconds(20));
+      work();
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::function<void()>> work_;
+  std::thread thread_;
+};
+
+// What a ticket says.
+struct Address {
+  pid_t pid;
+  int descriptor;
+  std::size_t bytes;
+};
+static_assert(sizeof(Address) <= sizeof(Ticket));
+
+class SimDevice : public Device {
+ public:
+  SimDevice(int ordinal, Traits traits)
+      : ordinal_(ordinal), traits_(traits), kernels_(make_kernels()), queue_(std::make_unique<Queue>()) {}
+  ~SimDevice() override {
+    further_.clear();  // what is on queues works on the blocks
+    queue_ = nullptr;
+    for (auto& [data, block] : blocks_) discard(data, block);
+  }
+
+  int ordinal() const override { return ordinal_; }
+  std::string name() const override { return "simulated device " + std::to_string(ordinal_); }
+  std::uint64_t identity() const override { return 0x51d0000u + static_cast<std::uint64_t>(ordinal_); }
+  Kernels& kernels() override { return *kernels_; }
+  std::shared_ptr<void> use() override { return nullptr; }
+  bool takes_nccl() const override { return traits_.takes_nccl; }
+  Stream queue() const override { return reinterpret_cast<Stream>(queue_.get()); }
+
+  Stream make_queue() override {
+    auto made = std::make_unique<Queue>();
+    const auto stream = reinterpret_cast<Stream>(made.get());
+    std::lock_guard lock(mutex_);
+    further_[stream] = std::move(made);
+    return stream;
+  }
+  void drop_queue(Stream queue) noexcept override {
+    std::lock_guard lock(mutex_);
+    further_.erase(queue);
+  }
+  bool frees_shared() const override { return true; }
+
+  std::byte* allocate(std::size_t bytes) override {
+    const int descriptor = memfd_create("sordino-device", MFD_CLOEXEC);
+    if (descriptor < 0 || ftruncate(descriptor, static_cast<off_t>(bytes)) != 0) {
+      throw TransportError("no memory on " + name());
+    }
+    std::byte* data = map(descriptor, bytes);
+    std::lock_guard lock(mutex_);
+    blocks_[data] = {descriptor, bytes};
+    return data;
+  }
+  void free(std::byte* data) noexcept override {
+    std::static_pointer_cast<SimEvent>(record(queue()))->wait();  // as CUDA does
+    std::lock_guard lock(mutex_);
+    const auto block = blocks_.find(data);
+    if (block == blocks_.end()) return;
+    discard(data, block->second);
+    blocks_.erase(block);
+  }
+  std::byte* take(std::size_t bytes, Stream) override { return new std::byte[bytes]; }
+  void give_back(std::byte* data, Stream stream) noexcept override {
+    enqueue(stream, [data] { delete[] data; });
+  }
+  void clear(std::byte* data, std::size_t bytes) override {
+    enqueue(queue(), [=] { std::memset(data, 0, bytes); });
+    std::static_pointer_cast<SimEvent>(record(queue()))->wait();
+  }
+
+  Ticket share(const std::byte* data) override {
+    if (!traits_.shares) throw TransportError(name() + " does not share its memory");
+    std::lock_guard lock(mutex_);
+    const Block& block = blocks_.at(const_cast<std::byte*>(data));
+    const Address address{getpid(), block.descriptor, block.bytes};
+    Ticket ticket{};
+    std::memcpy(ticket.data(), &address, sizeof(address));
+    return ticket;
+  }
+  std::byte* open(const Ticket& ticket) override {
+    Address address;
+    std::memcpy(&address, ticket.data(), sizeof(address));
+    const std::string path = "/proc/" + std::to_string(address.pid) + "/fd/" + std::to_string(address.descriptor);
+    const int descriptor = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
+    if (descriptor < 0) throw TransportError("cannot open memory of another process's " + name());
+    std::byte* data = map(descriptor, address.bytes);
+    std::lock_guard lock(mutex_);
+    blocks_[data] = {descriptor, address.bytes};
+    return data;
+  }
+  void close(std::byte* data) noexcept override { free(data); }
+
+  bool pin(std::byte*, std::size_t) override { return true; }
+  void unpin(std::byte*) noexcept override {}
+
+  std::shared_ptr<Event> record(Stream stream) override {
+    auto event = std::make_shared<SimEvent>();
+    enqueue(stream, [event] { event->reach(); });
+    return event;
+  }
+  std::vector<std::shared_ptr<Event>> record_all() override {
+    std::lock_guard lock(mutex_);
+    std::vector<std::shared_ptr<Event>> events{record(queue())};
+    for (const auto& [stream, queue] : further_) events.push_back(record(stream));
+    return events;
+  }
+  void wait(Stream stream, const std::shared_ptr<Event>& event) override {
+    auto simulated = std::dynamic_pointer_cast<SimEvent>(event);
+    enqueue(stream, [simulated] { simulated->wait(); });
+  }
+  void copy(std::byte* to, const std::byte* from, std::size_t bytes, Stream stream) override {
+    enqueue(stream, [=] {
+      if (bytes > 0) std::memcpy(to, from, bytes);
+    });
+  }
+
+ private:
+  struct Block {
+    int descriptor;
+    std::size_t bytes;
+  };
+  static std::byte* map(int descriptor, std::size_t bytes) {
+    void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+    if (data == MAP_FAILED) {
+      ::close(descriptor);
+      throw TransportError("cannot map memory of a simulated device");
+    }
+    return static_cast<std::byte*>(data);
+  }
+  static void discard(std::byte* data, const Block& block) noexcept {
+    munmap(data, block.bytes);
+    ::close(block.descriptor);
+  }
+
+  const int ordinal_;
+  const Traits traits_;
+  std::unique_ptr<Kernels> kernels_;
+  std::mutex mutex_;
+  std::map<std::byte*, Block> blocks_;  // allocated or opened
+  std::unique_ptr<Queue> queue_;
+  std::map<Stream, std::unique_ptr<Queue>> further_;
+};
+
+}  // namespace
+
+std::shared_ptr<Device> make_device(int ordinal, Traits traits) { return std::make_shared<SimDevice>(ordinal, traits); }
+
+void enqueue(Stream stream, std::function<void()> work) {
+  if (stream == 0) {
+    work();
+  } else {
+    reinterpret_cast<Queue*>(stream)->put(std::move(work));
+  }
+}
+
+}  // namespace sordino::sim
+
+extern "C" void sordino_sim_enqueue(void* stream, void (*work)(void*), void* argument) {
+  sordino::sim::enqueue(reinterpret_cast<sordino::Stream>(stream), [=] { work(argument); });
+}

@@ -1,0 +1,27 @@
+// A device made of a thread: its queues run behind the caller's back as those of a GPU do, on memory that processes of
+// one machine can share. So all that is done on GPUs can be done, and tested, where there is none.
+#pragma once
+
+#include <functional>
+#include <memory>
+
+#include "device/device.h"
+
+namespace sordino::sim {
+
+// What a device is like.
+struct Traits {
+  bool shares = true;       // other processes can map its memory
+  bool takes_nccl = false;  // the NCCL that is there works on simulated devices
+};
+
+// Devices with the same ordinal are the same hardware, in whatever process. Stream 0 is the caller's own thread.
+std::shared_ptr<Device> make_device(int ordinal, Traits traits = {});
+
+// Puts work on a queue that some simulated device gave out.
+void enqueue(Stream stream, std::function<void()> work);
+
+}  // namespace sordino::sim
+
+// The same for what is not C++: a library that stands for NCCL.
+extern "C" void sordino_sim_enqueue(void* stream, void (*work)(void*), void* argument);

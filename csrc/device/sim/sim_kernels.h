@@ -1,0 +1,12 @@
+// The CPU's kernels, put on queues of simulated devices.
+#pragma once
+
+#include <memory>
+
+#include "device/device.h"
+
+namespace sordino::sim {
+
+std::unique_ptr<Kernels> make_kernels();
+
+}  // namespace sordino::sim

@@ -1,0 +1,218 @@
+// Operations that turn elements into elements at the same place: reductions, a * x + b * y, LARS, copies.
+#pragma once
+
+#include "kernels/cuda/walk.h"
+
+namespace sordino::kernels::cuda {
+
+struct Nothing {};
+
+// Loads in flight, as many as hide memory's latency without taking registers that other blocks need: packs of narrow
+// elements are unpacked into four to eight times their size.
+template <class T, int kWidth>
+inline constexpr int kInFlight = kWidth == 1 || sizeof(T) >= sizeof(float) ? 4 : static_cast<int>(sizeof(T));
+
+// values[e] = fold(values[e], more[e])
+template <class Stage, int kCount>
+SORDINO_BOTH inline void fold(ReduceOp op, Stage (&values)[kCount], const Stage (&more)[kCount]) {
+  switch (op) {
+    case ReduceOp::kSum:
+      SORDINO_UNROLL
+      for (int e = 0; e < kCount; ++e) values[e] = Sum::apply(values[e], more[e]);
+      break;
+    case ReduceOp::kProduct:
+      SORDINO_UNROLL
+      for (int e = 0; e < kCount; ++e) values[e] = Product::apply(values[e], more[e]);
+      break;
+    case ReduceOp::kMin:
+      SORDINO_UNROLL
+      for (int e = 0; e < kCount; ++e) values[e] = Min::apply(values[e], more[e]);
+      break;
+    default:
+      SORDINO_UNROLL
+      for (int e = 0; e < kCount; ++e) values[e] = Max::apply(values[e], more[e]);
+  }
+}
+
+// A row is `sources` sources, then destinations. Floats times 1 are exact, so there is no case without a scale.
+template <class T>
+struct Reduce {
+  using Element = T;
+  using State = Nothing;
+  static constexpr Accesses kAccesses = Accesses::kWide;
+  template <int kWidth>
+  static constexpr int kAhead = kInFlight<T, kWidth>;
+
+  std::uint32_t lists, sources;
+  ReduceOp op;
+  Stage<T> pre, post;  // integers have none
+
+  template <int kWidth>
+  SORDINO_BOTH void apply(const Row& row, std::size_t i, std::size_t step, int live, State&) const {
+    constexpr int kPacks = kAhead<kWidth>;
+    const std::size_t at = i * sizeof(T), stride = step * sizeof(T);
+    Pack<T, kWidth> next[kPacks];
+    Stage<T> total[kPacks][kWidth] = {};
+    load_live(next, row.at(0) + at, stride, live);
+    for (std::uint32_t k = 0; k < sources; ++k) {
+      Stage<T> values[kPacks][kWidth];
+      SORDINO_UNROLL
+      for (int u = 0; u < kPacks; ++u) {
+        SORDINO_UNROLL
+        for (int e = 0; e < kWidth; ++e) values[u][e] = scaled(decode(next[u].values[e]), pre);
+      }
+      if (k + 1 < sources) load_live(next, row.at(k + 1) + at, stride, live);
+      SORDINO_UNROLL
+      for (int u = 0; u < kPacks; ++u) {
+        if (k != 0) {
+          fold(op, total[u], values[u]);
+        } else {
+          SORDINO_UNROLL
+          for (int e = 0; e < kWidth; ++e) total[u][e] = values[u][e];
+        }
+      }
+    }
+    SORDINO_UNROLL
+    for (int u = 0; u < kPacks; ++u) {
+      if (u >= live) break;
+      Pack<T, kWidth> out;
+      SORDINO_UNROLL
+      for (int e = 0; e < kWidth; ++e) out.values[e] = encoded<T>(scaled(total[u][e], post));
+      for (std::uint32_t k = sources; k < lists; ++k) store(row.at(k) + at + u * stride, out);
+    }
+  }
+
+ private:
+  SORDINO_BOTH static Stage<T> scaled(Stage<T> value, Stage<T> factor) {
+    if constexpr (std::is_integral_v<T>) return value;
+    if constexpr (!std::is_integral_v<T>) return value * factor;
+  }
+};
+
+// Integers, scaled: through double, element by element. Nobody trains with them.
+template <class T>
+struct ReduceScaled {
+  using Element = T;
+  using State = Nothing;
+  static constexpr Accesses kAccesses = Accesses::kSingle;
+  template <int kWidth>
+  static constexpr int kAhead = 1;
+
+  std::uint32_t lists, sources;
+  ReduceOp op;
+  double pre, post;
+
+  template <int kWidth>
+  SORDINO_BOTH void apply(const Row& row, std::size_t i, std::size_t, int, State&) const {
+    T total[1] = {scaled(load<T, 1>(row.at(0) + i * sizeof(T)).values[0], pre)};
+    for (std::uint32_t k = 1; k < sources; ++k) {
+      const T next[1] = {scaled(load<T, 1>(row.at(k) + i * sizeof(T)).values[0], pre)};
+      fold(op, total, next);
+    }
+    const T out = scaled(total[0], post);
+    for (std::uint32_t k = sources; k < lists; ++k) store<T, 1>(row.at(k) + i * sizeof(T), {{out}});
+  }
+
+ private:
+  SORDINO_BOTH static T scaled(T value, double factor) {
+    return factor == 1 ? value : saturate<T>(static_cast<double>(value) * factor);
+  }
+};
+
+// y = a * x + b * y of a row (x, y).
+template <class T>
+struct Axpby {
+  using Element = T;
+  using State = Nothing;
+  static constexpr Accesses kAccesses = Accesses::kWide;
+  template <int kWidth>
+  static constexpr int kAhead = kInFlight<T, kWidth>;
+
+  std::uint32_t lists;
+  Stage<T> a, b;
+
+  template <int kWidth>
+  SORDINO_BOTH void apply(const Row& row, std::size_t i, std::size_t step, int live, State&) const {
+    constexpr int kPacks = kAhead<kWidth>;
+    const std::size_t at = i * sizeof(T), stride = step * sizeof(T);
+    Pack<T, kWidth> x[kPacks], y[kPacks];
+    load_live(x, row.at(0) + at, stride, live);
+    load_live(y, row.at(1) + at, stride, live);
+    SORDINO_UNROLL
+    for (int u = 0; u < kPacks; ++u) {
+      if (u >= live) break;
+      SORDINO_UNROLL
+      for (int e = 0; e < kWidth; ++e) {
+        y[u].values[e] = encoded<T>(decode(x[u].values[e]) * a + decode(y[u].values[e]) * b);
+      }
+      store(row.at(1) + at + u * stride, y[u]);
+    }
+  }
+};
+
+// device.h's lars_step of a row (weights, gradient) or (weights, gradient, velocity).
+template <class T>
+struct Lars {
+  using Element = T;
+  using State = Nothing;
+  static constexpr Accesses kAccesses = Accesses::kWide;
+  template <int kWidth>
+  static constexpr int kAhead = kWidth == 1 ? 2 : kInFlight<T, kWidth> / 2;
+
+  std::uint32_t lists;
+  const double* rates;
+  Stage<T> decay, momentum;
+  bool nesterov;
+
+  template <int kWidth>
+  SORDINO_BOTH void apply(const Row& row, std::size_t i, std::size_t step, int live, State&) const {
+    constexpr int kPacks = kAhead<kWidth>;
+    const std::size_t at = i * sizeof(T), stride = step * sizeof(T);
+    const bool moving = lists == 3;
+    const auto rate = static_cast<Stage<T>>(rates[row.index]);
+    Pack<T, kWidth> weights[kPacks], gradient[kPacks], velocity[kPacks] = {};
+    load_live(weights, row.at(0) + at, stride, live);
+    load_live(gradient, row.at(1) + at, stride, live);
+    if (moving) load_live(velocity, row.at(2) + at, stride, live);
+    SORDINO_UNROLL
+    for (int u = 0; u < kPacks; ++u) {
+      if (u >= live) break;
+      SORDINO_UNROLL
+      for (int e = 0; e < kWidth; ++e) {
+        const Stage<T> w = decode(weights[u].values[e]);
+        const Stage<T> d = rate * (decode(gradient[u].values[e]) + decay * w);
+        const Stage<T> v = moving ? momentum * decode(velocity[u].values[e]) + d : d;
+        velocity[u].values[e] = encoded<T>(v);
+        weights[u].values[e] = encoded<T>(w - (nesterov ? d + momentum * v : v));
+      }
+      if (moving) store(row.at(2) + at + u * stride, velocity[u]);
+      store(row.at(0) + at + u * stride, weights[u]);
+    }
+  }
+};
+
+// Bytes of the first address of a row to all others.
+struct Copy {
+  using Element = std::uint8_t;
+  using State = Nothing;
+  static constexpr Accesses kAccesses = Accesses::kAny;
+  template <int kWidth>
+  static constexpr int kAhead = 4;
+
+  std::uint32_t lists;
+
+  template <int kWidth>
+  SORDINO_BOTH void apply(const Row& row, std::size_t i, std::size_t step, int live, State&) const {
+    using Word = Access<std::uint8_t, kWidth>;
+    Word words[4];
+    SORDINO_UNROLL
+    for (int u = 0; u < 4; ++u) words[u] = u < live ? load_word<Word>(row.at(0) + i + u * step) : Word{};
+    SORDINO_UNROLL
+    for (int u = 0; u < 4; ++u) {
+      if (u >= live) break;
+      for (std::uint32_t k = 1; k < lists; ++k) store_word(row.at(k) + i + u * step, words[u]);
+    }
+  }
+};
+
+}  // namespace sordino::kernels::cuda

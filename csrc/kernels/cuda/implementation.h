@@ -1,0 +1,40 @@
+// The class behind make(): its methods are spread over the .cu files, a family of operations each.
+#pragma once
+
+#include "device/device.h"
+
+namespace sordino::kernels::cuda {
+
+class CudaKernels final : public Kernels {
+ public:
+  explicit CudaKernels(int ordinal);
+  ~CudaKernels() override;
+
+  void reduce(ReduceOp op, DType type, const Rows& rows, std::size_t sources, double pre, double post,
+              Stream stream) override;
+  void axpby(DType type, const Rows& rows, double a, double b, Stream stream) override;
+  void flatten(std::span<const Span> tensors, std::byte* flat, Stream stream) override;
+  void unflatten(const std::byte* flat, std::span<const Span> tensors, Stream stream) override;
+  void mix(DType type, std::span<const std::byte* const> inputs, std::span<std::byte* const> outputs,
+           std::span<const Average> averages, std::size_t count, Stream stream) override;
+  void dots(DType type, const Rows& rows, double* results, Stream stream) override;
+  void squared_distances(DType type, const Rows& rows, double* results, Stream stream) override;
+  void norms(DType type, const Rows& rows, double* results, Stream stream) override;
+  void unchanged(const Items& items, const std::byte* now, std::byte* before, std::byte* counts, int digits,
+                 std::byte* counters, Stream stream) override;
+  void draw(const Items& items, std::uint64_t key, std::byte* indices, Stream stream) override;
+  void select(const Items& items, const std::byte* counters, std::byte* indices, Stream stream) override;
+  void save_at(const Items& items, const std::byte* now, const std::byte* indices, std::byte* saved,
+               Stream stream) override;
+  void unchanged_at(const Items& items, const std::byte* now, const std::byte* saved, const std::byte* indices,
+                    std::byte* counts, int digits, Stream stream) override;
+  void lars_step(DType type, const Rows& rows, const double* rates, const LarsStep& how, Stream stream) override;
+  void lars_rates(const double* weight_norms, const double* gradient_norms, std::span<const std::uint8_t> scaled,
+                  double* rates, const LarsRates& how, Stream stream) override;
+
+ private:
+  int ordinal_;
+  void* pool_ = nullptr;  // cudaMemPool_t, of scratch memory; it keeps what it has had
+};
+
+}  // namespace sordino::kernels::cuda

@@ -1,0 +1,125 @@
+// What the .cu files share beside current.cuh: scratch memory, and the two kernels that run every operation.
+#pragma once
+
+#include <utility>
+
+#include "kernels/cuda/current.cuh"
+#include "kernels/cuda/implementation.h"
+#include "kernels/cuda/plan.h"
+#include "kernels/cuda/sum_ops.h"
+
+namespace sordino::kernels::cuda {
+
+// Device memory for the kernels that are put on a stream while this lives.
+template <class T>
+class Scratch {
+ public:
+  Scratch(std::size_t count, void* pool, cudaStream_t stream) : stream_(stream) {
+    if (count == 0) return;
+    check(cudaMallocFromPoolAsync(&data_, count * sizeof(T), static_cast<cudaMemPool_t>(pool), stream),
+          "cudaMallocFromPoolAsync");
+  }
+  ~Scratch() {
+    if (data_ != nullptr) static_cast<void>(cudaFreeAsync(data_, stream_));
+  }
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+  T* data() const { return static_cast<T*>(data_); }
+
+ private:
+  void* data_ = nullptr;
+  cudaStream_t stream_;
+};
+
+// Not <<<>>>, whose errors have to be asked for, together with those of others.
+template <class... Parameters, class... Arguments>
+void launch(const char* name, void (*kernel)(Parameters...), std::uint32_t blocks, std::uint32_t threads,
+            std::size_t shared, cudaStream_t stream, const Arguments&... arguments) {
+  if (blocks == 0) return;
+  void* pointers[] = {const_cast<void*>(static_cast<const void*>(&arguments))...};
+  check(cudaLaunchKernel(reinterpret_cast<const void*>(kernel), dim3(blocks), dim3(threads), pointers, shared, stream),
+        name);
+}
+
+template <class Batch, class Operation>
+__global__ void __launch_bounds__(kThreads)
+    elementwise(const __grid_constant__ Batch batch, const __grid_constant__ Operation operation) {
+  typename Operation::State state;
+  walk(batch, blockIdx.x, threadIdx.x, kThreads, operation, state);
+}
+
+// The sum over a block, in thread 0. Always in the same order.
+template <class Sums>
+__device__ inline Sums block_sum(Sums sums) {
+  constexpr unsigned kWarp = 32, kAll = 0xffffffff;
+  __shared__ typename Sums::Number of_warps[kThreads / kWarp][Sums::kCount];
+  SORDINO_UNROLL
+  for (unsigned distance = kWarp / 2; distance > 0; distance /= 2) {
+    Sums other;
+    SORDINO_UNROLL
+    for (int j = 0; j < Sums::kCount; ++j) other.values[j] = __shfl_down_sync(kAll, sums.values[j], distance);
+    sums.add(other);
+  }
+  SORDINO_UNROLL
+  for (int j = 0; j < Sums::kCount; ++j) {
+    if (threadIdx.x % kWarp == 0) of_warps[threadIdx.x / kWarp][j] = sums.values[j];
+  }
+  __syncthreads();
+  for (unsigned warp = 1; threadIdx.x == 0 && warp < kThreads / kWarp; ++warp) {
+    SORDINO_UNROLL
+    for (int j = 0; j < Sums::kCount; ++j) sums.values[j] += of_warps[warp][j];
+  }
+  return sums;
+}
+
+template <class Batch, class Operation>
+__global__ void __launch_bounds__(kThreads)
+    sum_chunks(const __grid_constant__ Batch batch, const __grid_constant__ Operation operation,
+               typename Operation::State* chunks) {
+  typename Operation::State sums;
+  walk(batch, blockIdx.x, threadIdx.x, kThreads, operation, sums);
+  sums = block_sum(sums);
+  if (threadIdx.x == 0) chunks[blockIdx.x] = sums;
+}
+
+template <class Batch, class Sums, class Finish>
+__global__ void __launch_bounds__(kThreads)
+    sum_rows(const __grid_constant__ Batch batch, const Sums* chunks, const __grid_constant__ Finish finish) {
+  const Sums sums = block_sum(combine(batch, blockIdx.x, chunks, threadIdx.x, kThreads));
+  if (threadIdx.x == 0) finish(Row{batch.row(blockIdx.x), batch.first_row + blockIdx.x}, sums);
+}
+
+template <class Operation>
+void run_elementwise(const char* name, const Table& table, const Operation& operation, cudaStream_t stream) {
+  plan(table, sizeof(typename Operation::Element), [&](const auto& batch, std::uint32_t chunks) {
+    using Batch = std::remove_cvref_t<decltype(batch)>;
+    launch(name, elementwise<Batch, Operation>, chunks, kThreads, 0, stream, batch, operation);
+  });
+}
+
+template <class Operation, class Finish>
+void run_sums(const char* name, const Table& table, const Operation& operation, const Finish& finish, void* pool,
+              cudaStream_t stream) {
+  using Sums = typename Operation::State;
+  plan(table, sizeof(typename Operation::Element), [&](const auto& batch, std::uint32_t chunks) {
+    using Batch = std::remove_cvref_t<decltype(batch)>;
+    const Scratch<Sums> scratch(chunks, pool, stream);
+    Sums* const sums = scratch.data();
+    launch(name, sum_chunks<Batch, Operation>, chunks, kThreads, 0, stream, batch, operation, sums);
+    launch(name, sum_rows<Batch, Sums, Finish>, batch.rows, kThreads, 0, stream, batch, sums, finish);
+  });
+}
+
+// Calls visitor(TypeTag<T>{}) with the storage type of a floating type.
+template <class Visitor>
+void dispatch_floating(const char* function, DType type, const Visitor& visitor) {
+  check_floating(function, type);
+  dispatch(type, [&](auto tag) {
+    if constexpr (!std::is_integral_v<typename decltype(tag)::type> &&
+                  !std::is_same_v<typename decltype(tag)::type, Bool>) {
+      visitor(tag);
+    }
+  });
+}
+
+}  // namespace sordino::kernels::cuda

@@ -1,0 +1,151 @@
+// One walk for all kernels: over many tensors at once, by chunks, in the widest accesses that their addresses allow.
+//
+// A launch gets a batch of rows by value, as its parameter: there is no table in device memory to fill, to keep alive
+// or to wait for. A row is what belongs to one tensor: words (addresses, most of them) and a number of elements. A
+// block takes one chunk of one row, which it finds among the chunks' running sums; its threads then cover the chunk's
+// elements, each element once. What is done to them is an operation (*_ops.h), which sees some packs of elements
+// at a time, so that as many loads are in flight.
+//
+// All of this runs on the host as well, one thread after the other: tests/cpp/test_cuda_walk.cc.
+#pragma once
+
+#include "kernels/cuda/pack.h"
+
+namespace sordino::kernels::cuda {
+
+inline constexpr int kThreads = 256;
+
+// Bytes a chunk: large ones have less to find, small ones keep all of a GPU busy with a small tensor. A function of the
+// row alone, so that what is added up chunk by chunk does not depend on what else is in the call.
+SORDINO_BOTH constexpr std::size_t chunk_bytes(std::size_t row_bytes) {
+  constexpr std::size_t kLeast = 4 << 10, kMost = 64 << 10, kEnough = 1024;
+  std::size_t bytes = kLeast;
+  while (bytes < kMost && row_bytes > bytes * kEnough) bytes *= 2;
+  return bytes;
+}
+constexpr std::size_t chunks_of(std::size_t count, std::size_t size) {
+  const std::size_t chunk = chunk_bytes(count * size) / size;
+  return count / chunk + (count % chunk != 0);
+}
+
+// As many rows as fit: of each `width` words, the count, and how many chunks it and those before it have.
+template <int kWords>
+struct Batch {
+  std::uint32_t rows, width;
+  std::uint64_t first_row;  // its index in the call
+  std::uint64_t words[kWords];
+
+  static constexpr std::size_t most_rows(std::size_t width) { return kWords / (width + 2); }
+  SORDINO_BOTH const std::uint64_t* row(std::uint32_t row) const { return words + row * width; }
+  SORDINO_BOTH std::uint64_t count(std::uint32_t row) const { return words[rows * width + row]; }
+  SORDINO_BOTH std::uint64_t chunks_up_to(std::uint32_t row) const { return words[rows * (width + 1) + row]; }
+  SORDINO_BOTH std::uint64_t chunks_before(std::uint32_t row) const { return row == 0 ? 0 : chunks_up_to(row - 1); }
+};
+
+// What an operation sees of a row.
+struct Row {
+  const std::uint64_t* words;
+  std::uint64_t index;  // in the call
+  SORDINO_BOTH std::byte* at(std::uint32_t k) const { return reinterpret_cast<std::byte*>(words[k]); }
+};
+
+struct Chunk {
+  std::uint32_t row;
+  std::size_t begin, count;  // elements
+};
+
+template <class AnyBatch>
+SORDINO_BOTH inline Chunk find_chunk(const AnyBatch& batch, std::uint64_t block, std::size_t size) {
+  std::uint32_t low = 0, high = batch.rows - 1;
+  while (low < high) {
+    const std::uint32_t middle = (low + high) / 2;
+    if (batch.chunks_up_to(middle) > block) {
+      high = middle;
+    } else {
+      low = middle + 1;
+    }
+  }
+  const std::size_t count = batch.count(low), chunk = chunk_bytes(count * size) / size;
+  const std::size_t begin = (block - batch.chunks_before(low)) * chunk, left = count - begin;
+  return {low, begin, left < chunk ? left : chunk};
+}
+
+// Bytes of the widest access, up to 16, that addresses can have together after a few single elements: what divides all
+// their distances.
+SORDINO_BOTH inline std::uint32_t common_access(const std::uint64_t* addresses, std::uint32_t count) {
+  std::uint64_t distances = kWidest;
+  for (std::uint32_t k = 1; k < count; ++k) distances |= addresses[k] ^ addresses[0];
+  return static_cast<std::uint32_t>(distances & (~distances + 1));
+}
+
+// How a chunk is covered: `head` single elements, `packs` of `width` elements, and single elements again.
+struct Cover {
+  std::uint32_t head, packs, width, singles;
+};
+SORDINO_BOTH inline Cover cover(std::uint32_t count, std::uint64_t address, std::uint32_t access, std::uint32_t size) {
+  const std::uint32_t width = access / size, ahead = static_cast<std::uint32_t>(0 - address) % access / size;
+  if (width <= 1) return {0, 0, 1, count};
+  const std::uint32_t head = ahead < count ? ahead : count, packs = (count - head) / width;
+  return {head, packs, width, count - packs * width};
+}
+
+// What an operation sees of a row; see walk().
+enum class Accesses { kSingle, kWide, kAny, kFixed };
+
+// Calls apply<kWidth> for all packs that are this thread's.
+template <int kWidth, class Operation>
+SORDINO_BOTH inline void walk_packs(const Row& row, std::size_t begin, std::uint32_t packs, std::uint32_t thread,
+                                    std::uint32_t threads, const Operation& operation,
+                                    typename Operation::State& state) {
+  constexpr int kAhead = Operation::template kAhead<kWidth>;
+  for (std::uint32_t pack = thread; pack < packs; pack += kAhead * threads) {
+    int live = 0;
+    SORDINO_UNROLL
+    for (int u = 0; u < kAhead; ++u) live += pack + u * threads < packs;
+    operation.template apply<kWidth>(row, begin + std::size_t{pack} * kWidth, std::size_t{threads} * kWidth, live,
+                                     state);
+  }
+}
+
+// What thread `thread` of `threads` (32 or more) of block `block` does. An operation has:
+//   Element, whose number a row's count is; State, what its thread carries along;
+//   kAccesses: kSingle to see single elements only; kWide to see packs of 16 bytes where all of a row's first
+//     `lists` addresses (also a member) allow it, else single elements; kAny to see packs of 16, 8, 4 and 2 bytes;
+//     kFixed to see packs of 16 bytes wherever the addresses lie;
+//   kAhead<kWidth>: how many packs it sees at a time;
+//   apply<kWidth>(row, i, step, live, state): the packs at elements i, i + step and so on, `live` of them.
+template <class AnyBatch, class Operation>
+SORDINO_BOTH inline void walk(const AnyBatch& batch, std::uint64_t block, std::uint32_t thread, std::uint32_t threads,
+                              const Operation& operation, typename Operation::State& state) {
+  constexpr std::uint32_t kSize = sizeof(typename Operation::Element);
+  constexpr Accesses kAccesses = Operation::kAccesses;
+  constexpr int kWide = kWidest / static_cast<int>(kSize);
+  const Chunk chunk = find_chunk(batch, block, kSize);
+  const Row row{batch.row(chunk.row), batch.first_row + chunk.row};
+  const auto count = static_cast<std::uint32_t>(chunk.count);
+  Cover parts{0, 0, 1, count};
+  if constexpr (kAccesses == Accesses::kFixed) parts = cover(count, 0, kWidest, kSize);
+  if constexpr (kAccesses == Accesses::kWide || kAccesses == Accesses::kAny) {
+    const std::uint32_t access = common_access(row.words, operation.lists);
+    // A chunk begins a multiple of 4 KiB after its row.
+    if (kAccesses == Accesses::kAny || access == kWidest) parts = cover(count, row.words[0], access, kSize);
+  }
+  const std::size_t begin = chunk.begin + parts.head;
+  if constexpr (kAccesses == Accesses::kAny) {
+    static_assert(kSize == 1);
+    switch (parts.width) {
+      case 16: walk_packs<16>(row, begin, parts.packs, thread, threads, operation, state); break;
+      case 8: walk_packs<8>(row, begin, parts.packs, thread, threads, operation, state); break;
+      case 4: walk_packs<4>(row, begin, parts.packs, thread, threads, operation, state); break;
+      case 2: walk_packs<2>(row, begin, parts.packs, thread, threads, operation, state); break;
+    }
+  } else if constexpr (kAccesses != Accesses::kSingle) {
+    if (parts.packs != 0) walk_packs<kWide>(row, begin, parts.packs, thread, threads, operation, state);
+  }
+  // Beside packs there are fewer single elements than 32: a thread has one at most, so what is `step` after it is none.
+  if (thread >= parts.singles) return;
+  const std::size_t skipped = thread < parts.head ? 0 : std::size_t{parts.packs} * parts.width;
+  walk_packs<1>(row, chunk.begin + skipped, parts.singles, thread, threads, operation, state);
+}
+
+}  // namespace sordino::kernels::cuda

@@ -1,0 +1,24 @@
+// Finds NCCL at run time.
+#pragma once
+
+#include <string>
+
+#include "transport/nccl/api.h"
+
+namespace sordino::nccl {
+
+// Opens the library on first use: the file that SORDINO_NCCL names, else the copy that this process has loaded already
+// (torch's: two copies would not know of each other), else the file of hint(), else what the system finds. NotBuilt,
+// which says what to do, where there is none that serves. A failure is not remembered: a hint may come later.
+const Api& api();
+
+// Whether api() would give something.
+bool available();
+
+// Where a libnccl.so.2 may lie (a Python package's). Without effect once the library is open.
+void hint(const std::string& path);
+
+// "NCCL 2.27.3, libnccl.so.2"; throws what api() throws.
+std::string describe();
+
+}  // namespace sordino::nccl

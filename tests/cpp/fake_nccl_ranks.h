@@ -1,0 +1,76 @@
+// The ranks of the stand-in for NCCL (fake_nccl.cc), and what happens between them. All of it is called with one lock
+// held.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "transport/nccl/api.h"
+
+namespace sordino::fake_nccl {
+
+using namespace sordino::nccl;
+
+inline constexpr int kPolls = 3;  // how often a call that has been made is still in progress
+
+enum class Kind { kAllReduce, kReduce, kBroadcast, kReduceScatter, kAllGather, kSend, kReceive };
+
+struct Call {
+  Kind kind;
+  const std::byte* in;
+  std::byte* out;
+  std::size_t count;
+  Type type;
+  Op op;
+  int root;  // or the peer
+  void* stream;
+
+  bool matches(const Call& o) const {
+    return kind == o.kind && count == o.count && type == o.type && op == o.op && root == o.root;
+  }
+  std::string text() const;
+};
+
+// A call that has begun on its stream.
+struct Post {
+  Call call;
+  bool done = false, dead = false;
+};
+
+struct Member;
+
+struct Clique {
+  int size;
+  std::vector<std::shared_ptr<Member>> members;  // by rank; null until it has come
+  std::map<std::uint64_t, std::vector<std::shared_ptr<Post>>> collectives;
+  std::map<std::pair<int, int>, std::deque<std::shared_ptr<Post>>> sends, receives;  // by source and destination
+};
+
+struct Member {
+  std::shared_ptr<Clique> clique;
+  int rank;
+  unsigned long long device;
+  Result state = kInProgress;
+  int polls = kPolls;
+  std::vector<Call> calls;  // not on a stream yet
+  std::uint64_t collectives = 0;
+  int queued = 0, running = 0;  // launches on streams
+  bool aborted = false, finalized = false;
+};
+
+// Keeps the text for ncclGetLastError.
+Result complain(Result result, const std::string& text);
+const char* last_complaint();
+// All of its ranks fail.
+void break_clique(Clique& clique, Result result, const std::string& text);
+
+// What NCCL would refuse.
+Result valid(const Member& member, const Call& call);
+// The call begins on the member's stream. It is done at once if it is the last that was missing.
+void begin(Member& member, const std::shared_ptr<Post>& post);
+
+}  // namespace sordino::fake_nccl

@@ -1,0 +1,132 @@
+"""Starts jobs of gpu_worker.py, one for each world, and reads what their ranks wrote."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from checks.registry import compare
+from rank_seat import WAYS, all_checks
+
+from sordino.cli import mpi
+
+WORKER = Path(__file__).with_name("gpu_worker.py")
+JOB_TIMEOUT_S = int(os.environ.get("SORDINO_TEST_JOB_S", "420"))
+
+
+@dataclass(frozen=True)
+class World:
+    """Some ranks; one is started without mpirun. `gpus`: real ones that they use, 0 for a simulated one."""
+
+    ranks: int
+    gpus: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.ranks}-on{self.gpus}" if self.gpus else f"{self.ranks}-pretended"
+
+
+def names(world: World, way: str = "", word: str = "") -> list[str]:
+    """The checks for a world, by one way, whose names contain a word."""
+    tail = f"@{way}" if way else ""
+    return [
+        one.name + tail
+        for one in all_checks().values()
+        if one.least <= world.ranks and (world.gpus or not one.cuda) and word in one.name
+    ]
+
+
+@dataclass
+class Jobs:
+    """Runs the job of a world at its first test."""
+
+    folder: Path
+    wanted: dict[World, list[str]] = field(default_factory=dict)
+    done: dict[World, tuple[list[list[dict[str, Any]]], str]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, session: pytest.Session, path: str, folder: Path) -> Jobs:
+        """With those checks that this run of pytest wants of a file's tests."""
+        jobs = cls(folder)
+        for item in session.items:
+            if item.path == Path(path) and "name" in getattr(item, "callspec", _Nothing).params:
+                jobs.wanted.setdefault(item.callspec.params["world"], []).append(item.callspec.params["name"])
+        return jobs
+
+    def check(self, world: World, name: str) -> None:
+        """Fails where a rank failed in it, or did not get there, or found something else than the others."""
+        if world not in self.done:
+            self.done[world] = self._run(world)
+        reports, output = self.done[world]
+        lines = [next((line for line in report if line.get("check") == name), None) for report in reports]
+        errors = [f"rank {rank}: {line['error']}" for rank, line in enumerate(lines) if line and line["error"]]
+        assert not errors, "\n".join(errors)
+        missing = [rank for rank, line in enumerate(lines) if line is None]
+        latest = {rank: report[-1] if report else "nothing" for rank, report in enumerate(reports)}
+        assert not missing, f"ranks {missing} did not get there; the latest of each rank: {latest}\n{output}"
+        left_out = [line["left_out"] for line in lines if line and line["left_out"]]
+        if left_out:
+            pytest.skip(left_out[0])
+        compare([[tuple(entry) for entry in line["log"]] for line in lines if line])
+
+    def _run(self, world: World) -> tuple[list[list[dict[str, Any]]], str]:
+        folder = self.folder / str(world)
+        folder.mkdir()
+        (folder / "checks").write_text("\n".join(self.wanted[world]))
+        ending = run(world, folder, [str(folder), str(folder / "checks")], JOB_TIMEOUT_S)
+        reports = []
+        for rank in range(world.ranks):
+            file = folder / f"{rank}.jsonl"
+            reports.append([json.loads(line) for line in file.read_text().splitlines()] if file.exists() else [])
+        return reports, (folder / "output").read_text(errors="replace")[-4000:] + ending
+
+
+class _Nothing:
+    params: dict[str, Any] = {}  # noqa: RUF012
+
+
+def run(
+    world: World, folder: Path, words: list[str], timeout: float, way: str = "", extra: tuple[str, ...] = ()
+) -> str:
+    """Runs a job to its end; its output goes to a file. Returns how it ended, if that was by force."""
+    command = ["python", str(WORKER), *words, *([] if world.gpus else ["--pretend", "0"])]
+    if world.ranks > 1:
+        try:
+            launcher = mpi.find_launcher(mpi.build_info(), os.environ)
+        except mpi.NotBuilt as error:
+            pytest.skip(f"needs an MPI: {error}")
+        command = mpi.command_line(launcher, mpi.Job(world.ranks, command, extra=extra))
+    else:
+        command[0] = sys.executable
+    environment = os.environ | {"SORDINO_TIMEOUT_S": "60"} | WAYS[way]
+    if world.gpus == 1:
+        environment["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+    with open(folder / "output", "w") as output:
+        try:
+            subprocess.run(command, env=environment, stdout=output, stderr=subprocess.STDOUT, timeout=timeout)
+        except subprocess.TimeoutExpired:
+            return f"\nthe job was killed after {timeout} s"
+    return ""
+
+
+def lose_a_rank(world: World, folder: Path, when: str, way: str = "", within: float = 30) -> None:
+    """The last rank kills itself: all others must hear of it, and what they start later must fail alike."""
+    begin = time.monotonic()
+    ending = run(world, folder, [str(folder), "--lose", when], 60 + within, way, ("--with-ft", "ulfm"))
+    output = (folder / "output").read_text(errors="replace")[-3000:] + ending
+    assert (folder / "struck").exists(), output
+    struck = json.loads((folder / "struck").read_text())["at"]
+    for rank in range(world.ranks - 1):
+        path = folder / f"lost.{rank}"
+        assert path.exists(), f"rank {rank} has not told what it heard\n{output}"
+        report = json.loads(path.read_text())
+        assert report["kind"] == "PeerLost" and report["ranks"] == [world.ranks - 1], report
+        assert report["at"] - struck < within and report["done"] - struck < within, (report, struck)
+        assert report["later"] == ["PeerLost"] * 2 and report["computes"] == 20.0, report
+    assert not ending and time.monotonic() - begin < 60 + within, output

@@ -1,0 +1,161 @@
+"""Order: operations begin after what computes their inputs, whoever uses their outputs comes after them, and memory
+that is given back meanwhile is nobody else's too early. No check waits for the whole device."""
+
+from __future__ import annotations
+
+import gc
+
+import torch
+from checks.reference import assert_reduced, values
+from rank_operations import inputs
+from rank_seat import Seat, check
+
+import sordino.torch as hvd
+
+SLOW = 60_000_000  # clock cycles: tens of milliseconds
+
+
+@check(cuda=True, each=("sleep", "products"))
+def inputs_that_are_still_being_computed(seat: Seat, how: str) -> None:
+    """On a side stream; outputs are used at once."""
+    left = torch.randn(2000, 2000, device=seat.device)
+    for turn in range(4):
+        side = torch.cuda.Stream(seat.device)
+        side.wait_stream(torch.cuda.current_stream(seat.device))
+        given = [torch.full((200_001,), float(rank + turn)) for rank in range(seat.size)]
+        with torch.cuda.stream(side):
+            mine = torch.full((200_001,), -1.0, device=seat.device)
+            if how == "sleep":
+                torch.cuda._sleep(SLOW)
+            else:
+                product = left
+                for _ in range(60):
+                    product = (product @ left).clamp_(-1, 1)
+                mine.add_(product[0, 0] * 0)
+            mine.fill_(float(seat.rank + turn))
+            apart = hvd.allreduce_async(mine, name=f"apart.{turn}", op=hvd.Sum)
+            moved = hvd.allgather_async(mine[:1000], name=f"moved.{turn}")
+            twice = hvd.synchronize(apart) * 2
+            gathered = hvd.synchronize(moved) + 1
+            hvd.allreduce_(mine, op=hvd.Sum, name=f"in place.{turn}")
+            mine.mul_(3)
+            results = [one.cpu() for one in (twice, gathered, mine)]
+        assert_reduced(results[0] / 2, hvd.Sum, given)
+        assert torch.equal(results[1] - 1, torch.cat([one[:1000] for one in given]))
+        assert_reduced(results[2] / 3, hvd.Sum, given)
+
+
+@check(cuda=True)
+def two_streams_do_not_wait_for_each_other_s_operations(seat: Seat) -> None:
+    """What was submitted from one stream may be waited for on another."""
+    given = inputs(seat, 100_003, torch.float32)
+    one, other = torch.cuda.Stream(seat.device), torch.cuda.Stream(seat.device)
+    with torch.cuda.stream(one):
+        mine = given[seat.rank].to(seat.device)
+        torch.cuda._sleep(SLOW)
+        doubled = mine * 2
+        handle = hvd.allreduce_async(doubled, name="crossing", op=hvd.Sum)
+    with torch.cuda.stream(other):
+        result = hvd.synchronize(handle)
+        found = (result / 2).cpu()
+    assert_reduced(found, hvd.Sum, given)
+
+
+@check(cuda=True)
+def inputs_that_are_overwritten_afterwards(seat: Seat) -> None:
+    given = inputs(seat, 3_000_017, torch.float32)
+    mine = seat.put(given[seat.rank])
+    for turn in range(10):
+        mine.copy_(given[seat.rank])
+        result = hvd.synchronize(hvd.allreduce_async(mine, name=f"over.{turn}", op=hvd.Sum))
+        mine.fill_(1e30)
+        assert_reduced(result.cpu(), hvd.Sum, given)
+
+
+@check()
+def tensors_dropped_under_way(seat: Seat) -> None:
+    """What the caller forgets is kept until it has been read and written; the allocator gets it back afterwards."""
+    sizes = [1000, 65_537, 400_003]
+    for turn in range(5 if seat.gpu else 12):
+        handles = []
+        for k, size in enumerate(sizes):
+            given = inputs(seat, size, torch.float32, seed=turn + k)
+            if seat.device.type == "cuda":
+                torch.cuda._sleep(SLOW // 20)
+            mine = seat.put(given[seat.rank])
+            handles.append((given, hvd.allreduce_async(mine * 2, name=f"drop.{k}", op=hvd.Sum)))
+            handles.append((given, hvd.allgather_async(mine * 2, name=f"gather.{k}")))
+            del mine
+            # Takes what the allocator has free, and spoils it.
+            junk = [torch.full((size,), 1e30, device=seat.device) for _ in range(4)]
+            del junk
+        gc.collect()
+        for number, (given, handle) in enumerate(handles):
+            result = hvd.synchronize(handle)
+            junk = torch.full_like(result, 1e30)
+            if number % 2 == 0:
+                assert_reduced((result / 2).cpu(), hvd.Sum, given)
+            else:
+                assert torch.equal((result / 2).cpu(), torch.cat(given))
+            del result, junk
+
+
+@check()
+def handles_that_nobody_waits_for(seat: Seat) -> None:
+    """Their tensors live on until it is over."""
+    for turn in range(10):
+        mine = seat.put(values(seat.rank, 50_000, torch.float32))
+        hvd.allreduce_async_(mine, name=f"forgotten.{turn}")
+        del mine
+        spoil = torch.full((50_000,), float(turn), device=seat.device)
+        assert float(hvd.allreduce(spoil, name="kept").mean()) == turn
+
+
+@check(cuda=True)
+def results_outlive_the_pool(seat: Seat) -> None:
+    """Results are of torch's own memory: emptying its cache, and more operations, leave them alone."""
+    given = inputs(seat, (40, 1000), torch.float32)
+    kept = []
+    for turn in range(20):
+        kept.append(hvd.allgather(seat.put(given[seat.rank]) + turn))
+        if turn % 5 == 4:
+            torch.cuda.empty_cache()
+    for turn, result in enumerate(kept):
+        torch.testing.assert_close(result.cpu(), torch.cat(given) + turn)
+
+
+@check(cuda=True)
+def memory_does_not_grow(seat: Seat) -> None:
+    mine = seat.put(values(seat.rank, 1_000_000, torch.float32))
+
+    def work() -> int:
+        for turn in range(30):
+            hvd.allreduce(mine, name=f"grow.{turn % 3}")
+            hvd.allgather(mine[:1000], name="grow")
+        torch.cuda.synchronize()
+        return torch.cuda.memory_allocated(seat.device)
+
+    first = work()
+    hvd.barrier()
+    free = torch.cuda.mem_get_info(seat.device)[0]
+    for _ in range(3):
+        assert work() <= first
+    hvd.barrier()
+    left = torch.cuda.mem_get_info(seat.device)[0]
+    assert left > free - (64 << 20), f"{(free - left) >> 20} MiB of the GPU's memory have gone"
+
+
+@check(cuda=True)
+def a_poll_tells_when_it_is_over(seat: Seat) -> None:
+    """Only when the GPU has done it, not when it has been put on a queue."""
+    mine = torch.zeros(1000, device=seat.device)
+    torch.cuda._sleep(4 * SLOW)
+    mine.fill_(seat.rank)
+    handle = hvd.allreduce_async_(mine, name="poll", op=hvd.Sum)
+    while not hvd.poll(handle):
+        pass
+    free = torch.cuda.Stream(seat.device)
+    with torch.cuda.stream(free):
+        copied = mine.cpu()
+    hvd.synchronize(handle)
+    assert copied.tolist() == [sum(range(seat.size))] * 1000

@@ -1,0 +1,47 @@
+"""Ranks on real GPUs: one GPU that they share, and, where there are two, one GPU each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from gpu_jobs import JOB_TIMEOUT_S, Jobs, World, lose_a_rank, names
+
+from sordino.cli import mpi
+
+# Worlds, and by which ways which checks run there.
+WORLDS = (
+    (World(1), {"": ""}),
+    (World(2), {"": "", "host": "", "messages": "operations"}),
+    (World(4), {"": "", "host": "algorithms", "messages": "algorithms"}),
+    (World(2, gpus=2), {"": "", "ipc": ""}),
+)
+CASES = [
+    pytest.param(world, name, id=f"{world}-{name}")
+    for world, ways in WORLDS
+    for way, word in ways.items()
+    for name in names(world, way, word)
+]
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(JOB_TIMEOUT_S + 60)]
+
+
+@pytest.fixture(scope="session")
+def jobs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Jobs:
+    return Jobs.of(request.session, __file__, tmp_path_factory.mktemp("gpu_jobs"))
+
+
+@pytest.mark.parametrize(("world", "name"), CASES)
+def test_on_gpus(jobs: Jobs, world: World, name: str) -> None:
+    if torch.cuda.device_count() < world.gpus:
+        pytest.skip(f"needs {world.gpus} GPUs")
+    jobs.check(world, name)
+
+
+@pytest.mark.parametrize("way", ["", "host"])
+@pytest.mark.parametrize("when", ["between", "under way", "exchange"])
+def test_a_lost_rank_is_named(launcher: mpi.Launcher, tmp_path: Path, when: str, way: str) -> None:
+    if launcher.family != "openmpi":
+        pytest.skip("written for Open MPI's launcher")
+    lose_a_rank(World(3), tmp_path, when, way)

@@ -1,0 +1,42 @@
+"""GPUs that are threads, and an NCCL that works on them, for tests where there is neither."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import sordino
+from sordino._core import Device, sim_device
+
+_BUILT = (
+    Path(os.environ.get("SORDINO_CPP_TESTS", "")) / "libfake_nccl.so",
+    Path(__file__).resolve().parents[2] / "build" / "cpp" / "tests" / "cpp" / "libfake_nccl.so",
+)
+
+
+@cache
+def stand_in_for_nccl() -> Path:
+    """The library that `make cpp-test` has built from tests/cpp/fake_nccl.cc, told to work on simulated queues."""
+    path = next((path for path in _BUILT if path.is_file()), None)
+    if path is None:
+        pytest.skip("needs libfake_nccl.so: `make cpp-test` builds it")
+    core = ctypes.CDLL(str(Path(sordino.__file__).with_name("libsordino.so")))
+    fake = ctypes.CDLL(str(path))
+    fake.fake_nccl_set_enqueue(ctypes.cast(core.sordino_sim_enqueue, ctypes.c_void_p))
+    return path
+
+
+def devices(kind: str, size: int, monkeypatch: pytest.MonkeyPatch) -> list[Device]:
+    """GPUs for so many ranks, and the environment in which operations on them go one way: "direct" (all ranks have one
+    GPU, which they map), "unshared" (which they cannot map), "staged" (which they may not map), or "nccl" (each its
+    own)."""
+    monkeypatch.setenv("SORDINO_TIMEOUT_S", "60")
+    monkeypatch.setenv("SORDINO_GPU_ROUTE", "host" if kind == "staged" else "")
+    if kind == "nccl":
+        monkeypatch.setenv("SORDINO_NCCL", str(stand_in_for_nccl()))
+        return [sim_device(number, takes_nccl=True) for number in range(size)]
+    return [sim_device(0, shares=kind != "unshared")]
