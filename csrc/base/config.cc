@@ -23,6 +23,13 @@ double number(const std::string& name, const std::string& value, double least, d
   return parsed;
 }
 
+bool goes_on(const std::string& name, const std::string& value) {
+  if (value != "raise" && value != "continue") {
+    throw UsageError(name + "='" + value + "' is neither raise nor continue");
+  }
+  return value == "continue";
+}
+
 const std::vector<Row>& rows() {
   static const std::vector<Row> table = {
       {{"SORDINO_STALL_WARN_S", "HOROVOD_STALL_CHECK_TIME_SECONDS", "60",
@@ -30,6 +37,13 @@ const std::vector<Row>& rows() {
        [](Config& c, auto& n, auto& v) { c.stall_warn_s = number(n, v, 0.001, 1e9); }},
       {{"SORDINO_TIMEOUT_S", "", "1800", "seconds after which such an operation fails with Timeout on every rank"},
        [](Config& c, auto& n, auto& v) { c.timeout_s = number(n, v, 0.001, 1e9); }},
+      {{"SORDINO_ON_PEER_LOST", "", "raise",
+        "what becomes of the ranks that are left when one is lost: raise (every operation raises PeerLost) or continue "
+        "(they go on without it); init(on_peer_lost=...) comes first"},
+       [](Config& c, auto& n, auto& v) { c.outlast = goes_on(n, v); }},
+      {{"SORDINO_SILENCE_S", "", "10",
+        "with on_peer_lost=continue: seconds after which a rank that says nothing (stopped, or cut off) is left out"},
+       [](Config& c, auto& n, auto& v) { c.silence_s = number(n, v, 0.05, 1e6); }},
       {{"SORDINO_FUSION_BYTES", "HOROVOD_FUSION_THRESHOLD", "67108864",
         "small all-reduces that are ready together are sent as one up to this many bytes (0: never)"},
        [](Config& c, auto& n, auto& v) { c.fusion_bytes = static_cast<std::size_t>(number(n, v, 0, 1e12)); }},

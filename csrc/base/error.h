@@ -42,6 +42,18 @@ class Timeout : public Error {
   std::vector<int> missing;
 };
 
+// Too few of the ranks that may be alive answer: the others may go on, so this one must not.
+class NoQuorum : public Error {
+ public:
+  using Error::Error;
+};
+
+// The others have gone on without this rank.
+class Evicted : public Error {
+ public:
+  using Error::Error;
+};
+
 // The byte mover below failed (MPI error, shared memory exhausted).
 class TransportError : public Error {
  public:

@@ -28,6 +28,10 @@ void register_errors(py::module_&) {
       raise("OperationMismatch", error);
     } catch (const UsageError& error) {
       raise("UsageError", error);
+    } catch (const NoQuorum& error) {
+      raise("NoQuorum", error);
+    } catch (const Evicted& error) {
+      raise("Evicted", error);
     } catch (const TransportError& error) {
       raise("TransportError", error);
     } catch (const DeviceError& error) {

@@ -272,6 +272,16 @@ void register_world(py::module_& module) {
           },
           py::arg("device"), py::arg("what"),
           "Whether node peers may map a device's memory, messages take it, or NCCL does.")
+      .def(
+          "succeed",
+          [](World& self, const std::string& error) {
+            return self.succeed(std::make_exception_ptr(Error(error)));
+          },
+          py::arg("error"), py::call_guard<py::gil_scoped_release>(),
+          "The world of the ranks that are left. Where this one has not failed, it fails with `error` now.")
+      .def_property_readonly("epoch", &World::epoch, "How many worlds there have been before this one.")
+      .def_property_readonly("identities", &World::identities, "The ranks that this world's had in the first one.")
+      .def_property_readonly("outlasts", &World::outlasts, "Whether the ranks go on without those that are lost.")
       .def_property_readonly("failed", &World::failed, "Whether every operation of this world raises.")
       .def("shutdown", &World::shutdown, py::call_guard<py::gil_scoped_release>(), "Leaves the world. Idempotent.")
       .def("abort", &World::abort, py::arg("cause"), py::call_guard<py::gil_scoped_release>(),
@@ -303,23 +313,33 @@ void register_world(py::module_& module) {
         return stats;
       });
 
+  py::class_<sim::Network>(module, "SimNetwork", "What connects ranks that are threads, and how to break it.")
+      .def(py::init<const std::vector<int>&>(), py::arg("nodes"), "One rank for each number, which is its node's.")
+      .def("kill", &sim::Network::kill, py::arg("rank"), "As if its process were killed.")
+      .def("stop", &sim::Network::stop, py::arg("rank"), py::arg("stopped") = true, "It stands still, or goes on.")
+      .def("cut", &sim::Network::cut, py::arg("one"), py::arg("other"), py::arg("is_cut") = true,
+           "What goes between these two ranks waits until the link is whole again.");
+  py::implicitly_convertible<py::list, sim::Network>();
   module.def(
       "sim_worlds",
-      [](const std::vector<int>& nodes) {
-        const Config config = Config::from_environment();
+      [](const sim::Network& network, std::optional<bool> outlast) {
+        Config config = Config::from_environment();
+        config.outlast = outlast.value_or(config.outlast);
         std::vector<std::shared_ptr<World>> worlds;
-        for (auto& transport : sim::make_world(nodes)) worlds.push_back(make_world(std::move(transport), config));
+        for (auto& transport : network.transports()) worlds.push_back(make_world(std::move(transport), config));
         return worlds;
       },
-      py::arg("nodes"), "Connected worlds for threads of this process, one for each rank's node.");
+      py::arg("network"), py::arg("outlast") = py::none(),
+      "Connected worlds for threads of this process, one for each rank of a network, or for each node in a list.");
   module.def(
       "mpi_world",
-      [](std::optional<int> fortran_handle, std::vector<int> ranks) {
-        const Config config = Config::from_environment();
+      [](std::optional<int> fortran_handle, std::vector<int> ranks, std::optional<bool> outlast) {
+        Config config = Config::from_environment();
+        config.outlast = outlast.value_or(config.outlast);
         py::gil_scoped_release released;
         return make_world(mpi::open({fortran_handle, std::move(ranks)}, config), config);
       },
-      py::arg("fortran_handle") = py::none(), py::arg("ranks") = std::vector<int>{},
+      py::arg("fortran_handle") = py::none(), py::arg("ranks") = std::vector<int>{}, py::arg("outlast") = py::none(),
       "The world of an MPI communicator (MPI_COMM_WORLD by default). Collective.");
   module.def("mpi_initialized", &mpi::initialized, "Whether somebody has initialized MPI in this process.");
   module.def(

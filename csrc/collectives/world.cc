@@ -28,20 +28,60 @@ std::chrono::microseconds spin_for(const Transport& transport, const Config& con
 
 }  // namespace
 
-World::World(std::unique_ptr<Transport> transport, const Config& config)
-    : config_(config), transport_(std::move(transport)), gone_(static_cast<std::size_t>(transport_->size()), false) {
+World::World(std::unique_ptr<Transport> transport, const Config& config) : config_(config) {
+  if (config.outlast) {
+    membership_ = std::make_shared<membership::Membership>(std::move(transport), config.silence_s);
+    view_ = membership_->view();
+    transport_ = membership_->enter();
+  } else {
+    transport_ = std::move(transport);
+    for (int rank = 0; rank < size(); ++rank) view_.members.push_back(rank);
+  }
+  begin();
+}
+
+World::World(std::shared_ptr<membership::Membership> membership, const World& before)
+    : config_(before.config_), membership_(std::move(membership)), view_(membership_->view()),
+      transport_(membership_->enter()), tags_(before.tags_) {
+  begin();
+}
+
+void World::begin() {
+  gone_.assign(static_cast<std::size_t>(size()), false);
+  staging_ = std::make_unique<Staging>(transport_->node_memory());
   std::vector<int> everybody(static_cast<std::size_t>(size()));
   for (int rank = 0; rank < size(); ++rank) everybody[static_cast<std::size_t>(rank)] = rank;
   add_set(0, std::move(everybody));
-  if (!config.timeline.empty() && rank() == 0) trace_.start(config.timeline, 0, false);
+  if (!config_.timeline.empty() && rank() == 0 && view_.epoch == 0) trace_.start(config_.timeline, 0, false);
   progress_ = std::make_unique<Progress>(
       *transport_, [this] { return poll(); }, [this] { return busy(); },
-      [this] { return transport_->rings_always() && on_devices_.load() == 0; }, spin_for(*transport_, config));
+      [this] { return transport_->rings_always() && on_devices_.load() == 0; }, spin_for(*transport_, config_));
+}
+
+std::shared_ptr<World> World::succeed(std::exception_ptr error) {
+  if (!membership_ || forked() || shut_down_) std::rethrow_exception(error);
+  progress_->alone([&] { fail(error, true); });
+  progress_->wait([this] { return retired_ || membership_->ended() || membership_->past(view_.epoch); });
+  std::shared_ptr<World> next;
+  progress_->alone([&] {
+    if (retired_) throw UsageError("another thread has taken this world's place already");
+    if (membership_->ended()) std::rethrow_exception(membership_->reason(view_));
+    retired_ = true;
+    next = std::shared_ptr<World>(new World(membership_, *this));
+  });
+  progress_->stop();
+  return next;
 }
 
 World::~World() {
   shutdown();
   for (auto& [id, set] : sets_) set->leave_desk();
+  if (retired_) {
+    // MPI may still write to what transfers of this world were for.
+    static_cast<void>(new auto(std::move(graveyard_)));
+    static_cast<void>(new auto(std::move(services_)));
+    static_cast<void>(new auto(std::move(closed_)));
+  }
   if (forked()) {
     // The thread exists in the parent only, and so does what is under way: GPUs and NCCL do not survive a fork.
     static_cast<void>(progress_.release());
@@ -167,6 +207,7 @@ std::map<std::string, std::uint64_t> World::routes() const {
 void World::shutdown() {
   if (forked() || shut_down_.exchange(true)) return;
   progress_->stop();
+  if (retired_) return;
   bool failed = false;
   {
     std::lock_guard lock(mutex_);
@@ -192,8 +233,11 @@ void World::shutdown() {
         transport_->abandon();  // a peer has died meanwhile; there is nobody to say goodbye to
       }
     });
-    const Time flushed = steady_clock::now() + std::chrono::seconds(1);
-    progress_->wait([&] { return transport_->idle() || failure_ || steady_clock::now() > flushed; });
+    flush(milliseconds(1000));
+  }
+  if (failed && membership_) {
+    progress_->alone([this] { membership_->depart("it has shut down"); });
+    flush(milliseconds(200));
   }
   progress_->alone([this] {
     fail(std::make_exception_ptr(Error("Sordino has been shut down")), false);
@@ -207,12 +251,22 @@ void World::shutdown() {
 void World::abort(const std::string& cause) {
   if (forked() || shut_down_) return;
   progress_->stop();
+  if (retired_) return;
   const std::string text =
       "rank " + std::to_string(rank()) + " on " + transport_->host_of(rank()) + " has ended: " + cause;
-  progress_->alone([&] { fail(std::make_exception_ptr(PeerLost(text, {rank()})), true); });
-  const Time limit = steady_clock::now() + milliseconds(200);
-  progress_->wait([&] { return transport_->idle() || steady_clock::now() > limit; });
+  progress_->alone([&] {
+    if (membership_) membership_->depart("it has ended: " + cause);
+    fail(std::make_exception_ptr(PeerLost(text, {rank()})), membership_ == nullptr);
+  });
+  flush(milliseconds(200));
   shut_down_ = true;
+}
+
+// Waits until what has been posted has left.
+void World::flush(milliseconds limit) {
+  const Time end = steady_clock::now() + limit;
+  const bool was_broken = broken_;
+  progress_->wait([&] { return transport_->idle() || broken_ != was_broken || steady_clock::now() > end; });
 }
 
 bool World::busy() const {

@@ -20,6 +20,7 @@
 #include "collectives/request.h"
 #include "collectives/service.h"
 #include "collectives/team.h"
+#include "membership/membership.h"
 #include "progress/progress.h"
 
 namespace sordino {
@@ -28,6 +29,16 @@ class World {
  public:
   World(std::unique_ptr<Transport> transport, const Config& config);
   ~World();
+
+  // Where ranks go on without those that are lost (Config::outlast): the world of those that are left, when they have
+  // agreed on it. This one has failed, or fails now with `error`; whoever holds it lets go of it. Throws NoQuorum or Evicted
+  // where this rank cannot go on, and the failure of a world that ends with its first loss.
+  std::shared_ptr<World> succeed(std::exception_ptr error);
+  // How many worlds there have been before this one.
+  std::uint32_t epoch() const { return view_.epoch; }
+  // Who this world's ranks are: their ranks in the first one.
+  const std::vector<int>& identities() const { return view_.members; }
+  bool outlasts() const { return membership_ != nullptr; }
 
   int rank() const { return transport_->rank(); }
   int size() const { return transport_->size(); }
@@ -94,6 +105,8 @@ class World {
   bool has_left(int rank) const { return gone_[static_cast<std::size_t>(rank)]; }
 
  private:
+  World(std::shared_ptr<membership::Membership> membership, const World& before);
+  void begin();
   bool poll();
   bool busy() const;
   // A forked child has the memory of a world, but neither its thread nor its place among the ranks.
@@ -117,14 +130,18 @@ class World {
   static void tell_left(ProcessSet& set, int rank);
   void require_idle(int set) const;  // with mutex_ held
   void fail(std::exception_ptr failure, bool tell);
+  void tell_peers(const std::exception_ptr& failure);
+  void tell_membership(const std::exception_ptr& failure);
   void finish(Submission& submission, std::exception_ptr error);
   ProcessSet& add_set(int id, std::vector<int> ranks);
   void remove_set(int id);
   void post_to_members(const ProcessSet& set, const Bytes& message);
 
   const Config config_;
+  std::shared_ptr<membership::Membership> membership_;  // where ranks go on without those that are lost
+  membership::View view_;                               // what this world is of it
   std::unique_ptr<Transport> transport_;
-  std::unique_ptr<Staging> staging_ = std::make_unique<Staging>(transport_->node_memory());
+  std::unique_ptr<Staging> staging_;
   std::atomic<int> on_devices_{0};  // operations whose progress rings no bell
   Traffic traffic_;
   Trace trace_;
@@ -155,6 +172,8 @@ class World {
     Time since;
   };
   std::vector<Flying> flying_;
+  int member(int rank) const { return view_.members[static_cast<std::size_t>(rank)]; }
+  void flush(std::chrono::milliseconds limit);
   void land(const std::shared_ptr<nccl::Channel>& channel);
   bool has_nccl() const;
   mutable std::once_flag asked_nccl_;
@@ -170,6 +189,8 @@ class World {
   std::uint64_t tags_ = 0;
   bool outlives_ = false;
   bool told_ = false;  // the failure came from a peer, which has told all others
+  std::vector<int> stuck_;  // who has not come to an operation within its deadline
+  std::atomic<bool> retired_{false};  // another world has taken this one's place
   std::atomic<bool> shut_down_{false};
   std::atomic<bool> broken_{false};  // failed, rather than shut down
   Time last_watch_{};

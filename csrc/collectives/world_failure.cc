@@ -138,8 +138,10 @@ void World::watch_coordinated(ProcessSet& set, Time now) {
     if (waiting.missing.empty() || waited < std::min(config_.stall_warn_s, config_.timeout_s)) continue;
     const std::string text = std::string(name_of(waiting.kind)) + " '" + waiting.name + "' has waited " +
                              whole(waited) + " s for ranks " + list(waiting.missing);
-    if (waited > config_.timeout_s)
+    if (waited > config_.timeout_s) {
+      stuck_ = waiting.missing;
       throw Timeout(text + ", more than SORDINO_TIMEOUT_S", waiting.name, waiting.missing);
+    }
     if (!waiting.warned) {
       std::cerr << "sordino: stalled: " + text + ". They compute long, wait for something else, or never call it.\n"
                 << std::flush;
@@ -171,6 +173,7 @@ void World::watch_own(Time now) {
                   << std::flush;
       }
       if (seconds(submission.since, now) > config_.timeout_s + kGrace) {
+        stuck_ = {coordinator};
         throw Timeout("'" + submission.request.name + "' has waited for " + whole(config_.timeout_s) + " s, and rank " +
                           std::to_string(coordinator) + ", which coordinates it, says nothing",
                       submission.request.name, {coordinator});
@@ -193,27 +196,10 @@ void World::fail(std::exception_ptr failure, bool tell) {
   }
   broken_ = tell || told_;
   if (broken_) transport_->abandon();
-  if (tell) {
-    Writer writer;
-    writer.put(Message::kFailed);
-    try {
-      std::rethrow_exception(failure);
-    } catch (const PeerLost& error) {
-      writer.put(Failure::kPeerLost).put(std::string(error.what())).put(std::string()).put(error.ranks);
-    } catch (const Timeout& error) {
-      writer.put(Failure::kTimeout).put(std::string(error.what())).put(error.operation).put(error.missing);
-    } catch (const std::exception& error) {
-      writer.put(Failure::kOther).put(std::string(error.what())).put(std::string()).put(std::vector<int>{rank()});
-    }
-    const Bytes message = writer.take();
-    for (int peer = 0; peer < size(); ++peer) {
-      if (peer == rank() || gone_[static_cast<std::size_t>(peer)]) continue;
-      try {
-        transport_->post(peer, message);
-      } catch (const Error&) {
-        // The peer is the one that died; the others still have to hear of it.
-      }
-    }
+  if (tell && membership_) {
+    tell_membership(failure);
+  } else if (tell) {
+    tell_peers(failure);
   }
   std::vector<Submission> lost;
   {
@@ -243,6 +229,46 @@ void World::fail(std::exception_ptr failure, bool tell) {
   }
   for (std::thread& abort : aborts) abort.join();
   flying_.clear();
+}
+
+void World::tell_peers(const std::exception_ptr& failure) {
+  Writer writer;
+  writer.put(Message::kFailed);
+  try {
+    std::rethrow_exception(failure);
+  } catch (const PeerLost& error) {
+    writer.put(Failure::kPeerLost).put(std::string(error.what())).put(std::string()).put(error.ranks);
+  } catch (const Timeout& error) {
+    writer.put(Failure::kTimeout).put(std::string(error.what())).put(error.operation).put(error.missing);
+  } catch (const std::exception& error) {
+    writer.put(Failure::kOther).put(std::string(error.what())).put(std::string()).put(std::vector<int>{rank()});
+  }
+  const Bytes message = writer.take();
+  for (int peer = 0; peer < size(); ++peer) {
+    if (peer == rank() || gone_[static_cast<std::size_t>(peer)]) continue;
+    try {
+      transport_->post(peer, message);
+    } catch (const Error&) {
+      // The peer is the one that died; the others still have to hear of it.
+    }
+  }
+}
+
+// Any failure ends the epoch: who is left agrees on the next one.
+void World::tell_membership(const std::exception_ptr& failure) {
+  std::vector<int> lost, stuck;
+  std::string cause;
+  try {
+    std::rethrow_exception(failure);
+  } catch (const PeerLost& error) {
+    cause = error.what();
+    for (const int peer : error.ranks) lost.push_back(member(peer));
+  } catch (const std::exception& error) {
+    cause = error.what();
+  }
+  for (const int peer : stuck_) stuck.push_back(member(peer));
+  membership_->accuse(lost, cause, true);
+  membership_->accuse(stuck, cause, false);
 }
 
 // Ends what NCCL has on the device for one communicator.

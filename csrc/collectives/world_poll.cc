@@ -25,6 +25,7 @@ std::string upper(std::string text) {
 }  // namespace
 
 bool World::poll() {
+  if (retired_) return false;
   try {
     bool moved = announce_submissions();
     moved |= transport_->poll([this](int from, std::span<const std::byte> message) { receive(from, message); });
@@ -288,6 +289,7 @@ void World::receive(int from, std::span<const std::byte> bytes) {
 
 void World::leave(int peer) {
   gone_[static_cast<std::size_t>(peer)] = true;
+  if (membership_) membership_->left(member(peer));
   for (auto& [id, set] : sets_) tell_left(*set, peer);
   for (auto& [number, service] : services_) service->lost(peer);
 }

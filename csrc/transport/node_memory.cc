@@ -95,6 +95,8 @@ class NodeMemory::Pool : public std::enable_shared_from_this<Pool> {
 
 NodeMemory::NodeMemory() : pool_(std::make_shared<Pool>(table_)) {}
 
+NodeMemory::NodeMemory(const NodeMemory& below) : table_(below.table_), pool_(below.pool_) {}
+
 NodeMemory::~NodeMemory() {
   for (auto& [place, mapping] : mapped_) mapping.device->close(mapping.data);
 }

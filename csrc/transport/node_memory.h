@@ -25,6 +25,7 @@ class NodeMemory {
  public:
   NodeMemory();
   virtual ~NodeMemory();
+  NodeMemory& operator=(const NodeMemory&) = delete;
 
   // Zeroed, page aligned. Throws TransportError when the machine has no room for it.
   virtual std::shared_ptr<Segment> allocate(std::size_t bytes) = 0;
@@ -43,6 +44,9 @@ class NodeMemory {
   void unmap(int rank, std::uint64_t segment) { unmap_host(rank, segment); }
 
  protected:
+  // Of the same segments, for whoever gives ranks other numbers.
+  NodeMemory(const NodeMemory& below);
+
   virtual std::byte* map_host(int rank, const Location& location) = 0;
   virtual void unmap_host(int rank, std::uint64_t segment) = 0;
 

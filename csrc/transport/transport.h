@@ -29,6 +29,7 @@ class Transfer {
 struct Loss {
   int rank;
   std::string cause;
+  bool certain = true;  // its process has ended; else it cannot be reached, and may live
 };
 
 using Tag = std::uint32_t;
@@ -70,7 +71,7 @@ class Transport {
   // False when work can arrive without a ring (messages from other nodes), so that a sleep must stay short.
   virtual bool rings_always() const = 0;
 
-  // Ranks whose process has certainly ended since the last call.
+  // Ranks that have been lost since the last call.
   virtual std::vector<Loss> take_losses() = 0;
   // From now on control messages to and from ranks that are lost fail quietly, and take_losses() tells of them. Bulk
   // transfers with them throw PeerLost as before.

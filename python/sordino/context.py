@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from sordino._core import Device, Handle, World
-from sordino.errors import UsageError
+from sordino.errors import PeerLost, UsageError
 
 
 @dataclass
@@ -24,6 +24,36 @@ class Pending:
 
     handle: Handle
     finish: Callable[[Handle], Any]
+    epoch: int  # of the context, when it began
+
+
+@dataclass
+class Lockstep:
+    """What some ranks do together, part by part, in one order (see `sordino.torch.surviving`).
+
+    Attributes:
+        key: names it, on all of them.
+        identities: who they are, through all worlds.
+        begun: the number of the part under way, or of the last one.
+        arrived: the last part whose results this rank has.
+        committed: the last part that all are known to have the results of.
+        through: the last part that is complete, as the ranks have found when they met after a loss.
+        undo: makes this rank as it was before the part under way.
+    """
+
+    key: str
+    identities: list[int]
+    begun: int = 0
+    arrived: int = 0
+    committed: int = 0
+    through: int = 0
+    undo: Callable[[], None] = field(default=lambda: None, repr=False)
+
+    def begin(self, undo: Callable[[], None]) -> int:
+        """The number of the next part."""
+        self.begun += 1
+        self.undo = undo
+        return self.begun
 
 
 @dataclass
@@ -35,9 +65,10 @@ class Context:
     # Agreements that this rank must take part in before it joins, for others will ask for them later. Weak methods.
     on_join: dict[int, Callable[[], Callable[[], None] | None]] = field(default_factory=dict)
     _tickets: Iterator[int] = field(default_factory=lambda: itertools.count(1))
-    _unnamed: dict[tuple[int, str], Iterator[int]] = field(default_factory=lambda: defaultdict(itertools.count))
-    _plans: dict[tuple[int, str], Iterator[int]] = field(default_factory=lambda: defaultdict(itertools.count))
+    _unnamed: Counter[tuple[int, str]] = field(default_factory=Counter)
+    _plans: Counter[tuple[int, str]] = field(default_factory=Counter)
     process_sets: list[Any] = field(default_factory=list)  # that the user has registered
+    members_of: dict[int, list[int]] = field(default_factory=dict)  # the identities of their members, by their id()
     # Sets of the core that only the library uses: for the exchanges of a process set, and for its groups by their size
     # (id and members).
     channels: dict[int, int] = field(default_factory=dict)
@@ -49,9 +80,22 @@ class Context:
     services: int = 0  # numbers of the core's services up to this one are taken
     pretended: Device | None = None  # whose memory the CPU's tensors are taken to be, where tests have no GPU
     helpers: Any = None  # sordino.torch.helpers.Helpers, where some ranks have no model and help the others
+    # Where ranks go on without those that are lost: what they do together; weak methods that have what was made for all
+    # made again, in the order in which they were registered; and who wants to know of the number of ranks.
+    locksteps: dict[str, Lockstep] = field(default_factory=dict)
+    survivors: dict[int, Callable[[], Callable[[], None] | None]] = field(default_factory=dict)
+    on_resize: list[Callable[[int, int], None]] = field(default_factory=list)
+    recovering: threading.RLock = field(default_factory=threading.RLock)
+    fruitless: int = 0  # times in a row that the ranks have met anew with nobody missing
+    _plain: threading.local = field(default_factory=threading.local)
+    _names: str = ""
+    _counting: threading.Lock = field(default_factory=threading.Lock)
     _joins: int = 0
 
     def __post_init__(self) -> None:
+        self._take_place()
+
+    def _take_place(self) -> None:
         nodes = self.world.nodes
         self.rank = self.world.rank
         self.size = self.world.size
@@ -64,6 +108,46 @@ class Context:
         self.cross_rank = order.index(nodes[self.rank])
         self.cross_size = len(order)
         self.is_homogeneous = len(set(sizes)) == 1
+        self.epoch = self.world.epoch
+        self.outlasts = self.world.outlasts
+        self.identity = self.world.identities[self.rank]
+        """This rank's number in the first world, which it keeps."""
+
+    def adopt(self, world: World) -> None:
+        """Goes on in another world, of some of the ranks; what was made in the old one must be made again."""
+        self.world = world
+        self.channels.clear()
+        self.groups.clear()
+        self.services = 0
+        self._take_place()
+
+    def lockstep(self, key: str, ranks: list[int]) -> Lockstep:
+        """What these ranks do together under this name."""
+        identities = [self.world.identities[rank] for rank in ranks]
+        name = f"{key}.{'.'.join(map(str, identities))}" if len(ranks) < self.size else key
+        return self.locksteps.setdefault(name, Lockstep(name, identities))
+
+    def living_survivors(self) -> list[Callable[[], None]]:
+        """What is to be made again after a loss."""
+        found = [(key, method()) for key, method in self.survivors.items()]
+        for key, method in found:
+            if method is None:
+                del self.survivors[key]
+        return [method for _, method in found if method is not None]
+
+    @contextmanager
+    def plainly(self) -> Iterator[None]:
+        """Within it, this thread's operations raise when a rank is lost; whoever began them repeats them."""
+        before = self.is_plain
+        self._plain.on = True
+        try:
+            yield
+        finally:
+            self._plain.on = before
+
+    @property
+    def is_plain(self) -> bool:
+        return not self.outlasts or getattr(self._plain, "on", False)
 
     def shutdown(self) -> None:
         """Completes what was put off, and leaves. Raises what went wrong first with the former."""
@@ -89,19 +173,48 @@ class Context:
     def track(self, handle: Handle, finish: Callable[[Handle], Any]) -> int:
         """Registers an operation and returns the number that `poll` and `synchronize` know it by."""
         ticket = next(self._tickets)
-        self.pending[ticket] = Pending(handle, finish)
+        self.pending[ticket] = Pending(handle, finish, self.epoch)
         return ticket
 
     def operation_name(self, label: str, name: str | None, process_set: int) -> str:
         """The name that ranks match an operation by. Unnamed ones are counted for each kind and process set, so a rank
         that is not in a set stays in step."""
         if name is None:
-            return f"{label}.noname.{self._joins}.{next(self._unnamed[process_set, label])}"
+            return f"{label}.noname.{self._joins}.{self._next(self._unnamed, (process_set, label))}"
         return f"{label}.{name}"
 
     def plan_name(self, key: str, process_set: int | None) -> str:
         """A name for the n-th thing with this key in a process set, the same on all its members."""
-        return f"{key}.{next(self._plans[process_set or 0, key])}"
+        return f"{self._names}{key}.{self._next(self._plans, (process_set or 0, key))}"
+
+    def _next(self, counter: Counter[tuple[int, str]], key: tuple[int, str]) -> int:
+        with self._counting:  # backward names operations on a thread of its own
+            counter[key] += 1
+            return counter[key] - 1
+
+    @contextmanager
+    def names_of_epoch(self) -> Iterator[None]:
+        """Within it, plans have names of their own: the ranks may have come to different places in their programs."""
+        before, self._plans, self._names = self._plans, Counter(), f"epoch {self.epoch}."
+        try:
+            yield
+        finally:
+            self._plans, self._names = before, ""
+
+    def names_until_now(self) -> Callable[[], None]:
+        """What makes names go on from here again, for those that do once more what they have begun to do."""
+        plans, unnamed = self._plans.copy(), self._unnamed.copy()
+
+        def go_back() -> None:
+            self._plans, self._unnamed = plans.copy(), unnamed.copy()
+
+        return go_back
+
+    def rank_of(self, identity: int, what: str) -> int:
+        """The rank that was number `identity` of the first world. PeerLost, saying `what` it was, if it is lost."""
+        if identity not in self.world.identities:
+            raise PeerLost(f"{what} is lost")
+        return self.world.identities.index(identity)
 
     def joined(self) -> None:
         """All ranks have joined, however many operations each had submitted: unnamed ones are counted anew."""

@@ -51,6 +51,15 @@ class Timeout(SordinoError, TimeoutError):
         self.missing: tuple[int, ...] = tuple(missing)
 
 
+class NoQuorum(SordinoError):
+    """With `on_peer_lost="continue"`: this rank reaches no more than half of those that may be alive. The others may go
+    on, so it must not; what it has is intact."""
+
+
+class Evicted(SordinoError):
+    """With `on_peer_lost="continue"`: this rank was silent for too long, and the others have gone on without it."""
+
+
 class TransportError(SordinoError):
     """The library that moves the bytes failed (an MPI error, shared memory exhausted)."""
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
-from sordino._core import Device, sim_worlds
+from sordino._core import Device, SimNetwork, sim_worlds
 from sordino.algorithms import Algorithm
 from sordino.context import Context, use
 from sordino.torch.helpers import Helpers, helped
+from sordino.torch.lasting import goes_on
 
 Result = TypeVar("Result")
 
@@ -22,6 +23,8 @@ def run(
     ranks_per_node: int = 0,
     algorithm: Algorithm | str | None = None,
     devices: Sequence[Device] = (),
+    on_peer_lost: Literal["raise", "continue"] = "raise",
+    network: SimNetwork | None = None,
 ) -> list[Result]:
     """Calls `function(*args)` on `size` ranks at once and returns what each returned, in rank order.
 
@@ -35,16 +38,22 @@ def run(
         algorithm: as of `sordino.torch.init`. Helpers do not call `function`, and there is no result of theirs.
         devices: simulated GPUs (`sordino._core.sim_device`); rank r takes the CPU's tensors to be in the memory of
             number r, modulo how many there are.
+        on_peer_lost: as of `sordino.torch.init`. With "continue" a rank that is lost has no result, and an error is
+            raised only if no rank comes to its end.
+        network: that connects the ranks, for what is to happen to them; of `size` ranks, whose nodes it tells.
     """
     dedicated = helped(algorithm)
-    everybody = contexts(size, ranks_per_node, devices if dedicated is None else ())  # helpers have no GPUs
+    outlast = bool(goes_on(on_peer_lost, algorithm))
+    place = network if network is not None else _nodes(size, ranks_per_node)
+    everybody = _contexts(place, devices if dedicated is None else (), outlast)  # helpers have no GPUs
     nodes = everybody[0].world.nodes
     chosen, workers = list(range(size)), everybody
     if dedicated is not None:
         chosen = dedicated.roles(nodes).workers
-        workers = _contexts([nodes[rank] for rank in chosen], devices)
+        workers = _contexts([nodes[rank] for rank in chosen], devices, outlast)
     results: list[Any] = [None] * len(workers)
     failures: list[BaseException] = []
+    finished: list[int] = []
 
     def body(context: Context, work: Callable[[], None]) -> None:
         with use(context):
@@ -61,7 +70,9 @@ def run(
     def train(context: Context, rank: int) -> None:
         if dedicated is not None:
             context.helpers = Helpers(everybody[rank], dedicated)
-        results[context.rank] = function(*args)
+        place = context.rank
+        results[place] = function(*args)
+        finished.append(place)
 
     def serve(context: Context) -> None:
         assert dedicated is not None
@@ -80,18 +91,24 @@ def run(
         thread.start()
     for thread in threads:
         thread.join()
-    if failures:
+    if failures and not (outlast and finished):
         raise failures[0]
     return results
 
 
-def contexts(size: int, ranks_per_node: int = 0, devices: Sequence[Device] = ()) -> list[Context]:
+def contexts(
+    size: int, ranks_per_node: int = 0, devices: Sequence[Device] = (), outlast: bool = False
+) -> list[Context]:
     """The contexts that `run` would use, for tests that drive the threads themselves."""
-    return _contexts([rank // ranks_per_node if ranks_per_node else 0 for rank in range(size)], devices)
+    return _contexts(_nodes(size, ranks_per_node), devices, outlast)
 
 
-def _contexts(nodes: list[int], devices: Sequence[Device]) -> list[Context]:
-    made = [Context(world) for world in sim_worlds(nodes)]
+def _nodes(size: int, ranks_per_node: int) -> list[int]:
+    return [rank // ranks_per_node if ranks_per_node else 0 for rank in range(size)]
+
+
+def _contexts(network: SimNetwork | list[int], devices: Sequence[Device], outlast: bool) -> list[Context]:
+    made = [Context(world) for world in sim_worlds(network, outlast)]
     for context in made if devices else ():
         context.pretended = devices[context.rank % len(devices)]
     return made

@@ -44,7 +44,7 @@ std::vector<double> memory_of(const Layout& layout, double value) {
 std::vector<Rank> make(const std::vector<int>& nodes, const std::shared_ptr<const Layout>& layout, bool shared) {
   std::vector<Rank> ranks;
   const Config config = Config::from_environment();
-  for (auto& transport : sim::make_world(nodes)) {
+  for (auto& transport : sim::Network(nodes).transports()) {
     Rank& rank = ranks.emplace_back();
     rank.world = std::make_unique<World>(std::move(transport), config);
     rank.letters = std::make_shared<Letters>(*rank.world, kLetters);

@@ -76,7 +76,7 @@ void segments_know_what_lies_in_them() {
 }
 
 void sim_delivers_in_order() {
-  auto world = sim::make_world({0, 0});
+  auto world = sim::Network({0, 0}).transports();
   const Bytes first = pattern(10, 1), second = pattern(10, 2);
   auto one = world[0]->send(1, 7, first), two = world[0]->send(1, 7, second);
   Bytes a(10), b(10);
@@ -87,7 +87,7 @@ void sim_delivers_in_order() {
   auto short_one = world[0]->send(1, 8, std::span(first).first(3));
   auto receiving = world[1]->receive(0, 8, a);
   CHECK_THROWS(TransportError, receiving->test());
-  CHECK_THROWS(UsageError, sim::make_world({}));
+  CHECK_THROWS(UsageError, sim::Network({}));
   world[0].reset();
   CHECK(world[1]->take_losses().size() == 1);
 }

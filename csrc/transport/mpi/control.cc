@@ -60,7 +60,7 @@ bool Control::fine(int code, const char* what, int peer) {
 }
 
 void Control::lose(int peer) {
-  if (lost_.insert(peer).second) heard_.push_back({peer, "MPI does not reach it any more"});
+  if (lost_.insert(peer).second) heard_.push_back({peer, "MPI does not reach it any more", false});
 }
 
 // Gives the next message of `from`, which may be MPI_ANY_SOURCE, to the sink. False if there is none.

@@ -4,12 +4,15 @@
 #include <dlfcn.h>
 #include <mpi.h>
 #include <poll.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <fstream>
+#include <functional>
 #include <iostream>
 #include <random>
 
@@ -91,6 +94,15 @@ class MpiTransfer : public Transfer {
   std::atomic<int>& under_way_;
 };
 
+// A number for this machine (since it was started) and process namespace.
+std::size_t where_pids_mean_the_same() {
+  std::string boot;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
+  struct stat names {};
+  if (stat("/proc/self/ns/pid", &names) != 0) names.st_ino = static_cast<ino_t>(getpid());  // then for this process alone
+  return std::hash<std::string>{}(boot + "/" + std::to_string(names.st_ino));
+}
+
 // Open MPI, and those made of it, tell whether they take CUDA memory; the others are believed not to.
 bool knows_cuda() {
   using Query = int (*)();
@@ -113,7 +125,7 @@ class MpiTransport : public Transport {
     require_tags();
     find_nodes(config.ranks_per_node);
     find_hosts();
-    share_memory(config.shared_memory);
+    share_memory(config.shared_memory, config.outlast);
     takes_device_memory_ = config.cuda_aware < 0 ? knows_cuda() : config.cuda_aware == 1;
     int world_size = 0;
     MPI_Comm_size(MPI_COMM_WORLD, &world_size);
@@ -260,13 +272,16 @@ class MpiTransport : public Transport {
 
   // Every rank publishes a box with a random mark and looks for its peers' marks. Ranks that cannot see each other
   // (another pid namespace, hidden /proc) fall back to MPI together, with a warning.
-  void share_memory(bool wanted) {
+  void share_memory(bool wanted, bool outlasts) {
     struct Card {
       pid_t pid;
       std::uint32_t mark;
+      std::size_t machine;
+      bool outlasts;
       Location box;
     };
-    Card mine{getpid(), std::random_device{}() | 1u, {}};
+    Card mine{getpid(), std::random_device{}() | 1u, where_pids_mean_the_same(), outlasts, {}};
+    const auto word = [](bool goes_on) { return std::string(goes_on ? "continue" : "raise"); };
     std::string trouble;
     if (wanted) {
       try {
@@ -278,6 +293,12 @@ class MpiTransport : public Transport {
       }
     }
     const std::vector<Card> cards = allgather(data_, mine);
+    for (int peer = 0; peer < size_; ++peer) {
+      if (cards[peer].outlasts == mine.outlasts) continue;
+      throw UsageError("on_peer_lost differs: rank " + std::to_string(rank_) + " has '" + word(mine.outlasts) +
+                       "', rank " + std::to_string(peer) + " '" + word(cards[peer].outlasts) +
+                       "'; give all ranks the same");
+    }
     std::vector<std::byte*> boxes;
     for (const int peer : here_) {
       memory_.introduce(peer, cards[peer].pid);
@@ -302,8 +323,8 @@ class MpiTransport : public Transport {
       std::cerr << "sordino: rank " << rank_ << " does not share memory with its node: " << trouble
                 << ". Everything goes over MPI, which is slower.\n";
     }
-    for (const int peer : here_) {
-      if (peer == rank_ || !boxes_) continue;  // a pid means nothing across process namespaces
+    for (int peer = 0; peer < size_; ++peer) {
+      if (peer == rank_ || cards[peer].machine != mine.machine) continue;
       const int pidfd = static_cast<int>(syscall(SYS_pidfd_open, cards[peer].pid, 0));
       if (pidfd >= 0) pidfds_.emplace_back(peer, pidfd);
     }

@@ -5,12 +5,15 @@
 #include <deque>
 #include <list>
 #include <mutex>
+#include <thread>
 
 #include "transport/doorbell.h"
 #include "transport/segment_table.h"
 
 namespace sordino::sim {
 namespace {
+
+using std::chrono::milliseconds;
 
 struct Mail {
   int from;
@@ -33,17 +36,40 @@ struct Mailbox {
   Doorbell bell;
 };
 
-struct World {
-  explicit World(const std::vector<int>& node_of) : boxes(node_of.size()), nodes(node_of) {}
+}  // namespace
+
+struct Machines {
+  explicit Machines(const std::vector<int>& node_of)
+      : boxes(node_of.size()), nodes(node_of), killed(node_of.size()), stopped(node_of.size()),
+        links(node_of.size() * node_of.size()) {}
   std::vector<Mailbox> boxes;
   std::vector<int> nodes;
   std::mutex kept_mutex;
   std::vector<std::shared_ptr<Segment>> kept;
+  std::vector<std::atomic<bool>> killed, stopped;
+  std::vector<std::atomic<bool>> links;  // that are cut
+  std::atomic<bool> any_killed{false};
+
+  std::atomic<bool>& link(int one, int other) {
+    return links[static_cast<std::size_t>(one) * nodes.size() + static_cast<std::size_t>(other)];
+  }
+  // Tells all others that a rank is gone.
+  void mourn(int rank, const std::string& cause) {
+    for (std::size_t peer = 0; peer < boxes.size(); ++peer) {
+      if (static_cast<int>(peer) == rank) continue;
+      std::lock_guard lock(boxes[peer].mutex);
+      boxes[peer].losses.push_back({rank, cause});
+      boxes[peer].bell.ring();
+    }
+  }
 };
+
+namespace {
 
 class HeapSegment : public Segment {
  public:
-  HeapSegment(std::shared_ptr<SegmentTable> table, std::size_t size) : table_(std::move(table)) {
+  HeapSegment(std::shared_ptr<Machines> machines, std::shared_ptr<SegmentTable> table, std::size_t size)
+      : machines_(std::move(machines)), table_(std::move(table)) {
     constexpr std::size_t kPage = 4096;
     const std::size_t rounded = (size + kPage - 1) / kPage * kPage;
     data = static_cast<std::byte*>(std::aligned_alloc(kPage, rounded));
@@ -56,17 +82,19 @@ class HeapSegment : public Segment {
   }
   ~HeapSegment() override {
     table_->remove(data);
-    std::free(data);
+    if (!machines_->any_killed) std::free(data);  // peers have what a killed rank shared as long as they want
   }
 
  private:
+  std::shared_ptr<Machines> machines_;
   std::shared_ptr<SegmentTable> table_;
 };
 
 class HeapMemory : public NodeMemory {
  public:
+  explicit HeapMemory(std::shared_ptr<Machines> machines) : machines_(std::move(machines)) {}
   std::shared_ptr<Segment> allocate(std::size_t bytes) override {
-    return std::make_shared<HeapSegment>(table_, std::max<std::size_t>(bytes, 1));
+    return std::make_shared<HeapSegment>(machines_, table_, std::max<std::size_t>(bytes, 1));
   }
 
  protected:
@@ -74,6 +102,9 @@ class HeapMemory : public NodeMemory {
     return reinterpret_cast<std::byte*>(location.key) + location.offset;
   }
   void unmap_host(int, std::uint64_t) override {}
+
+ private:
+  std::shared_ptr<Machines> machines_;
 };
 
 class Sending : public Transfer {
@@ -92,12 +123,13 @@ class Sending : public Transfer {
 
 class Receiving : public Transfer {
  public:
-  Receiving(World& world, int self, int from, Tag tag, std::span<std::byte> data)
-      : world_(world), self_(self), from_(from), tag_(tag), data_(data) {}
+  Receiving(Machines& machines, int self, int from, Tag tag, std::span<std::byte> data)
+      : machines_(machines), self_(self), from_(from), tag_(tag), data_(data) {}
 
   bool test() override {
     if (done_) return true;
-    Mailbox& box = world_.boxes[self_];
+    if (machines_.link(from_, self_) || machines_.killed[self_]) return false;
+    Mailbox& box = machines_.boxes[self_];
     std::lock_guard lock(box.mutex);
     for (auto parcel = box.parcels.begin(); parcel != box.parcels.end(); ++parcel) {
       if ((*parcel)->from != from_ || (*parcel)->tag != tag_) continue;
@@ -108,14 +140,14 @@ class Receiving : public Transfer {
       if (!data_.empty()) std::memcpy(data_.data(), (*parcel)->data.data(), data_.size());
       (*parcel)->taken.store(true, std::memory_order_release);
       box.parcels.erase(parcel);
-      world_.boxes[from_].bell.ring();
+      machines_.boxes[from_].bell.ring();
       return done_ = true;
     }
     return false;
   }
 
  private:
-  World& world_;
+  Machines& machines_;
   int self_, from_;
   Tag tag_;
   std::span<std::byte> data_;
@@ -124,25 +156,21 @@ class Receiving : public Transfer {
 
 class SimTransport : public Transport {
  public:
-  SimTransport(std::shared_ptr<World> world, int rank) : world_(std::move(world)), rank_(rank) {}
+  SimTransport(std::shared_ptr<Machines> machines, int rank)
+      : machines_(std::move(machines)), rank_(rank), memory_(machines_) {}
   ~SimTransport() override {
-    for (int peer = 0; peer < size(); ++peer) {
-      if (peer == rank_) continue;
-      Mailbox& box = world_->boxes[peer];
-      std::lock_guard lock(box.mutex);
-      box.losses.push_back({rank_, "its thread has ended"});
-      box.bell.ring();
-    }
+    if (!machines_->killed[rank_]) machines_->mourn(rank_, "its thread has ended");
   }
 
   int rank() const override { return rank_; }
-  int size() const override { return static_cast<int>(world_->boxes.size()); }
-  const std::vector<int>& node_of() const override { return world_->nodes; }
-  std::string host_of(int rank) const override { return "sim-node-" + std::to_string(world_->nodes[rank]); }
+  int size() const override { return static_cast<int>(machines_->boxes.size()); }
+  const std::vector<int>& node_of() const override { return machines_->nodes; }
+  std::string host_of(int rank) const override { return "sim-node-" + std::to_string(machines_->nodes[rank]); }
   std::string name() const override { return "sim"; }
 
   void post(int to, Bytes message) override {
-    Mailbox& box = world_->boxes[to];
+    if (machines_->killed[rank_]) return;
+    Mailbox& box = machines_->boxes[to];
     {
       std::lock_guard lock(box.mutex);
       box.mail.push_back({rank_, std::move(message)});
@@ -150,17 +178,25 @@ class SimTransport : public Transport {
     box.bell.ring();
   }
   bool poll(const Sink& sink) override {
-    Mailbox& box = world_->boxes[rank_];
+    while (machines_->stopped[rank_] && !machines_->killed[rank_]) std::this_thread::sleep_for(milliseconds(1));
+    if (machines_->killed[rank_]) {
+      if (!std::exchange(mourned_, true)) machines_->mourn(rank_, "it was killed");
+      throw Evicted("this rank was killed");
+    }
+    Mailbox& box = machines_->boxes[rank_];
     std::deque<Mail> arrived;
     {
       std::lock_guard lock(box.mutex);
       arrived.swap(box.mail);
+      for (Mail& mail : std::exchange(arrived, {})) {
+        (machines_->link(mail.from, rank_) ? box.mail : arrived).push_back(std::move(mail));
+      }
     }
     for (Mail& mail : arrived) sink(mail.from, mail.message);
     return !arrived.empty();
   }
   std::unique_ptr<Transfer> send(int to, Tag tag, std::span<const std::byte> data) override {
-    Mailbox& box = world_->boxes[to];
+    Mailbox& box = machines_->boxes[to];
     auto parcel = std::make_shared<Parcel>();
     parcel->from = rank_;
     parcel->tag = tag;
@@ -173,7 +209,7 @@ class SimTransport : public Transport {
     return std::make_unique<Sending>(box, parcel);
   }
   std::unique_ptr<Transfer> receive(int from, Tag tag, std::span<std::byte> data) override {
-    return std::make_unique<Receiving>(*world_, rank_, from, tag, data);
+    return std::make_unique<Receiving>(*machines_, rank_, from, tag, data);
   }
   bool idle() const override { return true; }
 
@@ -181,19 +217,19 @@ class SimTransport : public Transport {
   bool shares_memory() const override { return true; }
   bool takes_device_memory() const override { return true; }  // which is host memory here
 
-  std::uint32_t ticket() override { return world_->boxes[rank_].bell.ticket(); }
+  std::uint32_t ticket() override { return machines_->boxes[rank_].bell.ticket(); }
   void sleep(std::uint32_t ticket, std::chrono::microseconds limit) override {
-    world_->boxes[rank_].bell.sleep(ticket, limit);
+    machines_->boxes[rank_].bell.sleep(ticket, limit);
   }
-  void ring(int rank) override { world_->boxes[rank].bell.ring(); }
+  void ring(int rank) override { machines_->boxes[rank].bell.ring(); }
   void keep(std::shared_ptr<Segment> segment) override {
-    std::lock_guard lock(world_->kept_mutex);
-    world_->kept.push_back(std::move(segment));
+    std::lock_guard lock(machines_->kept_mutex);
+    machines_->kept.push_back(std::move(segment));
   }
   bool rings_always() const override { return true; }
 
   std::vector<Loss> take_losses() override {
-    Mailbox& box = world_->boxes[rank_];
+    Mailbox& box = machines_->boxes[rank_];
     std::lock_guard lock(box.mutex);
     return std::exchange(box.losses, {});
   }
@@ -201,20 +237,38 @@ class SimTransport : public Transport {
   void abandon() override {}
 
  private:
-  std::shared_ptr<World> world_;
+  std::shared_ptr<Machines> machines_;
   int rank_;
   HeapMemory memory_;
+  bool mourned_ = false;
 };
 
 }  // namespace
 
-std::vector<std::unique_ptr<Transport>> make_world(const std::vector<int>& node_of) {
+Network::Network(const std::vector<int>& node_of) {
   if (node_of.empty()) throw UsageError("a world needs at least one rank, not 0");
-  auto world = std::make_shared<World>(node_of);
-  std::vector<std::unique_ptr<Transport>> transports;
-  for (int rank = 0; rank < static_cast<int>(node_of.size()); ++rank)
-    transports.push_back(std::make_unique<SimTransport>(world, rank));
-  return transports;
+  machines_ = std::make_shared<Machines>(node_of);
+}
+
+std::vector<std::unique_ptr<Transport>> Network::transports() const {
+  std::vector<std::unique_ptr<Transport>> made;
+  for (int rank = 0; rank < static_cast<int>(machines_->nodes.size()); ++rank) {
+    made.push_back(std::make_unique<SimTransport>(machines_, rank));
+  }
+  return made;
+}
+
+void Network::kill(int rank) {
+  machines_->any_killed = true;
+  machines_->killed.at(static_cast<std::size_t>(rank)) = true;
+  machines_->boxes[static_cast<std::size_t>(rank)].bell.ring();
+}
+
+void Network::stop(int rank, bool stopped) { machines_->stopped.at(static_cast<std::size_t>(rank)) = stopped; }
+
+void Network::cut(int one, int other, bool is_cut) {
+  machines_->link(one, other) = is_cut;
+  machines_->link(other, one) = is_cut;
 }
 
 }  // namespace sordino::sim

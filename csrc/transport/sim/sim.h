@@ -8,8 +8,27 @@
 
 namespace sordino::sim {
 
-// Connected transports, one for each rank's node. Each may be used by a different thread, and dropping one before it
-// said goodbye counts as its death for the others.
-std::vector<std::unique_ptr<Transport>> make_world(const std::vector<int>& node_of);
+struct Machines;
+
+// What connects the ranks, and how to break it.
+class Network {
+ public:
+  // One rank for each number, which is its node's.
+  explicit Network(const std::vector<int>& node_of);
+
+  // Connected transports. Each may be used by a different thread, and dropping one before it said goodbye counts as its
+  // death for the others.
+  std::vector<std::unique_ptr<Transport>> transports() const;
+
+  // As if its process were killed: when it polls next, the others hear that it has ended, and it gets Evicted.
+  void kill(int rank);
+  // It stands still from its next poll on, or goes on.
+  void stop(int rank, bool stopped);
+  // What goes either way between these two waits until the link is whole again.
+  void cut(int one, int other, bool is_cut);
+
+ private:
+  std::shared_ptr<Machines> machines_;
+};
 
 }  // namespace sordino::sim

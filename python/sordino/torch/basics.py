@@ -8,9 +8,9 @@ import signal
 import sys
 import traceback
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 from sordino import _core
 from sordino.algorithms import Algorithm
@@ -18,6 +18,7 @@ from sordino.context import Context, current, current_or_none, replace_current
 from sordino.errors import NotBuilt, UsageError
 from sordino.torch import process_sets as sets
 from sordino.torch.helpers import Helped, Helpers, helped
+from sordino.torch.lasting import goes_on
 from sordino.torch.process_sets import ProcessSet
 
 
@@ -25,6 +26,7 @@ def init(
     comm: Any = None,
     process_sets: Sequence[ProcessSet | Sequence[int]] | str | None = None,
     algorithm: Algorithm | str | None = None,
+    on_peer_lost: Literal["raise", "continue"] | None = None,
 ) -> None:
     """Joins the world. Collective: all ranks of the job call it. A second call does nothing.
 
@@ -36,6 +38,9 @@ def init(
             each group, with `ParameterSkipping(dedicated_servers=True)` the last ranks of all have no model. There
             init() serves the workers until they shut down, and then ends the script with status 0; `rank()` and
             `size()` count workers only. Once for a process.
+        on_peer_lost: what becomes of the others when a rank is lost. "raise": every operation raises `PeerLost`.
+            "continue": they go on without it; `rank()` and `size()` change, and `on_resize()` tells of it (see
+            docs/faults.md). None: as `SORDINO_ON_PEER_LOST` says, which is "raise" where it is not set.
 
     Without a launcher (`python train.py`) the world has one rank and MPI is not started.
 
@@ -47,7 +52,8 @@ def init(
     if current_or_none() is not None:
         return
     dedicated = helped(algorithm)
-    context = Context(_make_world(comm)) if dedicated is None else _with_helpers(comm, dedicated)
+    outlast = goes_on(on_peer_lost, algorithm)
+    context = Context(_make_world(comm, outlast)) if dedicated is None else _with_helpers(comm, dedicated)
     replace_current(context)
     _install_exit_handlers()
     if isinstance(process_sets, str):
@@ -65,13 +71,14 @@ def _with_helpers(comm: Any, algorithm: Helped) -> Context:
             "init(algorithm=...) with ranks that have no model takes comm=None or a list of ranks, not an mpi4py "
             "communicator"
         )
-    everybody = Context(_make_world(comm))
+    everybody = Context(_make_world(comm, False))
     everybody.world.stop_trace()  # the workers' world writes the file that the environment asks for
     try:
         helpers = Helpers(everybody, algorithm)
         if everybody.rank not in helpers.roles.helpers:
             names = list(comm) if comm else list(range(everybody.size))
-            context = Context(_core.mpi_world(ranks=[names[rank] for rank in helpers.roles.workers]))
+            workers = [names[rank] for rank in helpers.roles.workers]
+            context = Context(_core.mpi_world(ranks=workers, outlast=False))
             context.helpers = helpers
             return context
         helpers.serve()
@@ -85,11 +92,11 @@ def _with_helpers(comm: Any, algorithm: Helped) -> Context:
     sys.exit(0)
 
 
-def _make_world(comm: Any) -> _core.World:
+def _make_world(comm: Any, outlast: bool | None) -> _core.World:
     if comm is None or (isinstance(comm, Sequence) and len(comm) == 0):
         size, variable = _core.launcher()
         if size == 0 and not (_core.build_info()["mpi"] and _mpi_in_use()):
-            return _core.sim_worlds([0])[0]
+            return _core.sim_worlds([0], outlast)[0]
         if size > 1 and _core.build_info()["mpi"] is None:
             raise NotBuilt(
                 f"{variable}={size}: a launcher started {size} processes, but Sordino was built without MPI. Install "
@@ -97,12 +104,12 @@ def _make_world(comm: Any) -> _core.World:
                 "its folder); `sordino doctor` tells more."
             )
         if size == 1 and _core.build_info()["mpi"] is None:
-            return _core.sim_worlds([0])[0]
-        return _core.mpi_world()
+            return _core.sim_worlds([0], outlast)[0]
+        return _core.mpi_world(outlast=outlast)
     if isinstance(comm, Sequence) and all(isinstance(rank, int) for rank in comm):
-        return _core.mpi_world(ranks=list(comm))
+        return _core.mpi_world(ranks=list(comm), outlast=outlast)
     if hasattr(comm, "py2f"):
-        return _core.mpi_world(fortran_handle=comm.py2f())
+        return _core.mpi_world(fortran_handle=comm.py2f(), outlast=outlast)
     raise UsageError(
         f"Invalid type of argument comm: {type(comm).__name__}. Expected None, a list of ranks or an mpi4py "
         "communicator."
@@ -165,6 +172,12 @@ def shutdown() -> None:
     finally:
         replace_current(None)
         sets.unbind_all(context)
+
+
+def on_resize(callback: Callable[[int, int], None]) -> None:
+    """Has `callback(before, now)` called, with numbers of ranks, whenever ranks have been lost and this one goes on: on
+    every rank that is left, before the operation returns in which it was noticed."""
+    current().on_resize.append(callback)
 
 
 def is_initialized() -> bool:

@@ -15,6 +15,7 @@ from sordino.torch.autograd import allgather
 from sordino.torch.operation import synchronize
 from sordino.torch.ops import broadcast_, broadcast_async_
 from sordino.torch.process_sets import ProcessSet, global_process_set
+from sordino.torch.surviving import together
 
 try:
     import cloudpickle as _pickler
@@ -41,16 +42,43 @@ def broadcast_parameters(params: Mapping[str, Any] | Iterable[Any], root_rank: i
     else:
         kind = type(params).__name__
         raise UsageError(f"invalid params of type: {kind}; expected a state_dict, tensors or named tensors")
-    handles = []
     for name, tensor in entries:
-        if isinstance(tensor, torch.Tensor):
-            label = None if name is None else f"parameters.{name}"
-            handles.append(broadcast_async_(tensor, root_rank, name=label))
-        elif name is None:
+        if name is None and not isinstance(tensor, torch.Tensor):
             kind = type(tensor).__name__
             raise UsageError(f"invalid params: an entry is a {kind}, not a tensor or a (name, tensor) pair")
-    for handle in handles:
-        synchronize(handle)
+    root = _Root(root_rank)
+
+    def work() -> None:
+        handles = [
+            broadcast_async_(tensor, root.rank, name=None if name is None else f"parameters.{name}")
+            for name, tensor in entries
+            if isinstance(tensor, torch.Tensor)
+        ]
+        for handle in handles:
+            synchronize(handle)
+
+    together(current(), global_process_set, work)
+
+
+class _Root:
+    """The rank that sends, which has another number when others have been lost."""
+
+    def __init__(self, rank: int) -> None:
+        self._context = current()
+        identities = self._context.world.identities
+        if not 0 <= rank < len(identities):
+            raise UsageError(f"root_rank={rank}: the ranks are 0 to {len(identities) - 1}")
+        self._identity = identities[rank]
+
+    @property
+    def rank(self) -> int:
+        """Its number."""
+        return self._context.rank_of(self._identity, "the rank that was to send")
+
+    @property
+    def here(self) -> bool:
+        """Whether it is this one."""
+        return self._context.identity == self._identity
 
 
 def broadcast_optimizer_state(
@@ -68,7 +96,11 @@ def broadcast_optimizer_state(
     """
     if isinstance(getattr(optimizer, "_inner", optimizer), torch.optim.LBFGS):
         raise UsageError("cannot broadcast torch.optim.LBFGS state")
-    context = current()
+    root = _Root(root_rank)
+    together(current(), global_process_set, lambda: _broadcast_optimizer_state(optimizer, root, model))
+
+
+def _broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root: _Root, model: torch.nn.Module | None) -> None:
     tensors: list[torch.Tensor] = []
 
     def pack(value: Any) -> Any:
@@ -81,11 +113,11 @@ def broadcast_optimizer_state(
         _zero_missing_gradients(optimizer, model)
     state = optimizer.state_dict()
     skeleton = None
-    if context.rank == root_rank:
+    if root.here:
         entries = {key: {name: pack(value) for name, value in entry.items()} for key, entry in state["state"].items()}
         skeleton = {**state, "state": entries}
-    skeleton = broadcast_object(skeleton, root_rank, name="optimizer_state")
-    if context.rank != root_rank:
+    skeleton = broadcast_object(skeleton, root.rank, name="optimizer_state")
+    if not root.here:
 
         def unpack(value: Any) -> Any:
             if isinstance(value, _TensorPlace):
@@ -96,8 +128,8 @@ def broadcast_optimizer_state(
         skeleton["state"] = {
             key: {name: unpack(value) for name, value in entry.items()} for key, entry in skeleton["state"].items()
         }
-    broadcast_parameters([(f"optimizer_state.{index}", tensor) for index, tensor in enumerate(tensors)], root_rank)
-    if context.rank != root_rank:
+    broadcast_parameters([(f"optimizer_state.{index}", tensor) for index, tensor in enumerate(tensors)], root.rank)
+    if not root.here:
         optimizer.load_state_dict(skeleton)
 
 
@@ -144,15 +176,19 @@ def broadcast_object(
         name: needed only where ranks call several of these in different orders.
         process_set: the ranks that take part.
     """
-    context = current()
+    context, root = current(), _Root(root_rank)
     label = name if name is not None else context.plan_name("broadcast_object", process_set.process_set_id)
-    payload = _to_bytes(obj) if context.rank == root_rank else torch.empty(0, dtype=torch.uint8)
-    length = torch.tensor([payload.numel()], dtype=torch.int64)
-    broadcast_(length, root_rank, name=f"{label}.length", process_set=process_set)
-    if context.rank != root_rank:
-        payload = torch.empty(int(length), dtype=torch.uint8)
-    broadcast_(payload, root_rank, name=f"{label}.data", process_set=process_set)
-    return obj if context.rank == root_rank else _from_bytes(payload)
+
+    def work() -> Any:
+        payload = _to_bytes(obj) if root.here else torch.empty(0, dtype=torch.uint8)
+        length = torch.tensor([payload.numel()], dtype=torch.int64)
+        broadcast_(length, root.rank, name=f"{label}.length", process_set=process_set)
+        if not root.here:
+            payload = torch.empty(int(length), dtype=torch.uint8)
+        broadcast_(payload, root.rank, name=f"{label}.data", process_set=process_set)
+        return obj if root.here else _from_bytes(payload)
+
+    return together(context, process_set, work)
 
 
 def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
@@ -165,6 +201,10 @@ def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet 
     """
     label = name if name is not None else current().plan_name("allgather_object", process_set.process_set_id)
     payload = _to_bytes(obj)
-    lengths = allgather(torch.tensor([payload.numel()]), name=f"{label}.length", process_set=process_set)
-    everything = allgather(payload, name=f"{label}.data", process_set=process_set)
-    return [_from_bytes(part) for part in torch.split(everything, lengths.tolist())]
+
+    def work() -> list[Any]:
+        lengths = allgather(torch.tensor([payload.numel()]), name=f"{label}.length", process_set=process_set)
+        everything = allgather(payload, name=f"{label}.data", process_set=process_set)
+        return [_from_bytes(part) for part in torch.split(everything, lengths.tolist())]
+
+    return together(current(), process_set, work)

@@ -29,7 +29,6 @@ class GossipSteps(ParameterSteps):
     algorithm: GossipAlgorithm
 
     def _set_up(self) -> None:
-        self._round = 0  # exchanges so far
         self._arena: ParameterArena | None = None
         self._mixing: Mixing | None = None
         self._loaded: dict[str, Any] = {}  # of the mixing, before there is one
@@ -67,10 +66,13 @@ class GossipSteps(ParameterSteps):
 
     def state(self) -> dict[str, Any]:
         mixing = self._loaded if self._mixing is None else self._mixing.state()
-        return {"steps": self.steps, "round": self._round, **mixing}
+        return {"steps": self.steps, "round": self.round, **mixing}
+
+    def _carried(self) -> dict[str, Any]:
+        return {"steps": self.steps, "round": self.round}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        self.steps, self._round = state["steps"], state["round"]
+        self.steps, self.round = state["steps"], state["round"]
         self._loaded = {key: value for key, value in state.items() if key not in ("steps", "round")}
         if self._mixing is not None:
             self._mixing.load_state(self._loaded)
@@ -90,8 +92,11 @@ class GossipSteps(ParameterSteps):
         self.steps += 1
         if self.steps % self.algorithm.interval == 0:
             self._arena.adopt()
-            self._mixing.exchange(self._round)
-            self._round += 1
+            self.exchange([run for _, run in self._arena.runs], self._mix)
+
+    def _mix(self) -> None:
+        assert self._mixing is not None
+        self._mixing.exchange(self.round)
 
 
 class _Standing:

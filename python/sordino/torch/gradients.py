@@ -20,23 +20,27 @@ import torch
 
 from sordino import kinds
 from sordino._core import Layout
-from sordino.context import Context
+from sordino.context import Context, Lockstep
 from sordino.errors import SordinoError, TransportError, UsageError
 from sordino.torch.autograd import allgather
 from sordino.torch.compression import Compression
 from sordino.torch.devices import device_of
+from sordino.torch.gradient_hooks import GradientHooks
 from sordino.torch.operation import Average, Sum
-from sordino.torch.parameters import FlatValues
-from sordino.torch.segments import WHOLE, Segment, Settings, StepOrderError, check_layout, say_used, whole_layout
+from sordino.torch.own_gradients import OwnGradients
+from sordino.torch.segments import Segment, Settings, check_layout, say_used, whole_layout
 from sordino.torch.sparse import no_rows, sparse_allreduce_async
+from sordino.torch.surviving import LOSSES, recover, together
 from sordino.torch.tensors import check, dense_strides, describe, dtype_code
 
 
-class GradientReducer:
+class GradientReducer(GradientHooks):
     """Reduces the gradients of `parameters` over a process set. One cycle is what happens between two steps.
 
     Attributes:
         instead_of_sparse: of a kind that cannot reduce sparse gradients, what its users can do instead.
+        leaves_out: whether a step in which a rank is lost is left out, instead of taken with the gradients of those
+            that are left: for groups, which are others then.
 
     Args:
         compare: whether to compare the layout with the other ranks now (collective), or at the first synchronization:
@@ -44,6 +48,7 @@ class GradientReducer:
     """
 
     instead_of_sparse: str | None = None
+    leaves_out = False
 
     def __init__(
         self,
@@ -53,8 +58,8 @@ class GradientReducer:
         settings: Settings,
         compare: bool,
     ) -> None:
+        super().__init__(names, parameters, settings.passes)
         self.context = context
-        self.names, self.parameters = list(names), list(parameters)
         self.settings = settings
         self.active = context.size > 1 and bool(settings.process_set.included())
         self._segments: list[Segment] | None = None
@@ -62,11 +67,9 @@ class GradientReducer:
         self._sparse: dict[int, str] = {}  # parameters with sparse gradients, and the names they are reduced by
         self._unused: set[int] = set()  # parameters that no rank used in the last cycle
         self._sparse_finish: dict[int, Callable[[], torch.Tensor]] = {}
-        self._order: list[int] = []
-        self._passes = [0] * len(self.parameters)
-        self._done = False  # this cycle's gradients are reduced already
-        self._hooked: dict[int, Any] = {}
         self._kept: dict[int, weakref.ref[torch.Tensor]] = {}
+        self._own: OwnGradients | None = OwnGradients(self.parameters) if context.outlasts else None
+        self._lockstep: Lockstep | None = None
         if not self.active:
             return
         self._layout = whole_layout(self.names, self.parameters)
@@ -74,46 +77,28 @@ class GradientReducer:
         if compare:
             check_layout(context, self._layout, settings.process_set)
             context.on_join[id(self)] = weakref.WeakMethod(self._prepare_for_join)
+        if self._own is not None:
+            context.survivors[id(self)] = weakref.WeakMethod(self.renew)
         self._watch_new()
 
     def release(self) -> None:
         """Lets go of the parameters: another reducer takes over."""
-        for hook in self._hooked.values():
-            hook.remove()
-        self._hooked = {}
+        super().release()
         self.context.on_join.pop(id(self), None)
+        self.context.survivors.pop(id(self), None)
 
-    # ---- hooks -------------------------------------------------------------------------------------------------
+    # ---- what backward has produced ----------------------------------------------------------------------------
 
-    def _watch_new(self) -> list[int]:
-        """Hooks trainable parameters that are not hooked yet (also ones that were frozen before); returns which."""
-        found = []
-        for index, parameter in enumerate(self.parameters):
-            if index in self._hooked or not parameter.requires_grad:
-                continue
-            reducer = weakref.ref(self)
+    def _completed(self, index: int) -> None:
+        try:
+            with self.context.plainly():
+                self._start_complete(index)
+        except LOSSES:
+            if self._own is None:
+                raise
+            # synchronize() begins what could not be begun, in the world of those that are left.
 
-            def fired(_: torch.Tensor, index: int = index, reducer: weakref.ref[GradientReducer] = reducer) -> None:
-                alive = reducer()
-                if alive is not None:
-                    alive._complete(index)
-
-            self._hooked[index] = parameter.register_post_accumulate_grad_hook(fired)
-            found.append(index)
-        return found
-
-    def _complete(self, index: int) -> None:
-        if self._done:
-            self._begin_cycle()
-        if self._passes[index] >= self.settings.passes:
-            raise StepOrderError(
-                "Gradients were computed more than backward_passes_per_step times before call to step(). Increase "
-                f"backward_passes_per_step to accumulate gradients locally. (parameter '{self.names[index]}')"
-            )
-        self._passes[index] += 1
-        if self._passes[index] < self.settings.passes:
-            return
-        self._order.append(index)
+    def _start_complete(self, index: int) -> None:
         if index in self._sparse:
             self._start_sparse(index)
         elif index in self._segment_of:
@@ -123,8 +108,7 @@ class GradientReducer:
                 self._start(segment)
 
     def _begin_cycle(self) -> None:
-        self._done, self._order = False, []
-        self._passes = [0] * len(self.parameters)
+        super()._begin_cycle()
         for segment in self._segments or ():
             segment.waiting = len(segment.members)
 
@@ -175,7 +159,7 @@ class GradientReducer:
         segments = [self._make_segment(f"{name}.{k}", part) for k, part in enumerate(parts) if part]
         for segment in segments:
             self._segment_of.update(dict.fromkeys(segment.members, segment))
-            segment.waiting = sum(self._passes[i] < self.settings.passes for i in segment.members)
+            segment.waiting = sum(self._passes[i] < self.passes for i in segment.members)
         self._segments = (self._segments or []) + segments
         if self._sparse and self.instead_of_sparse is not None:
             sparse_names = ", ".join(self.names[i] for i in sorted(self._sparse))
@@ -206,6 +190,8 @@ class GradientReducer:
         return grad
 
     def _start(self, segment: Segment) -> None:
+        if self._own is not None and not self.leaves_out:
+            self._own.keep(segment.members)
         grads = [self._dense_gradient(i) for i in segment.members]
         segment.complete = say_used(segment.flags, [grad is not None for grad in grads])
         if self._move_to_arena(segment, grads):
@@ -245,7 +231,14 @@ class GradientReducer:
                 grad is not None and i in self._kept and self._kept[i]() is grad
                 for i, grad in zip(segment.members, grads)
             )
-            if not persistent or not self._make_arena(segment):
+            if not persistent:
+                return False
+            try:
+                specs = [self._specify(i) for i in segment.members]
+                segment.make_arena(self.context, specs, [self.parameters[i] for i in segment.members])
+            except TransportError as error:
+                warnings.warn(f"gradients stay in private memory, where averaging is slower: {error}", stacklevel=2)
+                self._kept.clear()
                 return False
         views = segment.views or []
         if not any(grad is view for grad, view in zip(grads, views)) and not all(
@@ -260,24 +253,6 @@ class GradientReducer:
                 self.parameters[i].grad = view
         segment.sent = views
         segment.states = [None] * len(views)
-        return True
-
-    def _make_arena(self, segment: Segment) -> bool:
-        flags = (f"{segment.name}.flags", dtype_code(segment.flags), (len(segment.members),))
-        layout = Layout([self._specify(i) for i in segment.members] + [flags], WHOLE)
-        try:
-            segment.arena = FlatValues(self.context, layout, segment.flags.device)
-        except TransportError as error:
-            warnings.warn(f"gradients stay in private memory, where averaging is slower: {error}", stacklevel=2)
-            self._kept.clear()
-            return False
-        members = [self.parameters[i] for i in segment.members]
-        *views, flags_view = (
-            segment.arena.like(tensor, offset) for tensor, offset in zip([*members, segment.flags], layout.offsets)
-        )
-        segment.flags = flags_view.copy_(segment.flags)
-        segment.views = views
-        segment.described = [describe(tensor, tensor) for tensor in (*views, segment.flags)]
         return True
 
     def _finish(self, segment: Segment) -> None:
@@ -313,6 +288,8 @@ class GradientReducer:
     # ---- sparse gradients --------------------------------------------------------------------------------------
 
     def _start_sparse(self, index: int) -> None:
+        if self._own is not None and not self.leaves_out:
+            self._own.keep([index])
         parameter = self.parameters[index]
         grad = parameter.grad
         if grad is None:
@@ -330,26 +307,56 @@ class GradientReducer:
         return bool(self._sparse_finish) or any(segment.handle is not None for segment in self._segments or ())
 
     @property
-    def done(self) -> bool:
-        """Whether this cycle's gradients are reduced already."""
-        return self._done
-
-    @property
     def ready(self) -> bool:
         """Whether backward has produced every gradient it is known to produce, and they have not been reduced."""
-        if not self.active or self._done or not any(self._passes):
-            return False
-        return all(self._passes[i] >= self.settings.passes for i in self._hooked if i not in self._unused)
+        return self.active and not self._done and self._has_all(but=self._unused)
 
     def synchronize(self) -> None:
         """Reduces what is not under way yet and waits for everything. Does nothing a second time in a cycle."""
         if not self.active or self._done:
             return
+        if self._own is None:
+            self._reduce()
+        elif self.leaves_out:
+            self._reduce_or_leave_out()
+        else:
+            if self._lockstep is None:
+                members = self.settings.process_set
+                name = self.context.plan_name(f"gradients.{self._layout.hash:x}.lockstep", members.process_set_id)
+                self._lockstep = self.context.lockstep(name, members.ranks or [])
+            try:
+                together(self.context, self.settings.process_set, self._reduce, self._own.give_back, self._lockstep)
+            finally:
+                self._own.forget()
+        self._done = True
+
+    def _reduce(self) -> None:
+        """Has all gradients reduced. Collective."""
+        if not self.active:
+            return  # nobody else is left
         self._start_rest()
         for index in sorted(self._sparse.keys() - self._sparse_finish.keys()):
             self._start_sparse(index)
         self._finish_all()
-        self._done = True
+
+    def _reduce_or_leave_out(self) -> None:
+        """The same; when a rank is lost meanwhile, there are no gradients."""
+        epoch = self.context.epoch
+        try:
+            with self.context.plainly():
+                self._reduce()
+        except LOSSES as error:
+            recover(self.context, error, epoch)
+            for parameter in self.parameters:
+                parameter.grad = None
+
+    def renew(self) -> None:
+        """Goes on among those that are left: the plan is made anew when it is needed."""
+        self.active = self.context.size > 1 and bool(self.settings.process_set.included())
+        self._segments, self._segment_of, self._sparse, self._sparse_finish = None, {}, {}, {}
+        self._kept.clear()
+        if self._own is not None:
+            self._own.leave_arenas()
 
     def _start_rest(self) -> None:
         """Starts the segments that backward has not started. Collective."""
@@ -397,4 +404,6 @@ class GradientReducer:
         """Begins a new cycle: this one's gradients have been used, or replaced."""
         if self.in_flight:
             self._finish_all()
+        if self._own is not None:
+            self._own.forget()
         self._begin_cycle()

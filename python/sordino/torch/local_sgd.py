@@ -91,11 +91,24 @@ class LocalSteps(ParameterSteps):
         if self._shards is not None:
             self._shards.across = None if self._alone or self._models == 1 else self._peers
             return
+        everybody = self.settings.process_set
         if self.reducer is not None:
+            if not self._alone and self.reducer.settings.process_set is everybody:
+                return
             self.reducer.release()
-        among = replace(self.settings, process_set=self._group if self._alone else self.settings.process_set)
+        among = replace(self.settings, process_set=self._group if self._alone else everybody)
         nobody = len(among.process_set.ranks or []) == 1
         self.reducer = None if nobody else GradientReducer(self.context, self.names, self.parameters, among, True)
+
+    def _meet_all(self) -> None:
+        super()._meet_all()
+        if self.reducer is not None and not self._alone:
+            self.reducer.leaves_out = False
+
+    def _part(self) -> None:
+        kept, self.reducer = (None, self.reducer) if self._alone else (self.reducer, None)
+        super()._part()
+        self.reducer = kept
 
     @property
     def _shards(self) -> ShardedReducer | None:
@@ -126,13 +139,15 @@ class LocalSteps(ParameterSteps):
         if self.algorithm.log_distance is not None and self.steps % self.algorithm.log_distance == 0:
             self.distances.append((self.steps, self._distance()))
         if self._alone and self.steps - self._averaged >= self.interval:
-            self._average()
+            self.exchange([*self._values(), *(buffer for _, buffer in self.buffers)], self._average)
         if self._shards is not None:
             self._shards.hand_out()
         if not self._alone and self._starts():
             self._alone = True
             self._averaged = self.steps
             self._regroup()
+            if self.reducer is not None:
+                self.reducer.leaves_out = True
 
     def _starts(self) -> bool:
         start = self.algorithm.start

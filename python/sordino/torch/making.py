@@ -16,6 +16,7 @@ from sordino.torch.compression import Compression
 from sordino.torch.double_buffering import BufferedSteps
 from sordino.torch.gossip import GossipSteps
 from sordino.torch.gradients import GradientReducer
+from sordino.torch.lasting import check_outlasting
 from sordino.torch.layered import LayeredSteps
 from sordino.torch.local_sgd import LocalSteps, require_elementwise
 from sordino.torch.operation import Adasum, Average
@@ -75,6 +76,8 @@ def make_reducer(
         options: the other arguments of `DistributedOptimizer`.
         compare: whether to meet the other ranks now (collective), or at the first step.
     """
+    if current().outlasts:
+        check_outlasting(options, options["op"] == Adasum)
     if options["op"] == Adasum and current().size > 1:
         if options["process_set"].process_set_id != 0:
             raise UsageError("Adasum does not support process sets")

@@ -7,17 +7,20 @@ reduction, root) is an error on all of them.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from sordino import kinds
 from sordino._core import Handle
 from sordino.context import Context, current
 from sordino.errors import UsageError
 from sordino.torch.devices import common_device, device_of
 from sordino.torch.process_sets import ProcessSet, global_process_set
+from sordino.torch.surviving import LOSSES, recover, together
 from sordino.torch.tensors import describe
 
 Average = 0
@@ -83,6 +86,9 @@ class Operation:
         self.context = current()
         set_id = _set_id(self.context, process_set, label)
         self.finish = finish
+        self._process_set = process_set
+        self._in_place = [source for source, target in tensors if target is source]
+        self._root = self.context.world.identities[options["root"]] if "root" in options else None
         place = common_device([source for source, _ in tensors], f"the tensors of {label}")
         self.arguments: dict[str, Any] = dict(
             kind=kind,
@@ -95,10 +101,28 @@ class Operation:
         )
 
     def start(self) -> int:
-        handle = self.context.world.submit(**self.arguments)
+        with raising_recovered(self.context, self.context.epoch):
+            handle = self.context.world.submit(**self.arguments)
         return self.context.track(handle, self.finish)
 
     def run(self) -> Any:
+        if self.context.is_plain:
+            return self._run()
+        if self.arguments["kind"] == kinds.ALLTOALL:  # what goes to whom is said for this number of ranks
+            with raising_recovered(self.context, self.context.epoch):
+                return self._run()
+        before = [tensor.clone() for tensor in self._in_place]
+
+        def undo() -> None:
+            for tensor, value in zip(self._in_place, before):
+                tensor.copy_(value)
+            self.arguments["process_set"] = self._process_set.process_set_id
+
+        return together(self.context, self._process_set, self._run, undo)
+
+    def _run(self) -> Any:
+        if self._root is not None:
+            self.arguments["root"] = self.context.rank_of(self._root, "the root of a broadcast")
         handle = self.context.world.run(**self.arguments)
         handle.wait()
         return self.finish(handle)
@@ -120,5 +144,17 @@ def synchronize(handle: int) -> Any:
     pending = current().pending.pop(handle, None)
     if pending is None:
         return None
-    pending.handle.wait()
+    with raising_recovered(current(), pending.epoch):
+        pending.handle.wait()
     return pending.finish(pending.handle)
+
+
+@contextmanager
+def raising_recovered(context: Context, epoch: int) -> Iterator[None]:
+    """Where ranks go on without those that are lost, an error that tells of a loss is raised after they have met."""
+    try:
+        yield
+    except LOSSES as error:
+        if not context.is_plain:
+            recover(context, error, epoch)
+        raise

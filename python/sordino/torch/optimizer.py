@@ -28,6 +28,7 @@ from sordino.torch.pulling import PullSteps
 from sordino.torch.segments import StepOrderError
 from sordino.torch.skipping import SkippingSteps
 from sordino.torch.steps import ParameterSteps
+from sordino.torch.surviving import again
 
 
 class DistributedOptimizer(torch.optim.Optimizer):
@@ -272,7 +273,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if isinstance(self._reducer, BufferedSteps):
             self._between_steps("flush()")
         if isinstance(self._reducer, ParameterSteps):
-            self._reducer.flush(self._inner)
+            steps = self._reducer
+            again(steps.context, lambda: steps.flush(self._inner))
 
     @property
     def distances(self) -> list[tuple[int, float]]:
@@ -297,7 +299,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """
         if not isinstance(self._reducer, (LocalSteps, SkippingSteps)):
             raise UsageError(f"report_metric() has no effect with {self._options['algorithm']}")
-        self._reducer.report_metric(metric, float(self._inner.param_groups[0]["lr"]))
+        steps, rate = self._reducer, float(self._inner.param_groups[0]["lr"])
+        again(steps.context, lambda: steps.report_metric(metric, rate))
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
@@ -327,7 +330,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._reducer.begin_step(self._inner)
             if not self._unscale():
                 self._reducer.reset()
-                self._reducer.after_step()
+                self._reducer.end_step()
                 return None
         return self._reducer.step(self._inner, closure, self._may_synchronize)
 

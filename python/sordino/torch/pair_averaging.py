@@ -131,6 +131,7 @@ class PairSteps(ParameterSteps):
     """What makes the steps of an optimizer those of `ADPSGD`."""
 
     algorithm: ADPSGD
+    levels = False  # asynchronous ones are never where the others are
 
     def _set_up(self) -> None:
         self._opened = False
@@ -166,6 +167,14 @@ class PairSteps(ParameterSteps):
         return self._averager.statistics
 
     # ---- the step ----------------------------------------------------------------------------------------------
+
+    def renew(self) -> None:
+        was_open, told = self._opened, self.statistics
+        super().renew()
+        if self.active:
+            self._averager.statistics = told
+        if was_open and self.active:
+            self._open()  # here, where all ranks come
 
     @contextmanager
     def _alone(self) -> Iterator[None]:

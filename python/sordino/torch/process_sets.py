@@ -113,7 +113,24 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
     made.process_set_id = _agree(kinds.ADD_SET, "add_process_set", ranks)[0]
     made.ranks = ranks
     context.process_sets.append(made)
+    context.members_of[id(made)] = [context.world.identities[rank] for rank in ranks]
     return made
+
+
+def register_again(context: Context, process_set: ProcessSet) -> None:
+    """Has a set go on with those of its members that are left, in the world of all that are. Collective.
+
+    One that has lost all its members is not registered any more.
+    """
+    if process_set.process_set_id is None:
+        return
+    now = {identity: rank for rank, identity in enumerate(context.world.identities)}
+    members = context.members_of[id(process_set)]
+    process_set.ranks = [now[one] for one in members if one in now]
+    if process_set.ranks:
+        process_set.process_set_id = _agree(kinds.ADD_SET, "add_process_set", process_set.ranks)[0]
+    else:
+        process_set.process_set_id = None
 
 
 def _world_ranks(context: Context, comm: Any) -> list[int]:

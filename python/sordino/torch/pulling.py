@@ -172,6 +172,7 @@ class PullSteps(ParameterSteps):
     """What makes the steps of an optimizer those of `ScheduledPull`."""
 
     algorithm: ScheduledPull
+    levels = False  # asynchronous ones are never where the others are
 
     def _set_up(self) -> None:
         self.statistics = PullStatistics()
@@ -200,6 +201,17 @@ class PullSteps(ParameterSteps):
         self._puller.start()
         context.on_shutdown[id(self)] = weakref.WeakMethod(self._close)
         weakref.finalize(self, self._puller.close)
+
+    def _part(self) -> None:
+        told = self.statistics
+        super()._part()
+        self.statistics = told
+
+    def renew(self) -> None:
+        was_open = self._began is not None
+        super().renew()
+        if was_open and self.active:
+            self._open()  # here, where all ranks come
 
     def _publish(self) -> None:
         self._mirror.take()

@@ -16,7 +16,9 @@ from sordino.torch.compression import Compression, Compressor
 from sordino.torch.functions import allgather_object
 from sordino.torch.parameters import FlatValues
 from sordino.torch.process_sets import ProcessSet
-from sordino.torch.tensors import Described, dtype_code, label
+from sordino.torch.tensors import Described, describe, dtype_code, label
+
+Spec = tuple[str, int, tuple[int, ...]]
 
 WHOLE = 1 << 62  # segment size of a layout that is not to be cut
 
@@ -54,6 +56,18 @@ class Segment:
     views: list[torch.Tensor] | None = None  # the members' places in the arena
     arena: FlatValues | None = None
     described: list[Described] = field(default_factory=list)  # of views and flags, which never move
+
+    def make_arena(self, context: Context, specs: Sequence[Spec], members: Sequence[torch.Tensor]) -> None:
+        """Makes places in memory that the node shares, for gradients like `members`. TransportError: there is none."""
+        flags = (f"{self.name}.flags", dtype_code(self.flags), (len(self.members),))
+        layout = Layout([*specs, flags], WHOLE)
+        self.arena = FlatValues(context, layout, self.flags.device)
+        *views, flags_view = (
+            self.arena.like(tensor, offset) for tensor, offset in zip([*members, self.flags], layout.offsets)
+        )
+        self.flags = flags_view.copy_(self.flags)
+        self.views = views
+        self.described = [describe(tensor, tensor) for tensor in (*views, self.flags)]
 
 
 def say_used(flags: torch.Tensor, used: Sequence[bool]) -> bool:

@@ -104,15 +104,18 @@ class SkippingSteps(ParameterSteps):
     def after_step(self) -> None:
         if not self.active:
             return
+        self._arena.adopt()
+        self.exchange([run for _, run in self._arena.runs], self._exchange_moved)
+        self.steps += 1
+
+    def _exchange_moved(self) -> None:
         detector = self._detector
         assert detector is not None
-        self._arena.adopt()
         detector.count(self.steps)
         skipped = self._agree(detector)
         detector.keep(self.steps, self._average(~skipped.numpy()))
         self._skipped = torch.where(skipped, self._skipped + 1, 0)
-        self.steps += 1
-        self.statistics.add(self.steps, self.threshold, detector, skipped)
+        self.statistics.add(self.steps + 1, self.threshold, detector, skipped)
 
     def _agree(self, detector: Detector) -> torch.Tensor:
         """Which items all workers leave out: those that none has seen move, and that are not to be probed."""
@@ -239,6 +242,14 @@ class SkippingSteps(ParameterSteps):
         self._loaded = {"skipped": state["skipped"], "detector": state["detector"]}
         if self._detector is not None:
             self._restore(self._detector)
+
+    def _carried(self) -> dict[str, Any]:
+        return {**self.state(), **_no_items()}  # nothing is skipped in another world, as yet
+
+    def _part(self) -> None:
+        told = self.statistics
+        super()._part()
+        self.statistics.go_on_from(told, self.steps)
 
     def take_over(self, old: ParameterSteps) -> None:
         if isinstance(old, SkippingSteps):

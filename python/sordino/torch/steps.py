@@ -12,14 +12,25 @@ import torch
 from sordino.algorithms import Algorithm
 from sordino.context import Context
 from sordino.errors import UsageError
+from sordino.torch.autograd import allreduce
 from sordino.torch.gradients import GradientReducer
+from sordino.torch.operation import Average, Max
+from sordino.torch.ops import grouped_allreduce_
 from sordino.torch.segments import Settings
+from sordino.torch.surviving import LOSSES, again, recover, together
 
 Named = Sequence[tuple[str, torch.Tensor]]
 
 
 class ParameterSteps(ABC):
     """What makes the steps of an optimizer those of an algorithm.
+
+    Where ranks go on without those that are lost, an exchange in which one is lost does not take place: parameters are
+    as before it, and all that are left take the mean of theirs. Exchanges are counted, so that all go on with the same.
+
+    Attributes:
+        levels: whether those that are left take the mean of their parameters.
+        round: exchanges so far.
 
     Args:
         names: of the parameters, the same on all ranks.
@@ -29,6 +40,8 @@ class ParameterSteps(ABC):
         settings: how gradients are reduced within groups; its process set is that of all workers.
         compare: whether to meet the other ranks now (collective), or at the first step.
     """
+
+    levels = True
 
     def __init__(
         self,
@@ -47,9 +60,14 @@ class ParameterSteps(ABC):
         self.names = list(names)
         self.parameters = list(parameters)
         self.buffers = list(buffers)
-        self.steps = 0
+        self.steps = self.round = 0
         self.reducer: GradientReducer | None = None
         self._met = False
+        self._floor = 0  # exchanges before this one are over
+        self._unchanged: list[tuple[torch.Tensor, torch.Tensor]] | None = (
+            None  # what the one under way changes, and copies
+        )
+        self._room: list[torch.Tensor] = []
         self._set_up()
         if compare and self.active:
             self.meet()
@@ -61,9 +79,71 @@ class ParameterSteps(ABC):
     def meet(self) -> None:
         """Finds the other ranks, the first time it is called. Collective."""
         if not self._met:
+            together(self.context, self.settings.process_set, self._meet_all, self._part)
+
+    def _meet_all(self) -> None:
+        if self.active:
             self._meet()
-            self._met = True
-            self.context.on_join[id(self)] = weakref.WeakMethod(self._before_join)
+        self._met = True
+        self.context.on_join[id(self)] = weakref.WeakMethod(self._before_join)
+        if self.context.outlasts:
+            self.context.survivors[id(self)] = weakref.WeakMethod(self.renew)
+            if self.reducer is not None:
+                self.reducer.leaves_out = True
+
+    def _carried(self) -> dict[str, Any]:
+        """What of the state is as good in another world."""
+        return self.state()
+
+    def _part(self) -> None:
+        """Undoes a meeting."""
+        state = self._carried()
+        self.release()
+        self._set_up()
+        self._met, self.reducer = False, None
+        self.load_state(state)
+        self.active = self.context.size > 1 and bool(self.settings.process_set.included())
+
+    @torch.no_grad()
+    def renew(self) -> None:
+        """Goes on among those that are left. Collective."""
+        if self._unchanged is not None:
+            for tensor, value in self._unchanged:
+                tensor.copy_(value)
+            self._unchanged = None
+            self.round += 1
+        round = self.round
+        self._part()
+        self._meet_all()
+        self.round = round
+        if not self.active:
+            return
+        if self.levels:
+            tensors = [*self.parameters, *(buffer for _, buffer in self.buffers)]
+            self._level([tensor.detach() for tensor in tensors])
+        mine = torch.tensor([self.round])
+        self._floor = int(allreduce(mine, op=Max, name=f"{self.label}.round", process_set=self.settings.process_set))
+
+    def _level(self, tensors: list[torch.Tensor]) -> None:
+        """Gives all ranks the mean of theirs. Collective."""
+        grouped_allreduce_(tensors, op=Average, name=f"{self.label}.level", process_set=self.settings.process_set)
+
+    def exchange(self, tensors: Sequence[torch.Tensor], work: Callable[[], None]) -> None:
+        """Counts an exchange, and does it: `work()`, which changes `tensors`."""
+        if not self.context.outlasts:
+            work()
+        elif self.round >= self._floor:
+            self._remember(tensors)
+            work()
+            self._unchanged = None
+        self.round += 1
+
+    @torch.no_grad()
+    def _remember(self, tensors: Sequence[torch.Tensor]) -> None:
+        alike = [(tensor.shape, tensor.dtype) for tensor in tensors] == [(r.shape, r.dtype) for r in self._room]
+        if not alike:
+            self._room = [torch.empty_like(tensor) for tensor in tensors]
+        self._unchanged = [(tensor, room.copy_(tensor)) for tensor, room in zip(tensors, self._room)]
 
     @abstractmethod
     def _meet(self) -> None:
@@ -71,6 +151,10 @@ class ParameterSteps(ABC):
 
     def begin_step(self, optimizer: torch.optim.Optimizer) -> None:
         """To be called before every step, also one that is going to be left out. Collective."""
+        if self.active:
+            again(self.context, lambda: self._begin_if_active(optimizer))
+
+    def _begin_if_active(self, optimizer: torch.optim.Optimizer) -> None:
         if self.active:
             self.meet()
             self._begin(optimizer)
@@ -134,6 +218,7 @@ class ParameterSteps(ABC):
     def release(self) -> None:
         """Lets go of the parameters: another object takes over. They stay where they are."""
         self.context.on_join.pop(id(self), None)
+        self.context.survivors.pop(id(self), None)
         if self.reducer is not None:
             self.reducer.release()
 
@@ -169,8 +254,17 @@ class ParameterSteps(ABC):
         if not self.active:
             return optimizer.step(closure)  # type: ignore[arg-type]
         result = self._step(optimizer, closure, synchronize)
-        self.after_step()
+        self.end_step()
         return result
+
+    def end_step(self) -> None:
+        """What follows a step, also one that was left out."""
+        epoch = self.context.epoch
+        try:
+            with self.context.plainly():
+                self.after_step()
+        except LOSSES as error:
+            recover(self.context, error, epoch)
 
     def _step(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | None, synchronize: bool) -> Any:
         """Steps the optimizer."""

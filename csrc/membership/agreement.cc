@@ -1,0 +1,279 @@
+#include "membership/agreement.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace sordino::membership {
+namespace {
+
+constexpr int kBallotRankBits = 24;
+
+std::vector<int> keys(const std::map<int, std::string>& causes) {
+  std::vector<int> ranks;
+  for (const auto& [rank, cause] : causes) ranks.push_back(rank);
+  return ranks;
+}
+
+}  // namespace
+
+Agreement::Agreement(View from, int self, Send send) : from_(std::move(from)), self_(self), send_(std::move(send)) {}
+
+// ---- facts -----------------------------------------------------------------------------------------------------------
+
+void Agreement::bury(int rank, const std::string& cause) {
+  if (from_.place_of(rank) < 0 || rank == self_ || !dead_.try_emplace(rank, cause).second) return;
+  if (begun_) tell_facts();
+  lead();
+}
+
+void Agreement::silence(int rank, const std::string& cause) {
+  if (from_.place_of(rank) < 0 || rank == self_ || dead_.contains(rank)) return;
+  if (silent_.try_emplace(rank, cause).second) lead();
+}
+
+void Agreement::accuse(int rank, const std::string& cause) {
+  if (from_.place_of(rank) < 0 || rank == self_) return;
+  if (accused_.try_emplace(rank, cause).second) lead();
+}
+
+void Agreement::hear(int rank) { silent_.erase(rank); }
+
+std::map<int, std::string> Agreement::blamed() const {
+  std::map<int, std::string> all = dead_;
+  all.insert(silent_.begin(), silent_.end());
+  all.insert(accused_.begin(), accused_.end());
+  return all;
+}
+
+std::vector<int> Agreement::alive() const {
+  std::vector<int> ranks;
+  for (const int member : from_.members) {
+    if (!dead_.contains(member)) ranks.push_back(member);
+  }
+  return ranks;
+}
+
+bool Agreement::has_quorum() const {
+  std::size_t heard = 0;
+  for (const int rank : alive()) heard += silent_.contains(rank) ? 0 : 1;
+  return most(heard);
+}
+
+int Agreement::leader() const {
+  for (const int rank : alive()) {
+    if (!silent_.contains(rank) && !accused_.contains(rank)) return rank;
+  }
+  return self_;
+}
+
+// ---- messages --------------------------------------------------------------------------------------------------------
+
+void Agreement::begin() {
+  if (begun_) return;
+  begun_ = true;
+  tell_facts();
+  lead();
+}
+
+void Agreement::tell_facts() {
+  Writer writer;
+  writer.put(Step::kFacts).put(keys(dead_));
+  for (const auto& [rank, cause] : dead_) writer.put(cause);
+  send_to_alive(writer.take());
+}
+
+void Agreement::send_to_alive(const Bytes& message) {
+  for (const int rank : alive()) {
+    if (rank != self_) send_(rank, message);
+  }
+}
+
+Bytes Agreement::verdict(const View& view) {
+  Writer writer;
+  writer.put(Step::kDecided);
+  view.write(writer);
+  return writer.take();
+}
+
+void Agreement::receive(int from, Reader& message) {
+  if (decided_ || dead_.contains(from)) return;
+  const auto step = message.get<Step>();
+  if (step == Step::kDecided) {
+    decide(View::read(message));
+    return;
+  }
+  begin();
+  switch (step) {
+    case Step::kFacts: handle_facts(message); break;
+    case Step::kPrepare: handle_prepare(from, message); break;
+    case Step::kPromise: handle_promise(from, message); break;
+    case Step::kAccept: handle_accept(from, message); break;
+    case Step::kAccepted:
+      if (message.get<Ballot>() == ballot_ && phase_ == Phase::kProposing) accepts_.insert(from);
+      break;
+    case Step::kRefuse:
+      promised_ = std::max(promised_, message.get<Ballot>());
+      if (ballot_ < promised_) refused_ = true;
+      break;
+    case Step::kDecided: break;
+  }
+  lead();
+}
+
+void Agreement::handle_facts(Reader& message) {
+  bool learned = false;
+  for (const int rank : message.list<int>()) {
+    const std::string cause = message.text();
+    if (rank != self_ && from_.place_of(rank) >= 0) learned |= dead_.try_emplace(rank, cause).second;
+  }
+  if (learned) tell_facts();
+}
+
+void Agreement::handle_prepare(int from, Reader& message) {
+  const auto ballot = message.get<Ballot>();
+  Writer writer;
+  if (ballot < promised_) {
+    writer.put(Step::kRefuse).put(promised_);
+  } else {
+    promised_ = ballot;
+    writer.put(Step::kPromise).put(ballot).put(keys(accused_)).put(next_tag_).put(accepted_);
+    if (accepted_view_) accepted_view_->write(writer);
+  }
+  const Bytes answer = writer.take();
+  if (from == self_) {
+    Reader reader(answer);
+    reader.get<Step>();
+    handle_promise(self_, reader);
+  } else {
+    send_(from, answer);
+  }
+}
+
+void Agreement::handle_promise(int from, Reader& message) {
+  if (message.get<Ballot>() != ballot_ || phase_ != Phase::kPreparing) return;
+  Promise& promise = promises_[from];
+  promise.accused = message.list<int>();
+  promise.next_tag = message.get<int>();
+  promise.accepted = message.get<Ballot>();
+  if (promise.accepted > 0) promise.view = View::read(message);
+}
+
+void Agreement::handle_accept(int from, Reader& message) {
+  const auto ballot = message.get<Ballot>();
+  const View view = View::read(message);
+  if (ballot < promised_) {
+    if (from == self_) {
+      refused_ = true;
+    } else {
+      send_(from, Writer().put(Step::kRefuse).put(promised_).take());
+    }
+    return;
+  }
+  promised_ = accepted_ = ballot;
+  accepted_view_ = view;
+  if (from == self_) {
+    accepts_.insert(self_);
+  } else {
+    send_(from, Writer().put(Step::kAccepted).put(ballot).take());
+  }
+}
+
+// ---- the leader ------------------------------------------------------------------------------------------------------
+
+void Agreement::retry() {
+  if (!begun_ || decided_ || !refused_) return;
+  phase_ = Phase::kIdle;
+  lead();
+}
+
+void Agreement::start_ballot() {
+  refused_ = false;
+  ballot_ = ((promised_ >> kBallotRankBits) + 1) << kBallotRankBits | static_cast<Ballot>(self_);
+  phase_ = Phase::kPreparing;
+  promises_.clear();
+  accepts_.clear();
+  const Bytes message = Writer().put(Step::kPrepare).put(ballot_).take();
+  send_to_alive(message);
+  Reader reader(message);
+  reader.get<Step>();
+  handle_prepare(self_, reader);
+}
+
+void Agreement::lead() {
+  if (!begun_ || decided_) return;
+  if (leader() != self_) {
+    phase_ = Phase::kIdle;
+    return;
+  }
+  if (phase_ == Phase::kIdle) start_ballot();
+  if (phase_ == Phase::kPreparing) {
+    std::size_t promised = 0;
+    for (const int rank : alive()) {
+      if (promises_.contains(rank)) {
+        ++promised;
+      } else if (!silent_.contains(rank)) {
+        return;
+      }
+    }
+    if (!most(promised)) return;
+    phase_ = Phase::kProposing;
+    proposed_ = choose();
+    Writer writer;
+    writer.put(Step::kAccept).put(ballot_);
+    proposed_.write(writer);
+    const Bytes message = writer.take();
+    send_to_alive(message);
+    Reader reader(message);
+    reader.get<Step>();
+    handle_accept(self_, reader);
+  }
+  if (phase_ == Phase::kProposing) {
+    std::size_t accepted = 0;
+    for (const int rank : alive()) accepted += accepts_.contains(rank) ? 1 : 0;
+    if (most(accepted)) decide(proposed_);
+  }
+}
+
+// What may have been decided already, by a leader that is gone; else everybody that answers and that all others can work
+// with. Where two cannot, the one that fewer can work with is left out.
+View Agreement::choose() const {
+  Ballot highest = 0;
+  View view{from_.epoch + 1, {}, 0};
+  for (const auto& [rank, promise] : promises_) {
+    if (promise.view && promise.accepted > highest) {
+      highest = promise.accepted;
+      view = *promise.view;
+    }
+  }
+  if (highest > 0) return view;
+  const auto accuses = [this](int one, int other) {
+    const auto& list = promises_.at(one).accused;
+    return std::find(list.begin(), list.end(), other) != list.end();
+  };
+  std::vector<std::pair<int, int>> order;  // how many cannot work with a rank, and the rank
+  for (const auto& [rank, promise] : promises_) {
+    view.first_tag = std::max(view.first_tag, promise.next_tag);
+    if (dead_.contains(rank)) continue;
+    int trouble = rank == self_ ? -1 : 0;
+    for (const auto& [other, unused] : promises_) trouble += rank != self_ && (accuses(rank, other) || accuses(other, rank));
+    order.emplace_back(trouble, rank);
+  }
+  std::sort(order.begin(), order.end());
+  for (const auto& [trouble, rank] : order) {
+    const bool fits = std::none_of(view.members.begin(), view.members.end(), [&, one = rank](int kept) {
+      return accuses(one, kept) || accuses(kept, one);
+    });
+    if (fits) view.members.push_back(rank);
+  }
+  std::sort(view.members.begin(), view.members.end());
+  return view;
+}
+
+void Agreement::decide(const View& view) {
+  if (decided_) return;
+  begun_ = true;
+  decided_ = view;
+  if (leader() == self_) send_to_alive(verdict(view));
+}
+
+}  // namespace sordino::membership

@@ -1,0 +1,294 @@
+#include "membership/membership.h"
+
+#include <numeric>
+#include <utility>
+
+#include "membership/epoch_transport.h"
+
+namespace sordino::membership {
+namespace {
+
+using std::chrono::steady_clock;
+
+constexpr std::uint32_t kNotices = 0xFFFFFFFF;  // in place of an epoch: for memberships themselves
+constexpr std::chrono::milliseconds kTick{10};
+// How many neighbours each rank tells that it is alive while nobody is missed.
+constexpr int kNeighbours = 2;
+// How often within the deadline.
+constexpr double kOften = 20;
+
+double seconds(Time from, Time to) { return std::chrono::duration<double>(to - from).count(); }
+
+}  // namespace
+
+Membership::Membership(std::unique_ptr<Transport> transport, double silence_s)
+    : transport_(std::move(transport)),
+      silence_s_(silence_s),
+      self_(transport_->rank()),
+      heard_(static_cast<std::size_t>(transport_->size()), 0),
+      was_watched_(heard_.size(), false),
+      last_tick_(steady_clock::now()) {
+  transport_->outlive_peers();
+  view_.members.resize(heard_.size());
+  std::iota(view_.members.begin(), view_.members.end(), 0);
+  agreement_ = make_agreement();
+}
+
+std::unique_ptr<Agreement> Membership::make_agreement() {
+  auto made = std::make_unique<Agreement>(view_, self_, [this, epoch = view_.epoch](int to, const Bytes& message) {
+    send(to, Notice::kAgree, epoch, message);
+  });
+  made->count_tags(view_.first_tag);
+  return made;
+}
+
+std::unique_ptr<Transport> Membership::enter() {
+  return std::make_unique<EpochTransport>(shared_from_this(), view_);
+}
+
+// ---- messages --------------------------------------------------------------------------------------------------------
+
+void Membership::post(std::uint32_t epoch, int to, const Bytes& message) {
+  if (epoch < view_.epoch || dead_.contains(to)) return;
+  Bytes frame;
+  frame.reserve(sizeof(epoch) + message.size());
+  const auto* head = reinterpret_cast<const std::byte*>(&epoch);
+  frame.insert(frame.end(), head, head + sizeof(epoch));
+  frame.insert(frame.end(), message.begin(), message.end());
+  transport_->post(to, std::move(frame));
+}
+
+void Membership::send(int to, Notice kind, std::uint32_t epoch, const Bytes& rest) {
+  if (dead_.contains(to)) return;
+  Bytes frame = Writer().put(kNotices).put(kind).put(epoch).take();
+  frame.insert(frame.end(), rest.begin(), rest.end());
+  transport_->post(to, std::move(frame));
+}
+
+bool Membership::poll(std::uint32_t epoch, const Sink& sink) {
+  bool moved = false;
+  if (epoch == view_.epoch && !held_.empty() && !over(epoch)) {
+    for (Held& one : std::exchange(held_, {})) {
+      if (one.epoch == epoch) {
+        sink(one.from, one.message);
+      } else if (one.epoch > epoch) {
+        held_.push_back(std::move(one));
+      }
+    }
+    moved = true;
+  }
+  moved |= receive(epoch, sink);
+  const Time now = steady_clock::now();
+  if (now - last_tick_ > kTick) tick(now, epoch, sink);
+  return moved;
+}
+
+bool Membership::receive(std::uint32_t epoch, const Sink& sink) {
+  try {
+    return transport_->poll([&](int from, std::span<const std::byte> bytes) { route(epoch, from, bytes, sink); });
+  } catch (const Evicted& error) {
+    if (!ended()) ending_ = error.what();
+    end_ = End::kEvicted;
+    return true;
+  }
+}
+
+void Membership::route(std::uint32_t epoch, int from, std::span<const std::byte> bytes, const Sink& sink) {
+  heard_[static_cast<std::size_t>(from)] = awake_;
+  agreement_->hear(from);
+  Reader reader(bytes);
+  const auto of = reader.get<std::uint32_t>();
+  if (of == kNotices) return notice(from, reader);
+  if (of < epoch || of < view_.epoch) return;
+  const auto message = bytes.subspan(sizeof(of));
+  if (of == epoch) {
+    if (!over(epoch)) sink(from, message);
+  } else {
+    held_.push_back({from, of, Bytes(message.begin(), message.end())});
+  }
+}
+
+void Membership::notice(int from, Reader& reader) {
+  const auto kind = reader.get<Notice>();
+  const auto epoch = reader.get<std::uint32_t>();
+  if (ended()) return;
+  if (kind == Notice::kFarewell) return lose({from, reader.text()});
+  if (epoch < view_.epoch) {
+    // Whoever is still there has not heard what was decided: that it is left out, if it is.
+    send(from, Notice::kAgree, epoch, Agreement::verdict(history_[epoch + 1]));
+  } else if (epoch > view_.epoch) {
+    if (steady_clock::now() - last_ask_ > kTick) {
+      last_ask_ = steady_clock::now();
+      send(from, Notice::kAsk, view_.epoch);
+    }
+  } else if (kind == Notice::kAgree) {
+    agreement_->receive(from, reader);
+    follow();
+  }
+}
+
+// Goes on to what has been agreed on.
+void Membership::follow() {
+  if (!agreement_->decided() || ended()) return;
+  blamed_ = agreement_->blamed();
+  const View next = *agreement_->decided();
+  history_.resize(next.epoch + 1);
+  history_[view_.epoch] = view_;
+  history_[next.epoch] = next;
+  if (next.place_of(self_) < 0) {
+    end_ = End::kEvicted;
+    ending_ = "the others have gone on without this rank: it was silent, or they could not work with it";
+    return;
+  }
+  view_ = next;
+  agreement_ = make_agreement();
+  for (const int rank : view_.members) heard_[static_cast<std::size_t>(rank)] = awake_;
+  for (const auto& [rank, cause] : dead_) agreement_->bury(rank, cause);
+  for (const auto& [rank, cause] : dead_) {
+    if (view_.place_of(rank) >= 0) return begin();
+  }
+}
+
+// ---- facts -----------------------------------------------------------------------------------------------------------
+
+void Membership::begin() {
+  if (ended() || agreement_->begun()) return;
+  agreement_->begin();
+  follow();  // who is alone has nobody to ask
+}
+
+void Membership::left(int rank) {
+  dead_.try_emplace(rank, "it has shut down");
+  agreement_->bury(rank, "it has shut down");
+  follow();
+}
+
+void Membership::accuse(const std::vector<int>& ranks, const std::string& cause, bool silent) {
+  for (const int rank : ranks) {
+    if (silent) {
+      agreement_->silence(rank, cause);
+    } else {
+      agreement_->accuse(rank, cause);
+    }
+  }
+  begin();
+}
+
+void Membership::depart(const std::string& cause) {
+  if (ended()) return;
+  const Bytes message = Writer().put(cause).take();
+  for (const int rank : view_.members) {
+    if (rank != self_) send(rank, Notice::kFarewell, view_.epoch, message);
+  }
+  end_ = End::kEvicted;
+  ending_ = "this rank has left: " + cause;
+}
+
+std::vector<Loss> Membership::take_losses() { return std::exchange(losses_, {}); }
+
+void Membership::look_for_losses(std::uint32_t epoch, const Sink& sink) {
+  const std::vector<Loss> found = transport_->take_losses();
+  if (!found.empty()) receive(epoch, sink);  // a goodbye may have been sent just before the end
+  for (const Loss& loss : found) lose(loss);
+}
+
+void Membership::lose(const Loss& loss) {
+  if (dead_.contains(loss.rank) || view_.place_of(loss.rank) < 0) return;
+  if (loss.certain) {
+    dead_.emplace(loss.rank, loss.cause);
+    agreement_->bury(loss.rank, loss.cause);
+  } else {
+    agreement_->silence(loss.rank, loss.cause);
+  }
+  if (outlives_) {
+    losses_.push_back(loss);
+  } else {
+    begin();
+  }
+  follow();
+}
+
+// ---- time ------------------------------------------------------------------------------------------------------------
+
+void Membership::tick(Time now, std::uint32_t epoch, const Sink& sink) {
+  awake_ += std::min(seconds(last_tick_, now), silence_s_ / kOften);
+  last_tick_ = now;
+  if (ended()) return;
+  look_for_losses(epoch, sink);
+  if (seconds(last_alive_, now) > silence_s_ / kOften) {
+    last_alive_ = now;
+    say_alive();
+    agreement_->retry();
+    follow();
+  }
+  look_for_silence();
+  if (agreement_->begun() && !agreement_->has_quorum()) {
+    end_ = End::kNoQuorum;
+    std::string silent;
+    for (const auto& [rank, cause] : agreement_->blamed()) {
+      if (!agreement_->is_silent(rank)) continue;
+      silent += (silent.empty() ? "" : ", ") + std::string("rank ") + std::to_string(view_.place_of(rank)) + " on " +
+                transport_->host_of(rank) + " (" + cause + ")";
+    }
+    ending_ = "this rank does not reach more than half of the others and must not go on, for they may: it misses " +
+              silent + ". What it has is intact";
+  }
+}
+
+void Membership::say_alive() {
+  const auto size = static_cast<int>(view_.members.size());
+  const int place = view_.place_of(self_);
+  const int count = agreement_->begun() ? size - 1 : std::min(kNeighbours, size - 1);
+  for (int step = 1; step <= count; ++step) {
+    send(view_.members[static_cast<std::size_t>((place + step) % size)], Notice::kAlive, view_.epoch);
+  }
+}
+
+// Those that tell this rank that they are alive.
+std::vector<int> Membership::watched() const {
+  const auto size = static_cast<int>(view_.members.size());
+  const int place = view_.place_of(self_);
+  const int count = agreement_->begun() ? size - 1 : std::min(kNeighbours, size - 1);
+  std::vector<int> ranks;
+  for (int step = 1; step <= count; ++step) {
+    ranks.push_back(view_.members[static_cast<std::size_t>((place + size - step) % size)]);
+  }
+  return ranks;
+}
+
+void Membership::look_for_silence() {
+  if (outlives_ && !agreement_->begun()) return;
+  std::vector<bool> is_watched(heard_.size(), false);
+  bool found = false;
+  for (const int rank : watched()) {
+    const auto index = static_cast<std::size_t>(rank);
+    is_watched[index] = true;
+    if (!was_watched_[index]) heard_[index] = awake_;
+    if (dead_.contains(rank) || agreement_->is_silent(rank) || awake_ - heard_[index] <= silence_s_) continue;
+    agreement_->silence(rank, "it has been silent for " + std::to_string(static_cast<long>(silence_s_)) + " s");
+    found = true;
+  }
+  was_watched_ = std::move(is_watched);
+  if (found) begin();
+  follow();
+}
+
+// ---- the end of an epoch ---------------------------------------------------------------------------------------------
+
+std::exception_ptr Membership::reason(const View& of) const {
+  if (end_ == End::kNoQuorum) return std::make_exception_ptr(NoQuorum(ending_));
+  if (end_ == End::kEvicted) return std::make_exception_ptr(Evicted(ending_));
+  std::string text;
+  std::vector<int> ranks;
+  for (const auto& [rank, cause] : view_.epoch > of.epoch ? blamed_ : agreement_->blamed()) {
+    const int place = of.place_of(rank);
+    if (place < 0) continue;
+    ranks.push_back(place);
+    text += (text.empty() ? "" : "; ") + std::string("rank ") + std::to_string(place) + " on " +
+            transport_->host_of(rank) + " is lost: " + cause;
+  }
+  if (text.empty()) text = "another rank has had an error, and the ranks meet anew";
+  return std::make_exception_ptr(PeerLost(text, ranks));
+}
+
+}  // namespace sordino::membership

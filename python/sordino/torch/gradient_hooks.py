@@ -1,0 +1,83 @@
+"""Noticing which gradients are complete: hooks count the backward passes that have added to each."""
+
+from __future__ import annotations
+
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from sordino.torch.segments import StepOrderError
+
+
+class GradientHooks(ABC):
+    """Watches the gradients of `parameters`. One cycle is what happens between two steps.
+
+    Args:
+        names: of the parameters, for errors.
+        passes: after how many backward passes a gradient is complete.
+    """
+
+    def __init__(self, names: Sequence[str], parameters: Sequence[torch.Tensor], passes: int) -> None:
+        self.names, self.parameters = list(names), list(parameters)
+        self.passes = passes
+        self._order: list[int] = []  # the parameters whose gradients are complete, the first one first
+        self._passes = [0] * len(self.parameters)
+        self._done = False  # this cycle's gradients are reduced already
+        self._hooked: dict[int, Any] = {}
+
+    @property
+    def done(self) -> bool:
+        """Whether this cycle's gradients are reduced already."""
+        return self._done
+
+    def release(self) -> None:
+        """Lets go of the parameters."""
+        for hook in self._hooked.values():
+            hook.remove()
+        self._hooked = {}
+
+    @abstractmethod
+    def _completed(self, index: int) -> None:
+        """The gradient of a parameter is complete. Called during backward."""
+
+    def _watch_new(self) -> list[int]:
+        """Hooks trainable parameters that are not hooked yet (also ones that were frozen before); returns which."""
+        found = []
+        for index, parameter in enumerate(self.parameters):
+            if index in self._hooked or not parameter.requires_grad:
+                continue
+            watcher = weakref.ref(self)
+
+            def fired(_: torch.Tensor, index: int = index, watcher: weakref.ref[GradientHooks] = watcher) -> None:
+                alive = watcher()
+                if alive is not None:
+                    alive._count(index)
+
+            self._hooked[index] = parameter.register_post_accumulate_grad_hook(fired)
+            found.append(index)
+        return found
+
+    def _count(self, index: int) -> None:
+        if self._done:
+            self._begin_cycle()
+        if self._passes[index] >= self.passes:
+            raise StepOrderError(
+                "Gradients were computed more than backward_passes_per_step times before call to step(). Increase "
+                f"backward_passes_per_step to accumulate gradients locally. (parameter '{self.names[index]}')"
+            )
+        self._passes[index] += 1
+        if self._passes[index] < self.passes:
+            return
+        self._order.append(index)
+        self._completed(index)
+
+    def _has_all(self, but: set[int]) -> bool:
+        """Whether every gradient is complete that backward produces, but for those of some parameters."""
+        return any(self._passes) and all(self._passes[i] >= self.passes for i in self._hooked if i not in but)
+
+    def _begin_cycle(self) -> None:
+        self._done, self._order = False, []
+        self._passes = [0] * len(self.parameters)

@@ -1,0 +1,144 @@
+"""Going on without ranks that are lost: what was under way is either completed or repeated by all that are left, alike.
+
+A `Lockstep` is what some ranks do together, in one order. Who has its results of one part of it tells the others, and
+uses them only when all have said so. So after a loss, when those that are left compare their locksteps, a part of which
+one of them knows that all have it, or which all of them have, is complete; of any other part nobody has used anything,
+and all repeat it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from sordino import kinds
+from sordino.context import Context, Lockstep
+from sordino.errors import PeerLost, SordinoError, Timeout, TransportError
+from sordino.torch.process_sets import ProcessSet, register_again
+
+LOSSES = (PeerLost, Timeout, TransportError)
+"""What may be the end of a world, and not that of its ranks."""
+_FRUITLESS = 3  # times in a row that the ranks meet anew, and nobody is missing
+
+Result = TypeVar("Result")
+
+
+def nothing() -> None:
+    """What is to be undone where the same can be done twice."""
+
+
+def together(
+    context: Context,
+    process_set: ProcessSet,
+    work: Callable[[], Result],
+    undo: Callable[[], None] = nothing,
+    lockstep: Lockstep | None = None,
+) -> Result:
+    """Does `work()`, which communicates, so that it is completed or repeated by all ranks that are left.
+
+    Args:
+        process_set: the ranks that do it.
+        work: called again, in a smaller world, if a rank is lost before all have its results.
+        undo: called before that; what `work` has changed must then be as it was.
+        lockstep: that this is the next part of; by default that of all operations of these ranks.
+
+    Raises:
+        SordinoError: as `work`; where this rank cannot go on, NoQuorum or Evicted.
+    """
+    if context.is_plain:
+        return work()
+    if lockstep is None:
+        lockstep = context.lockstep("operations", process_set.ranks or [])
+    number = lockstep.begin(undo)
+    name_again = context.names_until_now()
+    while True:
+        epoch = context.epoch
+        try:
+            with context.plainly():
+                result = work()
+                lockstep.arrived = number
+                _say_arrived(context, lockstep, process_set)
+            lockstep.committed = number
+            context.fruitless = 0
+            return result
+        except LOSSES as error:
+            recover(context, error, epoch)
+            if lockstep.through >= number:
+                lockstep.committed = number
+                return result
+            name_again()
+        except BaseException:
+            lockstep.arrived = lockstep.committed = number  # all of them raise it, and nothing is to be repeated
+            raise
+
+
+def _say_arrived(context: Context, lockstep: Lockstep, process_set: ProcessSet) -> None:
+    identity = process_set.process_set_id or 0
+    name = f"{lockstep.key}.{lockstep.arrived}.arrived"
+    context.world.run(kinds.BARRIER, name, [], process_set=identity).wait()
+
+
+def again(context: Context, work: Callable[[], Result]) -> Result:
+    """Does `work()`, and again in a smaller world if a rank is lost in it. For what does not say that it has arrived:
+    it may have been the last time for some ranks and not for others."""
+    if context.is_plain:
+        return work()
+    name_again = context.names_until_now()
+    while True:
+        epoch = context.epoch
+        try:
+            with context.plainly():
+                return work()
+        except LOSSES as error:
+            recover(context, error, epoch)
+            name_again()
+
+
+def recover(context: Context, error: SordinoError, epoch: int) -> None:
+    """Has this rank go on in the world of those that are left. Collective over them: all come here when an operation of
+    theirs fails, wherever they are.
+
+    Args:
+        error: why the world of `epoch` has ended. It is raised again if that is the end for all of its ranks.
+        epoch: of the context, when what has failed began. Nothing is to be done if it is another one by now.
+
+    Raises:
+        NoQuorum, Evicted: this rank cannot go on.
+    """
+    if not context.outlasts:
+        raise error
+    with context.recovering:
+        if context.epoch != epoch:
+            return
+        before, failure = context.size, error
+        while True:
+            try:
+                context.adopt(context.world.succeed(f"{type(failure).__name__}: {failure}"))
+                with context.plainly(), context.names_of_epoch():
+                    _meet_again(context)
+                break
+            except LOSSES as another:
+                failure = another
+        context.fruitless = context.fruitless + 1 if context.size == before else 0
+        if context.fruitless > _FRUITLESS:
+            raise error
+        for callback in list(context.on_resize):
+            callback(before, context.size)
+
+
+def _meet_again(context: Context) -> None:
+    """The ranks that are left compare how far they have come, and make again what was made for all."""
+    from sordino.torch.functions import allgather_object
+
+    for process_set in context.process_sets:
+        register_again(context, process_set)
+    mine = {key: (one.arrived, one.committed) for key, one in context.locksteps.items()}
+    told: dict[int, Any] = dict(allgather_object((context.identity, mine), name=f"survivors {context.epoch}"))
+    for key, lockstep in context.locksteps.items():
+        counts = [told[one].get(key, (0, 0)) for one in lockstep.identities if one in told]
+        lockstep.through = max(min(arrived for arrived, _ in counts), *(committed for _, committed in counts))
+        if lockstep.begun > max(lockstep.committed, lockstep.through):
+            lockstep.undo()
+            lockstep.arrived = lockstep.begun - 1
+    for survivor in context.living_survivors():
+        survivor()
