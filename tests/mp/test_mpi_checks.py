@@ -15,7 +15,7 @@ from checks.registry import Check, all_checks, compare
 from sordino.cli import mpi
 
 DRIVER = Path(__file__).resolve().parents[1] / "checks" / "driver.py"
-JOB_TIMEOUT_S = 400
+JOB_TIMEOUT_S = 800
 
 
 @dataclass(frozen=True)
