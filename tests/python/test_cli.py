@@ -8,7 +8,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 import types
 from pathlib import Path
@@ -18,8 +17,9 @@ from checks.commands import SORDINO, fake_mpirun, launch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sordino.cli import mpi, run
+from sordino.cli import jobs, mpi, run
 from sordino.cli.app import main
+from sordino.cli.processes import Ended, StopSignals
 from sordino.cli.scratch import scratch, sweep
 from sordino.errors import NotBuilt, UsageError
 
@@ -44,6 +44,8 @@ HYDRA = mpi.Launcher(Path("/opt/mpi/bin/mpirun"), "hydra", "Version: 4.3")
         (["run", "-np", "2", "-x", "SORDINO_NOT_SET_HERE", "--", "true"], "SORDINO_NOT_SET_HERE is not set here"),
         (["run", "-np", "2", "-x", "A B=1", "--", "true"], "'A B' is not the name"),
         (["run", "-np", "2", "--mpi-args", "'", "--", "true"], "--mpi-args: No closing quotation"),
+        (["run", "-np", "2", "--restarts", "-1", "--", "true"], "--restarts -1: must be 0 or more"),
+        (["run", "-np", "2", "--on-peer-lost", "hope", "--", "true"], "invalid choice: 'hope'"),
         (["run", "-np", "two", "--", "true"], "invalid int value"),
         (["dance"], "invalid choice"),
         ([], "required"),
@@ -74,6 +76,17 @@ def test_open_mpi_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_mpich_command_line() -> None:
     job = mpi.Job(4, ["./a.out"], ["a:2", "b:2"], {"X": "1"})
     assert shlex.join(mpi.command_line(HYDRA, job)) == "/opt/mpi/bin/mpirun -hosts a:2,b:2 -genv X 1 -np 4 ./a.out"
+
+
+def test_who_can_outlive_a_lost_rank() -> None:
+    options = mpi.fault_tolerance(OPENMPI)
+    assert mpi.Job(2, ["true"], extra=options).fault_tolerant
+    assert mpi.Job(2, ["true"], extra=["--with-ft=ulfm"]).fault_tolerant
+    assert not mpi.Job(2, ["true"], extra=["--mca", "btl", "tcp"]).fault_tolerant
+    old = mpi.Launcher(OPENMPI.path, "openmpi", "mpirun (Open MPI) 4.1.4")
+    for launcher in (HYDRA, old):
+        with pytest.raises(NotBuilt, match=r"needs Open MPI 5 or later.*or use --restarts N"):
+            mpi.fault_tolerance(launcher)
 
 
 def test_which_python_and_which_sordino() -> None:
@@ -216,33 +229,6 @@ def test_a_signal_ends_the_ranks(tmp_path: Path, number: signal.Signals) -> None
     assert_gone(pids, within=0.5)
 
 
-@pytest.mark.usefixtures("launcher")
-def test_kill_9_of_mpirun_leaves_nothing(tmp_path: Path) -> None:
-    job, pids, launcher = start_sleepers(tmp_path)
-    environment = Path(f"/proc/{launcher}/environ").read_text().split("\0")
-    folders = [Path(word.partition("=")[2]) for word in environment if "sordino-run-" in word]
-    assert all(folder.is_dir() for folder in folders)
-    os.kill(launcher, signal.SIGKILL)
-    job.communicate(timeout=20)
-    assert job.returncode == 128 + signal.SIGKILL
-    assert_gone(pids, within=0.5)
-    assert not any(folder.exists() for folder in folders)
-    assert not Path(tempfile.gettempdir(), f"ompi.{launcher}").exists()
-
-
-@pytest.mark.usefixtures("launcher")
-def test_kill_9_of_sordino_ends_the_ranks(tmp_path: Path) -> None:
-    job, pids, _ = start_sleepers(tmp_path)
-    job.kill()
-    ranks = [pid for index, pid in enumerate(pids) if index % 3 != 1]
-    try:
-        assert_gone(ranks, within=10)
-    finally:
-        for pid in filter(alive, pids):  # The ranks' own children have nobody left to end them.
-            os.kill(pid, signal.SIGKILL)
-        job.communicate(timeout=20)
-
-
 def test_the_folders_of_killed_launchers_are_swept(tmp_path: Path) -> None:
     dead, fresh, foreign = (tmp_path / name for name in ("sordino-run-dead", "sordino-run-fresh", "other"))
     for folder in (dead, fresh, foreign):
@@ -286,7 +272,8 @@ def test_bench_hands_its_arguments_on(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_bench_with_np_starts_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[list[str]] = []
     monkeypatch.setattr(mpi, "find_launcher", lambda info, environment: HYDRA)
-    monkeypatch.setattr(run, "supervise", lambda words, *_, **__: started.append(words) or 7)
+    monkeypatch.setattr(run, "guarded", lambda work, clear: work(StopSignals()))
+    monkeypatch.setattr(jobs, "supervise", lambda words, *_, **__: started.append(words) or Ended(7))
     assert main(["bench", "-np", "2", "collectives", "--quick"]) == 7
     words = ["-np", "2", sys.executable, "-m", "sordino.cli", "bench", "collectives", "--quick"]
     assert started == [["/opt/mpi/bin/mpirun", *words]]

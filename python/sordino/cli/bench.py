@@ -50,10 +50,7 @@ def main(options: argparse.Namespace) -> int:
         NotBuilt: this installation lacks the benchmark.
     """
     if options.ranks is not None:
-        command = ["sordino", "bench", options.name, *options.arguments]
-        return run.main(
-            argparse.Namespace(ranks=options.ranks, hosts=None, env=[], mpi_args="", verbose=False, command=command)
-        )
+        return run.plain(options.ranks, ["sordino", "bench", options.name, *options.arguments])
     module = f"sordino.bench.{options.name}"
     try:
         benchmark = cast(_Benchmark, importlib.import_module(module))

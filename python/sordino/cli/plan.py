@@ -57,12 +57,7 @@ def main(options: argparse.Namespace) -> int:
     """
     _check(options)
     if options.ranks is not None:
-        command = ["sordino", "plan", *_words(options)]
-        return run.main(
-            argparse.Namespace(
-                ranks=options.ranks, hosts=options.hosts, env=[], mpi_args="", verbose=False, command=command
-            )
-        )
+        return run.plain(options.ranks, ["sordino", "plan", *_words(options)], options.hosts)
     try:
         from sordino.tune import command as plan
     except ModuleNotFoundError as error:

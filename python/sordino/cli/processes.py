@@ -9,56 +9,134 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _GRACE_S = 1.0
+_LOOK_S = 0.05
 # Signals that mean "stop the job". SIGHUP: the terminal has gone.
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a launcher ended.
+
+    Attributes:
+        status: its exit status; 128 + N if signal N ended it, or if signal N told this process to stop and the
+            launcher failed after it; 124 if the time was not enough.
+        stopped: the signal that told this process to stop; 0 if none did.
+        killed: a signal, and none of ours, ended the launcher itself.
+    """
+
+    status: int
+    stopped: int = 0
+    killed: bool = False
+
+
+class StopSignals:
+    """While in force: the signals that tell this process to stop are noted, and handed on to the process `pid`."""
+
+    def __init__(self) -> None:
+        self.received: list[int] = []
+        self._pid: int | None = None
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> StopSignals:
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._note) for number in _FORWARDED}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, previous in self._before.items():
+            signal.signal(number, previous)
+
+    def _note(self, number: int, _frame: FrameType | None) -> None:
+        self.received.append(number)
+        if self._pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._pid, number)
+
+    @contextlib.contextmanager
+    def to(self, pid: int) -> Iterator[None]:
+        """Hands on to `pid` what comes within the block, and what came before it."""
+        self._pid = pid
+        if self.received:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, self.received[-1])
+        try:
+            yield
+        finally:
+            self._pid = None
+
+    def sleep(self, seconds: float) -> None:
+        """Sleeps, but not on after a signal."""
+        until = time.monotonic() + seconds
+        while not self.received and (left := until - time.monotonic()) > 0:
+            time.sleep(min(left, _LOOK_S))
 
 
 def supervise(
     words: Sequence[str],
     environment: Mapping[str, str],
+    stop: StopSignals,
     timeout: float | None = None,
     output: BinaryIO | None = None,
+    errors: int | None = None,
     inherited: Sequence[int] = (),
-) -> int:
+    over: Callable[[], bool] | None = None,
+) -> Ended:
     """Runs a launcher with our stdin, and our stdout and stderr unless `output` is given, which gets both.
 
-    It inherits the descriptors in `inherited` as well.
-
-    Returns:
-        the launcher's exit status; 128 + N if signal N ended it, or if signal N reached this process and the
-        launcher failed after it; 124 if `timeout` seconds were not enough.
+    Args:
+        words, environment: of the launcher.
+        stop: signals that are handed on to it.
+        timeout: in seconds.
+        output: gets stdout and stderr.
+        errors: a descriptor that gets stderr.
+        inherited: descriptors that the launcher inherits.
+        over: asked from time to time whether all ranks have ended. A launcher that stays nevertheless is ended.
     """
     with subreaper():
         # A process group of its own: Ctrl-C in a terminal reaches this process only, which hands it on once. Two
         # interrupts at once would make mpirun give up without clearing away its ranks.
         child = subprocess.Popen(
-            words, env=environment, stdout=output, stderr=output, pass_fds=inherited, preexec_fn=_prepare_child
+            words,
+            env=environment,
+            stdout=output,
+            stderr=output if errors is None else errors,
+            pass_fds=inherited,
+            preexec_fn=_prepare_child,
         )
-        received: list[int] = []
-
-        def forward(number: int, _frame: FrameType | None) -> None:
-            received.append(number)
-            with contextlib.suppress(ProcessLookupError):
-                child.send_signal(number)
-
-        with _handlers(forward):
+        with stop.to(child.pid):
             try:
-                status = child.wait(timeout)
+                status = child.wait(timeout) if over is None else _wait_until(over, child)
             except subprocess.TimeoutExpired:
                 child.terminate()
-                _wait_or_kill(child)
-                return 124
+                _wait_or_kill(child, 5 * _GRACE_S)
+                return Ended(124)
+    stopped = stop.received[0] if stop.received else 0
     if status < 0:
-        return 128 - status
-    return 128 + received[0] if status != 0 and received else status
+        return Ended(128 - status, stopped, killed=not stopped)
+    return Ended(128 + stopped if status != 0 and stopped else status, stopped)
+
+
+def _wait_until(over: Callable[[], bool], child: subprocess.Popen[bytes]) -> int:
+    """The launcher's status; 0 if it stayed after the ranks, and had to be ended."""
+    while not over():
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return child.wait(_LOOK_S)
+    try:
+        return max(child.wait(_GRACE_S), 0)
+    except subprocess.TimeoutExpired:
+        child.terminate()
+        _wait_or_kill(child, _GRACE_S / 2)
+        return 0
 
 
 @contextlib.contextmanager
@@ -81,9 +159,9 @@ def subreaper() -> Iterator[None]:
         _prctl(_PR_SET_CHILD_SUBREAPER, 0)
 
 
-def _wait_or_kill(child: subprocess.Popen[bytes]) -> None:
+def _wait_or_kill(child: subprocess.Popen[bytes], seconds: float) -> None:
     try:
-        child.wait(5 * _GRACE_S)
+        child.wait(seconds)
     except subprocess.TimeoutExpired:
         child.kill()
         child.wait()
@@ -123,19 +201,6 @@ def _children() -> list[int]:
     return found
 
 
-@contextlib.contextmanager
-def _handlers(handler: object) -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    old = {number: signal.signal(number, handler) for number in _FORWARDED}  # type: ignore[arg-type]
-    try:
-        yield
-    finally:
-        for number, previous in old.items():
-            signal.signal(number, previous)
-
-
 def _prctl(option: int, value: int) -> None:
     """Linux only; elsewhere the job runs as well, with less tidying up after a kill -9."""
     with contextlib.suppress(OSError, AttributeError):
@@ -145,4 +210,9 @@ def _prctl(option: int, value: int) -> None:
 def _prepare_child() -> None:
     """In the child, before mpirun: a group of its own, and SIGTERM for it if this process is killed with SIGKILL."""
     os.setpgid(0, 0)
+    end_with_parent()
+
+
+def end_with_parent() -> None:
+    """SIGTERM for this process when its parent dies, in whatever way."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -2,10 +2,12 @@
 
   sordino run -np 4 -- python train.py --epochs 2
   sordino run -np 4 --hosts node1:2,node2:2 -x NCCL_DEBUG=INFO -- python train.py
+  sordino run -np 4 --restarts 3 -- python examples/train.py --checkpoint saved/
 
 `python` and `sordino` as the command mean the ones that run this command; write a path for another.
 The exit status is that of the first rank that failed, 128 + N if signal N ended it; Ctrl-C and SIGTERM reach
 the ranks; when the command returns, none of the processes it started on this machine is left.
+With --on-peer-lost continue, ranks that signals ended are lost and the others decide.
 """
 
 from __future__ import annotations
@@ -14,13 +16,14 @@ import argparse
 import os
 import shlex
 import sys
-import tempfile
-from pathlib import Path
-from typing import BinaryIO
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 
-from sordino.cli import mpi
-from sordino.cli.processes import supervise
-from sordino.cli.scratch import scratch
+from sordino.cli import jobs, mpi
+from sordino.cli.guard import guarded
+from sordino.cli.processes import Ended, StopSignals
+from sordino.cli.restarts import repeat
 from sordino.errors import UsageError
 
 
@@ -33,6 +36,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-x", "--env", dest="env", action="append", default=[], metavar="NAME[=VALUE]",
         help="an environment variable for all ranks; SORDINO_* and PYTHONPATH go to all hosts anyway",
     )  # fmt: skip
+    parser.add_argument(
+        "--restarts", type=int, default=0, metavar="N",
+        help="start all ranks again when one fails, at most N times; they find the start's number in SORDINO_RESTART",
+    )  # fmt: skip
+    parser.add_argument(
+        "--on-peer-lost", choices=("raise", "continue"), metavar="raise|continue",
+        help="what the others do when a rank is lost (SORDINO_ON_PEER_LOST); continue needs Open MPI 5",
+    )  # fmt: skip
     parser.add_argument("--mpi-args", default="", metavar="OPTIONS", help="more options for mpirun, as one word")
     parser.add_argument("--verbose", action="store_true", help="show the mpirun command line first")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="the program and its arguments")
@@ -43,39 +54,41 @@ def main(options: argparse.Namespace) -> int:
 
     Raises:
         UsageError: the options make no sense together.
-        NotBuilt: there is no mpirun.
+        NotBuilt: there is no mpirun, or not one that can do this.
     """
     if not options.command:
         raise UsageError("no command; write it after `--`, as in: sordino run -np 4 -- python train.py")
+    if options.restarts < 0:
+        raise UsageError(f"--restarts {options.restarts}: must be 0 or more")
     hosts = mpi.parse_hosts(options.hosts) if options.hosts is not None else []
     environment = job_environment()
-    job = mpi.Job(
-        ranks=_ranks(options.ranks, hosts),
-        command=options.command,
-        hosts=hosts,
-        exports=mpi.parse_exports(options.env, hosts, environment),
-        extra=mpi.parse_extra(options.mpi_args),
-    )
+    if options.on_peer_lost is not None:
+        environment["SORDINO_ON_PEER_LOST"] = options.on_peer_lost
+    ranks, exports = _ranks(options.ranks, hosts), mpi.parse_exports(options.env, hosts, environment)
+    extra = mpi.parse_extra(options.mpi_args)
     launcher = mpi.find_launcher(mpi.build_info(), environment)
+    if options.on_peer_lost == "continue":
+        extra = [*mpi.fault_tolerance(launcher), *extra]
+    job = mpi.Job(ranks, options.command, hosts, exports, extra)
     if options.verbose:
         print(f"sordino run: {shlex.join(mpi.command_line(launcher, job))}", file=sys.stderr, flush=True)
-    return start(launcher, job)
+    with jobs.place_for(launcher, job) as place:
+
+        def start(number: int, stop: StopSignals) -> Ended:
+            told = {"SORDINO_RESTART": str(number)}
+            numbered = replace(job, exports={**exports, **told}) if hosts else job
+            return jobs.start(launcher, numbered, {**environment, **told}, place, stop)
+
+        return guarded(partial(repeat, start, options.restarts), place.clear if place else lambda: None)
 
 
-def start(launcher: mpi.Launcher, job: mpi.Job, timeout: float | None = None, output: BinaryIO | None = None) -> int:
-    """Runs a job to its end and clears away what it leaves on this machine; the arguments and status of `supervise`."""
-    environment = job_environment()
-    words = mpi.command_line(launcher, job)
-    if launcher.family != "openmpi" or job.hosts:
-        return supervise(words, environment, timeout, output)
-    # A killed mpirun leaves its session files and 16 MiB of shared memory for each rank; so they go where they can be
-    # removed. Not with several hosts: the folder would be missing on the others.
-    shm = Path("/dev/shm")
-    base = shm if os.access(shm, os.W_OK | os.X_OK) else Path(tempfile.gettempdir())
-    with scratch(base) as (folder, lock):
-        environment.setdefault("OMPI_MCA_btl_sm_backing_directory", str(folder))
-        environment.setdefault("PRTE_MCA_prte_local_tmpdir_base", str(folder))
-        return supervise(words, environment, timeout, output, inherited=(lock,))
+def plain(ranks: int, command: Sequence[str], hosts: str | None = None) -> int:
+    """`sordino run` with no other options."""
+    return main(
+        argparse.Namespace(
+            ranks=ranks, hosts=hosts, env=[], restarts=0, on_peer_lost=None, mpi_args="", verbose=False, command=command
+        )
+    )
 
 
 def _ranks(ranks: int | None, hosts: list[str]) -> int:

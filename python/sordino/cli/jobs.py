@@ -1,0 +1,119 @@
+"""One start of a job: where its files go on this machine, and how it went."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import BinaryIO
+
+from sordino.cli import mpi, outcomes
+from sordino.cli.outcomes import Outcomes
+from sordino.cli.processes import Ended, StopSignals, supervise
+from sordino.cli.scratch import scratch
+
+# Open MPI's shared memory takes 16 MiB a rank. Where it does not fit, a rank that touches it dies of SIGBUS.
+_BYTES_PER_RANK = 17 << 20
+
+
+@dataclass(frozen=True)
+class Place:
+    """A folder for a job's files on this machine, and a descriptor that holds its lock."""
+
+    folder: Path
+    lock: int
+
+    def clear(self) -> None:
+        """Removes the folder."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def place_for(launcher: mpi.Launcher, job: mpi.Job) -> Iterator[Place | None]:
+    """The place of a job; None where the launcher cannot be told, or has other hosts, which would lack the folder.
+
+    A killed mpirun leaves its session files and 16 MiB of shared memory for each rank; so they go where they can be
+    removed.
+    """
+    if launcher.family != "openmpi" or job.hosts:
+        yield None
+        return
+    with scratch(_base(job.ranks)) as (folder, lock):
+        yield Place(folder, lock)
+
+
+def _base(ranks: int) -> Path:
+    shm, other = Path("/dev/shm"), Path(tempfile.gettempdir())
+    if not os.access(shm, os.W_OK | os.X_OK):
+        return other
+    room = os.statvfs(shm)
+    free, needed = room.f_bavail * room.f_frsize, ranks * _BYTES_PER_RANK
+    if room.f_blocks and free < needed:  # a tmpfs without a limit has no blocks
+        text = f"sordino run: {shm} has {free >> 10:,} KiB free, {ranks} ranks of Open MPI take {needed >> 10:,} KiB"
+        print(f"{text}; their shared memory goes to {other}", file=sys.stderr, flush=True)
+        return other
+    return shm
+
+
+def start(
+    launcher: mpi.Launcher,
+    job: mpi.Job,
+    environment: Mapping[str, str],
+    place: Place | None,
+    stop: StopSignals,
+    timeout: float | None = None,
+    output: BinaryIO | None = None,
+) -> Ended:
+    """Runs a job to its end and clears away what it leaves on this machine; arguments and end as of `supervise`."""
+    with contextlib.ExitStack() as stack:
+        variables = dict(environment)
+        folder = None
+        if place is not None:
+            folder = stack.enter_context(_subfolder(place.folder))
+            variables.setdefault("OMPI_MCA_btl_sm_backing_directory", str(folder))
+            variables.setdefault("PRTE_MCA_prte_local_tmpdir_base", str(folder))
+
+        def run(job: mpi.Job, told: Outcomes | None = None, errors: int | None = None) -> Ended:
+            words, over = mpi.command_line(launcher, job), told.complete if told else None
+            inherited = (place.lock,) if place else ()
+            return supervise(words, variables, stop, timeout, output, errors, inherited, over)
+
+        if not job.fault_tolerant:
+            return run(job)
+        if folder is not None:
+            told, where = outcomes.in_folder(job.ranks, folder / "outcomes")
+            return _judged(run(_kept(job, where), told), told)
+        with outcomes.over_stderr(job.ranks) as (told, where, errors):
+            ended = run(_kept(job, where), told, errors)
+        return _judged(ended, told)
+
+
+def _kept(job: mpi.Job, where: str) -> mpi.Job:
+    return replace(job, command=[*outcomes.keeper(where), *mpi.resolve(job.command)])
+
+
+@contextlib.contextmanager
+def _subfolder(folder: Path) -> Iterator[Path]:
+    """Each start has one of its own."""
+    made = Path(tempfile.mkdtemp(dir=folder))
+    try:
+        yield made
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+def _judged(ended: Ended, told: Outcomes) -> Ended:
+    """mpirun's end, with the status that the ranks' ends make."""
+    if ended.killed:
+        return ended
+    status, why = told.judge(ended.status)
+    if ended.stopped and status != 0:
+        return replace(ended, status=128 + ended.stopped)
+    if why:
+        print(f"sordino run: {why}", file=sys.stderr, flush=True)
+    return replace(ended, status=status)

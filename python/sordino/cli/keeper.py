@@ -1,0 +1,104 @@
+"""A process above each rank that tells how the rank ended: under fault tolerance Open MPI's launcher does not.
+
+  python -I -S keeper.py FOLDER COMMAND [ARGUMENT ...]       as a link in FOLDER, for ranks of the launcher's machine
+  python -I -S keeper.py stderr:TOKEN COMMAND [ARGUMENT ...] as a line on stderr, for others
+
+It uses the standard library only, so that it starts in milliseconds, and ends as the rank did, so that Open MPI sees a
+death as soon as without it. Rank and keeper live and die together: the kernel kills the rank when its keeper dies, and
+a keeper whose launcher is gone ends the rank and whatever the rank has started.
+
+Signals are blocked here. Open MPI signals the process group, so the rank has had them as well; handing them on would
+make two of one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import os
+import resource
+import signal
+import sys
+import time
+
+_PR_SET_PDEATHSIG = 1
+_GRACE_S = 1.0
+
+
+def main() -> None:
+    """Runs the command to its end, tells how it ended, and ends in the same way."""
+    where, *command = sys.argv[1:]
+    launcher, me = os.getppid(), os.getpid()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    # Sent also when only a thread of the launcher ends; who gets it looks.
+    _at_parents_death(signal.SIGTERM)
+    rank = os.fork()
+    if rank == 0:
+        _at_parents_death(signal.SIGKILL)
+        if os.getppid() == me:
+            _become(command, before)
+        os._exit(1)
+    while True:
+        got = signal.sigwait({signal.SIGCHLD, signal.SIGTERM})
+        pid, status = os.waitpid(rank, os.WNOHANG)
+        if pid == rank:
+            break
+        if got == signal.SIGTERM and os.getppid() != launcher:
+            _end_the_group(rank)
+    code = os.waitstatus_to_exitcode(status)
+    # A full disk or a closed stderr must not change how this process ends; the launcher says what it has not heard.
+    with contextlib.suppress(OSError):
+        _tell(where, code)
+    _end_like(code)
+
+
+def _become(command: list[str], mask: set[int | signal.Signals]) -> None:
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores, and a program would inherit that
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    try:
+        os.execvp(command[0], command)
+    except OSError as error:
+        print(f"sordino run: {command[0]}: {error.strerror}", file=sys.stderr, flush=True)
+        os._exit(127)
+
+
+def _end_the_group(rank: int) -> None:
+    """The launcher was killed, so nobody else ends this rank. SIGTERM, and after a grace SIGKILL, which ends us too."""
+    leads = os.getpgrp() == os.getpid()  # as Open MPI has it
+    end = functools.partial(os.killpg, os.getpid()) if leads else functools.partial(os.kill, rank)
+    end(signal.SIGTERM)
+    until = time.monotonic() + _GRACE_S
+    while time.monotonic() < until and os.waitpid(rank, os.WNOHANG)[0] == 0:
+        time.sleep(0.01)
+    end(signal.SIGKILL)
+    os._exit(128 + signal.SIGTERM)
+
+
+def _tell(where: str, code: int) -> None:
+    """Rank, how it ended and when. A link is made at once or not at all, and needs no space on a full disk."""
+    rank = os.environ["OMPI_COMM_WORLD_RANK"]
+    scheme, _, token = where.partition(":")
+    if scheme == "stderr":
+        os.write(2, f"\x1e{token} {rank} {code} {time.time()}\n".encode())
+    else:
+        os.symlink(f"{code} {time.time()}", f"{where}/{rank}")
+
+
+def _end_like(code: int) -> None:
+    if code < 0:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # one core file is enough
+        if -code not in (signal.SIGKILL, signal.SIGSTOP):
+            signal.signal(-code, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {-code})
+        os.kill(os.getpid(), -code)
+    os._exit(code if code >= 0 else 128 - code)
+
+
+def _at_parents_death(number: int) -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
+
+
+if __name__ == "__main__":
+    main()

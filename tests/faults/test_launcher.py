@@ -1,0 +1,172 @@
+"""The launcher killed in any place (nothing of the job is left), and the job's status under fault tolerance."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from launched import Launched
+
+from sordino.cli import mpi
+from sordino.cli.outcomes import Outcomes, over_stderr
+
+WORKER = Path(__file__).with_name("launched_worker.py")
+CONTINUE = ["--on-peer-lost", "continue"]
+ENDS_WITHIN_S = 2.0  # after the last rank, on an idle machine
+LOADED_S = 2.0  # more on one that others use as well
+
+
+@pytest.fixture(autouse=True)
+def openmpi(launcher: mpi.Launcher) -> None:
+    if launcher.family != "openmpi":
+        pytest.skip("written for Open MPI's launcher")
+
+
+# --- The launcher killed ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [[], CONTINUE], ids=["plain", "continue"])
+@pytest.mark.parametrize("victim", ["front", "copy", "mpirun"])
+def test_kill_9_of_the_launcher_leaves_nothing(tmp_path: Path, victim: str, options: list[str]) -> None:
+    with Launched(tmp_path, ["-np", "2", *options, "--", "python", str(WORKER), str(tmp_path)]) as job:
+        job.wait_for(lambda: all((tmp_path / f"ready.{rank}").exists() for rank in range(2)))
+        assert len(job.processes()) == 7 + 2 * bool(options)  # front, copy, mpirun; rank, its child, its keeper
+        assert job._files, "the job has nothing in shared memory, so nothing can be left there"
+        pid = {"front": lambda: job.front.pid, "copy": job.copy, "mpirun": job.mpirun}[victim]()
+        struck = time.monotonic()
+        job.send(pid, signal.SIGKILL)
+        assert job.ends(5, struck) == (-9 if victim == "front" else 137)
+        job.leaves_nothing()
+
+
+def test_mpirun_that_stays_is_ended(tmp_path: Path) -> None:
+    program = "import os, pathlib, sys, time; pathlib.Path(sys.argv[1], str(os.getpid())).touch(); time.sleep(100)"
+    ready = tmp_path / "ready"
+    ready.mkdir()
+    with Launched(tmp_path, ["-np", "2", *CONTINUE, "--", "python", "-c", program, str(ready)]) as job:
+        job.wait_for(lambda: len(list(ready.iterdir())) == 2)
+        job.send(job.mpirun(), signal.SIGSTOP)
+        for file in ready.iterdir():
+            job.send(int(file.name), signal.SIGKILL)
+        assert job.ends(ENDS_WITHIN_S + LOADED_S, time.monotonic()) == 137
+        job.leaves_nothing()
+
+
+# --- How ranks end and what that makes of the job ---------------------------------------------------------------------
+
+ENDS = """
+import json, os, sys, time
+how = json.loads(sys.argv[1])[int(os.environ["OMPI_COMM_WORLD_RANK"])]
+time.sleep(how[1])
+os.kill(os.getpid(), -how[0]) if how[0] < 0 else sys.exit(how[0])
+"""
+
+
+@pytest.mark.parametrize("hosts", [[], ["--hosts", "localhost:3"]], ids=["here", "hosts"])
+@pytest.mark.parametrize(
+    ("how", "status", "text"),
+    [
+        ([(0, 0), (0, 0.1), (0, 0)], 0, ""),
+        ([(0, 1), (-9, 0), (0, 1)], 0, "rank 1 was ended by signal 9 (SIGKILL); the others finished"),
+        ([(-11, 0), (-9, 0.7), (0, 1.4)], 0, "rank 0 was ended by signal 11 (SIGSEGV), rank 1 was ended by signal 9"),
+        ([(-9, 1), (-9, 2), (-15, 0)], 143, "rank 2 was ended by signal 15 (SIGTERM), the first that failed"),
+        ([(0, 0), (7, 0.5), (0, 0)], 7, "rank 1 ended with status 7"),
+        ([(0, 2), (-9, 0), (7, 2)], 137, "rank 1 was ended by signal 9 (SIGKILL), the first that failed"),
+    ],
+)
+def test_the_ranks_decide(
+    tmp_path: Path, hosts: list[str], how: list[tuple[int, float]], status: int, text: str
+) -> None:
+    words = ["-np", "3", *hosts, *CONTINUE, "--", "python", "-c", ENDS, json.dumps(how)]
+    with Launched(tmp_path, words) as job:
+        assert job.ends(60, job.begun) == status, job.output
+        job.leaves_nothing()
+        assert text in job.output
+        assert "\x1e" not in job.output
+        assert ("sordino run: " in job.output) == bool(text)
+
+
+def test_the_variable_reaches_the_ranks(tmp_path: Path) -> None:
+    program = "import os; print('said', os.environ.get('SORDINO_ON_PEER_LOST'), os.environ['SORDINO_RESTART'])"
+    for options, said in ((CONTINUE, "continue"), (["--on-peer-lost", "raise"], "raise"), ([], "None")):
+        with Launched(tmp_path, ["-np", "2", *options, "--", "python", "-c", program]) as job:
+            assert job.ends(60, job.begun) == 0
+            assert job.output.count(f"said {said} 0") == 2
+
+
+def test_a_program_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    with Launched(tmp_path, ["-np", "2", *CONTINUE, "--", "/no/such/program"]) as job:
+        assert job.ends(60, job.begun) == 127
+        assert "/no/such/program: No such file or directory" in job.output
+        job.leaves_nothing()
+
+
+COUNTS = """
+import pathlib, signal, sys, time
+got = []
+signal.signal(signal.SIGUSR1, lambda *_: got.append(1))
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(len(got)))
+pathlib.Path(sys.argv[1]).touch()
+while True:
+    time.sleep(0.1)
+"""
+
+
+def test_a_rank_gets_each_signal_once(tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
+    with Launched(tmp_path, ["-np", "1", *CONTINUE, "--", "python", "-c", COUNTS, str(ready)]) as job:
+        job.wait_for(ready.exists)
+        job.send(job.mpirun(), signal.SIGUSR1)
+        time.sleep(0.5)
+        job.send(job.front.pid, signal.SIGTERM)
+        assert job.ends(10, time.monotonic()) == 128 + signal.SIGTERM
+        job.leaves_nothing()
+    ready.unlink()
+    with Launched(tmp_path, ["-np", "1", *CONTINUE, "--", "python", "-c", COUNTS, str(ready)]) as job:
+        job.wait_for(ready.exists)
+        job.send(job.mpirun(), signal.SIGUSR1)
+        time.sleep(0.5)
+        job.send(job.rank(0), signal.SIGTERM)
+        assert job.ends(10, time.monotonic()) == 1
+        assert "rank 0 ended with status 1" in job.output
+
+
+@pytest.mark.parametrize(
+    ("codes", "of_mpirun", "status", "text"),
+    [
+        ({0: 0, 1: 0}, 0, 0, ""),
+        ({0: 0}, 0, 0, "how rank 1 ended is not known; the others finished"),
+        ({0: 5}, 0, 5, "rank 0 ended with status 5"),
+        ({}, 0, 1, "no rank has told how it ended; mpirun's status is 0"),
+        ({}, 3, 3, "no rank has told how it ended; mpirun's status is 3"),
+        ({0: -64, 1: -1}, 0, 192, "rank 0 was ended by signal 64 (SIGRTMAX), the first that failed"),
+    ],
+)
+def test_judgement(codes: dict[int, int], of_mpirun: int, status: int, text: str) -> None:
+    outcomes = Outcomes(2)
+    for rank, code in codes.items():
+        outcomes.note(rank, code, float(rank))
+    assert outcomes.judge(of_mpirun) == (status, text)
+
+
+@given(texts=st.lists(st.binary(max_size=50), min_size=3, max_size=3), cut=st.integers(1, 40))
+def test_what_keepers_say_is_taken_out_of_stderr(
+    capfdbinary: pytest.CaptureFixture[bytes], texts: list[bytes], cut: int
+) -> None:
+    capfdbinary.readouterr()
+    with over_stderr(2) as (outcomes, where, descriptor):
+        token = where.removeprefix("stderr:").encode()
+        lines = [b"\x1e%s 0 -9 12.5\n" % token, b"\x1e%s 1 0 13.25\r\n" % token, b""]
+        stream = b"".join(text + line for text, line in zip(texts, lines))
+        for begin in range(0, len(stream), cut):
+            os.write(descriptor, stream[begin : begin + cut])
+    assert {rank: (found.code, found.at) for rank, found in outcomes.known().items()} == {0: (-9, 12.5), 1: (0, 13.25)}
+    sys.stderr.flush()
+    assert capfdbinary.readouterr().err == b"".join(texts)
