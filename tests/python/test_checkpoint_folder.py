@@ -1,0 +1,255 @@
+"""A folder of checkpoints: the newest complete one is found; states in shards come back whole on any number of ranks."""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import sordino.torch as hvd
+from sordino import checkpoint, sim
+from sordino.checkpoint import Folder, Piece
+from sordino.checkpoint.pieces import encoded, joined
+from sordino.errors import SordinoError, UsageError
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(os.listdir(folder))
+
+
+def number_of(folder: Folder) -> object:
+    found = folder.newest()
+    return None if found is None else found.state["number"]
+
+
+def test_the_newest_is_found_and_older_ones_go(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "saved", keep=2)
+    assert folder.newest() is None
+    for step in (3, 20, 100):
+        folder.save(step, {"number": step})
+        found = folder.newest()
+        assert found is not None
+        assert (found.step, found.state, found.path) == (step, {"number": step}, folder.path / f"step-{step:08d}.pt")
+        assert checkpoint.load(found.path) == {"number": step}
+    assert folder.steps() == [20, 100]
+    assert names(folder.path) == ["step-00000020.pt", "step-00000100.pt"]
+    assert folder.load(20) == {"number": 20}
+    Folder(folder.path, keep=1).save(101, {"number": 101})
+    assert folder.steps() == [101]
+
+
+def test_a_course_that_begins_earlier_replaces_the_later_one(tmp_path: Path) -> None:
+    folder = Folder(tmp_path, keep=3)
+    for step in (10, 20, 30, 15):
+        folder.save(step, {"number": step})
+    assert folder.steps() == [10, 15]
+    assert number_of(folder) == 15
+
+
+def damage(path: Path, how: str) -> None:
+    whole = path.read_bytes()
+    if how == "truncated":
+        path.write_bytes(whole[: len(whole) // 2])
+    elif how == "flipped":
+        where = whole.index(np.full(100, 7.0, np.float32).tobytes()) + 123
+        path.write_bytes(whole[:where] + bytes([whole[where] ^ 4]) + whole[where + 1 :])
+    elif how == "empty":
+        path.write_bytes(b"")
+    else:
+        path.unlink()
+
+
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [
+        ("truncated", "truncated, damaged, or not a checkpoint"),
+        ("flipped", "damaged: the checksum of its part"),
+        ("empty", "truncated, damaged"),
+    ],
+)
+def test_what_is_damaged_is_passed_over_and_named(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], how: str, why: str
+) -> None:
+    folder = Folder(tmp_path, keep=3)
+    for step in (1, 2, 3):
+        folder.save(step, {"number": step, "data": torch.full((1000,), 7.0)})
+    damage(tmp_path / "step-00000003.pt", how)
+    (tmp_path / ".step-00000004.pt.tmp").write_bytes(b"half")
+    (tmp_path / "something else.pt").write_bytes(b"")
+    assert number_of(folder) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith(f"sordino: checkpoint passed over: {tmp_path}/step-00000003.pt: {why}")
+    folder.save(3, {"number": 33})
+    assert number_of(folder) == 33
+    assert names(tmp_path) == ["something else.pt", *(f"step-0000000{step}.pt" for step in (1, 2, 3))]
+
+
+def test_a_save_that_fails_leaves_the_earlier_ones(tmp_path: Path) -> None:
+    folder = Folder(tmp_path, keep=1)
+    folder.save(1, {"number": 1})
+    with pytest.raises(UsageError, match=r"numpy.float64"):
+        folder.save(2, {"number": np.float64(2)})
+    assert number_of(folder) == 1
+    assert names(tmp_path) == ["step-00000001.pt"]
+
+
+def test_wrong_use_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"Folder\(keep=0\): must be 1 or more"):
+        Folder(tmp_path, keep=0)
+    with pytest.raises(UsageError, match=r"no/where: the folder cannot be made \(No such file"):
+        Folder(tmp_path / "no" / "where")
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="file: the folder cannot be made"):
+        Folder(tmp_path / "file")
+    with pytest.raises(UsageError, match="step -1: must be 0 or more"):
+        Folder(tmp_path).save(-1, {})
+    with pytest.raises(UsageError, match=r"share\(rank=3, size=3\)"):
+        checkpoint.share({}, 3, 3)
+
+
+# --- Shards -----------------------------------------------------------------------------------------------------------
+
+STATE: dict[str, Any] = {
+    "model": OrderedDict(a=torch.arange(12.0).reshape(3, 4), empty=torch.zeros(0, 3), half=torch.ones(2).half()),
+    "more": [{"nan": torch.full((5,), float("nan")), "step": torch.tensor(7)}, (1, None, "x", float("nan"))],
+}
+
+
+def equal(a: Any, b: Any) -> bool:
+    if isinstance(a, torch.Tensor):
+        return a.dtype == b.dtype and a.shape == b.shape and a.numpy().tobytes() == b.numpy().tobytes()
+    if isinstance(a, dict):
+        return type(a) is type(b) and list(a) == list(b) and all(equal(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)):
+        return type(a) is type(b) and len(a) == len(b) and all(map(equal, a, b))
+    return bool(a == b) or (a != a and b != b)
+
+
+@given(size=st.integers(1, 30), shapes=st.lists(st.lists(st.integers(0, 5), max_size=3), max_size=4))
+def test_shares_are_equal_parts_and_make_the_whole(size: int, shapes: list[list[int]]) -> None:
+    state = {**STATE, "drawn": [torch.rand(shape) for shape in shapes]}
+    shares = [checkpoint.share(state, rank, size) for rank in range(size)]
+    assert equal(joined([encoded(share) for share in shares], "state"), state)
+    pieces = [[share["model"]["a"], share["model"]["half"], share["more"][0]["nan"]] for share in shares]
+    assert all(piece.values.untyped_storage().nbytes() == piece.values.nbytes for each in pieces for piece in each)
+    whole = 12 + 2 + 5 + 1 + sum(tensor.numel() for tensor in state["drawn"])
+    for share in shares:
+        held: list[Any] = [*share["model"].values(), *share["more"][0].values(), *share["drawn"]]
+        assert abs(sum(piece.values.numel() for piece in held) - whole / size) < 1
+
+
+def piece(*values: float, begin: int = 0, of: int = 4) -> Piece:
+    return Piece(torch.tensor(values, dtype=torch.float32), begin, (of,))
+
+
+@pytest.mark.parametrize(
+    ("parts", "why"),
+    [
+        ([{"x": 1}, {"x": 2}], r"state\['x'\] differs between shards$"),
+        ([{"x": torch.ones(2)}, {"x": torch.zeros(2)}], r"state\['x'\] differs between shards$"),
+        ([{"x": [1]}, {"x": [1, 2]}], r"state\['x'\] differs between shards in its length"),
+        ([{"x": 1}, {"x": True}], r"state\['x'\] differs between shards in its type"),
+        ([{"x": piece(1, 2)}, {"x": piece(4, begin=3)}], r"state\['x'\]: .* overlap or leave a gap at element 2"),
+        ([{"x": piece(1, 2)}, {"x": piece(2, 3, 4, begin=1)}], r"overlap or leave a gap at element 1"),
+        ([{"x": piece(1, 2)}, {"x": piece(begin=2)}], r"state\['x'\]: elements 2 to 3 are in no shard"),
+        ([{"x": piece(1, 2)}, {"x": piece(3, 4, 5, begin=2)}], "overlap"),
+        ([{"x": piece(1, 2)}, {"x": piece(3, begin=2, of=3)}], "different shapes"),
+    ],
+)
+def test_parts_that_make_no_whole_are_refused(parts: list[dict[str, Any]], why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        joined([encoded(part) for part in parts], "state")
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_shards_saved_on_some_ranks_are_loaded_on_any(tmp_path: Path, size: int) -> None:
+    def save() -> None:
+        folder = Folder(tmp_path, keep=2)
+        for step in (1, 2, 3):
+            state = {**STATE, "number": step, "own": {hvd.rank(): torch.rand(2)}}
+            own = state.pop("own")
+            folder.save_shards(step, {**checkpoint.share(state, hvd.rank(), size), "own": own})
+            assert number_of(folder) == step  # complete when it returns, on every rank
+            hvd.barrier()
+
+    sim.run(size, save)
+    state = Folder(tmp_path).load(3)
+    assert sorted(state.pop("own")) == list(range(size))
+    assert equal(state, {**STATE, "number": 3})
+    assert Folder(tmp_path).steps() == [2, 3]
+    assert len(names(tmp_path)) == 2 * (size + 1)
+    Folder(tmp_path, keep=1).save(4, {"number": 4})
+    assert names(tmp_path) == ["step-00000004.pt"]
+
+
+def test_a_damaged_or_missing_shard_makes_the_checkpoint_incomplete(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = Folder(tmp_path, keep=5)
+
+    def save() -> None:
+        for step in (1, 2, 3, 4):
+            state = {"number": step, "data": torch.full((3000,), 7.0)}
+            folder.save_shards(step, checkpoint.share(state, hvd.rank(), 3))
+
+    sim.run(3, save)
+    for step, how in ((4, "missing"), (3, "flipped"), (2, "truncated")):
+        damage(sorted(tmp_path.glob(f"step-0000000{step}.*.shard"))[1], how)
+    assert number_of(folder) == 1
+    lines = capfd.readouterr().err.splitlines()
+    assert [line.rpartition(".shard: ")[2][:12] for line in lines] == ["no such chec", "damaged: the", "truncated, d"]
+
+
+@pytest.mark.parametrize(
+    ("rank", "step", "value", "why"),
+    [
+        (1, 2, np.float64(2), r"rank 1: state\['number'\] is a numpy.float64"),
+        (2, 3, 2, "rank 0: save_shards: rank 2 saves step 3, rank 0 step 2"),
+    ],
+)
+def test_what_fails_on_one_rank_fails_on_all(tmp_path: Path, rank: int, step: int, value: object, why: str) -> None:
+    folder = Folder(tmp_path, keep=1)
+
+    def save() -> None:
+        folder.save_shards(1, {"number": 1})
+        with pytest.raises(UsageError, match=why):
+            folder.save_shards(*((step, {"number": value}) if hvd.rank() == rank else (2, {"number": 2})))
+
+    sim.run(3, save)
+    assert number_of(folder) == 1
+    assert len(names(tmp_path)) == 1 + 3, "what failed is not cleared away"
+    sim.run(3, lambda: folder.save_shards(2, {"number": 2}))
+    assert number_of(folder) == 2
+
+
+def test_ranks_that_see_different_folders_are_refused(tmp_path: Path) -> None:
+    def save() -> None:
+        with pytest.raises(UsageError, match="rank 0 does not see rank 1's shard; all must see one folder"):
+            Folder(tmp_path / str(hvd.rank())).save_shards(1, {"number": 1})
+
+    sim.run(2, save)
+    assert names(tmp_path / "0") == names(tmp_path / "1") == []
+
+
+def test_a_rank_that_is_lost_before_the_end_leaves_nothing_that_looks_complete(tmp_path: Path) -> None:
+    folder = Folder(tmp_path, keep=1)
+
+    def save() -> None:
+        folder.save_shards(1, {"number": 1})
+        if hvd.rank() == 1:
+            raise KeyError("lost")
+        with pytest.raises(SordinoError):
+            folder.save_shards(2, {"number": 2})
+
+    with pytest.raises(KeyError):
+        sim.run(3, save)
+    assert folder.steps() == [1] and number_of(folder) == 1
+    folder.save(2, {"number": 2})
+    assert names(tmp_path) == ["step-00000002.pt"]
