@@ -132,6 +132,7 @@ class Cluster:
         env: Mapping[str, str] | None = None,
         capture: bool = True,
         timeout: float | None = None,
+        options: Sequence[str] = (),
     ) -> subprocess.CompletedProcess[str]:
         """Runs an MPI job, its ranks in blocks over the hosts, and returns its exit status and output.
 
@@ -141,6 +142,7 @@ class Cluster:
             env: environment variables, on top of this process's.
             capture: False lets the job write where this process writes.
             timeout: in seconds.
+            options: more of them for mpirun.
 
         Raises:
             UsageError: no rank is to run, or the cluster is not open.
@@ -156,7 +158,7 @@ class Cluster:
             command=["sh", "-c", 'sleep 0.2; exec "$@"', "sh", *mpi.resolve(command)],
             hosts=[f"{name}:{count}" for name, count in zip(self.names, slots) if count],
             exports=env,
-            extra=_MPI_OPTIONS,
+            extra=[*_MPI_OPTIONS, *options],
         )
         words = mpi.command_line(self._launcher, job)
         if timeout is not None:
@@ -176,6 +178,17 @@ class Cluster:
         if timeout is not None and done.returncode in (124, 137) and time.monotonic() - started >= timeout:
             raise subprocess.TimeoutExpired(list(command), timeout, done.stdout, done.stderr)
         return done
+
+    def cut(self, host: str, is_cut: bool = True) -> None:
+        """Takes a host's cable out of the switch, or puts it back."""
+        self._do("ip", "link", "set", host, "down" if is_cut else "up")
+
+    def part(self, hosts: Sequence[str]) -> None:
+        """Joins these hosts' cables to another switch: they reach each other, and no others."""
+        self._do("ip", "link", "add", "switch2", "type", "bridge")
+        self._do("ip", "link", "set", "switch2", "up")
+        for host in hosts:
+            self._do("ip", "link", "set", host, "master", "switch2")
 
     def traffic(self) -> dict[str, Traffic]:
         """What every host sent and received so far, by the counters of the switch."""

@@ -1,0 +1,175 @@
+"""Ranks as threads that do what a test tells them, step by step, and a float64 model of what they must come to."""
+
+from __future__ import annotations
+
+import faulthandler
+import itertools
+import queue
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+import sordino.torch as hvd
+from sordino import sim
+from sordino._core import SimNetwork
+from sordino.algorithms import Algorithm
+from sordino.context import Context, current, use
+from sordino.errors import Evicted, NoQuorum, SordinoError
+
+RATE, MOMENTUM = 0.1, 0.5
+SIZES = (3, 5, 2)  # of a small network's layers
+PATIENCE_S = 30
+
+
+def parameters() -> list[torch.nn.Parameter]:
+    """The same on all ranks."""
+    generator = torch.Generator().manual_seed(1)
+    return [
+        torch.nn.Parameter(torch.randn(shape, generator=generator, dtype=torch.float64))
+        for shape in ((SIZES[1], SIZES[0]), (SIZES[1],), (SIZES[2], SIZES[1]), (SIZES[2],))
+    ]
+
+
+def loss(values: list[torch.Tensor], identity: int, step: int) -> torch.Tensor:
+    """Of the batch that a rank has in a step."""
+    generator = torch.Generator().manual_seed(1000 * identity + step)
+    x = torch.randn(4, SIZES[0], generator=generator, dtype=torch.float64)
+    first, bias, second, last = values
+    return ((torch.relu(x @ first.T + bias) @ second.T + last) ** 2).mean()
+
+
+@dataclass
+class Reference:
+    """What all-reduce comes to, in one process. Where a step may have been taken with a lost rank or without it, both
+    are followed until the ranks show which it was."""
+
+    futures: list[tuple[list[torch.Tensor], list[torch.Tensor]]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        values = [parameter.detach().clone() for parameter in parameters()]
+        self.futures = [(values, [torch.zeros_like(value) for value in values])]
+
+    def step(self, step: int, possible: Iterable[frozenset[int]]) -> None:
+        """One step, with the gradients of one of these sets of ranks."""
+        self.futures = [self._after(*future, step, who) for future in self.futures for who in possible]
+
+    @staticmethod
+    def _after(
+        values: list[torch.Tensor], momenta: list[torch.Tensor], step: int, who: frozenset[int]
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        totals = [torch.zeros_like(value) for value in values]
+        for identity in who:
+            leaves = [value.clone().requires_grad_() for value in values]
+            for total, grad in zip(totals, torch.autograd.grad(loss(leaves, identity, step), leaves)):
+                total += grad / len(who)
+        momenta = [momentum * MOMENTUM + total for momentum, total in zip(momenta, totals)]
+        return [value - RATE * momentum for value, momentum in zip(values, momenta)], momenta
+
+    def match(self, seen: list[torch.Tensor]) -> bool:
+        """Whether this is one of the possible models; from now on it is the only one."""
+        self.futures = [
+            future
+            for future in self.futures
+            if all(torch.allclose(mine, value, rtol=1e-9, atol=1e-12) for mine, value in zip(seen, future[0]))
+        ][:1]
+        return bool(self.futures)
+
+
+class Member(threading.Thread):
+    """One rank: it does what it is told until it is told to leave, or cannot go on."""
+
+    def __init__(self, context: Context, algorithm: Algorithm | str | None) -> None:
+        super().__init__(name=f"rank-{context.rank}", daemon=True)
+        self.identity, self.context, self.algorithm = context.rank, context, algorithm
+        self.orders: queue.Queue[Callable[[Member], Any] | None] = queue.Queue()
+        self.answers: queue.Queue[Any] = queue.Queue()
+        self.ended: BaseException | None = None
+        self.steps = 0
+
+    def run(self) -> None:
+        with use(self.context):
+            try:
+                self.parameters = parameters()
+                sgd = torch.optim.SGD(self.parameters, lr=RATE, momentum=MOMENTUM)
+                self.optimizer = hvd.DistributedOptimizer(sgd, algorithm=self.algorithm)
+                while (order := self.orders.get()) is not None:
+                    self.answers.put(order(self))
+            except BaseException as error:
+                self.ended = error
+                if not isinstance(error, (Evicted, NoQuorum)):
+                    self.context.abort(f"{type(error).__name__}: {error}")
+            finally:
+                self.context.shutdown()
+                self.answers.put(None)
+
+    def step(self) -> None:
+        """Takes one."""
+        self.optimizer.zero_grad()
+        loss(list(self.parameters), self.identity, self.steps).backward()
+        self.optimizer.step()
+        self.steps += 1
+
+    def values(self) -> list[torch.Tensor]:
+        """The model."""
+        return [parameter.detach().clone() for parameter in self.parameters]
+
+
+class Crew:
+    """All ranks of a job."""
+
+    def __init__(self, nodes: list[int], algorithm: Algorithm | str | None = None) -> None:
+        self.network = SimNetwork(nodes)
+        contexts = sim._contexts(self.network, (), True)
+        self.members = [Member(context, algorithm) for context in contexts]
+        for member in self.members:
+            member.start()
+        self.living = list(self.members)
+
+    def order(self, what: Callable[[Member], Any]) -> None:
+        """Has all living ranks do something, and does not wait for it."""
+        for member in self.living:
+            member.orders.put(what)
+
+    def collect(self) -> dict[int, Any]:
+        """What the living ranks answered; those that ended meanwhile are not living any more."""
+        answers = {}
+        for member in self.living:
+            try:
+                answers[member.identity] = member.answers.get(timeout=PATIENCE_S)
+            except queue.Empty:
+                faulthandler.dump_traceback()
+                raise AssertionError(f"rank {member.identity} does not answer for {PATIENCE_S} s") from None
+        self.living = [member for member in self.living if member.ended is None]
+        return {member.identity: answers[member.identity] for member in self.living}
+
+    def all(self, what: Callable[[Member], Any]) -> dict[int, Any]:
+        """Has all living ranks do something, and waits."""
+        self.order(what)
+        return self.collect()
+
+    def end(self) -> None:
+        """Has all leave."""
+        for member in self.members:
+            member.orders.put(None)
+        for member in self.members:
+            member.join(PATIENCE_S)
+            assert not member.is_alive(), f"rank {member.identity} does not end"
+
+
+def subsets(sure: frozenset[int], unsure: Iterable[int]) -> list[frozenset[int]]:
+    """The sets that have all of `sure` and some of `unsure`."""
+    rest = list(unsure)
+    return [sure | frozenset(some) for count in range(len(rest) + 1) for some in itertools.combinations(rest, count)]
+
+
+def metric(member: Member) -> tuple[int, int, float]:
+    """An operation of a training loop: who takes part in it, counted and summed."""
+    total = hvd.allreduce(torch.tensor([1.0, float(member.identity)], dtype=torch.float64), op=hvd.Sum)
+    gathered: list[int] = hvd.allgather_object(member.identity)
+    return int(total[0]), len(gathered), float(total[1])
+
+
+__all__ = ["Crew", "Member", "Reference", "SordinoError", "current", "metric", "subsets"]

@@ -1,0 +1,117 @@
+"""Hosts that do not reach each other: those that are more go on, the others stop, and nobody trains on twice."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cluster import Cluster
+from launched import eventually
+
+WORKER = Path(__file__).with_name("surviving_worker.py")
+SILENCE_S = 4
+GOES_ON_WITHIN_S = 5
+
+
+class Hosts:
+    """Four hosts with a rank each that train, and what the ranks wrote."""
+
+    def __init__(self, folder: Path, cluster: Cluster, plan: dict[str, Any], silence_s: float) -> None:
+        self.folder, self.cluster, self.plan, self.silence_s = folder, cluster, plan, silence_s
+        self.output = ""
+        self.thread = threading.Thread(target=self.run)
+        self.thread.start()
+
+    def run(self) -> None:
+        done = self.cluster.run(
+            4,
+            ["python", str(WORKER), str(self.folder), json.dumps(self.plan)],
+            env={"SORDINO_SILENCE_S": str(self.silence_s), "SORDINO_TIMEOUT_S": "60"},
+            timeout=90,
+            options=["--with-ft", "ulfm"],
+        )
+        self.output = done.stdout + done.stderr
+
+    def read(self, name: str) -> Any:
+        path = self.folder / name
+        return json.loads(path.read_text()) if path.exists() else None
+
+    def wait_for(self, *names: str, seconds: float = 60) -> None:
+        there = eventually(lambda: all((self.folder / name).exists() for name in names), seconds)
+        assert there, f"waited for {names}, found {sorted(path.name for path in self.folder.iterdir())}\n{self.output}"
+
+
+@contextmanager
+def hosts(folder: Path, plan: dict[str, Any], silence_s: float = SILENCE_S) -> Iterator[Hosts]:
+    with Cluster(hosts=4, mbps=1000) as cluster:
+        running = Hosts(folder, cluster, plan, silence_s)
+        try:
+            yield running
+        finally:
+            (folder / "go").touch()
+            # What waits for a host that is cut off, the launcher included, ends with the cluster.
+            running.thread.join(20)
+            cluster.close()
+            running.thread.join(20)
+
+
+PLAN = {"steps": 60, "pause_s": 0.02, "wait_for": "go"}
+
+
+@pytest.mark.parametrize("algorithm", ["allreduce", "crossover"])
+def test_three_go_on_without_one(
+    emulated_hosts: None, tmp_path: Path, note_time: Callable[[str, float], None], algorithm: str
+) -> None:
+    with hosts(tmp_path, {**PLAN, "algorithm": algorithm}) as running:
+        running.wait_for("step.0", "step.1", "step.2", "step.3")
+        running.cluster.cut("node3")
+        cut = time.time()
+        running.wait_for("resized.0", "resized.1", "resized.2", "report.3")
+        alone = running.read("report.3")
+        assert alone["ended"] == "NoQuorum" and alone["finite"], alone
+        for rank in range(3):
+            [resize] = running.read(f"resized.{rank}")
+            assert (resize["before"], resize["now"]) == (4, 3)
+            note_time(f"one of four hosts cut off, {SILENCE_S} s of silence", resize["at"] - cut)
+            assert resize["at"] - cut < SILENCE_S + GOES_ON_WITHIN_S
+        (tmp_path / "go").touch()
+        running.wait_for("report.0", "report.1", "report.2")
+        for rank in range(3):
+            report = running.read(f"report.{rank}")
+            assert report["ended"] == "well" and report["members"] == [0, 1, 2], report
+
+
+def test_two_halves_both_stop(emulated_hosts: None, tmp_path: Path, note_time: Callable[[str, float], None]) -> None:
+    with hosts(tmp_path, PLAN) as running:
+        running.wait_for("step.0", "step.1", "step.2", "step.3")
+        running.cluster.part(["node2", "node3"])
+        cut = time.time()
+        running.wait_for("report.0", "report.1", "report.2", "report.3")
+        for rank in range(4):
+            report = running.read(f"report.{rank}")
+            assert report["ended"] == "NoQuorum" and report["finite"] and not report["resized"], report
+            note_time(f"halves of four hosts, {SILENCE_S} s of silence", report["at"] - cut)
+            # A rank hears of two others; of the rest it asks when it misses one of these.
+            assert report["at"] - cut < 2 * SILENCE_S + GOES_ON_WITHIN_S
+
+
+def test_a_short_cut_costs_nobody(emulated_hosts: None, tmp_path: Path) -> None:
+    """Three seconds, which is less than the ten that are waited for if nothing else is said."""
+    with hosts(tmp_path, PLAN, silence_s=10) as running:
+        running.wait_for("step.0", "step.1", "step.2", "step.3")
+        running.cluster.cut("node3")
+        time.sleep(3)
+        running.cluster.cut("node3", False)
+        (tmp_path / "go").touch()
+        running.wait_for("report.0", "report.1", "report.2", "report.3")
+        reports = [running.read(f"report.{rank}") for rank in range(4)]
+        for report in reports:
+            assert report["ended"] == "well" and report["members"] == [0, 1, 2, 3] and not report["resized"], report
+        assert len({report["sha256"] for report in reports}) == 1
+        assert max(max(report["seconds"]) for report in reports) > 1, "nobody noticed the cut; make it longer"

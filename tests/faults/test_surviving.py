@@ -1,0 +1,217 @@
+"""Ranks that train on when others are killed, stopped, raise or leave: real processes of a real mpirun."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from launched import Launched, eventually
+
+from sordino.cli import mpi
+
+WORKER = Path(__file__).with_name("surviving_worker.py")
+ENDS_WITHIN_S = 10  # the job, after its last rank's report, on a loaded machine
+GOES_ON_WITHIN_S = 5  # certain deaths, on a loaded machine; what it took is told
+SILENCE_S = 2
+
+Note = Callable[[str, float], None]
+
+
+@pytest.fixture(autouse=True)
+def openmpi(launcher: mpi.Launcher) -> None:
+    if launcher.family != "openmpi":
+        pytest.skip("other launchers end the job when a rank is killed")
+
+
+class Job(Launched):
+    """A job of `surviving_worker.py`, and what its ranks wrote."""
+
+    def __init__(self, folder: Path, ranks: int, plan: dict[str, Any], variables: dict[str, str]) -> None:
+        self.folder, self.ranks = folder, ranks
+        words = ["--on-peer-lost", "continue", "-np", str(ranks)]
+        for name, value in {"SORDINO_SILENCE_S": str(SILENCE_S), "SORDINO_TIMEOUT_S": "60", **variables}.items():
+            words += ["-x", f"{name}={value}"]
+        super().__init__(folder, [*words, "--", "python", str(WORKER), str(folder), json.dumps(plan)])
+
+    def read(self, name: str) -> Any:
+        path = self.folder / name
+        return json.loads(path.read_text()) if path.exists() else None
+
+    def wait_for_files(self, *names: str, seconds: float = 90) -> None:
+        self.wait_for(lambda: all((self.folder / name).exists() for name in names), seconds)
+
+    def finish(self, status: int = 0) -> list[dict[str, Any] | None]:
+        """Waits for the end; the reports of all ranks, None of those that wrote none."""
+        assert eventually(lambda: self.front.poll() is not None, 100), self.output
+        assert self.front.returncode == status, f"status {self.front.returncode}\n{self.output}"
+        reports = [self.read(f"report.{rank}") for rank in range(self.ranks)]
+        last = max((report["at"] for report in reports if report), default=time.time())
+        assert time.time() - last < ENDS_WITHIN_S, f"ended {time.time() - last:.1f} s after its last rank"
+        self.leaves_nothing()
+        return reports
+
+    def pid(self, rank: int) -> int:
+        return int(self.read(f"pid.{rank}")["pid"])
+
+
+@contextmanager
+def job(folder: Path, ranks: int, plan: dict[str, Any], **variables: str) -> Iterator[Job]:
+    with Job(folder, ranks, plan, variables) as one:
+        yield one
+
+
+def check_survivors(reports: list[dict[str, Any] | None], lost: set[int], equal: bool) -> list[dict[str, Any]]:
+    """Those that are left came to the end, together, with what they should have."""
+    survivors = [rank for rank in range(len(reports)) if rank not in lost]
+    found = {rank: reports[rank] for rank in survivors}
+    assert all(report is not None for report in found.values()), f"{found}"
+    left = [report for report in found.values() if report is not None]
+    for place, report in enumerate(left):
+        assert report["ended"] == "well", report
+        assert report["members"] == survivors and report["rank"] == place, report
+        assert report["finite"] and report["size"] == len(survivors), report
+        assert report["loss"] < report["first_loss"], report
+    if equal:
+        assert len({report["sha256"] for report in left}) == 1, "survivors' models differ"
+    return left
+
+
+def tell_times(job: Job, reports: list[dict[str, Any]], lost: set[int], note: Note, name: str, limit: float) -> None:
+    """How long after each loss those that are left had met again."""
+    for victim in lost:
+        fault = job.read(f"fault.{victim}")
+        if fault is None:
+            continue
+        for report in reports:
+            after = [resize["at"] - fault["at"] for resize in report["resized"] if resize["at"] > fault["at"]]
+            assert after, f"nobody noticed that rank {victim} was lost"
+            note(name, min(after))
+            assert min(after) < limit, f"it took {min(after):.2f} s to go on without rank {victim}"
+
+
+def kill(victim: int, step: int, when: str, **more: Any) -> dict[str, Any]:
+    return {"victim": victim, "step": step, "when": when, "what": "kill", **more}
+
+
+KILLS = [
+    ("allreduce", 3, 0, [kill(1, 10, "backward")], 64),
+    ("allreduce", 3, 1, [kill(1, 10, "exchange")], 1024),
+    ("allreduce", 3, 0, [kill(0, 10, "between")], 64),
+    ("allreduce", 4, 2, [kill(0, 10, "exchange"), kill(3, 10, "exchange")], 512),
+    ("allreduce", 4, 0, [kill(1, 10, "between"), kill(2, 10, "exchange", after_s=0.0005)], 64),
+    ("crossover", 3, 0, [kill(2, 10, "exchange")], 1024),
+    ("crossover", 4, 1, [kill(0, 10, "exchange")], 512),
+    ("pushsum", 3, 1, [kill(1, 10, "between")], 64),
+    ("elasticaveraging", 3, 0, [kill(1, 10, "exchange")], 512),
+    ("local-sgd", 4, 2, [kill(0, 11, "exchange")], 512),
+    ("caps", 3, 0, [kill(1, 10, "exchange")], 512),
+    ("scheduled-pull", 3, 0, [kill(0, 10, "between")], 64),
+    ("adpsgd", 3, 1, [kill(0, 10, "between")], 64),
+]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "ranks", "per_node", "faults", "width"), KILLS,
+    ids=[f"{case[0]}-{case[1]}-{case[2]}-" + "-".join(f"{f['victim']}{f['when']}" for f in case[3]) for case in KILLS],
+)  # fmt: skip
+def test_those_that_are_left_train_on(
+    tmp_path: Path, note_time: Note, algorithm: str, ranks: int, per_node: int, faults: list[Any], width: int
+) -> None:
+    lost = {fault["victim"] for fault in faults}
+    plan = {"algorithm": algorithm, "faults": faults, "width": width}
+    with job(tmp_path, ranks, plan, SORDINO_RANKS_PER_NODE=str(per_node)) as running:
+        reports = running.finish()
+        left = check_survivors(reports, lost, equal=algorithm in ("allreduce", "caps"))
+        if algorithm in ("scheduled-pull", "adpsgd"):  # they miss nobody until an operation needs all
+            return
+        tell_times(running, left, lost, note_time, "kill -9", GOES_ON_WITHIN_S)
+        if len({len(report["resized"]) for report in left}) == 1:
+            for meeting in zip(*(report["resized"] for report in left)):
+                assert len({one["sha256"] for one in meeting}) == 1 or algorithm == "allreduce", "models differ after"
+
+
+def test_a_rank_killed_while_another_is_missed(tmp_path: Path, note_time: Note) -> None:
+    """The second one dies by the hand of the first one's loss: as soon as it hears of it."""
+    faults = [kill(1, 10, "between"), kill(3, 10, "exchange", after_s=0.012)]
+    with job(tmp_path, 5, {"faults": faults, "width": 256}) as running:
+        left = check_survivors(running.finish(), {1, 3}, equal=True)
+        tell_times(running, left, {1, 3}, note_time, "kill -9 during recovery", GOES_ON_WITHIN_S)
+
+
+def test_attrition_to_the_last_one(tmp_path: Path, note_time: Note) -> None:
+    faults = [kill(victim, 5 + 4 * turn, "between") for turn, victim in enumerate((3, 0, 7, 1, 6, 2, 5))]
+    with job(tmp_path, 8, {"faults": faults, "steps": 45}) as running:
+        [last] = check_survivors(running.finish(), {0, 1, 2, 3, 5, 6, 7}, equal=True)
+        assert sorted(set(last["sizes"]), reverse=True) == [8, 7, 6, 5, 4, 3, 2, 1]
+        tell_times(running, [last], {3, 0, 7, 1, 6, 2, 5}, note_time, "kill -9, 8 to 1", GOES_ON_WITHIN_S)
+
+
+@pytest.mark.parametrize("what", ["raise", "exit", "_exit"])
+def test_a_rank_that_ends_by_itself(tmp_path: Path, note_time: Note, what: str) -> None:
+    faults = [{"victim": 1, "step": 10, "when": "between", "what": what}]
+    with job(tmp_path, 3, {"faults": faults}) as running:
+        left = check_survivors(running.finish(), {1}, equal=True)
+        tell_times(running, left, {1}, note_time, f"a rank's {what}", GOES_ON_WITHIN_S)
+        if what == "raise":
+            assert "ValueError: boom of the victim" in running.output
+
+
+@pytest.mark.parametrize("algorithm", ["allreduce", "crossover"])
+def test_a_stopped_rank_is_left_out_and_learns_it(tmp_path: Path, note_time: Note, algorithm: str) -> None:
+    faults = [{"victim": 1, "step": 10, "when": "between", "what": "stop"}]
+    plan = {"algorithm": algorithm, "faults": faults, "wait_for": "woken"}
+    with job(tmp_path, 3, plan) as running:
+        running.wait_for_files("resized.0", "resized.2")
+        running.send(running.pid(1), signal.SIGCONT)
+        running.wait_for_files("report.1", seconds=20)
+        woken = running.read("report.1")
+        assert woken["ended"] == "Evicted" and "gone on without" in woken["text"], woken
+        (tmp_path / "woken").touch()
+        reports = running.finish()
+        reports[1] = None
+        left = check_survivors(reports, {1}, equal=algorithm == "allreduce")
+        tell_times(running, left, {1}, note_time, f"SIGSTOP, {SILENCE_S} s of silence", SILENCE_S + GOES_ON_WITHIN_S)
+
+
+def test_a_rank_that_sleeps_is_left_out_after_the_deadline(tmp_path: Path, note_time: Note) -> None:
+    """Its process lives, and says so; but it does not come to the step."""
+    faults = [{"victim": 2, "step": 10, "when": "between", "what": "sleep", "seconds": 15}]
+    plan, deadlines = {"faults": faults, "wait_for": "woken"}, {"SORDINO_TIMEOUT_S": "3", "SORDINO_STALL_WARN_S": "1"}
+    with job(tmp_path, 3, plan, **deadlines) as running:
+        running.wait_for_files("resized.0", "resized.1")
+        running.wait_for_files("report.2", seconds=30)
+        assert running.read("report.2")["ended"] == "Evicted"
+        (tmp_path / "woken").touch()
+        reports = running.finish()
+        reports[2] = None
+        left = check_survivors(reports, {2}, equal=True)
+        tell_times(running, left, {2}, note_time, "asleep, deadline of 3 s", 3 + GOES_ON_WITHIN_S)
+        assert "sordino: stalled: " in running.output and "for ranks 2" in running.output
+
+
+@pytest.mark.parametrize("what", ["sleep", "hold"])
+def test_a_rank_that_is_busy_elsewhere_stays(tmp_path: Path, what: str) -> None:
+    """Longer than the silence that would cost it its place: without communicating, or with the GIL held."""
+    faults = [{"victim": 1, "step": 10, "when": "between", "what": what, "seconds": SILENCE_S + 1}]
+    with job(tmp_path, 3, {"faults": faults}) as running:
+        check_survivors(running.finish(), set(), equal=True)
+
+
+def test_all_killed_but_one_that_stops(tmp_path: Path) -> None:
+    """Two of two: one stopped for good. The other cannot know that it is alone."""
+    faults = [{"victim": 1, "step": 10, "when": "between", "what": "stop"}]
+    with job(tmp_path, 2, {"faults": faults}) as running:
+        running.wait_for_files("report.0", seconds=60)
+        alone = running.read("report.0")
+        assert alone["ended"] == "NoQuorum" and "rank 1" in alone["text"], alone
+        assert alone["finite"]
+        os.kill(running.pid(1), signal.SIGKILL)
+        reports = running.finish(status=3)
+        assert reports[1] is None
