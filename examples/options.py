@@ -88,7 +88,9 @@ def parse(argv: Sequence[str] | None, description: str) -> argparse.Namespace:
     add("--bfloat16", action="store_true", help="mixed precision: forward and backward in bfloat16 where torch does so")
     add("--seed", type=int, default=1, help="of the first weights and of the order of the images (default: 1)")
     add("--max-steps", type=int, metavar="N", help="stop after N steps, counted from the start of the training")
-    add("--checkpoint", metavar="FILE", help="write it after each epoch and at the end; continue from it if it exists")
+    add("--checkpoint", metavar="FILE", help="write it after each epoch and at the end; continue from it if it exists. "
+        "FOLDER/ instead keeps two there, and continues from the newest that is whole")  # fmt: skip
+    add("--checkpoint-every", type=int, metavar="N", help="write it after every N steps as well")
     add("--resume", action=argparse.BooleanOptionalAction, help="insist on continuing, or on starting anew")
     add("--json", metavar="FILE", help="write the results there as well")
     add("--statistics", metavar="FILE", help="of caps: write there (JSON) what was skipped, and a plot beside it")
@@ -101,12 +103,14 @@ def parse(argv: Sequence[str] | None, description: str) -> argparse.Namespace:
     if args.algorithm not in names:
         raise UsageError(f"--algorithm {args.algorithm}: unknown; there are: {', '.join(names)}")
     algorithm_of(args)
-    for name in ("epochs", "batch_size", "max_steps"):
+    for name in ("epochs", "batch_size", "max_steps", "checkpoint_every"):
         value = getattr(args, name)
         if value is not None and value < 1:
             raise UsageError(f"--{name.replace('_', '-')} {value}: must be 1 or more")
     if args.resume is not None and not args.checkpoint:
         raise UsageError("--resume and --no-resume need --checkpoint FILE")
+    if args.checkpoint_every is not None and not args.checkpoint:
+        raise UsageError("--checkpoint-every needs --checkpoint FILE")
     if not 0 <= args.label_smoothing < 1:
         raise UsageError(f"--label-smoothing {args.label_smoothing}: must be at least 0 and below 1")
     if args.lr <= 0 or not 0 <= args.momentum < 1:

@@ -8,6 +8,7 @@
   sordino run -np 4 -- python examples/train.py --algorithm pushsum --set overlap=1
   sordino run -np 4 -- python examples/train.py --algorithm caps --detector naive --statistics skipped.json
   sordino run -np 4 -- python examples/train.py --algorithm scheduled-pull --set schedule=manager
+  sordino run -np 4 --restarts 3 -- python examples/train.py --checkpoint saved/ --checkpoint-every 20
 
 --batch-size is the *global* batch: the ranks share its rows, so 4 ranks compute what 1 rank does (within rounding)
 with the same options, and the learning rate needs no scaling.
@@ -35,6 +36,7 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
+import checkpoints
 import sordino
 import sordino.torch as hvd
 from common import (
@@ -49,7 +51,7 @@ from common import (
     together,
     use_threads,
 )
-from options import FIXED, algorithm_of, algorithm_to_be, parse
+from options import algorithm_of, algorithm_to_be, parse
 from progress import Reporter
 from sordino import checkpoint
 from sordino.data import Dataset
@@ -67,6 +69,7 @@ class Training:
     reporter: Reporter
     epoch: int = 0  # epochs completed
     step: int = 0  # steps completed in the current epoch
+    saved: bool = True  # the last checkpoint could be written
     steps_run: int = 0
     images_run: int = 0
     seconds: float = 0.0
@@ -100,6 +103,11 @@ class Training:
     def finished(self) -> bool:
         limit = self.args.max_steps
         return self.epoch >= self.args.epochs or (limit is not None and self.steps_done >= limit)
+
+    def due(self) -> bool:
+        """Whether it is time for a checkpoint. At the end of an epoch `run` writes one anyway."""
+        every = self.args.checkpoint_every
+        return every is not None and self.steps_done % every == 0 and self.step < self.steps_per_epoch
 
     def run(self) -> None:
         """Trains to the end, writing a checkpoint whenever an epoch, or the training, ends."""
@@ -147,6 +155,8 @@ class Training:
             self.reporter.step(loss.item() / max(len(mine), 1), rows)
             if self.steps_done == args.max_steps:
                 break
+            if self.due():
+                self.save()
         after = hvd.stats()
         self.seconds += time.perf_counter() - start
         self.exposed_seconds += after["exposed_seconds"] - before["exposed_seconds"]
@@ -175,10 +185,8 @@ class Training:
                 "epoch": self.epoch,
                 "step": self.step,
                 "rng": torch.get_rng_state(),
-                "args": {name: getattr(self.args, name) for name in FIXED},
-                "world_size": hvd.size(),
             }
-            checkpoint.save(self.args.checkpoint, state)
+            self.saved = checkpoints.write(self.args, self.steps_done, state)
 
     def resume(self, state: dict[str, Any]) -> None:
         """Continues where `state` was saved."""
@@ -223,39 +231,11 @@ class Training:
         }
 
 
-def read_checkpoint(args: argparse.Namespace) -> dict[str, Any] | None:
-    """The state to continue from, or None. Rank 0 reads the file: the others may be on machines that do not have it."""
-
-    def read() -> bytes | None:
-        wanted = args.resume or (args.resume is None and args.checkpoint and Path(args.checkpoint).exists())
-        return checkpoint.read(args.checkpoint) if wanted and hvd.rank() == 0 else None
-
-    # Bytes, which each rank decodes without executing anything.
-    content: bytes | None = hvd.broadcast_object(together(read), root_rank=0, name="train.checkpoint")
-    if content is None:
-        return None
-
-    def decode() -> dict[str, Any]:
-        state = checkpoint.decode(content, args.checkpoint)
-        missing = {"model", "optimizer", "epoch", "step", "rng", "args", "world_size"} - state.keys()
-        if missing:
-            raise UsageError(f"{args.checkpoint}: not a checkpoint of train.py (it lacks {', '.join(sorted(missing))})")
-        for name, then in state["args"].items():
-            if getattr(args, name) != then:
-                raise UsageError(
-                    f"{args.checkpoint} was written with --{name.replace('_', '-')} {then}, not {getattr(args, name)}; "
-                    "use the same options, another --checkpoint, or --no-resume to start anew"
-                )
-        return state
-
-    return together(decode)
-
-
 def prepare(argv: Sequence[str] | None) -> Training:
     """Everything up to the first step. What is refused, is refused on all ranks."""
     args = together(lambda: parse(argv, __doc__ or ""))
     data = together(lambda: load_data(args.data, args.data_dir))
-    state = read_checkpoint(args)
+    state = checkpoints.read(args)
     use_threads()
     torch.manual_seed(args.seed)
     model = Net(data.image_size, data.classes)
@@ -290,7 +270,7 @@ def report(training: Training, results: dict[str, Any]) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Trains; returns the exit status: 0, or 2 if the options or the files make no sense."""
+    """Trains; returns the exit status: 0, 1 if the end could not be saved, 2 if options or files make no sense."""
     try:
         hvd.init(algorithm=algorithm_to_be(argv))
     except UsageError as error:
@@ -305,7 +285,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     last = training.epochs_run[-1]["test_accuracy"] if training.epochs_run else training.accuracy()
     report(training, training.results(last))
     hvd.shutdown()
-    return 0
+    return 0 if training.saved else 1
 
 
 if __name__ == "__main__":

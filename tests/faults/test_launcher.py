@@ -38,12 +38,25 @@ def test_kill_9_of_the_launcher_leaves_nothing(tmp_path: Path, victim: str, opti
     with Launched(tmp_path, ["-np", "2", *options, "--", "python", str(WORKER), str(tmp_path)]) as job:
         job.wait_for(lambda: all((tmp_path / f"ready.{rank}").exists() for rank in range(2)))
         assert len(job.processes()) == 7 + 2 * bool(options)  # front, copy, mpirun; rank, its child, its keeper
-        assert job._files, "the job has nothing in shared memory, so nothing can be left there"
+        assert job.files, "the job has nothing in shared memory, so nothing can be left there"
         pid = {"front": lambda: job.front.pid, "copy": job.copy, "mpirun": job.mpirun}[victim]()
         struck = time.monotonic()
         job.send(pid, signal.SIGKILL)
         assert job.ends(5, struck) == (-9 if victim == "front" else 137)
         job.leaves_nothing()
+
+
+def test_keepers_end_the_ranks_when_nobody_else_is_left(tmp_path: Path) -> None:
+    """As on another host, where only mpirun's daemon is above them."""
+    with Launched(tmp_path, ["-np", "2", *CONTINUE, "--", "python", str(WORKER), str(tmp_path)]) as job:
+        job.wait_for(lambda: all((tmp_path / f"ready.{rank}").exists() for rank in range(2)))
+        above = [job.front.pid, job.copy(), job.mpirun()]
+        for pid in above:
+            job.send(pid, signal.SIGSTOP)  # none of them can look after the others
+        for pid in above:
+            job.send(pid, signal.SIGKILL)
+        job.front.wait(5)
+        job.leaves_no_process()
 
 
 def test_mpirun_that_stays_is_ended(tmp_path: Path) -> None:

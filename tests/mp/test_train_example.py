@@ -220,6 +220,8 @@ def test_a_person_at_a_terminal_sees_a_bar(launcher: mpi.Launcher, ranks: int) -
         (["--epochs", "0"], "--epochs 0: must be 1 or more"),
         (["--lr", "fast"], "--lr: invalid float value"),
         (["--resume"], "--resume and --no-resume need --checkpoint"),
+        (["--checkpoint-every", "5"], "--checkpoint-every needs --checkpoint FILE"),
+        (["--checkpoint-every", "0", "--checkpoint", "c.pt"], "--checkpoint-every 0: must be 1 or more"),
         (["--checkpoint", "no-such-folder/c.pt"], "there is no folder"),
         (["--data", "fashion-mnist", "--data-dir", "no-such-folder"], "no-such-folder: no such folder"),
         (["--data-dir", "."], "--data-dir: the digits come with scikit-learn"),

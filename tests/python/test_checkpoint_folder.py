@@ -1,4 +1,4 @@
-"""A folder of checkpoints: the newest complete one is found; states in shards come back whole on any number of ranks."""
+"""A folder of checkpoints: the newest complete one is found; shards come back whole on any number of ranks."""
 
 from __future__ import annotations
 

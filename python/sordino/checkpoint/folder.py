@@ -92,9 +92,7 @@ class Folder:
                 if other != step:
                     raise UsageError(f"save_shards: rank {rank} saves step {other}, rank 0 step {step}")
                 if not (self.path / name).is_file() or (self.path / name).stat().st_size != length:
-                    raise UsageError(
-                        f"{self.path}: rank 0 does not see rank {rank}'s shard; all must see one folder"
-                    )
+                    raise UsageError(f"{self.path}: rank 0 does not see rank {rank}'s shard; all must see one folder")
             names = [name for _, name, _ in done]
             save(self._file(step), {_SHARDS: names})
             self._remove_others(step, names)

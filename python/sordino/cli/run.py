@@ -7,7 +7,7 @@
 `python` and `sordino` as the command mean the ones that run this command; write a path for another.
 The exit status is that of the first rank that failed, 128 + N if signal N ended it; Ctrl-C and SIGTERM reach
 the ranks; when the command returns, none of the processes it started on this machine is left.
-With --on-peer-lost continue, ranks that signals ended are lost and the others decide.
+With --on-peer-lost continue a rank that a signal ended is lost, and the others decide.
 """
 
 from __future__ import annotations

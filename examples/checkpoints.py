@@ -1,0 +1,70 @@
+"""Where `train.py` keeps its checkpoints: in one file, or in a folder, whose newest whole one it continues from."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import sordino.torch as hvd
+from common import together
+from options import FIXED
+from sordino import checkpoint
+from sordino.errors import SordinoError, UsageError
+
+
+def is_folder(path: str) -> bool:
+    """Whether --checkpoint names a folder: by a slash at its end, or because there is one."""
+    return path.endswith(os.sep) or Path(path).is_dir()
+
+
+def write(args: argparse.Namespace, steps_done: int, state: dict[str, Any]) -> bool:
+    """Writes the checkpoint, on one rank. If that fails, says so on stderr and returns False: training can go on."""
+    state["args"] = {name: getattr(args, name) for name in FIXED}
+    state["world_size"] = hvd.size()
+    try:
+        if is_folder(args.checkpoint):
+            checkpoint.Folder(args.checkpoint).save(steps_done, state)
+        else:
+            checkpoint.save(args.checkpoint, state)
+    except SordinoError as error:
+        print(f"train.py: warning: {error}", file=sys.stderr, flush=True)
+        return False
+    return True
+
+
+def read(args: argparse.Namespace) -> dict[str, Any] | None:
+    """The state to continue from, or None. Rank 0 reads the file: the others may be on machines that do not have it."""
+    # Bytes, which each rank decodes without executing anything.
+    content: bytes | None = hvd.broadcast_object(together(lambda: _bytes(args)), root_rank=0, name="train.checkpoint")
+    if content is None:
+        return None
+
+    def decode() -> dict[str, Any]:
+        state = checkpoint.decode(content, args.checkpoint)
+        missing = {"model", "optimizer", "epoch", "step", "rng", "args", "world_size"} - state.keys()
+        if missing:
+            raise UsageError(f"{args.checkpoint}: not a checkpoint of train.py (it lacks {', '.join(sorted(missing))})")
+        for name, then in state["args"].items():
+            if getattr(args, name) != then:
+                raise UsageError(
+                    f"{args.checkpoint} was written with --{name.replace('_', '-')} {then}, not {getattr(args, name)}; "
+                    "use the same options, another --checkpoint, or --no-resume to start anew"
+                )
+        return state
+
+    return together(decode)
+
+
+def _bytes(args: argparse.Namespace) -> bytes | None:
+    if not args.checkpoint or args.resume is False or hvd.rank() != 0:
+        return None
+    path = Path(args.checkpoint)
+    if is_folder(args.checkpoint):
+        newest = checkpoint.Folder(path).newest()
+        if newest is None and args.resume:
+            raise UsageError(f"{path}: no complete checkpoint in this folder")
+        return None if newest is None else checkpoint.read(newest.path)
+    return checkpoint.read(path) if args.resume or path.exists() else None

@@ -1,0 +1,179 @@
+"""A job that `sordino run` has under way: its processes, what they hold, and whether anything of it is left."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from checks.commands import SORDINO
+
+MARK = "DRILL"  # in the environment of whatever the job starts
+STARTS_WITHIN_S = 60
+GOES_WITHIN_S = 5
+
+
+def eventually(condition: Callable[[], bool], seconds: float) -> bool:
+    limit = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > limit:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+class Launched:
+    """`BEFORE sordino run WORDS`, in a session of its own; ended by force with the block."""
+
+    def __init__(self, folder: Path, words: Sequence[str], before: Sequence[str] = ()) -> None:
+        clean = {name: value for name, value in os.environ.items() if not name.startswith(("SORDINO_", "HOROVOD_"))}
+        self._mark = f"{MARK}={uuid.uuid4().hex}"
+        self._output = folder / f"output.{uuid.uuid4().hex}"
+        self.files: set[Path] = set()
+        self.begun = time.monotonic()
+        with open(self._output, "wb") as output:
+            self.front = subprocess.Popen(
+                [*before, *SORDINO, "run", *words],
+                stdout=output,
+                stderr=output,
+                stdin=subprocess.DEVNULL,
+                env={**clean, MARK: self._mark.partition("=")[2]},
+                start_new_session=True,
+            )
+
+    def __enter__(self) -> Launched:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for pid in self.processes():
+            self.send(pid, signal.SIGKILL)
+        self.front.wait(10)
+        for file in self.files:  # where nobody was left to remove it
+            for folder in (file, *file.parents):
+                if folder.name.startswith("sordino-run-"):
+                    shutil.rmtree(folder, ignore_errors=True)
+
+    @property
+    def output(self) -> str:
+        """Of the command and all ranks."""
+        return self._output.read_text(errors="replace")
+
+    def processes(self) -> dict[int, dict[str, str]]:
+        """The job's living processes and the environments that they began with."""
+        found = {}
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                try:
+                    text = (entry / "environ").read_bytes().decode(errors="replace").split("\0")
+                    dead = (entry / "stat").read_text().rpartition(")")[2].split()[0] == "Z"
+                except OSError:  # it has just ended
+                    continue
+                if self._mark in text and not dead:
+                    found[int(entry.name)] = dict(word.split("=", 1) for word in text if "=" in word)
+        return found
+
+    def _those(self, condition: Callable[[int, str, dict[str, str]], bool]) -> list[int]:
+        processes = self.processes()
+        return [pid for pid, environ in processes.items() if condition(pid, words_of(pid), environ)]
+
+    def copy(self) -> int:
+        """The copy of the front that does its work."""
+        (pid,) = self._those(lambda pid, words, environ: pid != self.front.pid and "sordino.cli run" in words)
+        return pid
+
+    def mpirun(self) -> int:
+        (pid,) = self._those(lambda pid, words, environ: re.match(r"\S*(mpirun|prterun) ", words) is not None)
+        return pid
+
+    def rank(self, number: int) -> int:
+        """Its process: not its keeper's, and not one that it has started."""
+        here = self._those(
+            lambda pid, words, environ: environ.get("OMPI_COMM_WORLD_RANK") == str(number) and "keeper.py" not in words
+        )
+        (pid,) = [pid for pid in here if parent_of(pid) not in here]
+        return pid
+
+    def wait_for(self, condition: Callable[[], bool], seconds: float = STARTS_WITHIN_S) -> None:
+        """Until it holds; what the job holds on to meanwhile is remembered."""
+
+        def holds() -> bool:
+            self._remember()
+            return condition()
+
+        over = eventually(lambda: holds() or self.front.poll() is not None, seconds)
+        assert over, f"not within {seconds} s\n{self.output}"
+        assert condition(), f"over with {self.front.returncode} before that\n{self.output}"
+
+    def _remember(self) -> None:
+        """The files in shared memory and in the folder for temporary ones that the job has open, mapped or named."""
+        folders = ("/dev/shm/", f"{tempfile.gettempdir()}/sordino-run-", f"{tempfile.gettempdir()}/ompi")
+        for pid, environ in self.processes().items():
+            names = {environ.get("OMPI_MCA_btl_sm_backing_directory", "")}
+            try:
+                maps = Path(f"/proc/{pid}/maps").read_text().splitlines()
+                names |= {words[5] for line in maps if len(words := line.split(maxsplit=5)) == 6}
+                names |= {os.readlink(entry) for entry in Path(f"/proc/{pid}/fd").iterdir()}
+            except OSError:
+                continue
+            self.files |= {Path(name) for name in names if name.startswith(folders) and "(deleted)" not in name}
+
+    def send(self, pid: int, number: int) -> None:
+        if self._mark.encode() in environ_of(pid):
+            os.kill(pid, number)
+
+    def ends(self, within: float, after: float) -> int:
+        """The status; the front has ended `within` seconds after that moment of `time.monotonic()`."""
+        try:
+            return self.front.wait(max(0.1, after + within - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            left = {pid: words_of(pid) for pid in self.processes()}
+            raise AssertionError(f"still there {within} s after: {left}\n{self.output}") from None
+
+    def leaves_nothing(self) -> None:
+        """Neither processes nor files."""
+        self.leaves_no_process()
+        left = [file for file in self.files if file.exists()]
+        assert not left, f"left behind: {left}\n{self.output}"
+
+    def leaves_no_process(self) -> None:
+        gone = eventually(lambda: not self.processes(), GOES_WITHIN_S)
+        assert gone, f"left behind: { {pid: words_of(pid) for pid in self.processes()} }\n{self.output}"
+
+
+def own_mounts(script: str, *words: str) -> list[str]:
+    """What comes before a command that runs with mounts of its own: `script` of a shell makes them and runs "$@"; it
+    finds the words in $1 and so on, and shifts them away. Skips where mounts cannot be made."""
+    try:
+        subprocess.run(["unshare", "-m", "mount", "-t", "tmpfs", "tmpfs", "/mnt"], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"needs unshare, and the right to mount: {error}")
+    return ["unshare", "-m", "sh", "-c", script, "sh", *words]
+
+
+def words_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def environ_of(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return b""
+
+
+def parent_of(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0

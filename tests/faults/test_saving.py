@@ -1,0 +1,130 @@
+"""Training that continues from its checkpoints: ranks killed at any moment, damaged files, a full disk."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from launched import Launched, own_mounts
+
+from sordino import checkpoint
+from sordino.cli import mpi
+
+TRAIN = ["python", str(Path(__file__).resolve().parents[2] / "examples" / "train.py"), "--max-steps", "150"]
+WORKER = Path(__file__).with_name("saving_worker.py")
+WHOLE_JOB_S = 250  # on a machine that others use as well; alone it takes a tenth
+
+
+@pytest.fixture(autouse=True)
+def openmpi(launcher: mpi.Launcher) -> None:
+    if launcher.family != "openmpi":
+        pytest.skip("written for Open MPI's launcher")
+
+
+def results(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "results.json").read_text())
+    return found
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What training leads to when nothing happens."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    with Launched(folder, ["-np", "2", "--", *TRAIN, "--json", str(folder / "results.json")]) as job:
+        assert job.ends(WHOLE_JOB_S, job.begun) == 0, job.output
+    return results(folder)
+
+
+def test_ranks_killed_while_training_change_no_bit_of_the_result(tmp_path: Path, undisturbed: dict[str, Any]) -> None:
+    folder, generator = checkpoint.Folder(tmp_path / "saved"), random.Random(1)
+    options = ["--checkpoint", f"{folder.path}/", "--checkpoint-every", "5", "--json", str(tmp_path / "results.json")]
+    with Launched(tmp_path, ["-np", "2", "--restarts", "3", "--", *TRAIN, *options]) as job:
+        for restart, step in enumerate((10, 75), 1):
+            job.wait_for(lambda step=step: max(folder.steps(), default=0) >= step, WHOLE_JOB_S)
+            time.sleep(generator.uniform(0, 0.05))
+            job.send(job.rank(generator.randrange(2)), signal.SIGKILL)
+            job.wait_for(lambda restart=restart: f"; restart {restart} of 3" in job.output)
+        assert job.ends(WHOLE_JOB_S, job.begun) == 0, job.output
+        job.leaves_nothing()
+        continued = [int(step) for step in re.findall(r"continuing from .* after (\d+) steps", job.output)]
+        assert len(continued) == 2 and continued[0] >= 10 and continued[1] >= 75
+    assert results(tmp_path)["steps_done"] == 150
+    assert results(tmp_path)["parameters_sha256"] == undisturbed["parameters_sha256"]
+    assert results(tmp_path)["test_accuracy"] == undisturbed["test_accuracy"]
+    assert not list(folder.path.glob(".*"))
+
+
+def test_training_continues_from_the_newest_whole_checkpoint(tmp_path: Path, undisturbed: dict[str, Any]) -> None:
+    folder = checkpoint.Folder(tmp_path / "saved")
+    first = ["--checkpoint", f"{folder.path}/", "--checkpoint-every", "5", "--max-steps", "10"]
+    with Launched(tmp_path, ["-np", "2", "--", *TRAIN, *first]) as job:
+        assert job.ends(WHOLE_JOB_S, job.begun) == 0, job.output
+    assert folder.steps() == [5, 10]
+    good = folder.path / "step-00000010.pt"
+    whole = good.read_bytes()
+    flipped = bytearray(whole)
+    flipped[len(whole) // 2] ^= 1
+    (folder.path / "step-00000020.pt").write_bytes(flipped)
+    (folder.path / "step-00000030.pt").write_bytes(whole[: len(whole) // 3])
+    (folder.path / "step-00000040.pt").touch()
+    (folder.path / ".step-00000050.pt.tmp").write_bytes(whole[:1000])
+    shutil.copy(good, folder.path / f"step-00000060.{'0' * 16}.shard")  # of one that was never completed
+    last = ["--checkpoint", f"{folder.path}/", "--json", str(tmp_path / "results.json")]
+    with Launched(tmp_path, ["-np", "2", "--", *TRAIN, *last]) as job:
+        assert job.ends(WHOLE_JOB_S, job.begun) == 0, job.output
+        job.leaves_nothing()
+        assert "after 10 steps" in job.output
+        passed_over = re.findall(r"checkpoint passed over: \S*step-0*(\d+)\.pt: (truncated|damaged)", job.output)
+        assert passed_over == [("40", "truncated"), ("30", "truncated"), ("20", "damaged")]
+    assert results(tmp_path)["parameters_sha256"] == undisturbed["parameters_sha256"]
+    assert sorted(path.name for path in folder.path.iterdir()) == ["step-00000144.pt", "step-00000150.pt"]
+
+
+def test_a_full_disk_costs_the_checkpoint_and_not_the_training(tmp_path: Path, undisturbed: dict[str, Any]) -> None:
+    full, copy = tmp_path / "full", tmp_path / "copy"
+    full.mkdir()
+    # One checkpoint takes 580 KB, and a second one has no place beside it.
+    mount = 'mount -t tmpfs -o size=900k tmpfs "$1"; from=$1 to=$2; shift 2'
+    script = f'{mount}; "$@"; status=$?; cp -a "$from" "$to"; exit $status'
+    before = own_mounts(script, str(full), str(copy))
+    options = ["--checkpoint", f"{full}/", "--json", str(tmp_path / "results.json")]
+    with Launched(tmp_path, ["-np", "2", "--", *TRAIN, *options], before) as job:
+        assert job.ends(WHOLE_JOB_S, job.begun) == 1, job.output
+        job.leaves_nothing()
+        lines = [line for line in job.output.splitlines() if line.startswith("train.py: warning: ")]
+        assert len(lines) == 12  # of 13 epochs, the last of which is cut short
+        for line in lines:
+            assert "the checkpoint cannot be written" in line and "No space left on device" in line
+            assert line.endswith("an earlier one is untouched")
+    assert results(tmp_path)["parameters_sha256"] == undisturbed["parameters_sha256"]
+    newest = checkpoint.Folder(copy).newest()
+    assert newest is not None and newest.step == 12
+    assert [path.name for path in copy.iterdir()] == [newest.path.name]
+
+
+def test_ranks_killed_while_saving_leave_whole_checkpoints(tmp_path: Path) -> None:
+    """In shards: whatever each had written by then, what is found is whole, and nothing that was complete is lost."""
+    folder, generator, last = checkpoint.Folder(tmp_path / "saved"), random.Random(2), 120
+    command = ["python", str(WORKER), str(folder.path), str(last)]
+    reached: Callable[[], int] = lambda: max(map(int, re.findall(r"complete (\d+)", job.output)), default=0)  # noqa: E731
+    with Launched(tmp_path, ["-np", "3", "--restarts", "9", "--", *command]) as job:
+        for restart in range(1, 4):
+            job.wait_for(lambda restart=restart: reached() >= 25 * restart, WHOLE_JOB_S)
+            time.sleep(generator.uniform(0, 0.03))
+            job.send(job.rank(restart - 1), signal.SIGKILL)
+            job.wait_for(lambda restart=restart: f"; restart {restart} of 9" in job.output)
+            before = reached()
+            job.wait_for(lambda restart=restart: job.output.count("found ") == restart + 1, WHOLE_JOB_S)
+            assert int(re.findall(r"found (\d+)", job.output)[-1]) >= before
+        assert job.ends(WHOLE_JOB_S, job.begun) == 0, job.output
+        job.leaves_nothing()
+    assert folder.steps() == [last - 1, last]
+    assert len(list(folder.path.iterdir())) == 2 * (1 + 3)

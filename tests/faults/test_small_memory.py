@@ -1,0 +1,41 @@
+"""Shared memory that is too small for Open MPI: the job runs without it, and says so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from launched import Launched, own_mounts
+
+from sordino.cli import mpi
+
+PROGRAM = """
+import torch, sordino.torch as hvd
+hvd.init()
+mean = hvd.allreduce(torch.full((1 << 22,), float(hvd.rank())))
+assert bool((mean == 1).all())
+print("right", hvd.rank(), flush=True)
+"""
+STARTS_WITHIN_S = 100  # on a machine that others use as well
+
+
+@pytest.fixture(autouse=True)
+def openmpi(launcher: mpi.Launcher) -> None:
+    if launcher.family != "openmpi":
+        pytest.skip("written for Open MPI's launcher")
+
+
+@pytest.mark.parametrize("size", ["64k", "20m"])
+def test_a_small_dev_shm(tmp_path: Path, size: str) -> None:
+    before = own_mounts('mount -t tmpfs -o size=$1 tmpfs /dev/shm; shift; exec "$@"', size)
+    with Launched(tmp_path, ["-np", "3", "--", "python", "-c", PROGRAM], before) as job:
+        assert job.ends(STARTS_WITHIN_S, job.begun) == 0, job.output
+        job.leaves_nothing()
+        assert sorted(line for line in job.output.splitlines() if line.startswith("right")) == [
+            "right 0",
+            "right 1",
+            "right 2",
+        ]
+        assert job.output.count("sordino run: /dev/shm has ") == 1
+        free = {"64k": "64", "20m": "20,480"}[size]
+        assert f"/dev/shm has {free} KiB free, 3 ranks of Open MPI take 52,224 KiB" in job.output
