@@ -5,6 +5,7 @@ Horovod's names with Horovod's meaning, plus `DistributedOptimizer(algorithm=...
 """
 
 from sordino.errors import SordinoError
+from sordino.torch import elastic
 from sordino.torch.autograd import (
     allgather,
     allreduce,
@@ -117,6 +118,7 @@ __all__ = [
     "cross_size",
     "cuda_built",
     "ddl_built",
+    "elastic",
     "global_process_set",
     "gloo_built",
     "gloo_enabled",

@@ -1,0 +1,89 @@
+"""Calling a training function again until it ends without a fault."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import sys
+from collections.abc import Callable
+from typing import Any, TypeVar, overload
+
+from sordino.context import current
+from sordino.errors import NotBuilt, SordinoError, UsageError
+from sordino.torch.elastic.state import HostsUpdatedInterrupt, State
+
+Result = TypeVar("Result")
+Trains = Callable[..., Result]
+
+
+@overload
+def run(func: Trains[Result]) -> Trains[Result]: ...
+
+
+@overload
+def run(*, reset_limit: int | None = 100) -> Callable[[Trains[Result]], Trains[Result]]: ...
+
+
+def run(func: Trains[Any] | None = None, *, reset_limit: int | None = 100) -> Any:
+    """Decorates a function that trains: `func(state, ...)`, of a `State` and whatever else.
+
+    The state is synchronized and the function called. When a `HorovodInternalError` comes out of it, the surviving
+    ranks agree on who they are, go back to the last commit, call the state's reset callbacks, synchronize it, and call
+    the function again, on all of them. After a `HostsUpdatedInterrupt` they do the same, with the state as it is.
+    Bad arguments (`UsageError`) and what is not built (`NotBuilt`) would only come again; they end the run.
+
+    Args:
+        func: gets the state first; all ranks call it with states of the same attributes.
+        reset_limit: so many times it is called again, in all; the next fault ends the run. None: any number of times.
+
+    Raises:
+        UsageError: the first argument is not a state, or `reset_limit` is negative.
+        SordinoError: there were too many resets; or what went wrong, where ranks cannot go on without those that are
+            lost: with `init(on_peer_lost="raise")`, and where too few are left.
+    """
+    if func is None:
+        return functools.partial(run, reset_limit=reset_limit)
+    if reset_limit is not None and reset_limit < 0:
+        raise UsageError(f"elastic.run(reset_limit={reset_limit}): must be at least 0, or None")
+
+    @functools.wraps(func)
+    def repeat(state: State, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(state, State):
+            raise UsageError(
+                f"{func.__name__}() is decorated by elastic.run and needs a state, such as TorchState(model, "
+                f"optimizer), as its first argument, not a {type(state).__name__}"
+            )
+        cause: SordinoError | HostsUpdatedInterrupt | None = None
+        for resets in itertools.count():
+            if cause is not None:
+                _check_limit(resets, reset_limit, cause)
+            if isinstance(cause, SordinoError):
+                current().recover(cause)
+            try:
+                state.rejoin(undo=isinstance(cause, SordinoError))
+                if cause is not None:
+                    _tell(resets, cause)
+                    state.on_reset()
+                state.sync()
+                return func(state, *args, **kwargs)
+            except (UsageError, NotBuilt):
+                raise
+            except (SordinoError, HostsUpdatedInterrupt) as error:
+                cause = error
+
+    return repeat
+
+
+def _check_limit(resets: int, limit: int | None, cause: Exception) -> None:
+    if limit is not None and resets > limit:
+        raise SordinoError(
+            f"elastic.run: fault number {resets}, and reset_limit={limit}. The last one was {type(cause).__name__}: "
+            f"{cause}. If each was a loss of its own, raise reset_limit"
+        ) from cause
+
+
+def _tell(resets: int, cause: Exception) -> None:
+    context = current()
+    if context.rank == 0:
+        text = f"sordino: reset {resets}, {context.size} ranks go on after {type(cause).__name__}: {cause}"
+        print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,235 @@
+"""A sampler whose epoch goes on after a fault: what is left of it is divided anew among the ranks that are left.
+
+A division gives every rank a list of equal length. Ranks note spans of their lists that they have processed and tell
+each other, so that every rank knows of all, also of those that are lost later.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from sordino.context import current
+from sordino.errors import UsageError
+
+Spans = list[tuple[int, int]]  # disjoint [begin, end), in order
+
+
+@dataclass(frozen=True)
+class _Division:
+    """What was left of an epoch, cut into the ranks' lists: rank r has dealt[r], dealt[r + ranks], ..."""
+
+    epoch: int
+    done: torch.Tensor  # bool, by index: processed before
+    left: torch.Tensor  # int64, in the order in which indices are dealt
+    dealt: torch.Tensor  # `left`, its beginning repeated until all ranks have as many
+    ranks: int
+    rank: int  # this one
+
+    def list_of(self, rank: int) -> torch.Tensor:
+        return self.dealt[rank :: self.ranks]
+
+    @cached_property
+    def places(self) -> dict[int, int]:
+        """Of the indices in this rank's list."""
+        return {index: place for place, index in enumerate(self.list_of(self.rank).tolist())}
+
+    @property
+    def mark(self) -> list[int]:
+        """Tells it from others: within an epoch ever less is left."""
+        return [self.epoch, self.ranks, len(self.left)]
+
+
+Memento = tuple[_Division, dict[int, Spans]]
+
+
+class ElasticSampler(torch.utils.data.Sampler[int]):
+    """Divides a dataset among the ranks, and what is left of it when ranks are lost.
+
+    Give it to the `DataLoader` and, under any name, to `TorchState`, and call `record_batch` after each batch.
+    `state.commit()` tells all ranks what each has processed. After a fault the indices of this epoch that no committed
+    batch had are divided among the ranks there are; each is visited once, but for a few that are repeated so that all
+    ranks have as many.
+
+    Args:
+        dataset: of constant length, the same on all ranks.
+        shuffle: whether each epoch has a random order.
+        seed: of that order; the same on all ranks.
+    """
+
+    def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0) -> None:
+        super().__init__()
+        self.dataset = dataset
+        self.shuffle = shuffle
+        self.seed = seed
+        self.set_epoch(0)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begins an epoch, with nothing processed. Call it at the end of the epoch before, or a fault would repeat what
+        that had already processed."""
+        self._divide(epoch, torch.zeros(len(self.dataset), dtype=torch.bool))
+
+    def reset(self) -> None:
+        """Divides what is left, as far as this rank knows, among the ranks there are. `TorchState` does it on all ranks
+        after a fault, when all know the same."""
+        self._divide(self.epoch, self._processed())
+
+    def _divide(self, epoch: int, done: torch.Tensor) -> None:
+        context = current()
+        order = torch.arange(len(done))
+        if self.shuffle:
+            order = torch.randperm(len(done), generator=torch.Generator().manual_seed(self.seed + epoch))
+        left = order[~done[order]]
+        total = -(-len(left) // context.size) * context.size
+        # Fewer may be left than there are ranks: the beginning is repeated as often as it takes.
+        dealt = left[torch.arange(total) % max(1, len(left))]
+        self._division = _Division(epoch, done, left, dealt, context.size, context.rank)
+        self._taken: dict[int, Spans] = {}  # of each rank's list, as far as this rank knows
+
+    @property
+    def epoch(self) -> int:
+        """As of `set_epoch`."""
+        return self._division.epoch
+
+    @property
+    def num_replicas(self) -> int:
+        """How many ranks the epoch was divided among."""
+        return self._division.ranks
+
+    @property
+    def rank(self) -> int:
+        """This rank's number among them."""
+        return self._division.rank
+
+    # ---- the loader's side -------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._division.list_of(self.rank).tolist())
+
+    def __len__(self) -> int:
+        return len(self._division.dealt) // self.num_replicas
+
+    @property
+    def num_samples(self) -> int:
+        """Indices that each rank visits."""
+        return len(self)
+
+    @property
+    def total_size(self) -> int:
+        """Indices that all ranks together visit, with repetitions."""
+        return len(self._division.dealt)
+
+    # ---- what is processed -------------------------------------------------------------------------------------
+
+    def get_indices(self, batch_idx: int, batch_size: int) -> list[int]:
+        """The indices of a batch of this rank; the last batch may be smaller.
+
+        Args:
+            batch_idx: number of the batch since the loader was last iterated anew, from 0.
+            batch_size: of all batches on this rank.
+
+        Raises:
+            UsageError: there is no such batch.
+        """
+        begin, end = self._span(batch_idx, batch_size)
+        indices: list[int] = self._division.list_of(self.rank)[begin:end].tolist()
+        return indices
+
+    def record_batch(self, batch_idx: int, batch_size: int) -> None:
+        """Notes that this rank has processed a batch. Arguments and errors are those of `get_indices`."""
+        _add(self._taken.setdefault(self.rank, []), *self._span(batch_idx, batch_size))
+
+    def record_indices(self, indices: Iterable[int]) -> None:
+        """Notes that this rank has processed some indices. UsageError for one that is not this rank's."""
+        wanted, places = [int(index) for index in indices], self._division.places
+        for index in wanted:
+            if index not in places:
+                raise UsageError(f"record_indices(): index {index} is not one that rank {self.rank} was to visit")
+        for place in sorted(places[index] for index in wanted):
+            _add(self._taken.setdefault(self.rank, []), place, place + 1)
+
+    def _span(self, batch_idx: int, batch_size: int) -> tuple[int, int]:
+        begin = batch_idx * batch_size
+        if batch_idx < 0 or batch_size < 1 or begin >= len(self):
+            raise UsageError(
+                f"there is no batch {batch_idx} of {batch_size} among the {len(self)} samples of this rank: batches "
+                "count from 0 each time the loader is iterated anew"
+            )
+        return begin, min(begin + batch_size, len(self))
+
+    @property
+    def processed_indices(self) -> set[int]:
+        """What is processed of this epoch: by this rank, and by all as of the last commit."""
+        return set(self._processed().nonzero().flatten().tolist())
+
+    @property
+    def remaining_indices(self) -> list[int]:
+        """What was left of this epoch when it was last divided, in the order in which it is visited."""
+        indices: list[int] = self._division.left.tolist()
+        return indices
+
+    def _processed(self) -> torch.Tensor:
+        """By index, bool."""
+        done = self._division.done.clone()
+        for rank, spans in self._taken.items():
+            for begin, end in spans:
+                done[self._division.list_of(rank)[begin:end]] = True
+        return done
+
+    # ---- checkpoints -------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """The epoch, and what is processed of it: right for all ranks after a commit."""
+        return {"epoch": self.epoch, "processed_indices": self._processed().nonzero().flatten()}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Goes on in an epoch, whose rest is divided among the ranks there are. UsageError for indices that the dataset
+        does not have, or a state of something else."""
+        missing = {"epoch", "processed_indices"} - state_dict.keys()
+        if missing:
+            raise UsageError(f"this is not a state of ElasticSampler: it lacks {', '.join(sorted(missing))}")
+        done = torch.zeros(len(self.dataset), dtype=torch.bool)
+        processed = state_dict["processed_indices"]
+        indices = processed if isinstance(processed, torch.Tensor) else torch.tensor(list(processed), dtype=torch.int64)
+        if len(indices) > 0 and not 0 <= int(indices.min()) <= int(indices.max()) < len(done):
+            raise UsageError(f"this state of ElasticSampler has indices beyond a dataset of {len(done)}: use its own")
+        done[indices] = True
+        self._divide(state_dict["epoch"], done)
+
+    # ---- TorchState's side -------------------------------------------------------------------------------------
+
+    def memento(self) -> Memento:
+        """What `revert` goes back to: the division itself, and copies of notes."""
+        return self._division, {rank: list(spans) for rank, spans in self._taken.items()}
+
+    def revert(self, memento: Memento) -> None:
+        """Goes back, without dividing: all ranks are still to hear what each has processed."""
+        self._division, taken = memento
+        self._taken = {rank: list(spans) for rank, spans in taken.items()}
+
+    def notes(self) -> list[int]:
+        """What this rank has processed of its list, to be told to the others."""
+        own = self._taken.get(self.rank, [])
+        return [*self._division.mark, self.rank, *itertools.chain.from_iterable(own)]
+
+    def hear(self, notes: Sequence[int]) -> bool:
+        """Takes another rank's notes; False if they are of another division than this rank's."""
+        mark, rank, spans = list(notes[:3]), notes[3], notes[4:]
+        if mark != self._division.mark:
+            return False
+        self._taken[rank] = list(zip(spans[::2], spans[1::2]))
+        return True
+
+
+def _add(spans: Spans, begin: int, end: int) -> None:
+    """Adds a span to others, joining what touches."""
+    apart = [span for span in spans if span[1] < begin or span[0] > end]
+    touching = [span for span in spans if span[1] >= begin and span[0] <= end]
+    begin = min([begin, *(span[0] for span in touching)])
+    end = max([end, *(span[1] for span in touching)])
+    spans[:] = sorted([*apart, (begin, end)])

@@ -1,0 +1,123 @@
+"""Copies of nested state in memory that is kept: taking one again copies each tensor once, and pickles nothing.
+
+A tree (dicts, lists and tuples of anything) falls into its tensors, in a list, and the rest, in which places stand for
+them. So one call copies all tensors, and another rank receives the rest first and then tensor by tensor.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from sordino.context import current
+from sordino.torch.functions import broadcast_object
+from sordino.torch.operation import synchronize
+from sordino.torch.ops import broadcast_async_
+from sordino.torch.process_sets import ProcessSet
+
+_DICTS = (dict, OrderedDict, defaultdict)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Stands for a tensor; what a rank needs to know to receive it."""
+
+    number: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    kind: str  # of device; ranks may number theirs differently
+
+
+class Snapshot:
+    """A copy of a tree."""
+
+    def __init__(self) -> None:
+        self._rest: Any = None
+        self._tensors: list[torch.Tensor] = []
+
+    @torch.no_grad()
+    def take(self, tree: Any) -> None:
+        """Replaces the copy. If something in the tree cannot be copied, it stays as it was.
+
+        Args:
+            tree: tensors in it are copied as memory, anything else but dicts, lists and tuples by `copy.deepcopy`.
+        """
+        found: list[torch.Tensor] = []
+
+        def place(value: Any) -> Any:
+            if not _is_plain(value):
+                return copy.deepcopy(value)
+            found.append(value.detach())
+            return _Place(len(found) - 1, tuple(value.shape), value.dtype, value.device.type)
+
+        rest = _mapped(tree, place)
+        if not _alike(self._tensors, found):
+            self._tensors = [tensor.clone() for tensor in found]
+        elif found:
+            torch._foreach_copy_(self._tensors, found)
+        self._rest = rest
+
+    def tree(self, own_tensors: bool = True) -> Any:
+        """The copy as a tree like the one it was taken of.
+
+        Args:
+            own_tensors: whether the caller may keep and change its tensors; else they are the snapshot's.
+        """
+
+        def fill(value: Any) -> Any:
+            if not isinstance(value, _Place):
+                return copy.deepcopy(value)
+            tensor = self._tensors[value.number]
+            return tensor.clone() if own_tensors else tensor
+
+        return _mapped(self._rest, fill)
+
+    def received(self, root: int, process_set: ProcessSet, name: str) -> Snapshot:
+        """World rank `root`'s snapshot: on that rank this one, on the others a fresh one. Collective over the set.
+
+        All but tensors is pickled on the way and unpickled on the other ranks; see `broadcast_object` about trust.
+        """
+        context = current()
+        rest = broadcast_object(self._rest, root, name=f"{name}.rest", process_set=process_set)
+        result = self
+        if context.rank != root:
+            result = Snapshot()
+            result._rest = rest
+            places: list[_Place] = []
+            _mapped(rest, lambda value: places.append(value) if isinstance(value, _Place) else None)
+            result._tensors = [torch.empty(place.shape, dtype=place.dtype, device=place.kind) for place in places]
+        handles = [
+            broadcast_async_(tensor, root, name=f"{name}.{number}", process_set=process_set)
+            for number, tensor in enumerate(result._tensors)
+        ]
+        for handle in handles:
+            synchronize(handle)
+        return result
+
+
+def _is_plain(value: Any) -> bool:
+    return type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout == torch.strided
+
+
+def _alike(kept: Sequence[torch.Tensor], found: Sequence[torch.Tensor]) -> bool:
+    return len(kept) == len(found) and all(
+        mine.shape == theirs.shape and mine.dtype == theirs.dtype and mine.device == theirs.device
+        for mine, theirs in zip(kept, found)
+    )
+
+
+def _mapped(tree: Any, function: Callable[[Any], Any]) -> Any:
+    """The tree with `function` of each of its leaves, always in the same order."""
+    if type(tree) in _DICTS:
+        result = copy.copy(tree)  # with what a state_dict() has beside its entries
+        for key, value in tree.items():
+            result[key] = _mapped(value, function)
+        return result
+    if type(tree) in (list, tuple):
+        return type(tree)(_mapped(value, function) for value in tree)
+    return function(tree)

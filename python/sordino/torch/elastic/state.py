@@ -1,0 +1,260 @@
+"""States that survive faults: saved in memory, taken back to the last commit, and made equal on all ranks.
+
+A commit is agreed: ranks meet in it and tell each other what they have processed, and only then save. So whoever has
+saved a commit knows that all had come to it, and after a fault those who were stopped in it can save it still. Nobody
+falls behind, and no rank's state has to win over another's.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+
+from sordino.context import current
+from sordino.errors import UsageError
+from sordino.torch.autograd import allgather
+from sordino.torch.elastic.parts import Attributes, Part, part_of, sharing_of
+from sordino.torch.elastic.snapshot import Snapshot
+from sordino.torch.optimizer import DistributedOptimizer
+
+
+class HostsUpdatedInterrupt(RuntimeError):
+    """The world has another size than when the state was synchronized last: `run` calls the function again, with the
+    state as it is. Raised on all ranks alike, by `State.commit` and `State.check_host_updates`."""
+
+
+class State(ABC):
+    """What `run` needs of a state. `ObjectState` and `TorchState` are ready made; a subclass of one's own says how it
+    is saved, restored and made equal."""
+
+    def __init__(self) -> None:
+        self._version = 0  # counts commits, and syncs that a rank has completed; 0: never yet
+        self._stopped = False  # in a commit, after everything that this rank had to do for the others
+        self._size: int | None = None  # of the world at the last sync
+        self._reset_callbacks: list[Callable[[], Any]] = []
+        self._parts: dict[str, Part[Any]] = {}  # in the same order on all ranks
+
+    @abstractmethod
+    def save(self) -> None:
+        """Saves the state in memory, on this rank alone: `commit` is what all ranks do together."""
+
+    @abstractmethod
+    def restore(self) -> None:
+        """Goes back to what was saved last."""
+
+    @abstractmethod
+    def sync(self) -> None:
+        """Makes the state equal on all ranks. Collective."""
+
+    def register_reset_callbacks(self, callbacks: Iterable[Callable[[], Any]]) -> None:
+        """Has these called, in order, when the function is about to be called again, on this rank's restored state and
+        before it is synchronized: to scale a learning rate by `size()`, for example."""
+        self._reset_callbacks.extend(callbacks)
+
+    def on_reset(self) -> None:
+        """Calls the callbacks."""
+        for callback in self._reset_callbacks:
+            callback()
+
+    def commit(self) -> None:
+        """Saves the state on all ranks, in one copy in memory: what a fault takes away is what came after the last one.
+        Collective, so with algorithms that wait for nobody the fastest rank waits here.
+
+        Raises:
+            HostsUpdatedInterrupt: see there; the state is saved.
+        """
+        for part in self._parts.values():
+            part.prepare()
+        self._stopped = True
+        told = self._exchange("commit")
+        self._hear(told, strict=True)
+        self.save()
+        self._stopped = False
+        self._version += 1
+        self._interrupt(told)
+
+    def check_host_updates(self) -> None:
+        """As `commit`, without saving. Collective.
+
+        Raises:
+            HostsUpdatedInterrupt: see there.
+        """
+        self._interrupt(self._exchange("check"))
+
+    def _interrupt(self, told: Sequence[Told]) -> None:
+        if any(one.changed for one in told):
+            raise HostsUpdatedInterrupt(f"the world has {current().size} ranks now; it had {self._size}")
+
+    # ---- run's side --------------------------------------------------------------------------------------------
+
+    def rejoin(self, undo: bool) -> None:
+        """Agrees with the other ranks on the last commit and, with `undo`, goes back to it. Collective, before each
+        `sync`. Ranks that were stopped in a commit that another one has saved save it, too."""
+        told = self._exchange("rejoin")
+        self._size = current().size
+        if self._stopped and self._version < max(one.version for one in told):
+            self.save()
+            self._version += 1
+        for part in self._parts.values():
+            part.dismiss()
+        self._stopped = False
+        if undo:
+            self.restore()
+
+    # ---- what ranks tell each other ----------------------------------------------------------------------------
+
+    def _exchange(self, when: str) -> list[Told]:
+        """What all ranks say of themselves, in rank order. Collective."""
+        context = current()
+        changed = self._size is not None and self._size != context.size
+        mine = [self._version, int(changed), *self._notes()]
+        if context.size == 1:
+            return [Told(mine)]
+        everything = allgather(torch.tensor([len(mine), *mine]), name=f"elastic.{when}").tolist()
+        told = []
+        while everything:
+            end = 1 + everything[0]
+            told.append(Told(everything[1:end]))
+            everything = everything[end:]
+        return told
+
+    def _notes(self) -> list[int]:
+        notes: list[int] = []
+        for part in self._parts.values():
+            mine = part.notes()
+            notes += [len(mine), *mine]
+        return notes
+
+    def _hear(self, told: Sequence[Told], strict: bool) -> None:
+        """Takes what others say of their parts. UsageError with `strict` for what is of another epoch."""
+        for rank, one in enumerate(told):
+            notes = one.notes
+            for part in self._parts.values():
+                end = 1 + notes[0]
+                if not part.hear(notes[1:end]) and strict:
+                    raise UsageError(f"rank {rank} is in another epoch than this one: call set_epoch() on all ranks")
+                notes = notes[end:]
+
+
+class Told:
+    """What a rank says of itself."""
+
+    def __init__(self, numbers: Sequence[int]) -> None:
+        self.version = numbers[0]
+        self.changed = bool(numbers[1])
+        self.notes = numbers[2:]
+
+
+class ObjectState(State):
+    """Attributes of any kind, by keyword: `ObjectState(epoch=0, batch=0)`.
+
+    They are copied by `copy.deepcopy`, and pickled when they are synchronized: see `broadcast_object` about trust.
+
+    Raises:
+        UsageError: a name that the state uses itself, or a value that cannot be copied.
+    """
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__()
+        for name in attributes:
+            if name.startswith("_") or hasattr(type(self), name):
+                raise UsageError(f"{type(self).__name__}({name}=...): the state uses this name itself; take another")
+        for name in sorted(attributes):
+            super().__setattr__(name, attributes[name])
+            part = self._part_of(attributes[name])
+            self._parts[name] = Attributes(self, [name]) if part is None else part
+            self._first_copy(name)
+
+    def _part_of(self, value: Any) -> Part[Any] | None:
+        """What a value is by itself, if it is more than an attribute."""
+        return None
+
+    def _first_copy(self, name: str) -> None:
+        part = self._parts[name]
+        try:
+            part.keep(part.read())
+        except (TypeError, NotImplementedError) as error:  # what copy.deepcopy makes of a lock, a generator, a file
+            kind = type(getattr(self, name)).__name__
+            raise UsageError(f"{type(self).__name__}({name}=...): a {kind} cannot be copied ({error})") from error
+
+    def save(self) -> None:
+        read = [(part, part.read()) for part in self._parts.values()]
+        for part, values in read:
+            part.keep(values)
+
+    def restore(self) -> None:
+        for part in self._parts.values():
+            part.restore()
+
+    def sync(self) -> None:
+        """Makes the state equal on all ranks, as far as their values are to be equal. Collective.
+
+        The first time all take rank 0's. Later a rank that has not synchronized yet takes that of the first one that
+        has, and those who have take from the first of them what ranks share. A model that differs from others' between
+        steps, as its optimizer's algorithm has it, stays, with its optimizer's state; within a group that averages
+        gradients all take that of the first. Everything is received before anything is replaced.
+        """
+        told = self._exchange("sync")
+        self._size = current().size
+        self._hear(told, strict=False)
+        self.save()
+        versions = [one.version for one in told]
+        received = [(part, self._receive(name, part, versions)) for name, part in self._parts.items()]
+        for part, snapshot in received:
+            part.install(snapshot)
+        self._version = max(versions) + 1
+
+    def _receive(self, name: str, part: Part[Any], versions: Sequence[int]) -> Snapshot:
+        """What this rank is to have of a part: its own, or another's."""
+        optimizers = [one for one in map(self.__dict__.get, self._parts) if isinstance(one, DistributedOptimizer)]
+        sharing = sharing_of(getattr(self, name), optimizers)
+        everybody, group, label = sharing.everybody, sharing.group, f"elastic.{name}"
+        mine, ranks = part.outgoing(), everybody.ranks or []
+        if current().rank not in ranks:
+            return mine
+        first = max(ranks, key=lambda rank: (versions[rank], -rank))
+        if group is not None and group.process_set_id == everybody.process_set_id:
+            return mine.received(first, everybody, label)
+        late = [rank for rank in ranks if versions[rank] == 0]
+        if late:
+            theirs = mine.received(first, everybody, label)
+            mine = theirs if self._version == 0 else mine
+        if group is not None and len(late) < len(ranks):
+            members = group.ranks or []
+            mine = mine.received(max(members, key=lambda rank: (versions[rank], -rank)), group, f"{label}.group")
+        return mine
+
+
+class TorchState(ObjectState):
+    """A model, its optimizer, and whatever else training goes on from, by keyword.
+
+    Modules, optimizers, schedulers, `GradScaler` and anything else with `state_dict` and `load_state_dict` are saved by
+    their state, `ElasticSampler` by what is processed, the rest as attributes, as in `ObjectState`. With an optimizer
+    whose ranks keep shards of its state (`LocalSGD`) making, saving, restoring and committing are collective.
+
+    Args:
+        model: a module, or None.
+        optimizer: plain or `DistributedOptimizer`, or None.
+        others: more of them, and attributes.
+    """
+
+    def __init__(self, model: Any = None, optimizer: Any = None, **others: Any) -> None:
+        super().__init__(model=model, optimizer=optimizer, **others)
+
+    def _part_of(self, value: Any) -> Part[Any] | None:
+        return part_of(value)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """As in Horovod, a model, an optimizer or the like that takes the place of another is saved at once."""
+        super().__setattr__(name, value)
+        if name in self.__dict__.get("_parts", ()):
+            part = part_of(value)
+            if part is not None:
+                self._parts[name] = part
+                self._first_copy(name)
+            elif not isinstance(self._parts[name], Attributes):
+                self._parts[name] = Attributes(self, [name])
+                self._first_copy(name)
