@@ -64,8 +64,8 @@ class Part(ABC, Generic[Read]):
         """What is saved, for other ranks."""
 
     @abstractmethod
-    def install(self, snapshot: Snapshot) -> None:
-        """Takes what a rank has sent: saves and restores it."""
+    def install(self, snapshot: Snapshot, rank: int, size: int) -> None:
+        """Takes what a rank has sent: saves and restores it, on this rank of so many."""
 
 
 class Attributes(Part[dict[str, Any]]):
@@ -89,7 +89,7 @@ class Attributes(Part[dict[str, Any]]):
     def outgoing(self) -> Snapshot:
         return self._snapshot
 
-    def install(self, snapshot: Snapshot) -> None:
+    def install(self, snapshot: Snapshot, rank: int, size: int) -> None:
         self._snapshot = snapshot
         self.restore()
 
@@ -124,7 +124,7 @@ class Loadable(Part[Any]):
     def outgoing(self) -> Snapshot:
         return self._snapshot
 
-    def install(self, snapshot: Snapshot) -> None:
+    def install(self, snapshot: Snapshot, rank: int, size: int) -> None:
         self._snapshot = snapshot
         self.restore()
 
@@ -156,8 +156,8 @@ class Sampling(Part[Memento]):
         snapshot.take(self._sampler.state_dict())
         return snapshot
 
-    def install(self, snapshot: Snapshot) -> None:
-        self._sampler.load_state_dict(snapshot.tree())
+    def install(self, snapshot: Snapshot, rank: int, size: int) -> None:
+        self._sampler.divide_rest_of(snapshot.tree(), rank, size)
         self.keep(self.read())
 
 

@@ -72,23 +72,24 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
     def set_epoch(self, epoch: int) -> None:
         """Begins an epoch, with nothing processed. Call it at the end of the epoch before, or a fault would repeat what
         that had already processed."""
-        self._divide(epoch, torch.zeros(len(self.dataset), dtype=torch.bool))
+        context = current()
+        self._divide(epoch, torch.zeros(len(self.dataset), dtype=torch.bool), context.rank, context.size)
 
     def reset(self) -> None:
         """Divides what is left, as far as this rank knows, among the ranks there are. `TorchState` does it on all ranks
         after a fault, when all know the same."""
-        self._divide(self.epoch, self._processed())
-
-    def _divide(self, epoch: int, done: torch.Tensor) -> None:
         context = current()
+        self._divide(self.epoch, self._processed(), context.rank, context.size)
+
+    def _divide(self, epoch: int, done: torch.Tensor, rank: int, size: int) -> None:
         order = torch.arange(len(done))
         if self.shuffle:
             order = torch.randperm(len(done), generator=torch.Generator().manual_seed(self.seed + epoch))
         left = order[~done[order]]
-        total = -(-len(left) // context.size) * context.size
+        total = -(-len(left) // size) * size
         # Fewer may be left than there are ranks: the beginning is repeated as often as it takes.
         dealt = left[torch.arange(total) % max(1, len(left))]
-        self._division = _Division(epoch, done, left, dealt, context.size, context.rank)
+        self._division = _Division(epoch, done, left, dealt, size, rank)
         self._taken: dict[int, Spans] = {}  # of each rank's list, as far as this rank knows
 
     @property
@@ -190,6 +191,11 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Goes on in an epoch, whose rest is divided among the ranks there are. UsageError for indices that the dataset
         does not have, or a state of something else."""
+        context = current()
+        self.divide_rest_of(state_dict, context.rank, context.size)
+
+    def divide_rest_of(self, state_dict: Mapping[str, Any], rank: int, size: int) -> None:
+        """`load_state_dict`, with this rank's number and how many there are as ranks have agreed."""
         missing = {"epoch", "processed_indices"} - state_dict.keys()
         if missing:
             raise UsageError(f"this is not a state of ElasticSampler: it lacks {', '.join(sorted(missing))}")
@@ -199,7 +205,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         if len(indices) > 0 and not 0 <= int(indices.min()) <= int(indices.max()) < len(done):
             raise UsageError(f"this state of ElasticSampler has indices beyond a dataset of {len(done)}: use its own")
         done[indices] = True
-        self._divide(state_dict["epoch"], done)
+        self._divide(state_dict["epoch"], done, rank, size)
 
     # ---- TorchState's side -------------------------------------------------------------------------------------
 

@@ -16,8 +16,7 @@ import torch
 
 from sordino.context import current
 from sordino.torch.functions import broadcast_object
-from sordino.torch.operation import synchronize
-from sordino.torch.ops import broadcast_async_
+from sordino.torch.ops import broadcast_
 from sordino.torch.process_sets import ProcessSet
 
 _DICTS = (dict, OrderedDict, defaultdict)
@@ -91,12 +90,8 @@ class Snapshot:
             places: list[_Place] = []
             _mapped(rest, lambda value: places.append(value) if isinstance(value, _Place) else None)
             result._tensors = [torch.empty(place.shape, dtype=place.dtype, device=place.kind) for place in places]
-        handles = [
-            broadcast_async_(tensor, root, name=f"{name}.{number}", process_set=process_set)
-            for number, tensor in enumerate(result._tensors)
-        ]
-        for handle in handles:
-            synchronize(handle)
+        for number, tensor in enumerate(result._tensors):
+            broadcast_(tensor, root, name=f"{name}.{number}", process_set=process_set)
         return result
 
 

@@ -7,6 +7,7 @@ falls behind, and no rank's state has to win over another's.
 
 from __future__ import annotations
 
+import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -31,6 +32,7 @@ class State(ABC):
     is saved, restored and made equal."""
 
     def __init__(self) -> None:
+        self._token = random.SystemRandom().getrandbits(62)  # by which a rank finds itself; its number may change
         self._version = 0  # counts commits, and syncs that a rank has completed; 0: never yet
         self._stopped = False  # in a commit, after everything that this rank had to do for the others
         self._size: int | None = None  # of the world at the last sync
@@ -86,18 +88,18 @@ class State(ABC):
 
     def _interrupt(self, told: Sequence[Told]) -> None:
         if any(one.changed for one in told):
-            raise HostsUpdatedInterrupt(f"the world has {current().size} ranks now; it had {self._size}")
+            raise HostsUpdatedInterrupt("the number of ranks has changed since the state was synchronized")
 
     # ---- run's side --------------------------------------------------------------------------------------------
 
     def rejoin(self, undo: bool) -> None:
         """Agrees with the other ranks on the last commit and, with `undo`, goes back to it. Collective, before each
-        `sync`. Ranks that were stopped in a commit that another one has saved save it, too."""
+        `sync`. Ranks that were stopped in a commit that another one has saved save it, too; but that one alone knows
+        what all had processed, so it goes first in `sync`."""
         told = self._exchange("rejoin")
-        self._size = current().size
+        self._size = len(told)
         if self._stopped and self._version < max(one.version for one in told):
             self.save()
-            self._version += 1
         for part in self._parts.values():
             part.dismiss()
         self._stopped = False
@@ -110,7 +112,7 @@ class State(ABC):
         """What all ranks say of themselves, in rank order. Collective."""
         context = current()
         changed = self._size is not None and self._size != context.size
-        mine = [self._version, int(changed), *self._notes()]
+        mine = [self._token, self._version, int(changed), *self._notes()]
         if context.size == 1:
             return [Told(mine)]
         everything = allgather(torch.tensor([len(mine), *mine]), name=f"elastic.{when}").tolist()
@@ -143,9 +145,10 @@ class Told:
     """What a rank says of itself."""
 
     def __init__(self, numbers: Sequence[int]) -> None:
-        self.version = numbers[0]
-        self.changed = bool(numbers[1])
-        self.notes = numbers[2:]
+        self.token = numbers[0]
+        self.version = numbers[1]
+        self.changed = bool(numbers[2])
+        self.notes = numbers[3:]
 
 
 class ObjectState(State):
@@ -197,15 +200,20 @@ class ObjectState(State):
         steps, as its optimizer's algorithm has it, stays, with its optimizer's state; within a group that averages
         gradients all take that of the first. Everything is received before anything is replaced.
         """
+        told, received = self._receive_all()
+        rank = [one.token for one in told].index(self._token)
+        for part, snapshot in zip(self._parts.values(), received):
+            part.install(snapshot, rank, len(told))
+        self._size = len(told)
+        self._version = max(one.version for one in told) + 1
+
+    def _receive_all(self) -> tuple[list[Told], list[Snapshot]]:
+        """What all ranks say, and what this one is to have of each part. Changes nothing, so it can be repeated."""
         told = self._exchange("sync")
-        self._size = current().size
         self._hear(told, strict=False)
         self.save()
         versions = [one.version for one in told]
-        received = [(part, self._receive(name, part, versions)) for name, part in self._parts.items()]
-        for part, snapshot in received:
-            part.install(snapshot)
-        self._version = max(versions) + 1
+        return told, [self._receive(name, part, versions) for name, part in self._parts.items()]
 
     def _receive(self, name: str, part: Part[Any], versions: Sequence[int]) -> Snapshot:
         """What this rank is to have of a part: its own, or another's."""

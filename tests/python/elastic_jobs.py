@@ -1,0 +1,116 @@
+"""Jobs on threads that lose ranks, for tests of `hvd.elastic`: real worlds, of which each loss makes a smaller one."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+import sordino.torch as hvd
+from sordino._core import sim_worlds
+from sordino.context import Context, current, use
+
+PATIENCE = 60.0  # seconds
+
+
+class Killed(BaseException):
+    """What ends a rank that is to be lost; no `except Exception` holds it."""
+
+
+class Seat(Context):
+    """A rank that goes on in the next world when its world has failed."""
+
+    job: Job
+    number: int  # in the first world
+
+    def recover(self, error: Exception) -> None:
+        if self.world.failed:
+            self.job.meet(self)
+
+
+class Job:
+    """Ranks as threads, of which some are lost; `function()` is what each does."""
+
+    def __init__(self, size: int, function: Callable[[], Any]) -> None:
+        self.function = function
+        self.seats: list[Seat] = []
+        for number, world in enumerate(sim_worlds([0] * size)):
+            seat = Seat(world)
+            seat.job, seat.number = self, number
+            self.seats.append(seat)
+        self.results: list[Any] = [None] * size
+        self.failures: list[BaseException] = []
+        self.lost: list[int] = []
+        self.optimizers: dict[int, list[weakref.ref[Any]]] = {number: [] for number in range(size)}
+        self._at_work = set(range(size))
+        self._arrived: list[Seat] = []
+        self._generation = 0
+        self._change = threading.Condition()
+
+    def run(self) -> list[Any]:
+        """What `function` has returned on each rank, None for those that were lost."""
+        threads = [threading.Thread(target=self._body, args=(seat,), daemon=True) for seat in self.seats]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(2 * PATIENCE)
+            assert not thread.is_alive(), "a rank hangs"
+        if self.failures:
+            raise self.failures[0]
+        return self.results
+
+    def _body(self, seat: Seat) -> None:
+        with use(seat):
+            try:
+                self.results[seat.number] = self.function()
+            except Killed:
+                self.lost.append(seat.number)
+                seat.abort("killed")
+            except BaseException as error:
+                self.failures.append(error)
+                seat.abort(str(error))
+            with self._change:
+                self._at_work.discard(seat.number)
+                self._renew()
+            if seat.number not in self.lost and not self.failures:
+                seat.shutdown()
+
+    def meet(self, seat: Seat) -> None:
+        """Waits for all that are left, and has this rank go on in a world of theirs."""
+        with self._change:
+            generation = self._generation
+            self._arrived.append(seat)
+            self._renew()
+            assert self._change.wait_for(lambda: self._generation > generation or self.failures, PATIENCE), (
+                "nobody comes"
+            )
+            if self.failures:
+                raise self.failures[0]
+        for found in self.optimizers[seat.number]:
+            optimizer = found()
+            if optimizer is not None:
+                old = optimizer._reducer
+                optimizer._reducer = optimizer._make_reducer(compare=True)
+                old.release()
+
+    def _renew(self) -> None:
+        if not self._arrived or len(self._arrived) < len(self._at_work):
+            return
+        self._arrived.sort(key=lambda seat: seat.rank)
+        for seat, world in zip(self._arrived, sim_worlds([0] * len(self._arrived))):
+            Context.__init__(seat, world)
+        self._arrived = []
+        self._generation += 1
+        self._change.notify_all()
+
+
+def wrapped(optimizer: torch.optim.Optimizer, **options: Any) -> hvd.DistributedOptimizer:
+    """A `DistributedOptimizer` that goes on in the next world, too."""
+    made = hvd.DistributedOptimizer(optimizer, **options)
+    seat = current()
+    if isinstance(seat, Seat):
+        seat.job.optimizers[seat.number].append(weakref.ref(made))
+    return made
