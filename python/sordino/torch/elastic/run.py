@@ -41,10 +41,10 @@ def run(func: Trains[Any] | None = None, *, reset_limit: int | None = 100) -> An
         SordinoError: there were too many resets; or what went wrong, where ranks cannot go on without those that are
             lost: with `init(on_peer_lost="raise")`, and where too few are left.
     """
-    if func is None:
-        return functools.partial(run, reset_limit=reset_limit)
     if reset_limit is not None and reset_limit < 0:
         raise UsageError(f"elastic.run(reset_limit={reset_limit}): must be at least 0, or None")
+    if func is None:
+        return functools.partial(run, reset_limit=reset_limit)
 
     @functools.wraps(func)
     def repeat(state: State, *args: Any, **kwargs: Any) -> Any:
