@@ -1,6 +1,8 @@
-"""A small model with buffers, and steps of it, for tests of `hvd.elastic`."""
+"""A model with buffers, and a linear one with data for it, for tests of `hvd.elastic`."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 
@@ -8,6 +10,7 @@ import sordino.torch as hvd
 from sordino.torch.elastic import TorchState
 
 Values = list[torch.Tensor]
+WIDTH = 3  # of the rows of data
 
 
 def model_of(seed: int) -> torch.nn.Module:
@@ -36,3 +39,31 @@ def take_step(state: TorchState, number: int) -> None:
     state.optimizer.zero_grad()
     state.model(torch.randn(6, 3, generator=generator, dtype=torch.float64)).square().mean().backward()
     state.optimizer.step()
+
+
+def data(length: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(length)
+    inputs = torch.randn(length, WIDTH, generator=generator, dtype=torch.float64)
+    return inputs, torch.randn(length, 1, generator=generator, dtype=torch.float64)
+
+
+def line_of(seed: int) -> torch.nn.Linear:
+    weight = torch.randn(1, WIDTH, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    model = torch.nn.Linear(WIDTH, 1, dtype=torch.float64)
+    with torch.no_grad():
+        model.weight.copy_(weight)
+        model.bias.fill_(seed)
+    return model
+
+
+def loss_of(model: torch.nn.Module, rows: Sequence[int], all_rows: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    inputs, targets = all_rows
+    return (model(inputs[list(rows)]) - targets[list(rows)]).square().mean()
+
+
+def sgd(model: torch.nn.Module) -> torch.optim.SGD:
+    return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+
+
+def copied(model: torch.nn.Module) -> list[torch.Tensor]:
+    return [parameter.detach().clone() for parameter in model.parameters()]

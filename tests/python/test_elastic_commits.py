@@ -1,0 +1,168 @@
+"""Commits and synchronizations of `hvd.elastic` that a loss comes between: all ranks agree on what is saved."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+from elastic_jobs import Job, Killed, wrapped
+from elastic_models import copied, data, line_of, loss_of, sgd
+
+import sordino.torch as hvd
+from sordino.algorithms import LocalSGD
+from sordino.context import current
+from sordino.errors import PeerLost
+from sordino.torch.elastic import ElasticSampler, TorchState
+
+
+@pytest.fixture(autouse=True)
+def deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SORDINO_TIMEOUT_S", "60")
+
+
+class Stopped(TorchState):
+    """Of which some ranks do not hear that a commit is complete: another one is lost, and what they wait for fails."""
+
+    def stop(self, commit: int, deaf: set[int], lost: int, met: threading.Barrier) -> None:
+        self._rule = (commit, deaf, lost, met)
+        self._commits = 0
+
+    def commit(self) -> None:
+        self._commits += 1
+        super().commit()
+
+    def _exchange(self, when: str) -> Any:
+        told = super()._exchange(when)
+        commit, deaf, lost, met = self._rule
+        seat = current()
+        if when == "commit" and self._commits == commit:
+            met.wait(60)
+            if seat.number == lost:
+                raise Killed
+            if seat.number in deaf:
+                while True:
+                    hvd.allreduce(torch.zeros(1), name="until it fails")
+        return told
+
+
+@pytest.mark.parametrize("deaf", [{0}, {1}, {0, 2}, {0, 1, 2}])
+def test_who_is_stopped_in_a_commit_that_others_have_saved_has_it(deaf) -> None:
+    """Rank 3 is lost in the second commit; of the others some know that it is complete. Every rank has a model of its
+    own, which nobody else could give it back."""
+
+    def work() -> tuple[int, int, list[torch.Tensor], list[torch.Tensor]]:
+        model = line_of(0)
+        optimizer = wrapped(sgd(model), named_parameters=model.named_parameters(), algorithm="crossover")
+        state = Stopped(model, optimizer, sampler=ElasticSampler(range(40), seed=1), done=0)
+        state.stop(2, deaf, 3, met)
+        models: list[list[torch.Tensor]] = []  # after each step
+
+        @hvd.elastic.run
+        def train(state: Stopped) -> tuple[int, int, list[torch.Tensor], list[torch.Tensor]]:
+            if models:
+                return state.done, len(state.sampler.processed_indices), copied(state.model), models[state.done - 1]
+            while True:
+                optimizer.zero_grad()
+                loss_of(state.model, state.sampler.get_indices(state.done, 2), data(40)).backward()
+                state.optimizer.step()
+                state.sampler.record_batch(state.done, 2)
+                state.done += 1
+                models.append(copied(state.model))
+                state.commit()
+
+        return train(state)
+
+    met = threading.Barrier(4)
+    job = Job(4, work)
+    results = job.run()[:3]
+    assert job.lost == [3]
+    commits = 1 if deaf == {0, 1, 2} else 2  # nobody has saved the second
+    for done, processed, now, then in results:
+        assert (done, processed) == (commits, commits * 2 * 4)  # of four ranks, the lost one too
+        assert all(torch.equal(mine, before) for mine, before in zip(now, then))
+    assert not torch.equal(results[0][2][0], results[1][2][0])
+
+
+def test_ranks_that_go_on_by_themselves_are_interrupted_at_the_next_commit() -> None:
+    """Where a step survives a loss, the function hears of it when all do, and what is left is divided anew."""
+
+    def work() -> tuple[Any, ...]:
+        sampler = ElasticSampler(range(30), seed=1)
+        state = TorchState(sampler=sampler, steps=0, seen=[])
+        calls: list[tuple[int, int, int]] = []
+        reset: list[int] = []
+        state.register_reset_callbacks([lambda: reset.append(hvd.size())])
+
+        @hvd.elastic.run
+        def train(state: TorchState) -> None:
+            calls.append((state.steps, hvd.size(), len(sampler)))
+            for number in range(len(sampler)):
+                if state.steps == 3:
+                    met.wait(60)  # all have the third
+                    if current().number == 1:
+                        raise Killed
+                rows = sampler.get_indices(number, 1)
+                try:
+                    rows = hvd.allgather(torch.tensor(rows), name="rows").tolist()
+                except PeerLost as error:
+                    current().recover(error)
+                    rows = hvd.allgather(torch.tensor(rows), name="rows").tolist()
+                state.seen.append(rows)
+                sampler.record_batch(number, 1)
+                state.steps += 1
+                if state.steps % 2 == 0:
+                    state.commit() if state.steps % 4 else state.check_host_updates()
+
+        train(state)
+        return calls, reset, state.seen, sampler.processed_indices
+
+    met = threading.Barrier(3)
+    results = Job(3, work).run()
+    assert results[1] is None
+    for calls, reset, seen, processed in (results[0], results[2]):
+        # The step that was interrupted is the fourth; what it has done stays, although it is not saved. The lost rank's
+        # third row is known to nobody, and comes again.
+        assert calls == [(0, 3, 10), (4, 2, -(-(30 - (2 * 3 + 2 * 2)) // 2))]
+        assert reset == [2]
+        assert [len(rows) for rows in seen] == [3] * 3 + [2] * (1 + 10)
+        assert processed == set(range(30)) == {row for rows in seen for row in rows}
+
+
+@pytest.mark.parametrize("exchange", ["allreduce", "sharded"])
+def test_groups_that_lose_ranks_agree_within_the_groups_that_are_left(exchange) -> None:
+    """Of two groups one rank each is left: they are one group, of one model and one state of the optimizer."""
+
+    def work() -> tuple[list[torch.Tensor], list[torch.Tensor], Any]:
+        number = current().number
+        model = line_of(number)
+        algorithm = LocalSGD(interval=100, group_size=2, exchange=exchange)
+        optimizer = wrapped(sgd(model), named_parameters=model.named_parameters(), algorithm=algorithm)
+        state = TorchState(model, optimizer, steps=0)
+
+        @hvd.elastic.run
+        def train(state: TorchState) -> tuple[list[torch.Tensor], list[torch.Tensor], Any]:
+            if state.steps == 3:
+                return committed, copied(state.model), state.optimizer.state_dict()["state"]
+            while True:
+                optimizer.zero_grad()
+                loss_of(state.model, [number // 2], data(4)).backward()
+                if state.steps == 3 and number in (1, 2):
+                    raise Killed
+                state.optimizer.step()
+                state.steps += 1
+                committed[:] = copied(state.model)
+                state.commit()
+
+        committed: list[torch.Tensor] = []
+        return train(state)
+
+    first, *_, last = Job(4, work).run()
+    assert not torch.equal(first[0][0], last[0][0])  # the groups' models differed
+    assert all(torch.equal(mine, others) for mine, others in zip(first[1], last[1]))
+    # The one of the two that knew first that the third commit was complete.
+    assert any(all(torch.equal(mine, one) for mine, one in zip(first[1], had)) for had in (first[0], last[0]))
+    for index, entry in first[2].items():
+        assert torch.equal(entry["momentum_buffer"], last[2][index]["momentum_buffer"])
+        assert entry["momentum_buffer"].abs().sum() > 0
