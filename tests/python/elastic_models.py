@@ -34,10 +34,12 @@ def adam(model: torch.nn.Module) -> torch.optim.Optimizer:
     return torch.optim.Adam(model.parameters(), lr=0.05)
 
 
-def take_step(state: TorchState, number: int) -> None:
+def take_step(state: TorchState, number: int, fault: bool = False) -> None:
     generator = torch.Generator().manual_seed(100 * number + hvd.rank())
     state.optimizer.zero_grad()
     state.model(torch.randn(6, 3, generator=generator, dtype=torch.float64)).square().mean().backward()
+    if fault:
+        raise hvd.HorovodInternalError("a fault")
     state.optimizer.step()
 
 
@@ -65,5 +67,5 @@ def sgd(model: torch.nn.Module) -> torch.optim.SGD:
     return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 
 
-def copied(model: torch.nn.Module) -> list[torch.Tensor]:
+def copied(model: torch.nn.Module) -> Values:
     return [parameter.detach().clone() for parameter in model.parameters()]

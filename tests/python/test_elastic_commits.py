@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from elastic_jobs import Job, Killed, wrapped
-from elastic_models import copied, data, line_of, loss_of, sgd
+from elastic_models import Values, copied, data, line_of, loss_of, sgd
 
 import sordino.torch as hvd
 from sordino.algorithms import LocalSGD
@@ -25,7 +25,7 @@ def deadline(monkeypatch: pytest.MonkeyPatch) -> None:
 class Stopped(TorchState):
     """Of which some ranks do not hear that a commit is complete: another one is lost, and what they wait for fails."""
 
-    def stop(self, commit: int, deaf: set[int], lost: int, met: threading.Barrier) -> None:
+    def stop(self, commit: int, deaf: set[int], lost: set[int], met: threading.Barrier) -> None:
         self._rule = (commit, deaf, lost, met)
         self._commits = 0
 
@@ -39,7 +39,7 @@ class Stopped(TorchState):
         seat = current()
         if when == "commit" and self._commits == commit:
             met.wait(60)
-            if seat.number == lost:
+            if seat.number in lost:
                 raise Killed
             if seat.number in deaf:
                 while True:
@@ -52,15 +52,15 @@ def test_who_is_stopped_in_a_commit_that_others_have_saved_has_it(deaf) -> None:
     """Rank 3 is lost in the second commit; of the others some know that it is complete. Every rank has a model of its
     own, which nobody else could give it back."""
 
-    def work() -> tuple[int, int, list[torch.Tensor], list[torch.Tensor]]:
+    def work() -> tuple[int, int, Values, Values]:
         model = line_of(0)
         optimizer = wrapped(sgd(model), named_parameters=model.named_parameters(), algorithm="crossover")
         state = Stopped(model, optimizer, sampler=ElasticSampler(range(40), seed=1), done=0)
-        state.stop(2, deaf, 3, met)
+        state.stop(2, deaf, {3}, met)
         models: list[list[torch.Tensor]] = []  # after each step
 
         @hvd.elastic.run
-        def train(state: Stopped) -> tuple[int, int, list[torch.Tensor], list[torch.Tensor]]:
+        def train(state: Stopped) -> tuple[int, int, Values, Values]:
             if models:
                 return state.done, len(state.sampler.processed_indices), copied(state.model), models[state.done - 1]
             while True:
@@ -85,7 +85,43 @@ def test_who_is_stopped_in_a_commit_that_others_have_saved_has_it(deaf) -> None:
     assert not torch.equal(results[0][2][0], results[1][2][0])
 
 
-def test_ranks_that_go_on_by_themselves_are_interrupted_at_the_next_commit() -> None:
+def test_shards_are_put_together_before_a_rank_is_stopped() -> None:
+    """Rank 0 does not hear of the second commit, rank 1 does; nobody of the group is there to help rank 0 save it."""
+
+    def work() -> tuple[int, Values, Values]:
+        model = line_of(0)
+        algorithm = LocalSGD(interval=100, group_size=2)
+        optimizer = wrapped(sgd(model), named_parameters=model.named_parameters(), algorithm=algorithm)
+        state = Stopped(model, optimizer, done=0)
+        state.stop(2, {0}, {2, 3}, met)
+        told: list[Values] = []
+
+        @hvd.elastic.run
+        def train(state: Stopped) -> tuple[int, Values, Values]:
+            if told:
+                return state.done, momenta(optimizer), told[1]
+            while True:
+                optimizer.zero_grad()
+                loss_of(state.model, [state.done], data(4)).backward()
+                optimizer.step()
+                state.done += 1
+                told.append(momenta(optimizer))
+                state.commit()
+
+        return train(state)
+
+    met = threading.Barrier(4)
+    for done, now, then in Job(4, work).run()[:2]:
+        assert done == 2
+        assert len(now) == 2 and all(torch.equal(mine, before) for mine, before in zip(now, then))
+
+
+def momenta(optimizer: torch.optim.Optimizer) -> Values:
+    return [entry["momentum_buffer"].clone() for entry in optimizer.state_dict()["state"].values()]
+
+
+@pytest.mark.parametrize("saves", [True, False])
+def test_ranks_that_go_on_by_themselves_are_interrupted_together(saves) -> None:
     """Where a step survives a loss, the function hears of it when all do, and what is left is divided anew."""
 
     def work() -> tuple[Any, ...]:
@@ -113,7 +149,8 @@ def test_ranks_that_go_on_by_themselves_are_interrupted_at_the_next_commit() -> 
                 sampler.record_batch(number, 1)
                 state.steps += 1
                 if state.steps % 2 == 0:
-                    state.commit() if state.steps % 4 else state.check_host_updates()
+                    state.commit() if saves or state.steps == 2 else state.check_host_updates()
+            state.commit()
 
         train(state)
         return calls, reset, state.seen, sampler.processed_indices
@@ -122,8 +159,8 @@ def test_ranks_that_go_on_by_themselves_are_interrupted_at_the_next_commit() -> 
     results = Job(3, work).run()
     assert results[1] is None
     for calls, reset, seen, processed in (results[0], results[2]):
-        # The step that was interrupted is the fourth; what it has done stays, although it is not saved. The lost rank's
-        # third row is known to nobody, and comes again.
+        # The step that was interrupted is the fourth; what it has done stays, also where it is not saved. The lost
+        # rank's third row is known to nobody, and comes again.
         assert calls == [(0, 3, 10), (4, 2, -(-(30 - (2 * 3 + 2 * 2)) // 2))]
         assert reset == [2]
         assert [len(rows) for rows in seen] == [3] * 3 + [2] * (1 + 10)
@@ -132,37 +169,41 @@ def test_ranks_that_go_on_by_themselves_are_interrupted_at_the_next_commit() -> 
 
 @pytest.mark.parametrize("exchange", ["allreduce", "sharded"])
 def test_groups_that_lose_ranks_agree_within_the_groups_that_are_left(exchange) -> None:
-    """Of two groups one rank each is left: they are one group, of one model and one state of the optimizer."""
+    """The second of three groups is lost by half, and so is the third: the rest is one group, of one model."""
 
-    def work() -> tuple[list[torch.Tensor], list[torch.Tensor], Any]:
+    def work() -> tuple[Values, Values, Values]:
         number = current().number
         model = line_of(number)
         algorithm = LocalSGD(interval=100, group_size=2, exchange=exchange)
         optimizer = wrapped(sgd(model), named_parameters=model.named_parameters(), algorithm=algorithm)
         state = TorchState(model, optimizer, steps=0)
+        models: list[Values] = []  # after each step
 
         @hvd.elastic.run
-        def train(state: TorchState) -> tuple[list[torch.Tensor], list[torch.Tensor], Any]:
+        def train(state: TorchState) -> tuple[Values, Values, Values]:
             if state.steps == 3:
-                return committed, copied(state.model), state.optimizer.state_dict()["state"]
+                return models[2], copied(state.model), momenta(state.optimizer)
             while True:
                 optimizer.zero_grad()
+                if state.steps == 3:
+                    met.wait(60)  # all have the third commit
+                    if number in (3, 4):
+                        raise Killed
                 loss_of(state.model, [number // 2], data(4)).backward()
-                if state.steps == 3 and number in (1, 2):
-                    raise Killed
                 state.optimizer.step()
                 state.steps += 1
-                committed[:] = copied(state.model)
+                models.append(copied(state.model))
                 state.commit()
 
-        committed: list[torch.Tensor] = []
         return train(state)
 
-    first, *_, last = Job(4, work).run()
-    assert not torch.equal(first[0][0], last[0][0])  # the groups' models differed
-    assert all(torch.equal(mine, others) for mine, others in zip(first[1], last[1]))
-    # The one of the two that knew first that the third commit was complete.
-    assert any(all(torch.equal(mine, one) for mine, one in zip(first[1], had)) for had in (first[0], last[0]))
-    for index, entry in first[2].items():
-        assert torch.equal(entry["momentum_buffer"], last[2][index]["momentum_buffer"])
-        assert entry["momentum_buffer"].abs().sum() > 0
+    met = threading.Barrier(6)
+    results = Job(6, work).run()
+    left = [results[number] for number in (0, 1, 2, 5)]
+    had = [[one.tolist() for one in then] for then, _, _ in left]
+    now = [[one.tolist() for one in model] for _, model, _ in left]
+    assert had[0] == had[1] != had[2] != had[3]
+    assert now[0] == now[1] == had[0]
+    assert now[2] == now[3] == had[2]
+    momentum = [[one.tolist() for one in momenta] for *_, momenta in left]
+    assert momentum[0] == momentum[1] != momentum[2] == momentum[3]

@@ -147,6 +147,17 @@ def test_state_goes_through_a_checkpoint(tmp_path) -> None:
         assert second.processed_indices == {1, 2}
 
 
+def test_what_was_kept_can_be_gone_back_to_more_than_once() -> None:
+    sampler = samplers(1, 10)[0]
+    sampler.record_batch(0, 2)
+    kept, then = sampler.memento(), sampler.processed_indices
+    for _ in range(2):
+        sampler.record_batch(1, 2)
+        assert len(sampler.processed_indices) == 4
+        sampler.revert(kept)
+        assert sampler.processed_indices == then
+
+
 def test_notes_of_another_division_are_not_taken() -> None:
     first, second = samplers(2, 10)
     second.record_batch(0, 2)

@@ -89,7 +89,7 @@ def test_a_late_rank_takes_the_others_state(algorithm) -> None:
         state.commit()
         return state
 
-    def go_on() -> tuple[Values, int, int, int]:
+    def go_on() -> tuple[Values, int, int, int, float]:
         rank = hvd.rank()
         model = model_of(9) if rank == 0 else old[rank - 1].model
         named = list(model.named_parameters())
@@ -97,13 +97,19 @@ def test_a_late_rank_takes_the_others_state(algorithm) -> None:
         state = TorchState(model, optimizer, epoch=0, sampler=ElasticSampler(range(10))) if rank == 0 else old[rank - 1]
         state.optimizer = optimizer
         state.sync()
+        then = values(model)
+        model[0].weight.data += rank
+        state.sync()  # not late any more
         sampler = state.sampler
-        return values(model), state.epoch, len(sampler.processed_indices), len(sampler)
+        plain = state.epoch, len(sampler.processed_indices), len(sampler)
+        return then, *plain, (values(model)[0] - then[0]).mean().item()
 
     old = sim.run(2, begin)
     wanted = [values(state.model) for state in old]
     results = sim.run(3, go_on)
-    assert [plain for _, *plain in results] == [[3, 4, 2]] * 3
+    assert [plain for _, *plain, _ in results] == [[3, 4, 2]] * 3
+    moved = [rank if algorithm == "crossover" else 0 for rank in range(3)]
+    assert [change for *_, change in results] == pytest.approx(moved)
     assert equal(results[0][0], wanted[0]) and equal(results[1][0], wanted[0])
     assert equal(results[2][0], wanted[1 if algorithm == "crossover" else 0])
 
