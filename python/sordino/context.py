@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sordino._core import Device, Handle, World
-from sordino.errors import PeerLost, UsageError
+from sordino.errors import Evicted, NoQuorum, PeerLost, SordinoError, UsageError
 
 
 @dataclass
@@ -65,8 +65,8 @@ class Context:
     # Agreements that this rank must take part in before it joins, for others will ask for them later. Weak methods.
     on_join: dict[int, Callable[[], Callable[[], None] | None]] = field(default_factory=dict)
     _tickets: Iterator[int] = field(default_factory=lambda: itertools.count(1))
-    _unnamed: Counter[tuple[int, str]] = field(default_factory=Counter)
-    _plans: Counter[tuple[int, str]] = field(default_factory=Counter)
+    _unnamed: Counter[tuple[str, str]] = field(default_factory=Counter)
+    _plans: Counter[tuple[str, str]] = field(default_factory=Counter)
     process_sets: list[Any] = field(default_factory=list)  # that the user has registered
     members_of: dict[int, list[int]] = field(default_factory=dict)  # the identities of their members, by their id()
     # Sets of the core that only the library uses: for the exchanges of a process set, and for its groups by their size
@@ -93,6 +93,7 @@ class Context:
     _joins: int = 0
 
     def __post_init__(self) -> None:
+        self._first_identities = self.world.identities
         self._take_place()
 
     def _take_place(self) -> None:
@@ -121,11 +122,25 @@ class Context:
         self.services = 0
         self._take_place()
 
+    def recover(self, error: SordinoError) -> None:
+        """Goes on after an error that an operation has raised: among those that are left, if it was a loss that ended
+        the world, else as before. Collective over them. Raises `error` where this rank cannot go on."""
+        from sordino.torch.surviving import recover
+
+        if isinstance(error, (NoQuorum, Evicted)):
+            raise error
+        if self.world.failed:
+            recover(self, error, self.epoch)
+
     def lockstep(self, key: str, ranks: list[int]) -> Lockstep:
         """What these ranks do together under this name."""
         identities = [self.world.identities[rank] for rank in ranks]
         name = f"{key}.{'.'.join(map(str, identities))}" if len(ranks) < self.size else key
         return self.locksteps.setdefault(name, Lockstep(name, identities))
+
+    def identities_before(self, process_set: Any) -> list[int]:
+        """Who the members of a process set were before any was lost."""
+        return self.members_of.get(id(process_set), self._first_identities)
 
     def living_survivors(self) -> list[Callable[[], None]]:
         """What is to be made again after a loss."""
@@ -180,17 +195,27 @@ class Context:
         """The name that ranks match an operation by. Unnamed ones are counted for each kind and process set, so a rank
         that is not in a set stays in step."""
         if name is None:
-            return f"{label}.noname.{self._joins}.{self._next(self._unnamed, (process_set, label))}"
+            return f"{label}.noname.{self._joins}.{self._next(self._unnamed, process_set, label)}"
         return f"{label}.{name}"
 
     def plan_name(self, key: str, process_set: int | None) -> str:
         """A name for the n-th thing with this key in a process set, the same on all its members."""
-        return f"{self._names}{key}.{self._next(self._plans, (process_set or 0, key))}"
+        return f"{self._names}{key}.{self._next(self._plans, process_set or 0, key)}"
 
-    def _next(self, counter: Counter[tuple[int, str]], key: tuple[int, str]) -> int:
+    def _next(self, counter: Counter[tuple[str, str]], process_set: int, key: str) -> int:
         with self._counting:  # backward names operations on a thread of its own
-            counter[key] += 1
-            return counter[key] - 1
+            place = (self._lasting_name(process_set), key)
+            counter[place] += 1
+            return counter[place] - 1
+
+    def _lasting_name(self, process_set: int) -> str:
+        """What a process set is counted by: those of all ranks and of users go on in another world, others do not."""
+        if process_set == 0:
+            return "all"
+        for place, known in enumerate(self.process_sets):
+            if known.process_set_id == process_set:
+                return f"user's {place}"
+        return f"{self.epoch}.{process_set}"
 
     @contextmanager
     def names_of_epoch(self) -> Iterator[None]:

@@ -1,13 +1,27 @@
-"""Which of what users ask for can go on when a rank is lost."""
+"""Which of what users ask for can go on when a rank is lost, and what becomes of its settings among fewer ranks."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from sordino.algorithms import Algorithm, AllReduce, Layered, LocalSGD, ParameterSkipping
+from sordino.algorithms import (
+    Algorithm,
+    AllReduce,
+    Crossover,
+    Layered,
+    LocalSGD,
+    ParameterSkipping,
+    PushSum,
+    ScheduledPull,
+    SegmentedGossip,
+)
+from sordino.context import Context
 from sordino.errors import UsageError
 from sordino.torch.helpers import helped
+from sordino.torch.process_sets import ProcessSet
 
 _INSTEAD = 'use on_peer_lost="raise", and start the job with `sordino run --restarts N` to go on from checkpoints'
 
@@ -42,3 +56,36 @@ def check_outlasting(options: dict[str, Any], adasum: bool) -> None:
         problem = 'ParameterSkipping(exchange="parameter-server")'
     if problem is not None:
         raise UsageError(f"{problem} does not go on without ranks that are lost: {_INSTEAD}")
+
+
+def fitted(context: Context, algorithm: Algorithm, process_set: ProcessSet) -> Algorithm:
+    """An algorithm for those members of a process set that are left: with the largest groups that divide them, up to
+    the size that was asked for, as many peers as there are, and the same manager, or the first rank."""
+    before = context.identities_before(process_set)
+    now = [context.world.identities[rank] for rank in process_set.ranks or []]
+    if len(now) == len(before) or not now:
+        return algorithm
+    changes: dict[str, Any] = {}
+    if isinstance(algorithm, (Crossover, LocalSGD)):
+        changes["group_size"] = max(k for k in range(1, algorithm.group_size + 1) if len(now) % k == 0)
+    if isinstance(algorithm, Crossover) and algorithm.roulette is not None:
+        changes["roulette"] = _among(algorithm.roulette, before, now) if algorithm.group_size == 1 else None
+    if isinstance(algorithm, SegmentedGossip):
+        changes["replicas"] = min(algorithm.replicas, max(1, len(now) - 1))
+    if isinstance(algorithm, PushSum):
+        most = max(1, (len(now) - 1).bit_length())
+        changes["peers"] = {begin: min(count, most) for begin, count in algorithm.stages.items()}
+    if isinstance(algorithm, ScheduledPull) and algorithm.managed:
+        manager = before[algorithm.manager]
+        changes["manager"] = now.index(manager) if manager in now else 0
+    return replace(algorithm, **changes)
+
+
+def _among(
+    weights: Sequence[Sequence[float]], before: Sequence[int], now: Sequence[int]
+) -> tuple[tuple[float, ...], ...] | None:
+    """The weights among those that are left; None, for even ones, where somebody would have nobody to meet."""
+    places = [before.index(one) for one in now]
+    part = tuple(tuple(float(weights[i][j]) for j in places) for i in places)
+    met = all(any(row[:i] + row[i + 1 :]) for i, row in enumerate(part))
+    return part if met and all(any(column[:j] + column[j + 1 :]) for j, column in enumerate(zip(*part))) else None

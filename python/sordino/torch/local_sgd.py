@@ -18,7 +18,7 @@ from sordino.torch.autograd import allreduce
 from sordino.torch.exchanges import Channel
 from sordino.torch.gradients import GradientReducer
 from sordino.torch.groups import group_of, new_channel, peers_of
-from sordino.torch.operation import Average, Sum
+from sordino.torch.operation import Average, Max, Sum
 from sordino.torch.ops import grouped_allreduce_
 from sordino.torch.parameters import ParameterArena
 from sordino.torch.sharded_state import gather_state, scatter_state
@@ -104,6 +104,14 @@ class LocalSteps(ParameterSteps):
         super()._meet_all()
         if self.reducer is not None and not self._alone:
             self.reducer.leaves_out = False
+
+    def renew(self) -> None:
+        # Some may have taken the step from which groups are on their own, and others not.
+        mine = torch.tensor([int(self._alone)])
+        alone = bool(allreduce(mine, op=Max, name="local.alone", process_set=self.settings.process_set))
+        if alone and not self._alone:
+            self._alone, self._averaged = True, self.steps
+        super().renew()
 
     def _part(self) -> None:
         kept, self.reducer = (None, self.reducer) if self._alone else (self.reducer, None)

@@ -16,7 +16,7 @@ from sordino.torch.compression import Compression
 from sordino.torch.double_buffering import BufferedSteps
 from sordino.torch.gossip import GossipSteps
 from sordino.torch.gradients import GradientReducer
-from sordino.torch.lasting import check_outlasting
+from sordino.torch.lasting import check_outlasting, fitted
 from sordino.torch.layered import LayeredSteps
 from sordino.torch.local_sgd import LocalSteps, require_elementwise
 from sordino.torch.operation import Adasum, Average
@@ -82,7 +82,7 @@ def make_reducer(
         if options["process_set"].process_set_id != 0:
             raise UsageError("Adasum does not support process sets")
         return AdasumSteps(current(), names, parameters, options["compression"], compare)
-    algorithm = options["algorithm"]
+    algorithm = fitted(current(), options["algorithm"], options["process_set"])
     settings = Settings(
         op=options["op"],
         process_set=options["process_set"],

@@ -14,6 +14,7 @@ from sordino.context import Context
 from sordino.errors import UsageError
 from sordino.torch.autograd import allreduce
 from sordino.torch.gradients import GradientReducer
+from sordino.torch.lasting import fitted
 from sordino.torch.operation import Average, Max
 from sordino.torch.ops import grouped_allreduce_
 from sordino.torch.segments import Settings
@@ -54,7 +55,7 @@ class ParameterSteps(ABC):
         compare: bool,
     ) -> None:
         self.context = context
-        self.algorithm = algorithm
+        self.algorithm = self._asked = algorithm
         self.settings = settings
         self.active = context.size > 1 and bool(settings.process_set.included())
         self.names = list(names)
@@ -113,6 +114,7 @@ class ParameterSteps(ABC):
             self._unchanged = None
             self.round += 1
         round = self.round
+        self.algorithm = fitted(self.context, self._asked, self.settings.process_set)
         self._part()
         self._meet_all()
         self.round = round

@@ -20,6 +20,8 @@ from sordino.torch.autograd import allgather
 from sordino.torch.elastic.parts import Attributes, Part, part_of, sharing_of
 from sordino.torch.elastic.snapshot import Snapshot
 from sordino.torch.optimizer import DistributedOptimizer
+from sordino.torch.process_sets import global_process_set
+from sordino.torch.surviving import together
 
 
 class HostsUpdatedInterrupt(RuntimeError):
@@ -200,7 +202,7 @@ class ObjectState(State):
         steps, as its optimizer's algorithm has it, stays, with its optimizer's state; within a group that averages
         gradients all take that of the first. Everything is received before anything is replaced.
         """
-        told, received = self._receive_all()
+        told, received = together(current(), global_process_set, self._receive_all)
         rank = [one.token for one in told].index(self._token)
         for part, snapshot in zip(self._parts.values(), received):
             part.install(snapshot, rank, len(told))
