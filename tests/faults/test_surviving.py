@@ -174,7 +174,7 @@ def test_a_stopped_rank_is_left_out_and_learns_it(tmp_path: Path, note_time: Not
         woken = running.read("report.1")
         assert woken["ended"] == "Evicted" and "gone on without" in woken["text"], woken
         (tmp_path / "woken").touch()
-        reports = running.finish()
+        reports = running.finish(status=3)  # the evicted rank's own
         reports[1] = None
         left = check_survivors(reports, {1}, equal=algorithm == "allreduce")
         tell_times(running, left, {1}, note_time, f"SIGSTOP, {SILENCE_S} s of silence", SILENCE_S + GOES_ON_WITHIN_S)
@@ -189,7 +189,7 @@ def test_a_rank_that_sleeps_is_left_out_after_the_deadline(tmp_path: Path, note_
         running.wait_for_files("report.2", seconds=30)
         assert running.read("report.2")["ended"] == "Evicted"
         (tmp_path / "woken").touch()
-        reports = running.finish()
+        reports = running.finish(status=3)
         reports[2] = None
         left = check_survivors(reports, {2}, equal=True)
         tell_times(running, left, {2}, note_time, "asleep, deadline of 3 s", 3 + GOES_ON_WITHIN_S)

@@ -48,7 +48,7 @@ struct Machines {
   std::vector<std::shared_ptr<Segment>> kept;
   std::vector<std::atomic<bool>> killed, stopped;
   std::vector<std::atomic<bool>> links;  // that are cut
-  std::atomic<bool> any_killed{false};
+  std::shared_ptr<std::atomic<bool>> any_killed = std::make_shared<std::atomic<bool>>(false);
 
   std::atomic<bool>& link(int one, int other) {
     return links[static_cast<std::size_t>(one) * nodes.size() + static_cast<std::size_t>(other)];
@@ -68,8 +68,8 @@ namespace {
 
 class HeapSegment : public Segment {
  public:
-  HeapSegment(std::shared_ptr<Machines> machines, std::shared_ptr<SegmentTable> table, std::size_t size)
-      : machines_(std::move(machines)), table_(std::move(table)) {
+  HeapSegment(std::shared_ptr<std::atomic<bool>> any_killed, std::shared_ptr<SegmentTable> table, std::size_t size)
+      : any_killed_(std::move(any_killed)), table_(std::move(table)) {
     constexpr std::size_t kPage = 4096;
     const std::size_t rounded = (size + kPage - 1) / kPage * kPage;
     data = static_cast<std::byte*>(std::aligned_alloc(kPage, rounded));
@@ -82,19 +82,19 @@ class HeapSegment : public Segment {
   }
   ~HeapSegment() override {
     table_->remove(data);
-    if (!machines_->any_killed) std::free(data);  // peers have what a killed rank shared as long as they want
+    if (!*any_killed_) std::free(data);  // peers have what a killed rank shared as long as they want
   }
 
  private:
-  std::shared_ptr<Machines> machines_;
+  std::shared_ptr<std::atomic<bool>> any_killed_;
   std::shared_ptr<SegmentTable> table_;
 };
 
 class HeapMemory : public NodeMemory {
  public:
-  explicit HeapMemory(std::shared_ptr<Machines> machines) : machines_(std::move(machines)) {}
+  explicit HeapMemory(std::shared_ptr<std::atomic<bool>> any_killed) : any_killed_(std::move(any_killed)) {}
   std::shared_ptr<Segment> allocate(std::size_t bytes) override {
-    return std::make_shared<HeapSegment>(machines_, table_, std::max<std::size_t>(bytes, 1));
+    return std::make_shared<HeapSegment>(any_killed_, table_, std::max<std::size_t>(bytes, 1));
   }
 
  protected:
@@ -104,7 +104,7 @@ class HeapMemory : public NodeMemory {
   void unmap_host(int, std::uint64_t) override {}
 
  private:
-  std::shared_ptr<Machines> machines_;
+  std::shared_ptr<std::atomic<bool>> any_killed_;
 };
 
 class Sending : public Transfer {
@@ -157,7 +157,7 @@ class Receiving : public Transfer {
 class SimTransport : public Transport {
  public:
   SimTransport(std::shared_ptr<Machines> machines, int rank)
-      : machines_(std::move(machines)), rank_(rank), memory_(machines_) {}
+      : machines_(std::move(machines)), rank_(rank), memory_(machines_->any_killed) {}
   ~SimTransport() override {
     if (!machines_->killed[rank_]) machines_->mourn(rank_, "its thread has ended");
   }
@@ -259,7 +259,7 @@ std::vector<std::unique_ptr<Transport>> Network::transports() const {
 }
 
 void Network::kill(int rank) {
-  machines_->any_killed = true;
+  *machines_->any_killed = true;
   machines_->killed.at(static_cast<std::size_t>(rank)) = true;
   machines_->boxes[static_cast<std::size_t>(rank)].bell.ring();
 }

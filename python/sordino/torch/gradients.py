@@ -316,7 +316,7 @@ class GradientReducer(GradientHooks):
         if not self.active or self._done:
             return
         if self._own is None:
-            self._reduce()
+            self._reduce_everything()
         elif self.leaves_out:
             self._reduce_or_leave_out()
         else:
@@ -325,12 +325,12 @@ class GradientReducer(GradientHooks):
                 name = self.context.plan_name(f"gradients.{self._layout.hash:x}.lockstep", members.process_set_id)
                 self._lockstep = self.context.lockstep(name, members.ranks or [])
             try:
-                together(self.context, self.settings.process_set, self._reduce, self._own.give_back, self._lockstep)
+                together(self.context, self.settings.process_set, self._reduce_everything, self._own.give_back, self._lockstep)
             finally:
                 self._own.forget()
         self._done = True
 
-    def _reduce(self) -> None:
+    def _reduce_everything(self) -> None:
         """Has all gradients reduced. Collective."""
         if not self.active:
             return  # nobody else is left
@@ -344,7 +344,7 @@ class GradientReducer(GradientHooks):
         epoch = self.context.epoch
         try:
             with self.context.plainly():
-                self._reduce()
+                self._reduce_everything()
         except LOSSES as error:
             recover(self.context, error, epoch)
             for parameter in self.parameters:
