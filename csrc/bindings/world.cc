@@ -1,6 +1,7 @@
 // Worlds, operations and handles.
 #include "collectives/world.h"
 
+#include <pybind11/functional.h>
 #include <pybind11/stl.h>
 
 #include "bindings/bindings.h"
@@ -274,9 +275,7 @@ void register_world(py::module_& module) {
           "Whether node peers may map a device's memory, messages take it, or NCCL does.")
       .def(
           "succeed",
-          [](World& self, const std::string& error) {
-            return self.succeed(std::make_exception_ptr(Error(error)));
-          },
+          [](World& self, const std::string& error) { return self.succeed(std::make_exception_ptr(Error(error))); },
           py::arg("error"), py::call_guard<py::gil_scoped_release>(),
           "The world of the ranks that are left. Where this one has not failed, it fails with `error` now.")
       .def_property_readonly("epoch", &World::epoch, "How many worlds there have been before this one.")
@@ -333,14 +332,18 @@ void register_world(py::module_& module) {
       "Connected worlds for threads of this process, one for each rank of a network, or for each node in a list.");
   module.def(
       "mpi_world",
-      [](std::optional<int> fortran_handle, std::vector<int> ranks, std::optional<bool> outlast) {
+      [](std::optional<int> fortran_handle, std::vector<int> ranks, std::string card,
+         std::function<void(const std::vector<std::string>&)> compare, std::optional<bool> outlast) {
         Config config = Config::from_environment();
         config.outlast = outlast.value_or(config.outlast);
+        const mpi::Members members{fortran_handle, std::move(ranks), std::move(card), std::move(compare)};
         py::gil_scoped_release released;
-        return make_world(mpi::open({fortran_handle, std::move(ranks)}, config), config);
+        return make_world(mpi::open(members, config), config);
       },
-      py::arg("fortran_handle") = py::none(), py::arg("ranks") = std::vector<int>{}, py::arg("outlast") = py::none(),
-      "The world of an MPI communicator (MPI_COMM_WORLD by default). Collective.");
+      py::arg("fortran_handle") = py::none(), py::arg("ranks") = std::vector<int>{}, py::arg("card") = "",
+      py::arg("compare") = py::none(), py::arg("outlast") = py::none(),
+      "The world of an MPI communicator (MPI_COMM_WORLD by default). Collective. Before anything else `compare` is "
+      "called with the cards of all its ranks; what it raises ends the call.");
   module.def("mpi_initialized", &mpi::initialized, "Whether somebody has initialized MPI in this process.");
   module.def(
       "launcher",

@@ -41,8 +41,11 @@ World::World(std::unique_ptr<Transport> transport, const Config& config) : confi
 }
 
 World::World(std::shared_ptr<membership::Membership> membership, const World& before)
-    : config_(before.config_), membership_(std::move(membership)), view_(membership_->view()),
-      transport_(membership_->enter()), tags_(before.tags_) {
+    : config_(before.config_),
+      membership_(std::move(membership)),
+      view_(membership_->view()),
+      transport_(membership_->enter()),
+      tags_(before.tags_) {
   begin();
 }
 

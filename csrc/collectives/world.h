@@ -31,8 +31,8 @@ class World {
   ~World();
 
   // Where ranks go on without those that are lost (Config::outlast): the world of those that are left, when they have
-  // agreed on it. This one has failed, or fails now with `error`; whoever holds it lets go of it. Throws NoQuorum or Evicted
-  // where this rank cannot go on, and the failure of a world that ends with its first loss.
+  // agreed on it. This one has failed, or fails now with `error`; whoever holds it lets go of it. Throws NoQuorum or
+  // Evicted where this rank cannot go on, and the failure of a world that ends with its first loss.
   std::shared_ptr<World> succeed(std::exception_ptr error);
   // How many worlds there have been before this one.
   std::uint32_t epoch() const { return view_.epoch; }
@@ -188,8 +188,8 @@ class World {
   std::atomic<bool> serves_{false};  // there are services
   std::uint64_t tags_ = 0;
   bool outlives_ = false;
-  bool told_ = false;  // the failure came from a peer, which has told all others
-  std::vector<int> stuck_;  // who has not come to an operation within its deadline
+  bool told_ = false;                 // the failure came from a peer, which has told all others
+  std::vector<int> stuck_;            // who has not come to an operation within its deadline
   std::atomic<bool> retired_{false};  // another world has taken this one's place
   std::atomic<bool> shut_down_{false};
   std::atomic<bool> broken_{false};  // failed, rather than shut down

@@ -18,7 +18,8 @@ std::vector<int> keys(const std::map<int, std::string>& causes) {
 
 Agreement::Agreement(View from, int self, Send send) : from_(std::move(from)), self_(self), send_(std::move(send)) {}
 
-// ---- facts -----------------------------------------------------------------------------------------------------------
+// ---- facts
+// -----------------------------------------------------------------------------------------------------------
 
 void Agreement::bury(int rank, const std::string& cause) {
   if (from_.place_of(rank) < 0 || rank == self_ || !dead_.try_emplace(rank, cause).second) return;
@@ -66,7 +67,8 @@ int Agreement::leader() const {
   return self_;
 }
 
-// ---- messages --------------------------------------------------------------------------------------------------------
+// ---- messages
+// --------------------------------------------------------------------------------------------------------
 
 void Agreement::begin() {
   if (begun_) return;
@@ -178,7 +180,8 @@ void Agreement::handle_accept(int from, Reader& message) {
   }
 }
 
-// ---- the leader ------------------------------------------------------------------------------------------------------
+// ---- the leader
+// ------------------------------------------------------------------------------------------------------
 
 void Agreement::retry() {
   if (!begun_ || decided_ || !refused_) return;
@@ -234,8 +237,8 @@ void Agreement::lead() {
   }
 }
 
-// What may have been decided already, by a leader that is gone; else everybody that answers and that all others can work
-// with. Where two cannot, the one that fewer can work with is left out.
+// What may have been decided already, by a leader that is gone; else everybody that answers and that all others can
+// work with. Where two cannot, the one that fewer can work with is left out.
 View Agreement::choose() const {
   Ballot highest = 0;
   View view{from_.epoch + 1, {}, 0};
@@ -255,14 +258,14 @@ View Agreement::choose() const {
     view.first_tag = std::max(view.first_tag, promise.next_tag);
     if (dead_.contains(rank)) continue;
     int trouble = rank == self_ ? -1 : 0;
-    for (const auto& [other, unused] : promises_) trouble += rank != self_ && (accuses(rank, other) || accuses(other, rank));
+    for (const auto& [other, unused] : promises_)
+      trouble += rank != self_ && (accuses(rank, other) || accuses(other, rank));
     order.emplace_back(trouble, rank);
   }
   std::sort(order.begin(), order.end());
   for (const auto& [trouble, rank] : order) {
-    const bool fits = std::none_of(view.members.begin(), view.members.end(), [&, one = rank](int kept) {
-      return accuses(one, kept) || accuses(kept, one);
-    });
+    const bool fits = std::none_of(view.members.begin(), view.members.end(),
+                                   [&, one = rank](int kept) { return accuses(one, kept) || accuses(kept, one); });
     if (fits) view.members.push_back(rank);
   }
   std::sort(view.members.begin(), view.members.end());

@@ -1,11 +1,12 @@
-// The members of an epoch agree on the next one. This is Paxos for a single decision: its acceptors are the members that
-// have not certainly died, so whoever decides has been heard by more than half of them, and the parts of a divided world
-// never both go on. A machine without a clock or a network: it is told facts, and says whom to send what.
+// The members of an epoch agree on the next one. This is Paxos for a single decision: its acceptors are the members
+// that have not certainly died, so whoever decides has been heard by more than half of them, and the parts of a divided
+// world never both go on. A machine without a clock or a network: it is told facts, and says whom to send what.
 //
-//   begun --(leads: kPrepare to all)--> preparing --(all that answer have promised)--> proposing --(most accept)--> decided
+//   begun --(leads: kPrepare to all)--> preparing --(all that answer have promised)--> proposing --(most accept)-->
+//   decided
 //
-// Source: Lamport, Paxos Made Simple (2001). What is proposed, if nothing has been accepted before, is the leader and all
-// that have promised, less those whom others cannot work with.
+// Source: Lamport, Paxos Made Simple (2001). What is proposed, if nothing has been accepted before, is the leader and
+// all that have promised, less those whom others cannot work with.
 #pragma once
 
 #include <cstdint>
@@ -28,8 +29,8 @@ class Agreement {
   // `self` and all ranks are those of epoch 0.
   Agreement(View from, int self, Send send);
 
-  // Facts. A rank that is dead has certainly ended, or said that it leaves. One that is silent does not answer. One that
-  // is accused answers, but this rank cannot work with it.
+  // Facts. A rank that is dead has certainly ended, or said that it leaves. One that is silent does not answer. One
+  // that is accused answers, but this rank cannot work with it.
   void bury(int rank, const std::string& cause);
   void silence(int rank, const std::string& cause);
   void accuse(int rank, const std::string& cause);

@@ -1,5 +1,5 @@
-// The members of one epoch as a transport of their own, with ranks from 0 on. When the epoch is over, poll() throws why,
-// once; from then on it delivers nothing, but the membership is still looked after.
+// The members of one epoch as a transport of their own, with ranks from 0 on. When the epoch is over, poll() throws
+// why, once; from then on it delivers nothing, but the membership is still looked after.
 #pragma once
 
 #include <memory>

@@ -42,11 +42,10 @@ std::unique_ptr<Agreement> Membership::make_agreement() {
   return made;
 }
 
-std::unique_ptr<Transport> Membership::enter() {
-  return std::make_unique<EpochTransport>(shared_from_this(), view_);
-}
+std::unique_ptr<Transport> Membership::enter() { return std::make_unique<EpochTransport>(shared_from_this(), view_); }
 
-// ---- messages --------------------------------------------------------------------------------------------------------
+// ---- messages
+// --------------------------------------------------------------------------------------------------------
 
 void Membership::post(std::uint32_t epoch, int to, const Bytes& message) {
   if (epoch < view_.epoch || dead_.contains(to)) return;
@@ -149,7 +148,8 @@ void Membership::follow() {
   }
 }
 
-// ---- facts -----------------------------------------------------------------------------------------------------------
+// ---- facts
+// -----------------------------------------------------------------------------------------------------------
 
 void Membership::begin() {
   if (ended() || agreement_->begun()) return;
@@ -208,7 +208,8 @@ void Membership::lose(const Loss& loss) {
   follow();
 }
 
-// ---- time ------------------------------------------------------------------------------------------------------------
+// ---- time
+// ------------------------------------------------------------------------------------------------------------
 
 void Membership::tick(Time now, std::uint32_t epoch, const Sink& sink) {
   awake_ += std::min(seconds(last_tick_, now), silence_s_ / kOften);
@@ -273,7 +274,8 @@ void Membership::look_for_silence() {
   follow();
 }
 
-// ---- the end of an epoch ---------------------------------------------------------------------------------------------
+// ---- the end of an epoch
+// ---------------------------------------------------------------------------------------------
 
 std::exception_ptr Membership::reason(const View& of) const {
   if (end_ == End::kNoQuorum) return std::make_exception_ptr(NoQuorum(ending_));

@@ -1,10 +1,10 @@
-// Who is there: one rank's transport for the whole job, and the epoch that it is in. Every message carries its epoch, so
-// what belongs to an older one is dropped and what belongs to a later one waits. A loss begins an agreement on the next
-// epoch (agreement.h); a world of that epoch communicates through the transport that enter() gives.
+// Who is there: one rank's transport for the whole job, and the epoch that it is in. Every message carries its epoch,
+// so what belongs to an older one is dropped and what belongs to a later one waits. A loss begins an agreement on the
+// next epoch (agreement.h); a world of that epoch communicates through the transport that enter() gives.
 //
-// A death is certain where the kernel has seen the process end, or the rank has said that it leaves. It is suspected where
-// a rank has been silent for longer than the deadline: all say a few times within it that they are alive, from the thread
-// that polls, which needs no interpreter's lock.
+// A death is certain where the kernel has seen the process end, or the rank has said that it leaves. It is suspected
+// where a rank has been silent for longer than the deadline: all say a few times within it that they are alive, from
+// the thread that polls, which needs no interpreter's lock.
 #pragma once
 
 #include <chrono>
@@ -32,7 +32,8 @@ class Membership : public std::enable_shared_from_this<Membership> {
   Transport& transport() { return *transport_; }
   const View& view() const { return view_; }
 
-  // Delivers what has arrived for `epoch`, as from ranks of epoch 0; looks after everything else. True if anything moved.
+  // Delivers what has arrived for `epoch`, as from ranks of epoch 0; looks after everything else. True if anything
+  // moved.
   bool poll(std::uint32_t epoch, const Sink& sink);
   void post(std::uint32_t epoch, int to, const Bytes& message);
 

@@ -1,5 +1,5 @@
-// The ranks that go on together from one loss to the next. Epoch 0 is all that were started; each later one is agreed on
-// by those that are left (agreement.h).
+// The ranks that go on together from one loss to the next. Epoch 0 is all that were started; each later one is agreed
+// on by those that are left (agreement.h).
 #pragma once
 
 #include <algorithm>

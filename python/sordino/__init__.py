@@ -4,7 +4,9 @@
 """
 
 from sordino.errors import (
+    ConfigurationMismatch,
     LayoutMismatch,
+    NonFinite,
     NotBuilt,
     OperationMismatch,
     PeerLost,
@@ -15,7 +17,9 @@ from sordino.errors import (
 )
 
 __all__ = [
+    "ConfigurationMismatch",
     "LayoutMismatch",
+    "NonFinite",
     "NotBuilt",
     "OperationMismatch",
     "PeerLost",

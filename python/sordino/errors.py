@@ -6,7 +6,7 @@ All of them are `SordinoError`, which `sordino.torch` also offers under Horovod'
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 
 class SordinoError(RuntimeError):
@@ -22,7 +22,35 @@ class OperationMismatch(UsageError):
 
 
 class LayoutMismatch(UsageError):
-    """Ranks wrapped different models: names the first rank and the first tensor that differ."""
+    """Ranks wrapped different models: names the first tensor that differs, and which ranks have what in its place."""
+
+
+class ConfigurationMismatch(UsageError):
+    """Ranks are set up differently: another version of Sordino, another setting. Raised on all of them.
+
+    Attributes:
+        settings: of each setting that differs, which ranks have which value.
+    """
+
+    def __init__(self, message: str, settings: Mapping[str, Mapping[str, tuple[int, ...]]] | None = None) -> None:
+        super().__init__(message)
+        self.settings = dict(settings or {})
+
+
+class NonFinite(SordinoError, ArithmeticError):
+    """Gradients or parameters have NaN or Inf (`check_finite=True`). Raised on all ranks that would have used them; the
+    world lives on.
+
+    Attributes:
+        tensors: of each rank that has such values, the names of its tensors and "NaN" or "Inf", the first few. Empty if
+            all ranks had finite gradients and their reduction overflowed.
+        ranks: those ranks.
+    """
+
+    def __init__(self, message: str, tensors: Mapping[int, Mapping[str, str]] | None = None) -> None:
+        super().__init__(message)
+        self.tensors = {rank: dict(found) for rank, found in (tensors or {}).items()}
+        self.ranks: tuple[int, ...] = tuple(self.tensors)
 
 
 class PeerLost(SordinoError):

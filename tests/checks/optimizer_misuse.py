@@ -12,6 +12,7 @@ from checks.agreement import raises
 from checks.models import batch, loss_of, make_model
 from checks.registry import Seat, check
 from checks.training import ROWS, Twins, sgd
+from sordino.cards import rank_list
 from sordino.errors import LayoutMismatch, UsageError
 
 
@@ -106,8 +107,9 @@ def different_models(seat: Seat, what: str, op: str, who: str) -> None:
     except LayoutMismatch as error:
         assert isinstance(error, ValueError)
         assert tensor in str(error), error
-        assert "rank 0" in str(error) or "ranks 0" in str(error), error
-        assert f"rank {1 if who == 'the first' else seat.last}" in str(error), error
+        one = 0 if who == "the first" else seat.last
+        for ranks in ([one], [rank for rank in range(seat.size) if rank != one]):
+            assert f"on {rank_list(ranks)}" in str(error), error
         seat.same("error", str(error))
     else:
         raise AssertionError("the models differ")

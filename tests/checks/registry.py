@@ -25,6 +25,7 @@ MODULES = (
     "autograd",
     "compiled",
     "double_buffering",
+    "drift",
     "gossip",
     "joining",
     "layered",

@@ -1,4 +1,5 @@
-// Members agree on one next epoch, whoever dies, falls silent or comes back meanwhile, in whatever order messages arrive.
+// Members agree on one next epoch, whoever dies, falls silent or comes back meanwhile, in whatever order messages
+// arrive.
 #include <deque>
 #include <memory>
 #include <random>
@@ -17,7 +18,8 @@ class Ranks {
     for (int rank = 0; rank < size; ++rank) all.members.push_back(rank);
     for (int rank = 0; rank < size; ++rank) {
       ranks_.push_back(std::make_unique<Agreement>(all, rank, [this, rank, size](int to, const Bytes& message) {
-        if (alive_[static_cast<std::size_t>(rank)]) queues_[static_cast<std::size_t>(rank * size + to)].push_back(message);
+        if (alive_[static_cast<std::size_t>(rank)])
+          queues_[static_cast<std::size_t>(rank * size + to)].push_back(message);
       }));
     }
   }

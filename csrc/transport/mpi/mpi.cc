@@ -33,6 +33,26 @@ std::vector<T> allgather(MPI_Comm comm, const T& mine) {
   return all;
 }
 
+// The cards of all ranks. This comes first, and in a form that all versions share (a length, then text): ranks of
+// different versions, or set up differently, would misread each other in whatever follows.
+std::vector<std::string> gather_cards(MPI_Comm comm, std::string mine) {
+  constexpr int kLongest = 1 << 16;
+  const std::vector<int> lengths = allgather(comm, static_cast<int>(mine.size()));
+  const auto [least, most] = std::minmax_element(lengths.begin(), lengths.end());
+  if (*least < 0 || *most > kLongest) {
+    throw TransportError("ranks do not understand each other: one speaks of " +
+                         std::to_string(*least < 0 ? *least : *most) + " bytes where at most " +
+                         std::to_string(kLongest) + " can be; is the same Sordino installed on all nodes?");
+  }
+  const auto room = static_cast<std::size_t>(*most);
+  mine.resize(room);
+  std::string all(room * lengths.size(), '\0');
+  check(MPI_Allgather(mine.data(), *most, MPI_BYTE, all.data(), *most, MPI_BYTE, comm), "MPI_Allgather");
+  std::vector<std::string> cards;
+  for (const int length : lengths) cards.push_back(all.substr(cards.size() * room, static_cast<std::size_t>(length)));
+  return cards;
+}
+
 MPI_Comm duplicate(MPI_Comm comm) {
   MPI_Comm copy = MPI_COMM_NULL;
   check(MPI_Comm_dup(comm, &copy), "MPI_Comm_dup");
@@ -98,8 +118,9 @@ class MpiTransfer : public Transfer {
 std::size_t where_pids_mean_the_same() {
   std::string boot;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
-  struct stat names {};
-  if (stat("/proc/self/ns/pid", &names) != 0) names.st_ino = static_cast<ino_t>(getpid());  // then for this process alone
+  struct stat names{};
+  if (stat("/proc/self/ns/pid", &names) != 0)
+    names.st_ino = static_cast<ino_t>(getpid());  // then for this process alone
   return std::hash<std::string>{}(boot + "/" + std::to_string(names.st_ino));
 }
 
@@ -115,6 +136,7 @@ class MpiTransport : public Transport {
   MpiTransport(const Members& members, const Config& config) : data_(choose(members)), control_(duplicate(data_)) {
     MPI_Comm_rank(data_, &rank_);
     MPI_Comm_size(data_, &size_);
+    if (members.compare) members.compare(gather_cards(data_, members.card));
     const LauncherHint hint = launcher_hint();
     if (size_ == 1 && hint.size > 1 && !members.fortran_handle && members.ranks.empty()) {
       throw TransportError(hint.variable + " says that a launcher started " + std::to_string(hint.size) +
@@ -125,7 +147,7 @@ class MpiTransport : public Transport {
     require_tags();
     find_nodes(config.ranks_per_node);
     find_hosts();
-    share_memory(config.shared_memory, config.outlast);
+    share_memory(config.shared_memory);
     takes_device_memory_ = config.cuda_aware < 0 ? knows_cuda() : config.cuda_aware == 1;
     int world_size = 0;
     MPI_Comm_size(MPI_COMM_WORLD, &world_size);
@@ -272,16 +294,14 @@ class MpiTransport : public Transport {
 
   // Every rank publishes a box with a random mark and looks for its peers' marks. Ranks that cannot see each other
   // (another pid namespace, hidden /proc) fall back to MPI together, with a warning.
-  void share_memory(bool wanted, bool outlasts) {
+  void share_memory(bool wanted) {
     struct Card {
       pid_t pid;
       std::uint32_t mark;
       std::size_t machine;
-      bool outlasts;
       Location box;
     };
-    Card mine{getpid(), std::random_device{}() | 1u, where_pids_mean_the_same(), outlasts, {}};
-    const auto word = [](bool goes_on) { return std::string(goes_on ? "continue" : "raise"); };
+    Card mine{getpid(), std::random_device{}() | 1u, where_pids_mean_the_same(), {}};
     std::string trouble;
     if (wanted) {
       try {
@@ -293,12 +313,6 @@ class MpiTransport : public Transport {
       }
     }
     const std::vector<Card> cards = allgather(data_, mine);
-    for (int peer = 0; peer < size_; ++peer) {
-      if (cards[peer].outlasts == mine.outlasts) continue;
-      throw UsageError("on_peer_lost differs: rank " + std::to_string(rank_) + " has '" + word(mine.outlasts) +
-                       "', rank " + std::to_string(peer) + " '" + word(cards[peer].outlasts) +
-                       "'; give all ranks the same");
-    }
     std::vector<std::byte*> boxes;
     for (const int peer : here_) {
       memory_.introduce(peer, cards[peer].pid);

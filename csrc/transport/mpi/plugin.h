@@ -2,6 +2,7 @@
 // package imports, and says what is missing, where the MPI it was built with is not there.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -13,10 +14,12 @@
 namespace sordino::mpi {
 
 // What init() was given: nothing (MPI_COMM_WORLD), a communicator as its Fortran handle (as mpi4py gives it), or
-// world ranks.
+// world ranks. Before anything else the members show each other their cards, and `compare` throws if they do not fit.
 struct Members {
   std::optional<int> fortran_handle;
   std::vector<int> ranks;
+  std::string card;
+  std::function<void(const std::vector<std::string>& cards)> compare;  // by rank
 };
 
 // The C functions that the plugin exports; loader.cc looks them up by these names.

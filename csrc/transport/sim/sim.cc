@@ -40,7 +40,10 @@ struct Mailbox {
 
 struct Machines {
   explicit Machines(const std::vector<int>& node_of)
-      : boxes(node_of.size()), nodes(node_of), killed(node_of.size()), stopped(node_of.size()),
+      : boxes(node_of.size()),
+        nodes(node_of),
+        killed(node_of.size()),
+        stopped(node_of.size()),
         links(node_of.size() * node_of.size()) {}
   std::vector<Mailbox> boxes;
   std::vector<int> nodes;

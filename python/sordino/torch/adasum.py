@@ -8,11 +8,10 @@ from typing import Any
 import torch
 
 from sordino.context import Context
-from sordino.torch.compression import Compressor
+from sordino.errors import NonFinite
 from sordino.torch.operation import Adasum
 from sordino.torch.ops import grouped_allreduce_
-from sordino.torch.process_sets import global_process_set
-from sordino.torch.segments import check_layout, whole_layout
+from sordino.torch.segments import Settings, whole_layout
 
 
 class AdasumSteps:
@@ -30,15 +29,15 @@ class AdasumSteps:
         context: Context,
         names: Sequence[str],
         parameters: Sequence[torch.Tensor],
-        compression: type[Compressor],
+        settings: Settings,
         compare: bool,
     ) -> None:
+        self.context = context
         self.parameters = list(parameters)
-        self.compression = compression
-        layout = whole_layout(names, parameters)
+        self.settings = settings
         if compare:
-            check_layout(context, layout, global_process_set)
-        self.name = context.plan_name(f"adasum.{layout.hash:x}", 0)
+            settings.agreement.meet(context)
+        self.name = context.plan_name(f"adasum.{whole_layout(names, parameters).hash:x}", 0)
 
     def release(self) -> None:
         """Nothing is hooked."""
@@ -51,12 +50,21 @@ class AdasumSteps:
 
     def step(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | None, synchronize: bool) -> Any:
         """Steps locally, then moves every parameter by the Adasum of all ranks' changes of it."""
-        parameters = [p for p in self.parameters if p.requires_grad]
+        self.settings.agreement.meet(self.context)
+        moving = [i for i, p in enumerate(self.parameters) if p.requires_grad]
+        parameters = [self.parameters[i] for i in moving]
         before = [p.detach().clone() for p in parameters]
-        result = optimizer.step(closure)  # type: ignore[arg-type]
-        packed = [self.compression.compress(p.detach() - start) for p, start in zip(parameters, before)]
+        result = self.settings.guarded(optimizer, self.reset).step(closure)
+        packed = [self.settings.compression.compress(p.detach() - start) for p, start in zip(parameters, before)]
+        sent = self.settings.look(moving, [change for change, _ in packed])
         changes = grouped_allreduce_([tensor for tensor, _ in packed], op=Adasum, name=self.name)
         with torch.no_grad():
+            if self.settings.finite is not None:
+                try:
+                    self.settings.finite.judge_changes(sent, self.settings.look(moving, changes))
+                except NonFinite:
+                    torch._foreach_copy_(parameters, before)
+                    raise
             for p, start, change, (_, state) in zip(parameters, before, changes, packed):
-                p.copy_(start + self.compression.decompress(change, state))
+                p.copy_(start + self.settings.compression.decompress(change, state))
         return result

@@ -18,6 +18,7 @@ from sordino.context import Context, current, current_or_none, replace_current
 from sordino.errors import NotBuilt, UsageError
 from sordino.torch import process_sets as sets
 from sordino.torch.helpers import Helped, Helpers, helped
+from sordino.torch.joining import mpi_world
 from sordino.torch.lasting import goes_on
 from sordino.torch.process_sets import ProcessSet
 
@@ -46,6 +47,7 @@ def init(
 
     Raises:
         UsageError: `comm` is of another type, or names ranks that do not exist; or the ranks do not make groups.
+        ConfigurationMismatch: ranks have other versions of Sordino, or other settings; on all of them.
         NotBuilt: a launcher started several processes, but this build has no MPI.
         TransportError: MPI failed, or the launcher belongs to another MPI than the one Sordino was built with.
     """
@@ -53,7 +55,7 @@ def init(
         return
     dedicated = helped(algorithm)
     outlast = goes_on(on_peer_lost, algorithm)
-    context = Context(_make_world(comm, outlast)) if dedicated is None else _with_helpers(comm, dedicated)
+    context = Context(_make_world(comm, dedicated, outlast)) if dedicated is None else _with_helpers(comm, dedicated)
     replace_current(context)
     _install_exit_handlers()
     if isinstance(process_sets, str):
@@ -71,14 +73,14 @@ def _with_helpers(comm: Any, algorithm: Helped) -> Context:
             "init(algorithm=...) with ranks that have no model takes comm=None or a list of ranks, not an mpi4py "
             "communicator"
         )
-    everybody = Context(_make_world(comm, False))
+    everybody = Context(_make_world(comm, algorithm, False))
     everybody.world.stop_trace()  # the workers' world writes the file that the environment asks for
     try:
         helpers = Helpers(everybody, algorithm)
         if everybody.rank not in helpers.roles.helpers:
             names = list(comm) if comm else list(range(everybody.size))
             workers = [names[rank] for rank in helpers.roles.workers]
-            context = Context(_core.mpi_world(ranks=workers, outlast=False))
+            context = Context(mpi_world(algorithm, False, ranks=workers))
             context.helpers = helpers
             return context
         helpers.serve()
@@ -92,7 +94,7 @@ def _with_helpers(comm: Any, algorithm: Helped) -> Context:
     sys.exit(0)
 
 
-def _make_world(comm: Any, outlast: bool | None) -> _core.World:
+def _make_world(comm: Any, dedicated: Helped | None, outlast: bool | None) -> _core.World:
     if comm is None or (isinstance(comm, Sequence) and len(comm) == 0):
         size, variable = _core.launcher()
         if size == 0 and not (_core.build_info()["mpi"] and _mpi_in_use()):
@@ -105,11 +107,11 @@ def _make_world(comm: Any, outlast: bool | None) -> _core.World:
             )
         if size == 1 and _core.build_info()["mpi"] is None:
             return _core.sim_worlds([0], outlast)[0]
-        return _core.mpi_world(outlast=outlast)
+        return mpi_world(dedicated, outlast)
     if isinstance(comm, Sequence) and all(isinstance(rank, int) for rank in comm):
-        return _core.mpi_world(ranks=list(comm), outlast=outlast)
+        return mpi_world(dedicated, outlast, ranks=list(comm))
     if hasattr(comm, "py2f"):
-        return _core.mpi_world(fortran_handle=comm.py2f(), outlast=outlast)
+        return mpi_world(dedicated, outlast, fortran_handle=comm.py2f())
     raise UsageError(
         f"Invalid type of argument comm: {type(comm).__name__}. Expected None, a list of ranks or an mpi4py "
         "communicator."

@@ -47,6 +47,7 @@ class BufferedReducer(GradientReducer):
         """The averages of the cycle before, by parameter; waits for them."""
         if self._landed is None:
             segments, self._set_aside, self._unused = self._set_aside, [], set()
+            self.settings.refusals(segments, ())  # before the optimizer's step
             self._landed = {i: grad for segment in segments for i, grad in self._collect(segment).items()}
         return self._landed
 
@@ -114,9 +115,11 @@ class BufferedSteps(ParameterSteps):
         if self._met:
             kept = [parameter.grad for parameter in self.parameters]
             self._buffered.use()
-            optimizer.step()
-            for parameter, grad in zip(self.parameters, kept):
-                parameter.grad = grad
+            try:
+                self._guarded(optimizer).step()
+            finally:
+                for parameter, grad in zip(self.parameters, kept):
+                    parameter.grad = grad
 
     def settle(self, optimizer: torch.optim.Optimizer) -> None:
         pass  # the state has it all

@@ -85,6 +85,7 @@ class FlatReducer(GradientReducer):
             elif grad.data_ptr() != view.data_ptr():
                 view.copy_(grad)
                 self.parameters[i].grad = view
+        segment.looked = self.settings.look(segment.members, flat.views)
         segment.handle = self._exchange(segment)
 
     def _finish(self, segment: Segment) -> None:

@@ -19,7 +19,6 @@ from sordino.torch.gradients import GradientReducer
 from sordino.torch.groups import channel_of, group_of
 from sordino.torch.mixing import Meeting, Mixing, mixing_of
 from sordino.torch.parameters import ParameterArena
-from sordino.torch.segments import check_layout
 from sordino.torch.steps import ParameterSteps
 
 
@@ -44,12 +43,11 @@ class GossipSteps(ParameterSteps):
             segments,
             weighted=isinstance(algorithm, PushSum),
         )
-        check_layout(context, arena.layout, everybody)
         name = context.plan_name(f"gossip.{arena.layout.hash:x}", everybody.process_set_id)
         channel = Channel(context, everybody, channel_of(context, everybody))
         channel.compare([arena])
         place = ranks.index(context.rank)
-        meeting = Meeting(context, everybody, channel, name, place)
+        meeting = Meeting(context, everybody, channel, name, place, self._judge)
         mixing = mixing_of(meeting, arena, algorithm)
         mixing.load_state(self._loaded)
         if algorithm.workers_in_group > 1:
@@ -92,6 +90,7 @@ class GossipSteps(ParameterSteps):
         self.steps += 1
         if self.steps % self.algorithm.interval == 0:
             self._arena.adopt()
+            self._judge(self._arena.names, self._arena.tensors)
             self.exchange([run for _, run in self._arena.runs], self._mix)
 
     def _mix(self) -> None:

@@ -20,7 +20,7 @@ import torch
 
 from sordino import kinds
 from sordino._core import Layout
-from sordino.context import Context, Lockstep
+from sordino.context import Context
 from sordino.errors import SordinoError, TransportError, UsageError
 from sordino.torch.autograd import allgather
 from sordino.torch.compression import Compression
@@ -28,9 +28,9 @@ from sordino.torch.devices import device_of
 from sordino.torch.gradient_hooks import GradientHooks
 from sordino.torch.operation import Average, Sum
 from sordino.torch.own_gradients import OwnGradients
-from sordino.torch.segments import Segment, Settings, check_layout, say_used, whole_layout
+from sordino.torch.segments import Segment, Settings, say_used, whole_layout
 from sordino.torch.sparse import no_rows, sparse_allreduce_async
-from sordino.torch.surviving import LOSSES, recover, together
+from sordino.torch.surviving import LOSSES
 from sordino.torch.tensors import check, dense_strides, describe, dtype_code
 
 
@@ -43,8 +43,8 @@ class GradientReducer(GradientHooks):
             that are left: for groups, which are others then.
 
     Args:
-        compare: whether to compare the layout with the other ranks now (collective), or at the first synchronization:
-            a copy of an optimizer may be made on one rank only and never be used.
+        compare: whether to meet the other ranks now (collective), or at the first synchronization: a copy of an
+            optimizer may be made on one rank only and never be used.
     """
 
     instead_of_sparse: str | None = None
@@ -67,16 +67,15 @@ class GradientReducer(GradientHooks):
         self._sparse: dict[int, str] = {}  # parameters with sparse gradients, and the names they are reduced by
         self._unused: set[int] = set()  # parameters that no rank used in the last cycle
         self._sparse_finish: dict[int, Callable[[], torch.Tensor]] = {}
+        self._looked: dict[int, Any] = {}  # at sparse gradients that were sent last, with check_finite
         self._kept: dict[int, weakref.ref[torch.Tensor]] = {}
-        self._own: OwnGradients | None = OwnGradients(self.parameters) if context.outlasts else None
-        self._lockstep: Lockstep | None = None
+        self._own = OwnGradients(context, settings.process_set, self.parameters) if context.outlasts else None
         if not self.active:
             return
-        self._layout = whole_layout(self.names, self.parameters)
-        self._compared = compare
         if compare:
-            check_layout(context, self._layout, settings.process_set)
+            settings.agreement.meet(context)
             context.on_join[id(self)] = weakref.WeakMethod(self._prepare_for_join)
+        self._layout = whole_layout(self.names, self.parameters)
         if self._own is not None:
             context.survivors[id(self)] = weakref.WeakMethod(self.renew)
         self._watch_new()
@@ -132,9 +131,7 @@ class GradientReducer(GradientHooks):
         """Settles, with all ranks, the order of these gradients and which of them are sparse, and adds their segments
         to the plan. Collective."""
         process_set = self.settings.process_set
-        if not self._compared:
-            check_layout(self.context, self._layout, process_set)
-            self._compared = True
+        self.settings.agreement.meet(self.context)
         wanted = set(indices)
         order = [i for i in self._order if i in wanted]
         order += sorted(wanted - set(order), reverse=True)
@@ -170,8 +167,7 @@ class GradientReducer(GradientHooks):
         return (self.names[index], dtype_code(parameter), tuple(parameter.shape))
 
     def _make_segment(self, name: str, members: list[int]) -> Segment:
-        first = self.parameters[members[0]]
-        packed, _ = self.settings.compression.compress(first.new_empty(0))
+        packed, _ = self.settings.compression.compress(self.parameters[members[0]].new_empty(0))
         return Segment(name, members, packed.new_zeros(len(members)), waiting=len(members))
 
     # ---- one segment -------------------------------------------------------------------------------------------
@@ -206,6 +202,7 @@ class GradientReducer(GradientHooks):
             segment.sent = [tensor for tensor, _ in packed]
             segment.states = [state for _, state in packed]
             described = [describe(tensor, tensor) for tensor in (*segment.sent, segment.flags)]
+        segment.looked = self.settings.look(segment.members, segment.sent)
         averaging = self.settings.op == Average
         segment.handle = self.context.world.submit(
             kinds.ALLREDUCE,
@@ -296,6 +293,7 @@ class GradientReducer(GradientHooks):
             grad = no_rows(parameter)
         elif not grad.is_sparse:
             grad = grad.to_sparse(1)
+        self._looked[index] = self.settings.look([index], [grad])
         op = Sum if self.settings.op != Average else Average
         self._sparse_finish[index] = sparse_allreduce_async(grad, self._sparse[index], op, self.settings.process_set)
 
@@ -317,17 +315,8 @@ class GradientReducer(GradientHooks):
             return
         if self._own is None:
             self._reduce_everything()
-        elif self.leaves_out:
-            self._reduce_or_leave_out()
         else:
-            if self._lockstep is None:
-                members = self.settings.process_set
-                name = self.context.plan_name(f"gradients.{self._layout.hash:x}.lockstep", members.process_set_id)
-                self._lockstep = self.context.lockstep(name, members.ranks or [])
-            try:
-                together(self.context, self.settings.process_set, self._reduce_everything, self._own.give_back, self._lockstep)
-            finally:
-                self._own.forget()
+            self._own.reduce(self._reduce_everything, self.leaves_out)
         self._done = True
 
     def _reduce_everything(self) -> None:
@@ -338,17 +327,6 @@ class GradientReducer(GradientHooks):
         for index in sorted(self._sparse.keys() - self._sparse_finish.keys()):
             self._start_sparse(index)
         self._finish_all()
-
-    def _reduce_or_leave_out(self) -> None:
-        """The same; when a rank is lost meanwhile, there are no gradients."""
-        epoch = self.context.epoch
-        try:
-            with self.context.plainly():
-                self._reduce_everything()
-        except LOSSES as error:
-            recover(self.context, error, epoch)
-            for parameter in self.parameters:
-                parameter.grad = None
 
     def renew(self) -> None:
         """Goes on among those that are left: the plan is made anew when it is needed."""
@@ -381,6 +359,7 @@ class GradientReducer(GradientHooks):
             except SordinoError as error:
                 failures.append(error)
         self._sparse_finish = {}
+        failures = failures or self.settings.refusals(self._segments or (), self._looked.values())
         if failures:
             self._begin_cycle()
             raise failures[0]
@@ -396,6 +375,7 @@ class GradientReducer(GradientHooks):
 
         if closure is None:
             evaluate()
+        optimizer = optimizer if self.active else self.settings.guarded(optimizer, self.reset)
         result = optimizer.step(evaluate if closure is not None else None)  # type: ignore[arg-type]
         self.reset()
         return result

@@ -13,7 +13,7 @@ import torch
 from sordino._core import Handle
 from sordino.algorithms.layered import Layered
 from sordino.context import Context
-from sordino.errors import UsageError
+from sordino.errors import NonFinite, UsageError
 from sordino.torch.devices import common_device, on_stream, stream_of
 from sordino.torch.flat_gradients import Flat, FlatReducer
 from sordino.torch.helpers import helpers_of
@@ -247,12 +247,15 @@ class LayeredSteps(ParameterSteps):
             group.update({key: then[key] for key in later[-1]})
         try:
             self._layers.use()
-            self._layers.step(optimizer, None, synchronize=False)
+            self._layers.step(self._guarded(optimizer), None, synchronize=False)
+        except NonFinite:
+            self.steps -= 1  # it was counted when it was postponed
+            raise
         finally:
             for group, changed in zip(optimizer.param_groups, later):
                 group.update(changed)
-        if self._clears is not None:
-            optimizer.zero_grad(self._clears)
+            if self._clears is not None:
+                optimizer.zero_grad(self._clears)
 
     def _before_shutdown(self) -> None:
         if self.context.world.failed:

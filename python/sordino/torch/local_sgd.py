@@ -144,9 +144,12 @@ class LocalSteps(ParameterSteps):
         if not self.active:
             return
         self.steps += 1
+        due = self._alone and self.steps - self._averaged >= self.interval
+        if due or self._shards is not None:
+            self._judge_all()
         if self.algorithm.log_distance is not None and self.steps % self.algorithm.log_distance == 0:
             self.distances.append((self.steps, self._distance()))
-        if self._alone and self.steps - self._averaged >= self.interval:
+        if due:
             self.exchange([*self._values(), *(buffer for _, buffer in self.buffers)], self._average)
         if self._shards is not None:
             self._shards.hand_out()
@@ -156,6 +159,10 @@ class LocalSteps(ParameterSteps):
             self._regroup()
             if self.reducer is not None:
                 self.reducer.leaves_out = True
+
+    def _judge_all(self) -> None:
+        names = [f"buffer {name}" for name, _ in self.buffers]
+        self._judge(self.names + names, self.parameters + [buffer for _, buffer in self.buffers])
 
     def _starts(self) -> bool:
         start = self.algorithm.start
@@ -264,6 +271,7 @@ class LocalSteps(ParameterSteps):
 
     def settle(self, optimizer: torch.optim.Optimizer) -> None:
         if self._met and self._alone and self.algorithm.aggregate == "gradients" and self._then:
+            self._judge_all()
             self._average()
             if self._shards is not None:
                 self._shards.hand_out()

@@ -7,6 +7,7 @@ only an all-reduce.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -31,6 +32,7 @@ class Meeting:
     channel: Channel
     name: str
     place: int  # this rank's number among everybody
+    judge: Callable[[Sequence[str], Sequence[torch.Tensor]], None]  # refuses tensors that must not be exchanged
 
 
 class Mixing(Protocol):
@@ -194,6 +196,7 @@ class ElasticMixing:
     def begin(self) -> None:
         if not self._begun:
             self._arena.adopt()
+            self._meeting.judge(self._arena.names, self._arena.tensors)
             self._centre.copy_(self._average())
             self._begun = True
 

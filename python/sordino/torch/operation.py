@@ -47,6 +47,11 @@ def resolve_op(op: int | None, average: bool | None) -> int:
     return chosen
 
 
+def name_of_op(op: int) -> str:
+    """What the constant is called."""
+    return _OP_NAMES[op]
+
+
 @dataclass(frozen=True)
 class Reduction:
     """How an all-reduce or reducescatter folds, and among whom."""

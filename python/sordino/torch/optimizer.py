@@ -50,9 +50,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
         process_set: the ranks that train together.
         algorithm: an algorithm of `sordino.algorithms`, its name, or None for `AllReduce()`.
         named_buffers: `model.named_buffers()`, for algorithms with `buffers="average"`.
+        check_finite: gradients with NaN or Inf on any rank make `step()` raise `NonFinite` on all, before anything is
+            changed. Not with GradScaler.
 
     Raises:
-        UsageError: an argument is wrong. LayoutMismatch: ranks wrap different models.
+        UsageError: an argument is wrong. LayoutMismatch: ranks wrap different models. ConfigurationMismatch: they give
+            different arguments.
     """
 
     def __init__(
@@ -69,6 +72,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         process_set: ProcessSet = global_process_set,
         algorithm: Algorithm | str | None = None,
         named_buffers: Named | None = None,
+        check_finite: bool = False,
     ) -> None:
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise UsageError(f"DistributedOptimizer wraps a torch.optim.Optimizer, not a {type(optimizer).__name__}")
@@ -89,6 +93,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             "process_set": process_set,
             "algorithm": resolve(algorithm),
             "named_buffers": None if named_buffers is None else list(named_buffers),
+            "check_finite": check_finite,
         }
         check_options(self._options)
         self._may_synchronize = True
@@ -104,6 +109,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def _step_supports_amp_scaling(self) -> bool:
         # True: GradScaler calls step() also when gradients are infinite. Gossip needs that: such a worker must still
         # exchange. Otherwise it must unscale by itself: a wrapped optimizer that can do it would not see the scale.
+        if self._options["check_finite"]:
+            raise UsageError(
+                "check_finite=True and GradScaler exclude each other: a scaler tries scales until gradients are "
+                "infinite, and leaves such steps out on all ranks by itself"
+            )
         return isinstance(self._reducer, ParameterSteps)
 
     def _make_reducer(self, compare: bool) -> Reducer:

@@ -2,18 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
+from sordino.context import Context, Lockstep
+from sordino.torch.process_sets import ProcessSet
+from sordino.torch.surviving import LOSSES, recover, together
+
 
 class OwnGradients:
-    """Copies of the gradients of `parameters`, from the time that a reduction of theirs begins until the next cycle."""
+    """Copies of the gradients of `parameters`, from the time that a reduction of theirs begins until it is over."""
 
-    def __init__(self, parameters: Sequence[torch.Tensor]) -> None:
+    def __init__(self, context: Context, process_set: ProcessSet, parameters: Sequence[torch.Tensor]) -> None:
+        self._context, self._process_set = context, process_set
         self._parameters = parameters
+        self._lockstep: Lockstep | None = None
         self._values: dict[int, torch.Tensor | None] = {}
         self._room: dict[int, torch.Tensor] = {}  # of copies that are not needed any more
+
+    def reduce(self, work: Callable[[], None], leaves_out: bool) -> None:
+        """Does `work()`, which reduces all gradients, although ranks may be lost in it. Collective.
+
+        Args:
+            leaves_out: nothing is repeated; there are no gradients then.
+        """
+        if leaves_out:
+            self._reduce_or_leave_out(work)
+            return
+        if self._lockstep is None:
+            name = self._context.plan_name("gradients.lockstep", self._process_set.process_set_id)
+            self._lockstep = self._context.lockstep(name, self._process_set.ranks or [])
+        try:
+            together(self._context, self._process_set, work, self.give_back, self._lockstep)
+        finally:
+            self.forget()
+
+    def _reduce_or_leave_out(self, work: Callable[[], None]) -> None:
+        epoch = self._context.epoch
+        try:
+            with self._context.plainly():
+                work()
+        except LOSSES as error:
+            recover(self._context, error, epoch)
+            for parameter in self._parameters:
+                parameter.grad = None
 
     @torch.no_grad()
     def keep(self, indices: Iterable[int]) -> None:

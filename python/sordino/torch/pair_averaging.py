@@ -21,9 +21,9 @@ from sordino.algorithms.pairing import Average, Cancel
 from sordino.algorithms.pull_schedule import Message, Skip
 from sordino.algorithms.wide_area import ADPSGD
 from sordino.context import Context
+from sordino.errors import NonFinite
 from sordino.torch.deciding import Decider, meet, service_numbers
 from sordino.torch.parameters import FlatValues, ParameterArena
-from sordino.torch.segments import check_layout, check_same
 from sordino.torch.steps import ParameterSteps
 
 
@@ -142,8 +142,6 @@ class PairSteps(ParameterSteps):
         ranks = everybody.ranks or []
         names = self.names + [f"buffer {name}" for name, _ in self.buffers]
         self._arena = ParameterArena(context, names, self.parameters + [buffer for _, buffer in self.buffers], "model")
-        check_layout(context, self._arena.layout, everybody)
-        check_same(context, repr(algorithm), everybody)
         # Averagings work on the host: what they change comes to parameters on a GPU with the next step.
         self._copy = FlatValues(context, self._arena.layout)
         self._before = FlatValues(context, self._arena.layout, self._arena.kind)
@@ -207,6 +205,7 @@ class PairSteps(ParameterSteps):
         """Before the first step: what a script does between wrapping the optimizer and training (broadcasting, loading)
         is over on all ranks. Collective the first time."""
         if not self._opened:
+            self._judge(self._arena.names, self._arena.tensors, together=True)
             for values in (self._copy, self._before):
                 values.copy_(self._arena)
             meet(self.context, self.settings.process_set)
@@ -216,6 +215,11 @@ class PairSteps(ParameterSteps):
         with self._alone():
             result = super()._step(optimizer, closure, synchronize)
             self._arena.adopt()
+            try:
+                self._judge(self._arena.names, self._arena.tensors)
+            except NonFinite:
+                self._arena.copy_(self._copy)  # which is what they were before
+                raise
         return result
 
     def after_step(self) -> None:

@@ -27,7 +27,6 @@ from sordino.errors import UsageError
 from sordino.torch.deciding import Decider, meet, service_numbers
 from sordino.torch.functions import allgather_object
 from sordino.torch.parameters import Mirror, ParameterArena
-from sordino.torch.segments import check_layout, check_same
 from sordino.torch.steps import ParameterSteps
 
 _TO_MANAGER = ("ask", "done", "failed")
@@ -187,8 +186,6 @@ class PullSteps(ParameterSteps):
         names = self.names + [f"buffer {name}" for name, _ in self.buffers]
         self._arena = ParameterArena(context, names, self.parameters + [buffer for _, buffer in self.buffers], "model")
         self._mirror = Mirror(context, self._arena)
-        check_layout(context, self._arena.layout, everybody)
-        check_same(context, repr(algorithm), everybody)
         number = service_numbers(context, everybody, 2)
         self._puller = Puller(context, ranks, number, algorithm)
         self._shelf = Shelf(context.world, number + 1, self._arena.layout, self._puller.letters)
@@ -228,6 +225,7 @@ class PullSteps(ParameterSteps):
         """Before the first step, whose parameters are the first that others may see: what a script does between
         wrapping the optimizer and training (broadcasting, loading) is over on all ranks. Collective the first time."""
         if self._began is None:
+            self._judge(self._arena.names, self._arena.tensors, together=True)
             self._publish()
             meet(self.context, self.settings.process_set)
             self._begin_window()
@@ -240,6 +238,7 @@ class PullSteps(ParameterSteps):
         if not self.active:
             return
         self._arena.adopt()
+        self._judge(self._arena.names, self._arena.tensors)
         self.steps += 1
         self._publish()
         if self.steps % self.algorithm.interval == 0:

@@ -1,8 +1,8 @@
-"""What the reduction of gradients is made of: its settings, its segments, and the layout that all ranks must share."""
+"""What the reduction of gradients is made of: its settings, its segments, and the layout of what is reduced."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,10 +10,10 @@ import torch
 
 from sordino._core import Handle, Layout
 from sordino.context import Context
-from sordino.errors import LayoutMismatch, UsageError
-from sordino.torch.autograd import allgather
+from sordino.errors import UsageError
+from sordino.torch.agreement import Agreement
 from sordino.torch.compression import Compression, Compressor
-from sordino.torch.functions import allgather_object
+from sordino.torch.finite import Evidence, FiniteCheck
 from sordino.torch.parameters import FlatValues
 from sordino.torch.process_sets import ProcessSet
 from sordino.torch.tensors import Described, describe, dtype_code, label
@@ -29,16 +29,35 @@ class StepOrderError(UsageError, AssertionError):
 
 @dataclass(frozen=True)
 class Settings:
-    """How gradients are reduced. The fields are the arguments of `DistributedOptimizer`."""
+    """How gradients are reduced. The fields are the arguments of `DistributedOptimizer`, and what the ranks that it is
+    used on must have in common."""
 
     op: int
     process_set: ProcessSet
     segment_bytes: int
+    agreement: Agreement
     compression: type[Compressor] = Compression.none
     passes: int = 1
     predivide: float = 1.0
     sparse_as_dense: bool = False
     groups: tuple[tuple[int, ...], ...] = ()  # parameter indices that the user wants reduced together
+    finite: FiniteCheck | None = None
+
+    def look(self, members: Sequence[int], gradients: Sequence[torch.Tensor]) -> Evidence | None:
+        """With check_finite: which of these, that are about to be sent, are not finite."""
+        return None if self.finite is None else Evidence(members, gradients)
+
+    def guarded(self, optimizer: Any, refused: Callable[[], None]) -> Any:
+        """The optimizer; with check_finite one that judges gradients before it steps, and calls `refused` if it does
+        not."""
+        return optimizer if self.finite is None else self.finite.guard(optimizer, refused)
+
+    def refusals(self, segments: Iterable[Segment], others: Iterable[Evidence | None]) -> list[Exception]:
+        """With check_finite: what is to be raised now that gradients have been reduced, of which this rank had sent
+        those of `segments`, and others."""
+        if self.finite is None:
+            return []
+        return self.finite.verdict([*(segment.looked for segment in segments), *others])
 
 
 @dataclass
@@ -56,6 +75,7 @@ class Segment:
     views: list[torch.Tensor] | None = None  # the members' places in the arena
     arena: FlatValues | None = None
     described: list[Described] = field(default_factory=list)  # of views and flags, which never move
+    looked: Evidence | None = None  # at what was sent last, with check_finite
 
     def make_arena(self, context: Context, specs: Sequence[Spec], members: Sequence[torch.Tensor]) -> None:
         """Makes places in memory that the node shares, for gradients like `members`. TransportError: there is none."""
@@ -83,36 +103,3 @@ def say_used(flags: torch.Tensor, used: Sequence[bool]) -> bool:
 def whole_layout(names: Sequence[str], parameters: Sequence[torch.Tensor]) -> Layout:
     """All parameters as one layout, for its hash."""
     return Layout([(label(name, p), dtype_code(p), tuple(p.shape)) for name, p in zip(names, parameters)], WHOLE)
-
-
-def check_same(context: Context, mine: str, process_set: ProcessSet) -> None:
-    """Compares how ranks are set up. UsageError on every rank if they differ, with what the first two say that do.
-    Collective."""
-    label = context.plan_name("same", process_set.process_set_id)
-    told: list[str] = allgather_object(mine, name=label, process_set=process_set)
-    for rank, other in zip(process_set.ranks or [], told):
-        if other != told[0]:
-            first = (process_set.ranks or [])[0]
-            raise UsageError(f"ranks {first} and {rank} are set up differently: {told[0]} and {other}")
-
-
-def check_layout(context: Context, layout: Layout, process_set: ProcessSet) -> None:
-    """Compares names, shapes and dtypes between ranks. LayoutMismatch on every rank if they differ, naming the first
-    rank and tensor. Collective."""
-    label = context.plan_name("layout", process_set.process_set_id)
-    signed = layout.hash - (1 << 64) if layout.hash >= 1 << 63 else layout.hash
-    hashes = allgather(torch.tensor([signed]), name=label, process_set=process_set).tolist()
-    if len(set(hashes)) == 1:
-        return
-    members = process_set.ranks or []
-    lines: list[list[str]] = allgather_object(layout.describe(), name=f"{label}.lines", process_set=process_set)
-    for rank, other in zip(members, lines):
-        for index in range(max(len(other), len(lines[0]))):
-            here = lines[0][index] if index < len(lines[0]) else "nothing"
-            there = other[index] if index < len(other) else "nothing"
-            if here != there:
-                raise LayoutMismatch(
-                    f"ranks {members[0]} and {rank} wrap different models: parameter {index} is '{here}' on rank "
-                    f"{members[0]} and '{there}' on rank {rank}"
-                )
-    raise LayoutMismatch("ranks wrap different models")

@@ -29,7 +29,6 @@ from sordino.torch.ops import grouped_allreduce_
 from sordino.torch.parameter_server import ParameterServer
 from sordino.torch.parameters import ParameterArena
 from sordino.torch.recent import Recent
-from sordino.torch.segments import check_layout, check_same
 from sordino.torch.skipping_statistics import SkippingStatistics
 from sordino.torch.steps import ParameterSteps
 from sordino.torch.tensors import DTYPES, describe
@@ -74,8 +73,6 @@ class SkippingSteps(ParameterSteps):
         names = self.names + [f"buffer {name}" for name, _ in self.buffers]
         tensors = self.parameters + [buffer for _, buffer in self.buffers]
         self._arena = ParameterArena(context, names, tensors, "model")
-        check_layout(self.context, self._arena.layout, everybody)
-        check_same(self.context, repr(algorithm), everybody)
         self._name = self.context.plan_name(f"skipping.{self._arena.layout.hash:x}", everybody.process_set_id)
         block = algorithm.block_bytes if algorithm.granularity == "block" else None
         self._items = Items.of(self._arena, block)
@@ -105,6 +102,7 @@ class SkippingSteps(ParameterSteps):
         if not self.active:
             return
         self._arena.adopt()
+        self._judge(self._arena.names, self._arena.tensors)
         self.exchange([run for _, run in self._arena.runs], self._exchange_moved)
         self.steps += 1
 
@@ -157,8 +155,9 @@ class SkippingSteps(ParameterSteps):
         """Averages what was skipped last, so that all workers have equal parameters. Collective."""
         if self._detector is None:
             return
-        sent = ~self._all_of(self._skipped == 0).numpy()
         self._arena.adopt()
+        self._judge(self._arena.names, self._arena.tensors)
+        sent = ~self._all_of(self._skipped == 0).numpy()
         parts = self._average(sent)
         self.statistics.add_flush(sent)
         if self._kept:
@@ -167,9 +166,10 @@ class SkippingSteps(ParameterSteps):
 
     def step(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | None, synchronize: bool) -> Any:
         """Steps the optimizer, and averages what has moved."""
+        result = super().step(optimizer, closure, synchronize)
         if not self.active:
             self.steps += 1
-        return super().step(optimizer, closure, synchronize)
+        return result
 
     # ---- the threshold -----------------------------------------------------------------------------------------
 

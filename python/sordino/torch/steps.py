@@ -84,6 +84,7 @@ class ParameterSteps(ABC):
 
     def _meet_all(self) -> None:
         if self.active:
+            self.settings.agreement.meet(self.context)
             self._meet()
         self._met = True
         self.context.on_join[id(self)] = weakref.WeakMethod(self._before_join)
@@ -100,6 +101,7 @@ class ParameterSteps(ABC):
         """Undoes a meeting."""
         state = self._carried()
         self.release()
+        self.settings.agreement.name = ""  # they meet anew
         self._set_up()
         self._met, self.reducer = False, None
         self.load_state(state)
@@ -254,7 +256,7 @@ class ParameterSteps(ABC):
     def step(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | None, synchronize: bool) -> Any:
         """Steps the optimizer and does what is to follow."""
         if not self.active:
-            return optimizer.step(closure)  # type: ignore[arg-type]
+            return self._guarded(optimizer).step(closure)
         result = self._step(optimizer, closure, synchronize)
         self.end_step()
         return result
@@ -270,6 +272,17 @@ class ParameterSteps(ABC):
 
     def _step(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | None, synchronize: bool) -> Any:
         """Steps the optimizer."""
+        optimizer = self._guarded(optimizer)
         if self.reducer is not None:
             return self.reducer.step(optimizer, closure, synchronize)
         return optimizer.step(closure)  # type: ignore[arg-type]
+
+    def _guarded(self, optimizer: torch.optim.Optimizer) -> Any:
+        """The optimizer, which with check_finite judges gradients before its step."""
+        return self.settings.guarded(optimizer, self.reset)
+
+    def _judge(self, names: Sequence[str], tensors: Sequence[torch.Tensor], together: bool = False) -> None:
+        """With check_finite: parameters that are about to be exchanged. Collective if `together`, or if ranks exchange
+        in step."""
+        if self.settings.finite is not None:
+            self.settings.finite.judge_parameters(names, tensors, together)

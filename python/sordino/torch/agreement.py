@@ -1,0 +1,87 @@
+"""Where the ranks of an optimizer meet first, they compare what they must have in common: the layout of the model and
+every setting. The comparison itself has the same name and shape whatever differs, so it cannot wait for ever.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any
+
+import torch
+
+from sordino import cards
+from sordino._core import __version__
+from sordino.algorithms import Algorithm
+from sordino.context import Context
+from sordino.errors import LayoutMismatch
+from sordino.torch.autograd import allgather
+from sordino.torch.functions import allgather_object
+from sordino.torch.process_sets import ProcessSet
+from sordino.torch.tensors import label
+
+
+def card_of(algorithm: Algorithm, settings: dict[str, Any]) -> cards.Card:
+    """The card of an optimizer. The algorithm's parts are settings of their own, so that an error shows those that
+    differ."""
+    kind = type(algorithm).__name__
+    card = {"Sordino": f"Sordino {__version__}", "algorithm": kind}
+    for part in fields(algorithm):
+        card[f"{kind}.{part.name}"] = f"{kind}({part.name}={getattr(algorithm, part.name)!r})"
+    return card | {name: f"{name}={value}" for name, value in settings.items()}
+
+
+class Agreement:
+    """What the ranks of an optimizer must have in common.
+
+    Args:
+        card: how this rank's is set up.
+        names: of its tensors.
+        tensors: parameters, and buffers that are exchanged with them.
+        process_set: the ranks.
+    """
+
+    def __init__(
+        self, card: cards.Card, names: Sequence[str], tensors: Sequence[torch.Tensor], process_set: ProcessSet
+    ) -> None:
+        self._card = card
+        self._names, self._tensors = names, tensors
+        self._process_set = process_set
+        self.name = ""
+        """Of this agreement, the same on all ranks; once they have met."""
+
+    def meet(self, context: Context) -> None:
+        """Compares, the first time it is called. Collective.
+
+        Raises:
+            ConfigurationMismatch: settings differ. LayoutMismatch: models do. Both on all ranks.
+        """
+        if self.name:
+            return
+        name = context.plan_name("agreement", self._process_set.process_set_id)
+        model = [
+            f"{label(name, tensor)} {str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+            for name, tensor in zip(self._names, self._tensors)
+        ]
+        said = json.dumps([self._card, model]).encode()
+        digest = int.from_bytes(hashlib.blake2b(said, digest_size=8).digest(), "big", signed=True)
+        digests = allgather(torch.tensor([digest]), name=name, process_set=self._process_set)
+        if bool((digests != digest).any()):
+            self._explain(name, model)
+        self.name = name
+
+    def _explain(self, name: str, model: list[str]) -> None:
+        """Raises what differs. Collective."""
+        ranks = self._process_set.ranks or []
+        mine = (cards.encode(self._card), model)
+        told = allgather_object(mine, name=f"{name}.said", process_set=self._process_set)
+        cards.compare(ranks, [cards.decode(card, rank) for rank, (card, _) in zip(ranks, told)])
+        models: list[list[str]] = [lines for _, lines in told]
+        for index in range(max(map(len, models))):
+            found = [lines[index] if index < len(lines) else "nothing" for lines in models]
+            if len(set(found)) > 1:
+                owners = cards.by_value(ranks, [f"'{line}'" for line in found])
+                where = ", ".join(f"{line} on {cards.rank_list(those)}" for line, those in owners.items())
+                raise LayoutMismatch(f"ranks wrap different models: tensor {index} is {where}")

@@ -1,0 +1,155 @@
+"""A rank of a job whose ranks do not fit together: `python mismatch_worker.py FOLDER CASE ODD`.
+
+FOLDER gets pid.R, mapped.R (files of /dev/shm in its memory) and report.R: for each attempt what was raised, how long
+after it began, and whether the world is alive afterwards. See test_drill_mismatches.py.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+STUCK_S = 120
+folder, case, odd = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+me = int(os.environ["OMPI_COMM_WORLD_RANK"])
+faulthandler.dump_traceback_later(STUCK_S, exit=True)
+(folder / f"pid.{me}").write_text(str(os.getpid()))
+if case.startswith("SORDINO_") and me == odd:
+    name, _, value = case.partition("=")
+    os.environ[name] = value
+if case == "version" and me == odd:
+    sys.path.insert(0, str(folder / "other"))  # where the test has put another version
+
+import torch  # noqa: E402
+
+import sordino.torch as hvd  # noqa: E402
+from sordino.algorithms import Algorithm, AllReduce, Crossover, Layered, LocalSGD, ParameterSkipping  # noqa: E402
+
+torch.set_num_threads(1)
+torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)  # the first imports much of torch, for seconds
+attempts: list[dict[str, Any]] = []
+
+
+def attempt(label: str, call: Callable[[], object], alive: bool = True) -> None:
+    """Notes what a call raises, and whether ranks can still talk."""
+    begin = time.monotonic()
+    told: dict[str, Any] = {"label": label, "kind": "nothing", "text": ""}
+    try:
+        call()
+    except hvd.HorovodInternalError as error:
+        told |= {"kind": type(error).__name__, "text": str(error)}
+        for name in ("missing", "operation", "settings", "tensors"):
+            if hasattr(error, name):
+                told[name] = getattr(error, name)
+    told["seconds"] = time.monotonic() - begin
+    if alive:
+        told["sum"] = hvd.allreduce(torch.tensor([float(me)]), op=hvd.Sum, name=f"after {label}").item()
+    attempts.append(told)
+
+
+def network(**changes: Any) -> torch.nn.Module:
+    sizes = {"middle": 6, "parts": 2, **changes}
+    layers = [torch.nn.Linear(4, sizes["middle"]), torch.nn.Linear(sizes["middle"], 3)]
+    return torch.nn.Sequential(*layers[: sizes["parts"]])
+
+
+def wrapped(model: torch.nn.Module, **options: Any) -> hvd.DistributedOptimizer:
+    return hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), **options)
+
+
+def mismatches() -> None:
+    """Shapes, dtypes, order and number of tensors, of single operations and of models."""
+    mine = me == odd
+    attempt("shape", lambda: hvd.allreduce(torch.ones(1000 + mine), name="gradient"))
+    attempt("dtype", lambda: hvd.allgather(torch.ones(9, dtype=torch.half if mine else torch.float), name="rows"))
+    attempt("group", lambda: hvd.synchronize(hvd.grouped_allreduce_async([torch.ones(3)] * (2 + mine), name="group")))
+    attempt("model shape", lambda: wrapped(network(middle=7 if mine else 6)))
+    attempt("model dtype", lambda: wrapped(network().to(torch.float64 if mine else torch.float32)))
+    attempt("missing parameter", lambda: wrapped(network(parts=1 if mine else 2)))
+
+    def other_order() -> None:
+        model = network()
+        named = list(model.named_parameters())
+        hvd.DistributedOptimizer(torch.optim.SGD([p for _, p in (named[::-1] if mine else named)], lr=0.1), named)
+
+    attempt("parameter order", other_order)
+
+    def any_order() -> None:
+        """Asynchronous operations may begin in any order."""
+        names = [f"tensor {number}" for number in range(20)]
+        handles = {name: hvd.allreduce_async(torch.ones(50), name=name) for name in (names[::-1] if mine else names)}
+        for name in names:
+            hvd.synchronize(handles[name])
+
+    attempt("order", any_order)
+
+
+def settings() -> None:
+    """What DistributedOptimizer is told."""
+    mine = me == odd
+    attempt("seed", lambda: wrapped(network(), algorithm=Crossover(seed=2 if mine else 1)))
+    attempt("algorithm", lambda: wrapped(network(), algorithm=LocalSGD() if mine else AllReduce()))
+    attempt("passes", lambda: wrapped(network(), backward_passes_per_step=3 if mine else 1))
+    attempt("compression", lambda: wrapped(network(), compression=getattr(hvd.Compression, "fp16" if mine else "none")))
+
+
+def not_finite() -> None:
+    """NaN on one rank, with algorithms that exchange gradients, parameters, or shards."""
+    chosen: list[Algorithm] = [AllReduce(), Crossover(), LocalSGD(2, hvd.size()), Layered(1), ParameterSkipping()]
+    for algorithm in chosen:
+        model = network()
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        optimizer = wrapped(model, algorithm=algorithm, check_finite=True)
+        for turn in range(4):
+            before = [parameter.detach().clone() for parameter in model.parameters()]
+            optimizer.zero_grad()
+            loss = model(torch.full((5, 4), 0.1 + turn + me)).square().mean()
+            (loss + (model[1].weight * math.nan).sum() if turn == 2 and me == odd else loss).backward()
+            if turn == 2:
+                label = type(algorithm).__name__
+                attempt(label, lambda: (optimizer.step(), optimizer.synchronize()))  # noqa: B023
+                attempts[-1]["intact"] = all(map(torch.equal, before, model.parameters()))
+            else:
+                optimizer.step()
+        optimizer.flush()
+        attempts[-1]["went on"] = all(bool(parameter.isfinite().all()) for parameter in model.parameters())
+
+
+def missing_tensor() -> None:
+    """One rank never comes to an operation, and does something else instead."""
+    hvd.allreduce(torch.ones(3), name="both")
+    attempt("missing", lambda: hvd.allreduce(torch.ones(3), name="left" if me == odd else "right"), alive=False)
+
+
+def main() -> None:
+    start = time.monotonic()
+    helped = Layered(1, "rank") if case == "helpers" and me != odd else None
+    try:
+        hvd.init(algorithm=helped)
+    except hvd.HorovodInternalError as error:
+        told = {"label": "init", "kind": type(error).__name__, "text": str(error), "settings": error.settings}
+        attempts.append(told | {"seconds": time.monotonic() - start})
+    else:
+        maps = Path("/proc/self/maps").read_text().splitlines()
+        mapped = {line.split("/dev/shm/")[1].split()[0] for line in maps if "/dev/shm/" in line}
+        (folder / f"mapped.{me}").write_text("\n".join(mapped))
+        {
+            "mismatches": mismatches,
+            "settings": settings,
+            "not finite": not_finite,
+            "missing tensor": missing_tensor,
+        }.get(case, lambda: None)()
+        hvd.shutdown()
+    (folder / f"report.{me}.new").write_text(json.dumps(attempts))
+    (folder / f"report.{me}.new").rename(folder / f"report.{me}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,225 @@
+"""Drills with ranks that lie: other shapes and dtypes, missing tensors, NaN, other settings, another version.
+
+Every rank says which ranks have what, soon, and the job leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sordino
+from sordino.cli import mpi
+
+WORKER = Path(__file__).with_name("mismatch_worker.py")
+RANKS = 3
+OTHERS = {0: "ranks 1-2", 1: "ranks 0, 2", 2: "ranks 0-1"}
+TIMEOUT_S = 3
+HEARS_WITHIN_S = 5  # on a loaded machine
+ENDS_WITHIN_S = 150  # torch alone takes many seconds to import on a loaded machine
+SHM = Path("/dev/shm")
+
+Attempts = list[list[dict[str, Any]]]  # by rank
+Drill = Callable[[str, int], Attempts]
+
+
+def running(folder: Path) -> list[int]:
+    """The job's processes that are still there (and are not others under the same numbers)."""
+    found = []
+    for file in folder.glob("pid.*"):
+        process = Path("/proc", file.read_text())
+        try:
+            state = (process / "stat").read_text().rpartition(")")[2].split()[0]
+            if str(folder).encode() in (process / "cmdline").read_bytes() and state != "Z":
+                found.append(int(file.read_text()))
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return found
+
+
+def names_of(folder: Path) -> set[str]:
+    """What the job has in /dev/shm; the files of other jobs come and go meanwhile."""
+    mapped = {name.rpartition(".")[0] for file in folder.glob("mapped.*") for name in file.read_text().split()}
+    return {name for name in os.listdir(SHM) if name.rpartition(".")[0] in mapped}
+
+
+def eventually(condition: Callable[[], bool], seconds: float) -> bool:
+    limit = time.monotonic() + seconds
+    while not condition() and time.monotonic() < limit:
+        time.sleep(0.02)
+    return condition()
+
+
+@pytest.fixture
+def drill(launcher: mpi.Launcher, tmp_path: Path, record_property: Callable[[str, object], None]) -> Drill:
+    """Runs a job to its end and returns what its ranks noted; nothing of it is left."""
+    if launcher.family != "openmpi":
+        pytest.skip("written for Open MPI's launcher")
+
+    def run(case: str, odd: int) -> Attempts:
+        environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith(("SORDINO_", "HOROVOD_"))},
+            "SORDINO_TIMEOUT_S": str(TIMEOUT_S),
+            "SORDINO_STALL_WARN_S": "1",
+        }
+        command = mpi.command_line(launcher, mpi.Job(RANKS, ["python", str(WORKER), str(tmp_path), case, str(odd)]))
+        job = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            output, _ = job.communicate(timeout=ENDS_WITHIN_S)
+        except subprocess.TimeoutExpired:
+            job.kill()
+            for process in running(tmp_path):
+                os.kill(process, signal.SIGKILL)
+            pytest.fail(f"still there after {ENDS_WITHIN_S} s:\n{job.communicate()[0]}")
+        reports = [tmp_path / f"report.{rank}" for rank in range(RANKS)]
+        missing = [file.name for file in reports if not file.exists()]
+        assert not missing, f"{missing} were not written:\n{output}"
+        assert eventually(lambda: not running(tmp_path), 5), f"left: {running(tmp_path)}\n{output}"
+        assert eventually(lambda: not names_of(tmp_path), 5), f"left in /dev/shm: {names_of(tmp_path)}"
+        attempts: Attempts = [json.loads(file.read_text()) for file in reports]
+        seconds = [told["seconds"] for report in attempts for told in report]
+        if seconds:
+            record_property("median_s", round(statistics.median(seconds), 4))
+            record_property("worst_s", round(max(seconds), 4))
+        return attempts
+
+    return run
+
+
+def everywhere(attempts: Attempts, number: int, label: str, kind: str, within: float = HEARS_WITHIN_S) -> str:
+    """Asserts that an attempt ended like this on all ranks, with one text, and that they live on; the text."""
+    told = [report[number] for report in attempts]
+    seconds = sorted(one["seconds"] for one in told)
+    how_long = f"median {statistics.median(seconds):.4f} s, worst {seconds[-1]:.4f} s"
+    assert [one["label"] for one in told] == [label] * RANKS
+    assert [one["kind"] for one in told] == [kind] * RANKS, f"{told} ({how_long})"
+    assert len({one["text"] for one in told}) == 1, told
+    assert seconds[-1] < within, f"{label}: {how_long}"
+    assert all(one.get("sum", 3.0) == 3.0 for one in told), "the world does not live"
+    return str(told[0]["text"])
+
+
+@pytest.mark.parametrize("odd", (0, 2))
+def test_mismatches(drill: Drill, odd: int) -> None:
+    attempts = drill("mismatches", odd)
+    for number, (label, words) in enumerate(
+        {
+            "shape": ("'allreduce.gradient'", "[1000]", "[1001]"),
+            "dtype": ("'allgather.rows'", "float16", "float32"),
+            "group": ("number of tensors", "2", "3"),
+        }.items()
+    ):
+        text = everywhere(attempts, number, label, "OperationMismatch")
+        assert all(word in text for word in words) and f"rank {odd}" in text, text
+    for number, (label, here, there) in enumerate(
+        (
+            ("model shape", "0.weight float32 [7, 4]", "0.weight float32 [6, 4]"),
+            ("model dtype", "0.weight float64 [6, 4]", "0.weight float32 [6, 4]"),
+            ("missing parameter", "nothing", "1.weight float32 [3, 6]"),
+            ("parameter order", "1.bias float32 [3]", "0.weight float32 [6, 4]"),
+        ),
+        start=3,
+    ):
+        text = everywhere(attempts, number, label, "LayoutMismatch")
+        assert f"'{here}' on rank {odd}" in text and f"'{there}' on {OTHERS[odd]}" in text, text
+    everywhere(attempts, 7, "order", "nothing")
+
+
+@pytest.mark.parametrize("odd", (0, 1))
+def test_a_missing_tensor(drill: Drill, odd: int) -> None:
+    attempts = drill("missing tensor", odd)
+    for rank, (told,) in enumerate(attempts):
+        assert told["kind"] == "Timeout", told
+        assert "allreduce.left" in told["operation"] or "allreduce.right" in told["operation"], told
+        waiting_for = [other for other in range(RANKS) if (other == odd) == told["operation"].endswith("right")]
+        assert told["missing"] == waiting_for, (rank, told)
+        assert TIMEOUT_S - 0.5 <= told["seconds"] < TIMEOUT_S + 2 + HEARS_WITHIN_S, f"{told['seconds']:.2f} s"
+
+
+@pytest.mark.parametrize("odd", (0, 2))
+def test_nan_on_one_rank(drill: Drill, odd: int) -> None:
+    attempts = drill("not finite", odd)
+    for number, label in enumerate(("AllReduce", "Crossover", "LocalSGD", "Layered", "ParameterSkipping")):
+        text = everywhere(attempts, number, label, "NonFinite")
+        assert f"rank {odd} has NaN in '1.weight'" in text, text
+        for report in attempts:
+            told = report[number]
+            assert told["tensors"] == {str(odd): {"1.weight": "NaN"}}
+            assert told["intact"] and told["went on"], told
+
+
+@pytest.mark.parametrize("odd", (0, 1))
+def test_other_settings(drill: Drill, odd: int) -> None:
+    attempts = drill("settings", odd)
+    for number, (label, mine, others) in enumerate(
+        (
+            ("seed", "Crossover(seed=2)", "Crossover(seed=1)"),
+            ("algorithm", "LocalSGD", "AllReduce"),
+            ("passes", "backward_passes_per_step=3", "backward_passes_per_step=1"),
+            ("compression", "compression=FP16Compressor", "compression=NoneCompressor"),
+        )
+    ):
+        text = everywhere(attempts, number, label, "ConfigurationMismatch")
+        assert f"rank {odd} has {mine}" in text and f"{OTHERS[odd]} have {others}" in text, text
+
+
+DRIFT = {
+    "SORDINO_CHUNK_BYTES=65536": "SORDINO_CHUNK_BYTES=262144",
+    "SORDINO_FUSION_BYTES=0": "SORDINO_FUSION_BYTES=67108864",
+    "SORDINO_GPU_ROUTE=host": "SORDINO_GPU_ROUTE=''",
+    "SORDINO_RANKS_PER_NODE=1": "SORDINO_RANKS_PER_NODE=0",
+    "SORDINO_SHARED_MEMORY=0": "SORDINO_SHARED_MEMORY=1",
+}
+
+
+@pytest.mark.parametrize(("case", "odd"), [(case, number % RANKS) for number, case in enumerate(DRIFT)])
+def test_another_environment(drill: Drill, case: str, odd: int) -> None:
+    text = everywhere(drill(case, odd), 0, "init", "ConfigurationMismatch", within=20)  # with the start of MPI
+    assert f"rank {odd} has {case}" in text and f"{OTHERS[odd]} have {DRIFT[case]}" in text, text
+
+
+@pytest.mark.parametrize("case", ("SORDINO_SPIN_US=0", "SORDINO_CPU_LEVEL=baseline", "SORDINO_TIMEOUT_S=4"))
+def test_what_may_differ(drill: Drill, case: str) -> None:
+    assert drill(case, 1) == [[]] * RANKS
+
+
+def test_ranks_that_expect_helpers(drill: Drill) -> None:
+    text = everywhere(drill("helpers", 2), 0, "init", "ConfigurationMismatch", within=20)
+    assert "rank 2 has init() without" in text and "ranks 0-1 have init(algorithm=Layered(" in text, text
+
+
+def test_another_version(drill: Drill, tmp_path: Path) -> None:
+    """A copy of the package whose core says another version."""
+    package = Path(sordino.__file__).parent
+    shutil.copytree(package, tmp_path / "other" / "sordino", ignore=shutil.ignore_patterns("__pycache__"))
+    (core,) = (tmp_path / "other" / "sordino").glob("_core*.so")
+    mine = sordino.__version__
+    other = mine[:-1] + ("8" if mine[-1] == "9" else "9")
+    content = core.read_bytes()
+    assert content.count(mine.encode() + b"\0") == 1
+    core.write_bytes(content.replace(mine.encode() + b"\0", other.encode() + b"\0"))
+    command = [sys.executable, "-c", "import sordino; print(sordino.__version__)"]
+    told = subprocess.run(
+        command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(tmp_path / "other")}
+    )
+    assert told.stdout.strip() == other, told.stderr
+    text = everywhere(drill("version", 1), 0, "init", "ConfigurationMismatch", within=20)
+    assert f"rank 1 has Sordino {other}" in text and f"ranks 0, 2 have Sordino {mine}" in text, text
