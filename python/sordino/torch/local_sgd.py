@@ -110,8 +110,9 @@ class LocalSteps(ParameterSteps):
         mine = torch.tensor([int(self._alone)])
         alone = bool(allreduce(mine, op=Max, name="local.alone", process_set=self.settings.process_set))
         if alone and not self._alone:
-            self._alone, self._averaged = True, self.steps
+            self._alone = True
         super().renew()
+        self._averaged = max(self._averaged, self._first_step - 1)  # for all have just been averaged
 
     def _part(self) -> None:
         kept, self.reducer = (None, self.reducer) if self._alone else (self.reducer, None)

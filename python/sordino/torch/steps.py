@@ -65,6 +65,8 @@ class ParameterSteps(ABC):
         self.reducer: GradientReducer | None = None
         self._met = False
         self._floor = 0  # exchanges before this one are over
+        self._first_step = 0  # that groups average gradients for; ranks that have not come to it leave steps out
+        self._reducing = False
         self._unchanged: list[tuple[torch.Tensor, torch.Tensor]] | None = (
             None  # what the one under way changes, and copies
         )
@@ -115,7 +117,7 @@ class ParameterSteps(ABC):
                 tensor.copy_(value)
             self._unchanged = None
             self.round += 1
-        round = self.round
+        round, next_step = self.round, self.steps + 1 + int(self._reducing or self.done)
         self.algorithm = fitted(self.context, self._asked, self.settings.process_set)
         self._part()
         self._meet_all()
@@ -125,8 +127,9 @@ class ParameterSteps(ABC):
         if self.levels:
             tensors = [*self.parameters, *(buffer for _, buffer in self.buffers)]
             self._level([tensor.detach() for tensor in tensors])
-        mine = torch.tensor([self.round])
-        self._floor = int(allreduce(mine, op=Max, name=f"{self.label}.round", process_set=self.settings.process_set))
+        mine = torch.tensor([self.round, next_step])
+        furthest = allreduce(mine, op=Max, name=f"{self.label}.furthest", process_set=self.settings.process_set)
+        self._floor, self._first_step = furthest.tolist()
 
     def _level(self, tensors: list[torch.Tensor]) -> None:
         """Gives all ranks the mean of theirs. Collective."""
@@ -245,8 +248,20 @@ class ParameterSteps(ABC):
         """Waits until gradients are reduced within the group. Collective."""
         if self.active:
             self.meet()
-        if self.reducer is not None:
+        if self.reducer is not None and not self._leave_out():
+            self._reducing = True
             self.reducer.synchronize()
+            self._reducing = False
+
+    def _leave_out(self) -> bool:
+        """Whether the others of this rank's group have been further than this step when they met last. Then it takes
+        the step without gradients."""
+        behind = self.reducer is not None and self.reducer.leaves_out and self.steps + 1 < self._first_step
+        if behind:
+            for parameter in self.parameters:
+                parameter.grad = None
+            self.reset()
+        return behind
 
     def reset(self) -> None:
         """Begins a new cycle: this one's gradients have been used, or replaced."""
@@ -273,8 +288,11 @@ class ParameterSteps(ABC):
     def _step(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | None, synchronize: bool) -> Any:
         """Steps the optimizer."""
         optimizer = self._guarded(optimizer)
-        if self.reducer is not None:
-            return self.reducer.step(optimizer, closure, synchronize)
+        if self.reducer is not None and not self._leave_out():
+            self._reducing = True
+            result = self.reducer.step(optimizer, closure, synchronize)
+            self._reducing = False
+            return result
         return optimizer.step(closure)  # type: ignore[arg-type]
 
     def _guarded(self, optimizer: torch.optim.Optimizer) -> Any:
