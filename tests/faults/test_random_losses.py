@@ -1,5 +1,5 @@
-"""Ranks that are lost at random moments, with every algorithm that goes on: the others take all their steps, meet in all
-operations, and have what the algorithm says they have in common."""
+"""Ranks that are lost at random moments, with every algorithm that goes on: the others take all their steps, meet in
+all operations, and have what the algorithm says they have in common."""
 
 from __future__ import annotations
 
