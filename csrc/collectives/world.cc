@@ -64,7 +64,7 @@ void World::begin() {
 std::shared_ptr<World> World::succeed(std::exception_ptr error) {
   if (!membership_ || forked() || shut_down_) std::rethrow_exception(error);
   progress_->alone([&] { fail(error, true); });
-  progress_->wait([this] { return retired_ || membership_->ended() || membership_->past(view_.epoch); });
+  progress_->wait([this] { return retired_ || may_succeed_; });
   std::shared_ptr<World> next;
   progress_->alone([&] {
     if (retired_) throw UsageError("another thread has taken this world's place already");

@@ -122,11 +122,11 @@ class World {
   void watch_flying(Time now);
   static PeerLost deserted(const Running& running, int rank);
   void give_up(ProcessSet& set, std::exception_ptr error);
-  void lose(int rank, const std::string& why);
+  void lose(int rank, const std::string& why, bool certain);
   void end_service(ProcessSet& set);
   void watch_coordinated(ProcessSet& set, Time now);
   void watch_own(Time now);
-  void leave(int rank);
+  void leave(int rank, bool certain);
   static void tell_left(ProcessSet& set, int rank);
   void require_idle(int set) const;  // with mutex_ held
   void fail(std::exception_ptr failure, bool tell);
@@ -188,9 +188,10 @@ class World {
   std::atomic<bool> serves_{false};  // there are services
   std::uint64_t tags_ = 0;
   bool outlives_ = false;
-  bool told_ = false;                 // the failure came from a peer, which has told all others
-  std::vector<int> stuck_;            // who has not come to an operation within its deadline
-  std::atomic<bool> retired_{false};  // another world has taken this one's place
+  bool told_ = false;                     // the failure came from a peer, which has told all others
+  std::vector<int> stuck_;                // who has not come to an operation within its deadline
+  std::atomic<bool> may_succeed_{false};  // the membership has gone on, or cannot
+  std::atomic<bool> retired_{false};      // another world has taken this one's place
   std::atomic<bool> shut_down_{false};
   std::atomic<bool> broken_{false};  // failed, rather than shut down
   Time last_watch_{};

@@ -38,7 +38,7 @@ void World::watch(Time now) {
     for (const Loss& loss : losses) {
       if (gone_[static_cast<std::size_t>(loss.rank)]) continue;
       if (outlives_) {
-        lose(loss.rank, loss.cause);
+        lose(loss.rank, loss.cause, loss.certain);
         continue;
       }
       throw PeerLost(
@@ -104,13 +104,13 @@ void World::give_up(ProcessSet& set, std::exception_ptr error) {
   }
 }
 
-void World::lose(int peer, const std::string& why) {
+void World::lose(int peer, const std::string& why, bool certain) {
   if (gone_[static_cast<std::size_t>(peer)]) return;
   std::cerr << "sordino: rank " + std::to_string(peer) + " on " + transport_->host_of(peer) + " is lost: " + why +
                    ". Rank " + std::to_string(rank()) + " goes on without it.\n"
             << std::flush;
   transport_->abandon();
-  leave(peer);
+  leave(peer, certain);
 }
 
 void World::watch_running(Running& running, Time now) const {
@@ -267,8 +267,7 @@ void World::tell_membership(const std::exception_ptr& failure) {
     cause = error.what();
   }
   for (const int peer : stuck_) stuck.push_back(member(peer));
-  membership_->accuse(lost, cause, true);
-  membership_->accuse(stuck, cause, false);
+  membership_->blame(lost, stuck, cause);
 }
 
 // Ends what NCCL has on the device for one communicator.

@@ -29,6 +29,7 @@ bool World::poll() {
   try {
     bool moved = announce_submissions();
     moved |= transport_->poll([this](int from, std::span<const std::byte> message) { receive(from, message); });
+    if (membership_) may_succeed_ = membership_->ended() || membership_->past(view_.epoch);
     moved |= decide();
     const Time now = steady_clock::now();
     for (auto& [id, set] : sets_) {
@@ -256,7 +257,7 @@ void World::receive(int from, std::span<const std::byte> bytes) {
     case Message::kFreed:
       for (const std::uint64_t segment : reader.list<std::uint64_t>()) transport_->node_memory().unmap(from, segment);
       break;
-    case Message::kBye: leave(from); break;
+    case Message::kBye: leave(from, true); break;
     case Message::kService: {
       const auto found = services_.find(reader.get<int>());
       if (found != services_.end()) found->second->receive(from, reader);
@@ -270,7 +271,7 @@ void World::receive(int from, std::span<const std::byte> bytes) {
     case Message::kFailed: {
       if (outlives_) {
         reader.get<Failure>();
-        lose(from, "it has failed: " + reader.text());
+        lose(from, "it has failed: " + reader.text(), true);
         break;
       }
       const auto failure = reader.get<Failure>();
@@ -287,9 +288,9 @@ void World::receive(int from, std::span<const std::byte> bytes) {
   }
 }
 
-void World::leave(int peer) {
+void World::leave(int peer, bool certain) {
   gone_[static_cast<std::size_t>(peer)] = true;
-  if (membership_) membership_->left(member(peer));
+  if (membership_ && certain) membership_->left(member(peer));
   for (auto& [id, set] : sets_) tell_left(*set, peer);
   for (auto& [number, service] : services_) service->lost(peer);
 }

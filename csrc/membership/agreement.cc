@@ -250,6 +250,7 @@ View Agreement::choose() const {
   }
   if (highest > 0) return view;
   const auto accuses = [this](int one, int other) {
+    if (one == self_) return accused_.contains(other);
     const auto& list = promises_.at(one).accused;
     return std::find(list.begin(), list.end(), other) != list.end();
   };

@@ -140,6 +140,8 @@ void Membership::follow() {
     return;
   }
   view_ = next;
+  outlives_ = false;  // until its world says so
+  losses_.clear();
   agreement_ = make_agreement();
   for (const int rank : view_.members) heard_[static_cast<std::size_t>(rank)] = awake_;
   for (const auto& [rank, cause] : dead_) agreement_->bury(rank, cause);
@@ -163,14 +165,9 @@ void Membership::left(int rank) {
   follow();
 }
 
-void Membership::accuse(const std::vector<int>& ranks, const std::string& cause, bool silent) {
-  for (const int rank : ranks) {
-    if (silent) {
-      agreement_->silence(rank, cause);
-    } else {
-      agreement_->accuse(rank, cause);
-    }
-  }
+void Membership::blame(const std::vector<int>& silent, const std::vector<int>& stuck, const std::string& cause) {
+  for (const int rank : silent) agreement_->silence(rank, cause);
+  for (const int rank : stuck) agreement_->accuse(rank, cause);
   begin();
 }
 

@@ -47,7 +47,7 @@ class Membership : public std::enable_shared_from_this<Membership> {
   bool ended() const { return end_ != End::kNone; }
 
   // Facts from above, of ranks of epoch 0.
-  void accuse(const std::vector<int>& ranks, const std::string& cause, bool silent);
+  void blame(const std::vector<int>& silent, const std::vector<int>& stuck, const std::string& cause);
   void left(int rank);
   // This rank leaves.
   void depart(const std::string& cause);

@@ -124,6 +124,15 @@ void who_cannot_work_together_is_parted() {
   CHECK(ranks[1].decided());  // it learns that it is out
 }
 
+// The leader accuses when it has begun already.
+void a_late_accusation_counts() {
+  Ranks ranks(3, 2);
+  ranks[0].begin();
+  ranks[0].accuse(2, "it does not come");
+  ranks.settle();
+  CHECK(ranks.decided() && ranks.decided()->members == (std::vector<int>{0, 1}));
+}
+
 void two_halves_stop() {
   Ranks ranks(4, 5);
   const auto passes = [](int from, int to) { return from / 2 == to / 2; };
@@ -208,6 +217,7 @@ int main() {
   one_death();
   nobody_lost();
   who_cannot_work_together_is_parted();
+  a_late_accusation_counts();
   two_halves_stop();
   most_go_on();
   for (unsigned seed = 0; seed < 3000; ++seed) whatever_happens(seed);

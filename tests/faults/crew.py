@@ -107,8 +107,16 @@ class Member(threading.Thread):
 
     def step(self) -> None:
         """Takes one."""
+        self.backward()
+        self.finish_step()
+
+    def backward(self) -> None:
+        """Begins one."""
         self.optimizer.zero_grad()
         loss(list(self.parameters), self.identity, self.steps).backward()
+
+    def finish_step(self) -> None:
+        """Ends it."""
         self.optimizer.step()
         self.steps += 1
 

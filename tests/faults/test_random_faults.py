@@ -99,6 +99,21 @@ class Faults(RuleBasedStateMachine):
         self.crew.all(metric)
         assert not self.names() & victims
 
+    @precondition(lambda self: len(self.crew.living) > 1)
+    @rule(data=st.data(), delay=st.sampled_from([0, 50, 200, 500, 1000]))
+    def lose_between_backward_and_step(self, data: Any, delay: int) -> None:
+        """Gradients are being reduced when another operation sees the loss first."""
+        before, victims = self.names(), self.choose(data, 2)
+        self.crew.order(step_with_a_metric)
+        time.sleep(delay * 1e-6)
+        self.kill(victims)
+        self.crew.collect()
+        time.sleep(0.002)
+        self.crew.all(metric)
+        self.reference.step(self.steps, subsets(before - victims, victims))
+        self.steps += 1
+        self.check()
+
     @precondition(lambda self: len(self.crew.living) > 2)
     @rule(data=st.data(), delays=st.tuples(st.integers(0, 600), st.integers(0, 3000)))
     def lose_one_while_another_is_missed(self, data: Any, delays: tuple[int, int]) -> None:
@@ -118,6 +133,12 @@ class Faults(RuleBasedStateMachine):
     def teardown(self) -> None:
         if hasattr(self, "crew"):
             self.crew.end()
+
+
+def step_with_a_metric(member: Member) -> None:
+    member.backward()
+    metric(member)
+    member.finish_step()
 
 
 def test_survivors_are_what_the_reference_says() -> None:

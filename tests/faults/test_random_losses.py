@@ -1,5 +1,5 @@
-"""Ranks that are lost at random moments, with every algorithm that goes on: the others take all their steps, meet in
-all operations, and have what the algorithm says they have in common."""
+"""Ranks that are lost at random moments, with every algorithm that goes on: the others take all their steps, and
+meet in all operations."""
 
 from __future__ import annotations
 
@@ -27,29 +27,27 @@ from sordino.algorithms import (
 
 STEPS = 9
 EVEN = tuple(tuple(float(i != j) for j in range(6)) for i in range(6))
-ALGORITHMS: list[tuple[Algorithm, bool]] = [  # and whether all have the same parameters after each step
-    (Crossover(), False),
-    (Crossover(interval=2, group_size=2), False),
-    (Crossover(roulette=EVEN), False),
-    (DPSGD(), False),
-    (GossipGraD(), False),
-    (SegmentedGossip(replicas=3), False),
-    (PushSum(peers=2), False),
-    (PushSum(overlap=2), False),
-    (ElasticAveraging(), False),
-    (LocalSGD(4), False),
-    (LocalSGD(1), True),
-    (LocalSGD(4, 2, exchange="allreduce"), False),
-    (LocalSGD(3, 3, exchange="allreduce", aggregate="gradients"), False),
-    (LocalSGD(2, 2, exchange="allreduce", start=4), False),
-    (ParameterSkipping(threshold=101), True),
-    (ScheduledPull(), False),
-    (ScheduledPull(schedule="manager", manager=3), False),
-    (ADPSGD(), False),
+ALGORITHMS: list[Algorithm] = [
+    Crossover(),
+    Crossover(interval=2),
+    Crossover(roulette=EVEN),
+    DPSGD(),
+    GossipGraD(),
+    SegmentedGossip(replicas=3),
+    PushSum(peers=2),
+    PushSum(overlap=2),
+    ElasticAveraging(),
+    LocalSGD(4),
+    LocalSGD(1),
+    LocalSGD(3, aggregate="gradients"),
+    ParameterSkipping(threshold=101),
+    ScheduledPull(),
+    ScheduledPull(schedule="manager", manager=3),
+    ADPSGD(),
 ]
 
 
-@pytest.mark.parametrize(("algorithm", "equal"), ALGORITHMS, ids=lambda value: str(value))
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=str)
 @settings(max_examples=12, deadline=None)
 @given(
     victims=st.lists(st.integers(0, 5), min_size=1, max_size=4, unique=True),
@@ -57,7 +55,7 @@ ALGORITHMS: list[tuple[Algorithm, bool]] = [  # and whether all have the same pa
     per_node=st.sampled_from([0, 1, 2]),
 )
 def test_the_others_go_on(
-    algorithm: Algorithm, equal: bool, victims: list[int], moments: list[tuple[int, int]], per_node: int
+    algorithm: Algorithm, victims: list[int], moments: list[tuple[int, int]], per_node: int
 ) -> None:
     torch.set_num_threads(1)
     crew = Crew([rank // per_node if per_node else 0 for rank in range(6)], algorithm)
@@ -78,8 +76,6 @@ def test_the_others_go_on(
         assert all(member.steps == STEPS for member in crew.living)
         models = list(crew.all(Member.values).values())
         assert all(bool(value.isfinite().all()) for model in models for value in model)
-        for model in models[1:] if equal else ():
-            assert all(torch.allclose(mine, first) for mine, first in zip(model, models[0]))
     finally:
         crew.end()
 

@@ -89,13 +89,14 @@ class GradientReducer(GradientHooks):
     # ---- what backward has produced ----------------------------------------------------------------------------
 
     def _completed(self, index: int) -> None:
+        if self._own is None:
+            self._start_complete(index)
+            return
         try:
             with self.context.plainly():
                 self._start_complete(index)
         except LOSSES:
-            if self._own is None:
-                raise
-            # synchronize() begins what could not be begun, in the world of those that are left.
+            pass  # synchronize() begins what could not be begun, in the world of those that are left
 
     def _start_complete(self, index: int) -> None:
         if index in self._sparse:
@@ -334,7 +335,7 @@ class GradientReducer(GradientHooks):
         self._segments, self._segment_of, self._sparse, self._sparse_finish = None, {}, {}, {}
         self._kept.clear()
         if self._own is not None:
-            self._own.leave_arenas()
+            self._own.leave_world()
 
     def _start_rest(self) -> None:
         """Starts the segments that backward has not started. Collective."""

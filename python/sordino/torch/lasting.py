@@ -50,8 +50,8 @@ def check_outlasting(options: dict[str, Any], adasum: bool) -> None:
         problem = "AllReduce(double_buffering=True)"
     elif isinstance(algorithm, Layered):
         problem = "Layered"
-    elif isinstance(algorithm, LocalSGD) and algorithm.sharded:
-        problem = 'LocalSGD(exchange="sharded")'
+    elif isinstance(algorithm, (Crossover, LocalSGD)) and algorithm.group_size > 1:
+        problem = f"{type(algorithm).__name__} with groups"
     elif isinstance(algorithm, ParameterSkipping) and algorithm.exchange == "parameter-server":
         problem = 'ParameterSkipping(exchange="parameter-server")'
     if problem is not None:

@@ -112,11 +112,13 @@ class LocalSteps(ParameterSteps):
         if alone and not self._alone:
             self._alone = True
         super().renew()
-        self._averaged = max(self._averaged, self._first_step - 1)  # for all have just been averaged
+        # All have just been averaged, and count from the step of the furthest, so that nobody leaves an averaging out.
+        self._averaged = max(self._averaged, self._first_step - 1)
+        self._floor = 0
 
-    def _part(self) -> None:
+    def _part(self, keeps_place: bool = False) -> None:
         kept, self.reducer = (None, self.reducer) if self._alone else (self.reducer, None)
-        super()._part()
+        super()._part(keeps_place)
         self.reducer = kept
 
     @property

@@ -121,11 +121,11 @@ class Operation:
         def undo() -> None:
             for tensor, value in zip(self._in_place, before):
                 tensor.copy_(value)
-            self.arguments["process_set"] = self._process_set.process_set_id
 
         return together(self.context, self._process_set, self._run, undo)
 
     def _run(self) -> Any:
+        self.arguments["process_set"] = self._process_set.process_set_id
         if self._root is not None:
             self.arguments["root"] = self.context.rank_of(self._root, "the root of a broadcast")
         handle = self.context.world.run(**self.arguments)

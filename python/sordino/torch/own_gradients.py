@@ -74,8 +74,11 @@ class OwnGradients:
         self._room.update({index: value for index, value in self._values.items() if value is not None})
         self._values = {}
 
-    def leave_arenas(self) -> None:
-        """Moves gradients to memory that no rank of an older world can reach: one that stood still may go on."""
+    def leave_world(self) -> None:
+        """Gives back what the loss of a rank has interrupted, and moves gradients to memory that no rank of an older
+        world can reach: one that stood still may go on."""
+        if self._lockstep is None or self._lockstep.arrived == self._lockstep.committed:
+            self.give_back()
         for parameter in self._parameters:
             if parameter.grad is not None:
                 parameter.grad = parameter.grad.detach().clone()

@@ -132,6 +132,7 @@ class PairSteps(ParameterSteps):
 
     algorithm: ADPSGD
     levels = False  # asynchronous ones are never where the others are
+    _was_open = False
 
     def _set_up(self) -> None:
         self._opened = False
@@ -167,12 +168,14 @@ class PairSteps(ParameterSteps):
     # ---- the step ----------------------------------------------------------------------------------------------
 
     def renew(self) -> None:
-        was_open, told = self._opened, self.statistics
+        told = self.statistics
+        self._was_open |= self._opened
         super().renew()
         if self.active:
             self._averager.statistics = told
-        if was_open and self.active:
+        if self._was_open and self.active:
             self._open()  # here, where all ranks come
+        self._was_open = False
 
     @contextmanager
     def _alone(self) -> Iterator[None]:

@@ -98,6 +98,8 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
         UsageError: ranks that do not exist or repeat, or a set with the same ranks exists.
         OperationMismatch: ranks gave different lists.
     """
+    from sordino.torch.surviving import together
+
     context = current()
     made = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
     if made.process_set_id is not None:
@@ -110,10 +112,20 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
     known = [other.ranks for other in context.process_sets if other.process_set_id is not None]
     if ranks in [list(range(context.size)), *known]:
         raise UsageError(f"Attempted to add a duplicate process set: one with ranks {ranks} exists")
-    made.process_set_id = _agree(kinds.ADD_SET, "add_process_set", ranks)[0]
-    made.ranks = ranks
-    context.process_sets.append(made)
-    context.members_of[id(made)] = [context.world.identities[rank] for rank in ranks]
+    identities = [context.world.identities[rank] for rank in ranks]
+
+    def work() -> None:
+        now = context.world.identities
+        made.ranks = [now.index(one) for one in identities if one in now]
+        made.process_set_id = _agree(kinds.ADD_SET, "add_process_set", made.ranks)[0]
+        context.process_sets.append(made)
+        context.members_of[id(made)] = identities
+
+    def undo() -> None:
+        if made in context.process_sets:
+            context.process_sets.remove(made)
+
+    together(context, global_process_set, work, undo)
     return made
 
 

@@ -172,6 +172,7 @@ class PullSteps(ParameterSteps):
 
     algorithm: ScheduledPull
     levels = False  # asynchronous ones are never where the others are
+    _was_open = False
 
     def _set_up(self) -> None:
         self.statistics = PullStatistics()
@@ -199,16 +200,17 @@ class PullSteps(ParameterSteps):
         context.on_shutdown[id(self)] = weakref.WeakMethod(self._close)
         weakref.finalize(self, self._puller.close)
 
-    def _part(self) -> None:
+    def _part(self, keeps_place: bool = False) -> None:
         told = self.statistics
-        super()._part()
+        super()._part(keeps_place)
         self.statistics = told
 
     def renew(self) -> None:
-        was_open = self._began is not None
+        self._was_open |= self._began is not None
         super().renew()
-        if was_open and self.active:
+        if self._was_open and self.active:
             self._open()  # here, where all ranks come
+        self._was_open = False
 
     def _publish(self) -> None:
         self._mirror.take()

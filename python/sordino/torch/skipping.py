@@ -129,6 +129,7 @@ class SkippingSteps(ParameterSteps):
             [describe(self._mask, self._mask)],
             op=Min,
             process_set=self.settings.process_set.process_set_id or 0,
+            keep=self._mask,
             device=device_of(self._mask.device, self.context),
         ).wait()
         return self._mask.clone()
@@ -246,9 +247,9 @@ class SkippingSteps(ParameterSteps):
     def _carried(self) -> dict[str, Any]:
         return {**self.state(), **_no_items()}  # nothing is skipped in another world, as yet
 
-    def _part(self) -> None:
+    def _part(self, keeps_place: bool = False) -> None:
         told = self.statistics
-        super()._part()
+        super()._part(keeps_place)
         self.statistics.go_on_from(told, self.steps)
 
     def take_over(self, old: ParameterSteps) -> None:

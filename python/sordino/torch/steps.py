@@ -70,6 +70,7 @@ class ParameterSteps(ABC):
         self._unchanged: list[tuple[torch.Tensor, torch.Tensor]] | None = (
             None  # what the one under way changes, and copies
         )
+        self._exchanging = False
         self._room: list[torch.Tensor] = []
         self._set_up()
         if compare and self.active:
@@ -99,10 +100,13 @@ class ParameterSteps(ABC):
         """What of the state is as good in another world."""
         return self.state()
 
-    def _part(self) -> None:
-        """Undoes a meeting."""
+    def _part(self, keeps_place: bool = False) -> None:
+        """Undoes a meeting; with `keeps_place` for another one, after which this is among the survivors as before."""
         state = self._carried()
+        survivor = self.context.survivors.get(id(self))
         self.release()
+        if keeps_place and survivor is not None:
+            self.context.survivors[id(self)] = survivor
         self.settings.agreement.name = ""  # they meet anew
         self._set_up()
         self._met, self.reducer = False, None
@@ -116,10 +120,14 @@ class ParameterSteps(ABC):
             for tensor, value in self._unchanged:
                 tensor.copy_(value)
             self._unchanged = None
-            self.round += 1
-        round, next_step = self.round, self.steps + 1 + int(self._reducing or self.done)
+            self.round += int(self._exchanging)
+        self._exchanging = False
+        round, next_step = self.round, self.steps + 1 + int(self._interrupted or self.done)
         self.algorithm = fitted(self.context, self._asked, self.settings.process_set)
-        self._part()
+        if self._interrupted:  # some gradients may be averages already, and others not
+            for parameter in self.parameters:
+                parameter.grad = None
+        self._part(keeps_place=True)
         self._meet_all()
         self.round = round
         if not self.active:
@@ -131,9 +139,16 @@ class ParameterSteps(ABC):
         furthest = allreduce(mine, op=Max, name=f"{self.label}.furthest", process_set=self.settings.process_set)
         self._floor, self._first_step = furthest.tolist()
 
+    @property
+    def _interrupted(self) -> bool:
+        """Whether the loss of a rank has interrupted the averaging of a step's gradients in this rank's group."""
+        return self.reducer is not None and self.reducer.leaves_out and (self._reducing or self.in_flight)
+
     def _level(self, tensors: list[torch.Tensor]) -> None:
         """Gives all ranks the mean of theirs. Collective."""
+        self._remember(tensors)
         grouped_allreduce_(tensors, op=Average, name=f"{self.label}.level", process_set=self.settings.process_set)
+        self._unchanged = None
 
     def exchange(self, tensors: Sequence[torch.Tensor], work: Callable[[], None]) -> None:
         """Counts an exchange, and does it: `work()`, which changes `tensors`."""
@@ -141,8 +156,9 @@ class ParameterSteps(ABC):
             work()
         elif self.round >= self._floor:
             self._remember(tensors)
+            self._exchanging = True
             work()
-            self._unchanged = None
+            self._unchanged, self._exchanging = None, False
         self.round += 1
 
     @torch.no_grad()
@@ -250,8 +266,10 @@ class ParameterSteps(ABC):
             self.meet()
         if self.reducer is not None and not self._leave_out():
             self._reducing = True
-            self.reducer.synchronize()
-            self._reducing = False
+            try:
+                self.reducer.synchronize()
+            finally:
+                self._reducing = False
 
     def _leave_out(self) -> bool:
         """Whether the others of this rank's group have been further than this step when they met last. Then it takes
@@ -282,6 +300,7 @@ class ParameterSteps(ABC):
         try:
             with self.context.plainly():
                 self.after_step()
+            self.context.fruitless = 0
         except LOSSES as error:
             recover(self.context, error, epoch)
 
@@ -290,9 +309,10 @@ class ParameterSteps(ABC):
         optimizer = self._guarded(optimizer)
         if self.reducer is not None and not self._leave_out():
             self._reducing = True
-            result = self.reducer.step(optimizer, closure, synchronize)
-            self._reducing = False
-            return result
+            try:
+                return self.reducer.step(optimizer, closure, synchronize)
+            finally:
+                self._reducing = False
         return optimizer.step(closure)  # type: ignore[arg-type]
 
     def _guarded(self, optimizer: torch.optim.Optimizer) -> Any:

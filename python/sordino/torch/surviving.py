@@ -57,7 +57,7 @@ def together(
             with context.plainly():
                 result = work()
                 lockstep.arrived = number
-                _say_arrived(context, lockstep, process_set)
+                _say_arrived(context, lockstep, number, process_set)
             lockstep.committed = number
             context.fruitless = 0
             return result
@@ -72,9 +72,9 @@ def together(
             raise
 
 
-def _say_arrived(context: Context, lockstep: Lockstep, process_set: ProcessSet) -> None:
+def _say_arrived(context: Context, lockstep: Lockstep, number: int, process_set: ProcessSet) -> None:
     identity = process_set.process_set_id or 0
-    name = f"{lockstep.key}.{lockstep.arrived}.arrived"
+    name = f"{lockstep.key}.{number}.arrived"
     context.world.run(kinds.BARRIER, name, [], process_set=identity).wait()
 
 
@@ -88,7 +88,9 @@ def again(context: Context, work: Callable[[], Result]) -> Result:
         epoch = context.epoch
         try:
             with context.plainly():
-                return work()
+                result = work()
+            context.fruitless = 0
+            return result
         except LOSSES as error:
             recover(context, error, epoch)
             name_again()
@@ -130,8 +132,6 @@ def _meet_again(context: Context) -> None:
     """The ranks that are left compare how far they have come, and make again what was made for all."""
     from sordino.torch.functions import allgather_object
 
-    for process_set in context.process_sets:
-        register_again(context, process_set)
     mine = {key: (one.arrived, one.committed) for key, one in context.locksteps.items()}
     told: dict[int, Any] = dict(allgather_object((context.identity, mine), name=f"survivors {context.epoch}"))
     for key, lockstep in context.locksteps.items():
@@ -140,5 +140,7 @@ def _meet_again(context: Context) -> None:
         if lockstep.begun > max(lockstep.committed, lockstep.through):
             lockstep.undo()
             lockstep.arrived = lockstep.begun - 1
+    for process_set in context.process_sets:
+        register_again(context, process_set)
     for survivor in context.living_survivors():
         survivor()
