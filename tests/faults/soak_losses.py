@@ -1,5 +1,5 @@
 """Ranks that are lost at random moments, with every algorithm that goes on: the others take all their steps, and
-meet in all operations."""
+meet in all operations. For longer runs by hand: `python -m pytest tests/faults/soak_losses.py`."""
 
 from __future__ import annotations
 
