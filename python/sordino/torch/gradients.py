@@ -39,8 +39,6 @@ class GradientReducer(GradientHooks):
 
     Attributes:
         instead_of_sparse: of a kind that cannot reduce sparse gradients, what its users can do instead.
-        leaves_out: whether a step in which a rank is lost is left out, instead of taken with the gradients of those
-            that are left: for groups, which are others then.
 
     Args:
         compare: whether to meet the other ranks now (collective), or at the first synchronization: a copy of an
@@ -48,7 +46,6 @@ class GradientReducer(GradientHooks):
     """
 
     instead_of_sparse: str | None = None
-    leaves_out = False
 
     def __init__(
         self,
@@ -187,7 +184,7 @@ class GradientReducer(GradientHooks):
         return grad
 
     def _start(self, segment: Segment) -> None:
-        if self._own is not None and not self.leaves_out:
+        if self._own is not None:
             self._own.keep(segment.members)
         grads = [self._dense_gradient(i) for i in segment.members]
         segment.complete = say_used(segment.flags, [grad is not None for grad in grads])
@@ -286,7 +283,7 @@ class GradientReducer(GradientHooks):
     # ---- sparse gradients --------------------------------------------------------------------------------------
 
     def _start_sparse(self, index: int) -> None:
-        if self._own is not None and not self.leaves_out:
+        if self._own is not None:
             self._own.keep([index])
         parameter = self.parameters[index]
         grad = parameter.grad
@@ -317,7 +314,7 @@ class GradientReducer(GradientHooks):
         if self._own is None:
             self._reduce_everything()
         else:
-            self._own.reduce(self._reduce_everything, self.leaves_out)
+            self._own.reduce(self._reduce_everything)
         self._done = True
 
     def _reduce_everything(self) -> None:

@@ -100,20 +100,13 @@ class LocalSteps(ParameterSteps):
         nobody = len(among.process_set.ranks or []) == 1
         self.reducer = None if nobody else GradientReducer(self.context, self.names, self.parameters, among, True)
 
-    def _meet_all(self) -> None:
-        super()._meet_all()
-        if self.reducer is not None and not self._alone:
-            self.reducer.leaves_out = False
-
     def renew(self) -> None:
         # Some may have taken the step from which groups are on their own, and others not.
         mine = torch.tensor([int(self._alone)])
-        alone = bool(allreduce(mine, op=Max, name="local.alone", process_set=self.settings.process_set))
-        if alone and not self._alone:
-            self._alone = True
+        self._alone = bool(allreduce(mine, op=Max, name="local.alone", process_set=self.settings.process_set))
         super().renew()
         # All have just been averaged, and count from the step of the furthest, so that nobody leaves an averaging out.
-        self._averaged = max(self._averaged, self._first_step - 1)
+        self._averaged = max(self._averaged, self._furthest)
         self._floor = 0
 
     def _part(self, keeps_place: bool = False) -> None:
@@ -160,8 +153,6 @@ class LocalSteps(ParameterSteps):
             self._alone = True
             self._averaged = self.steps
             self._regroup()
-            if self.reducer is not None:
-                self.reducer.leaves_out = True
 
     def _judge_all(self) -> None:
         names = [f"buffer {name}" for name, _ in self.buffers]

@@ -8,7 +8,7 @@ import torch
 
 from sordino.context import Context, Lockstep
 from sordino.torch.process_sets import ProcessSet
-from sordino.torch.surviving import LOSSES, recover, together
+from sordino.torch.surviving import together
 
 
 class OwnGradients:
@@ -21,15 +21,8 @@ class OwnGradients:
         self._values: dict[int, torch.Tensor | None] = {}
         self._room: dict[int, torch.Tensor] = {}  # of copies that are not needed any more
 
-    def reduce(self, work: Callable[[], None], leaves_out: bool) -> None:
-        """Does `work()`, which reduces all gradients, although ranks may be lost in it. Collective.
-
-        Args:
-            leaves_out: nothing is repeated; there are no gradients then.
-        """
-        if leaves_out:
-            self._reduce_or_leave_out(work)
-            return
+    def reduce(self, work: Callable[[], None]) -> None:
+        """Does `work()`, which reduces all gradients, although ranks may be lost in it. Collective."""
         if self._lockstep is None:
             name = self._context.plan_name("gradients.lockstep", self._process_set.process_set_id)
             self._lockstep = self._context.lockstep(name, self._process_set.ranks or [])
@@ -37,16 +30,6 @@ class OwnGradients:
             together(self._context, self._process_set, work, self.give_back, self._lockstep)
         finally:
             self.forget()
-
-    def _reduce_or_leave_out(self, work: Callable[[], None]) -> None:
-        epoch = self._context.epoch
-        try:
-            with self._context.plainly():
-                work()
-        except LOSSES as error:
-            recover(self._context, error, epoch)
-            for parameter in self._parameters:
-                parameter.grad = None
 
     @torch.no_grad()
     def keep(self, indices: Iterable[int]) -> None:

@@ -65,11 +65,9 @@ class ParameterSteps(ABC):
         self.reducer: GradientReducer | None = None
         self._met = False
         self._floor = 0  # exchanges before this one are over
-        self._first_step = 0  # that groups average gradients for; ranks that have not come to it leave steps out
-        self._reducing = False
-        self._unchanged: list[tuple[torch.Tensor, torch.Tensor]] | None = (
-            None  # what the one under way changes, and copies
-        )
+        self._furthest = 0  # steps that one of the ranks had taken when they met last
+        # What the exchange under way changes, and copies of it from before.
+        self._unchanged: list[tuple[torch.Tensor, torch.Tensor]] | None = None
         self._exchanging = False
         self._room: list[torch.Tensor] = []
         self._set_up()
@@ -93,8 +91,6 @@ class ParameterSteps(ABC):
         self.context.on_join[id(self)] = weakref.WeakMethod(self._before_join)
         if self.context.outlasts:
             self.context.survivors[id(self)] = weakref.WeakMethod(self.renew)
-            if self.reducer is not None:
-                self.reducer.leaves_out = True
 
     def _carried(self) -> dict[str, Any]:
         """What of the state is as good in another world."""
@@ -122,11 +118,8 @@ class ParameterSteps(ABC):
             self._unchanged = None
             self.round += int(self._exchanging)
         self._exchanging = False
-        round, next_step = self.round, self.steps + 1 + int(self._interrupted or self.done)
+        round = self.round
         self.algorithm = fitted(self.context, self._asked, self.settings.process_set)
-        if self._interrupted:  # some gradients may be averages already, and others not
-            for parameter in self.parameters:
-                parameter.grad = None
         self._part(keeps_place=True)
         self._meet_all()
         self.round = round
@@ -135,14 +128,9 @@ class ParameterSteps(ABC):
         if self.levels:
             tensors = [*self.parameters, *(buffer for _, buffer in self.buffers)]
             self._level([tensor.detach() for tensor in tensors])
-        mine = torch.tensor([self.round, next_step])
+        mine = torch.tensor([self.round, self.steps])
         furthest = allreduce(mine, op=Max, name=f"{self.label}.furthest", process_set=self.settings.process_set)
-        self._floor, self._first_step = furthest.tolist()
-
-    @property
-    def _interrupted(self) -> bool:
-        """Whether the loss of a rank has interrupted the averaging of a step's gradients in this rank's group."""
-        return self.reducer is not None and self.reducer.leaves_out and (self._reducing or self.in_flight)
+        self._floor, self._furthest = furthest.tolist()
 
     def _level(self, tensors: list[torch.Tensor]) -> None:
         """Gives all ranks the mean of theirs. Collective."""
@@ -264,22 +252,8 @@ class ParameterSteps(ABC):
         """Waits until gradients are reduced within the group. Collective."""
         if self.active:
             self.meet()
-        if self.reducer is not None and not self._leave_out():
-            self._reducing = True
-            try:
-                self.reducer.synchronize()
-            finally:
-                self._reducing = False
-
-    def _leave_out(self) -> bool:
-        """Whether the others of this rank's group have been further than this step when they met last. Then it takes
-        the step without gradients."""
-        behind = self.reducer is not None and self.reducer.leaves_out and self.steps + 1 < self._first_step
-        if behind:
-            for parameter in self.parameters:
-                parameter.grad = None
-            self.reset()
-        return behind
+        if self.reducer is not None:
+            self.reducer.synchronize()
 
     def reset(self) -> None:
         """Begins a new cycle: this one's gradients have been used, or replaced."""
@@ -307,12 +281,8 @@ class ParameterSteps(ABC):
     def _step(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | None, synchronize: bool) -> Any:
         """Steps the optimizer."""
         optimizer = self._guarded(optimizer)
-        if self.reducer is not None and not self._leave_out():
-            self._reducing = True
-            try:
-                return self.reducer.step(optimizer, closure, synchronize)
-            finally:
-                self._reducing = False
+        if self.reducer is not None:
+            return self.reducer.step(optimizer, closure, synchronize)
         return optimizer.step(closure)  # type: ignore[arg-type]
 
     def _guarded(self, optimizer: torch.optim.Optimizer) -> Any:
