@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 from crew import Crew, Member, metric
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from sordino.algorithms import (
@@ -40,6 +40,12 @@ ALGORITHMS: list[Algorithm] = [
     LocalSGD(4),
     LocalSGD(1),
     LocalSGD(3, aggregate="gradients"),
+    LocalSGD(2, group_size=2, exchange="allreduce", log_distance=2),
+    LocalSGD(2, group_size=3, exchange="allreduce", aggregate="gradients"),
+    LocalSGD(1, group_size=2, exchange="allreduce", start=4),
+    Crossover(group_size=2),
+    Crossover(group_size=3),
+    Crossover(group_size=3, within="leader", interval=2),
     ParameterSkipping(threshold=101),
     ScheduledPull(),
     ScheduledPull(schedule="manager", manager=3),
@@ -48,7 +54,7 @@ ALGORITHMS: list[Algorithm] = [
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=str)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 @given(
     victims=st.lists(st.integers(0, 5), min_size=1, max_size=4, unique=True),
     moments=st.lists(st.tuples(st.integers(0, STEPS - 1), st.integers(0, 1500)), min_size=4, max_size=4),
@@ -71,13 +77,36 @@ def test_the_others_go_on(
         crew.collect()
         answers = crew.all(metric)
         left = {member.identity for member in crew.living}
-        assert left == set(range(6)) - set(victims)
+        assert left == set(range(6)) - set(victims), {one.identity: one.ended for one in crew.members}
         assert set(answers.values()) == {(len(left), len(left), float(sum(left)))}
         assert all(member.steps == STEPS for member in crew.living)
         models = list(crew.all(Member.values).values())
         assert all(bool(value.isfinite().all()) for model in models for value in model)
+        crew.all(train_on)
+        for members in groups(crew):
+            values = [crew.members[one].values() for one in members]
+            for other in values[1:]:
+                torch.testing.assert_close(other, values[0], rtol=1e-9, atol=1e-12)
     finally:
         crew.end()
+
+
+def groups(crew: Crew) -> list[list[int]]:
+    """Those who have one model after an exchange, where every step has one."""
+    everybody = sorted(member.identity for member in crew.living)
+    algorithm = crew.members[everybody[0]].optimizer._reducer.algorithm
+    if isinstance(algorithm, LocalSGD) and algorithm.interval == 1:
+        return [everybody]
+    if isinstance(algorithm, Crossover) and algorithm.interval == 1:
+        size = algorithm.group_size
+        return [everybody[begin : begin + size] for begin in range(0, len(everybody), size)]
+    return []
+
+
+def train_on(member: Member) -> None:
+    """Once more, with nobody lost."""
+    for _ in range(2):
+        member.step()
 
 
 def train(member: Member) -> tuple[int, int, float]:

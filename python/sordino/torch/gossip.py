@@ -8,17 +8,16 @@ own, in the order of the calls, with no rank that coordinates them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
 
 from sordino.algorithms import ElasticAveraging, GossipAlgorithm, PushSum
 from sordino.torch.exchanges import Channel
-from sordino.torch.gradients import GradientReducer
 from sordino.torch.groups import channel_of, group_of
 from sordino.torch.mixing import Meeting, Mixing, mixing_of
 from sordino.torch.parameters import ParameterArena
+from sordino.torch.process_sets import ProcessSet
 from sordino.torch.steps import ParameterSteps
 
 
@@ -26,6 +25,7 @@ class GossipSteps(ParameterSteps):
     """What makes the steps of an optimizer those of a gossip algorithm."""
 
     algorithm: GossipAlgorithm
+    _asked: GossipAlgorithm
 
     def _set_up(self) -> None:
         self._arena: ParameterArena | None = None
@@ -50,12 +50,14 @@ class GossipSteps(ParameterSteps):
         meeting = Meeting(context, everybody, channel, name, place, self._judge)
         mixing = mixing_of(meeting, arena, algorithm)
         mixing.load_state(self._loaded)
-        if algorithm.workers_in_group > 1:
-            group = group_of(context, everybody, algorithm.workers_in_group)
-            within = replace(self.settings, process_set=group)
-            self.reducer = GradientReducer(context, self.names, self.parameters, within, compare=True)
+        if self._asked.workers_in_group > 1:
+            self._reduce_within(group_of(context, everybody, algorithm.workers_in_group))
         self._steps_here = not algorithm.leaders_only or place % algorithm.workers_in_group == 0
         self._arena, self._mixing = arena, mixing
+
+    @property
+    def _replicas(self) -> ProcessSet | None:
+        return None if self.algorithm.leaders_only else super()._replicas  # leaders hand their model out
 
     def flush(self, optimizer: torch.optim.Optimizer) -> None:
         if self._mixing is not None and self._arena is not None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ from sordino.torch.devices import device_of
 from sordino.torch.gradient_hooks import GradientHooks
 from sordino.torch.operation import Average, Sum
 from sordino.torch.own_gradients import OwnGradients
+from sordino.torch.process_sets import ProcessSet
 from sordino.torch.segments import Segment, Settings, say_used, whole_layout
 from sordino.torch.sparse import no_rows, sparse_allreduce_async
 from sordino.torch.surviving import LOSSES
@@ -43,6 +45,8 @@ class GradientReducer(GradientHooks):
     Args:
         compare: whether to meet the other ranks now (collective), or at the first synchronization: a copy of an
             optimizer may be made on one rank only and never be used.
+        in_step: where ranks go on without those that are lost, the ranks that take their steps together, although each
+            group of them reduces its own gradients; by default those of the settings.
     """
 
     instead_of_sparse: str | None = None
@@ -54,6 +58,7 @@ class GradientReducer(GradientHooks):
         parameters: Sequence[torch.Tensor],
         settings: Settings,
         compare: bool,
+        in_step: ProcessSet | None = None,
     ) -> None:
         super().__init__(names, parameters, settings.passes)
         self.context = context
@@ -66,7 +71,8 @@ class GradientReducer(GradientHooks):
         self._sparse_finish: dict[int, Callable[[], torch.Tensor]] = {}
         self._looked: dict[int, Any] = {}  # at sparse gradients that were sent last, with check_finite
         self._kept: dict[int, weakref.ref[torch.Tensor]] = {}
-        self._own = OwnGradients(context, settings.process_set, self.parameters) if context.outlasts else None
+        in_step = in_step or settings.process_set
+        self._own = OwnGradients(context, in_step, self.parameters) if context.outlasts else None
         if not self.active:
             return
         if compare:
@@ -309,7 +315,7 @@ class GradientReducer(GradientHooks):
 
     def synchronize(self) -> None:
         """Reduces what is not under way yet and waits for everything. Does nothing a second time in a cycle."""
-        if not self.active or self._done:
+        if self._done or not (self.active if self._own is None else self._own.take_part):
             return
         if self._own is None:
             self._reduce_everything()
@@ -320,11 +326,16 @@ class GradientReducer(GradientHooks):
     def _reduce_everything(self) -> None:
         """Has all gradients reduced. Collective."""
         if not self.active:
-            return  # nobody else is left
+            return  # nobody else is left, or in the group
         self._start_rest()
         for index in sorted(self._sparse.keys() - self._sparse_finish.keys()):
             self._start_sparse(index)
         self._finish_all()
+
+    def regroup(self, process_set: ProcessSet) -> None:
+        """Reduces over other ranks from now on."""
+        self.settings = replace(self.settings, process_set=process_set)
+        self.renew()
 
     def renew(self) -> None:
         """Goes on among those that are left: the plan is made anew when it is needed."""

@@ -50,8 +50,8 @@ def check_outlasting(options: dict[str, Any], adasum: bool) -> None:
         problem = "AllReduce(double_buffering=True)"
     elif isinstance(algorithm, Layered):
         problem = "Layered"
-    elif isinstance(algorithm, (Crossover, LocalSGD)) and algorithm.group_size > 1:
-        problem = f"{type(algorithm).__name__} with groups"
+    elif isinstance(algorithm, LocalSGD) and algorithm.sharded:
+        problem = 'LocalSGD(exchange="sharded")'
     elif isinstance(algorithm, ParameterSkipping) and algorithm.exchange == "parameter-server":
         problem = 'ParameterSkipping(exchange="parameter-server")'
     if problem is not None:
@@ -59,15 +59,18 @@ def check_outlasting(options: dict[str, Any], adasum: bool) -> None:
 
 
 def fitted(context: Context, algorithm: Algorithm, process_set: ProcessSet) -> Algorithm:
-    """An algorithm for those members of a process set that are left: with as many peers as there are, weights among
-    them, and the same manager, or the first rank."""
+    """An algorithm for those members of a process set that are left: with the largest groups that divide them, up to
+    the size that was asked for, as many peers as there are, weights among them, and the same manager, or the first
+    rank."""
     before = context.identities_before(process_set)
     now = [context.world.identities[rank] for rank in process_set.ranks or []]
     if len(now) == len(before) or not now:
         return algorithm
     changes: dict[str, Any] = {}
+    if isinstance(algorithm, (Crossover, LocalSGD)):
+        changes["group_size"] = max(k for k in range(1, algorithm.group_size + 1) if len(now) % k == 0)
     if isinstance(algorithm, Crossover) and algorithm.roulette is not None:
-        changes["roulette"] = _among(algorithm.roulette, before, now)
+        changes["roulette"] = _among(algorithm.roulette, before, now) if algorithm.group_size == 1 else None
     if isinstance(algorithm, SegmentedGossip):
         changes["replicas"] = min(algorithm.replicas, max(1, len(now) - 1))
     if isinstance(algorithm, PushSum):

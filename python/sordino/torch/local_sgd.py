@@ -16,7 +16,6 @@ from sordino.algorithms import LocalSGD
 from sordino.errors import UsageError
 from sordino.torch.autograd import allreduce
 from sordino.torch.exchanges import Channel
-from sordino.torch.gradients import GradientReducer
 from sordino.torch.groups import group_of, new_channel, peers_of
 from sordino.torch.operation import Average, Max, Sum
 from sordino.torch.ops import grouped_allreduce_
@@ -57,6 +56,7 @@ class LocalSteps(ParameterSteps):
     """What makes the steps of an optimizer those of local SGD."""
 
     algorithm: LocalSGD
+    _asked: LocalSGD
 
     def _set_up(self) -> None:
         self.interval = self.algorithm.interval
@@ -91,14 +91,11 @@ class LocalSteps(ParameterSteps):
         if self._shards is not None:
             self._shards.across = None if self._alone or self._models == 1 else self._peers
             return
-        everybody = self.settings.process_set
-        if self.reducer is not None:
-            if not self._alone and self.reducer.settings.process_set is everybody:
-                return
+        if not self._alone or self._asked.group_size > 1:
+            self._reduce_within(self._group if self._alone else self.settings.process_set)
+        elif self.reducer is not None:
             self.reducer.release()
-        among = replace(self.settings, process_set=self._group if self._alone else everybody)
-        nobody = len(among.process_set.ranks or []) == 1
-        self.reducer = None if nobody else GradientReducer(self.context, self.names, self.parameters, among, True)
+            self.reducer = None
 
     def renew(self) -> None:
         # Some may have taken the step from which groups are on their own, and others not.
@@ -108,11 +105,8 @@ class LocalSteps(ParameterSteps):
         # All have just been averaged, and count from the step of the furthest, so that nobody leaves an averaging out.
         self._averaged = max(self._averaged, self._furthest)
         self._floor = 0
-
-    def _part(self, keeps_place: bool = False) -> None:
-        kept, self.reducer = (None, self.reducer) if self._alone else (self.reducer, None)
-        super()._part(keeps_place)
-        self.reducer = kept
+        if self.active:
+            self._note_models()
 
     @property
     def _shards(self) -> ShardedReducer | None:
@@ -124,8 +118,13 @@ class LocalSteps(ParameterSteps):
         self._rate = float(optimizer.param_groups[0]["lr"])
         self._highest_rate = max(self._highest_rate, self._rate)
         self._prepare(optimizer)
+        self._note_models()
+
+    @torch.no_grad()
+    def _note_models(self) -> None:
+        """Keeps what models are where none has been kept: parameters that have been unfrozen are new, and no group has
+        moved them."""
         if self._alone and self.algorithm.aggregate == "gradients":
-            # Parameters that have been unfrozen are new; no group has moved them.
             self._then += [value.clone() for value in self._values()[len(self._then) :]]
 
     def _prepare(self, optimizer: torch.optim.Optimizer) -> None:
@@ -143,10 +142,12 @@ class LocalSteps(ParameterSteps):
         due = self._alone and self.steps - self._averaged >= self.interval
         if due or self._shards is not None:
             self._judge_all()
-        if self.algorithm.log_distance is not None and self.steps % self.algorithm.log_distance == 0:
+        logged = self.algorithm.log_distance is not None and self.steps % self.algorithm.log_distance == 0
+        if logged and self.steps > self._furthest:  # the others have been there before
             self.distances.append((self.steps, self._distance()))
         if due:
-            self.exchange([*self._values(), *(buffer for _, buffer in self.buffers)], self._average)
+            models = self._values() or [parameter.detach() for parameter in self.parameters]
+            self.exchange([*models, *(buffer for _, buffer in self.buffers)], self._average)
         if self._shards is not None:
             self._shards.hand_out()
         if not self._alone and self._starts():

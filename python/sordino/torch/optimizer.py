@@ -195,7 +195,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._reducer.load_optimizer_state(self._inner, inner)
             self._reducer.reset()
             if own is not None:
-                self._reducer.load_state(own)
+                self._reducer.go_on_from(own)
         else:
             self._inner.load_state_dict(inner)
             self._reducer.reset()

@@ -12,7 +12,11 @@ from sordino.torch.surviving import together
 
 
 class OwnGradients:
-    """Copies of the gradients of `parameters`, from the time that a reduction of theirs begins until it is over."""
+    """Copies of the gradients of `parameters`, from the time that a reduction of theirs begins until it is over.
+
+    Args:
+        process_set: the ranks that take their steps together, although they may reduce in groups.
+    """
 
     def __init__(self, context: Context, process_set: ProcessSet, parameters: Sequence[torch.Tensor]) -> None:
         self._context, self._process_set = context, process_set
@@ -20,6 +24,11 @@ class OwnGradients:
         self._lockstep: Lockstep | None = None
         self._values: dict[int, torch.Tensor | None] = {}
         self._room: dict[int, torch.Tensor] = {}  # of copies that are not needed any more
+
+    @property
+    def take_part(self) -> bool:
+        """Whether this rank and others take steps together."""
+        return self._context.size > 1 and bool(self._process_set.included())
 
     def reduce(self, work: Callable[[], None]) -> None:
         """Does `work()`, which reduces all gradients, although ranks may be lost in it. Collective."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from sordino.torch.gradients import GradientReducer
 from sordino.torch.lasting import fitted
 from sordino.torch.operation import Average, Max
 from sordino.torch.ops import grouped_allreduce_
+from sordino.torch.process_sets import ProcessSet
 from sordino.torch.segments import Settings
 from sordino.torch.surviving import LOSSES, again, recover, together
 
@@ -84,6 +86,7 @@ class ParameterSteps(ABC):
             together(self.context, self.settings.process_set, self._meet_all, self._part)
 
     def _meet_all(self) -> None:
+        self.algorithm = fitted(self.context, self._asked, self.settings.process_set)
         if self.active:
             self.settings.agreement.meet(self.context)
             self._meet()
@@ -100,13 +103,15 @@ class ParameterSteps(ABC):
         """Undoes a meeting; with `keeps_place` for another one, after which this is among the survivors as before."""
         state = self._carried()
         survivor = self.context.survivors.get(id(self))
+        reducer, self.reducer = self.reducer, None  # which may be at work
         self.release()
         if keeps_place and survivor is not None:
             self.context.survivors[id(self)] = survivor
         self.settings.agreement.name = ""  # they meet anew
         self._set_up()
-        self._met, self.reducer = False, None
+        self._met = False
         self.load_state(state)
+        self.reducer = reducer
         self.active = self.context.size > 1 and bool(self.settings.process_set.included())
 
     @torch.no_grad()
@@ -119,7 +124,6 @@ class ParameterSteps(ABC):
             self.round += int(self._exchanging)
         self._exchanging = False
         round = self.round
-        self.algorithm = fitted(self.context, self._asked, self.settings.process_set)
         self._part(keeps_place=True)
         self._meet_all()
         self.round = round
@@ -145,9 +149,23 @@ class ParameterSteps(ABC):
         elif self.round >= self._floor:
             self._remember(tensors)
             self._exchanging = True
+            self._level_group(tensors)
             work()
             self._unchanged, self._exchanging = None, False
         self.round += 1
+
+    def _level_group(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Makes the models of a group one again where it is not the first: the ranks have come to it with the momenta
+        of others, and some with a step that others had taken before."""
+        group = self._replicas
+        if self.context.epoch > 0 and group is not None and len(group.ranks or []) > 1:
+            name = f"{self.label}.group"
+            grouped_allreduce_(list(tensors), op=Average, name=name, process_set=group)
+
+    @property
+    def _replicas(self) -> ProcessSet | None:
+        """The ranks that have one model together."""
+        return None if self.reducer is None else self.reducer.settings.process_set
 
     @torch.no_grad()
     def _remember(self, tensors: Sequence[torch.Tensor]) -> None:
@@ -159,6 +177,15 @@ class ParameterSteps(ABC):
     @abstractmethod
     def _meet(self) -> None:
         """Makes what exchanges need. Collective."""
+
+    def _reduce_within(self, process_set: ProcessSet) -> None:
+        """Has gradients averaged over these ranks from now on."""
+        if self.reducer is not None:
+            self.reducer.regroup(process_set)
+            return
+        everybody = self.settings.process_set
+        within = replace(self.settings, process_set=process_set)
+        self.reducer = GradientReducer(self.context, self.names, self.parameters, within, True, everybody)
 
     def begin_step(self, optimizer: torch.optim.Optimizer) -> None:
         """To be called before every step, also one that is going to be left out. Collective."""
@@ -191,6 +218,11 @@ class ParameterSteps(ABC):
     @abstractmethod
     def load_state(self, state: dict[str, Any]) -> None:
         """Goes on where `state()` was taken."""
+
+    def go_on_from(self, state: dict[str, Any]) -> None:
+        """Goes on where a checkpoint was taken, by all ranks alike."""
+        self._floor = self._furthest = 0
+        self.load_state(state)
 
     def take_over(self, old: ParameterSteps) -> None:
         """Goes on where an object that has settled stands, which may have had other parameters."""
