@@ -232,6 +232,7 @@ void World::shutdown() {
         for (int peer = 0; peer < size(); ++peer) {
           if (peer != rank() && !gone_[static_cast<std::size_t>(peer)]) transport_->post(peer, bye);
         }
+        if (membership_) membership_->say_goodbye();
       } catch (const Error&) {
         transport_->abandon();  // a peer has died meanwhile; there is nobody to say goodbye to
       }

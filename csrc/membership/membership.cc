@@ -112,6 +112,7 @@ void Membership::notice(int from, Reader& reader) {
   const auto epoch = reader.get<std::uint32_t>();
   if (ended()) return;
   if (kind == Notice::kFarewell) return lose({from, reader.text()});
+  if (kind == Notice::kGoodbye) return epoch == view_.epoch ? left(from) : lose({from, "it has shut down", true});
   if (epoch < view_.epoch) {
     // Whoever is still there has not heard what was decided: that it is left out, if it is.
     send(from, Notice::kAgree, epoch, Agreement::verdict(history_[epoch + 1]));
@@ -169,6 +170,12 @@ void Membership::blame(const std::vector<int>& silent, const std::vector<int>& s
   for (const int rank : silent) agreement_->silence(rank, cause);
   for (const int rank : stuck) agreement_->accuse(rank, cause);
   begin();
+}
+
+void Membership::say_goodbye() {
+  for (const int rank : view_.members) {
+    if (rank != self_) send(rank, Notice::kGoodbye, view_.epoch);
+  }
 }
 
 void Membership::depart(const std::string& cause) {

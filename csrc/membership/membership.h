@@ -49,7 +49,9 @@ class Membership : public std::enable_shared_from_this<Membership> {
   // Facts from above, of ranks of epoch 0.
   void blame(const std::vector<int>& silent, const std::vector<int>& stuck, const std::string& cause);
   void left(int rank);
-  // This rank leaves.
+  // This rank leaves, and has told the ranks of its epoch; who has begun to agree on the next one must know it too.
+  void say_goodbye();
+  // This rank leaves the others in the lurch.
   void depart(const std::string& cause);
   void begin();
   void count_tags(int next) { agreement_->count_tags(next); }
@@ -58,7 +60,7 @@ class Membership : public std::enable_shared_from_this<Membership> {
   std::vector<Loss> take_losses();
 
  private:
-  enum class Notice : std::uint8_t { kAlive, kAgree, kAsk, kFarewell };
+  enum class Notice : std::uint8_t { kAlive, kAgree, kAsk, kGoodbye, kFarewell };
   enum class End { kNone, kNoQuorum, kEvicted };
   struct Held {
     int from;

@@ -48,12 +48,25 @@ class Lockstep:
     committed: int = 0
     through: int = 0
     undo: Callable[[], None] = field(default=lambda: None, repr=False)
+    _working: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
-    def begin(self, undo: Callable[[], None]) -> int:
-        """The number of the next part."""
-        self.begun += 1
-        self.undo = undo
-        return self.begun
+    @contextmanager
+    def next(self, undo: Callable[[], None]) -> Iterator[int]:
+        """The number of the next part, which is under way within the block; an error that ends it has been no part."""
+        if not self._working.acquire(blocking=False):
+            raise UsageError(
+                f"another thread of this rank is in the middle of a blocking operation ({self.key}): where ranks go on "
+                "without those that are lost, all must take their operations in one order, so call them from one thread"
+            )
+        try:
+            self.begun += 1
+            self.undo = undo
+            yield self.begun
+        except BaseException:
+            self.begun -= 1
+            raise
+        finally:
+            self._working.release()
 
 
 @dataclass

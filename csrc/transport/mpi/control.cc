@@ -29,15 +29,16 @@ void Control::post(int to, Bytes message) {
 }
 
 bool Control::poll(const Sink& sink) {
-  while (!letters_.empty()) {
+  // Each by itself: a rank that stands still does not take its letters, and the others do.
+  for (auto letter = letters_.begin(); letter != letters_.end();) {
     int sent = 0;
-    Letter& letter = letters_.front();
-    if (!fine(MPI_Test(&letter.request, &sent, MPI_STATUS_IGNORE), "MPI_Test", letter.to)) {
-      graveyard_.splice(graveyard_.end(), letters_, letters_.begin());
-      continue;
+    const auto next = std::next(letter);
+    if (!fine(MPI_Test(&letter->request, &sent, MPI_STATUS_IGNORE), "MPI_Test", letter->to)) {
+      graveyard_.splice(graveyard_.end(), letters_, letter);
+    } else if (sent) {
+      letters_.erase(letter);
     }
-    if (!sent) break;
-    letters_.pop_front();
+    letter = next;
   }
   bool moved = false;
   if (one_by_one_) {

@@ -46,18 +46,25 @@ def broadcast_parameters(params: Mapping[str, Any] | Iterable[Any], root_rank: i
         if name is None and not isinstance(tensor, torch.Tensor):
             kind = type(tensor).__name__
             raise UsageError(f"invalid params: an entry is a {kind}, not a tensor or a (name, tensor) pair")
-    root = _Root(root_rank)
+    root, context = _Root(root_rank), current()
+    named = [(name, tensor) for name, tensor in entries if isinstance(tensor, torch.Tensor)]
 
-    def work() -> None:
+    def work() -> list[torch.Tensor]:
+        tensors = [tensor for _, tensor in named]
+        if context.outlasts:  # what a world that has ended has begun to send may still arrive
+            tensors = [tensor.detach().clone() for tensor in tensors]
         handles = [
             broadcast_async_(tensor, root.rank, name=None if name is None else f"parameters.{name}")
-            for name, tensor in entries
-            if isinstance(tensor, torch.Tensor)
+            for tensor, (name, _) in zip(tensors, named)
         ]
         for handle in handles:
             synchronize(handle)
+        return tensors
 
-    together(current(), global_process_set, work)
+    with torch.no_grad():
+        for result, (_, tensor) in zip(together(context, global_process_set, work), named):
+            if result is not tensor:
+                tensor.copy_(result)
 
 
 class _Root:

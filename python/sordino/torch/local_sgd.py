@@ -22,7 +22,7 @@ from sordino.torch.ops import grouped_allreduce_
 from sordino.torch.parameters import ParameterArena
 from sordino.torch.sharded_state import gather_state, scatter_state
 from sordino.torch.shards import ShardedReducer
-from sordino.torch.steps import ParameterSteps
+from sordino.torch.steps import ParameterSteps, take_mean
 from sordino.torch.tensors import squared_distance
 
 _ELEMENTWISE = (
@@ -187,7 +187,7 @@ class LocalSteps(ParameterSteps):
                 then.copy_(value)
         if self.buffers:
             tensors = [buffer for _, buffer in self.buffers]
-            grouped_allreduce_(tensors, op=Average, name="local.buffers", process_set=self.settings.process_set)
+            take_mean(tensors, "local.buffers", self.settings.process_set)
 
     def _distance(self) -> float:
         """D = (1/P) sum over groups of |w_i - mean w|_2, the same on all ranks. Source: equation 9."""

@@ -76,7 +76,11 @@ def _set_id(context: Context, process_set: ProcessSet, label: str) -> int:
 
 
 class Operation:
-    """One collective, described but not started: `run()` waits for its result, `start()` gives a handle."""
+    """One collective, described but not started: `run()` waits for its result, `start()` gives a handle.
+
+    Where ranks go on without those that are lost, it writes to tensors of its own, which are copied to the user's when
+    all is well: what a world that has ended has begun to send may still arrive.
+    """
 
     def __init__(
         self,
@@ -92,44 +96,62 @@ class Operation:
         set_id = _set_id(self.context, process_set, label)
         self.finish = finish
         self._process_set = process_set
-        self._in_place = [source for source, target in tensors if target is source]
+        self._tensors = list(tensors)
+        self._copied: list[tuple[torch.Tensor, torch.Tensor]] = []  # tensors, and those written to in their place
         self._root = self.context.world.identities[options["root"]] if "root" in options else None
         place = common_device([source for source, _ in tensors], f"the tensors of {label}")
-        self.arguments: dict[str, Any] = dict(
+        self._arguments: dict[str, Any] = dict(
             kind=kind,
             name=self.context.operation_name(label, name, set_id),
-            tensors=[describe(source, target) for source, target in tensors],
-            process_set=set_id,
-            keep=tensors,
             device=device_of(place, self.context) if tensors else None,
             **options,
         )
 
+    def _prepared(self, plainly: bool) -> dict[str, Any]:
+        """The core's arguments, in the world that there is."""
+        tensors = self._tensors if plainly else self._copies()
+        if self._root is not None:
+            self._arguments["root"] = self.context.rank_of(self._root, "the root of a broadcast")
+        described = [describe(source, target) for source, target in tensors]
+        return dict(self._arguments, tensors=described, keep=tensors, process_set=self._process_set.process_set_id)
+
+    @torch.no_grad()
+    def _copies(self) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
+        pairs: list[tuple[torch.Tensor, torch.Tensor | None]] = []
+        self._copied = []
+        for source, target in self._tensors:
+            if target is None:
+                pairs.append((source, None))
+                continue
+            room = source.clone() if target is source else torch.empty_like(target)
+            pairs.append((room if target is source else source, room))
+            self._copied.append((target, room))
+        return pairs
+
     def start(self) -> int:
         with raising_recovered(self.context, self.context.epoch):
-            handle = self.context.world.submit(**self.arguments)
-        return self.context.track(handle, self.finish)
+            handle = self.context.world.submit(**self._prepared(self.context.is_plain))
+        return self.context.track(handle, self._finish)
 
     def run(self) -> Any:
         if self.context.is_plain:
-            return self._run()
-        if self.arguments["kind"] == kinds.ALLTOALL:  # what goes to whom is said for this number of ranks
+            handle = self._run(plainly=True)
+        elif self._arguments["kind"] == kinds.ALLTOALL:  # what goes to whom is said for this number of ranks
             with raising_recovered(self.context, self.context.epoch):
-                return self._run()
-        before = [tensor.clone() for tensor in self._in_place]
+                handle = self._run(plainly=False)
+        else:
+            handle = together(self.context, self._process_set, lambda: self._run(plainly=False))
+        return self._finish(handle)
 
-        def undo() -> None:
-            for tensor, value in zip(self._in_place, before):
-                tensor.copy_(value)
-
-        return together(self.context, self._process_set, self._run, undo)
-
-    def _run(self) -> Any:
-        self.arguments["process_set"] = self._process_set.process_set_id
-        if self._root is not None:
-            self.arguments["root"] = self.context.rank_of(self._root, "the root of a broadcast")
-        handle = self.context.world.run(**self.arguments)
+    def _run(self, plainly: bool) -> Handle:
+        handle = self.context.world.run(**self._prepared(plainly))
         handle.wait()
+        return handle
+
+    @torch.no_grad()
+    def _finish(self, handle: Handle) -> Any:
+        for tensor, room in self._copied:
+            tensor.copy_(room)
         return self.finish(handle)
 
 

@@ -13,16 +13,24 @@ import torch
 from sordino.algorithms import Algorithm
 from sordino.context import Context
 from sordino.errors import UsageError
-from sordino.torch.autograd import allreduce
+from sordino.torch.autograd import allreduce, grouped_allreduce
 from sordino.torch.gradients import GradientReducer
 from sordino.torch.lasting import fitted
 from sordino.torch.operation import Average, Max
-from sordino.torch.ops import grouped_allreduce_
 from sordino.torch.process_sets import ProcessSet
 from sordino.torch.segments import Settings
 from sordino.torch.surviving import LOSSES, again, recover, together
 
 Named = Sequence[tuple[str, torch.Tensor]]
+
+
+@torch.no_grad()
+def take_mean(tensors: Sequence[torch.Tensor], name: str, process_set: ProcessSet) -> None:
+    """Gives the ranks of a set the mean of their tensors. Collective over it. Ranks write to memory of its own until it
+    is known: an exchange that is given up may go on there."""
+    means = grouped_allreduce(list(tensors), op=Average, name=name, process_set=process_set)
+    for tensor, mean in zip(tensors, means):
+        tensor.copy_(mean)
 
 
 class ParameterSteps(ABC):
@@ -139,7 +147,7 @@ class ParameterSteps(ABC):
     def _level(self, tensors: list[torch.Tensor]) -> None:
         """Gives all ranks the mean of theirs. Collective."""
         self._remember(tensors)
-        grouped_allreduce_(tensors, op=Average, name=f"{self.label}.level", process_set=self.settings.process_set)
+        take_mean(tensors, f"{self.label}.level", self.settings.process_set)
         self._unchanged = None
 
     def exchange(self, tensors: Sequence[torch.Tensor], work: Callable[[], None]) -> None:
@@ -159,8 +167,7 @@ class ParameterSteps(ABC):
         of others, and some with a step that others had taken before."""
         group = self._replicas
         if self.context.epoch > 0 and group is not None and len(group.ranks or []) > 1:
-            name = f"{self.label}.group"
-            grouped_allreduce_(list(tensors), op=Average, name=name, process_set=group)
+            take_mean(tensors, f"{self.label}.group", group)
 
     @property
     def _replicas(self) -> ProcessSet | None:

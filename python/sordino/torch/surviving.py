@@ -13,11 +13,21 @@ from typing import Any, TypeVar
 
 from sordino import kinds
 from sordino.context import Context, Lockstep
-from sordino.errors import PeerLost, SordinoError, Timeout, TransportError
+from sordino.errors import (
+    ConfigurationMismatch,
+    LayoutMismatch,
+    NonFinite,
+    OperationMismatch,
+    PeerLost,
+    SordinoError,
+    Timeout,
+    TransportError,
+)
 from sordino.torch.process_sets import ProcessSet, register_again
 
 LOSSES = (PeerLost, Timeout, TransportError)
 """What may be the end of a world, and not that of its ranks."""
+_OF_ALL = (OperationMismatch, ConfigurationMismatch, LayoutMismatch, NonFinite)  # what no rank raises alone
 _FRUITLESS = 3  # times in a row that the ranks meet anew, and nobody is missing
 
 Result = TypeVar("Result")
@@ -44,32 +54,44 @@ def together(
 
     Raises:
         SordinoError: as `work`; where this rank cannot go on, NoQuorum or Evicted.
+        UsageError: another thread of this rank is at a part of the same.
     """
     if context.is_plain:
         return work()
     if lockstep is None:
         lockstep = context.lockstep("operations", process_set.ranks or [])
-    number = lockstep.begin(undo)
-    name_again = context.names_until_now()
-    while True:
-        epoch = context.epoch
-        try:
-            with context.plainly():
-                result = work()
-                lockstep.arrived = number
-                _say_arrived(context, lockstep, number, process_set)
-            lockstep.committed = number
-            context.fruitless = 0
-            return result
-        except LOSSES as error:
-            recover(context, error, epoch)
-            if lockstep.through >= number:
-                lockstep.committed = number
-                return result
-            name_again()
-        except BaseException:
-            lockstep.arrived = lockstep.committed = number  # all of them raise it, and nothing is to be repeated
-            raise
+    with lockstep.next(undo) as number:
+        name_again = context.names_until_now()
+        while True:
+            epoch = context.epoch
+            try:
+                with context.plainly():
+                    outcome = _outcome_of(work)
+                    lockstep.arrived = number
+                    _say_arrived(context, lockstep, number, process_set)
+                context.fruitless = 0
+                break
+            except LOSSES as error:
+                recover(context, error, epoch)
+                if lockstep.through >= number:
+                    break
+                name_again()
+        lockstep.committed = number
+    return outcome()
+
+
+def _outcome_of(work: Callable[[], Result]) -> Callable[[], Result]:
+    """What `work()` comes to on all ranks: a result, or an error that all raise."""
+    try:
+        result = work()
+    except _OF_ALL as error:
+        refusal = error  # a name of its own: Python deletes the other at the end of the block
+
+        def refuse() -> Result:
+            raise refusal
+
+        return refuse
+    return lambda: result
 
 
 def _say_arrived(context: Context, lockstep: Lockstep, number: int, process_set: ProcessSet) -> None:

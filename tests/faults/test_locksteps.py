@@ -1,0 +1,118 @@
+"""What a loss in the middle of an operation leaves to those that go on: their tensors, their errors, their order."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch
+from crew import Crew, Member, metric
+
+import sordino.torch as hvd
+from sordino.context import use
+from sordino.errors import OperationMismatch, PeerLost, SordinoError, UsageError
+
+ELEMENTS = 6_000_000
+
+
+@pytest.fixture
+def crew() -> Iterator[Crew]:
+    torch.set_num_threads(1)
+    made = Crew([0, 0, 1, 1])
+    yield made
+    made.end()
+
+
+def begin_in_place(member: Member) -> None:
+    """Starts a long operation on a tensor of this rank's number."""
+    member.tensor = torch.full((ELEMENTS,), float(member.identity + 1))  # type: ignore[attr-defined]
+    member.handle = hvd.allreduce_async_(member.tensor, op=hvd.Sum)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("delay_us", [0, 2000, 5000, 10000, 20000])
+def test_an_operation_that_fails_leaves_its_tensors_as_they_were(crew: Crew, delay_us: int) -> None:
+    def work(member: Member) -> tuple[bool, float, float]:
+        done = True
+        try:
+            hvd.synchronize(member.handle)  # type: ignore[attr-defined]
+        except PeerLost:
+            done = False
+        metric(member)  # who has had its result meets those that have not
+        time.sleep(0.01)  # for what may still arrive
+        return done, float(member.tensor.min()), float(member.tensor.max())  # type: ignore[attr-defined]
+
+    crew.all(begin_in_place)
+    time.sleep(delay_us * 1e-6)
+    crew.network.kill(3)
+    crew.order(work)
+    for identity, (done, low, high) in crew.collect().items():
+        assert low == high and low in ((10, 6) if done else (identity + 1,))
+
+
+def test_what_all_refuse_is_no_part_of_what_is_repeated(crew: Crew) -> None:
+    """All raise it, and a loss just then leaves nobody without an answer."""
+
+    def disagree(member: Member) -> str:
+        try:
+            hvd.allreduce(torch.ones(1 + member.identity % 2), name="mine")
+        except OperationMismatch as error:
+            return type(error).__name__
+        return "well"
+
+    for victim in (1, 2):
+        crew.order(disagree)
+        crew.network.kill(victim)
+        answers = set(crew.collect().values())
+        assert answers <= {OperationMismatch.__name__, "well"}
+        counts = {answer[:2] for answer in crew.all(metric).values()}
+        assert counts == {(len(crew.living), len(crew.living))}
+
+
+def test_blocking_operations_of_two_threads_are_refused(crew: Crew) -> None:
+    """Ranks could not tell which of them they have completed."""
+    late = threading.Event()
+
+    def work(member: Member) -> str | None:
+        if member.identity == 3:
+            late.wait(10)
+            metric(member)
+            return None
+        refusals: list[str] = []
+
+        def other() -> None:
+            with use(member.context):
+                time.sleep(0.05)
+                try:
+                    metric(member)
+                except UsageError as error:
+                    refusals.append(str(error))
+                late.set()
+
+        beside = threading.Thread(target=other)
+        beside.start()
+        metric(member)
+        beside.join()
+        return refusals[0] if refusals else None
+
+    answers = crew.all(work)
+    assert "from one thread" in (answers[0] or "")
+
+
+def test_a_local_error_can_be_mended_and_tried_again(crew: Crew) -> None:
+    """Whoever gave a wrong argument has not taken part; it tries again while the others wait."""
+
+    def work(member: Member) -> float:
+        if member.identity == 1:
+            with pytest.raises(UsageError, match="root_rank"):
+                hvd.broadcast_parameters({"w": torch.zeros(2)}, root_rank=9)
+            with pytest.raises(SordinoError):
+                hvd.allreduce(torch.zeros(2, dtype=torch.complex64))
+        value = torch.full((2,), float(member.identity))
+        hvd.broadcast_parameters({"w": value}, root_rank=2)
+        return float(value[0])
+
+    assert set(crew.all(work).values()) == {2.0}
+    crew.network.kill(0)
+    assert set(crew.all(work).values()) == {2.0}
