@@ -116,3 +116,22 @@ def test_a_local_error_can_be_mended_and_tried_again(crew: Crew) -> None:
     assert set(crew.all(work).values()) == {2.0}
     crew.network.kill(0)
     assert set(crew.all(work).values()) == {2.0}
+
+
+@pytest.mark.parametrize("delay_us", [0, 300, 600, 1000, 1500, 2000, 3000, 4000])
+def test_process_sets_come_and_go_while_ranks_are_lost(crew: Crew, delay_us: int) -> None:
+    def work(member: Member) -> tuple[int, int]:
+        for _ in range(6):
+            ranks = [rank for rank, identity in enumerate(member.context.world.identities) if identity in (0, 2)]
+            part = hvd.add_process_set(ranks)
+            if part.included():
+                hvd.allreduce(torch.ones(5), op=hvd.Sum, process_set=part)
+            hvd.remove_process_set(part)
+        return metric(member)[:2]
+
+    crew.all(metric)
+    crew.order(work)
+    time.sleep(delay_us * 1e-6)
+    crew.network.kill(1)
+    assert set(crew.collect().values()) <= {(3, 3), (4, 4)}
+    assert set(crew.all(work).values()) == {(3, 3)}

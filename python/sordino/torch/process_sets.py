@@ -159,9 +159,19 @@ def _world_ranks(context: Context, comm: Any) -> list[int]:
 
 def remove_process_set(process_set: ProcessSet) -> bool:
     """Forgets a process set. Collective over all ranks. False for one that is unknown, or is that of all ranks."""
-    identity = process_set.process_set_id
-    if identity is None or identity == 0 or identity not in current().world.sets():
+    from sordino.torch.surviving import together
+
+    context, identity = current(), process_set.process_set_id
+    if identity is None or identity == 0 or identity not in context.world.sets():
         return False
-    _agree(kinds.REMOVE_SET, "remove_process_set", [identity])
-    process_set.process_set_id = None
+
+    def work() -> None:
+        if process_set.process_set_id is not None:  # it may have lost all its members
+            _agree(kinds.REMOVE_SET, "remove_process_set", [process_set.process_set_id])
+        process_set.process_set_id = None
+
+    def undo() -> None:
+        process_set.process_set_id = identity
+
+    together(context, global_process_set, work, undo)
     return True
