@@ -93,6 +93,7 @@ def parse(argv: Sequence[str] | None, description: str) -> argparse.Namespace:
     add("--checkpoint-every", type=int, metavar="N", help="write it after every N steps as well")
     add("--resume", action=argparse.BooleanOptionalAction, help="insist on continuing, or on starting anew")
     add("--json", metavar="FILE", help="write the results there as well")
+    add("--log", metavar="FILE", help="append a line of JSON for each step: its number, loss, ranks, start, time")
     add("--statistics", metavar="FILE", help="of caps: write there (JSON) what was skipped, and a plot beside it")
     # Every rank parses, one speaks.
     with contextlib.redirect_stdout(io.StringIO()) if hvd.rank() else contextlib.nullcontext():
@@ -117,7 +118,7 @@ def parse(argv: Sequence[str] | None, description: str) -> argparse.Namespace:
         raise UsageError("--lr must be above 0, and --momentum at least 0 and below 1")
     if args.statistics and args.algorithm != "caps":
         raise UsageError(f"--statistics {args.statistics}: {args.algorithm} has none; they are of --algorithm caps")
-    for name in ("checkpoint", "json", "statistics"):
+    for name in ("checkpoint", "json", "log", "statistics"):
         path = getattr(args, name)
         if path and hvd.rank() == 0 and not Path(path).resolve().parent.is_dir():
             raise UsageError(f"--{name} {path}: there is no folder {Path(path).resolve().parent}")

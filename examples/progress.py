@@ -1,8 +1,12 @@
-"""Shows how a training goes: a bar for a person at a terminal, plain lines for a log file."""
+"""Shows how a training goes: a bar for a person at a terminal, plain lines for a log file, JSON for programs."""
 
 from __future__ import annotations
 
+import json
+import os
 import time
+from collections.abc import Callable
+from pathlib import Path
 from types import TracebackType
 
 from rich.progress import MofNCompleteColumn, Progress, TaskID, TextColumn
@@ -13,13 +17,17 @@ _SECONDS_PER_LINE = 2.0
 
 
 class Reporter:
-    """Rank 0's voice; on the other ranks every method does nothing."""
+    """Rank 0's voice; on the other ranks every method does nothing.
 
-    def __init__(self, speaks: bool) -> None:
+    Args:
+        speaks: whether this is rank 0; asked each time, for ranks that are lost change the numbers of the others.
+    """
+
+    def __init__(self, speaks: Callable[[], bool]) -> None:
         self._speaks = speaks
         self._bar: Progress | None = None
         self._task: TaskID | None = None
-        if speaks:
+        if speaks():
             self._bar = bar(MofNCompleteColumn(), TextColumn("{task.fields[detail]}"))
 
     def __enter__(self) -> Reporter:
@@ -37,7 +45,7 @@ class Reporter:
         """One line (above the bar, if there is one)."""
         if self._bar:
             self._bar.console.print(text, markup=False, highlight=False)
-        elif self._speaks:
+        elif self._speaks():
             print(text, flush=True)
 
     def begin(self, title: str, done: int, steps: int) -> None:
@@ -56,7 +64,7 @@ class Reporter:
         detail = f"loss {loss:.3f}  {rate:,.0f} images/s"
         if self._bar and self._task is not None:
             self._bar.update(self._task, completed=self._done, detail=detail)
-        elif self._speaks and now - self._printed > _SECONDS_PER_LINE:
+        elif now - self._printed > _SECONDS_PER_LINE and self._speaks():
             self._printed = now
             print(f"{self._title}  step {self._done}/{self._steps}  {detail}", flush=True)
 
@@ -65,3 +73,32 @@ class Reporter:
         if self._bar and self._task is not None:
             self._bar.remove_task(self._task)
             self._task = None
+
+
+class StepLog:
+    """A line of JSON for each step, appended to a file: who continues from a checkpoint continues its log too.
+
+    A step that is taken again has another line. What a kill has left of a line stays a line that is no JSON.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = Path(path)
+        self._continues = False
+        self._start = int(os.environ.get("SORDINO_RESTART", 0))
+
+    def step(self, step: int, loss: float, ranks: int) -> None:
+        """`ranks` have taken it. One of them calls this."""
+        line = {"step": step, "loss": loss, "ranks": ranks, "start": self._start, "time": time.time()}
+        with open(self._path, "a", encoding="utf-8") as file:
+            if not self._continues and not _ends_a_line(self._path):
+                file.write("\n")
+            file.write(json.dumps(line) + "\n")
+        self._continues = True
+
+
+def _ends_a_line(path: Path) -> bool:
+    with open(path, "rb") as file:
+        if file.seek(0, os.SEEK_END) == 0:
+            return True
+        file.seek(-1, os.SEEK_END)
+        return file.read() == b"\n"

@@ -52,7 +52,7 @@ from common import (
     use_threads,
 )
 from options import algorithm_of, algorithm_to_be, parse
-from progress import Reporter
+from progress import Reporter, StepLog
 from sordino import checkpoint
 from sordino.data import Dataset
 from sordino.errors import NotBuilt, UsageError
@@ -67,6 +67,7 @@ class Training:
     model: Net
     optimizer: Any
     reporter: Reporter
+    log: StepLog | None = None
     epoch: int = 0  # epochs completed
     step: int = 0  # steps completed in the current epoch
     saved: bool = True  # the last checkpoint could be written
@@ -133,7 +134,7 @@ class Training:
     def run_epoch(self) -> float:
         """Steps up to the end of the epoch or to --max-steps; the mean loss over all images of all ranks."""
         args, images, labels = self.args, self.data.train_images, self.data.train_labels
-        loss_sum, images_before = 0.0, self.images_run
+        loss_sum, images_seen = 0.0, 0
         before, start = hvd.stats(), time.perf_counter()
         for rows, mine in global_batches(len(labels), args.batch_size, args.seed, self.epoch, self.step):
             for group in self.optimizer.param_groups:
@@ -149,10 +150,14 @@ class Training:
             (loss * (hvd.size() / rows)).backward()
             self.optimizer.step()
             loss_sum += loss.item()
+            images_seen += len(mine)
             self.step += 1
             self.steps_run += 1
             self.images_run += rows
-            self.reporter.step(loss.item() / max(len(mine), 1), rows)
+            mean = loss.item() / max(len(mine), 1)
+            self.reporter.step(mean, rows)
+            if self.log and hvd.rank() == 0:
+                self.log.step(self.steps_done, mean, hvd.size())
             if self.steps_done == args.max_steps:
                 break
             if self.due():
@@ -161,17 +166,21 @@ class Training:
         self.seconds += time.perf_counter() - start
         self.exposed_seconds += after["exposed_seconds"] - before["exposed_seconds"]
         self.bytes_sent += int(after["bytes_sent"] - before["bytes_sent"])
-        return sum_over_ranks({"loss": loss_sum})["loss"] / (self.images_run - images_before)
+        sums = sum_over_ranks({"loss": loss_sum, "images": images_seen})
+        return sums["loss"] / sums["images"]
 
     @torch.no_grad()
     def accuracy(self) -> float:
         """On the test images; each rank looks at its share of them."""
-        mine = share(len(self.data.test_labels), hvd.rank(), hvd.size())
-        images, labels = (torch.from_numpy(part[mine]) for part in (self.data.test_images, self.data.test_labels))
         state = self.parameters()
-        guesses = torch.cat([functional_call(self.model, state, chunk).argmax(1) for chunk in images.split(500)])
-        right = float((guesses == labels).sum())
-        return sum_over_ranks({"right": right})["right"] / len(self.data.test_labels)
+        while True:
+            mine = share(len(self.data.test_labels), hvd.rank(), hvd.size())
+            images, labels = (torch.from_numpy(part[mine]) for part in (self.data.test_images, self.data.test_labels))
+            guesses = torch.cat([functional_call(self.model, state, chunk).argmax(1) for chunk in images.split(500)])
+            sums = sum_over_ranks({"right": float((guesses == labels).sum()), "seen": len(labels)})
+            # Else a rank was lost meanwhile, and its share with it: the others share all images anew.
+            if sums["seen"] == len(self.data.test_labels):
+                return sums["right"] / sums["seen"]
 
     def save(self) -> None:
         """Rank 0 writes the checkpoint, if there is to be one. Where models differ, all continue from their mean."""
@@ -227,7 +236,7 @@ class Training:
                 "python": platform.python_version(),
                 "torch": torch.__version__,
                 "numpy": np.__version__,
-            },
+            },  # fmt: skip
         }
 
 
@@ -241,7 +250,8 @@ def prepare(argv: Sequence[str] | None) -> Training:
     model = Net(data.image_size, data.classes)
     sgd = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=args.momentum)
     optimizer = hvd.DistributedOptimizer(sgd, named_parameters=model.named_parameters(), algorithm=algorithm_of(args))
-    training = Training(args, data, model, optimizer, Reporter(speaks=hvd.rank() == 0))
+    reporter = Reporter(speaks=lambda: hvd.rank() == 0)
+    training = Training(args, data, model, optimizer, reporter, StepLog(args.log) if args.log else None)
     if state:
         training.resume(state)
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)

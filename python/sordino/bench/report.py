@@ -22,6 +22,7 @@ from sordino.bench import (
     local_sgd_report,
     pictures,
     skipping_report,
+    soak_report,
     tables,
     wide_area_report,
 )
@@ -49,6 +50,7 @@ _TABLES: dict[str, Callable[[Results], str]] = {
     "skipping_communication": skipping_report.communication,
     "skipping_detection": skipping_report.detection,
     "skipping_training": skipping_report.training,
+    "soak": soak_report.report,
     "wide_area_one_sided": wide_area_report.one_sided,
     "wide_area_pulls": wide_area_report.pulls,
     "wide_area_serving": wide_area_report.serving,
@@ -74,6 +76,7 @@ _PICTURES: dict[str, Callable[[Results, Any], None]] = {
     "skipping_communication": skipping_report.draw_communication,
     "skipping_detection": skipping_report.draw_detection,
     "skipping_training": skipping_report.draw_training,
+    "soak": soak_report.draw,
     "wide_area_one_sided": wide_area_report.draw_one_sided,
     "wide_area_pulls": wide_area_report.draw_pulls,
     "wide_area_serving": wide_area_report.draw_serving,
