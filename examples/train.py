@@ -8,7 +8,7 @@
   sordino run -np 4 -- python examples/train.py --algorithm pushsum --set overlap=1
   sordino run -np 4 -- python examples/train.py --algorithm caps --detector naive --statistics skipped.json
   sordino run -np 4 -- python examples/train.py --algorithm scheduled-pull --set schedule=manager
-  sordino run -np 4 --restarts 3 -- python examples/train.py --checkpoint saved/ --checkpoint-every 20
+  sordino run -np 4 --restarts 3 -- python examples/train.py --checkpoint saved/ --checkpoint-every 20 --log steps.jsonl
 
 --batch-size is the *global* batch: the ranks share its rows, so 4 ranks compute what 1 rank does (within rounding)
 with the same options, and the learning rate needs no scaling.
@@ -231,12 +231,8 @@ class Training:
             "parameters_sha256": hashes[0],
             "replicas_equal": len(set(hashes)) == 1,
             "args": vars(self.args),
-            "versions": {
-                "sordino": sordino.__version__,
-                "python": platform.python_version(),
-                "torch": torch.__version__,
-                "numpy": np.__version__,
-            },  # fmt: skip
+            "versions": {module.__name__: module.__version__ for module in (sordino, torch, np)}
+            | {"python": platform.python_version()},
         }
 
 

@@ -79,7 +79,7 @@ def start(
             variables.setdefault("PRTE_MCA_prte_local_tmpdir_base", str(folder))
 
         def run(job: mpi.Job, told: Outcomes | None = None, errors: int | None = None) -> Ended:
-            words, over = mpi.command_line(launcher, job), told.complete if told else None
+            words, over = mpi.command_line(launcher, job), told.over if told else None
             inherited = (place.lock,) if place else ()
             return supervise(words, variables, stop, timeout, output, errors, inherited, over)
 

@@ -12,12 +12,14 @@ import secrets
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 _KEEPER = Path(__file__).with_name("keeper.py")
 _LONGEST_LINE = 100
+_PATIENCE_S = 0.5
 
 
 @dataclass(frozen=True, order=True)
@@ -46,17 +48,41 @@ class Outcomes:
         self.ranks = ranks
         self._folder = folder
         self._known: dict[int, Outcome] = {}
+        self._told: dict[str, set[int]] = {"waits": set(), "met": set()}
+        self._missed_since: float | None = None
+        self._missed: Outcome | None = None  # for good
 
     def note(self, rank: int, code: int, at: float) -> None:
         """A keeper has told."""
         self._known[rank] = Outcome(at, rank, code)
 
+    def hear(self, rank: int, word: str) -> None:
+        """The rank itself has told that it `waits` for the others to start, or has `met` them."""
+        self._told[word].add(rank)
+
     def known(self) -> dict[int, Outcome]:
         """The outcomes by rank."""
         for link in self._folder.iterdir() if self._folder else ():
-            code, at = os.readlink(link).split()
-            self.note(int(link.name), int(code), float(at))
+            word, _, rank = link.name.rpartition(".")
+            if word:
+                self.hear(int(rank), word)
+            else:
+                code, at = os.readlink(link).split()
+                self.note(int(rank), int(code), float(at))
         return self._known
+
+    def over(self) -> bool:
+        """Whether all ranks have ended, or some wait for one to start that has ended, as they would for ever."""
+        known, met = self.known(), self._told["met"]
+        missed = min((outcome for rank, outcome in known.items() if rank not in met), default=None)
+        if missed is None or self._told["waits"] <= met | known.keys():
+            self._missed_since = None
+            return self.complete()
+        # One that started MPI by other means has met the others without a word, which are just about to say so.
+        self._missed_since = self._missed_since or time.monotonic()
+        if time.monotonic() - self._missed_since > _PATIENCE_S:
+            self._missed = missed
+        return self._missed is not None
 
     def complete(self) -> bool:
         """Whether all ranks have ended."""
@@ -67,10 +93,13 @@ class Outcomes:
 
         A rank that a signal ended is lost, and so is one that nobody has told of. The job went well if some rank
         finished with status 0 and so did all that were not lost; else it has the status of the rank that failed first.
+        One without which the others could not start has made it fail.
 
         Args:
             launcher: mpirun's status, for a job of which no rank has told that it failed.
         """
+        if self._missed is not None:
+            return self._missed.status or 1, f"{self._missed} before it had met the others, who cannot start without it"
         known = self.known()
         failed = sorted(outcome for outcome in known.values() if outcome.code != 0)
         lost = [str(outcome) for outcome in failed if outcome.code < 0]
@@ -111,13 +140,16 @@ def over_stderr(ranks: int) -> Iterator[tuple[Outcomes, str, int]]:
 
 
 def _pass_on(reading: int, token: str, outcomes: Outcomes) -> None:
-    line = re.compile(rf"\x1e{token} (\d+) (-?\d+) ([\d.]+)\r?\n".encode())
+    line = re.compile(rf"\x1e{token} (\d+) (-?\d+|waits|met) ([\d.]+)\r?\n".encode())
     held, data = b"", b"-"
     while data:
         data = os.read(reading, 65536)
         held += data
         for found in line.finditer(held):
-            outcomes.note(int(found[1]), int(found[2]), float(found[3]))
+            if found[2].isalpha():
+                outcomes.hear(int(found[1]), found[2].decode())
+            else:
+                outcomes.note(int(found[1]), int(found[2]), float(found[3]))
         held = line.sub(b"", held)
         # The rest of a line that has begun may still come.
         begun = held.rfind(b"\x1e")

@@ -100,7 +100,7 @@ def supervise(
         output: gets stdout and stderr.
         errors: a descriptor that gets stderr.
         inherited: descriptors that the launcher inherits.
-        over: asked from time to time whether all ranks have ended. A launcher that stays nevertheless is ended.
+        over: asked from time to time whether the job is over. A launcher that stays nevertheless is ended.
     """
     with subreaper():
         # A process group of its own: Ctrl-C in a terminal reaches this process only, which hands it on once. Two

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from sordino import _core, cards
 from sordino.torch.helpers import Helped
+from sordino.torch.meeting import awaited_by_the_launcher
 
 _SETTINGS = (
     "SORDINO_CHUNK_BYTES",  # where peers look for a chunk in shared memory
@@ -63,6 +64,7 @@ def mpi_world(
         cards.compare(range(len(texts)), [cards.decode(text, rank) for rank, text in enumerate(texts)])
 
     mine = cards.encode(card_of_process(dedicated, outlast))
-    return _core.mpi_world(
-        fortran_handle=fortran_handle, ranks=list(ranks), card=mine, compare=compare, outlast=outlast
-    )
+    with awaited_by_the_launcher():
+        return _core.mpi_world(
+            fortran_handle=fortran_handle, ranks=list(ranks), card=mine, compare=compare, outlast=outlast
+        )

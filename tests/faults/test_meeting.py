@@ -1,0 +1,107 @@
+"""Ranks that end before all have started: MPI lets the others wait for ever, under fault tolerance too."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from launched import Launched
+
+from sordino.cli import mpi, outcomes
+from sordino.cli.outcomes import Outcomes
+
+CONTINUE = ["--on-peer-lost", "continue"]
+# Rank 1 ends in the job's first start, in the way that argv[1] says.
+PROGRAM = """
+import os, sys
+if os.environ["OMPI_COMM_WORLD_RANK"] == "1" and os.environ["SORDINO_RESTART"] == "0":
+    exec(sys.argv[1])
+import sordino.torch as hvd
+hvd.init()
+print("met", hvd.allgather_object(hvd.rank()))
+"""
+KILLED = "rank 1 was ended by signal 9 (SIGKILL) before it had met the others"
+
+
+def words(how: str, *options: str) -> list[str]:
+    return ["-np", "2", *CONTINUE, *options, "--", "python", "-c", PROGRAM, how]
+
+
+@pytest.fixture
+def openmpi(launcher: mpi.Launcher) -> None:
+    if launcher.family != "openmpi":
+        pytest.skip("other launchers end the job when a rank is killed")
+
+
+@pytest.mark.parametrize("hosts", [[], ["--hosts", "localhost:2"]], ids=["here", "hosts"])
+def test_a_rank_killed_before_it_meets_the_others_ends_this_start(
+    openmpi: None, tmp_path: Path, hosts: list[str]
+) -> None:
+    with Launched(tmp_path, words("os.kill(os.getpid(), 9)", "--restarts", "1", *hosts)) as job:
+        assert job.ends(120, job.begun) == 0, job.output
+        job.leaves_nothing()
+        assert f"{KILLED}, who cannot start without it" in job.output
+        assert "with status 137, which is signal 9 (SIGKILL); restart 1 of 1" in job.output
+        assert job.output.count("met [0, 1]") == 2
+        assert "\x1e" not in job.output
+
+
+@pytest.mark.parametrize(("how", "status"), [("sys.exit(0)", 1), ("sys.exit(3)", 3), ("raise ValueError", 1)])
+def test_a_rank_that_leaves_before_it_meets_the_others_fails_the_job(
+    openmpi: None, tmp_path: Path, how: str, status: int
+) -> None:
+    with Launched(tmp_path, words(how)) as job:
+        assert job.ends(120, job.begun) == status, job.output
+        job.leaves_nothing()
+        # Of any other status than 0 mpirun knows that the others must not wait.
+        assert ("before it had met the others" in job.output) == (how == "sys.exit(0)")
+
+
+# --- What is known of them --------------------------------------------------------------------------------------------
+
+
+def over_after_a_while(job: Outcomes) -> bool:
+    """Not at once: ranks may just be about to tell."""
+    assert not job.over()
+    time.sleep(outcomes._PATIENCE_S + 0.1)
+    return job.over()
+
+
+@pytest.mark.parametrize(("code", "status"), [(-9, 137), (3, 3), (0, 1)])
+def test_who_waits_for_one_that_has_ended_waits_for_ever(code: int, status: int) -> None:
+    job = Outcomes(3)
+    job.hear(0, "waits")
+    assert not over_after_a_while(job)
+    job.note(1, code, 12.0)
+    assert over_after_a_while(job)
+    for rank, at in ((0, 13.0), (2, 11.0)):
+        job.note(rank, -15, at)  # ended with the job, whose fault that was not
+    found, text = job.judge(0)
+    assert found == status
+    assert text.startswith("rank 1 ") and text.endswith("before it had met the others, who cannot start without it")
+
+
+def test_nobody_waits_for_those_that_have_met(tmp_path: Path) -> None:
+    job, where = outcomes.in_folder(3, tmp_path / "outcomes")
+    for name in ("waits.0", "waits.1", "waits.2", "met.1"):
+        Path(where, name).symlink_to("told")
+    Path(where, "1").symlink_to("-9 12.5")
+    assert not over_after_a_while(job)
+    for name in ("met.0", "met.2"):
+        Path(where, name).symlink_to("told")
+    assert not over_after_a_while(job)
+    Path(where, "0").symlink_to("0 13.5")
+    Path(where, "2").symlink_to("0 13.5")
+    assert job.over()
+    assert job.judge(0) == (0, "rank 1 was ended by signal 9 (SIGKILL); the others finished")
+
+
+def test_a_script_that_needs_no_others_is_not_disturbed() -> None:
+    job = Outcomes(2)
+    job.note(1, -9, 12.0)
+    assert not over_after_a_while(job)
+    job.hear(0, "waits")  # after MPI was started by other means, for a moment
+    assert not job.over()
+    job.hear(0, "met")
+    assert not over_after_a_while(job)
