@@ -81,9 +81,10 @@ class Reference:
 class Member(threading.Thread):
     """One rank: it does what it is told until it is told to leave, or cannot go on."""
 
-    def __init__(self, context: Context, algorithm: Algorithm | str | None) -> None:
+    def __init__(self, context: Context, algorithm: Algorithm | str | None, check_finite: bool) -> None:
         super().__init__(name=f"rank-{context.rank}", daemon=True)
-        self.identity, self.context, self.algorithm = context.rank, context, algorithm
+        self.identity, self.context = context.rank, context
+        self.algorithm, self.check_finite = algorithm, check_finite
         self.orders: queue.Queue[Callable[[Member], Any] | None] = queue.Queue()
         self.answers: queue.Queue[Any] = queue.Queue()
         self.ended: BaseException | None = None
@@ -94,7 +95,7 @@ class Member(threading.Thread):
             try:
                 self.parameters = parameters()
                 sgd = torch.optim.SGD(self.parameters, lr=RATE, momentum=MOMENTUM)
-                self.optimizer = hvd.DistributedOptimizer(sgd, algorithm=self.algorithm)
+                self.optimizer = hvd.DistributedOptimizer(sgd, algorithm=self.algorithm, check_finite=self.check_finite)
                 while (order := self.orders.get()) is not None:
                     self.answers.put(order(self))
             except BaseException as error:
@@ -128,10 +129,10 @@ class Member(threading.Thread):
 class Crew:
     """All ranks of a job."""
 
-    def __init__(self, nodes: list[int], algorithm: Algorithm | str | None = None) -> None:
+    def __init__(self, nodes: list[int], algorithm: Algorithm | str | None = None, check_finite: bool = False) -> None:
         self.network = SimNetwork(nodes)
         contexts = sim._contexts(self.network, (), True)
-        self.members = [Member(context, algorithm) for context in contexts]
+        self.members = [Member(context, algorithm, check_finite) for context in contexts]
         for member in self.members:
             member.start()
         self.living = list(self.members)

@@ -50,7 +50,9 @@ class Agreement:
         self._names, self._tensors = names, tensors
         self._process_set = process_set
         self.name = ""
-        """Of this agreement, the same on all ranks; once they have met."""
+        """Of this agreement, the same on all ranks; once they have met. It stays when they meet anew, for one rank may
+        have begun what is named by it before a loss, and another after it."""
+        self._met = False
 
     def meet(self, context: Context) -> None:
         """Compares, the first time it is called. Collective.
@@ -58,7 +60,7 @@ class Agreement:
         Raises:
             ConfigurationMismatch: settings differ. LayoutMismatch: models do. Both on all ranks.
         """
-        if self.name:
+        if self._met:
             return
         name = context.plan_name("agreement", self._process_set.process_set_id)
         model = [
@@ -70,7 +72,11 @@ class Agreement:
         digests = allgather(torch.tensor([digest]), name=name, process_set=self._process_set)
         if bool((digests != digest).any()):
             self._explain(name, model)
-        self.name = name
+        self.name, self._met = self.name or name, True
+
+    def part(self) -> None:
+        """Has the ranks meet anew."""
+        self._met = False
 
     def _explain(self, name: str, model: list[str]) -> None:
         """Raises what differs. Collective."""

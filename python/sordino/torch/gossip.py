@@ -81,6 +81,11 @@ class GossipSteps(ParameterSteps):
         assert self._mixing is not None
         self._mixing.begin()
 
+    def _level(self, tensors: list[torch.Tensor]) -> None:
+        super()._level(tensors)
+        assert self._mixing is not None
+        self._mixing.all_are_alike()
+
     def _step(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | None, synchronize: bool) -> Any:
         stepping = optimizer if self._steps_here else _Standing(optimizer)
         return super()._step(stepping, closure, synchronize)  # type: ignore[arg-type]
@@ -92,11 +97,11 @@ class GossipSteps(ParameterSteps):
         self.steps += 1
         if self.steps % self.algorithm.interval == 0:
             self._arena.adopt()
-            self._judge(self._arena.names, self._arena.tensors)
             self.exchange([run for _, run in self._arena.runs], self._mix)
 
     def _mix(self) -> None:
-        assert self._mixing is not None
+        assert self._arena is not None and self._mixing is not None
+        self._judge(self._arena.names, self._arena.tensors)
         self._mixing.exchange(self.round)
 
 

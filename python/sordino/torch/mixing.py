@@ -36,10 +36,14 @@ class Meeting:
 
 
 class Mixing(Protocol):
-    """What follows the optimizer's step every `interval` steps. All methods but `state` are collective."""
+    """What follows the optimizer's step every `interval` steps. All methods but `state` and
+    `all_are_alike` are collective."""
 
     def begin(self) -> None:
         """Called before a step."""
+
+    def all_are_alike(self) -> None:
+        """Called, and not collective, when all ranks have been given the same parameters, and nothing is under way."""
 
     def exchange(self, round: int) -> None:
         """Mixes this rank's parameters with others'."""
@@ -63,6 +67,9 @@ class Averaging:
         self.topologies = algorithm.rounds_of(len(meeting.everybody.ranks or []), arena.segment_count)
 
     def begin(self) -> None:
+        pass
+
+    def all_are_alike(self) -> None:
         pass
 
     def exchange(self, round: int) -> None:
@@ -199,6 +206,13 @@ class ElasticMixing:
             self._meeting.judge(self._arena.names, self._arena.tensors)
             self._centre.copy_(self._average())
             self._begun = True
+
+    def all_are_alike(self) -> None:
+        # The centre is what all have. To find it in the next step would be to wait there for ranks that have no next
+        # step: where a rank has been lost, some may be a step behind others.
+        self._arena.adopt()
+        self._centre.copy_(self._arena)
+        self._begun = True
 
     @torch.no_grad()
     def exchange(self, round: int) -> None:

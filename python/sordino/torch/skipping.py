@@ -102,11 +102,11 @@ class SkippingSteps(ParameterSteps):
         if not self.active:
             return
         self._arena.adopt()
-        self._judge(self._arena.names, self._arena.tensors)
         self.exchange([run for _, run in self._arena.runs], self._exchange_moved)
         self.steps += 1
 
     def _exchange_moved(self) -> None:
+        self._judge(self._arena.names, self._arena.tensors)
         detector = self._detector
         assert detector is not None
         detector.count(self.steps)

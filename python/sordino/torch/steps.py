@@ -12,7 +12,7 @@ import torch
 
 from sordino.algorithms import Algorithm
 from sordino.context import Context
-from sordino.errors import UsageError
+from sordino.errors import NonFinite, UsageError
 from sordino.torch.autograd import allreduce, grouped_allreduce
 from sordino.torch.gradients import GradientReducer
 from sordino.torch.lasting import fitted
@@ -115,7 +115,7 @@ class ParameterSteps(ABC):
         self.release()
         if keeps_place and survivor is not None:
             self.context.survivors[id(self)] = survivor
-        self.settings.agreement.name = ""  # they meet anew
+        self.settings.agreement.part()
         self._set_up()
         self._met = False
         self.load_state(state)
@@ -151,14 +151,19 @@ class ParameterSteps(ABC):
         self._unchanged = None
 
     def exchange(self, tensors: Sequence[torch.Tensor], work: Callable[[], None]) -> None:
-        """Counts an exchange, and does it: `work()`, which changes `tensors`."""
+        """Counts an exchange, and does it: `work()`, which changes `tensors`. All that ranks say to each other for
+        it is part of `work()`, so that those left after a loss do all of it or nothing."""
         if not self.context.outlasts:
             work()
         elif self.round >= self._floor:
             self._remember(tensors)
             self._exchanging = True
-            self._level_group(tensors)
-            work()
+            try:
+                self._level_group(tensors)
+                work()
+            except NonFinite:  # on all of them, before anything was exchanged
+                self._unchanged, self._exchanging = None, False
+                raise
             self._unchanged, self._exchanging = None, False
         self.round += 1
 
