@@ -11,7 +11,7 @@ import pytest
 _times: dict[str, list[float]] = defaultdict(list)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def note_time() -> Callable[[str, float], None]:
     """Keeps how many seconds something took, for the summary."""
     return lambda name, seconds: _times[name].append(seconds)

@@ -1,7 +1,8 @@
-"""A rank of a job whose ranks do not fit together: `python mismatch_worker.py FOLDER CASE ODD`.
+"""A rank of a job whose ranks do not fit together: `python mismatch_worker.py FOLDER CASES ODD`.
 
-FOLDER gets pid.R, mapped.R (files of /dev/shm in its memory) and report.R: for each attempt what was raised, how long
-after it began, and whether the world is alive afterwards. See test_drill_mismatches.py.
+CASES are separated by commas. FOLDER gets pid.R, mapped.R (files of /dev/shm in its memory) and report.R: by case, for
+each attempt what was raised, how long after it began, and whether the world is alive afterwards. See
+test_drill_mismatches.py.
 """
 
 from __future__ import annotations
@@ -17,14 +18,22 @@ from pathlib import Path
 from typing import Any
 
 STUCK_S = 120
-folder, case, odd = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+RANKS = 3
+VARIABLES = (
+    "SORDINO_CHUNK_BYTES=65536",
+    "SORDINO_FUSION_BYTES=0",
+    "SORDINO_GPU_ROUTE=host",
+    "SORDINO_RANKS_PER_NODE=1",
+    "SORDINO_SHARED_MEMORY=0",
+    "SORDINO_SPIN_US=0",
+    "SORDINO_CPU_LEVEL=baseline",
+    "SORDINO_TIMEOUT_S=4",
+)
+folder, cases, odd = Path(sys.argv[1]), sys.argv[2].split(","), int(sys.argv[3])
 me = int(os.environ["OMPI_COMM_WORLD_RANK"])
 faulthandler.dump_traceback_later(STUCK_S, exit=True)
 (folder / f"pid.{me}").write_text(str(os.getpid()))
-if case.startswith("SORDINO_") and me == odd:
-    name, _, value = case.partition("=")
-    os.environ[name] = value
-if case == "version" and me == odd:
+if cases == ["version"] and me == odd:
     sys.path.insert(0, str(folder / "other"))  # where the test has put another version
 
 import torch  # noqa: E402
@@ -128,26 +137,49 @@ def missing_tensor() -> None:
     attempt("missing", lambda: hvd.allreduce(torch.ones(3), name="left" if me == odd else "right"), alive=False)
 
 
-def main() -> None:
-    start = time.monotonic()
-    helped = Layered(1, "rank") if case == "helpers" and me != odd else None
-    try:
-        hvd.init(algorithm=helped)
-    except hvd.HorovodInternalError as error:
-        told = {"label": "init", "kind": type(error).__name__, "text": str(error), "settings": error.settings}
-        attempts.append(told | {"seconds": time.monotonic() - start})
-    else:
-        maps = Path("/proc/self/maps").read_text().splitlines()
-        mapped = {line.split("/dev/shm/")[1].split()[0] for line in maps if "/dev/shm/" in line}
-        (folder / f"mapped.{me}").write_text("\n".join(mapped))
-        {
-            "mismatches": mismatches,
-            "settings": settings,
-            "not finite": not_finite,
-            "missing tensor": missing_tensor,
-        }.get(case, lambda: None)()
+def environments() -> None:
+    """What init() compares: variables, each on another odd rank, and whether some ranks have no model."""
+    for number, variable in enumerate(VARIABLES):
+        name, _, value = variable.partition("=")
+        before = os.environ.get(name)
+        if me == number % RANKS:
+            os.environ[name] = value
+        attempt_init(variable)
+        os.environ.pop(name, None)
+        if before is not None:
+            os.environ[name] = before
+    attempt_init("helpers", Layered(1, "rank") if me != 2 else None)
+
+
+def attempt_init(label: str, algorithm: Algorithm | None = None) -> None:
+    """Notes what init() raises, and leaves if it raises nothing."""
+    attempt(label, lambda: hvd.init(algorithm=algorithm), alive=False)
+    if hvd.is_initialized():
         hvd.shutdown()
-    (folder / f"report.{me}.new").write_text(json.dumps(attempts))
+
+
+CASES = {
+    "environments": environments,
+    "version": lambda: attempt_init("version"),
+    "mismatches": mismatches,
+    "settings": settings,
+    "not finite": not_finite,
+    "missing tensor": missing_tensor,
+}
+
+
+def main() -> None:
+    reports: dict[str, list[dict[str, Any]]] = {}
+    for case in cases:
+        if case not in ("environments", "version") and not hvd.is_initialized():
+            hvd.init()
+            maps = Path("/proc/self/maps").read_text().splitlines()
+            mapped = {line.split("/dev/shm/")[1].split()[0] for line in maps if "/dev/shm/" in line}
+            (folder / f"mapped.{me}").write_text("\n".join(mapped))
+        CASES[case]()
+        reports[case], attempts[:] = attempts[:], []
+    hvd.shutdown()
+    (folder / f"report.{me}.new").write_text(json.dumps(reports))
     (folder / f"report.{me}.new").rename(folder / f"report.{me}")
 
 

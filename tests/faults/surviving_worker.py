@@ -32,12 +32,13 @@ class Plan:
     """What is to happen."""
 
     algorithm: str = "allreduce"
-    steps: int = 40
+    steps: int = 18
     width: int = 64  # of the model: 16 MiB of parameters at 2048
     pause_s: float = 0.0  # after each step
     faults: list[dict[str, Any]] = field(default_factory=list)
     wait_for: str = ""  # a file in the folder, before the last steps
     slow: dict[str, float] = field(default_factory=dict)  # seconds that each step of a rank lasts longer
+    slow_from: int = 0  # the first of these steps
 
 
 def write(path: Path, content: object) -> None:
@@ -120,7 +121,8 @@ class Worker:
         self.under_way.set()
         self.optimizer.step()
         self.under_way.clear()
-        time.sleep(self.plan.pause_s + self.plan.slow.get(str(self.me), 0.0))
+        slower = self.plan.slow.get(str(self.me), 0.0) if step >= self.plan.slow_from else 0.0
+        time.sleep(self.plan.pause_s + slower)
         self.seconds.append(time.monotonic() - began)
         self.sizes.append(hvd.size())
         if step == 3:
@@ -157,6 +159,7 @@ class Worker:
             "size": hvd.size(),
             "finite": all(bool(p.isfinite().all()) for p in self.model.parameters()),
             "resized": self.resized,
+            "ages": list(self.optimizer.statistics.ages) if self.plan.algorithm == "scheduled-pull" else [],
         }
 
 

@@ -15,7 +15,7 @@ from cluster import Cluster
 from launched import eventually
 
 WORKER = Path(__file__).with_name("surviving_worker.py")
-SILENCE_S = 4
+SILENCE_S = 3
 GOES_ON_WITHIN_S = 5
 
 
@@ -56,7 +56,7 @@ def hosts(folder: Path, plan: dict[str, Any], silence_s: float = SILENCE_S) -> I
         finally:
             (folder / "go").touch()
             # What waits for a host that is cut off, the launcher included, ends with the cluster.
-            running.thread.join(20)
+            running.thread.join(2)
             cluster.close()
             running.thread.join(20)
 

@@ -100,20 +100,19 @@ def kill(victim: int, step: int, when: str, **more: Any) -> dict[str, Any]:
     return {"victim": victim, "step": step, "when": when, "what": "kill", **more}
 
 
+# In one job ranks are lost one after the other.
 KILLS = [
-    ("allreduce", 3, 0, [kill(1, 10, "backward")], 64),
-    ("allreduce", 3, 1, [kill(1, 10, "exchange")], 1024),
-    ("allreduce", 3, 0, [kill(0, 10, "between")], 64),
-    ("allreduce", 4, 2, [kill(0, 10, "exchange"), kill(3, 10, "exchange")], 512),
-    ("allreduce", 4, 0, [kill(1, 10, "between"), kill(2, 10, "exchange", after_s=0.0005)], 64),
-    ("crossover", 3, 0, [kill(2, 10, "exchange")], 1024),
-    ("crossover", 4, 1, [kill(0, 10, "exchange")], 512),
-    ("pushsum", 3, 1, [kill(1, 10, "between")], 64),
-    ("elasticaveraging", 3, 0, [kill(1, 10, "exchange")], 512),
-    ("local-sgd", 4, 2, [kill(0, 11, "exchange")], 512),
-    ("caps", 3, 0, [kill(1, 10, "exchange")], 512),
-    ("scheduled-pull", 3, 0, [kill(0, 10, "between")], 64),
-    ("adpsgd", 3, 1, [kill(0, 10, "between")], 64),
+    ("allreduce", 5, 0, [kill(1, 5, "backward"), kill(0, 9, "between"), kill(3, 13, "exchange")], 512),
+    ("allreduce", 3, 1, [kill(1, 8, "exchange")], 1024),
+    ("allreduce", 4, 2, [kill(0, 8, "exchange"), kill(3, 8, "exchange")], 512),
+    ("allreduce", 4, 0, [kill(1, 8, "between"), kill(2, 8, "exchange", after_s=0.0005)], 64),
+    ("crossover", 5, 2, [kill(2, 6, "exchange"), kill(0, 12, "exchange")], 512),
+    ("pushsum", 3, 1, [kill(1, 8, "between")], 64),
+    ("elasticaveraging", 3, 0, [kill(1, 8, "exchange")], 512),
+    ("local-sgd", 4, 2, [kill(0, 7, "exchange")], 512),
+    ("caps", 3, 0, [kill(1, 8, "exchange")], 512),
+    ("scheduled-pull", 3, 0, [kill(0, 8, "between")], 64),
+    ("adpsgd", 3, 1, [kill(0, 8, "between")], 64),
 ]
 
 
@@ -139,33 +138,36 @@ def test_those_that_are_left_train_on(
 
 def test_a_rank_killed_while_another_is_missed(tmp_path: Path, note_time: Note) -> None:
     """The second one dies by the hand of the first one's loss: as soon as it hears of it."""
-    faults = [kill(1, 10, "between"), kill(3, 10, "exchange", after_s=0.012)]
+    faults = [kill(1, 8, "between"), kill(3, 8, "exchange", after_s=0.012)]
     with job(tmp_path, 5, {"faults": faults, "width": 256}) as running:
         left = check_survivors(running.finish(), {1, 3}, equal=True)
         tell_times(running, left, {1, 3}, note_time, "kill -9 during recovery", GOES_ON_WITHIN_S)
 
 
 def test_attrition_to_the_last_one(tmp_path: Path, note_time: Note) -> None:
-    faults = [kill(victim, 5 + 4 * turn, "between") for turn, victim in enumerate((3, 0, 7, 1, 6, 2, 5))]
-    with job(tmp_path, 8, {"faults": faults, "steps": 45}) as running:
+    faults = [kill(victim, 4 + 2 * turn, "between") for turn, victim in enumerate((3, 0, 7, 1, 6, 2, 5))]
+    with job(tmp_path, 8, {"faults": faults, "steps": 20}) as running:
         [last] = check_survivors(running.finish(), {0, 1, 2, 3, 5, 6, 7}, equal=True)
         assert sorted(set(last["sizes"]), reverse=True) == [8, 7, 6, 5, 4, 3, 2, 1]
         tell_times(running, [last], {3, 0, 7, 1, 6, 2, 5}, note_time, "kill -9, 8 to 1", GOES_ON_WITHIN_S)
 
 
-@pytest.mark.parametrize("what", ["raise", "exit", "_exit"])
-def test_a_rank_that_ends_by_itself(tmp_path: Path, note_time: Note, what: str) -> None:
-    faults = [{"victim": 1, "step": 10, "when": "between", "what": what}]
-    with job(tmp_path, 3, {"faults": faults}) as running:
-        left = check_survivors(running.finish(), {1}, equal=True)
-        tell_times(running, left, {1}, note_time, f"a rank's {what}", GOES_ON_WITHIN_S)
-        if what == "raise":
-            assert "ValueError: boom of the victim" in running.output
+def test_ranks_that_end_by_themselves(tmp_path: Path, note_time: Note) -> None:
+    ways = {1: "raise", 2: "exit", 4: "_exit"}
+    faults = [
+        {"victim": victim, "step": 4 + 3 * turn, "when": "between", "what": what}
+        for turn, (victim, what) in enumerate(ways.items())
+    ]
+    with job(tmp_path, 5, {"faults": faults}) as running:
+        left = check_survivors(running.finish(), set(ways), equal=True)
+        for victim, what in ways.items():
+            tell_times(running, left, {victim}, note_time, f"a rank's {what}", GOES_ON_WITHIN_S)
+        assert "ValueError: boom of the victim" in running.output
 
 
 @pytest.mark.parametrize("algorithm", ["allreduce", "crossover"])
 def test_a_stopped_rank_is_left_out_and_learns_it(tmp_path: Path, note_time: Note, algorithm: str) -> None:
-    faults = [{"victim": 1, "step": 10, "when": "between", "what": "stop"}]
+    faults = [{"victim": 1, "step": 8, "when": "between", "what": "stop"}]
     plan = {"algorithm": algorithm, "faults": faults, "wait_for": "woken"}
     with job(tmp_path, 3, plan) as running:
         running.wait_for_files("resized.0", "resized.2")
@@ -182,7 +184,7 @@ def test_a_stopped_rank_is_left_out_and_learns_it(tmp_path: Path, note_time: Not
 
 def test_a_rank_that_sleeps_is_left_out_after_the_deadline(tmp_path: Path, note_time: Note) -> None:
     """Its process lives, and says so; but it does not come to the step."""
-    faults = [{"victim": 2, "step": 10, "when": "between", "what": "sleep", "seconds": 15}]
+    faults = [{"victim": 2, "step": 8, "when": "between", "what": "sleep", "seconds": 15}]
     plan, deadlines = {"faults": faults, "wait_for": "woken"}, {"SORDINO_TIMEOUT_S": "3", "SORDINO_STALL_WARN_S": "1"}
     with job(tmp_path, 3, plan, **deadlines) as running:
         running.wait_for_files("resized.0", "resized.1")
@@ -196,17 +198,21 @@ def test_a_rank_that_sleeps_is_left_out_after_the_deadline(tmp_path: Path, note_
         assert "sordino: stalled: " in running.output and "for ranks 2" in running.output
 
 
-@pytest.mark.parametrize("what", ["sleep", "hold"])
-def test_a_rank_that_is_busy_elsewhere_stays(tmp_path: Path, what: str) -> None:
-    """Longer than the silence that would cost it its place: without communicating, or with the GIL held."""
-    faults = [{"victim": 1, "step": 10, "when": "between", "what": what, "seconds": SILENCE_S + 1}]
+def test_ranks_that_are_busy_elsewhere_stay(tmp_path: Path) -> None:
+    """Longer than the silence that would cost them their places: without communicating, and with the GIL held."""
+    faults = [
+        {"victim": victim, "step": 6 + 3 * victim, "when": "between", "what": what, "seconds": SILENCE_S + 1}
+        for victim, what in enumerate(("sleep", "hold"))
+    ]
     with job(tmp_path, 3, {"faults": faults}) as running:
-        check_survivors(running.finish(), set(), equal=True)
+        left = check_survivors(running.finish(), set(), equal=True)
+        for report in left:
+            assert not report["resized"] and sum(seconds > SILENCE_S for seconds in report["seconds"]) == 2, report
 
 
 def test_all_killed_but_one_that_stops(tmp_path: Path) -> None:
     """Two of two: one stopped for good. The other cannot know that it is alone."""
-    faults = [{"victim": 1, "step": 10, "when": "between", "what": "stop"}]
+    faults = [{"victim": 1, "step": 8, "when": "between", "what": "stop"}]
     with job(tmp_path, 2, {"faults": faults}) as running:
         running.wait_for_files("report.0", seconds=60)
         alone = running.read("report.0")
