@@ -1,6 +1,6 @@
 """One rank of a job with helpers: `mpirun -np N python helper_worker.py FOLDER HELPERS WHAT VICTIM` (test_helpers.py).
 HELPERS: "groups of K" workers with a communicator each, or "K servers". FOLDER gets ended.R: how rank R of the launcher
-ended."""
+ended, and trained.R of each worker that waits for a helper's end."""
 
 from __future__ import annotations
 
@@ -63,6 +63,7 @@ def main() -> None:
         if what == "kill helper":
             while True:
                 train(algorithm, "", False)
+                (folder / f"trained.{place}").touch()
         told["weights"] = train(algorithm, what, place == sys.argv[4])
     except SystemExit as end:
         told["status"] = end.code

@@ -1,0 +1,33 @@
+"""Ranks without a model that are killed under `sordino run`: a communicator, a parameter server."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from launched import Launched
+
+from sordino.cli import mpi
+
+WORKER = Path(__file__).parents[1] / "mp" / "helper_worker.py"
+ENDS_WITHIN_S = 5  # on a loaded machine
+
+
+@pytest.mark.parametrize(("what", "helpers"), [("communicator", "groups of 2"), ("server", "1 servers")])
+def test_the_job_ends_with_it(
+    launcher: mpi.Launcher, tmp_path: Path, note_time: Callable[[str, float], None], what: str, helpers: str
+) -> None:
+    """Its workers cannot go on without it, so the job fails with the status of the kill."""
+    if launcher.family != "openmpi":
+        pytest.skip("written for Open MPI's launcher")
+    program = ["python", str(WORKER), str(tmp_path), helpers, "kill helper", "none"]
+    with Launched(tmp_path, ["-np", "3", "--", *program]) as job:
+        job.wait_for(lambda: all((tmp_path / f"trained.{rank}").exists() for rank in range(2)), 100)
+        struck = time.monotonic()
+        job.send(job.rank(2), signal.SIGKILL)
+        assert job.ends(ENDS_WITHIN_S, struck) == 128 + signal.SIGKILL
+        note_time(f"kill -9 of a {what}, until the job has ended", time.monotonic() - struck)
+        job.leaves_nothing()
