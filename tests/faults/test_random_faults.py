@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 from crew import Crew, Member, Reference, metric, subsets
-from hypothesis import settings
+from hypothesis import seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
-EXAMPLES = 130
-FAULTS = 1000
+EXAMPLES = 50  # of each seed
+FAULTS = int(os.environ.get("SORDINO_TEST_FAULTS", "1000"))
 counted: list[int] = []
 
 
@@ -142,16 +142,12 @@ def step_with_a_metric(member: Member) -> None:
 
 
 def test_survivors_are_what_the_reference_says() -> None:
+    """`SORDINO_TEST_FAULTS` makes it longer, `SORDINO_TEST_SEED` begins elsewhere; Hypothesis prints what fails."""
     torch.set_num_threads(1)
     counted.clear()
-    run_state_machine_as_test(
-        Faults,
-        settings=settings(
-            max_examples=int(os.environ.get("SORDINO_TEST_EXAMPLES", EXAMPLES)),
-            stateful_step_count=16,
-            deadline=None,
-            derandomize=bool(os.environ.get("CI")),
-        ),
-    )
-    if "SORDINO_TEST_EXAMPLES" not in os.environ:
-        assert sum(counted) >= FAULTS
+    number = int(os.environ.get("SORDINO_TEST_SEED", "1"))
+    while sum(counted) < FAULTS:
+        run_state_machine_as_test(
+            seed(number)(Faults), settings=settings(max_examples=EXAMPLES, stateful_step_count=16, deadline=None)
+        )
+        number += 1
