@@ -150,7 +150,13 @@ class Crew:
                 answers[member.identity] = member.answers.get(timeout=PATIENCE_S)
             except queue.Empty:
                 faulthandler.dump_traceback()
-                raise AssertionError(f"rank {member.identity} does not answer for {PATIENCE_S} s") from None
+                where = [
+                    f"rank {one.identity}: step {one.steps}, {one.context.epoch=}, {one.context.world.failed=}"
+                    for one in self.members
+                    if one.is_alive()
+                ]
+                silent = f"rank {member.identity} does not answer for {PATIENCE_S} s"
+                raise AssertionError("; ".join([silent, *where])) from None
         self.living = [member for member in self.living if member.ended is None]
         return {member.identity: answers[member.identity] for member in self.living}
 
