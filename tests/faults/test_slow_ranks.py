@@ -41,6 +41,7 @@ def reports_of(folder: Path, ranks: int, plan: dict[str, Any], **variables: str)
     with Launched(folder, [*words, "--", "python", str(WORKER), str(folder), json.dumps(plan)]) as job:
         assert eventually(lambda: job.front.poll() is not None, 200), job.output
         assert job.front.returncode == 0, job.output
+        job.leaves_nothing()
         return [json.loads((folder / f"report.{rank}").read_text()) for rank in range(ranks)]
 
 
