@@ -6,6 +6,7 @@ import faulthandler
 import itertools
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -164,6 +165,17 @@ class Crew:
         """Has all living ranks do something, and waits."""
         self.order(what)
         return self.collect()
+
+    def settle(self) -> dict[int, Any]:
+        """What the living ranks answered when some may have been killed meanwhile. They go on to another operation
+        before all have: a rank that has not heard that all have their results meets the others there. A victim that
+        has come to its end is missed in the next one."""
+        self.order(metric)
+        answers = self.collect()
+        time.sleep(0.002)
+        self.collect()
+        self.all(metric)
+        return answers
 
     def end(self) -> None:
         """Has all leave."""

@@ -47,7 +47,7 @@ def test_an_operation_that_fails_leaves_its_tensors_as_they_were(crew: Crew, del
     time.sleep(delay_us * 1e-6)
     crew.network.kill(3)
     crew.order(work)
-    for identity, (done, low, high) in crew.collect().items():
+    for identity, (done, low, high) in crew.settle().items():
         assert low == high and low in ((10, 6) if done else (identity + 1,))
 
 
@@ -64,7 +64,7 @@ def test_what_all_refuse_is_no_part_of_what_is_repeated(crew: Crew) -> None:
     for victim in (1, 2):
         crew.order(disagree)
         crew.network.kill(victim)
-        answers = set(crew.collect().values())
+        answers = set(crew.settle().values())
         assert answers <= {OperationMismatch.__name__, "well"}
         counts = {answer[:2] for answer in crew.all(metric).values()}
         assert counts == {(len(crew.living), len(crew.living))}
@@ -133,5 +133,5 @@ def test_process_sets_come_and_go_while_ranks_are_lost(crew: Crew, delay_us: int
     crew.order(work)
     time.sleep(delay_us * 1e-6)
     crew.network.kill(1)
-    assert set(crew.collect().values()) <= {(3, 3), (4, 4)}
+    assert set(crew.settle().values()) <= {(3, 3), (4, 4)}
     assert set(crew.all(work).values()) == {(3, 3)}

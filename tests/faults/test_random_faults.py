@@ -63,10 +63,7 @@ class Faults(RuleBasedStateMachine):
         if delay:
             time.sleep(delay * 1e-6)
         self.kill(victims)
-        self.crew.collect()
-        time.sleep(0.002)
-        # Some victims may have come to the end of the step, and are seen to be gone in the next one.
-        self.crew.all(metric)
+        self.crew.settle()
         assert not self.names() & victims
         self.reference.step(self.steps, subsets(before - victims, victims))
         self.steps += 1
@@ -91,12 +88,11 @@ class Faults(RuleBasedStateMachine):
         if delay:
             time.sleep(delay * 1e-6)
         self.kill(victims)
-        answers = set(self.crew.collect().values())
+        answers = set(self.crew.settle().values())
         assert len(answers) == 1, f"survivors had different results: {answers}"
         [(count, gathered, total)] = answers
         assert any(count == len(one) and total == sum(one) for one in subsets(before - victims, victims))
         assert len(before - victims) <= gathered <= count
-        self.crew.all(metric)
         assert not self.names() & victims
 
     @precondition(lambda self: len(self.crew.living) > 1)
@@ -107,9 +103,7 @@ class Faults(RuleBasedStateMachine):
         self.crew.order(step_with_a_metric)
         time.sleep(delay * 1e-6)
         self.kill(victims)
-        self.crew.collect()
-        time.sleep(0.002)
-        self.crew.all(metric)
+        self.crew.settle()
         self.reference.step(self.steps, subsets(before - victims, victims))
         self.steps += 1
         self.check()
@@ -123,9 +117,7 @@ class Faults(RuleBasedStateMachine):
         for victim, delay in zip(victims, delays):
             time.sleep(delay * 1e-6)
             self.kill({victim})
-        self.crew.collect()
-        time.sleep(0.002)
-        self.crew.all(metric)
+        self.crew.settle()
         self.reference.step(self.steps, subsets(before - set(victims), victims))
         self.steps += 1
         self.check()
