@@ -70,6 +70,14 @@ class Lockstep:
 
 
 @dataclass
+class Resized:
+    """Who wants to know of the number of ranks, and the last one it was told of."""
+
+    callback: Callable[[int, int], None]
+    size: int
+
+
+@dataclass
 class Context:
     """One rank of one world. `rank` and `size` count all ranks; the rest is derived from which node each lives on."""
 
@@ -97,7 +105,7 @@ class Context:
     # made again, in the order in which they were registered; and who wants to know of the number of ranks.
     locksteps: dict[str, Lockstep] = field(default_factory=dict)
     survivors: dict[int, Callable[[], Callable[[], None] | None]] = field(default_factory=dict)
-    on_resize: list[Callable[[int, int], None]] = field(default_factory=list)
+    on_resize: list[Resized] = field(default_factory=list)
     recovering: threading.RLock = field(default_factory=threading.RLock)
     fruitless: int = 0  # times in a row that the ranks have met anew with nobody missing
     _plain: threading.local = field(default_factory=threading.local)
@@ -106,7 +114,6 @@ class Context:
     _joins: int = 0
 
     def __post_init__(self) -> None:
-        self._first_identities = self.world.identities
         self._take_place()
 
     def _take_place(self) -> None:
@@ -145,15 +152,11 @@ class Context:
         if self.world.failed:
             recover(self, error, self.epoch)
 
-    def lockstep(self, key: str, ranks: list[int]) -> Lockstep:
-        """What these ranks do together under this name."""
-        identities = [self.world.identities[rank] for rank in ranks]
-        name = f"{key}.{'.'.join(map(str, identities))}" if len(ranks) < self.size else key
+    def lockstep(self, key: str, process_set: Any) -> Lockstep:
+        """What the ranks of a process set do together under this name, whoever of them is left."""
+        name = f"{self._lasting_name(process_set.process_set_id or 0)}.{key}"
+        identities = [self.world.identities[rank] for rank in process_set.ranks or []]
         return self.locksteps.setdefault(name, Lockstep(name, identities))
-
-    def identities_before(self, process_set: Any) -> list[int]:
-        """Who the members of a process set were before any was lost."""
-        return self.members_of.get(id(process_set), self._first_identities)
 
     def living_survivors(self) -> list[Callable[[], None]]:
         """What is to be made again after a loss."""
@@ -232,12 +235,14 @@ class Context:
 
     @contextmanager
     def names_of_epoch(self) -> Iterator[None]:
-        """Within it, plans have names of their own: the ranks may have come to different places in their programs."""
-        before, self._plans, self._names = self._plans, Counter(), f"epoch {self.epoch}."
+        """Within it, plans and operations have names of their own: the ranks may have come to different places in their
+        programs."""
+        before = self._plans, self._unnamed, self._names
+        self._plans, self._unnamed, self._names = Counter(), Counter(), f"epoch {self.epoch}."
         try:
             yield
         finally:
-            self._plans, self._names = before, ""
+            self._plans, self._unnamed, self._names = before
 
     def names_until_now(self) -> Callable[[], None]:
         """What makes names go on from here again, for those that do once more what they have begun to do."""

@@ -69,14 +69,14 @@ class _Broadcast(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, root: int, name: str | None, process_set: ProcessSet) -> torch.Tensor:
-        ctx.root, ctx.process_set = root, process_set
+        ctx.is_root, ctx.process_set = current().rank == root, process_set
         result: torch.Tensor = broadcast_operation(tensor, False, root, name, process_set).run()
         return result
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
         (average,) = _allreduce([grad], None, Reduction(Average, 1.0, 1.0, ctx.process_set))
-        return (average if current().rank == ctx.root else torch.zeros_like(average), None, None, None)
+        return (average if ctx.is_root else torch.zeros_like(average), None, None, None)
 
 
 class _Alltoall(torch.autograd.Function):

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from sordino import _core
 from sordino.algorithms import Algorithm
-from sordino.context import Context, current, current_or_none, replace_current
+from sordino.context import Context, Resized, current, current_or_none, replace_current
 from sordino.errors import NotBuilt, UsageError
 from sordino.torch import process_sets as sets
 from sordino.torch.helpers import Helped, Helpers, helped
@@ -178,8 +178,10 @@ def shutdown() -> None:
 
 def on_resize(callback: Callable[[int, int], None]) -> None:
     """Has `callback(before, now)` called, with numbers of ranks, whenever ranks have been lost and this one goes on: on
-    every rank that is left, before the operation returns in which it was noticed."""
-    current().on_resize.append(callback)
+    every rank that is left, before the operation returns in which it was noticed. It may call operations, as all do. If
+    another rank is lost in one of them it is called again, with the same `before`."""
+    context = current()
+    context.on_resize.append(Resized(callback, context.size))
 
 
 def is_initialized() -> bool:

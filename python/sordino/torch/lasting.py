@@ -58,12 +58,20 @@ def check_outlasting(options: dict[str, Any], adasum: bool) -> None:
         raise UsageError(f"{problem} does not go on without ranks that are lost: {_INSTEAD}")
 
 
-def fitted(context: Context, algorithm: Algorithm, process_set: ProcessSet) -> Algorithm:
+def members_of(context: Context, process_set: ProcessSet) -> tuple[int, ...]:
+    """Who the members of a process set are, through all worlds."""
+    return tuple(context.world.identities[rank] for rank in process_set.ranks or [])
+
+
+def fitted(context: Context, algorithm: Algorithm, before: Sequence[int], process_set: ProcessSet) -> Algorithm:
     """An algorithm for those members of a process set that are left: with the largest groups that divide them, up to
     the size that was asked for, as many peers as there are, weights among them, and the same manager, or the first
-    rank."""
-    before = context.identities_before(process_set)
-    now = [context.world.identities[rank] for rank in process_set.ranks or []]
+    rank.
+
+    Args:
+        before: the members that the algorithm was chosen for.
+    """
+    now = members_of(context, process_set)
     if len(now) == len(before) or not now:
         return algorithm
     changes: dict[str, Any] = {}

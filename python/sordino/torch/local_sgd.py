@@ -71,6 +71,10 @@ class LocalSteps(ParameterSteps):
         self.distances: list[tuple[int, float]] = []
         """Steps, and the distance of the local models from their mean after them."""
 
+    @property
+    def levels(self) -> bool:
+        return self._alone  # until then all have one model, and take their steps together
+
     # ---- meeting -----------------------------------------------------------------------------------------------
 
     def _meet(self) -> None:
@@ -101,7 +105,9 @@ class LocalSteps(ParameterSteps):
         # Some may have taken the step from which groups are on their own, and others not.
         mine = torch.tensor([int(self._alone)])
         self._alone = bool(allreduce(mine, op=Max, name="local.alone", process_set=self.settings.process_set))
+        rate, distances = self._rate, self.distances
         super().renew()
+        self._rate, self.distances = rate, distances
         # All have just been averaged, and count from the step of the furthest, so that nobody leaves an averaging out.
         self._averaged = max(self._averaged, self._furthest)
         self._floor = 0

@@ -18,7 +18,7 @@ from sordino.torch.double_buffering import BufferedSteps
 from sordino.torch.finite import FiniteCheck
 from sordino.torch.gossip import GossipSteps
 from sordino.torch.gradients import GradientReducer
-from sordino.torch.lasting import check_outlasting, fitted
+from sordino.torch.lasting import check_outlasting
 from sordino.torch.layered import LayeredSteps
 from sordino.torch.local_sgd import LocalSteps, require_elementwise
 from sordino.torch.operation import Adasum, Average, Product, Sum, name_of_op
@@ -88,7 +88,7 @@ def make_reducer(
         check_outlasting(options, options["op"] == Adasum)
     if adasum and options["process_set"].process_set_id != 0:
         raise UsageError("Adasum does not support process sets")
-    algorithm = fitted(current(), options["algorithm"], options["process_set"])
+    algorithm = options["algorithm"]
     buffers = [(name, buffer) for name, buffer in options["named_buffers"] or () if buffer.is_floating_point()]
     groups = group_indices(options["groups"], parameters)
     agreement = _agreement(optimizer, parameters, names, buffers, groups, options)
@@ -103,6 +103,7 @@ def make_reducer(
         groups=groups,
         agreement=agreement,
         finite=_finite_check(parameters, names, agreement, options) if options["check_finite"] else None,
+        members=options["members"],
     )
     if adasum:
         return AdasumSteps(current(), names, parameters, settings, compare)

@@ -13,11 +13,13 @@ from typing import Any
 import torch
 
 from sordino.algorithms import Algorithm, resolve
+from sordino.context import current
 from sordino.errors import UsageError
 from sordino.torch.adasum import AdasumSteps
 from sordino.torch.arguments import Groups, Named, name_parameters, parameters_of
 from sordino.torch.compression import Compression, Compressor
 from sordino.torch.double_buffering import BufferedSteps
+from sordino.torch.lasting import members_of
 from sordino.torch.layered import LayeredSteps
 from sordino.torch.local_sgd import LocalSteps
 from sordino.torch.making import Reducer, check_options, make_reducer
@@ -28,7 +30,6 @@ from sordino.torch.pulling import PullSteps
 from sordino.torch.segments import StepOrderError
 from sordino.torch.skipping import SkippingSteps
 from sordino.torch.steps import ParameterSteps
-from sordino.torch.surviving import again
 
 
 class DistributedOptimizer(torch.optim.Optimizer):
@@ -94,6 +95,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             "algorithm": resolve(algorithm),
             "named_buffers": None if named_buffers is None else list(named_buffers),
             "check_finite": check_finite,
+            "members": members_of(current(), process_set),
         }
         check_options(self._options)
         self._may_synchronize = True
@@ -283,8 +285,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if isinstance(self._reducer, BufferedSteps):
             self._between_steps("flush()")
         if isinstance(self._reducer, ParameterSteps):
-            steps = self._reducer
-            again(steps.context, lambda: steps.flush(self._inner))
+            self._reducer.flush_together(self._inner)
 
     @property
     def distances(self) -> list[tuple[int, float]]:
@@ -310,7 +311,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if not isinstance(self._reducer, (LocalSteps, SkippingSteps)):
             raise UsageError(f"report_metric() has no effect with {self._options['algorithm']}")
         steps, rate = self._reducer, float(self._inner.param_groups[0]["lr"])
-        again(steps.context, lambda: steps.report_metric(metric, rate))
+        steps.report_metric(metric, rate)
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:

@@ -34,7 +34,7 @@ class OwnGradients:
         """Does `work()`, which reduces all gradients, although ranks may be lost in it. Collective."""
         if self._lockstep is None:
             name = self._context.plan_name("gradients.lockstep", self._process_set.process_set_id)
-            self._lockstep = self._context.lockstep(name, self._process_set.ranks or [])
+            self._lockstep = self._context.lockstep(name, self._process_set)
         try:
             together(self._context, self._process_set, work, self.give_back, self._lockstep)
         finally:

@@ -131,8 +131,11 @@ class PairSteps(ParameterSteps):
     """What makes the steps of an optimizer those of `ADPSGD`."""
 
     algorithm: ADPSGD
-    levels = False  # asynchronous ones are never where the others are
     _was_open = False
+
+    @property
+    def levels(self) -> bool:
+        return False  # asynchronous ones are never where the others are
 
     def _set_up(self) -> None:
         self._opened = False

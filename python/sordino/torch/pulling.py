@@ -171,8 +171,11 @@ class PullSteps(ParameterSteps):
     """What makes the steps of an optimizer those of `ScheduledPull`."""
 
     algorithm: ScheduledPull
-    levels = False  # asynchronous ones are never where the others are
     _was_open = False
+
+    @property
+    def levels(self) -> bool:
+        return False  # asynchronous ones are never where the others are
 
     def _set_up(self) -> None:
         self.statistics = PullStatistics()

@@ -42,6 +42,7 @@ class Settings:
     sparse_as_dense: bool = False
     groups: tuple[tuple[int, ...], ...] = ()  # parameter indices that the user wants reduced together
     finite: FiniteCheck | None = None
+    members: tuple[int, ...] = ()  # of the process set when the algorithm was chosen, by their first ranks
 
     def look(self, members: Sequence[int], gradients: Sequence[torch.Tensor]) -> Evidence | None:
         """With check_finite: which of these, that are about to be sent, are not finite."""

@@ -31,6 +31,7 @@ from sordino.torch.parameters import ParameterArena
 from sordino.torch.recent import Recent
 from sordino.torch.skipping_statistics import SkippingStatistics
 from sordino.torch.steps import ParameterSteps
+from sordino.torch.surviving import LOSSES
 from sordino.torch.tensors import DTYPES, describe
 
 
@@ -102,7 +103,11 @@ class SkippingSteps(ParameterSteps):
         if not self.active:
             return
         self._arena.adopt()
-        self.exchange([run for _, run in self._arena.runs], self._exchange_moved)
+        try:
+            self.exchange([run for _, run in self._arena.runs], self._exchange_moved)
+        except LOSSES:
+            self.steps += 1  # as those count it who have taken part in all of it
+            raise
         self.steps += 1
 
     def _exchange_moved(self) -> None:
@@ -158,8 +163,11 @@ class SkippingSteps(ParameterSteps):
             return
         self._arena.adopt()
         self._judge(self._arena.names, self._arena.tensors)
+        if self.context.outlasts:
+            self._remember([run for _, run in self._arena.runs])
         sent = ~self._all_of(self._skipped == 0).numpy()
         parts = self._average(sent)
+        self._unchanged = None
         self.statistics.add_flush(sent)
         if self._kept:
             self._detector.keep(self.steps - 1, parts)

@@ -30,7 +30,7 @@ def take_mean(tensors: Sequence[torch.Tensor], name: str, process_set: ProcessSe
     is known: an exchange that is given up may go on there."""
     means = grouped_allreduce(list(tensors), op=Average, name=name, process_set=process_set)
     for tensor, mean in zip(tensors, means):
-        tensor.copy_(mean)
+        tensor.data.copy_(mean)  # a graph that is to be differentiated yet takes it as it is
 
 
 class ParameterSteps(ABC):
@@ -40,7 +40,6 @@ class ParameterSteps(ABC):
     as before it, and all that are left take the mean of theirs. Exchanges are counted, so that all go on with the same.
 
     Attributes:
-        levels: whether those that are left take the mean of their parameters.
         round: exchanges so far.
 
     Args:
@@ -52,7 +51,10 @@ class ParameterSteps(ABC):
         compare: whether to meet the other ranks now (collective), or at the first step.
     """
 
-    levels = True
+    @property
+    def levels(self) -> bool:
+        """Whether those that are left take the mean of their parameters."""
+        return True
 
     def __init__(
         self,
@@ -65,7 +67,8 @@ class ParameterSteps(ABC):
         compare: bool,
     ) -> None:
         self.context = context
-        self.algorithm = self._asked = algorithm
+        self._asked = algorithm
+        self.algorithm = fitted(context, algorithm, settings.members, settings.process_set)
         self.settings = settings
         self.active = context.size > 1 and bool(settings.process_set.included())
         self.names = list(names)
@@ -94,10 +97,13 @@ class ParameterSteps(ABC):
             together(self.context, self.settings.process_set, self._meet_all, self._part)
 
     def _meet_all(self) -> None:
-        self.algorithm = fitted(self.context, self._asked, self.settings.process_set)
+        self.algorithm = fitted(self.context, self._asked, self.settings.members, self.settings.process_set)
         if self.active:
             self.settings.agreement.meet(self.context)
             self._meet()
+        elif self.reducer is not None:  # this rank is alone
+            self.reducer.release()
+            self.reducer = None
         self._met = True
         self.context.on_join[id(self)] = weakref.WeakMethod(self._before_join)
         if self.context.outlasts:
@@ -127,7 +133,7 @@ class ParameterSteps(ABC):
         """Goes on among those that are left. Collective."""
         if self._unchanged is not None:
             for tensor, value in self._unchanged:
-                tensor.copy_(value)
+                tensor.data.copy_(value)
             self._unchanged = None
             self.round += int(self._exchanging)
         self._exchanging = False
@@ -202,11 +208,11 @@ class ParameterSteps(ABC):
     def begin_step(self, optimizer: torch.optim.Optimizer) -> None:
         """To be called before every step, also one that is going to be left out. Collective."""
         if self.active:
+            self.meet()
             again(self.context, lambda: self._begin_if_active(optimizer))
 
     def _begin_if_active(self, optimizer: torch.optim.Optimizer) -> None:
         if self.active:
-            self.meet()
             self._begin(optimizer)
 
     @abstractmethod
@@ -249,6 +255,13 @@ class ParameterSteps(ABC):
     def label(self) -> str:
         """The algorithm's name, for messages."""
         return type(self.algorithm).__name__
+
+    def flush_together(self, optimizer: torch.optim.Optimizer) -> None:
+        """As flush(), completed or repeated by all that are left."""
+        if self.active:
+            together(self.context, self.settings.process_set, lambda: self.flush(optimizer))
+        else:
+            self.flush(optimizer)
 
     @abstractmethod
     def flush(self, optimizer: torch.optim.Optimizer) -> None:

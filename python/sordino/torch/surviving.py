@@ -59,7 +59,7 @@ def together(
     if context.is_plain:
         return work()
     if lockstep is None:
-        lockstep = context.lockstep("operations", process_set.ranks or [])
+        lockstep = context.lockstep("operations", process_set)
     with lockstep.next(undo) as number:
         name_again = context.names_until_now()
         while True:
@@ -140,14 +140,16 @@ def recover(context: Context, error: SordinoError, epoch: int) -> None:
                 context.adopt(context.world.succeed(f"{type(failure).__name__}: {failure}"))
                 with context.plainly(), context.names_of_epoch():
                     _meet_again(context)
+                    for one in list(context.on_resize):
+                        if one.size != context.size:
+                            one.callback(one.size, context.size)
+                            one.size = context.size
                 break
             except LOSSES as another:
                 failure = another
         context.fruitless = context.fruitless + 1 if context.size == before else 0
         if context.fruitless > _FRUITLESS:
             raise error
-        for callback in list(context.on_resize):
-            callback(before, context.size)
 
 
 def _meet_again(context: Context) -> None:

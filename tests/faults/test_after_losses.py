@@ -1,0 +1,196 @@
+"""What still holds after a loss that came at a certain moment: between forward and backward, before groups are on their
+own, to the last rank, in an operation of a process set; and what is made anew afterwards."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from crew import Crew, Member, loss, metric
+
+import sordino.torch as hvd
+from sordino.algorithms import Algorithm, Crossover, LocalSGD, ScheduledPull
+
+GROUPS = LocalSGD(4, group_size=2, exchange="allreduce")
+MakeCrew = Callable[..., Crew]
+
+
+@pytest.fixture
+def crew_of() -> Iterator[MakeCrew]:
+    torch.set_num_threads(1)
+    made: list[Crew] = []
+
+    def make(size: int, algorithm: Algorithm | None = None) -> Crew:
+        made.append(Crew([0] * size, algorithm))
+        return made[-1]
+
+    yield make
+    for crew in made:
+        crew.end()
+
+
+def train(member: Member) -> int:
+    for _ in range(3):
+        member.step()
+    return member.steps
+
+
+@pytest.mark.parametrize("algorithm", [None, GROUPS, LocalSGD(2, start=100), Crossover(group_size=2)], ids=str)
+def test_the_last_one_trains_on(crew_of: MakeCrew, algorithm: Algorithm | None) -> None:
+    crew = crew_of(3 if algorithm is None else 4, algorithm)
+    crew.all(train)
+    for victim in range(1, len(crew.members)):
+        crew.network.kill(victim)
+    assert crew.all(train) == {0: 6}
+    assert crew.all(train) == {0: 9}
+
+
+@pytest.mark.parametrize("algorithm", [None, LocalSGD(4), GROUPS, Crossover()], ids=str)
+def test_a_loss_between_forward_and_backward(crew_of: MakeCrew, algorithm: Algorithm | None) -> None:
+    """What is done to parameters then does not spoil the graph of a loss that is to be differentiated yet."""
+    crew = crew_of(4, algorithm)
+
+    def forward(member: Member) -> None:
+        member.optimizer.zero_grad()
+        member.loss = loss(list(member.parameters), member.identity, member.steps)  # type: ignore[attr-defined]
+
+    def rest(member: Member) -> int:
+        hvd.allreduce(member.loss.detach())  # type: ignore[attr-defined]
+        member.loss.backward()  # type: ignore[attr-defined]
+        member.finish_step()
+        return member.steps
+
+    crew.all(Member.step)
+    crew.all(forward)
+    crew.network.kill(3)
+    assert crew.all(rest) == {0: 2, 1: 2, 2: 2}
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_groups_stay_together_until_the_rate_falls(crew_of: MakeCrew, size: int) -> None:
+    """However a rank hears of a loss, it does not take it for the end of a constant learning rate; and until groups are
+    on their own all have one model."""
+    algorithm = LocalSGD(2, group_size=size, exchange="allreduce", start="decay")
+
+    def go_on(member: Member) -> tuple[int, int, float]:
+        for _ in range(12):
+            member.step()
+        return metric(member)
+
+    for delay_ms in (0, 1, 2, 3, 4, 6, 8, 12):
+        crew = crew_of(4, algorithm)
+        crew.all(Member.step)
+        crew.order(go_on)
+        time.sleep(delay_ms * 1e-3)
+        crew.network.kill(3)
+        crew.settle()
+        crew.all(Member.step)
+        assert len(crew.living) == 3
+        assert not any(crew.all(lambda member: member.optimizer._reducer._alone).values())  # type: ignore[union-attr]
+        models = list(crew.all(Member.values).values())
+        assert all(torch.equal(one, first) for model in models for one, first in zip(model, models[0]))
+
+
+def test_ranks_that_come_later_to_an_operation_of_a_set(crew_of: MakeCrew) -> None:
+    """One waits in an operation of a set when a member of it is lost; another comes to it afterwards."""
+    crew = crew_of(4)
+
+    def add(member: Member) -> None:
+        member.sets = [hvd.add_process_set([0, 1, 3]), hvd.add_process_set([1, 2])]  # type: ignore[attr-defined]
+
+    def work(member: Member) -> list[float]:
+        mine, other = member.sets  # type: ignore[attr-defined]
+        if member.identity == 2:
+            time.sleep(0.3)
+        sets = [one for one in (other, mine) if one.included()]
+        found = [float(hvd.allreduce(torch.ones(1), op=hvd.Sum, process_set=one)) for one in sets]
+        metric(member)
+        return found
+
+    crew.all(add)
+    crew.order(work)
+    time.sleep(0.1)
+    crew.network.kill(3)
+    assert crew.settle() == {0: [2.0], 1: [2.0, 2.0], 2: [2.0]}
+
+
+WEIGHTS = tuple(tuple(0.0 if i == j else float(j + 1) for j in range(4)) for i in range(4))
+
+
+def roulette(member: Member) -> Any:
+    return member.optimizer._reducer.algorithm.roulette  # type: ignore[union-attr]
+
+
+def manager(member: Member) -> int:
+    reducer: Any = member.optimizer._reducer
+    return member.context.world.identities[reducer.algorithm.manager]
+
+
+def group_size(member: Member) -> int:
+    reducer: Any = member.optimizer._reducer
+    return int(reducer.algorithm.group_size)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "ask", "expected"),
+    [
+        (Crossover(roulette=WEIGHTS), roulette, ((0.0, 3.0, 4.0), (2.0, 0.0, 4.0), (2.0, 3.0, 0.0))),
+        (ScheduledPull(schedule="manager", manager=3), manager, 3),
+        (LocalSGD(2, group_size=2, exchange="allreduce"), group_size, 1),
+    ],
+    ids=["roulette", "manager", "groups"],
+)
+def test_what_was_chosen_for_all_is_fitted_once(
+    crew_of: MakeCrew, algorithm: Algorithm, ask: Callable[[Member], Any], expected: object
+) -> None:
+    """Also when the optimizer gets other parameters afterwards; and what was asked for is not forgotten."""
+    crew = crew_of(4, algorithm)
+
+    def add(member: Member) -> Any:
+        more = torch.nn.Parameter(torch.zeros(3, dtype=torch.float64))
+        member.optimizer.add_param_group({"params": [more]})
+        return ask(member)
+
+    crew.all(Member.step)
+    crew.network.kill(0)
+    crew.all(Member.step)
+    crew.all(metric)
+    assert set(crew.all(ask).values()) == {expected}
+    assert set(crew.all(add).values()) == {expected}
+    if ask is group_size:
+        crew.network.kill(1)
+        crew.all(metric)
+        assert set(crew.all(ask).values()) == {2}
+
+
+def test_who_is_told_of_ranks_may_call_operations(crew_of: MakeCrew) -> None:
+    crew = crew_of(4)
+
+    def register(member: Member) -> None:
+        def resized(before: int, now: int) -> None:
+            told.append((before, now, float(hvd.allreduce(torch.ones(1), op=hvd.Sum))))
+
+        told: list[tuple[int, int, float]] = []
+        member.told = told  # type: ignore[attr-defined]
+        hvd.on_resize(resized)
+
+    crew.all(register)
+    crew.all(Member.step)
+    crew.network.kill(3)
+    crew.all(Member.step)
+    crew.network.kill(1)
+    assert set(crew.all(metric).values()) == {(2, 2, 2.0)}
+    told = crew.all(lambda member: member.told)  # type: ignore[attr-defined]
+    assert list(told.values()) == [[(4, 3, 3.0), (3, 2, 2.0)]] * 2
+
+
+def test_distances_from_before_a_loss_are_kept(crew_of: MakeCrew) -> None:
+    crew = crew_of(3, LocalSGD(2, log_distance=1))
+    crew.all(train)
+    crew.network.kill(2)
+    crew.all(train)
+    for found in crew.all(lambda member: [step for step, _ in member.optimizer.distances]).values():
+        assert found[:3] == [1, 2, 3] and found[-1] == 6
