@@ -59,7 +59,9 @@ def check_outlasting(options: dict[str, Any], adasum: bool) -> None:
 
 
 def members_of(context: Context, process_set: ProcessSet) -> tuple[int, ...]:
-    """Who the members of a process set are, through all worlds."""
+    """Who the members of a process set are, through all worlds; nobody, of one that is not registered."""
+    if process_set.process_set_id is None:
+        return ()
     return tuple(context.world.identities[rank] for rank in process_set.ranks or [])
 
 
