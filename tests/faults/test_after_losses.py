@@ -12,7 +12,16 @@ import torch
 from crew import Crew, Member, loss, metric
 
 import sordino.torch as hvd
-from sordino.algorithms import Algorithm, Crossover, LocalSGD, ScheduledPull
+from sordino.algorithms import (
+    ADPSGD,
+    Algorithm,
+    Crossover,
+    ElasticAveraging,
+    LocalSGD,
+    ParameterSkipping,
+    PushSum,
+    ScheduledPull,
+)
 
 GROUPS = LocalSGD(4, group_size=2, exchange="allreduce")
 MakeCrew = Callable[..., Crew]
@@ -194,3 +203,41 @@ def test_distances_from_before_a_loss_are_kept(crew_of: MakeCrew) -> None:
     crew.all(train)
     for found in crew.all(lambda member: [step for step, _ in member.optimizer.distances]).values():
         assert found[:3] == [1, 2, 3] and found[-1] == 6
+
+
+COLLECTED = [
+    ParameterSkipping(threshold=101),
+    PushSum(overlap=2),
+    ElasticAveraging(),
+    ADPSGD(),
+    LocalSGD(4, aggregate="gradients"),
+    LocalSGD(4, group_size=2, exchange="allreduce", aggregate="gradients"),
+    Crossover(group_size=2),
+]
+
+
+@pytest.mark.parametrize("algorithm", COLLECTED, ids=str)
+def test_losses_while_all_is_taken_in_and_parameters_are_added(crew_of: MakeCrew, algorithm: Algorithm) -> None:
+    def work(member: Member) -> tuple[int, int, float]:
+        for _ in range(3):
+            member.step()
+            member.optimizer.flush()
+        extra = torch.nn.Parameter(torch.ones(3, dtype=torch.float64))
+        member.optimizer.add_param_group({"params": [extra]})
+        member.optimizer.flush()
+        member.flat = torch.cat([*map(torch.flatten, member.values()), extra.detach()])  # type: ignore[attr-defined]
+        return metric(member)
+
+    for delay_ms in (1, 3, 5, 7, 9, 12, 16, 20):
+        crew = crew_of(6, algorithm)
+        crew.all(metric)
+        crew.order(work)
+        time.sleep(delay_ms * 1e-3)
+        crew.network.kill(2)
+        crew.settle()
+        assert {member.identity for member in crew.living} == {0, 1, 3, 4, 5}, [one.ended for one in crew.members]
+        models: list[torch.Tensor] = list(crew.all(lambda member: member.flat).values())  # type: ignore[attr-defined]
+        assert all(bool(model.isfinite().all()) for model in models)
+        # Nobody goes on with what an averaging had come to when it was given up.
+        most = 9 if isinstance(algorithm, LocalSGD) else 4
+        assert all(float(model.abs().max()) < most for model in models)

@@ -88,6 +88,8 @@ class GradientReducer(GradientHooks):
         super().release()
         self.context.on_join.pop(id(self), None)
         self.context.survivors.pop(id(self), None)
+        if self._own is not None:
+            self._own.release()
 
     # ---- what backward has produced ----------------------------------------------------------------------------
 

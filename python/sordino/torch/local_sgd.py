@@ -152,8 +152,7 @@ class LocalSteps(ParameterSteps):
         if logged and self.steps > self._furthest:  # the others have been there before
             self.distances.append((self.steps, self._distance()))
         if due:
-            models = self._values() or [parameter.detach() for parameter in self.parameters]
-            self.exchange([*models, *(buffer for _, buffer in self.buffers)], self._average)
+            self.exchange(self._averages(), self._average)
         if self._shards is not None:
             self._shards.hand_out()
         if not self._alone and self._starts():
@@ -177,6 +176,11 @@ class LocalSteps(ParameterSteps):
             return []
         self._arena.adopt()
         return [run for _, run in self._arena.runs]
+
+    def _averages(self) -> list[torch.Tensor]:
+        """What an averaging changes."""
+        models = self._values() or [parameter.detach() for parameter in self.parameters]
+        return [*models, *(buffer for _, buffer in self.buffers)]
 
     @torch.no_grad()
     def _average(self) -> None:
@@ -273,7 +277,8 @@ class LocalSteps(ParameterSteps):
     def settle(self, optimizer: torch.optim.Optimizer) -> None:
         if self._met and self._alone and self.algorithm.aggregate == "gradients" and self._then:
             self._judge_all()
-            self._average()
+            with self._remembered(self._averages()):
+                self._average()
             if self._shards is not None:
                 self._shards.hand_out()
         if self._shards is not None:

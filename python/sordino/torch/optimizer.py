@@ -127,7 +127,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """After it, another reducer goes on with what has been changed within it."""
         old = self._reducer
         if isinstance(old, ParameterSteps):
-            old.settle(self._inner)
+            old.do_together(lambda: old.settle(self._inner))
         yield
         old.release()
         self._reducer = self._make_reducer(compare=True)
@@ -285,7 +285,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if isinstance(self._reducer, BufferedSteps):
             self._between_steps("flush()")
         if isinstance(self._reducer, ParameterSteps):
-            self._reducer.flush_together(self._inner)
+            steps = self._reducer
+            steps.do_together(lambda: steps.flush(self._inner))
 
     @property
     def distances(self) -> list[tuple[int, float]]:

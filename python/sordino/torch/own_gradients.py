@@ -8,7 +8,7 @@ import torch
 
 from sordino.context import Context, Lockstep
 from sordino.torch.process_sets import ProcessSet
-from sordino.torch.surviving import together
+from sordino.torch.surviving import nothing, together
 
 
 class OwnGradients:
@@ -65,6 +65,13 @@ class OwnGradients:
         """They have been used, or replaced."""
         self._room.update({index: value for index, value in self._values.items() if value is not None})
         self._values = {}
+
+    def release(self) -> None:
+        """Lets go of the gradients, and of the copies."""
+        self.forget()
+        self._room = {}
+        if self._lockstep is not None:
+            self._lockstep.undo = nothing
 
     def leave_world(self) -> None:
         """Gives back what the loss of a rank has interrupted, and moves gradients to memory that no rank of an older

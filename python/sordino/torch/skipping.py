@@ -163,11 +163,9 @@ class SkippingSteps(ParameterSteps):
             return
         self._arena.adopt()
         self._judge(self._arena.names, self._arena.tensors)
-        if self.context.outlasts:
-            self._remember([run for _, run in self._arena.runs])
-        sent = ~self._all_of(self._skipped == 0).numpy()
-        parts = self._average(sent)
-        self._unchanged = None
+        with self._remembered([run for _, run in self._arena.runs]):
+            sent = ~self._all_of(self._skipped == 0).numpy()
+            parts = self._average(sent)
         self.statistics.add_flush(sent)
         if self._kept:
             self._detector.keep(self.steps - 1, parts)

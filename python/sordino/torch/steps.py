@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -136,6 +137,9 @@ class ParameterSteps(ABC):
                 tensor.data.copy_(value)
             self._unchanged = None
             self.round += int(self._exchanging)
+            # What has been given up may still arrive where the parameters were.
+            for tensor in (*self.parameters, *(buffer for _, buffer in self.buffers)):
+                tensor.data = tensor.data.clone()
         self._exchanging = False
         round = self.round
         self._part(keeps_place=True)
@@ -184,6 +188,14 @@ class ParameterSteps(ABC):
     def _replicas(self) -> ProcessSet | None:
         """The ranks that have one model together."""
         return None if self.reducer is None else self.reducer.settings.process_set
+
+    @contextmanager
+    def _remembered(self, tensors: Sequence[torch.Tensor]) -> Iterator[None]:
+        """What is done to these within the block is undone if a rank is lost in it."""
+        if self.context.outlasts:
+            self._remember(tensors)
+        yield
+        self._unchanged = None
 
     @torch.no_grad()
     def _remember(self, tensors: Sequence[torch.Tensor]) -> None:
@@ -256,12 +268,12 @@ class ParameterSteps(ABC):
         """The algorithm's name, for messages."""
         return type(self.algorithm).__name__
 
-    def flush_together(self, optimizer: torch.optim.Optimizer) -> None:
-        """As flush(), completed or repeated by all that are left."""
+    def do_together(self, work: Callable[[], None]) -> None:
+        """Does `work()`, which is collective, so that it is completed or repeated by all that are left."""
         if self.active:
-            together(self.context, self.settings.process_set, lambda: self.flush(optimizer))
+            together(self.context, self.settings.process_set, work)
         else:
-            self.flush(optimizer)
+            work()
 
     @abstractmethod
     def flush(self, optimizer: torch.optim.Optimizer) -> None:
