@@ -22,8 +22,9 @@ from sordino.torch.ops import grouped_allreduce_
 from sordino.torch.parameters import ParameterArena
 from sordino.torch.sharded_state import gather_state, scatter_state
 from sordino.torch.shards import ShardedReducer
-from sordino.torch.steps import ParameterSteps, take_mean
+from sordino.torch.steps import ParameterSteps
 from sordino.torch.tensors import squared_distance
+from sordino.torch.undo import take_mean
 
 _ELEMENTWISE = (
     torch.optim.SGD,
@@ -277,7 +278,7 @@ class LocalSteps(ParameterSteps):
     def settle(self, optimizer: torch.optim.Optimizer) -> None:
         if self._met and self._alone and self.algorithm.aggregate == "gradients" and self._then:
             self._judge_all()
-            with self._remembered(self._averages()):
+            with self._undo.around(self._averages()):
                 self._average()
             if self._shards is not None:
                 self._shards.hand_out()

@@ -163,7 +163,7 @@ class SkippingSteps(ParameterSteps):
             return
         self._arena.adopt()
         self._judge(self._arena.names, self._arena.tensors)
-        with self._remembered([run for _, run in self._arena.runs]):
+        with self._undo.around([run for _, run in self._arena.runs]):
             sent = ~self._all_of(self._skipped == 0).numpy()
             parts = self._average(sent)
         self.statistics.add_flush(sent)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,25 +12,17 @@ import torch
 
 from sordino.algorithms import Algorithm
 from sordino.context import Context
-from sordino.errors import NonFinite, UsageError
-from sordino.torch.autograd import allreduce, grouped_allreduce
+from sordino.errors import UsageError
+from sordino.torch.autograd import allreduce
 from sordino.torch.gradients import GradientReducer
 from sordino.torch.lasting import fitted
-from sordino.torch.operation import Average, Max
+from sordino.torch.operation import Max
 from sordino.torch.process_sets import ProcessSet
 from sordino.torch.segments import Settings
 from sordino.torch.surviving import LOSSES, again, recover, together
+from sordino.torch.undo import Undo, take_mean
 
 Named = Sequence[tuple[str, torch.Tensor]]
-
-
-@torch.no_grad()
-def take_mean(tensors: Sequence[torch.Tensor], name: str, process_set: ProcessSet) -> None:
-    """Gives the ranks of a set the mean of their tensors. Collective over it. Ranks write to memory of its own until it
-    is known: an exchange that is given up may go on there."""
-    means = grouped_allreduce(list(tensors), op=Average, name=name, process_set=process_set)
-    for tensor, mean in zip(tensors, means):
-        tensor.data.copy_(mean)  # a graph that is to be differentiated yet takes it as it is
 
 
 class ParameterSteps(ABC):
@@ -80,10 +71,8 @@ class ParameterSteps(ABC):
         self._met = False
         self._floor = 0  # exchanges before this one are over
         self._furthest = 0  # steps that one of the ranks had taken when they met last
-        # What the exchange under way changes, and copies of it from before.
-        self._unchanged: list[tuple[torch.Tensor, torch.Tensor]] | None = None
+        self._undo = Undo(context)
         self._exchanging = False
-        self._room: list[torch.Tensor] = []
         self._set_up()
         if compare and self.active:
             self.meet()
@@ -132,23 +121,16 @@ class ParameterSteps(ABC):
     @torch.no_grad()
     def renew(self) -> None:
         """Goes on among those that are left. Collective."""
-        if self._unchanged is not None:
-            for tensor, value in self._unchanged:
-                tensor.data.copy_(value)
-            self._unchanged = None
-            self.round += int(self._exchanging)
-            # What has been given up may still arrive where the parameters were.
-            for tensor in (*self.parameters, *(buffer for _, buffer in self.buffers)):
-                tensor.data = tensor.data.clone()
+        tensors = [*self.parameters, *(buffer for _, buffer in self.buffers)]
+        self._undo.go_back(tensors)
+        round = self.round + int(self._exchanging)
         self._exchanging = False
-        round = self.round
         self._part(keeps_place=True)
         self._meet_all()
         self.round = round
         if not self.active:
             return
         if self.levels:
-            tensors = [*self.parameters, *(buffer for _, buffer in self.buffers)]
             self._level([tensor.detach() for tensor in tensors])
         mine = torch.tensor([self.round, self.steps])
         furthest = allreduce(mine, op=Max, name=f"{self.label}.furthest", process_set=self.settings.process_set)
@@ -156,25 +138,24 @@ class ParameterSteps(ABC):
 
     def _level(self, tensors: list[torch.Tensor]) -> None:
         """Gives all ranks the mean of theirs. Collective."""
-        self._remember(tensors)
-        take_mean(tensors, f"{self.label}.level", self.settings.process_set)
-        self._unchanged = None
+        with self._undo.around(tensors):
+            take_mean(tensors, f"{self.label}.level", self.settings.process_set)
 
     def exchange(self, tensors: Sequence[torch.Tensor], work: Callable[[], None]) -> None:
         """Counts an exchange, and does it: `work()`, which changes `tensors`. All that ranks say to each other for
         it is part of `work()`, so that those left after a loss do all of it or nothing."""
-        if not self.context.outlasts:
-            work()
-        elif self.round >= self._floor:
-            self._remember(tensors)
+        if self.round >= self._floor:
             self._exchanging = True
             try:
-                self._level_group(tensors)
-                work()
-            except NonFinite:  # on all of them, before anything was exchanged
-                self._unchanged, self._exchanging = None, False
+                with self._undo.around(tensors):
+                    self._level_group(tensors)
+                    work()
+            except LOSSES:
+                raise  # it counts as one that all have behind them
+            except BaseException:
+                self._exchanging = False
                 raise
-            self._unchanged, self._exchanging = None, False
+            self._exchanging = False
         self.round += 1
 
     def _level_group(self, tensors: Sequence[torch.Tensor]) -> None:
@@ -188,21 +169,6 @@ class ParameterSteps(ABC):
     def _replicas(self) -> ProcessSet | None:
         """The ranks that have one model together."""
         return None if self.reducer is None else self.reducer.settings.process_set
-
-    @contextmanager
-    def _remembered(self, tensors: Sequence[torch.Tensor]) -> Iterator[None]:
-        """What is done to these within the block is undone if a rank is lost in it."""
-        if self.context.outlasts:
-            self._remember(tensors)
-        yield
-        self._unchanged = None
-
-    @torch.no_grad()
-    def _remember(self, tensors: Sequence[torch.Tensor]) -> None:
-        alike = [(tensor.shape, tensor.dtype) for tensor in tensors] == [(r.shape, r.dtype) for r in self._room]
-        if not alike:
-            self._room = [torch.empty_like(tensor) for tensor in tensors]
-        self._unchanged = [(tensor, room.copy_(tensor)) for tensor, room in zip(tensors, self._room)]
 
     @abstractmethod
     def _meet(self) -> None:
