@@ -43,25 +43,6 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return results(folder)
 
 
-def test_ranks_killed_while_training_change_no_bit_of_the_result(tmp_path: Path, undisturbed: dict[str, Any]) -> None:
-    folder, generator = checkpoint.Folder(tmp_path / "saved"), random.Random(1)
-    options = ["--checkpoint", f"{folder.path}/", "--checkpoint-every", "5", "--json", str(tmp_path / "results.json")]
-    with Launched(tmp_path, ["-np", "2", "--restarts", "3", "--", *TRAIN, *options]) as job:
-        for restart, step in enumerate((10, 35), 1):
-            job.wait_for(lambda step=step: max(folder.steps(), default=0) >= step, WHOLE_JOB_S)
-            time.sleep(generator.uniform(0, 0.05))
-            job.send(job.rank(generator.randrange(2)), signal.SIGKILL)
-            job.wait_for(lambda restart=restart: f"; restart {restart} of 3" in job.output)
-        assert job.ends(WHOLE_JOB_S, job.begun) == 0, job.output
-        job.leaves_nothing()
-        continued = [int(step) for step in re.findall(r"continuing from .* after (\d+) steps", job.output)]
-        assert len(continued) == 2 and continued[0] >= 10 and continued[1] >= 35
-    assert results(tmp_path)["steps_done"] == 60
-    assert results(tmp_path)["parameters_sha256"] == undisturbed["parameters_sha256"]
-    assert results(tmp_path)["test_accuracy"] == undisturbed["test_accuracy"]
-    assert not list(folder.path.glob(".*"))
-
-
 def test_training_continues_from_the_newest_whole_checkpoint(tmp_path: Path, undisturbed: dict[str, Any]) -> None:
     folder = checkpoint.Folder(tmp_path / "saved")
     first = ["--checkpoint", f"{folder.path}/", "--checkpoint-every", "5", "--max-steps", "10"]
