@@ -1,5 +1,6 @@
 """A rank of a job in which one is killed, and the others train on: `mpirun -np N python outliving_worker.py FOLDER
-ALGORITHM VICTIM` (test_outliving.py). FOLDER gets report.R of each rank that comes to the end."""
+ALGORITHM VICTIM` (test_outliving.py). FOLDER gets trained.R of each rank that has taken all its steps, and report.R of
+each that comes to the end."""
 
 from __future__ import annotations
 
@@ -52,14 +53,19 @@ def main() -> None:
         if step == LATER:
             between = optimizer.statistics.as_dict()
     after = optimizer.statistics.as_dict()
+    seconds = time.monotonic() - begin
     taken = "averagings" if isinstance(algorithm, ADPSGD) else "pulls"
+    # Who has been faster stays, so that nobody trains alone.
+    (folder / f"trained.{hvd.rank()}").touch()
+    while not all((folder / f"trained.{rank}").exists() for rank in range(hvd.size()) if rank != victim):
+        time.sleep(0.01)
     try:
         hvd.allreduce(torch.ones(1), name="all")
         collective = "went well"
     except PeerLost as error:
         collective = str(error)
     report = {
-        "seconds": time.monotonic() - begin,
+        "seconds": seconds,
         "loss": loss.item(),
         "finite": all(math.isfinite(p.detach().sum().item()) for p in model.parameters()),
         "taken_later": after[taken] - between[taken],
