@@ -28,7 +28,7 @@ from sordino.algorithms import (
 )
 
 STEPS = 9
-EXAMPLES = int(os.environ.get("SORDINO_TEST_EXAMPLES", 10))
+EXAMPLES = int(os.environ.get("SORDINO_TEST_EXAMPLES", 5))
 EVEN = tuple(tuple(float(i != j) for j in range(6)) for i in range(6))
 ALGORITHMS: list[Algorithm] = [
     Crossover(),

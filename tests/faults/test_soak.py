@@ -19,7 +19,7 @@ from sordino.bench.soak_job import Job, Kill
 from sordino.cli import mpi
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-SHORT = ["--data", "digits", "--minutes", "0.25", "--every", "6", "--checkpoint-every", "20"]
+SHORT = ["--data", "digits", "--minutes", "0.2", "--every", "6", "--checkpoint-every", "20"]
 
 
 @pytest.mark.timeout(900)  # on a machine that others use as well; alone it takes half a minute

@@ -184,7 +184,7 @@ def test_a_stopped_rank_is_left_out_and_learns_it(tmp_path: Path, note_time: Not
 
 def test_a_rank_that_sleeps_is_left_out_after_the_deadline(tmp_path: Path, note_time: Note) -> None:
     """Its process lives, and says so; but it does not come to the step."""
-    faults = [{"victim": 2, "step": 8, "when": "between", "what": "sleep", "seconds": 8}]
+    faults = [{"victim": 2, "step": 8, "when": "between", "what": "sleep", "seconds": 6}]
     plan, deadlines = {"faults": faults, "wait_for": "woken"}, {"SORDINO_TIMEOUT_S": "3", "SORDINO_STALL_WARN_S": "1"}
     with job(tmp_path, 3, plan, **deadlines) as running:
         running.wait_for_files("resized.0", "resized.1")

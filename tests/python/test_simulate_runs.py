@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,7 +101,15 @@ def test_what_goes_wrong_in_a_rank_is_raised(wrong: str) -> None:
         train(job, trainees, goes_on)
 
 
-def test_an_interrupt_ends_all_ranks() -> None:
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """A shell has what it starts in the background ignore SIGINT."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_an_interrupt_ends_all_ranks(interruptible: None) -> None:
     job = job_of(DPSGD())
     problem = Quadratic(job)
     trainees = [OnTorch(problem, worker) for worker in range(WORKERS)]
