@@ -20,6 +20,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "benchmarks")]
 
 import results  # noqa: E402
+import selection  # noqa: E402
 from cluster import Cluster  # noqa: E402
 from results import ResultsOf  # noqa: E402
 
@@ -35,6 +36,15 @@ settings.register_profile(
 )
 settings.register_profile("ci", settings.get_profile("default"), derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "default")
+pytest_addoption = selection.pytest_addoption
+pytest_configure = selection.pytest_configure
+pytest_collection_modifyitems = selection.pytest_collection_modifyitems
+
+
+@pytest.fixture(scope="session")
+def thorough(request: pytest.FixtureRequest) -> bool:
+    """Whether there is time: in all runs but those of `make test`."""
+    return request.config.getoption("--tier") == "all" or request.config.getoption("--slice") is not None
 
 
 @pytest.fixture

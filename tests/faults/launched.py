@@ -94,9 +94,13 @@ class Launched:
         return pid
 
     def rank(self, number: int) -> int:
-        """Its process: not its keeper's, and not one that it has started."""
+        """Its process: not its keeper's, not one that stands for it (tests/forked), and not one that it has started."""
         here = self._those(
-            lambda pid, words, environ: environ.get("OMPI_COMM_WORLD_RANK") == str(number) and "keeper.py" not in words
+            lambda pid, words, environ: (
+                environ.get("OMPI_COMM_WORLD_RANK") == str(number)
+                and "keeper.py" not in words
+                and "forked/client.py" not in words
+            )
         )
         (pid,) = [pid for pid in here if parent_of(pid) not in here]
         return pid

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 
 import sordino
@@ -91,7 +92,8 @@ def run_job(launcher: mpi.Launcher, folder: Path, cases: str, odd: int) -> dict[
     }
     if cases == "version":
         make_another_version(folder)
-    command = mpi.command_line(launcher, mpi.Job(RANKS, ["python", str(WORKER), str(folder), cases, str(odd)]))
+    python = [sys.executable] if cases == "version" else forked.python()  # a fork has imported this version
+    command = mpi.command_line(launcher, mpi.Job(RANKS, [*python, str(WORKER), str(folder), cases, str(odd)]))
     job = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment, text=True, start_new_session=True
     )
@@ -124,6 +126,7 @@ def everywhere(attempts: Attempts, number: int, label: str, kind: str, within: f
     return str(told[0]["text"])
 
 
+@pytest.mark.drill("mismatches")
 @pytest.mark.parametrize("odd", (0, 2))
 def test_mismatches(drill: Drill, odd: int) -> None:
     attempts = drill(WITHIN, odd)["mismatches"]
@@ -150,6 +153,7 @@ def test_mismatches(drill: Drill, odd: int) -> None:
     everywhere(attempts, 7, "order", "nothing")
 
 
+@pytest.mark.drill("a missing tensor")
 @pytest.mark.parametrize("odd", (0, 2))
 def test_a_missing_tensor(drill: Drill, odd: int) -> None:
     attempts = drill(WITHIN, odd)["missing tensor"]
@@ -161,6 +165,7 @@ def test_a_missing_tensor(drill: Drill, odd: int) -> None:
         assert TIMEOUT_S - 0.5 <= told["seconds"] < TIMEOUT_S + 2 + HEARS_WITHIN_S, f"{told['seconds']:.2f} s"
 
 
+@pytest.mark.drill("NaN")
 @pytest.mark.parametrize("odd", (0, 2))
 def test_nan_on_one_rank(drill: Drill, odd: int) -> None:
     attempts = drill(WITHIN, odd)["not finite"]
@@ -173,6 +178,7 @@ def test_nan_on_one_rank(drill: Drill, odd: int) -> None:
             assert told["intact"] and told["went on"], told
 
 
+@pytest.mark.drill("other settings")
 @pytest.mark.parametrize("odd", (0, 2))
 def test_other_settings(drill: Drill, odd: int) -> None:
     attempts = drill(WITHIN, odd)["settings"]

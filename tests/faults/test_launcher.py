@@ -32,6 +32,7 @@ def openmpi(launcher: mpi.Launcher) -> None:
 # --- The launcher killed ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.drill("the launcher killed")
 @pytest.mark.parametrize("options", [[], CONTINUE], ids=["plain", "continue"])
 @pytest.mark.parametrize("victim", ["front", "copy", "mpirun"])
 def test_kill_9_of_the_launcher_leaves_nothing(tmp_path: Path, victim: str, options: list[str]) -> None:
@@ -46,6 +47,7 @@ def test_kill_9_of_the_launcher_leaves_nothing(tmp_path: Path, victim: str, opti
         job.leaves_nothing()
 
 
+@pytest.mark.drill("keepers left alone")
 def test_keepers_end_the_ranks_when_nobody_else_is_left(tmp_path: Path) -> None:
     """As on another host, where only mpirun's daemon is above them."""
     with Launched(tmp_path, ["-np", "2", *CONTINUE, "--", "python", str(WORKER), str(tmp_path)]) as job:
@@ -59,6 +61,7 @@ def test_keepers_end_the_ranks_when_nobody_else_is_left(tmp_path: Path) -> None:
         job.leaves_no_process()
 
 
+@pytest.mark.drill("mpirun that stays")
 def test_mpirun_that_stays_is_ended(tmp_path: Path) -> None:
     program = "import os, pathlib, sys, time; pathlib.Path(sys.argv[1], str(os.getpid())).touch(); time.sleep(100)"
     ready = tmp_path / "ready"

@@ -34,6 +34,7 @@ def openmpi(launcher: mpi.Launcher) -> None:
         pytest.skip("other launchers end the job when a rank is killed")
 
 
+@pytest.mark.drill("killed before all have met")
 @pytest.mark.parametrize("hosts", [[], ["--hosts", "localhost:2"]], ids=["here", "hosts"])
 def test_a_rank_killed_before_it_meets_the_others_ends_this_start(
     openmpi: None, tmp_path: Path, hosts: list[str]
@@ -47,6 +48,7 @@ def test_a_rank_killed_before_it_meets_the_others_ends_this_start(
         assert "\x1e" not in job.output
 
 
+@pytest.mark.drill("gone before all have met")
 @pytest.mark.parametrize(("how", "status"), [("sys.exit(0)", 1), ("sys.exit(3)", 3), ("raise ValueError", 1)])
 def test_a_rank_that_leaves_before_it_meets_the_others_fails_the_job(
     openmpi: None, tmp_path: Path, how: str, status: int

@@ -64,6 +64,7 @@ def hosts(folder: Path, plan: dict[str, Any], silence_s: float = SILENCE_S) -> I
 PLAN = {"steps": 60, "pause_s": 0.02, "wait_for": "go"}
 
 
+@pytest.mark.drill("one host cut off")
 @pytest.mark.parametrize("algorithm", ["allreduce", "crossover"])
 def test_three_go_on_without_one(
     emulated_hosts: None, tmp_path: Path, note_time: Callable[[str, float], None], algorithm: str
@@ -87,6 +88,7 @@ def test_three_go_on_without_one(
             assert report["ended"] == "well" and report["members"] == [0, 1, 2], report
 
 
+@pytest.mark.drill("two halves")
 def test_two_halves_both_stop(emulated_hosts: None, tmp_path: Path, note_time: Callable[[str, float], None]) -> None:
     with hosts(tmp_path, PLAN) as running:
         running.wait_for("step.0", "step.1", "step.2", "step.3")
@@ -101,6 +103,7 @@ def test_two_halves_both_stop(emulated_hosts: None, tmp_path: Path, note_time: C
             assert report["at"] - cut < 2 * SILENCE_S + GOES_ON_WITHIN_S
 
 
+@pytest.mark.drill("a short cut")
 def test_a_short_cut_costs_nobody(emulated_hosts: None, tmp_path: Path) -> None:
     """Three seconds, which is less than the ten that are waited for if nothing else is said."""
     with hosts(tmp_path, PLAN, silence_s=10) as running:

@@ -35,6 +35,7 @@ def openmpi(launcher: mpi.Launcher) -> None:
         pytest.skip("written for Open MPI's launcher")
 
 
+@pytest.mark.drill("restarted")
 @pytest.mark.parametrize(
     ("how", "status"), [("os.kill(os.getpid(), 9)", 137), ("sys.exit(3)", 3), ("raise ValueError", 1)]
 )
@@ -53,6 +54,7 @@ def test_a_failed_job_is_started_again(tmp_path: Path, how: str, status: int) ->
     ]
 
 
+@pytest.mark.drill("restarts used up")
 def test_the_restarts_are_used_up(tmp_path: Path) -> None:
     with Launched(tmp_path, words(1, "sys.exit(3)", 5, tmp_path)) as job:
         assert job.ends(60, job.begun) == 3
@@ -61,6 +63,7 @@ def test_the_restarts_are_used_up(tmp_path: Path) -> None:
         assert "with status 3; it has been started again once, which was all" in job.output
 
 
+@pytest.mark.drill("mpirun killed, restarted")
 def test_a_killed_mpirun_is_one_more_failure(tmp_path: Path) -> None:
     with Launched(tmp_path, words(1, "time.sleep(100)", 1, tmp_path)) as job:
         job.wait_for((tmp_path / "start.0.1").exists)
@@ -70,6 +73,7 @@ def test_a_killed_mpirun_is_one_more_failure(tmp_path: Path) -> None:
         assert "status 137, for mpirun was ended by signal 9 (SIGKILL); restart 1 of 1" in job.output
 
 
+@pytest.mark.drill("stopped by its user")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("when", ["running", "waiting"])
 def test_who_stops_the_command_wants_no_restart(tmp_path: Path, when: str, number: signal.Signals) -> None:

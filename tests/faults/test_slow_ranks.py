@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 from cluster import Cluster
 from launched import Launched, eventually
@@ -38,7 +39,7 @@ def reports_of(folder: Path, ranks: int, plan: dict[str, Any], **variables: str)
     words = ["--on-peer-lost", "continue", "-np", str(ranks)]
     for name, value in {"SORDINO_TIMEOUT_S": "60", **variables}.items():
         words += ["-x", f"{name}={value}"]
-    with Launched(folder, [*words, "--", "python", str(WORKER), str(folder), json.dumps(plan)]) as job:
+    with Launched(folder, [*words, "--", *forked.python(), str(WORKER), str(folder), json.dumps(plan)]) as job:
         assert eventually(lambda: job.front.poll() is not None, 200), job.output
         assert job.front.returncode == 0, job.output
         job.leaves_nothing()
@@ -52,6 +53,7 @@ def openmpi(launcher: mpi.Launcher) -> None:
 
 
 @pytest.mark.timeout(60 + 240 * RUNS)
+@pytest.mark.drill("a busy machine")
 def test_nobody_is_left_out_on_a_busy_machine(tmp_path: Path, busy_cores: None) -> None:
     """Eight ranks, which are four times as many as cores, with two busy loops beside them."""
     for run in range(RUNS):
@@ -59,6 +61,7 @@ def test_nobody_is_left_out_on_a_busy_machine(tmp_path: Path, busy_cores: None) 
             assert report["ended"] == "well" and report["members"] == list(range(8)) and not report["resized"], report
 
 
+@pytest.mark.drill("a slow rank")
 @pytest.mark.parametrize("algorithm", ["scheduled-pull", "adpsgd"])
 def test_asynchronous_gossip_does_not_wait_for_a_slow_rank(tmp_path: Path, algorithm: str) -> None:
     """One becomes ten times slower than the others: they take their steps as before."""
@@ -76,6 +79,7 @@ def test_asynchronous_gossip_does_not_wait_for_a_slow_rank(tmp_path: Path, algor
         assert max(report["ages"], default=0) < window + slowest, f"{report['ages']} s old, a window is {window:.2f} s"
 
 
+@pytest.mark.drill("a slow link")
 def test_a_slow_link(emulated_hosts: None, tmp_path: Path) -> None:
     """All-reduce is as slow as the slowest link; what communicates less, or waits for nobody, is not."""
     means = {}

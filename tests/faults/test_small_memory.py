@@ -25,6 +25,7 @@ def openmpi(launcher: mpi.Launcher) -> None:
         pytest.skip("written for Open MPI's launcher")
 
 
+@pytest.mark.drill("small shared memory")
 @pytest.mark.parametrize("size", ["64k", "20m"])
 def test_a_small_dev_shm(tmp_path: Path, size: str) -> None:
     before = own_mounts('mount -t tmpfs -o size=$1 tmpfs /dev/shm; shift; exec "$@"', size)

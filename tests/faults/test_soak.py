@@ -23,6 +23,7 @@ SHORT = ["--data", "digits", "--minutes", "0.2", "--every", "6", "--checkpoint-e
 
 
 @pytest.mark.timeout(900)  # on a machine that others use as well; alone it takes half a minute
+@pytest.mark.soak
 def test_kills_at_random_moments_cost_time_and_nothing_else(
     launcher: mpi.Launcher, tmp_path: Path, results_of: ResultsOf
 ) -> None:
@@ -56,6 +57,7 @@ child.kill()
 """
 
 
+@pytest.mark.drill("ranks killed by the soak")
 @pytest.mark.parametrize("options", [[], ["--on-peer-lost", "continue"]], ids=["restart", "continue"])
 def test_the_ranks_of_a_job_are_found_and_killed(launcher: mpi.Launcher, tmp_path: Path, options: list[str]) -> None:
     if launcher.family != "openmpi":

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 from launched import Launched, eventually
 
@@ -38,7 +39,7 @@ class Job(Launched):
         words = ["--on-peer-lost", "continue", "-np", str(ranks)]
         for name, value in {"SORDINO_SILENCE_S": str(SILENCE_S), "SORDINO_TIMEOUT_S": "60", **variables}.items():
             words += ["-x", f"{name}={value}"]
-        super().__init__(folder, [*words, "--", "python", str(WORKER), str(folder), json.dumps(plan)])
+        super().__init__(folder, [*words, "--", *forked.python(), str(WORKER), str(folder), json.dumps(plan)])
 
     def read(self, name: str) -> Any:
         path = self.folder / name
@@ -116,10 +117,19 @@ KILLS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "ranks", "per_node", "faults", "width"), KILLS,
-    ids=[f"{case[0]}-{case[1]}-{case[2]}-" + "-".join(f"{f['victim']}{f['when']}" for f in case[3]) for case in KILLS],
-)  # fmt: skip
+# What the others do differs: complete or repeat a step, undo an exchange, or nothing at all.
+KINDS = {"allreduce": "a step", "scheduled-pull": "nothing", "adpsgd": "nothing"}
+CASES = [
+    pytest.param(
+        *case,
+        id=f"{case[0]}-{case[1]}-{case[2]}-" + "-".join(f"{fault['victim']}{fault['when']}" for fault in case[3]),
+        marks=pytest.mark.drill(f"killed: {KINDS.get(case[0], 'an exchange')}"),
+    )
+    for case in KILLS
+]
+
+
+@pytest.mark.parametrize(("algorithm", "ranks", "per_node", "faults", "width"), CASES)
 def test_those_that_are_left_train_on(
     tmp_path: Path, note_time: Note, algorithm: str, ranks: int, per_node: int, faults: list[Any], width: int
 ) -> None:
@@ -136,6 +146,7 @@ def test_those_that_are_left_train_on(
                 assert len({one["sha256"] for one in meeting}) == 1 or algorithm == "allreduce", "models differ after"
 
 
+@pytest.mark.drill("killed during recovery")
 def test_a_rank_killed_while_another_is_missed(tmp_path: Path, note_time: Note) -> None:
     """The second one dies by the hand of the first one's loss: as soon as it hears of it."""
     faults = [kill(1, 8, "between"), kill(3, 8, "exchange", after_s=0.012)]
@@ -144,6 +155,7 @@ def test_a_rank_killed_while_another_is_missed(tmp_path: Path, note_time: Note) 
         tell_times(running, left, {1, 3}, note_time, "kill -9 during recovery", GOES_ON_WITHIN_S)
 
 
+@pytest.mark.drill("attrition")
 def test_attrition_to_the_last_one(tmp_path: Path, note_time: Note) -> None:
     faults = [kill(victim, 4 + 2 * turn, "between") for turn, victim in enumerate((3, 0, 7, 1, 6, 2, 5))]
     with job(tmp_path, 8, {"faults": faults, "steps": 20}) as running:
@@ -152,6 +164,7 @@ def test_attrition_to_the_last_one(tmp_path: Path, note_time: Note) -> None:
         tell_times(running, [last], {3, 0, 7, 1, 6, 2, 5}, note_time, "kill -9, 8 to 1", GOES_ON_WITHIN_S)
 
 
+@pytest.mark.drill("a rank that raises or exits")
 def test_ranks_that_end_by_themselves(tmp_path: Path, note_time: Note) -> None:
     ways = {1: "raise", 2: "exit", 4: "_exit"}
     faults = [
@@ -165,6 +178,7 @@ def test_ranks_that_end_by_themselves(tmp_path: Path, note_time: Note) -> None:
         assert "ValueError: boom of the victim" in running.output
 
 
+@pytest.mark.drill("stopped")
 @pytest.mark.parametrize("algorithm", ["allreduce", "crossover"])
 def test_a_stopped_rank_is_left_out_and_learns_it(tmp_path: Path, note_time: Note, algorithm: str) -> None:
     faults = [{"victim": 1, "step": 8, "when": "between", "what": "stop"}]
@@ -182,6 +196,7 @@ def test_a_stopped_rank_is_left_out_and_learns_it(tmp_path: Path, note_time: Not
         tell_times(running, left, {1}, note_time, f"SIGSTOP, {SILENCE_S} s of silence", SILENCE_S + GOES_ON_WITHIN_S)
 
 
+@pytest.mark.drill("asleep")
 def test_a_rank_that_sleeps_is_left_out_after_the_deadline(tmp_path: Path, note_time: Note) -> None:
     """Its process lives, and says so; but it does not come to the step."""
     faults = [{"victim": 2, "step": 8, "when": "between", "what": "sleep", "seconds": 6}]
@@ -198,6 +213,7 @@ def test_a_rank_that_sleeps_is_left_out_after_the_deadline(tmp_path: Path, note_
         assert "sordino: stalled: " in running.output and "for ranks 2" in running.output
 
 
+@pytest.mark.drill("busy elsewhere")
 def test_ranks_that_are_busy_elsewhere_stay(tmp_path: Path) -> None:
     """Longer than the silence that would cost them their places: without communicating, and with the GIL held."""
     faults = [
@@ -210,6 +226,7 @@ def test_ranks_that_are_busy_elsewhere_stay(tmp_path: Path) -> None:
             assert not report["resized"] and sum(seconds > SILENCE_S for seconds in report["seconds"]) == 2, report
 
 
+@pytest.mark.drill("no quorum")
 def test_all_killed_but_one_that_stops(tmp_path: Path) -> None:
     """Two of two: one stopped for good. The other cannot know that it is alone."""
     faults = [{"victim": 1, "step": 8, "when": "between", "what": "stop"}]

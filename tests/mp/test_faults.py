@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 
 from sordino.cli import mpi
@@ -64,7 +65,7 @@ class Running:
         self.folder, self.names_before = folder, set(os.listdir(SHM))
         with open(folder / "stdout", "wb") as out, open(folder / "stderr", "wb") as err:
             self.launcher = subprocess.Popen(
-                mpi.command_line(launcher, mpi.Job(RANKS, ["python", *words], extra=extra)),
+                mpi.command_line(launcher, mpi.Job(RANKS, [*forked.python(), *words], extra=extra)),
                 stdout=out, stderr=err, env=environment, start_new_session=True,
             )  # fmt: skip
 
@@ -201,7 +202,9 @@ LOST = [
 ]
 
 
-@pytest.mark.parametrize("fault", LOST, ids=str)
+@pytest.mark.parametrize(
+    "fault", [pytest.param(one, id=str(one), marks=pytest.mark.drill(f"raise: lost {one.when}")) for one in LOST]
+)
 def test_a_lost_rank_is_named(start: Start, fault: Fault) -> None:
     job = start(fault)
     struck = until_over(job, fault)
@@ -232,6 +235,7 @@ STOPPED = [
 ]
 
 
+@pytest.mark.drill("raise: stopped")
 @pytest.mark.parametrize("fault", STOPPED, ids=str)
 def test_a_rank_that_stands_still_is_timed_out(start: Start, fault: Fault) -> None:
     job = start(fault)
@@ -256,6 +260,7 @@ def test_a_rank_that_stands_still_is_timed_out(start: Start, fault: Fault) -> No
             assert "'allreduce.between'" in line and re.search(rf"ranks? {fault.victim}\b", line), line
 
 
+@pytest.mark.drill("everything killed")
 def test_killing_everything_leaves_nothing(start: Start) -> None:
     """The job has no name in /dev/shm from init() on, so there is nothing that a kill could leave there."""
     job = start(Fault("nothing", "for ever", 0))

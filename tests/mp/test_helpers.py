@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 
 from sordino.cli import mpi
@@ -34,7 +35,7 @@ def run(
     environment: dict[str, str] | None = None,
 ) -> tuple[int, dict[int, dict[str, Any]], str]:
     """The job's status, how each rank of the launcher ended, and what was printed."""
-    words = [sys.executable, str(WORKER), str(folder), helpers, what, str(victim)]
+    words = [*forked.python(), str(WORKER), str(folder), helpers, what, str(victim)]
     extra = ["--with-ft", "ulfm"] if victim >= 0 else []
     done = subprocess.run(
         mpi.command_line(launcher, mpi.Job(ranks, words, extra=extra)),

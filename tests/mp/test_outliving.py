@@ -7,6 +7,7 @@ import os
 import subprocess
 from pathlib import Path
 
+import forked
 import pytest
 
 from sordino.cli import mpi
@@ -24,13 +25,14 @@ CASES = [
 ]
 
 
+@pytest.mark.drill("killed: asynchronous gossip")
 @pytest.mark.parametrize(("algorithm", "victim", "ranks_per_node"), CASES)
 def test_the_others_train_on(
     launcher: mpi.Launcher, tmp_path: Path, algorithm: str, victim: int, ranks_per_node: int
 ) -> None:
     if launcher.family != "openmpi":
         pytest.skip("other launchers end the job when a rank is killed")
-    command = ["python", str(WORKER), str(tmp_path), algorithm, str(victim)]
+    command = [*forked.python(), str(WORKER), str(tmp_path), algorithm, str(victim)]
     done = subprocess.run(
         mpi.command_line(launcher, mpi.Job(RANKS, command, extra=["--with-ft", "ulfm"])),
         env=os.environ | {"SORDINO_RANKS_PER_NODE": str(ranks_per_node), "SORDINO_TIMEOUT_S": "30"},

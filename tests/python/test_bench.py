@@ -257,6 +257,7 @@ def test_quick_runs_write_nothing_unless_told_to(tmp_path: Path, monkeypatch: py
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.run_of_a_benchmark
 @pytest.mark.usefixtures("launcher")
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_collectives_run(tmp_path: Path, ranks: int, results_of: ResultsOf) -> None:
@@ -272,6 +273,7 @@ def test_collectives_run(tmp_path: Path, ranks: int, results_of: ResultsOf) -> N
             assert entry["busbw"] == pytest.approx(entry["algbw"] * 2 * (ranks - 1) / ranks)
 
 
+@pytest.mark.run_of_a_benchmark
 @pytest.mark.usefixtures("launcher")
 def test_fusion_runs(tmp_path: Path, results_of: ResultsOf) -> None:
     words = ["--quick", "--compute-ms", "1", "--baselines", "gloo", "--results", str(tmp_path)]
