@@ -2,7 +2,9 @@
 // summed in the order of the participants, whoever shares a node with whom and whoever comes late.
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstring>
+#include <limits>
 #include <map>
 #include <random>
 #include <set>
@@ -359,8 +361,8 @@ void means_are_alike(DType dtype, const std::vector<int>& world) {
   const auto size = static_cast<std::size_t>(nodes.size());
   const What what{std::make_shared<Layout>(std::vector<TensorSpec>{{"w", dtype, {kCount}}}, std::size_t{1} << 30),
                   std::make_shared<topology::Mean>(nodes.size(), nodes.size()), true, false, true};
-  const T large = sizeof(T) == 8 ? T(1e16) : T(1e8);
-  const T values[] = {large, T(1), -large, T(3), T(-2), T(0.5)};
+  const T large = std::ldexp(T(1), std::numeric_limits<T>::digits + 1);  // to which small ones are lost
+  const T values[] = {large, T(1.7), -large, T(3), T(-2), T(0.5)};
   std::vector<std::shared_ptr<Handle>> handles;
   for (std::size_t me = 0; me < size; ++me) {
     auto* mine = reinterpret_cast<T*>(nodes.arena(me, 0, true));

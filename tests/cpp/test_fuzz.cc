@@ -35,12 +35,13 @@ void* take(std::size_t bytes) {
 
 }  // namespace
 
-void* operator new(std::size_t bytes) { return take(bytes); }
-void* operator new[](std::size_t bytes) { return take(bytes); }
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete[](void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
-void operator delete[](void* memory, std::size_t) noexcept { std::free(memory); }
+// Not inline, for the compiler would warn of memory that is freed by another function than it comes from.
+[[gnu::noinline]] void* operator new(std::size_t bytes) { return take(bytes); }
+[[gnu::noinline]] void* operator new[](std::size_t bytes) { return take(bytes); }
+[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete[](void* memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete[](void* memory, std::size_t) noexcept { std::free(memory); }
 
 using namespace sordino;
 using membership::Agreement;
