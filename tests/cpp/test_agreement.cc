@@ -183,6 +183,7 @@ void most_go_on() {
   while (ranks.move(passes)) {
   }
   CHECK(!ranks[0].has_quorum() && !ranks[0].decided());
+  CHECK(ranks[1].has_quorum());
   CHECK(ranks[1].decided() && ranks[1].decided()->members == (std::vector<int>{1, 2, 3}));
   ranks.settle();  // the link is whole again: the one that was cut off learns that it is out
   CHECK(ranks[0].decided() && ranks[0].decided()->place_of(0) < 0);
@@ -294,6 +295,7 @@ void nobody_is_told_of_itself_or_of_strangers() {
         (std::map<int, std::string>{{1, "killed"}, {2, "slow"}, {3, "its transfers fail"}}));
   ranks[0].hear(2);
   CHECK(!ranks[0].is_silent(2) && ranks[0].blamed().size() == 2);
+  CHECK(!ranks[0].begun() && ranks.sent(0, 2) == 0 && ranks.sent(0, 3) == 0);  // facts alone begin nothing
   ranks[1].bury(0, "killed");
   ranks[1].begin();
   ranks[2].begin();
@@ -315,11 +317,17 @@ void who_has_decided_answers_nothing() {
   ranks[2].begin();
   ranks.pass(2, 0);
   CHECK(ranks.sent(0, 1) == 0 && ranks.sent(0, 2) == 0);
+  ranks[0].accuse(1, "its transfers fail");
+  CHECK(ranks.sent(0, 1) == 0 && ranks.sent(0, 2) == 0);
   CHECK(!ranks[1].decided());
   const Bytes verdict = Agreement::verdict(*ranks[0].decided());
   Reader reader(verdict);
   ranks[2].receive(0, reader);
-  CHECK(ranks[2].decided() == ranks[0].decided() && ranks[2].begun());
+  CHECK(ranks[2].decided() == ranks[0].decided());
+  Ranks others(3, 1);  // that have not begun
+  Reader again(verdict);
+  others[2].receive(0, again);
+  CHECK(others[2].decided() == ranks[0].decided() && others[2].begun());
 }
 
 void the_leader_tells_the_others() {

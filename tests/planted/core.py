@@ -212,6 +212,22 @@ ERRORS = [
         "    co_await team.finished(*receiving, team.me + power);\n",
         _ALLREDUCE,
     ),
+    Error(
+        "a part of a reduction begins with one's own",
+        "wrong order of summation",
+        "csrc/collectives/rearrange.cc",
+        "sources.push_back(arrived.get() + index * size_at(me));",
+        "sources.push_back(arrived.get() + (me + index) % parts * size_at(me));",
+        (checks("moving.reducescatter"),),
+    ),
+    Error(
+        "a shard begins with its owner's",
+        "wrong order of summation",
+        _NODE,
+        "sources_[peer] = peer == me_ ? input : slot_of(peer, chunk) + at;",
+        "sources_[(peer + sources_.size() - me_) % sources_.size()] = peer == me_ ? input : slot_of(peer, chunk) + at;",
+        (checks("allreduce.one_node"),),
+    ),
     # ---- pulls, and averaging in pairs
     Error(
         "a snapshot on its way is written over",
@@ -287,6 +303,16 @@ ERRORS = [
         "const bool direct = !clashes(inputs, outputs, averages);",
         "const bool direct = averages.size() < 8;",
         ("cpp.test_kernels", *_GOSSIP),
+    ),
+    Error(
+        "the third is added before the second",
+        "wrong order of summation",
+        "csrc/kernels/cpu/impl.h",
+        "    if constexpr (kSources > 1) value = Op::apply(value, read(s1));\n"
+        "    if constexpr (kSources > 2) value = Op::apply(value, read(s2));\n",
+        "    if constexpr (kSources > 2) value = Op::apply(value, read(s2));\n"
+        "    if constexpr (kSources > 1) value = Op::apply(value, read(s1));\n",
+        ("cpp.test_kernels",),
     ),
     Error(
         "all items are sampled alike",
