@@ -291,8 +291,7 @@ void nobody_is_told_of_itself_or_of_strangers() {
   ranks[0].silence(2, "slow");
   ranks[0].accuse(3, "its transfers fail");
   CHECK(!ranks[0].is_silent(1) && ranks[0].is_silent(2));
-  CHECK(ranks[0].blamed() ==
-        (std::map<int, std::string>{{1, "killed"}, {2, "slow"}, {3, "its transfers fail"}}));
+  CHECK(ranks[0].blamed() == (std::map<int, std::string>{{1, "killed"}, {2, "slow"}, {3, "its transfers fail"}}));
   ranks[0].hear(2);
   CHECK(!ranks[0].is_silent(2) && ranks[0].blamed().size() == 2);
   CHECK(!ranks[0].begun() && ranks.sent(0, 2) == 0 && ranks.sent(0, 3) == 0);  // facts alone begin nothing

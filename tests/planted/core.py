@@ -134,7 +134,8 @@ ERRORS = [
         "who joins does not complete what others wait for",
         "lost message",
         _NEGOTIATION,
-        "    last_joined_ = members_[member];\n    for (const auto& [name, pending] : pending_) ripe_.push_back(name);\n",
+        "    last_joined_ = members_[member];\n"
+        "    for (const auto& [name, pending] : pending_) ripe_.push_back(name);\n",
         "    last_joined_ = members_[member];\n",
         ("cpp.test_negotiation", checks("joining")),
     ),

@@ -19,7 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -70,10 +70,8 @@ class Commands:
         except subprocess.TimeoutExpired:
             return None, ""
         finally:
-            try:
+            with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
             process.wait()
 
 
@@ -84,7 +82,7 @@ class Copy:
         self.root, self.tree = home / "copy", home / "tree"
         programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
         self.commands = Commands(
-            home,
+            self.root,
             {
                 **os.environ,
                 "PATH": programs,
@@ -178,11 +176,7 @@ class Copy:
         if is_native(command):
             words = ["ctest", "--test-dir", str(self.tree), "--no-tests=error", "-R", f"^{re.escape(command)}$"]
         else:
-            words = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", f"--rootdir={self.root}"]
-            words += ["-c", str(self.root / "pyproject.toml")]
-            words += [
-                str(self.root / word) if word.startswith("tests/") else word for word in shlex.split(command)
-            ]
+            words = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *shlex.split(command)]
         began = time.monotonic()
         status, printed = self.commands.run(words, limit)
         seconds = time.monotonic() - began
