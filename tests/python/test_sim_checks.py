@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from checks.registry import Check, all_checks, compare
 
@@ -19,7 +21,7 @@ CASES = [
 @pytest.fixture(autouse=True)
 def deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     """What hangs fails by itself, with the name of the operation: threads cannot be killed."""
-    monkeypatch.setenv("SORDINO_TIMEOUT_S", "60")
+    monkeypatch.setenv("SORDINO_TIMEOUT_S", os.environ.get("SORDINO_TIMEOUT_S", "60"))
 
 
 @pytest.mark.parametrize(("check", "size", "per_node"), CASES)
