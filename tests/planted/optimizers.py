@@ -163,7 +163,7 @@ ERRORS = [
         "forgotten rollback",
         _TORCH + "mixing.py",
         "            weight.fill_(1)",
-        "            weight.fill_(weight)",
+        "            pass",
         _PUSH,
     ),
     Error(
@@ -228,7 +228,7 @@ ERRORS = [
         "dropped state in a checkpoint",
         _TORCH + "skipping.py",
         '{"skipped": self._skipped.clone(), "detector"',
-        '{"skipped": self._skipped * 0, "detector"',
+        '{"skipped": torch.zeros_like(self._skipped), "detector"',
         (checks("skipping_life"),),
     ),
     Error(
