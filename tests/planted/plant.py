@@ -2,8 +2,8 @@
 
     python tests/planted/plant.py [WORDS...] [--json FILE]
 
-Words choose errors by their names and files. The copy and what is built of it stay in build/planted, so that the next run
-compiles only what has changed since. Status 1 if fewer than 95 % of the errors are caught.
+Words choose errors by their names and files. The copy and what is built of it stay in build/planted, so that the next
+run compiles only what has changed since. Status 1 if fewer than 95 % of the errors are caught.
 """
 
 from __future__ import annotations
