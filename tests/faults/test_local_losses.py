@@ -92,3 +92,15 @@ def test_nobody_leaves_an_averaging_out(crew_of: MakeCrew) -> None:
     for _ in range(2):
         crew.all(Member.step)
         assert not apart(crew)
+
+
+def test_a_loss_within_a_step(crew_of: MakeCrew) -> None:
+    """One whose group has lost a rank goes on with the step, from the models that all have met with."""
+    crew = crew_of(4, LocalSGD(1, group_size=2, exchange="allreduce", aggregate="gradients"))
+    crew.all(Member.step)
+    crew.network.kill(3)
+    crew.all(Member.step)
+    crew.all(metric)
+    assert [member.identity for member in crew.living] == [0, 1, 2]
+    crew.all(Member.step)
+    assert not apart(crew)
