@@ -451,3 +451,25 @@ def a_rate_that_has_fallen_before_a_restart_counts(seat: Seat) -> None:
     assert optimizer.state_dict()["sordino"]["alone"]
     step(seat, model, optimizer, 2)
     assert hvd.consensus_distance(model) > 1e-6
+
+
+@check(least=2)
+def those_outside_a_set_may_leave_steps_out(seat: Seat) -> None:
+    alone = hvd.add_process_set([0])
+    model = torch.nn.Linear(3, 1, bias=False)
+    before = model.weight.detach().clone()
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=1.0),
+        model.named_parameters(),
+        process_set=alone,
+        algorithm=LocalSGD(1, adaptive=AdaptiveInterval(block=1), log_distance=1),
+    )
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    scaler.scale(model(torch.ones(1, 3)).sum()).backward()
+    model.weight.grad[0, 0] = math.inf
+    scaler.step(optimizer)
+    scaler.update()
+    assert scaler.get_scale() == 2.0 and torch.equal(model.weight.detach(), before)
+    optimizer.report_metric(1.0)
+    optimizer.flush()
+    assert optimizer.distances == ([(1, 0.0)] if seat.rank == 0 else [])

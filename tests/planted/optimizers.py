@@ -212,7 +212,7 @@ ERRORS = [
         _TORCH + "parameters.py",
         "if used > 0 and used + size > segments:",
         "if used > 0 and used + size >= segments:",
-        (tests("simulate_traffic"), checks("gossip.one_copy")),
+        (tests("layout"),),
     ),
     # ---- skipping
     Error(
