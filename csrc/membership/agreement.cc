@@ -103,11 +103,7 @@ Bytes Agreement::verdict(const View& view) {
 void Agreement::receive(int from, Reader& message) {
   if (decided_ || dead_.contains(from)) return;
   const auto step = message.one_of(kLastStep);
-  if (step == Step::kDecided) {
-    decide(read_view(message));
-    return;
-  }
-  begin();
+  if (step != Step::kDecided) begin();
   switch (step) {
     case Step::kFacts: handle_facts(message); break;
     case Step::kPrepare: handle_prepare(from, message); break;
@@ -120,7 +116,7 @@ void Agreement::receive(int from, Reader& message) {
       promised_ = std::max(promised_, message.get<Ballot>());
       if (ballot_ < promised_) refused_ = true;
       break;
-    case Step::kDecided: break;
+    case Step::kDecided: decide(read_view(message)); break;
   }
   lead();
 }
@@ -253,11 +249,9 @@ void Agreement::lead() {
     reader.get<Step>();
     handle_accept(self_, reader);
   }
-  if (phase_ == Phase::kProposing) {
-    std::size_t accepted = 0;
-    for (const int rank : alive()) accepted += accepts_.contains(rank) ? 1 : 0;
-    if (most(accepted)) decide(proposed_);
-  }
+  std::size_t accepted = 0;
+  for (const int rank : alive()) accepted += accepts_.contains(rank) ? 1 : 0;
+  if (most(accepted)) decide(proposed_);
 }
 
 // What may have been decided already, by a leader that is gone; else everybody that answers and that all others can
@@ -297,7 +291,6 @@ View Agreement::choose() const {
 }
 
 void Agreement::decide(const View& view) {
-  if (decided_) return;
   begun_ = true;
   decided_ = view;
   if (leader() == self_) send_to_alive(verdict(view));

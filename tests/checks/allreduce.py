@@ -249,3 +249,17 @@ def counters(seat: Seat) -> None:
     assert after["bytes_sent"] == inside + across
     if hvd.local_size() == seat.size and seat.transport == "sim":
         assert across == 0
+
+
+@check(least=3)
+def one_node_folds_in_rank_order(seat: Seat) -> None:
+    """To the last bit, in shared memory and through slots."""
+    if hvd.local_size() < seat.size:
+        return
+    for length in (7, 5_003, 100_003):
+        inputs = everybody(seat, length, torch.float32)
+        wanted = inputs[0]
+        for other in inputs[1:]:
+            wanted = wanted + other
+        assert_equal(hvd.allreduce(inputs[seat.rank], op=hvd.Sum), wanted)
+        assert_equal(hvd.allreduce_(hvd.share(inputs[seat.rank].clone()), op=hvd.Sum), wanted)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from typing import Any
@@ -267,3 +268,208 @@ def sums_of_movements_survive_changes(seat: Seat, exchange: str) -> None:
     optimizer.set_backward_passes_per_step(1)
     assert hvd.consensus_distance(model) < 1e-5
     assert float((model.image.detach() - before).abs().max()) < 0.1
+
+
+def twin_of(model: Odd, optimizer: Any, algorithm: LocalSGD, make: Make) -> tuple[Odd, Any]:
+    """A copy of the model, and an optimizer of it that has loaded the state of another."""
+    twin = Odd()
+    twin.load_state_dict(model.state_dict())
+    resumed = wrap(twin, algorithm, make)
+    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    return twin, resumed
+
+
+def same_models(one: Odd, other: Odd) -> bool:
+    return all(torch.equal(mine, theirs) for mine, theirs in zip(one.parameters(), other.parameters()))
+
+
+@check(least=2, exchange=("sharded", "allreduce"))
+def a_restart_goes_on_within_the_interval(seat: Seat, exchange: str) -> None:
+    algorithm, make = LocalSGD(3, divisors(seat.size)[-2], exchange), OPTIMIZERS["momentum"]
+    model = Odd()
+    optimizer = wrap(model, algorithm, make)
+    for turn in range(4):
+        step(seat, model, optimizer, turn)
+    twin, resumed = twin_of(model, optimizer, algorithm, make)
+    for turn in range(4, 10):
+        step(seat, model, optimizer, turn)
+        step(seat, twin, resumed, turn)
+        assert same_models(model, twin)
+        assert (hvd.consensus_distance(model) < 1e-5) == ((turn + 1) % 3 == 0)
+
+
+@check(least=2, exchange=("sharded", "allreduce"))
+def a_state_takes_groups_together_and_apart(seat: Seat, exchange: str) -> None:
+    """Whether the one who loads it has been on its own or not."""
+    algorithm, make = LocalSGD(4, divisors(seat.size)[-2], exchange, start=2), OPTIMIZERS["sgd"]
+    model = Odd()
+    optimizer = wrap(model, algorithm, make)
+    step(seat, model, optimizer, 0)
+    together = optimizer.state_dict()
+    for turn in range(1, 4):
+        step(seat, model, optimizer, turn)
+    assert hvd.consensus_distance(model) > 1e-5
+    twin, resumed = twin_of(model, optimizer, algorithm, make)
+    for turn in range(4, 8):
+        step(seat, model, optimizer, turn)
+        step(seat, twin, resumed, turn)
+        assert same_models(model, twin)
+    fresh = Odd()
+    for mine, theirs in zip(model.parameters(), fresh.parameters()):
+        mine.data.copy_(theirs.data)
+    optimizer.load_state_dict(together)
+    apart = []
+    for turn in range(4):
+        step(seat, model, optimizer, turn)
+        apart.append(hvd.consensus_distance(model) > 1e-5)
+    assert apart == [False, True, True, True]
+
+
+@check(least=2, exchange=("sharded", "allreduce"))
+def movements_begin_where_a_state_is_loaded(seat: Seat, exchange: str) -> None:
+    algorithm = LocalSGD(2, divisors(seat.size)[-2], exchange, aggregate="gradients")
+
+    def make(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr=0.02)
+
+    model = Odd()
+    optimizer = wrap(model, algorithm, make)
+    step(seat, model, optimizer, 0)
+    step(seat, model, optimizer, 1)
+    state = optimizer.state_dict()
+    step(seat, model, optimizer, 2)
+    for parameter in model.parameters():
+        parameter.data.mul_(0.5)
+    optimizer.load_state_dict(state)
+    twin = Odd()
+    twin.load_state_dict(model.state_dict())
+    resumed = wrap(twin, algorithm, make)
+    resumed.load_state_dict(state)
+    for turn in range(3, 7):
+        step(seat, model, optimizer, turn)
+        step(seat, twin, resumed, turn)
+        assert same_models(model, twin)
+
+
+@check(least=2, exchange=("sharded", "allreduce"))
+def what_groups_have_moved_is_added_up_before_changes(seat: Seat, exchange: str) -> None:
+    k = divisors(seat.size)[-2]
+    model = Odd()
+    buffer = torch.full((3,), float(seat.rank))
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.01),
+        model.named_parameters(),
+        algorithm=LocalSGD(3, k, exchange, aggregate="gradients", buffers="average"),
+        named_buffers=[("buffer", buffer)],
+    )
+    then = [parameter.detach().clone() for parameter in model.parameters()]
+    for turn in range(2):
+        step(seat, model, optimizer, turn)
+    wanted = [
+        start + hvd.allreduce(parameter.detach() - start, op=hvd.Sum) / k
+        for parameter, start in zip(model.parameters(), then)
+    ]
+    optimizer.set_backward_passes_per_step(1)
+    for parameter, value in zip(model.parameters(), wanted):
+        torch.testing.assert_close(parameter.detach(), value, atol=1e-6, rtol=1e-5)
+    seat.same("parameters", *(parameter.detach() for parameter in model.parameters()))
+    torch.testing.assert_close(buffer, torch.full((3,), (seat.size - 1) / 2))
+
+
+@check(least=2, exchange=("sharded", "allreduce"))
+def a_change_keeps_state_and_interval(seat: Seat, exchange: str) -> None:
+    algorithm, make = LocalSGD(4, divisors(seat.size)[-2], exchange), OPTIMIZERS["momentum"]
+    plain, changed = Odd(), Odd()
+    optimizers = [wrap(model, algorithm, make) for model in (plain, changed)]
+    for turn in range(9):
+        if turn == 6:
+            optimizers[1].set_backward_passes_per_step(1)
+        for model, optimizer in zip((plain, changed), optimizers):
+            step(seat, model, optimizer, turn)
+        assert same_models(plain, changed)
+
+
+@check(least=2, exchange=("sharded", "allreduce"))
+def buffers_are_averaged_with_the_models(seat: Seat, exchange: str) -> None:
+    model = Odd()
+    buffers = {"mean": torch.zeros(3), "count": torch.zeros(2, dtype=torch.float64)}
+    for k in divisors(seat.size):
+        optimizer = hvd.DistributedOptimizer(
+            OPTIMIZERS["sgd"](list(model.parameters())),
+            model.named_parameters(),
+            algorithm=LocalSGD(2, k, exchange, buffers="average"),
+            named_buffers=buffers.items(),
+        )
+        for turn in range(4):
+            for buffer in buffers.values():
+                buffer.fill_(seat.rank + turn)
+            step(seat, model, optimizer, turn)
+            mine = turn + (seat.size - 1) / 2 if turn % 2 == 1 else turn + seat.rank
+            for buffer in buffers.values():
+                torch.testing.assert_close(buffer, torch.full_like(buffer, mine))
+
+
+@check(least=2)
+def an_interval_is_looked_at_once_in_a_block(seat: Seat) -> None:
+    """However often a loss is reported; what is not a number, or not above 0, is not looked at. A lower rate lets the
+    interval grow as the square root, and a state goes on with all of it."""
+    algorithm = LocalSGD(16, adaptive=AdaptiveInterval(block=3))
+    model = Odd()
+    optimizer = wrap(model, algorithm, OPTIMIZERS["sgd"])
+    # Of the losses that count, 8 is the first one; the others come at the ends of blocks.
+    losses = [math.nan, 8.0, 1.0, 1.0, 4.0, 0.1, 0.1, math.inf, -1.0, 2.0, 0.1, 0.1, 1.0, 0.1]
+    wanted = [16, 16, 16, 16, 12, 12, 12, 12, 12, 8, 8, 8, 6, 6]
+    seen = []
+    for turn, loss in enumerate(losses):
+        step(seat, model, optimizer, turn)
+        if turn == 5:
+            model, optimizer = twin_of(model, optimizer, algorithm, OPTIMIZERS["sgd"])
+        optimizer.report_metric(loss)
+        seen.append(optimizer.state_dict()["sordino"]["interval"])
+    assert seen == wanted
+    optimizer.param_groups[0]["lr"] /= 4
+    for turn in range(len(losses), len(losses) + 3):
+        step(seat, model, optimizer, turn)
+    optimizer.report_metric(0.5)  # 16 * sqrt(4 / 16) = 8 is not less than 6: half of that
+    assert optimizer.state_dict()["sordino"]["interval"] == 3
+    optimizer.param_groups[0]["lr"] = 0.0
+    for turn in range(3):
+        step(seat, model, optimizer, turn)
+    optimizer.report_metric(0.125)  # 16 * sqrt(1 / 64)
+    assert optimizer.state_dict()["sordino"]["interval"] == 2
+
+
+@check(least=2)
+def a_rate_that_has_fallen_before_a_restart_counts(seat: Seat) -> None:
+    algorithm = LocalSGD(3, start="decay")
+    model = Odd()
+    optimizer = wrap(model, algorithm, OPTIMIZERS["sgd"])
+    step(seat, model, optimizer, 0)
+    model, optimizer = twin_of(model, optimizer, algorithm, OPTIMIZERS["sgd"])
+    optimizer.param_groups[0]["lr"] = 0.01
+    step(seat, model, optimizer, 1)
+    assert optimizer.state_dict()["sordino"]["alone"]
+    step(seat, model, optimizer, 2)
+    assert hvd.consensus_distance(model) > 1e-6
+
+
+@check(least=2)
+def those_outside_a_set_may_leave_steps_out(seat: Seat) -> None:
+    alone = hvd.add_process_set([0])
+    model = torch.nn.Linear(3, 1, bias=False)
+    before = model.weight.detach().clone()
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=1.0),
+        model.named_parameters(),
+        process_set=alone,
+        algorithm=LocalSGD(1, adaptive=AdaptiveInterval(block=1), log_distance=1),
+    )
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    scaler.scale(model(torch.ones(1, 3)).sum()).backward()
+    model.weight.grad[0, 0] = math.inf
+    scaler.step(optimizer)
+    scaler.update()
+    assert scaler.get_scale() == 2.0 and torch.equal(model.weight.detach(), before)
+    optimizer.report_metric(1.0)
+    optimizer.flush()
+    assert optimizer.distances == ([(1, 0.0)] if seat.rank == 0 else [])

@@ -245,3 +245,13 @@ def reducescatter_refuses(seat: Seat) -> None:
         pass
     else:
         raise AssertionError("a scalar in the group")
+
+
+@check(least=3)
+def reducescatter_folds_in_rank_order(seat: Seat) -> None:
+    """To the last bit."""
+    inputs = [values(rank, (301, 5), torch.float32) for rank in range(seat.size)]
+    wanted = inputs[0]
+    for other in inputs[1:]:
+        wanted = wanted + other
+    assert_equal(hvd.allgather(hvd.reducescatter(inputs[seat.rank], op=hvd.Sum)), wanted)

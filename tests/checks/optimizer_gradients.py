@@ -95,6 +95,24 @@ def used_by_some_ranks(seat: Seat, set_to_none: bool) -> None:
 
 
 @check(least=2)
+def one_is_missing_among_gradients_that_persist(seat: Seat) -> None:
+    """What lies in its place in shared memory, the average of the step before, is not sent."""
+    one, other = (nn.Parameter(torch.zeros(5)) for _ in range(2))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([one, other], lr=0.0))
+    for turn in range(6):
+        missing = turn > 2 and seat.rank == 0
+        if missing:
+            other.grad = None
+        optimizer.zero_grad(set_to_none=False)
+        loss = one.sum() if missing else one.sum() + other.sum()
+        ((seat.rank + 1) * loss).backward()
+        optimizer.step()
+        total = seat.size * (seat.size + 1) / 2
+        torch.testing.assert_close(one.grad, torch.full((5,), total / seat.size))
+        torch.testing.assert_close(other.grad, torch.full((5,), (total - (turn > 2)) / seat.size))
+
+
+@check(least=2)
 def a_rank_without_any_gradient(seat: Seat) -> None:
     model = make_model("small", 3)
     start = [p.detach().clone() for p in model.parameters()]

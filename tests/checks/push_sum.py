@@ -246,6 +246,21 @@ def a_rolled_back_push_has_the_loaded_parameters(seat: Seat) -> None:
 
 
 @check(least=2)
+def a_rolled_back_centre_is_that_of_the_state(seat: Seat) -> None:
+    model = Small(seat.rank)
+    optimizer = wrap(model, ElasticAveraging())
+    optimizer.step()
+    state = optimizer.state_dict()
+    centre = [run.clone() for run in state["sordino"]["centre"]]
+    for turn in range(3):
+        model.pull(seat.rank, turn)
+        optimizer.step()
+    optimizer.load_state_dict(state)
+    for now, then in zip(optimizer.state_dict()["sordino"]["centre"], centre):
+        assert torch.equal(now, then)
+
+
+@check(least=2)
 def a_step_left_out_by_one_rank_begins_like_all(seat: Seat) -> None:
     model = torch.nn.Linear(4, 1)
     optimizer = hvd.DistributedOptimizer(

@@ -1,8 +1,12 @@
 // Members agree on one next epoch, whoever dies, falls silent or comes back meanwhile, in whatever order messages
 // arrive.
 #include <deque>
+#include <map>
 #include <memory>
 #include <random>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "check.h"
 #include "membership/agreement.h"
@@ -53,6 +57,24 @@ class Ranks {
   bool move() {
     return move([](int, int) { return true; });
   }
+  // Delivers all that is on its way from one rank to another, and nothing else.
+  void pass(int from, int to) {
+    for (std::deque<Bytes> messages = std::exchange(queue(from, to), {}); !messages.empty(); messages.pop_front()) {
+      Reader reader(messages.front());
+      (*this)[to].receive(from, reader);
+    }
+  }
+  // There, and what is answered back.
+  void pass_and_return(int from, int to) {
+    pass(from, to);
+    pass(to, from);
+  }
+  // Takes away what is on its way from a rank.
+  void lose(int from) {
+    for (int to = 0; to < size(); ++to) queue(from, to).clear();
+  }
+  // How many messages are on their way from one rank to another.
+  std::size_t sent(int from, int to) { return queue(from, to).size(); }
   // Until nothing moves, with those that were refused trying again.
   void settle() {
     for (int turn = 0; turn < 20; ++turn) {
@@ -82,6 +104,8 @@ class Ranks {
   }
 
  private:
+  std::deque<Bytes>& queue(int from, int to) { return queues_[static_cast<std::size_t>(from * size() + to)]; }
+
   std::mt19937 random_;
   std::vector<bool> alive_;
   std::vector<std::unique_ptr<Agreement>> ranks_;
@@ -159,9 +183,272 @@ void most_go_on() {
   while (ranks.move(passes)) {
   }
   CHECK(!ranks[0].has_quorum() && !ranks[0].decided());
+  CHECK(ranks[1].has_quorum());
   CHECK(ranks[1].decided() && ranks[1].decided()->members == (std::vector<int>{1, 2, 3}));
   ranks.settle();  // the link is whole again: the one that was cut off learns that it is out
   CHECK(ranks[0].decided() && ranks[0].decided()->place_of(0) < 0);
+}
+
+// What is decided stays decided, whatever who leads next has heard.
+void no_leader_proposes_without_most_promises() {
+  Ranks ranks(5, 1);
+  ranks[0].silence(3, "slow");
+  ranks[0].silence(4, "slow");
+  ranks[0].begin();
+  for (const int rank : {1, 2}) ranks.pass_and_return(0, rank);  // they promise
+  for (const int rank : {1, 2}) ranks.pass_and_return(0, rank);  // and accept
+  CHECK(ranks[0].decided() && ranks[0].decided()->members == (std::vector<int>{0, 1, 2}));
+  ranks.lose(0);
+  for (const int rank : {0, 1, 2}) ranks[3].silence(rank, "slow");
+  ranks[3].begin();
+  ranks.pass_and_return(3, 4);
+  CHECK(!ranks[3].has_quorum());
+  for (const int rank : {1, 2}) ranks.pass_and_return(3, rank);
+  for (const int rank : {1, 2}) ranks.pass_and_return(3, rank);
+  ranks.settle();
+  CHECK(ranks.decided() && ranks.decided()->members == (std::vector<int>{0, 1, 2}));
+}
+
+// Two leaders are lost, and those who promise the third have accepted different views.
+void the_view_of_the_highest_ballot_is_taken_up() {
+  Ranks ranks(5, 1);
+  ranks[0].silence(3, "slow");
+  ranks[0].begin();
+  for (const int rank : {1, 2, 4}) ranks.pass_and_return(0, rank);
+  ranks.pass(0, 4);  // it alone accepts 0, 1, 2 and 4
+  ranks.lose(0);
+  ranks.kill(0);
+  ranks[1].silence(4, "slow");
+  ranks.tell_death(0, 1);
+  for (const int rank : {2, 3}) ranks.pass_and_return(1, rank);
+  for (const int rank : {2, 3}) ranks.pass_and_return(1, rank);
+  CHECK(ranks[1].decided() && ranks[1].decided()->members == (std::vector<int>{1, 2, 3}));
+  ranks.lose(1);
+  ranks.kill(1);
+  ranks.tell_death(1, 2);
+  for (const int rank : {3, 4}) ranks.pass_and_return(2, rank);
+  ranks.settle();
+  CHECK(ranks[2].decided() && ranks[2].decided()->members == (std::vector<int>{1, 2, 3}));
+  ranks.decided();
+}
+
+void who_is_alone_decides_at_once() {
+  Ranks before(2, 1), after(2, 1);
+  before[0].bury(1, "killed");
+  before[0].begin();
+  after[0].begin();
+  after[0].bury(1, "killed");
+  for (Ranks* ranks : {&before, &after}) {
+    CHECK((*ranks)[0].decided() && (*ranks)[0].decided()->members == std::vector<int>{0});
+  }
+}
+
+// No message need come for a leader to see that it can go on.
+void a_leader_does_not_wait_for_who_is_missed() {
+  Ranks ranks(3, 1);
+  ranks[0].begin();
+  ranks.pass_and_return(0, 1);
+  CHECK(ranks.sent(0, 1) == 0);
+  ranks[0].silence(2, "slow");
+  CHECK(ranks.sent(0, 1) == 1);
+  ranks.pass_and_return(0, 1);
+  CHECK(ranks[0].decided() && ranks[0].decided()->members == (std::vector<int>{0, 1}));
+}
+
+void who_cannot_work_with_the_leader_leads() {
+  Ranks ranks(3, 1);
+  ranks[1].begin();
+  ranks.lose(1);
+  ranks[1].accuse(0, "its transfers fail");
+  CHECK(ranks.sent(1, 2) == 1);
+  ranks.settle();
+  CHECK(ranks.decided() && ranks.decided()->place_of(0) < 0);
+}
+
+void deaths_are_told_on() {
+  Ranks ranks(4, 1);
+  ranks[0].begin();
+  while (ranks.sent(0, 1) > 0) ranks.pass(0, 1);
+  for (int rank = 0; rank < 4; ++rank) ranks.lose(rank);
+  ranks[0].bury(3, "killed");
+  ranks.pass(0, 1);
+  CHECK(ranks[1].is_dead(3) && !ranks[2].is_dead(3));
+  ranks.lose(0);
+  ranks.pass(1, 2);
+  CHECK(ranks[2].is_dead(3) && ranks[2].blamed().at(3) == "killed");
+}
+
+void nobody_is_told_of_itself_or_of_strangers() {
+  Ranks ranks(4, 1);
+  for (const int rank : {0, 9}) {
+    ranks[0].bury(rank, "killed");
+    ranks[0].silence(rank, "slow");
+    ranks[0].accuse(rank, "its transfers fail");
+  }
+  CHECK(ranks[0].blamed().empty());
+  ranks[0].bury(1, "killed");
+  ranks[0].silence(1, "slow");
+  ranks[0].silence(2, "slow");
+  ranks[0].accuse(3, "its transfers fail");
+  CHECK(!ranks[0].is_silent(1) && ranks[0].is_silent(2));
+  CHECK(ranks[0].blamed() == (std::map<int, std::string>{{1, "killed"}, {2, "slow"}, {3, "its transfers fail"}}));
+  ranks[0].hear(2);
+  CHECK(!ranks[0].is_silent(2) && ranks[0].blamed().size() == 2);
+  CHECK(!ranks[0].begun() && ranks.sent(0, 2) == 0 && ranks.sent(0, 3) == 0);  // facts alone begin nothing
+  ranks[1].bury(0, "killed");
+  ranks[1].begin();
+  ranks[2].begin();
+  ranks.pass(1, 2);
+  ranks.pass(2, 3);
+  ranks.pass(3, 0);  // which hears that it is dead
+  CHECK(ranks[3].is_dead(0) && !ranks[0].is_dead(0));
+}
+
+// It is who comes next that must ask for what was decided.
+void who_has_decided_answers_nothing() {
+  Ranks ranks(3, 1);
+  ranks[0].silence(2, "slow");
+  ranks[0].begin();
+  for (int turn = 0; turn < 2; ++turn) ranks.pass_and_return(0, 1);
+  CHECK(ranks[0].decided());
+  ranks.lose(0);
+  for (const int rank : {0, 1}) ranks[2].silence(rank, "slow");
+  ranks[2].begin();
+  ranks.pass(2, 0);
+  CHECK(ranks.sent(0, 1) == 0 && ranks.sent(0, 2) == 0);
+  ranks[0].accuse(1, "its transfers fail");
+  CHECK(ranks.sent(0, 1) == 0 && ranks.sent(0, 2) == 0);
+  CHECK(!ranks[1].decided());
+  const Bytes verdict = Agreement::verdict(*ranks[0].decided());
+  Reader reader(verdict);
+  ranks[2].receive(0, reader);
+  CHECK(ranks[2].decided() == ranks[0].decided());
+  Ranks others(3, 1);  // that have not begun
+  Reader again(verdict);
+  others[2].receive(0, again);
+  CHECK(others[2].decided() == ranks[0].decided() && others[2].begun());
+}
+
+void the_leader_tells_the_others() {
+  Ranks ranks(4, 9);
+  for (int rank = 0; rank < 4; ++rank) ranks[rank].count_tags((5 * rank) % 4);
+  ranks[0].begin();
+  while (ranks.move()) {
+  }
+  for (int rank = 0; rank < 4; ++rank) CHECK(ranks[rank].decided() && ranks[rank].decided()->first_tag == 3);
+}
+
+// The last rank has promised the one before it a higher ballot than the first one's first.
+void let_a_rival_begin(Ranks& ranks) {
+  const int size = ranks.size();
+  for (int rank = 0; rank < size - 2; ++rank) ranks[size - 2].silence(rank, "slow");
+  ranks[size - 2].begin();
+  ranks.pass(size - 2, size - 1);
+  for (int rank = 0; rank < size; ++rank) ranks.lose(rank);
+}
+
+void who_is_refused_tries_again_once() {
+  Ranks ranks(3, 1);
+  let_a_rival_begin(ranks);
+  ranks[0].begin();
+  ranks.pass(0, 2);
+  CHECK(ranks.sent(0, 2) == 0);
+  ranks[0].retry();
+  CHECK(ranks.sent(0, 2) == 0);  // it is not refused as yet
+  ranks.pass(2, 0);
+  CHECK(ranks.sent(0, 2) == 0);
+  ranks[0].retry();
+  CHECK(ranks.sent(0, 2) == 1);
+  ranks[0].retry();
+  CHECK(ranks.sent(0, 2) == 1);
+  ranks[1].hear(0);
+  ranks.settle();
+  CHECK(ranks.decided() && ranks.decided()->members.size() == 3);
+}
+
+// A promise is of one ballot: it counts for no later one, whether it comes before or after that has begun.
+void promises_are_of_one_ballot() {
+  for (const bool late : {false, true}) {
+    Ranks ranks(4, 1);
+    let_a_rival_begin(ranks);
+    ranks[0].begin();
+    ranks.pass(0, 1);
+    if (!late) ranks.pass(1, 0);
+    ranks.pass_and_return(0, 3);
+    ranks[0].retry();
+    if (late) ranks.pass(1, 0);
+    ranks.pass_and_return(0, 2);
+    ranks.pass_and_return(0, 3);
+    CHECK(ranks.sent(0, 2) == 0 && ranks.sent(0, 3) == 0);  // it waits for another promise
+    ranks.pass_and_return(0, 1);
+    CHECK(ranks.sent(0, 2) == 1 && ranks.sent(0, 3) == 1);
+    ranks.settle();
+    CHECK(ranks.decided() && ranks.decided()->members.size() == 4);
+  }
+}
+
+void acceptances_are_of_one_ballot() {
+  Ranks ranks(5, 1);
+  ranks[0].begin();
+  for (const int rank : {1, 2, 3, 4}) ranks.pass_and_return(0, rank);
+  ranks.pass_and_return(0, 1);  // which accepts
+  for (const int rank : {0, 1, 2, 3}) ranks[4].silence(rank, "slow");
+  ranks.pass(4, 2);             // which promises a higher ballot
+  ranks.pass_and_return(0, 2);  // and refuses
+  CHECK(!ranks[0].decided());
+  ranks.lose(4);
+  ranks[0].retry();
+  for (const int rank : {1, 2, 3, 4}) ranks.pass_and_return(0, rank);
+  ranks.pass_and_return(0, 2);
+  CHECK(!ranks[0].decided());  // two of five
+  ranks.pass_and_return(0, 3);
+  CHECK(ranks[0].decided());
+}
+
+// A leader that has promised another one does not accept its own proposal, and need not be told so by others.
+void a_leader_refuses_itself() {
+  Ranks ranks(3, 1);
+  ranks[0].begin();
+  for (const int rank : {1, 2}) ranks.pass(0, rank);
+  ranks[1].silence(0, "slow");
+  ranks.pass(1, 0);
+  ranks.pass(2, 0);
+  ranks.lose(0);
+  ranks[0].retry();
+  CHECK(ranks.sent(0, 1) == 1 && ranks.sent(0, 2) == 1);
+  ranks[1].hear(0);
+  ranks.settle();
+  CHECK(ranks.decided() && ranks.decided()->members.size() == 3);
+}
+
+void who_leads_again_begins_anew() {
+  Ranks ranks(3, 1);
+  ranks[1].silence(0, "slow");
+  ranks[1].begin();
+  ranks[1].hear(0);
+  ranks[0].begin();
+  ranks.pass(0, 1);
+  ranks.lose(1);
+  ranks[1].silence(0, "slow");
+  CHECK(ranks.sent(1, 2) == 1);
+}
+
+void who_promises_and_dies_is_left_out() {
+  Ranks ranks(4, 1);
+  ranks[0].begin();
+  ranks.pass_and_return(0, 3);
+  ranks[0].bury(3, "killed");
+  ranks.settle();
+  CHECK(ranks[0].decided() && ranks[0].decided()->members == (std::vector<int>{0, 1, 2}));
+}
+
+// Who can be worked with is taken by how few have trouble, and still numbered by rank.
+void members_are_in_order() {
+  Ranks ranks(5, 1);
+  for (const int rank : {1, 2}) ranks[rank].accuse(4, "its transfers fail");
+  ranks[0].begin();
+  ranks.settle();
+  CHECK(ranks.decided() && ranks.decided()->members == (std::vector<int>{0, 1, 2, 3}));
 }
 
 // Random deaths, silences that are errors, and messages in any order: never two decisions, and in the end one.
@@ -220,6 +507,22 @@ int main() {
   a_late_accusation_counts();
   two_halves_stop();
   most_go_on();
+  no_leader_proposes_without_most_promises();
+  the_view_of_the_highest_ballot_is_taken_up();
+  who_is_alone_decides_at_once();
+  a_leader_does_not_wait_for_who_is_missed();
+  who_cannot_work_with_the_leader_leads();
+  deaths_are_told_on();
+  nobody_is_told_of_itself_or_of_strangers();
+  who_has_decided_answers_nothing();
+  the_leader_tells_the_others();
+  who_is_refused_tries_again_once();
+  promises_are_of_one_ballot();
+  acceptances_are_of_one_ballot();
+  a_leader_refuses_itself();
+  who_leads_again_begins_anew();
+  who_promises_and_dies_is_left_out();
+  members_are_in_order();
   for (unsigned seed = 0; seed < 3000; ++seed) whatever_happens(seed);
   return sordino::test::report();
 }

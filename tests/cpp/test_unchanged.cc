@@ -135,6 +135,30 @@ void test_samples(const std::string& level, DType type, int digits) {
   CHECK(indices.guards_hold() && saved.guards_hold() && counts.guards_hold(), level, name_of(type));
 }
 
+// What is drawn follows from the key and the number of the item, and from nothing else.
+void test_draws_differ() {
+  constexpr std::size_t kElements = 10'000;
+  const kernels::Items items({{0, kElements, DType::kFloat32}, {0, kElements, DType::kFloat32}}, kRatio);
+  const std::size_t samples = items.rows()[0].samples;
+  const auto drawn = [&](std::uint64_t key) {
+    Buffer<std::uint32_t> indices(items.samples());
+    kernels::draw(items, key, indices.data());
+    std::vector<std::uint32_t> found;
+    for (std::size_t i = 0; i < items.samples(); ++i) found.push_back(indices.get(i));
+    return found;
+  };
+  const auto same = [&](const std::vector<std::uint32_t>& a, std::size_t first, const std::vector<std::uint32_t>& b) {
+    std::size_t count = 0;
+    for (std::size_t k = 0; k < samples; ++k) count += a[k] == b[first + k];
+    return count;
+  };
+  const auto one = drawn(7), other = drawn(8);
+  CHECK(one == drawn(7));
+  // Of a stretch of 20 elements each, so by chance 25 of 500 are the same, give or take 5.
+  CHECK(same(one, samples, one) < samples / 8, same(one, samples, one));
+  CHECK(same(one, 0, other) < samples / 8, same(one, 0, other));
+}
+
 // `values` is how many different counters there are, and `highest` the highest.
 void test_select(double ratio, std::size_t values, std::size_t highest) {
   std::vector<kernels::Item> tensors;
@@ -203,6 +227,7 @@ int run() {
       for (const std::size_t highest : {255, 130, 128, 127, 99}) test_select(ratio, values, highest);
     }
   }
+  test_draws_differ();
   test_errors();
   return report();
 }

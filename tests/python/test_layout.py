@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from sordino._core import Layout
 from sordino.errors import UsageError
+from sordino.torch.parameters import segment_numbers
 
 SIZES = [1, 1, 1, 2, 2, 4, 4, 8, 8, 2, 2, 4, 8]  # by dtype code
 ALIGNMENT = 64
@@ -100,3 +101,10 @@ def test_parts_of_an_arena_lie_where_they_say() -> None:
     for parts in ([(192, 4, FLOAT32, 0)], [(0, 193, FLOAT32, 0)], [(0, 4, FLOAT32, 1), (4, 4, FLOAT32, 0)]):
         with pytest.raises(UsageError, match="parts lie within the arena's 192 bytes, in rising groups"):
             Layout.of_parts(parts, bytes=192)
+
+
+def test_tensors_fill_segments_to_the_last_byte() -> None:
+    names = list("abcdef")
+    assert segment_numbers(names, [4, 4, 4, 4, 8, 0], 8) == [0, 0, 1, 1, 2, 2]
+    assert segment_numbers(names, [4, 5, 9, 1, 1, 7], 8) == [0, 1, 2, 3, 3, 4]  # what is larger goes alone
+    assert segment_numbers(names, [4, 4, 4, 4, 8, 0], "model") == [0] * 6

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from checks.registry import Check, compare
 from checks.worlds import SIM, World, all_pairs
@@ -14,7 +16,7 @@ CASES = [pytest.param(world, check, id=f"{world}-{check.name}") for world, check
 @pytest.fixture(autouse=True)
 def deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     """What hangs fails by itself, with the name of the operation: threads cannot be killed."""
-    monkeypatch.setenv("SORDINO_TIMEOUT_S", "60")
+    monkeypatch.setenv("SORDINO_TIMEOUT_S", os.environ.get("SORDINO_TIMEOUT_S", "60"))
 
 
 @pytest.mark.parametrize(("world", "check"), CASES)

@@ -180,6 +180,23 @@ def test_dissemination_reaches_everybody_in_log2_rounds(size: int) -> None:
         assert all(len(ranks) == size for ranks in known)
 
 
+@pytest.mark.parametrize("size", [2, 3, 5, 8, 13, 64])
+def test_exponential_peers_take_their_turns(size: int) -> None:
+    """Exponents go on where the round before ended, so that all are used equally often."""
+    exponents = (size - 1).bit_length()
+    for peers in range(1, exponents + 1):
+        topology = Exponential(size, {0: peers})
+        for turn in (0, 1, 2, 7, 1_000_000_007):
+            far = [2 ** ((turn * peers + peer) % exponents) for peer in range(peers)]
+            for rank in (0, size // 2, size - 1):
+                assert topology.destinations(turn, 0, rank) == [(rank + distance) % size for distance in far]
+                assert topology.row(turn, 0, rank)[0] == [(rank - distance) % size for distance in far]
+    if exponents > 1:  # of the number of peers that there are now
+        assert Exponential(size, {0: 1, 3: 2}).destinations(3, 0, 0) == [
+            2 ** ((6 + peer) % exponents) for peer in range(2)
+        ]
+
+
 @pytest.mark.parametrize(("size", "segments", "replicas"), [(5, 2, 2), (9, 8, 1), (10, 3, 3), (6, 20, 2)])
 def test_combo_asks_everybody_and_balances_nothing(size: int, segments: int, replicas: int) -> None:
     topology = RandomPull(size, 7, segments, replicas)

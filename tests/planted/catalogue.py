@@ -1,0 +1,7 @@
+"""All errors."""
+
+from __future__ import annotations
+
+from planted import around, core, optimizers
+
+ERRORS = [*core.ERRORS, *optimizers.ERRORS, *around.ERRORS]
