@@ -23,6 +23,7 @@ import results  # noqa: E402
 from cluster import Cluster  # noqa: E402
 from results import ResultsOf  # noqa: E402
 
+pytest_plugins = ["no_skips", "pace"]
 torch.set_num_threads(1)
 # Whose very first product of matrices two threads make at once may take another kernel for it, with other bits.
 torch.nn.functional.linear(torch.ones(6, 13), torch.ones(7, 13))
