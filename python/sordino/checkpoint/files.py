@@ -230,8 +230,14 @@ def _items(values: Mapping[Any, object]) -> Iterator[tuple[str, object]]:
     """Keys and values, with where they are."""
     for key, item in values.items():
         yield _KEY, key
-        plain = type(key) in _SCALARS and not (type(key) is int and key.bit_length() > 64)
-        yield f"[{repr(key)[:_LONGEST] if plain else '...'}]", item
+        yield f"[{shown(key)}]", item
+
+
+def shown(key: object) -> str:
+    """A key as an error shows it: in short."""
+    if type(key) not in _SCALARS or (isinstance(key, int) and key.bit_length() > 64):
+        return "..."
+    return repr(key[:_LONGEST] if isinstance(key, str) else key)
 
 
 def _named(places: list[str]) -> str:

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import torch
 
+from sordino.checkpoint.files import shown
 from sordino.errors import UsageError
 
 _MARK = "sordino_piece"
@@ -126,14 +127,18 @@ def joined(parts: Sequence[Any], where: str) -> Any:
                 raise UsageError(f"{where} is a piece of a tensor in some shards, and none in others")
             return _assembled(parts, where)
         keys = list(dict.fromkeys(key for part in parts for key in part))
-        whole = {key: joined([part[key] for part in parts if key in part], f"{where}[{key!r}]") for key in keys}
+        whole = {key: joined([part[key] for part in parts if key in part], f"{where}[{shown(key)}]") for key in keys}
         return OrderedDict(whole) if isinstance(first, OrderedDict) else whole
     if isinstance(first, (list, tuple)):
         if any(len(part) != len(first) for part in parts):
             raise UsageError(f"{where} differs between shards in its length")
         items = [joined(items, f"{where}[{index}]") for index, items in enumerate(zip(*parts))]
         return type(first)(items)
-    if any(not _same(part, first) for part in parts):
+    try:
+        differs = any(not _same(part, first) for part in parts)
+    except RuntimeError as error:  # of the kinds of tensors that torch has, some do less than others
+        raise UsageError(f"{where} is in several shards, and cannot be compared ({error})") from error
+    if differs:
         raise UsageError(f"{where} differs between shards")
     return first
 
@@ -159,10 +164,7 @@ def _assembled(pieces: Sequence[dict[str, Any]], where: str) -> torch.Tensor:
 
 def _same(a: Any, b: Any) -> bool:
     if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
-        try:
-            return _same_tensors(a, b)
-        except RuntimeError as error:  # of the kinds of tensors that torch has, some do less than others
-            raise UsageError(f"a tensor is in several shards that cannot be compared ({error})") from error
+        return _same_tensors(a, b)
     return bool(a == b) or (a != a and b != b)
 
 
@@ -177,8 +179,14 @@ def _same_tensors(a: torch.Tensor, b: torch.Tensor) -> bool:
             a, b = a.narrow(dimension, 0, 1), b.narrow(dimension, 0, 1)  # what both repeat is compared once
     if any(one.nbytes > _OFTEN * one.untyped_storage().nbytes() for one in (a, b)):
         raise RuntimeError("its elements share memory")
-    a, b = a.resolve_conj().resolve_neg(), b.resolve_conj().resolve_neg()
-    return torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8))  # a NaN equals itself
+    return torch.equal(_bits(a), _bits(b))  # a NaN equals itself
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    flat = tensor.resolve_conj().resolve_neg().reshape(-1)
+    if flat.numel() == 1:  # whose stride may be anything
+        flat = flat.clone(memory_format=torch.contiguous_format)
+    return flat.view(torch.uint8)
 
 
 def _mapped(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
