@@ -92,9 +92,7 @@ def drill(
     return run
 
 
-def run_job(
-    launcher: mpi.Launcher, folder: Path, cases: str, odd: int, timeout_s: float
-) -> dict[str, Attempts]:
+def run_job(launcher: mpi.Launcher, folder: Path, cases: str, odd: int, timeout_s: float) -> dict[str, Attempts]:
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith(("SORDINO_", "HOROVOD_"))},
         "SORDINO_TIMEOUT_S": str(timeout_s),

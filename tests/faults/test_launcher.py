@@ -112,9 +112,7 @@ os.kill(os.getpid(), -code) if code < 0 else sys.exit(code)
         ([(0, 1), (-9, 0), (7, 1)], 137, "rank 1 was ended by signal 9 (SIGKILL), the first that failed"),
     ],
 )
-def test_the_ranks_decide(
-    tmp_path: Path, hosts: list[str], how: list[tuple[int, int]], status: int, text: str
-) -> None:
+def test_the_ranks_decide(tmp_path: Path, hosts: list[str], how: list[tuple[int, int]], status: int, text: str) -> None:
     """`how`: the status of each rank, or -N for signal N, and its turn to end."""
     words = ["-np", "3", *hosts, *CONTINUE, "--", "python", "-c", ENDS, json.dumps(how), str(tmp_path)]
     with Launched(tmp_path, words) as job:

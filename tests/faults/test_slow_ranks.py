@@ -72,7 +72,9 @@ def test_asynchronous_gossip_does_not_wait_for_a_slow_rank(tmp_path: Path, algor
     assert slow > SLOWER_S, "nobody was slow"
     for rank, report in enumerate(reports[:2]):
         # Who waited for it would be as slow. Whatever else slows the machine down slows both down alike.
-        assert slow - others[rank] > SLOWER_S / 2, f"a step of rank {rank} took {others[rank]:.3f} s, {slow:.3f} s there"
+        assert slow - others[rank] > SLOWER_S / 2, (
+            f"a step of rank {rank} took {others[rank]:.3f} s, {slow:.3f} s there"
+        )
         assert report["finite"] and report["loss"] < report["first_loss"]
     slowest = max(seconds for report in reports for seconds in report["seconds"])
     for report in reports:  # what is averaged with was published in the peer's last step, and pulled in this window
@@ -92,7 +94,9 @@ def test_a_slow_link(emulated_hosts: None, tmp_path: Path) -> None:
             steps = 5 if algorithm == "allreduce" else 18
             plan = json.dumps({"algorithm": algorithm, "width": WIDTH, "pause_s": 0.02, "steps": steps})
             command = ["python", str(WORKER), str(folder), plan]
-            done = cluster.run(3, command, env={"SORDINO_TIMEOUT_S": "60"}, timeout=HANG_S, options=["--with-ft", "ulfm"])
+            done = cluster.run(
+                3, command, env={"SORDINO_TIMEOUT_S": "60"}, timeout=HANG_S, options=["--with-ft", "ulfm"]
+            )
             assert done.returncode == 0, done.stdout + done.stderr
             reports = [json.loads((folder / f"report.{rank}").read_text()) for rank in range(3)]
             for report in reports:

@@ -307,7 +307,11 @@ print(json.dumps(said))
 def test_wrong_environment_values_are_named() -> None:
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("SORDINO_", "HOROVOD_"))}
     done = subprocess.run(
-        [sys.executable, "-c", TRY_THEM, json.dumps(BAD_VALUES)], capture_output=True, text=True, timeout=HANG_S, env=clean
+        [sys.executable, "-c", TRY_THEM, json.dumps(BAD_VALUES)],
+        capture_output=True,
+        text=True,
+        timeout=HANG_S,
+        env=clean,
     )
     assert done.returncode == 0, done.stderr
     wrong = [

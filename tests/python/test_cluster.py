@@ -171,7 +171,10 @@ def test_uneven_ranks_environment_folder_and_status(
 def test_two_clusters_do_not_meet(traces: Traces) -> None:
     with Cluster(hosts=2) as one, Cluster(hosts=2) as other:
         for cluster in (one, other):
-            assert sorted(cluster.run(ranks=2, command=["hostname"], timeout=HANG_S).stdout.split()) == ["node0", "node1"]
+            assert sorted(cluster.run(ranks=2, command=["hostname"], timeout=HANG_S).stdout.split()) == [
+                "node0",
+                "node1",
+            ]
         other.close()
         assert sorted(one.run(ranks=2, command=["hostname"], timeout=HANG_S).stdout.split()) == ["node0", "node1"]
 

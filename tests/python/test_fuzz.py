@@ -316,7 +316,9 @@ def folder_of(tmp_path: Path, parts: list[Any], named: object = None) -> Folder:
         (tmp_path / name).write_bytes(file_of(part))
     if isinstance(named, list):
         named = [known.get(name, name) if isinstance(name, str) else name for name in named]
-    (tmp_path / "step-00000002.pt").write_bytes(file_of({"sordino_shards": list(known.values()) if named is None else named}))
+    (tmp_path / "step-00000002.pt").write_bytes(
+        file_of({"sordino_shards": list(known.values()) if named is None else named})
+    )
     return folder
 
 
@@ -349,7 +351,12 @@ def test_shards_that_make_no_whole(tmp_path: Path, parts: list[Any], named: obje
 
 # --- Images and labels ------------------------------------------------------------------------------------------------
 
-NAMES = ("train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz", "t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz")
+NAMES = (
+    "train-images-idx3-ubyte.gz",
+    "train-labels-idx1-ubyte.gz",
+    "t10k-images-idx3-ubyte.gz",
+    "t10k-labels-idx1-ubyte.gz",
+)
 sizes = st.integers(0, 3) | st.sampled_from([28, 20, 256, 1 << 16, 1 << 31, (1 << 32) - 1])
 
 
@@ -406,10 +413,16 @@ def test_a_header_is_not_believed_before_it_is_checked(tmp_path: Path, shape: li
 
 # --- Links and options of `sordino simulate` --------------------------------------------------------------------------
 
-numbers = st.sampled_from([0, -1, 1, 5, 1e-320, 1e-9, 1e308, 10**400, float("nan"), float("inf"), True, None, "1", [], {}])
-values = st.recursive(scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3))
+numbers = st.sampled_from(
+    [0, -1, 1, 5, 1e-320, 1e-9, 1e308, 10**400, float("nan"), float("inf"), True, None, "1", [], {}]
+)
+values = st.recursive(
+    scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+)
 links_files = st.one_of(
-    st.fixed_dictionaries({"gbps": st.lists(numbers, max_size=3), "latency_ms": numbers}).map(json.dumps).map(str.encode),
+    st.fixed_dictionaries({"gbps": st.lists(numbers, max_size=3), "latency_ms": numbers})
+    .map(json.dumps)
+    .map(str.encode),
     values.map(json.dumps).map(str.encode),
     st.binary(max_size=20),
 )
@@ -522,7 +535,10 @@ def test_letters(text: str) -> None:
 KINDS = sorted(report._TABLES)
 
 
-@given(kind=st.sampled_from(KINDS) | values, rest=st.dictionaries(st.sampled_from(["rows", "ranks", "machine", "name"]), values))
+@given(
+    kind=st.sampled_from(KINDS) | values,
+    rest=st.dictionaries(st.sampled_from(["rows", "ranks", "machine", "name"]), values),
+)
 @example(kind=["collectives"], rest={})
 @example(kind="collectives", rest={})
 @example(kind="fusion", rest={"machine": {}, "ranks": 1, "rows": [1]})

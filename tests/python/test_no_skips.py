@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-TESTS = '''
+TESTS = """
 import pytest
 
 @pytest.mark.skipif(True, reason="needs libfake_nccl.so")
@@ -31,7 +31,7 @@ def test_on_a_gpu(): pass
 
 @pytest.mark.skipif(True, reason="a GPU is there")
 def test_without_a_gpu(): pass
-'''
+"""
 
 
 @pytest.mark.parametrize("ci", [True, False], ids=["ci", "elsewhere"])

@@ -102,7 +102,9 @@ def decode(data: bytes, source: str) -> dict[str, Any]:
     except Exception as error:
         raise UsageError(f"{source}: truncated, damaged, or not a checkpoint ({error})") from error
     if not sound:
-        raise UsageError(f"{source}: not a checkpoint written by sordino.checkpoint.save: its parts are compressed or overlap")
+        raise UsageError(
+            f"{source}: not a checkpoint written by sordino.checkpoint.save: its parts are compressed or overlap"
+        )
     if damaged is not None:
         raise UsageError(f"{source}: damaged: the checksum of its part {damaged} is wrong")
     if any(name in data for name in _UNFOLDS):

@@ -114,7 +114,9 @@ class Folder:
         names = state[_SHARDS]
         ours = isinstance(names, list) and all(isinstance(name, str) and _SHARD.fullmatch(name) for name in names)
         if not ours or not names or len(set(names)) < len(names):
-            raise UsageError(f"{path}: not a checkpoint written by sordino.checkpoint: what names its shards names none")
+            raise UsageError(
+                f"{path}: not a checkpoint written by sordino.checkpoint: what names its shards names none"
+            )
         parts = []
         for name in names:
             data, source = read(self.path / name), str(self.path / name)

@@ -90,7 +90,9 @@ def checked(part: dict[str, Any], size: int, source: str) -> dict[str, Any]:
         elif isinstance(value, (list, tuple)):
             left += value
     if held > _OFTEN * size:
-        raise UsageError(f"{source}: not a shard written by sordino.checkpoint: its pieces take {held} bytes, it {size}")
+        raise UsageError(
+            f"{source}: not a shard written by sordino.checkpoint: its pieces take {held} bytes, it {size}"
+        )
     return part
 
 
@@ -109,7 +111,9 @@ def _bytes_of_piece(piece: dict[str, Any], source: str) -> int:
         and 0 <= begin <= begin + values.numel() <= math.prod(shape) < 1 << 63
     ):
         return values.nbytes
-    raise UsageError(f"{source}: not a shard written by sordino.checkpoint: what looks like a piece of a tensor is none")
+    raise UsageError(
+        f"{source}: not a shard written by sordino.checkpoint: what looks like a piece of a tensor is none"
+    )
 
 
 def joined(parts: Sequence[Any], where: str) -> Any:

@@ -222,7 +222,9 @@ def _compute(options: argparse.Namespace, comparison: bool) -> tuple[Floats, str
         worker, factor = _pair(text, "slow", ":", options.workers)
         found[worker] *= factor
         if not 0 < exact(float(found[worker])) <= LONGEST:
-            raise UsageError(f"--slow {text}: a step takes {found[worker]:g} s; must be above 0, and at most {LONGEST:g}")
+            raise UsageError(
+                f"--slow {text}: a step takes {found[worker]:g} s; must be above 0, and at most {LONGEST:g}"
+            )
     return found, source
 
 

@@ -59,7 +59,9 @@ class Links:
         Raises:
             UsageError: there is no such file, or it is not of this form, or is for another number of workers.
         """
-        form = f'expected {{"gbps": [{workers} numbers from 1e-9], "latency_ms": a number from 0 to {LONGEST * 1e3:.0f}}}'
+        form = (
+            f'expected {{"gbps": [{workers} numbers from 1e-9], "latency_ms": a number from 0 to {LONGEST * 1e3:.0f}}}'
+        )
         try:
             said = json.loads(Path(path).read_text(encoding="utf-8"))
         except OSError as error:
