@@ -1,5 +1,5 @@
-"""How slow this machine is right now. No test's verdict hangs on a clock alone: what has to be soon is bounded by what it
-takes on an idle machine, times how much slower this one is than that, times a wide margin; and it is told at the end.
+"""How slow this machine is right now. No test's verdict hangs on a clock alone: what has to be soon is bounded by what
+it takes on an idle machine, times how much slower this one is, times a wide margin; and it is told at the end.
 
 A limit that only ends a broken test is no verdict, and is simply long: `HANG_S`.
 """

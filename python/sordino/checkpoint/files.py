@@ -27,6 +27,7 @@ _SCALARS = (str, int, float, bool, type(None))
 _LONGEST = 80  # characters of a key that an error shows
 # What `weights_only=True` lets pickles call with a number of bytes to allocate, and no checkpoint needs.
 _UNFOLDS = (b"c__builtin__\nbytearray\n", b"cbuiltins\nbytearray\n")
+_LONGEST_INT = 2000  # bits
 _KEY = "a key"
 _DEEPEST = 100  # containers within each other
 _MOST = 50_000_000  # values, those of a container that is there twice counted twice
@@ -205,6 +206,8 @@ def _wrong(state: object, attributes: bool = False) -> str | None:
             inner = ((f"[{index}]", item) for index, item in enumerate(cast("list[object]", value)))
         elif type(value) not in _SCALARS:
             complaint = f"is {_kind(value)}"
+        elif isinstance(value, int) and value.bit_length() > _LONGEST_INT:
+            complaint = f"has {value.bit_length():,} bits, of which at most {_LONGEST_INT:,} can be read again"
         if inner is not None:
             if any(id(value) == one for one, _ in within):
                 complaint = "holds itself"
