@@ -20,10 +20,10 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "benchmarks")]
 
 import results  # noqa: E402
-import selection  # noqa: E402
 from cluster import Cluster  # noqa: E402
 from results import ResultsOf  # noqa: E402
 
+pytest_plugins = ["no_skips", "pace", "selection"]
 torch.set_num_threads(1)
 # Whose very first product of matrices two threads make at once may take another kernel for it, with other bits.
 torch.nn.functional.linear(torch.ones(6, 13), torch.ones(7, 13))
@@ -36,9 +36,6 @@ settings.register_profile(
 )
 settings.register_profile("ci", settings.get_profile("default"), derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "default")
-pytest_addoption = selection.pytest_addoption
-pytest_configure = selection.pytest_configure
-pytest_collection_modifyitems = selection.pytest_collection_modifyitems
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,7 @@
-"""Runs one part of everything that is tested: `slice.py k/M`. All M parts together are `make test-all` and the sanitizers.
+"""Runs one part of everything that is tested: `slice.py k/M`. All M parts are `make test-all` and `make sanitize`.
 
-The tests are dealt by their names (selection.py). A sanitizer is one piece: ThreadSanitizer is part 1's, the other that of
-the part in the middle.
+The tests are dealt by their names (selection.py). A sanitizer is one piece: ThreadSanitizer is part 1's, the other that
+of the part in the middle.
 """
 
 from __future__ import annotations

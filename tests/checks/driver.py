@@ -3,8 +3,8 @@
 ORDERS is JSON: a list of checks, each with the environment that makes the job the world in which it is to run, and
 whether all ranks take their tensors to be in the memory of one simulated GPU.
 
-Every check gets a world of its own (init and shutdown around it). Rank r appends two lines a check to FOLDER/r.jsonl: the
-order's name when it begins, and what became of it.
+Every check gets a world of its own (init and shutdown around it). Rank r appends two lines a check to FOLDER/r.jsonl:
+the order's name when it begins, and what became of it.
 """
 
 from __future__ import annotations

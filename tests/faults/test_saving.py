@@ -40,7 +40,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What training leads to when nothing happens."""
     folder = tmp_path_factory.mktemp("undisturbed")
     with Launched(folder, ["-np", "2", "--", *forked.python(), *TRAIN, "--json", str(folder / "results.json")]) as job:
-        assert job.ends(WHOLE_JOB_S, job.begun) == 0, job.output
+        assert job.ends(WHOLE_JOB_S) == 0, job.output
     return results(folder)
 
 
@@ -49,7 +49,7 @@ def test_training_continues_from_the_newest_whole_checkpoint(tmp_path: Path, und
     folder = checkpoint.Folder(tmp_path / "saved")
     first = ["--checkpoint", f"{folder.path}/", "--checkpoint-every", "5", "--max-steps", "10"]
     with Launched(tmp_path, ["-np", "2", "--", *forked.python(), *TRAIN, *first]) as job:
-        assert job.ends(WHOLE_JOB_S, job.begun) == 0, job.output
+        assert job.ends(WHOLE_JOB_S) == 0, job.output
     assert folder.steps() == [5, 10]
     good = folder.path / "step-00000010.pt"
     whole = good.read_bytes()
@@ -62,7 +62,7 @@ def test_training_continues_from_the_newest_whole_checkpoint(tmp_path: Path, und
     shutil.copy(good, folder.path / f"step-00000060.{'0' * 16}.shard")  # of one that was never completed
     last = ["--checkpoint", f"{folder.path}/", "--json", str(tmp_path / "results.json")]
     with Launched(tmp_path, ["-np", "2", "--", *forked.python(), *TRAIN, *last]) as job:
-        assert job.ends(WHOLE_JOB_S, job.begun) == 0, job.output
+        assert job.ends(WHOLE_JOB_S) == 0, job.output
         job.leaves_nothing()
         assert "after 10 steps" in job.output
         passed_over = re.findall(r"checkpoint passed over: \S*step-0*(\d+)\.pt: (truncated|damaged)", job.output)
@@ -81,7 +81,7 @@ def test_a_full_disk_costs_the_checkpoint_and_not_the_training(tmp_path: Path, u
     before = own_mounts(script, str(full), str(copy))
     options = ["--checkpoint", f"{full}/", "--json", str(tmp_path / "results.json")]
     with Launched(tmp_path, ["-np", "2", "--", *forked.python(), *TRAIN, *options], before) as job:
-        assert job.ends(WHOLE_JOB_S, job.begun) == 1, job.output
+        assert job.ends(WHOLE_JOB_S) == 1, job.output
         job.leaves_nothing()
         lines = [line for line in job.output.splitlines() if line.startswith("train.py: warning: ")]
         assert len(lines) == 4  # of 5 epochs
@@ -109,7 +109,7 @@ def test_ranks_killed_while_saving_leave_whole_checkpoints(tmp_path: Path) -> No
             before = reached()
             job.wait_for(lambda restart=restart: job.output.count("found ") == restart + 1, WHOLE_JOB_S)
             assert int(re.findall(r"found (\d+)", job.output)[-1]) >= before
-        assert job.ends(WHOLE_JOB_S, job.begun) == 0, job.output
+        assert job.ends(WHOLE_JOB_S) == 0, job.output
         job.leaves_nothing()
     assert folder.steps() == [last - 1, last]
     assert len(list(folder.path.iterdir())) == 2 * (1 + 3)

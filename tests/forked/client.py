@@ -1,7 +1,8 @@
 """Stands for a Python process that the fork server makes: `python -I -S client.py [-c CODE | -m MODULE | FILE] ...`.
 
 It ends as the fork does, by the same signal if one ended it, hands on the signals that it gets, and when it is killed
-the server kills the fork. Where there is no server, or it sees another machine or other packages, it becomes a real Python.
+the server kills the fork. Where there is no server, or one that sees another machine or other packages, it becomes a
+real Python.
 """
 
 from __future__ import annotations

@@ -1,14 +1,17 @@
 """The fork server: `server.py SOCKET PADDING`. It imports what is slow once, and forks for each client (client.py).
 
-The fork returns from `serve` and becomes what the client was asked to be. At its end threads are joined and exit functions
-run, Python's and C's, as always; only the taking apart of all modules, half a second with torch, is left to the kernel.
+The fork returns from `serve` and becomes what the client was asked to be. At its end threads are joined and exit
+functions run, Python's and C's, as always; only the taking apart of all modules, half a second with torch, is left to
+the kernel.
 """
 
 from __future__ import annotations
 
 import atexit
 import ctypes
+import contextlib
 import gc
+import importlib
 import json
 import os
 import random
@@ -31,13 +34,8 @@ Request = dict[str, Any]
 
 def load() -> None:
     """Import what jobs of tests need. Nothing of it may start a thread, MPI or a device."""
-    import sklearn.datasets  # noqa: F401
-    import torch  # noqa: F401
-
-    import sordino.algorithms  # noqa: F401
-    import sordino.checkpoint  # noqa: F401
-    import sordino.data  # noqa: F401
-    import sordino.torch  # noqa: F401
+    for module in ("sklearn.datasets", "torch", "sordino.checkpoint", "sordino.data", "sordino.torch"):
+        importlib.import_module(module)
 
     threads = os.listdir("/proc/self/task")
     assert len(threads) == 1, f"{len(threads)} threads: a fork would have only one of them"
@@ -130,10 +128,8 @@ class Server:
 
 def tell(client: socket.socket, line: str) -> None:
     """Send a line to a client that may be gone."""
-    try:
+    with contextlib.suppress(OSError):
         client.sendall(line.encode())
-    except OSError:
-        pass
 
 
 def become(request: Request) -> None:
@@ -153,11 +149,9 @@ def become(request: Request) -> None:
     start, end = stat_fields(50, 52)
     show(start, end, [f"{name}={value}" for name, value in environ.items()])
     for number, name in enumerate(("stdin", "stdout", "stderr")):
-        through = bool(environ.get("PYTHONUNBUFFERED"))
-        stream = open(number, "w" if number else "r", buffering=1 if os.isatty(number) or number == 2 else -1,
-                      encoding="utf-8", errors="backslashreplace" if number == 2 else "strict", closefd=False)  # fmt: skip
-        if number and through:
-            stream.reconfigure(write_through=True)
+        by_line = os.isatty(number) or name == "stderr" or bool(environ.get("PYTHONUNBUFFERED"))
+        errors = "backslashreplace" if name == "stderr" else "strict"
+        stream = os.fdopen(number, "w" if number else "r", 1 if by_line else -1, "utf-8", errors, closefd=False)
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
     random.seed()

@@ -166,7 +166,7 @@ def test_kill_9_leaves_a_checkpoint_from_which_training_ends_the_same(launcher: 
             assert job.poll() is None
             time.sleep(0.01)
         os.kill(child_of(job.pid), signal.SIGKILL)
-        assert job.wait(timeout=30) != 0
+        assert job.wait(timeout=TIMEOUT_S) != 0
     state = checkpoint.load(file)
     assert 3 <= state["epoch"] < 40
     assert all(tensor.isfinite().all() for tensor in state["model"].values())
@@ -200,7 +200,7 @@ def test_a_person_at_a_terminal_sees_a_bar(launcher: mpi.Launcher, ranks: int) -
                 seen += os.read(ours, 65536)
             except OSError:  # The last one that had the terminal open is gone.
                 break
-        assert job.wait(timeout=30) == 0
+        assert job.wait(timeout=TIMEOUT_S) == 0
     os.close(ours)
     text = seen.decode()
     assert "\x1b[" in text
