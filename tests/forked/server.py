@@ -8,8 +8,8 @@ the kernel.
 from __future__ import annotations
 
 import atexit
-import ctypes
 import contextlib
+import ctypes
 import gc
 import importlib
 import json
