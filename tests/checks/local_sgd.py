@@ -473,3 +473,16 @@ def those_outside_a_set_may_leave_steps_out(seat: Seat) -> None:
     optimizer.report_metric(1.0)
     optimizer.flush()
     assert optimizer.distances == ([(1, 0.0)] if seat.rank == 0 else [])
+
+
+@check(least=2, exchange=("sharded", "allreduce"), aggregate=("parameters", "gradients"))
+def parameters_that_were_replaced_are_averaged(seat: Seat, exchange: str, aggregate: str) -> None:
+    algorithm = LocalSGD(2, divisors(seat.size)[-2], exchange, aggregate=aggregate)
+    plain, replaced = Odd(), Odd()
+    optimizers = [wrap(model, algorithm, lambda p: torch.optim.SGD(p, lr=0.01)) for model in (plain, replaced)]
+    for turn in range(6):
+        for model, optimizer in zip((plain, replaced), optimizers):
+            step(seat, model, optimizer, turn)
+        assert same_models(plain, replaced)
+        for parameter in replaced.parameters():
+            parameter.data = parameter.data.clone()

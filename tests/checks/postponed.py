@@ -26,6 +26,7 @@ READS: dict[str, Callable[[Odd, Any], Any]] = {
     "arithmetic": lambda model, _: model.first + 1,
     "a view": lambda model, _: model.first[2:3].sum(),
     "data": lambda model, _: model.first.data,
+    "by keyword": lambda model, _: torch.add(torch.ones(7), other=model.bias),
     "grad": lambda model, _: model.first.grad,
     "norm": lambda model, _: torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0),
     "a list": lambda model, _: torch._foreach_norm([p.float() for p in model.parameters()]),

@@ -69,32 +69,43 @@ def pull_of(optimizer: hvd.DistributedOptimizer) -> str | None:
     return None if reducer._puller._pull is None else reducer._puller._pull.state
 
 
+def rounded(value: float) -> float:
+    """As a bfloat16."""
+    return torch.tensor(value).bfloat16().item()
+
+
 @check(least=2, overlap=("none", "naive"))
 def pulls_one_rank_at_a_time(seat: Seat, overlap: str) -> None:
-    """Against a model of all ranks' values: who is pulled from, and how old that is."""
+    """Against a model of all ranks' values, which fall by 1/2 in each step: who is pulled from, and how old that is."""
     algorithm = PULLS[overlap]
     model = Odd(float(seat.rank * 8))
-    optimizer = wrap(model, algorithm)
+    optimizer = wrap(model, algorithm, lr=0.5)
     optimizer._reducer.begin_step(optimizer._inner)  # the first one waits for all ranks
+    if overlap == "naive":
+        until(lambda: pull_of(optimizer) == "done")
+    seat.meet("begun")
     values = [(float(rank * 8), float(rank * 8)) for rank in range(seat.size)]  # exact, and as bfloat16 rounds
     schedules = [algorithm.schedule_of(rank, seat.size) for rank in range(seat.size)]
     pulled = list(values)
+
+    def take(rank: int, actions: list[object]) -> None:
+        for action in actions:
+            assert isinstance(action, Pull)
+            pulled[rank] = values[action.peer]
+
+    for rank in range(seat.size):
+        take(rank, schedules[rank].window(0, 0))
     for turn in range(8):
         for rank in range(seat.size):
-
-            def take(actions: list[object], rank: int = rank) -> None:
-                for action in actions:
-                    assert isinstance(action, Pull)
-                    pulled[rank] = values[action.peer]
-
-            if turn == 0:
-                take(schedules[rank].window(0, 0))
+            values[rank] = values[rank][0] - 0.5, rounded(values[rank][1] - 0.5)
             if turn % 2 == 1:
-                take(schedules[rank].ended(0))
+                take(rank, schedules[rank].ended(0))
                 exact, short = ((mine + other) / 2 for mine, other in zip(values[rank], pulled[rank]))
-                values[rank] = exact, torch.tensor(short).bfloat16().item()
-                take(schedules[rank].window(0, 0))
+                values[rank] = exact, rounded(short)
+                take(rank, schedules[rank].window(0, 0))
             if rank == seat.rank:
+                for parameter in model.parameters():
+                    parameter.grad = torch.ones_like(parameter)
                 optimizer.step()
                 if overlap == "naive":
                     until(lambda: pull_of(optimizer) == "done")

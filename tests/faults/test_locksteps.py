@@ -13,6 +13,7 @@ from crew import PATIENCE_S, Crew, Member, metric
 import sordino.torch as hvd
 from sordino.context import use
 from sordino.errors import OperationMismatch, PeerLost, SordinoError, UsageError
+from sordino.torch.surviving import together
 
 ELEMENTS = 6_000_000
 
@@ -136,3 +137,33 @@ def test_process_sets_come_and_go_while_ranks_are_lost(crew: Crew, delay_us: int
     crew.network.kill(1)
     assert set(crew.settle().values()) <= {(3, 3), (4, 4)}
     assert set(crew.all(work).values()) == {(3, 3)}
+
+
+def test_what_one_has_and_another_has_not_begun_is_undone_and_done_again() -> None:
+    torch.set_num_threads(1)
+    crew = Crew([0, 0, 0])
+
+    def work(member: Member) -> list[str]:
+        done: list[str] = []
+        lockstep = member.context.lockstep("test", hvd.global_process_set)
+        together(
+            member.context, hvd.global_process_set, lambda: done.append("done"), lambda: done.append("undone"), lockstep
+        )
+        return done
+
+    def work_later(member: Member) -> list[str]:
+        while not member.context.world.failed:
+            time.sleep(0.001)
+        member.context.recover(hvd.HorovodInternalError("another rank is lost"))
+        return work(member)
+
+    try:
+        crew.all(metric)
+        crew.members[0].orders.put(work)
+        time.sleep(0.2)  # it waits for the others to say that they have it
+        crew.network.kill(2)
+        crew.members[1].orders.put(work_later)
+        crew.members[2].orders.put(metric)
+        assert crew.collect() == {0: ["done", "undone", "done"], 1: ["done"]}
+    finally:
+        crew.end()

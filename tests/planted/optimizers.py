@@ -257,10 +257,10 @@ ERRORS = [
     ),
     # ---- asynchronous ones
     Error(
-        "what was pulled does not come to the parameters",
+        "what was pulled is put aside",
         "lost message",
         _TORCH + "pulling.py",
-        "            self._mirror.give()\n",
+        "            self._shelf.average(pull, self._mirror.address)\n",
         "",
         _WIDE,
     ),
@@ -327,7 +327,7 @@ ERRORS = [
         _TORCH + "undo.py",
         "            tensor.data.copy_(value)\n        self._under_way = None",
         "            pass\n        self._under_way = None",
-        ("tests/faults/test_random_losses.py",),
+        (tests("undo"),),
     ),
     Error(
         "what is repeated is not undone",
