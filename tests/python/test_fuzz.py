@@ -139,6 +139,7 @@ def mutations(draw: st.DrawFn, whole: bytes) -> bytes:
     return bytes(found)
 
 
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
 @settings(max_examples=100)
 @given(st.data())
 def test_damaged_checkpoints(given_data: st.DataObject) -> None:
