@@ -86,15 +86,26 @@ def covering(cases: Sequence[Case], values_of: Any, name: str) -> list[Case]:
         name: of what is parametrized.
     """
     start = zlib.crc32(name.encode()) % len(cases)
-    left = [*cases[start:], *cases[:start]]
-    missing = {(key, repr(value)) for case in cases for key, value in values_of(case).items()}
+    left = [(case, _named(values_of(case))) for case in [*cases[start:], *cases[:start]]]
+    missing = set().union(*(values for _, values in left))
     chosen = []
     while missing or not chosen:
-        best = max(left, key=lambda case: sum((key, repr(v)) in missing for key, v in values_of(case).items()))
-        missing -= {(key, repr(value)) for key, value in values_of(best).items()}
-        chosen.append(best)
+        best = max(left, key=lambda one: len(one[1] & missing))
+        missing -= best[1]
+        chosen.append(best[0])
         left.remove(best)
     return chosen
+
+
+def _named(values: dict[str, Any]) -> set[tuple[str, str]]:
+    """Return parameters and their values in a form that can be compared, whatever the values are."""
+    named = set()
+    for key, value in values.items():
+        try:
+            named.add((key, repr(value)))
+        except ValueError:  # an integer with more digits than Python writes
+            named.add((key, f"object {id(value)}"))
+    return named
 
 
 def all_pairs(worlds: Iterable[World]) -> list[tuple[World, Check]]:
