@@ -13,6 +13,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -70,6 +71,19 @@ def _start_s() -> float:
 def note_time() -> Callable[[str, float], None]:
     """Keeps how many seconds something took, for the summary."""
     return lambda name, seconds: _times[name].append(seconds)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Hands what a worker of pytest-xdist has noted to whoever started it."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["times"] = dict(_times)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Takes what a worker has noted."""
+    for name, seconds in getattr(node, "workeroutput", {}).get("times", {}).items():
+        _times[name] += seconds
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
