@@ -15,7 +15,7 @@ _NCCL = "csrc/collectives/nccl_operations.cc"
 _UNCHANGED = "csrc/kernels/unchanged.cc"
 _AGREEMENT = "csrc/membership/agreement.cc"
 
-_TOPOLOGIES = (tests("topology"),)
+_TOPOLOGIES = (tests("topology", "destinations or rows or exponential or combo or serve"),)
 _GOSSIP = (checks("gossip.an_exchange or gossip.two_workers or gossip.buffers"),)
 _ALLREDUCE = (checks("allreduce.every_op or allreduce.megabytes or allreduce.odd_lengths"),)
 _SERVICES = ("cpp.test_services", checks("wide_area"))
