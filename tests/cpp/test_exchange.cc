@@ -432,6 +432,19 @@ void all_shards_are_waited_for() {
   }
 }
 
+// An inbox is kept while it is large enough, and lies where the next exchange wants it when it has to grow.
+void inboxes_grow() {
+  Nodes nodes({0}, kRoom);
+  World& world = *nodes.ranks[0].world;
+  Inbox inbox(world.node_memory());
+  std::byte* first = inbox.reserve(2, 100, true, nullptr);
+  CHECK(inbox.bytes() == 200 && world.in_shared_memory(first, 200));
+  CHECK(inbox.reserve(3, 50, true, nullptr) == first);
+  std::byte* second = inbox.reserve(1, 1000, false, nullptr);
+  CHECK(inbox.bytes() == 1000 && second != first && !world.in_shared_memory(second, 1000));
+  CHECK(world.in_shared_memory(inbox.reserve(2, 1000, true, nullptr), 2000));
+}
+
 // An exchange that waits for another operation waits without a deadline of its own; from then on it has one. It fails as
 // that fails.
 void what_comes_first_is_waited_for() {
@@ -476,6 +489,7 @@ int main() {
     means_are_alike<double>(DType::kFloat64, world);
   }
   whatever_is_exchanged();
+  inboxes_grow();
   all_shards_are_waited_for();
   what_comes_first_is_waited_for();
   return sordino::test::report();

@@ -159,6 +159,7 @@ std::vector<Decision> decisions() {
   made.push_back({{"broadcast"}, Verdict::kRun, "", {}, {1, 2}, {}});
   made.push_back({{"allgather"}, Verdict::kRun, "", {}, all, {1, 2, 8}});
   made.push_back({{"allgather"}, Verdict::kRun, "", {}, all, {1, std::int64_t{1} << 61, 4}});
+  made.push_back({{"allgather"}, Verdict::kRun, "", {}, all, {1, std::int64_t{1} << 40, 4}});
   made.push_back({{"allgather"}, Verdict::kRun, "", {}, all, {}});
   made.push_back({{"alltoall"}, Verdict::kRun, "", {}, all, {1, 1}});
   made.push_back({{"alltoall"}, Verdict::kRun, "", {}, all, {1, 1, 2, 0, 3, 1, 1, 1, 100}});
