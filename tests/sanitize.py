@@ -1,7 +1,7 @@
 """Builds everything with a sanitizer and runs the C++ tests: `python tests/sanitize.py thread address`.
 
-`thread` is ThreadSanitizer; `address` is Address- and UndefinedBehaviorSanitizer, with which some of the checks on ranks
-as threads run too, in a Python that has the sanitized extension. Run it from the repository root with the virtual
+`thread` is ThreadSanitizer; `address` is Address- and UndefinedBehaviorSanitizer, with which some of the checks on
+ranks as threads run too, in a Python that has the sanitized extension. Run it from the repository root with the virtual
 environment's cmake and ninja on PATH, as `make sanitize` does. Its exit status is non-zero if anything was found.
 """
 
