@@ -486,3 +486,14 @@ def parameters_that_were_replaced_are_averaged(seat: Seat, exchange: str, aggreg
         assert same_models(plain, replaced)
         for parameter in replaced.parameters():
             parameter.data = parameter.data.clone()
+
+
+@check(least=2)
+def groups_of_one_do_not_watch_gradients(seat: Seat) -> None:
+    model = Odd()
+    optimizer = wrap(model, LocalSGD(2, start=2), OPTIMIZERS["sgd"])
+    watched = []
+    for turn in range(3):
+        step(seat, model, optimizer, turn)
+        watched.append(any(parameter._post_accumulate_grad_hooks for parameter in model.parameters()))
+    assert watched == [True, False, False]

@@ -31,9 +31,7 @@ using Rows = std::vector<std::vector<Row>>;  // by group and rank
 class Table : public topology::Topology {
  public:
   Table(int size, Rows rows) : Topology(size), rows_(std::move(rows)) {}
-  void row(At at, int rank, Row& row) const override {
-    row = rows_.at(at.segment).at(static_cast<std::size_t>(rank));
-  }
+  void row(At at, int rank, Row& row) const override { row = rows_.at(at.segment).at(static_cast<std::size_t>(rank)); }
   void destinations(At at, int rank, std::vector<int>& ranks) const override {
     ranks.clear();
     for (int other = size() - 1; other >= 0; --other) {
@@ -66,7 +64,8 @@ class Nodes {
  public:
   static constexpr std::size_t kArenas = 4;
 
-  Nodes(std::vector<int> nodes, std::size_t bytes, double timeout_s = 20) : nodes(std::move(nodes)), network(this->nodes) {
+  Nodes(std::vector<int> nodes, std::size_t bytes, double timeout_s = 20)
+      : nodes(std::move(nodes)), network(this->nodes) {
     Config config = Config::from_environment();
     config.timeout_s = timeout_s;
     for (auto& transport : network.transports()) {
@@ -88,9 +87,9 @@ class Nodes {
     Request request;
     request.name = "exchange " + std::to_string(number++);
     request.kind = Kind::kExchange;
-    request.exchange = std::make_shared<Exchange>(Exchange{what.layout, what.topology, 0, source, result, what.shared,
-                                                           Passage::kHost, what.without_own, ranks[rank].inbox,
-                                                           std::move(after)});
+    request.exchange =
+        std::make_shared<Exchange>(Exchange{what.layout, what.topology, 0, source, result, what.shared, Passage::kHost,
+                                            what.without_own, ranks[rank].inbox, std::move(after)});
     return ranks[rank].world->submit(std::move(request));
   }
 
@@ -230,8 +229,8 @@ std::vector<int> some(Random& random, int size, int without) {
 Row random_row(Random& random, int size, int rank) {
   Row row;
   switch (draw(random, 6)) {
-    case 0: break;                     // left alone
-    case 1: row.scale = 0.5; break;    // its own, scaled
+    case 0: break;                   // left alone
+    case 1: row.scale = 0.5; break;  // its own, scaled
     case 2:
       row.sources = some(random, size, rank);
       row.average();
@@ -337,8 +336,8 @@ void exchange_once(Nodes& nodes, const What& what, Random& random, int late) {
 
 // An inbox is either shared or not, so each world has exchanges of one kind.
 void whatever_is_exchanged() {
-  const std::vector<std::vector<int>> worlds = {{0},          {0, 0},          {0, 1},             {0, 0, 1, 1, 2},
-                                                {0, 1, 0, 1}, {0, 0, 0, 1, 2}, {0, 1, 1, 0, 2, 1}, {0, 0, 0, 0}};
+  const std::vector<std::vector<int>> worlds = {
+      {0}, {0, 0}, {0, 1}, {0, 0, 1, 1, 2}, {0, 1, 0, 1}, {0, 0, 0, 1, 2}, {0, 1, 1, 0, 2, 1}, {0, 0, 0, 0}};
   unsigned seed = 0;
   for (const std::vector<int>& world : worlds) {
     for (const bool shared : {true, false}) {
@@ -432,8 +431,21 @@ void all_shards_are_waited_for() {
   }
 }
 
-// An exchange that waits for another operation waits without a deadline of its own; from then on it has one. It fails as
-// that fails.
+// An inbox is kept while it is large enough, and lies where the next exchange wants it when it has to grow.
+void inboxes_grow() {
+  Nodes nodes({0}, kRoom);
+  World& world = *nodes.ranks[0].world;
+  Inbox inbox(world.node_memory());
+  std::byte* first = inbox.reserve(2, 100, true, nullptr);
+  CHECK(inbox.bytes() == 200 && world.in_shared_memory(first, 200));
+  CHECK(inbox.reserve(3, 50, true, nullptr) == first);
+  std::byte* second = inbox.reserve(1, 1000, false, nullptr);
+  CHECK(inbox.bytes() == 1000 && second != first && !world.in_shared_memory(second, 1000));
+  CHECK(world.in_shared_memory(inbox.reserve(2, 1000, true, nullptr), 2000));
+}
+
+// An exchange that waits for another operation waits without a deadline of its own; from then on it has one. It fails
+// as that fails.
 void what_comes_first_is_waited_for() {
   constexpr double kTimeout = 0.3;
   const auto layout =
@@ -476,6 +488,7 @@ int main() {
     means_are_alike<double>(DType::kFloat64, world);
   }
   whatever_is_exchanged();
+  inboxes_grow();
   all_shards_are_waited_for();
   what_comes_first_is_waited_for();
   return sordino::test::report();

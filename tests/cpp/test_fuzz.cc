@@ -1,6 +1,7 @@
 // What peers send may be anything: every message that the core reads either is one or is refused with an error of the
 // library's, and reading it takes no more memory than a small multiple of its size. Valid messages are cut short,
-// changed, lengthened and mixed, always alike. With sanitizers (make sanitize) it shows what is read beyond an end, too.
+// changed, lengthened and mixed, always alike. With sanitizers (make sanitize) it shows what is read beyond an end,
+// too.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -56,7 +57,8 @@ std::size_t draw(Random& random, std::size_t below) { return random() % below; }
 // ---- messages that are almost right --------------------------------------------------------------------------------
 
 void overwrite(Random& random, Bytes& bytes) {
-  constexpr std::uint64_t kNumbers[] = {0, 1, 2, 0x7f, 0x80, 0xff, 0x7fffffff, 0x80000000, 0xffffffff, 1u << 20,
+  constexpr std::uint64_t kNumbers[] = {0,          1,          2,          0x7f,       0x80,
+                                        0xff,       0x7fffffff, 0x80000000, 0xffffffff, 1u << 20,
                                         1ull << 40, 1ull << 62, 1ull << 63, ~0ull};
   constexpr std::size_t kWidths[] = {1, 4, 4, 8};
   const std::size_t width = kWidths[draw(random, 4)];
@@ -81,7 +83,8 @@ Bytes spoilt(Random& random, const std::vector<Bytes>& valid) {
     case 5: {
       const Bytes& other = valid[draw(random, valid.size())];
       bytes.resize(draw(random, bytes.size() + 1));
-      bytes.insert(bytes.end(), other.begin() + static_cast<std::ptrdiff_t>(draw(random, other.size() + 1)), other.end());
+      bytes.insert(bytes.end(), other.begin() + static_cast<std::ptrdiff_t>(draw(random, other.size() + 1)),
+                   other.end());
       break;
     }
     case 6: {
@@ -123,12 +126,14 @@ Announcement say(const std::string& name, Kind kind, std::vector<std::int64_t> s
 }
 
 std::vector<Announcement> announcements() {
-  std::vector<Announcement> all = {say("allreduce", Kind::kAllreduce, {4}), say("other", Kind::kAllreduce, {4}),
+  std::vector<Announcement> all = {say("allreduce", Kind::kAllreduce, {4}),
+                                   say("other", Kind::kAllreduce, {4}),
                                    say("allgather", Kind::kAllgather, {4, 2}),
                                    say("alltoall", Kind::kAlltoall, {4}),
                                    say("broadcast", Kind::kBroadcast, {4}),
                                    say("reducescatter", Kind::kReducescatter, {4}),
-                                   say("join", Kind::kJoin, {}), say("set", Kind::kAddSet, {})};
+                                   say("join", Kind::kJoin, {}),
+                                   say("set", Kind::kAddSet, {})};
   all.push_back(say("several", Kind::kAllreduce, {2, 3}));
   all.back().dtypes.resize(3, DType::kInt64);
   all.back().shapes.resize(3, {5});
@@ -159,6 +164,7 @@ std::vector<Decision> decisions() {
   made.push_back({{"broadcast"}, Verdict::kRun, "", {}, {1, 2}, {}});
   made.push_back({{"allgather"}, Verdict::kRun, "", {}, all, {1, 2, 8}});
   made.push_back({{"allgather"}, Verdict::kRun, "", {}, all, {1, std::int64_t{1} << 61, 4}});
+  made.push_back({{"allgather"}, Verdict::kRun, "", {}, all, {1, std::int64_t{1} << 40, 4}});
   made.push_back({{"allgather"}, Verdict::kRun, "", {}, all, {}});
   made.push_back({{"alltoall"}, Verdict::kRun, "", {}, all, {1, 1}});
   made.push_back({{"alltoall"}, Verdict::kRun, "", {}, all, {1, 1, 2, 0, 3, 1, 1, 1, 100}});
@@ -327,7 +333,8 @@ std::vector<Bytes> world_messages() {
   const std::string text = "a text";
   std::vector<Bytes> all;
   for (const int set : {0, 0, 0, 1, -1}) {
-    for (const Announcement& said : announcements()) all.push_back(joined(message(Message::kAnnounce, set), written(said)));
+    for (const Announcement& said : announcements())
+      all.push_back(joined(message(Message::kAnnounce, set), written(said)));
     for (const Decision& decision : decisions())
       all.push_back(joined(message(Message::kDecision, set), written(decision)));
     all.push_back(message(Message::kStalled, set, text));
@@ -403,8 +410,7 @@ class Victim {
       const bool moves = said.kind != Kind::kJoin && said.kind != Kind::kAddSet;
       for (std::size_t index = 0; moves && index < said.dtypes.size(); ++index) {
         const bool has_output = said.kind == Kind::kAllreduce || said.kind == Kind::kBroadcast;
-        request.tensors.push_back(
-            {said.dtypes[index], said.shapes[index], values_, has_output ? outputs_ : nullptr});
+        request.tensors.push_back({said.dtypes[index], said.shapes[index], values_, has_output ? outputs_ : nullptr});
       }
       handles_.push_back(world_->submit(std::move(request)));
     }

@@ -434,12 +434,4 @@ ERRORS = [
         "[process_set.process_set_id])",
         (checks("process_sets"),),
     ),
-    Error(
-        "ranks do not compare how large their chunks are",
-        "wrong bucket",
-        _TORCH + "joining.py",
-        '    "SORDINO_CHUNK_BYTES",  # where peers look for a chunk in shared memory\n',
-        "",
-        ("tests/faults/test_drill_mismatches.py -k 'other_settings or another_environment'",),
-    ),
 ]
