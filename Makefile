@@ -12,7 +12,7 @@ CPP_TESTS := $(shell find tests/cpp -type f 2>/dev/null)
 # CUDA takes as long to compile as half of the rest, so it waits for a GPU, or for SORDINO_CUDA=ON (as CI has it).
 SORDINO_CUDA ?= $(if $(wildcard /dev/nvidia0 /dev/nvidiactl /dev/dxg),AUTO,OFF)
 # Two at a time, file by file: drills wait for silences while others compute.
-PYTEST := $(RUN)/python -m pytest -q -n 2 --dist loadfile
+PYTEST := $(RUN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 PART ?=
 
 .PHONY: demo test test-all test-slice cpp-test planted sanitize lint format clean FORCE

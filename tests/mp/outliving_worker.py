@@ -9,6 +9,7 @@ import json
 import math
 import os
 import signal
+import statistics
 import sys
 import time
 from pathlib import Path
@@ -42,11 +43,13 @@ def main() -> None:
     )
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     longest, between = 0.0, {}
+    losses = []
     for step in range(STEPS):
         begin = time.monotonic()
         x = torch.randn(16, 64)
         optimizer.zero_grad()
         loss = torch.nn.functional.cross_entropy(model(x), x[:, :10].argmax(1))
+        losses.append(loss.item())
         loss.backward()
         optimizer.step()
         if step == STRIKE and hvd.rank() == victim:
@@ -67,7 +70,7 @@ def main() -> None:
         collective = str(error)
     report = {
         "longest_step": longest,
-        "loss": loss.item(),
+        "losses": [statistics.mean(losses[:50]), statistics.mean(losses[-50:])],
         "finite": all(math.isfinite(p.detach().sum().item()) for p in model.parameters()),
         "taken_later": after[taken] - between[taken],
         "collective": collective,
