@@ -11,7 +11,8 @@ NATIVE := CMakeLists.txt pyproject.toml constraints.txt $(shell find csrc cmake 
 CPP_TESTS := $(shell find tests/cpp -type f 2>/dev/null)
 # CUDA takes as long to compile as half of the rest, so it waits for a GPU, or for SORDINO_CUDA=ON (as CI has it).
 SORDINO_CUDA ?= $(if $(wildcard /dev/nvidia0 /dev/nvidiactl /dev/dxg),AUTO,OFF)
-PYTEST := $(RUN)/python -m pytest -q
+# Two at a time, file by file: drills wait for silences while others compute.
+PYTEST := $(RUN)/python -m pytest -q -n 2 --dist loadfile
 PART ?=
 
 .PHONY: demo test test-all test-slice cpp-test planted sanitize lint format clean FORCE

@@ -23,6 +23,7 @@ import results  # noqa: E402
 from cluster import Cluster  # noqa: E402
 from results import ResultsOf  # noqa: E402
 
+pytest_plugins = ["no_skips", "pace", "selection"]
 torch.set_num_threads(1)
 # Whose very first product of matrices two threads make at once may take another kernel for it, with other bits.
 torch.nn.functional.linear(torch.ones(6, 13), torch.ones(7, 13))
@@ -35,6 +36,12 @@ settings.register_profile(
 )
 settings.register_profile("ci", settings.get_profile("default"), derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "default")
+
+
+@pytest.fixture(scope="session")
+def thorough(request: pytest.FixtureRequest) -> bool:
+    """Whether there is time: in all runs but those of `make test`."""
+    return request.config.getoption("--tier") == "all" or request.config.getoption("--slice") is not None
 
 
 @pytest.fixture

@@ -18,7 +18,11 @@ def main() -> None:
     """Prints one requirement a line."""
     project = tomllib.loads((Path(__file__).resolve().parents[1] / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    print("\n".join(dict.fromkeys([*project["dependencies"], *(line for extra in sys.argv[1:] for line in extras[extra])])))
+    print(
+        "\n".join(
+            dict.fromkeys([*project["dependencies"], *(line for extra in sys.argv[1:] for line in extras[extra])])
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -79,5 +79,6 @@ decltype(auto) dispatch(DType type, Visitor&& visitor) {
 
 // What a reduction does with the elements of all ranks. The numbers are Horovod's.
 enum class ReduceOp : std::uint8_t { kAverage = 0, kSum = 1, kAdasum = 2, kMin = 3, kMax = 4, kProduct = 5 };
+inline constexpr ReduceOp kLastReduceOp = ReduceOp::kProduct;
 
 }  // namespace sordino

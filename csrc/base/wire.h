@@ -56,6 +56,17 @@ class Reader {
     std::memcpy(&value, cut(sizeof(T)).data(), sizeof(T));
     return value;
   }
+  // An enumerator of a type whose last one is `last`.
+  template <class T>
+    requires std::is_enum_v<T>
+  T one_of(T last) {
+    const auto value = get<std::underlying_type_t<T>>();
+    static_assert(std::is_unsigned_v<decltype(value)>);
+    if (value > static_cast<std::underlying_type_t<T>>(last))
+      throw TransportError("a control message holds " + std::to_string(value) + " where " +
+                           std::to_string(static_cast<std::underlying_type_t<T>>(last)) + " is the most");
+    return static_cast<T>(value);
+  }
   std::string text() {
     const auto size = get<std::uint32_t>();
     const auto part = cut(size);
@@ -63,8 +74,9 @@ class Reader {
   }
   template <class T>
   std::vector<T> list() {
+    constexpr std::size_t least = std::is_same_v<T, std::string> ? sizeof(std::uint32_t) : sizeof(T);
     const auto size = get<std::uint32_t>();
-    if (size > rest_.size()) throw TransportError("a control message is shorter than it says");
+    if (size > rest_.size() / least) throw TransportError("a control message is shorter than it says");
     std::vector<T> values;
     values.reserve(size);
     for (std::uint32_t i = 0; i < size; ++i) {

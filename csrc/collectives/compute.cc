@@ -1,5 +1,10 @@
 #include "collectives/compute.h"
 
+#include <new>
+#include <string>
+
+#include "base/error.h"
+
 namespace sordino {
 namespace {
 
@@ -25,7 +30,11 @@ class OnHost : public Compute {
     return {};
   }
   std::shared_ptr<std::byte> scratch(std::size_t bytes) override {
-    return {new std::byte[bytes], std::default_delete<std::byte[]>()};
+    try {
+      return {new std::byte[bytes], std::default_delete<std::byte[]>()};
+    } catch (const std::bad_alloc&) {  // how large a result is to be, peers have a say in
+      throw TransportError("no memory for " + std::to_string(bytes) + " bytes");
+    }
   }
   Until idle() override { return {}; }
 

@@ -7,7 +7,9 @@
 namespace sordino {
 
 enum class Message : std::uint8_t { kAnnounce, kDecision, kStalled, kDesk, kFreed, kBye, kFailed, kService, kClosed };
+inline constexpr Message kLastMessage = Message::kClosed;
 enum class Failure : std::uint8_t { kPeerLost, kTimeout, kOther };
+inline constexpr Failure kLastFailure = Failure::kOther;
 
 // What an operation under way is known by on its rank.
 inline std::string key_of(int set, const std::string& name) { return std::to_string(set) + "/" + name; }

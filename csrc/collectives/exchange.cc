@@ -6,7 +6,7 @@
 //
 //   offered = 1                my arena holds the values to be exchanged, and my desk says where it is
 //   offered = segment + 2      my messages of the segment have left and arrived
-//   reduced = segment + 2      my shard of the segment is done, in all arenas of the node
+//   reduced = segments + 1     my shards of all segments are done, in all arenas of the node
 #include "collectives/exchange.h"
 
 #include <algorithm>
@@ -106,7 +106,6 @@ class Mixing {
       reach(&Desk::offered, kReady + 1 + group);
       if (together()) co_await team_.all_reached(&Desk::offered, kReady + 1 + group);
       co_await mix(plan);
-      reach(&Desk::reduced, kReady + 1 + group);
     }
     // A rank that goes on may change its arena, so all shards of it must be done.
     const std::uint64_t last = kReady + plans_.size();

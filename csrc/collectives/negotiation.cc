@@ -1,6 +1,7 @@
 #include "collectives/negotiation.h"
 
 #include <algorithm>
+#include <functional>
 #include <numeric>
 #include <set>
 
@@ -27,6 +28,14 @@ bool rows_may_differ(Kind kind) { return kind == Kind::kAllgather || kind == Kin
 bool same_shape(Kind kind, const std::vector<std::int64_t>& a, const std::vector<std::int64_t>& b) {
   if (!rows_may_differ(kind)) return a == b;
   return a.size() == b.size() && (a.empty() || std::equal(a.begin() + 1, a.end(), b.begin() + 1));
+}
+
+void refuse_unless(bool holds, const char* what) {
+  if (!holds) throw TransportError(std::string("a control message tells of ") + what);
+}
+
+bool not_negative(const std::vector<std::int64_t>& numbers) {
+  return std::all_of(numbers.begin(), numbers.end(), [](std::int64_t number) { return number >= 0; });
 }
 
 // What differs between two announcements of the same name, or "".
@@ -92,14 +101,22 @@ Announcement Announcement::of(const Request& request) {
 Announcement Announcement::read(Reader& reader) {
   Announcement said;
   said.name = reader.text();
-  said.kind = reader.get<Kind>();
-  said.op = reader.get<ReduceOp>();
+  said.kind = reader.one_of(kLastKind);
+  said.op = reader.one_of(kLastReduceOp);
   said.prescale = reader.get<double>();
   said.postscale = reader.get<double>();
   said.root = reader.get<int>();
   said.dtypes = reader.list<DType>();
   for (std::size_t i = 0; i < said.dtypes.size(); ++i) said.shapes.push_back(reader.list<std::int64_t>());
   said.splits = reader.list<std::int64_t>();
+  refuse_unless(said.root >= -1, "a rank or an id that there is not");  // -1: before the first id
+  for (const DType dtype : said.dtypes)
+    refuse_unless(static_cast<int>(dtype) < kDTypeCount, "an element type that there is not");
+  for (const auto& shape : said.shapes) {
+    refuse_unless(!shape.empty() || !rows_may_differ(said.kind), "rows of a tensor without dimensions");
+    refuse_unless(not_negative(shape), "a negative extent");
+  }
+  refuse_unless(not_negative(said.splits), "negative splits");
   said.device = reader.get<std::uint64_t>();
   said.abilities = reader.get<Abilities>();
   return said;
@@ -124,12 +141,16 @@ std::size_t Announcement::bytes() const {
 Decision Decision::read(Reader& reader) {
   Decision decision;
   decision.names = reader.list<std::string>();
-  decision.verdict = reader.get<Verdict>();
+  decision.verdict = reader.one_of(kLastVerdict);
   decision.error = reader.text();
   decision.lost = reader.list<int>();
   decision.participants = reader.list<int>();
   decision.numbers = reader.list<std::int64_t>();
   decision.abilities = reader.get<Abilities>();
+  refuse_unless(!decision.names.empty(), "a decision on nothing");
+  const auto& some = decision.participants;
+  refuse_unless(std::adjacent_find(some.begin(), some.end(), std::greater_equal<>()) == some.end(),
+                "participants that are not in order");
   return decision;
 }
 
@@ -138,6 +159,9 @@ void Decision::write(Writer& writer) const {
 }
 
 void Negotiation::announce(int member, Announcement said, Time now) {
+  const auto known = pending_.find(said.name);
+  refuse_unless(known == pending_.end() || !known->second.said[static_cast<std::size_t>(member)],
+                "the same request twice");
   if (said.kind == Kind::kJoin) {
     joined_[member] = true;
     last_joined_ = members_[member];
@@ -183,6 +207,14 @@ std::string Negotiation::difference(const std::vector<int>& participants, const 
     const std::string what = compare(reference, *pending.said[member]);
     if (!what.empty()) return rank(first) + " and " + rank(member) + " differ in " + what;
   }
+  if (reference.kind == Kind::kAlltoall) {
+    for (const int member : participants) {
+      const std::size_t splits = pending.said[member]->splits.size();
+      if (splits != members_.size())
+        return rank(member) + " has splits for " + std::to_string(splits) + " of " + std::to_string(members_.size()) +
+               " ranks";
+    }
+  }
   if (participants.size() == members_.size()) return "";
   // Some members have joined: they can stand for zeros, and for nothing else.
   if (reference.kind == Kind::kAllreduce || reference.kind == Kind::kBarrier) return "";
@@ -223,7 +255,7 @@ Decision Negotiation::judge(const std::string& name, const Pending& pending) {
       // Each rank has said which ids it has seen: the next one is new to all of them.
       decision.numbers = {0};
       for (const int member : decision.participants)
-        decision.numbers[0] = std::max<std::int64_t>(decision.numbers[0], pending.said[member]->root + 1);
+        decision.numbers[0] = std::max(decision.numbers[0], std::int64_t{pending.said[member]->root} + 1);
       break;
     default: break;
   }

@@ -47,6 +47,7 @@ struct Announcement {
 };
 
 enum class Verdict : std::uint8_t { kRun, kMismatch, kPeerLost };
+inline constexpr Verdict kLastVerdict = Verdict::kPeerLost;
 
 // What every member of a set does next.
 struct Decision {

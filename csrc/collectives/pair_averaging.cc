@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/keep.h"
 #include "collectives/world.h"
 #include "kernels/kernels.h"
 
@@ -25,8 +26,8 @@ PairAveraging::PairAveraging(World& world, int number, std::shared_ptr<const Lay
 
 PairAveraging::~PairAveraging() {
   for (Averaging& old : abandoned_) {
-    static_cast<void>(old.memory.out.release());
-    static_cast<void>(old.memory.in.release());
+    keep_for_ever(std::move(old.memory.out));
+    keep_for_ever(std::move(old.memory.in));
   }
 }
 

@@ -27,7 +27,7 @@ ProcessSet::ProcessSet(int id, std::vector<int> members, Transport& transport, s
   if (chunk == 0 || peers.empty()) return;
   own_desk_ = transport.node_memory().allocate(Desk::bytes_for(chunk));
   desks_[static_cast<std::size_t>(me)] = reinterpret_cast<Desk*>(own_desk_->data);
-  desks_missing_ = static_cast<int>(peers.size());
+  strangers_.insert(peers.begin(), peers.end());
 }
 
 std::vector<int> ProcessSet::node_peers() const {
@@ -44,7 +44,8 @@ Location ProcessSet::desk_location() const {
 }
 
 void ProcessSet::meet(int rank, const Location& desk) {
-  --desks_missing_;
+  if (strangers_.erase(rank) == 0 || desk.offset > desk.bytes || desk.bytes - desk.offset < Desk::bytes_for(chunk_))
+    throw TransportError("rank " + std::to_string(rank) + " tells of a desk that it cannot have");
   try {
     desks_[static_cast<std::size_t>(index_of(rank))] =
         reinterpret_cast<Desk*>(transport_.node_memory().map(rank, desk));

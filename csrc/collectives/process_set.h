@@ -24,6 +24,7 @@ struct Submission {
   std::shared_ptr<Handle> handle;
   Time since;
   bool warned = false;  // that its coordinator says nothing
+  bool begun = false;   // it has been decided
 };
 
 // Communicators of NCCL, by the participants and the device of this rank.
@@ -65,9 +66,10 @@ class ProcessSet {
   // Where this rank's desk is, for the node peers; segment 0 when there is none.
   Location desk_location() const;
   std::vector<int> node_peers() const;
+  // A node peer has said where its desk is. TransportError if it is none, or has said so before.
   void meet(int rank, const Location& desk);
   // All desks that this rank will ever see are there.
-  bool ready() const { return desks_missing_ == 0; }
+  bool ready() const { return strangers_.empty(); }
 
   std::unique_ptr<Team> make_team(const std::vector<int>& participants, Traffic& traffic);
   void remember(const Team& team) {
@@ -97,7 +99,7 @@ class ProcessSet {
   const int patience_;
   std::shared_ptr<Segment> own_desk_;
   std::vector<Desk*> desks_;  // by member; null for members of other nodes
-  int desks_missing_ = 0;
+  std::set<int> strangers_;   // node peers that have not said where their desks are
   std::uint64_t sequence_ = 0;
   std::uint64_t last_staged_ = 0;
   std::vector<Desk*> last_staged_desks_;

@@ -26,6 +26,7 @@ enum class Kind : std::uint8_t {
   kRemoveSet,
   kExchange,
 };
+inline constexpr Kind kLastKind = Kind::kExchange;
 const char* name_of(Kind kind);
 // Whether ranks run it in the order of their calls, with nothing to negotiate: a set has either such operations or
 // others, never both.

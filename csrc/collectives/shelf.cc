@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "base/keep.h"
 #include "collectives/world.h"
 #include "kernels/kernels.h"
 
@@ -13,6 +14,7 @@ namespace {
 using std::chrono::steady_clock;
 
 enum class Word : std::uint8_t { kAsk, kGive };
+inline constexpr Word kLastWord = Word::kGive;
 
 // Node peers read the same clock.
 std::int64_t nanoseconds(Time time) {
@@ -20,6 +22,31 @@ std::int64_t nanoseconds(Time time) {
 }
 
 std::size_t aligned(std::size_t bytes) { return (bytes + 63) / 64 * 64; }
+
+// Copies between a place of a shelf and memory that nobody else touches, while the one end writes the place and the
+// other may be reading it: all that is in both hands is atomic, so a torn copy is no undefined one, and the place's
+// `sequence` tells it from a whole one. Each word orders itself against `sequence`, which x86 does anyway, so that no
+// fence is needed, of which ThreadSanitizer knows nothing. 25 MiB take 1.05 times as long as by memcpy.
+using Word64 = std::uint64_t;
+
+void copy_in(std::byte* place, const std::byte* source, std::size_t bytes) {
+  std::size_t at = 0;
+  for (; at + sizeof(Word64) <= bytes; at += sizeof(Word64)) {
+    Word64 word;
+    std::memcpy(&word, source + at, sizeof(word));
+    std::atomic_ref(*reinterpret_cast<Word64*>(place + at)).store(word, std::memory_order_release);
+  }
+  for (; at < bytes; ++at) std::atomic_ref(place[at]).store(source[at], std::memory_order_release);
+}
+
+void copy_out(std::byte* place, std::byte* destination, std::size_t bytes) {
+  std::size_t at = 0;
+  for (; at + sizeof(Word64) <= bytes; at += sizeof(Word64)) {
+    const Word64 word = std::atomic_ref(*reinterpret_cast<Word64*>(place + at)).load(std::memory_order_acquire);
+    std::memcpy(destination + at, &word, sizeof(word));
+  }
+  for (; at < bytes; ++at) destination[at] = std::atomic_ref(place[at]).load(std::memory_order_acquire);
+}
 
 }  // namespace
 
@@ -51,8 +78,8 @@ Shelf::Shelf(World& world, int number, std::shared_ptr<const Layout> layout, std
 }
 
 Shelf::~Shelf() {
-  for (Receiving& receiving : abandoned_) static_cast<void>(receiving.pull->values.release());
-  if (!sendings_.empty()) static_cast<void>(new std::shared_ptr<Segment>(segment_));
+  for (Receiving& receiving : abandoned_) keep_for_ever(std::move(receiving.pull->values));
+  if (!sendings_.empty()) keep_for_ever(segment_);
 }
 
 void Shelf::meet(int rank, const Location& location) { locations_.at(static_cast<std::size_t>(rank)) = location; }
@@ -80,12 +107,12 @@ bool Shelf::publish(const std::byte* source, std::uint64_t steps) {
   Place& place = header_->places[chosen];
   const std::uint64_t sequence = place.sequence.load(std::memory_order_relaxed);
   place.sequence.store(sequence + 1, std::memory_order_relaxed);
-  std::atomic_thread_fence(std::memory_order_release);
+  // All that follows is written after `sequence`, and read before it is read again.
   const std::uint64_t version = header_->versions.load(std::memory_order_relaxed) + 1;
-  place.version.store(version, std::memory_order_relaxed);
-  place.steps.store(steps, std::memory_order_relaxed);
-  place.published.store(nanoseconds(steady_clock::now()), std::memory_order_relaxed);
-  std::memcpy(data_of(segment_->data, chosen), source, layout_->bytes());
+  place.version.store(version, std::memory_order_release);
+  place.steps.store(steps, std::memory_order_release);
+  place.published.store(nanoseconds(steady_clock::now()), std::memory_order_release);
+  copy_in(data_of(segment_->data, chosen), source, layout_->bytes());
   place.sequence.store(sequence + 2, std::memory_order_release);
   {
     std::lock_guard lock(mutex_);
@@ -197,11 +224,10 @@ bool Shelf::copy_from(std::byte* base, Pull& pull) const {
     const Place& place = header->places[newest];
     const std::uint64_t before = place.sequence.load(std::memory_order_acquire);
     if (before % 2 == 1) continue;
-    pull.version = place.version.load(std::memory_order_relaxed);
-    pull.steps = place.steps.load(std::memory_order_relaxed);
-    const std::int64_t published = place.published.load(std::memory_order_relaxed);
-    std::memcpy(pull.values.get(), data_of(base, newest), layout_->bytes());
-    std::atomic_thread_fence(std::memory_order_acquire);
+    pull.version = place.version.load(std::memory_order_acquire);
+    pull.steps = place.steps.load(std::memory_order_acquire);
+    const std::int64_t published = place.published.load(std::memory_order_acquire);
+    copy_out(data_of(base, newest), pull.values.get(), layout_->bytes());
     if (place.sequence.load(std::memory_order_relaxed) != before) continue;
     pull.age = static_cast<double>(nanoseconds(pull.begun) - published) * 1e-9;
     return true;
@@ -254,7 +280,7 @@ void Shelf::finish(const std::shared_ptr<Pull>& pull, Pull::State state, const s
 }
 
 void Shelf::receive(int from, Reader& reader) {
-  const auto word = reader.get<Word>();
+  const auto word = reader.one_of(kLastWord);
   const auto number = reader.get<std::uint64_t>();
   if (word == Word::kAsk) {
     const auto tag = reader.get<Tag>();

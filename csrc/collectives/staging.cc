@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "base/error.h"
+#include "base/keep.h"
 
 namespace sordino {
 namespace {
@@ -27,7 +28,7 @@ Staging::~Staging() {
   const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(1);
   for (const auto& block : blocks_) {
     if (!over(*block, limit)) {
-      static_cast<void>(new std::shared_ptr<Block>(block));  // rather than pull the memory from under it
+      keep_for_ever(block);  // rather than pull the memory from under it
     } else if (block->pinned) {
       block->device->unpin(block->data());
     }

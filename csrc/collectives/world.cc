@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <thread>
 
+#include "base/keep.h"
 #include "collectives/control.h"
 #include "transport/nccl/loader.h"
 
@@ -81,17 +82,17 @@ World::~World() {
   for (auto& [id, set] : sets_) set->leave_desk();
   if (retired_) {
     // MPI may still write to what transfers of this world were for.
-    static_cast<void>(new auto(std::move(graveyard_)));
-    static_cast<void>(new auto(std::move(services_)));
-    static_cast<void>(new auto(std::move(closed_)));
+    keep_for_ever(std::move(graveyard_));
+    keep_for_ever(std::move(services_));
+    keep_for_ever(std::move(closed_));
   }
   if (forked()) {
     // The thread exists in the parent only, and so does what is under way: GPUs and NCCL do not survive a fork.
-    static_cast<void>(progress_.release());
-    static_cast<void>(new auto(std::move(sets_)));
-    static_cast<void>(new auto(std::move(graveyard_)));
-    static_cast<void>(new auto(std::move(flying_)));
-    static_cast<void>(staging_.release());
+    keep_for_ever(std::move(progress_));
+    keep_for_ever(std::move(sets_));
+    keep_for_ever(std::move(graveyard_));
+    keep_for_ever(std::move(flying_));
+    keep_for_ever(std::move(staging_));
   }
 }
 

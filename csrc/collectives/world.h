@@ -115,6 +115,7 @@ class World {
   bool announce_submissions();
   bool decide();
   void obey(ProcessSet& set, Decision decision);
+  void check(const ProcessSet& set, const Decision& decision, const std::vector<Submission>& submissions) const;
   bool advance(ProcessSet& set);
   void receive(int from, std::span<const std::byte> message);
   void watch(Time now);

@@ -1,5 +1,6 @@
 // What the driver of a world runs: announcements out, messages in, decisions made and obeyed, operations advanced.
 #include <algorithm>
+#include <limits>
 #include <numeric>
 
 #include "collectives/control.h"
@@ -142,7 +143,7 @@ void World::obey(ProcessSet& set, Decision decision) {
     std::lock_guard lock(mutex_);
     for (const std::string& name : decision.names) {
       const auto found = outstanding_.find(key_of(set.id, name));
-      if (found == outstanding_.end() || !found->second.handle) {
+      if (found == outstanding_.end() || !found->second.handle || std::exchange(found->second.begun, true)) {
         throw TransportError("rank " + std::to_string(rank()) + " was told to run '" + name +
                              "', which it never announced");
       }
@@ -167,6 +168,7 @@ void World::obey(ProcessSet& set, Decision decision) {
     for (Submission& submission : submissions) finish(submission, error);
     return;
   }
+  if (takes_part) check(set, decision, submissions);
   auto team = set.make_team(decision.participants, traffic_);
   if (!team) return;
   Running& running = set.running.emplace();
@@ -177,6 +179,51 @@ void World::obey(ProcessSet& set, Decision decision) {
   running.staging = staging_.get();
   running.channels = &set.channels;
   set.running->task = run_operation(*set.running);
+}
+
+// What the coordinator has decided comes from another process, and what follows believes it.
+void World::check(const ProcessSet& set, const Decision& decision, const std::vector<Submission>& submissions) const {
+  const auto refuse_unless = [&](bool holds) {
+    if (!holds) throw TransportError("the decision on '" + decision.names.front() + "' does not fit the request");
+  };
+  const Request& first = submissions.front().request;
+  const std::size_t parts = decision.participants.size();
+  const auto& numbers = decision.numbers;
+  const bool zeros_stand_in = first.kind == Kind::kAllreduce || first.kind == Kind::kBarrier;
+  refuse_unless(zeros_stand_in || parts == set.ranks.size());
+  for (const Submission& other : submissions) {
+    const Request& next = other.request;
+    refuse_unless(submissions.size() == 1 ||
+                  (next.kind == Kind::kAllreduce && next.op == first.op && next.device == first.device));
+  }
+  // So much of a tensor that the sum of all participants' bytes is still a number.
+  const auto rows_fit = [&](const Tensor& tensor, std::span<const std::int64_t> rows) {
+    constexpr std::uint64_t kMost = std::uint64_t{1} << 62;
+    const auto most = kMost / rows.size() / std::max<std::size_t>(tensor.row_bytes(), 1);
+    return std::all_of(rows.begin(), rows.end(),
+                       [&](std::int64_t count) { return static_cast<std::uint64_t>(count) <= most; });
+  };
+  const auto me = static_cast<std::size_t>(
+      std::find(decision.participants.begin(), decision.participants.end(), set.me) - decision.participants.begin());
+  switch (first.kind) {
+    case Kind::kAllgather:
+      refuse_unless(numbers.size() == first.tensors.size() * parts);
+      for (std::size_t index = 0; index < first.tensors.size(); ++index) {
+        const Tensor& tensor = first.tensors[index];
+        const std::span rows(numbers.data() + index * parts, parts);
+        refuse_unless(rows_fit(tensor, rows) && rows[me] == tensor.shape[0]);
+      }
+      break;
+    case Kind::kAlltoall:
+      refuse_unless(numbers.size() == parts * parts && rows_fit(first.tensors[0], numbers) &&
+                    std::equal(first.splits.begin(), first.splits.end(), numbers.begin() + me * parts));
+      break;
+    case Kind::kJoin: refuse_unless(numbers.size() == 1); break;
+    case Kind::kAddSet:
+      refuse_unless(numbers.size() == 1 && numbers[0] > newest_set_ && numbers[0] <= std::numeric_limits<int>::max());
+      break;
+    default: break;
+  }
 }
 
 bool World::advance(ProcessSet& set) {
@@ -228,7 +275,13 @@ bool World::advance(ProcessSet& set) {
 
 void World::receive(int from, std::span<const std::byte> bytes) {
   Reader reader(bytes);
-  const auto message = reader.get<Message>();
+  const auto message = reader.one_of(kLastMessage);
+  const auto refuse_unless = [&](bool holds, const char* what) {
+    if (!holds) throw TransportError("rank " + std::to_string(from) + " " + what);
+  };
+  const auto check_ranks = [&](const std::vector<int>& ranks) {
+    for (const int rank : ranks) refuse_unless(rank >= 0 && rank < size(), "tells of a rank that there is not");
+  };
   switch (message) {
     case Message::kAnnounce:
     case Message::kDecision:
@@ -242,10 +295,19 @@ void World::receive(int from, std::span<const std::byte> bytes) {
       const auto found = sets_.find(id);
       if (found == sets_.end()) break;  // a set removed meanwhile
       ProcessSet& set = *found->second;
+      const int index = set.index_of(from);
+      refuse_unless(index >= 0 && set.me >= 0, "speaks of a process set that it is not in, or this rank is not");
       if (message == Message::kAnnounce) {
-        set.negotiation->announce(set.index_of(from), Announcement::read(reader), steady_clock::now());
+        refuse_unless(set.negotiation.has_value(), "announces to a rank that does not coordinate");
+        set.negotiation->announce(index, Announcement::read(reader), steady_clock::now());
       } else if (message == Message::kDecision) {
-        set.decisions.push_back(Decision::read(reader));
+        refuse_unless(from == set.coordinator(), "decides and does not coordinate");
+        Decision decision = Decision::read(reader);
+        const auto& some = decision.participants;
+        refuse_unless(some.empty() || (some.front() >= 0 && some.back() < static_cast<int>(set.ranks.size())),
+                      "tells of participants that there are not");
+        check_ranks(decision.lost);
+        set.decisions.push_back(std::move(decision));
         for (const std::string& name : set.decisions.back().names) set.stalled.erase(name);
       } else if (message == Message::kStalled) {
         set.stalled.insert(reader.text());
@@ -270,13 +332,14 @@ void World::receive(int from, std::span<const std::byte> bytes) {
     }
     case Message::kFailed: {
       if (outlives_) {
-        reader.get<Failure>();
+        reader.one_of(kLastFailure);
         lose(from, "it has failed: " + reader.text(), true);
         break;
       }
-      const auto failure = reader.get<Failure>();
+      const auto failure = reader.one_of(kLastFailure);
       const std::string text = reader.text(), operation = reader.text();
       const std::vector<int> ranks = reader.list<int>();
+      check_ranks(ranks);
       told_ = true;  // whoever failed has told everybody
       switch (failure) {
         case Failure::kPeerLost: throw PeerLost(text, ranks);

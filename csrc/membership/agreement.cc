@@ -1,12 +1,15 @@
 #include "membership/agreement.h"
 
 #include <algorithm>
+#include <functional>
 #include <utility>
 
 namespace sordino::membership {
 namespace {
 
 constexpr int kBallotRankBits = 24;
+// Each process set of each epoch takes one: a job never comes near.
+constexpr int kMostTags = 1 << 30;
 
 std::vector<int> keys(const std::map<int, std::string>& causes) {
   std::vector<int> ranks;
@@ -99,7 +102,7 @@ Bytes Agreement::verdict(const View& view) {
 
 void Agreement::receive(int from, Reader& message) {
   if (decided_ || dead_.contains(from)) return;
-  const auto step = message.get<Step>();
+  const auto step = message.one_of(kLastStep);
   if (step != Step::kDecided) begin();
   switch (step) {
     case Step::kFacts: handle_facts(message); break;
@@ -113,9 +116,28 @@ void Agreement::receive(int from, Reader& message) {
       promised_ = std::max(promised_, message.get<Ballot>());
       if (ballot_ < promised_) refused_ = true;
       break;
-    case Step::kDecided: decide(View::read(message)); break;
+    case Step::kDecided: decide(read_view(message)); break;
   }
   lead();
+}
+
+// A view that can follow on this one. TransportError for any other: who goes on from it believes it.
+View Agreement::read_view(Reader& message) const {
+  View view = View::read(message);
+  const auto& some = view.members;
+  if (view.epoch != from_.epoch + 1 || some.empty() ||
+      std::adjacent_find(some.begin(), some.end(), std::greater_equal<>()) != some.end() ||
+      !std::includes(from_.members.begin(), from_.members.end(), some.begin(), some.end())) {
+    throw TransportError("a control message tells of an epoch that cannot follow on epoch " +
+                         std::to_string(from_.epoch));
+  }
+  view.first_tag = read_tag(view.first_tag);
+  return view;
+}
+
+int Agreement::read_tag(int tag) {
+  if (tag < 0 || tag > kMostTags) throw TransportError("a control message tells of a tag that there cannot be");
+  return tag;
 }
 
 void Agreement::handle_facts(Reader& message) {
@@ -149,16 +171,17 @@ void Agreement::handle_prepare(int from, Reader& message) {
 
 void Agreement::handle_promise(int from, Reader& message) {
   if (message.get<Ballot>() != ballot_ || phase_ != Phase::kPreparing) return;
-  Promise& promise = promises_[from];
+  Promise promise;
   promise.accused = message.list<int>();
-  promise.next_tag = message.get<int>();
+  promise.next_tag = read_tag(message.get<int>());
   promise.accepted = message.get<Ballot>();
-  if (promise.accepted > 0) promise.view = View::read(message);
+  if (promise.accepted > 0) promise.view = read_view(message);
+  promises_[from] = std::move(promise);
 }
 
 void Agreement::handle_accept(int from, Reader& message) {
   const auto ballot = message.get<Ballot>();
-  const View view = View::read(message);
+  const View view = read_view(message);
   if (ballot < promised_) {
     if (from == self_) {
       refused_ = true;

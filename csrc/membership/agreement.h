@@ -59,6 +59,7 @@ class Agreement {
 
  private:
   enum class Step : std::uint8_t { kFacts, kPrepare, kPromise, kRefuse, kAccept, kAccepted, kDecided };
+  static constexpr Step kLastStep = Step::kDecided;
   enum class Phase { kIdle, kPreparing, kProposing };
   using Ballot = std::uint64_t;
   struct Promise {
@@ -77,6 +78,8 @@ class Agreement {
   void decide(const View& view);
   void tell_facts();
   void send_to_alive(const Bytes& message);
+  View read_view(Reader& message) const;
+  static int read_tag(int tag);
   void handle_facts(Reader& message);
   void handle_prepare(int from, Reader& message);
   void handle_promise(int from, Reader& message);

@@ -106,6 +106,8 @@ std::shared_ptr<Segment> NodeMemory::allocate_on(const std::shared_ptr<Device>& 
 }
 
 std::byte* NodeMemory::map(int rank, const Location& location, const std::shared_ptr<Device>& device) {
+  if (location.offset > location.bytes)
+    throw TransportError("rank " + std::to_string(rank) + " offers memory beyond the end of a segment");
   if (location.device == 0) return map_host(rank, location);
   if (!device)
     throw TransportError("rank " + std::to_string(rank) + " offers device memory to a rank without a device");

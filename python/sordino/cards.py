@@ -23,7 +23,7 @@ def decode(text: str, rank: int) -> Card:
     """A card from text. TransportError if it is none."""
     try:
         card = json.loads(text)
-    except ValueError:
+    except (ValueError, TypeError, RecursionError):
         card = None
     if not isinstance(card, dict) or not all(isinstance(phrase, str) for phrase in card.values()):
         raise TransportError(f"rank {rank} says {text[:80]!r} of itself: is the same Sordino installed everywhere?")

@@ -25,6 +25,9 @@ Bytes = npt.NDArray[np.uint8]
 FASHION_MNIST_DIR = Path("/usr/share/datasets/fashion-mnist")
 """Where Debian's package `dataset-fashion-mnist` puts the files."""
 
+_SIDE = 28  # pixels
+_MOST = 1_000_000  # images of a part; MNIST and Fashion-MNIST have 60,000
+_CHUNK = 1 << 20
 _IMAGES = 3  # An IDX file of images has 3 dimensions (count, rows, columns) ...
 _LABELS = 1  # ... and one of labels has 1.
 _MEND = "install it again with `apt-get install --reinstall dataset-fashion-mnist`, or name a good copy with --data-dir"
@@ -105,8 +108,6 @@ def _read_part(folder: Path, part: str) -> tuple[Bytes, npt.NDArray[np.int64]]:
     labels_path = folder / f"{part}-labels-idx1-ubyte.gz"
     images = _read_idx(images_path, _IMAGES)
     labels = _read_idx(labels_path, _LABELS)
-    if images.shape[1:] != (28, 28):
-        raise _damaged(images_path, f"holds images of {images.shape[1]} x {images.shape[2]} pixels, not 28 x 28")
     if len(images) != len(labels):
         raise _damaged(labels_path, f"holds {len(labels)} labels for the {len(images)} images of {images_path.name}")
     if labels.max() > 9:
@@ -130,10 +131,17 @@ def _read_idx(path: Path, dimensions: int) -> Bytes:
                 raise _damaged(path, "ends within its header")
             shape = tuple(int(size) for size in np.frombuffer(header, dtype=">u4"))
             expected = math.prod(shape)
+            # Before anything is read: gzip makes a thousand bytes of one, and a header may promise any number of them.
             if expected == 0:
                 raise _damaged(path, f"says that it holds nothing (sizes {shape})")
+            if any(size != _SIDE for size in shape[1:]):
+                raise _damaged(path, f"holds images of {shape[1]} x {shape[2]} pixels, not {_SIDE} x {_SIDE}")
+            if shape[0] > _MOST:
+                raise _damaged(path, f"says that it holds {shape[0]:,} of them; Fashion-MNIST has 60,000")
             # One byte more than there should be: reading to the end is also what makes gzip verify its checksum.
-            payload = file.read(expected + 1)
+            payload = bytearray()
+            while len(payload) <= expected and (chunk := file.read(min(_CHUNK, expected + 1 - len(payload)))):
+                payload += chunk
     except FileNotFoundError as error:
         raise UsageError(f"{path}: no such file; {_MEND}") from error
     except EOFError as error:

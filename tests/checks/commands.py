@@ -6,10 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+from pace import HANG_S
+
 SORDINO = [sys.executable, "-m", "sordino.cli"]
 
 
-def launch(*words: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+def launch(*words: str, timeout: float = HANG_S) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*SORDINO, *words], capture_output=True, text=True, timeout=timeout)
 
 

@@ -1,14 +1,17 @@
-"""Runs checks on this rank of an MPI job: `mpirun -np N python driver.py FOLDER FILE_OF_NAMES [GPU]`.
+"""Runs checks on this rank of an MPI job: `mpirun -np N python driver.py FOLDER ORDERS`.
 
-With the number of a simulated GPU all ranks take their tensors to be in its memory.
+ORDERS is JSON: a list of checks, each with the environment that makes the job the world in which it is to run, and
+whether all ranks take their tensors to be in the memory of one simulated GPU.
 
-Every check gets a world of its own (init and shutdown around it). Rank r appends one line a check to FOLDER/r.jsonl.
+Every check gets a world of its own (init and shutdown around it). Rank r appends two lines a check to FOLDER/r.jsonl:
+the order's name when it begins, and what became of it.
 """
 
 from __future__ import annotations
 
 import faulthandler
 import json
+import os
 import sys
 import traceback
 from pathlib import Path
@@ -26,23 +29,26 @@ STUCK_S = 240
 
 
 def main() -> None:
-    folder, names = Path(sys.argv[1]), Path(sys.argv[2]).read_text().split("\n")
+    folder, orders = Path(sys.argv[1]), json.loads(Path(sys.argv[2]).read_text())
     torch.set_num_threads(1)
     checks = all_checks()
-    gpu = sim_device(int(sys.argv[3])) if len(sys.argv) > 3 else None
     hvd.init()
     rank, size = hvd.rank(), hvd.size()
     hvd.shutdown()
-    for number, name in enumerate(names):
+    gpu = None
+    for number, order in enumerate(orders):
         faulthandler.dump_traceback_later(STUCK_S, exit=True)
-        check, scratch = checks[name], folder / f"scratch{number}"
+        check, scratch = checks[order["check"]], folder / f"scratch{number}"
+        os.environ.update(order["environment"])
+        if order["gpu"] and gpu is None:
+            gpu = sim_device(0)
         with open(folder / f"{rank}.jsonl", "a") as report:
-            print(json.dumps({"begin": name}), file=report, flush=True)
+            print(json.dumps({"name": order["name"], "error": None}), file=report, flush=True)
             scratch.mkdir(exist_ok=True)
-            line = {"check": name, "log": [], "error": None, "helper": False}
+            line = {"name": order["name"], "log": [], "error": None, "helper": False}
             try:
                 hvd.init(algorithm=check.algorithm(size))
-                current().pretended = gpu
+                current().pretended = gpu if order["gpu"] else None
                 line["log"] = check.run("mpi", str(scratch))
             except SystemExit as end:  # of a helper
                 line.update(helper=True, error=None if end.code == 0 else f"status {end.code}")

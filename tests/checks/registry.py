@@ -98,7 +98,7 @@ class Seat:
     def meet(self, name: str, ranks: Iterable[int] | None = None) -> None:
         """Waits for the other ranks (or some) without the library, by files."""
         (Path(self.folder) / f"{name}.{self.rank}").touch()
-        limit = time.monotonic() + 60
+        limit = time.monotonic() + 100
         for rank in range(self.size) if ranks is None else ranks:
             while not (Path(self.folder) / f"{name}.{rank}").exists():
                 assert time.monotonic() < limit, f"rank {rank} does not come to {name}"
@@ -153,7 +153,7 @@ def skipping_on_servers(servers: int, **settings: Any) -> ParameterSkipping:
 def wait_for_leftovers() -> None:
     """What nobody waited for ends, too."""
     context = current_or_none()
-    limit = time.monotonic() + 30
+    limit = time.monotonic() + 100
     while context is not None and context.world.names_in_flight():
         assert time.monotonic() < limit, f"still under way at the end: {context.world.names_in_flight()}"
         time.sleep(0.0005)

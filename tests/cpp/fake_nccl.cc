@@ -158,7 +158,10 @@ void join(const std::shared_ptr<Member>& member, int size) {
 
 extern "C" {
 
-void fake_nccl_set_enqueue(FakeEnqueue function) { enqueue = function; }
+void fake_nccl_set_enqueue(FakeEnqueue function) {
+  std::lock_guard lock(mutex);
+  enqueue = function;
+}
 void fake_nccl_set_device(unsigned long long identity) { current_device = identity; }
 
 void fake_nccl_break(int rank, int result) {
@@ -243,9 +246,10 @@ Result ncclCommGetAsyncError(Comm* comm, Result* state) {
   if (!launch) return kSuccess;
   if (enqueue == nullptr) enqueue = reinterpret_cast<FakeEnqueue>(dlsym(RTLD_DEFAULT, "sordino_fake_enqueue"));
   if (enqueue == nullptr) return complain(kInternalError, "no sordino_fake_enqueue");
+  const FakeEnqueue put = enqueue;
   lock.unlock();
   void* stream = launch->calls.front().stream;
-  enqueue(stream, run, launch.release());
+  put(stream, run, launch.release());
   return kSuccess;
 }
 

@@ -1,6 +1,8 @@
 // Topologies: what a pair of peers costs at any number of workers. Their properties are tests/python/test_topology.py.
 #include <algorithm>
 #include <chrono>
+#include <cstdio>
+#include <utility>
 
 #include "check.h"
 #include "topology/permutation.h"
@@ -10,25 +12,31 @@ using namespace sordino::topology;
 
 namespace {
 
-double nanoseconds_a_pair(int size) {
+double nanoseconds_of_an_attempt(int size) {
   using Clock = std::chrono::steady_clock;
-  constexpr int kPairs = 20'000;
+  constexpr int kPairs = 10'000;
   const RandomCycle topology(size, 1);
   Row row;
   std::vector<int> destinations;
-  double best = 1e9;
-  for (int attempt = 0; attempt < 5; ++attempt) {
-    const auto begin = Clock::now();
-    for (int pair = 0; pair < kPairs; ++pair) {
-      const At at{static_cast<std::uint64_t>(pair), static_cast<std::uint32_t>(attempt)};
-      topology.row(at, pair % size, row);
-      topology.destinations(at, pair % size, destinations);
-    }
-    const std::chrono::duration<double, std::nano> took = Clock::now() - begin;
-    best = std::min(best, took.count() / kPairs);
+  const auto begin = Clock::now();
+  for (int pair = 0; pair < kPairs; ++pair) {
+    const At at{static_cast<std::uint64_t>(pair), 0};
+    topology.row(at, pair % size, row);
+    topology.destinations(at, pair % size, destinations);
   }
-  std::printf("%d workers: %.0f ns a pair\n", size, best);
-  return best;
+  const std::chrono::duration<double, std::nano> took = Clock::now() - begin;
+  return took.count() / kPairs;
+}
+
+// Of the best of some attempts, each of them with both sizes in turn: what else the machine does meets both alike.
+std::pair<double, double> nanoseconds_a_pair(int few, int many) {
+  double least_of_few = nanoseconds_of_an_attempt(few), least_of_many = nanoseconds_of_an_attempt(many);
+  for (int attempt = 1; attempt < 8; ++attempt) {
+    least_of_few = std::min(least_of_few, nanoseconds_of_an_attempt(few));
+    least_of_many = std::min(least_of_many, nanoseconds_of_an_attempt(many));
+  }
+  std::printf("%d workers: %.0f ns a pair, %d: %.0f ns\n", few, least_of_few, many, least_of_many);
+  return {least_of_few, least_of_many};
 }
 
 void permutations_are_inverted() {
@@ -45,6 +53,8 @@ void permutations_are_inverted() {
 
 int main() {
   permutations_are_inverted();
-  for (const int size : {2, 64, 65, 1000, 1'000'000}) CHECK(nanoseconds_a_pair(size) < 1000);
+  // Whatever takes time in proportion to the workers takes a thousand times as long.
+  const auto [few, many] = nanoseconds_a_pair(1000, 1'000'000);
+  CHECK(many < 10 * few);
   return sordino::test::report();
 }

@@ -75,6 +75,23 @@ void segments_know_what_lies_in_them() {
   CHECK_THROWS(TransportError, memory.allocate(std::size_t{1} << 60));
 }
 
+// What a peer says of its memory is checked against what it has: a mapping beyond the end of a file is a SIGBUS later.
+void memory_that_is_not_there_is_not_mapped() {
+  shm::ShmMemory owner, peer;
+  peer.introduce(3, getpid());
+  const auto segment = owner.allocate(1000);
+  const Location place = owner.locate(segment->data, 1000);
+  Location larger = place, beyond = place, further = place;
+  larger.bytes = 1 << 20;
+  beyond.offset = 1001;
+  CHECK_THROWS(TransportError, peer.map(3, larger));
+  CHECK_THROWS(TransportError, peer.map(3, beyond));
+  CHECK(peer.map(3, place) != nullptr);
+  further.bytes = 1 << 20;  // of a segment that is mapped already
+  further.offset = 1 << 19;
+  CHECK_THROWS(TransportError, peer.map(3, further));
+}
+
 void sim_delivers_in_order() {
   auto world = sim::Network({0, 0}).transports();
   const Bytes first = pattern(10, 1), second = pattern(10, 2);
@@ -97,6 +114,7 @@ void sim_delivers_in_order() {
 int main() {
   letters_cross_processes();
   segments_know_what_lies_in_them();
+  memory_that_is_not_there_is_not_mapped();
   sim_delivers_in_order();
   return sordino::test::report();
 }

@@ -22,7 +22,7 @@ from sordino.errors import Evicted, NoQuorum, SordinoError
 
 RATE, MOMENTUM = 0.1, 0.5
 SIZES = (3, 5, 2)  # of a small network's layers
-PATIENCE_S = 30
+PATIENCE_S = 100
 
 
 def parameters() -> list[torch.nn.Parameter]:

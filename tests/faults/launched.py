@@ -15,10 +15,9 @@ from pathlib import Path
 
 import pytest
 from checks.commands import SORDINO
+from pace import HANG_S
 
 MARK = "DRILL"  # in the environment of whatever the job starts
-STARTS_WITHIN_S = 60
-GOES_WITHIN_S = 5
 
 
 def eventually(condition: Callable[[], bool], seconds: float) -> bool:
@@ -55,7 +54,7 @@ class Launched:
     def __exit__(self, *_: object) -> None:
         for pid in self.processes():
             self.send(pid, signal.SIGKILL)
-        self.front.wait(10)
+        self.front.wait(HANG_S)
         for file in self.files:  # where nobody was left to remove it
             for folder in (file, *file.parents):
                 if folder.name.startswith("sordino-run-"):
@@ -94,14 +93,18 @@ class Launched:
         return pid
 
     def rank(self, number: int) -> int:
-        """Its process: not its keeper's, and not one that it has started."""
+        """Its process: not its keeper's, not one that stands for it (tests/forked), and not one that it has started."""
         here = self._those(
-            lambda pid, words, environ: environ.get("OMPI_COMM_WORLD_RANK") == str(number) and "keeper.py" not in words
+            lambda pid, words, environ: (
+                environ.get("OMPI_COMM_WORLD_RANK") == str(number)
+                and "keeper.py" not in words
+                and "forked/client.py" not in words
+            )
         )
         (pid,) = [pid for pid in here if parent_of(pid) not in here]
         return pid
 
-    def wait_for(self, condition: Callable[[], bool], seconds: float = STARTS_WITHIN_S) -> None:
+    def wait_for(self, condition: Callable[[], bool], seconds: float = HANG_S) -> None:
         """Until it holds; what the job holds on to meanwhile is remembered."""
 
         def holds() -> bool:
@@ -129,8 +132,9 @@ class Launched:
         if self._mark.encode() in environ_of(pid):
             os.kill(pid, number)
 
-    def ends(self, within: float, after: float) -> int:
-        """The status; the front has ended `within` seconds after that moment of `time.monotonic()`."""
+    def ends(self, within: float = HANG_S, after: float | None = None) -> int:
+        """The status; the front has ended `within` seconds after that moment of `time.monotonic()`, or from now."""
+        after = time.monotonic() if after is None else after
         try:
             return self.front.wait(max(0.1, after + within - time.monotonic()))
         except subprocess.TimeoutExpired:
@@ -144,7 +148,7 @@ class Launched:
         assert not left, f"left behind: {left}\n{self.output}"
 
     def leaves_no_process(self) -> None:
-        gone = eventually(lambda: not self.processes(), GOES_WITHIN_S)
+        gone = eventually(lambda: not self.processes(), HANG_S)
         assert gone, f"left behind: { {pid: words_of(pid) for pid in self.processes()} }\n{self.output}"
 
 

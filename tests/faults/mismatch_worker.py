@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-STUCK_S = 120
+STUCK_S = 250
 RANKS = 3
 VARIABLES = (
     "SORDINO_CHUNK_BYTES=65536",

@@ -24,7 +24,7 @@ import torch
 import sordino.torch as hvd
 from sordino.context import current
 
-STUCK_S = 100
+STUCK_S = 250
 
 
 @dataclass
@@ -94,6 +94,9 @@ class Worker:
             os._exit(0)
         elif what == "sleep":
             time.sleep(fault["seconds"])
+        elif what == "wait":
+            while not (self.folder / fault["for"]).exists():
+                time.sleep(0.01)
         elif what == "hold":
             hold_the_gil(fault["seconds"])
 

@@ -3,13 +3,14 @@ own, to the last rank, in an operation of a process set; and what is made anew a
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
-from crew import Crew, Member, loss, metric
+from crew import PATIENCE_S, Crew, Member, loss, metric
 
 import sordino.torch as hvd
 from sordino.algorithms import (
@@ -113,16 +114,19 @@ def test_ranks_that_come_later_to_an_operation_of_a_set(crew_of: MakeCrew) -> No
     def work(member: Member) -> list[float]:
         mine, other = member.sets  # type: ignore[attr-defined]
         if member.identity == 2:
-            time.sleep(0.3)
+            assert lost.wait(PATIENCE_S)
         sets = [one for one in (other, mine) if one.included()]
         found = [float(hvd.allreduce(torch.ones(1), op=hvd.Sum, process_set=one)) for one in sets]
         metric(member)
         return found
 
+    lost = threading.Event()
     crew.all(add)
     crew.order(work)
     time.sleep(0.1)
     crew.network.kill(3)
+    time.sleep(0.2)
+    lost.set()
     assert crew.settle() == {0: [2.0], 1: [2.0, 2.0], 2: [2.0]}
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from crew import Crew, Member, metric
+from crew import PATIENCE_S, Crew, Member, metric
 
 import sordino.torch as hvd
 from sordino.context import use
@@ -77,19 +77,20 @@ def test_blocking_operations_of_two_threads_are_refused(crew: Crew) -> None:
 
     def work(member: Member) -> str | None:
         if member.identity == 3:
-            all_refused.wait(10)
+            all_refused.wait(PATIENCE_S)
             metric(member)
             return None
         refusals: list[str] = []
 
         def other() -> None:
             with use(member.context):
-                time.sleep(0.05)
+                while not member.context.world.names_in_flight():
+                    time.sleep(0.001)
                 try:
                     metric(member)
                 except UsageError as error:
                     refusals.append(str(error))
-                all_refused.wait(10)
+                all_refused.wait(PATIENCE_S)
 
         beside = threading.Thread(target=other)
         beside.start()

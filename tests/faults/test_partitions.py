@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 from cluster import Cluster
 from launched import eventually
+from pace import HANG_S, bound, stretched
 
 WORKER = Path(__file__).with_name("surviving_worker.py")
 SILENCE_S = 3
-GOES_ON_WITHIN_S = 5
+GOES_ON_WITHIN_S = 0.25  # after it, on an idle machine
 
 
 class Hosts:
@@ -33,7 +34,7 @@ class Hosts:
             4,
             ["python", str(WORKER), str(self.folder), json.dumps(self.plan)],
             env={"SORDINO_SILENCE_S": str(self.silence_s), "SORDINO_TIMEOUT_S": "60"},
-            timeout=90,
+            timeout=HANG_S,
             options=["--with-ft", "ulfm"],
         )
         self.output = done.stdout + done.stderr
@@ -42,15 +43,16 @@ class Hosts:
         path = self.folder / name
         return json.loads(path.read_text()) if path.exists() else None
 
-    def wait_for(self, *names: str, seconds: float = 60) -> None:
+    def wait_for(self, *names: str, seconds: float = HANG_S) -> None:
         there = eventually(lambda: all((self.folder / name).exists() for name in names), seconds)
         assert there, f"waited for {names}, found {sorted(path.name for path in self.folder.iterdir())}\n{self.output}"
 
 
 @contextmanager
 def hosts(folder: Path, plan: dict[str, Any], silence_s: float = SILENCE_S) -> Iterator[Hosts]:
+    """A silence that a busy machine does not pass for: it is stretched."""
     with Cluster(hosts=4, mbps=1000) as cluster:
-        running = Hosts(folder, cluster, plan, silence_s)
+        running = Hosts(folder, cluster, plan, stretched(silence_s))
         try:
             yield running
         finally:
@@ -64,6 +66,7 @@ def hosts(folder: Path, plan: dict[str, Any], silence_s: float = SILENCE_S) -> I
 PLAN = {"steps": 60, "pause_s": 0.02, "wait_for": "go"}
 
 
+@pytest.mark.drill("one host cut off")
 @pytest.mark.parametrize("algorithm", ["allreduce", "crossover"])
 def test_three_go_on_without_one(
     emulated_hosts: None, tmp_path: Path, note_time: Callable[[str, float], None], algorithm: str
@@ -78,8 +81,8 @@ def test_three_go_on_without_one(
         for rank in range(3):
             [resize] = running.read(f"resized.{rank}")
             assert (resize["before"], resize["now"]) == (4, 3)
-            note_time(f"one of four hosts cut off, {SILENCE_S} s of silence", resize["at"] - cut)
-            assert resize["at"] - cut < SILENCE_S + GOES_ON_WITHIN_S
+            note_time(f"one of four hosts cut off, {running.silence_s:g} s of silence", resize["at"] - cut)
+            assert resize["at"] - cut < bound(GOES_ON_WITHIN_S, running.silence_s)
         (tmp_path / "go").touch()
         running.wait_for("report.0", "report.1", "report.2")
         for rank in range(3):
@@ -87,6 +90,7 @@ def test_three_go_on_without_one(
             assert report["ended"] == "well" and report["members"] == [0, 1, 2], report
 
 
+@pytest.mark.drill("two halves")
 def test_two_halves_both_stop(emulated_hosts: None, tmp_path: Path, note_time: Callable[[str, float], None]) -> None:
     with hosts(tmp_path, PLAN) as running:
         running.wait_for("step.0", "step.1", "step.2", "step.3")
@@ -96,19 +100,20 @@ def test_two_halves_both_stop(emulated_hosts: None, tmp_path: Path, note_time: C
         for rank in range(4):
             report = running.read(f"report.{rank}")
             assert report["ended"] == "NoQuorum" and report["finite"] and not report["resized"], report
-            note_time(f"halves of four hosts, {SILENCE_S} s of silence", report["at"] - cut)
+            note_time(f"halves of four hosts, {running.silence_s:g} s of silence", report["at"] - cut)
             # A rank hears of two others; of the rest it asks when it misses one of these.
-            assert report["at"] - cut < 2 * SILENCE_S + GOES_ON_WITHIN_S
+            assert report["at"] - cut < bound(GOES_ON_WITHIN_S, 2 * running.silence_s)
 
 
+@pytest.mark.drill("a short cut")
 def test_a_short_cut_costs_nobody(emulated_hosts: None, tmp_path: Path) -> None:
     """Three seconds, which is less than the ten that are waited for if nothing else is said."""
     with hosts(tmp_path, PLAN, silence_s=10) as running:
         running.wait_for("step.0", "step.1", "step.2", "step.3")
         running.cluster.cut("node3")
+        (tmp_path / "go").touch()  # a step that was waiting for it begins while the host is cut off
         time.sleep(3)
         running.cluster.cut("node3", False)
-        (tmp_path / "go").touch()
         running.wait_for("report.0", "report.1", "report.2", "report.3")
         reports = [running.read(f"report.{rank}") for rank in range(4)]
         for report in reports:

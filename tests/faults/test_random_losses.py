@@ -8,7 +8,7 @@ import time
 
 import pytest
 import torch
-from crew import Crew, Member, metric
+from crew import PATIENCE_S, Crew, Member, metric
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -128,7 +128,7 @@ def train(member: Member) -> tuple[int, int, float]:
 
 def answer(member: Member) -> object:
     """What a rank answers though the others do nothing."""
-    return member.answers.get(timeout=10)
+    return member.answers.get(timeout=PATIENCE_S)
 
 
 def test_who_is_a_step_behind_finds_the_centre_alone() -> None:

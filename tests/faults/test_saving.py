@@ -12,13 +12,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 from launched import Launched, own_mounts
 
 from sordino import checkpoint
 from sordino.cli import mpi
 
-TRAIN = ["python", str(Path(__file__).resolve().parents[2] / "examples" / "train.py"), "--max-steps", "60"]
+TRAIN = [str(Path(__file__).resolve().parents[2] / "examples" / "train.py"), "--max-steps", "60"]
 WORKER = Path(__file__).with_name("saving_worker.py")
 WHOLE_JOB_S = 250  # on a machine that others use as well; alone it takes a tenth
 
@@ -38,16 +39,17 @@ def results(folder: Path) -> dict[str, Any]:
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What training leads to when nothing happens."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    with Launched(folder, ["-np", "2", "--", *TRAIN, "--json", str(folder / "results.json")]) as job:
-        assert job.ends(WHOLE_JOB_S, job.begun) == 0, job.output
+    with Launched(folder, ["-np", "2", "--", *forked.python(), *TRAIN, "--json", str(folder / "results.json")]) as job:
+        assert job.ends(WHOLE_JOB_S) == 0, job.output
     return results(folder)
 
 
+@pytest.mark.drill("damaged checkpoints")
 def test_training_continues_from_the_newest_whole_checkpoint(tmp_path: Path, undisturbed: dict[str, Any]) -> None:
     folder = checkpoint.Folder(tmp_path / "saved")
     first = ["--checkpoint", f"{folder.path}/", "--checkpoint-every", "5", "--max-steps", "10"]
-    with Launched(tmp_path, ["-np", "2", "--", *TRAIN, *first]) as job:
-        assert job.ends(WHOLE_JOB_S, job.begun) == 0, job.output
+    with Launched(tmp_path, ["-np", "2", "--", *forked.python(), *TRAIN, *first]) as job:
+        assert job.ends(WHOLE_JOB_S) == 0, job.output
     assert folder.steps() == [5, 10]
     good = folder.path / "step-00000010.pt"
     whole = good.read_bytes()
@@ -59,8 +61,8 @@ def test_training_continues_from_the_newest_whole_checkpoint(tmp_path: Path, und
     (folder.path / ".step-00000050.pt.tmp").write_bytes(whole[:1000])
     shutil.copy(good, folder.path / f"step-00000060.{'0' * 16}.shard")  # of one that was never completed
     last = ["--checkpoint", f"{folder.path}/", "--json", str(tmp_path / "results.json")]
-    with Launched(tmp_path, ["-np", "2", "--", *TRAIN, *last]) as job:
-        assert job.ends(WHOLE_JOB_S, job.begun) == 0, job.output
+    with Launched(tmp_path, ["-np", "2", "--", *forked.python(), *TRAIN, *last]) as job:
+        assert job.ends(WHOLE_JOB_S) == 0, job.output
         job.leaves_nothing()
         assert "after 10 steps" in job.output
         passed_over = re.findall(r"checkpoint passed over: \S*step-0*(\d+)\.pt: (truncated|damaged)", job.output)
@@ -69,6 +71,7 @@ def test_training_continues_from_the_newest_whole_checkpoint(tmp_path: Path, und
     assert sorted(path.name for path in folder.path.iterdir()) == ["step-00000048.pt", "step-00000060.pt"]
 
 
+@pytest.mark.drill("a full disk")
 def test_a_full_disk_costs_the_checkpoint_and_not_the_training(tmp_path: Path, undisturbed: dict[str, Any]) -> None:
     full, copy = tmp_path / "full", tmp_path / "copy"
     full.mkdir()
@@ -77,8 +80,8 @@ def test_a_full_disk_costs_the_checkpoint_and_not_the_training(tmp_path: Path, u
     script = f'{mount}; "$@"; status=$?; cp -a "$from" "$to"; exit $status'
     before = own_mounts(script, str(full), str(copy))
     options = ["--checkpoint", f"{full}/", "--json", str(tmp_path / "results.json")]
-    with Launched(tmp_path, ["-np", "2", "--", *TRAIN, *options], before) as job:
-        assert job.ends(WHOLE_JOB_S, job.begun) == 1, job.output
+    with Launched(tmp_path, ["-np", "2", "--", *forked.python(), *TRAIN, *options], before) as job:
+        assert job.ends(WHOLE_JOB_S) == 1, job.output
         job.leaves_nothing()
         lines = [line for line in job.output.splitlines() if line.startswith("train.py: warning: ")]
         assert len(lines) == 4  # of 5 epochs
@@ -91,10 +94,11 @@ def test_a_full_disk_costs_the_checkpoint_and_not_the_training(tmp_path: Path, u
     assert [path.name for path in copy.iterdir()] == [newest.path.name]
 
 
+@pytest.mark.drill("killed while saving")
 def test_ranks_killed_while_saving_leave_whole_checkpoints(tmp_path: Path) -> None:
     """In shards: whatever each had written by then, what is found is whole, and nothing that was complete is lost."""
     folder, generator, last = checkpoint.Folder(tmp_path / "saved"), random.Random(2), 45
-    command = ["python", str(WORKER), str(folder.path), str(last)]
+    command = [*forked.python(), str(WORKER), str(folder.path), str(last)]
     reached: Callable[[], int] = lambda: max(map(int, re.findall(r"complete (\d+)", job.output)), default=0)  # noqa: E731
     with Launched(tmp_path, ["-np", "3", "--restarts", "9", "--", *command]) as job:
         for restart in range(1, 3):
@@ -105,7 +109,7 @@ def test_ranks_killed_while_saving_leave_whole_checkpoints(tmp_path: Path) -> No
             before = reached()
             job.wait_for(lambda restart=restart: job.output.count("found ") == restart + 1, WHOLE_JOB_S)
             assert int(re.findall(r"found (\d+)", job.output)[-1]) >= before
-        assert job.ends(WHOLE_JOB_S, job.begun) == 0, job.output
+        assert job.ends(WHOLE_JOB_S) == 0, job.output
         job.leaves_nothing()
     assert folder.steps() == [last - 1, last]
     assert len(list(folder.path.iterdir())) == 2 * (1 + 3)

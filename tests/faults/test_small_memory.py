@@ -16,7 +16,6 @@ mean = hvd.allreduce(torch.full((1 << 22,), float(hvd.rank())))
 assert bool((mean == 1).all())
 print("right", hvd.rank(), flush=True)
 """
-STARTS_WITHIN_S = 100  # on a machine that others use as well
 
 
 @pytest.fixture(autouse=True)
@@ -25,11 +24,12 @@ def openmpi(launcher: mpi.Launcher) -> None:
         pytest.skip("written for Open MPI's launcher")
 
 
+@pytest.mark.drill("small shared memory")
 @pytest.mark.parametrize("size", ["64k", "20m"])
 def test_a_small_dev_shm(tmp_path: Path, size: str) -> None:
     before = own_mounts('mount -t tmpfs -o size=$1 tmpfs /dev/shm; shift; exec "$@"', size)
     with Launched(tmp_path, ["-np", "3", "--", "python", "-c", PROGRAM], before) as job:
-        assert job.ends(STARTS_WITHIN_S, job.begun) == 0, job.output
+        assert job.ends() == 0, job.output
         job.leaves_nothing()
         assert sorted(line for line in job.output.splitlines() if line.startswith("right")) == [
             "right 0",

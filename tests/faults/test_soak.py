@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pace import HANG_S
 from results import ResultsOf
 
 from sordino.bench import soak
@@ -23,6 +24,7 @@ SHORT = ["--data", "digits", "--minutes", "0.2", "--every", "6", "--checkpoint-e
 
 
 @pytest.mark.timeout(900)  # on a machine that others use as well; alone it takes half a minute
+@pytest.mark.soak
 def test_kills_at_random_moments_cost_time_and_nothing_else(
     launcher: mpi.Launcher, tmp_path: Path, results_of: ResultsOf
 ) -> None:
@@ -56,6 +58,7 @@ child.kill()
 """
 
 
+@pytest.mark.drill("ranks killed by the soak")
 @pytest.mark.parametrize("options", [[], ["--on-peer-lost", "continue"]], ids=["restart", "continue"])
 def test_the_ranks_of_a_job_are_found_and_killed(launcher: mpi.Launcher, tmp_path: Path, options: list[str]) -> None:
     if launcher.family != "openmpi":
@@ -70,7 +73,7 @@ def test_the_ranks_of_a_job_are_found_and_killed(launcher: mpi.Launcher, tmp_pat
         assert ranks == {0: (pids[0], 0), 1: (pids[1], 0)}  # neither keepers nor children
         kill = job.kill(ranks, [0, 1])
         assert (kill.ranks, kill.alive, kill.start) == ((0, 1), 2, 0)
-        while (status := job.wait(kill.time + 30)) is None:
+        while (status := job.wait(kill.time + HANG_S)) is None:
             raise job.stuck("it should have ended")
         assert status == 137
         assert job.left() == []

@@ -11,14 +11,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 from launched import Launched, eventually
+from pace import HANG_S, bound, stretched
 
 from sordino.cli import mpi
 
 WORKER = Path(__file__).with_name("surviving_worker.py")
-ENDS_WITHIN_S = 10  # the job, after its last rank's report, on a loaded machine
-GOES_ON_WITHIN_S = 5  # certain deaths, on a loaded machine; what it took is told
+# On an idle machine; what it took is told.
+ENDS_WITHIN_S = 0.5  # the job, after its last rank's report
+ENDS_ANYWAY_S = 2  # more, where mpirun stays
+GOES_ON_WITHIN_S = 0.25  # after a certain death
 SILENCE_S = 2
 
 Note = Callable[[str, float], None]
@@ -36,24 +40,26 @@ class Job(Launched):
     def __init__(self, folder: Path, ranks: int, plan: dict[str, Any], variables: dict[str, str]) -> None:
         self.folder, self.ranks = folder, ranks
         words = ["--on-peer-lost", "continue", "-np", str(ranks)]
-        for name, value in {"SORDINO_SILENCE_S": str(SILENCE_S), "SORDINO_TIMEOUT_S": "60", **variables}.items():
+        self.silence_s = stretched(SILENCE_S)  # a busy machine does not pass for it
+        for name, value in {"SORDINO_SILENCE_S": str(self.silence_s), "SORDINO_TIMEOUT_S": "60", **variables}.items():
             words += ["-x", f"{name}={value}"]
-        super().__init__(folder, [*words, "--", "python", str(WORKER), str(folder), json.dumps(plan)])
+        super().__init__(folder, [*words, "--", *forked.python(), str(WORKER), str(folder), json.dumps(plan)])
 
     def read(self, name: str) -> Any:
         path = self.folder / name
         return json.loads(path.read_text()) if path.exists() else None
 
-    def wait_for_files(self, *names: str, seconds: float = 90) -> None:
-        self.wait_for(lambda: all((self.folder / name).exists() for name in names), seconds)
+    def wait_for_files(self, *names: str) -> None:
+        self.wait_for(lambda: all((self.folder / name).exists() for name in names))
 
     def finish(self, status: int = 0) -> list[dict[str, Any] | None]:
         """Waits for the end; the reports of all ranks, None of those that wrote none."""
-        assert eventually(lambda: self.front.poll() is not None, 100), self.output
-        assert self.front.returncode == status, f"status {self.front.returncode}\n{self.output}"
+        ended = self.ends()
+        found = time.time()
+        assert ended == status, f"status {ended}\n{self.output}"
         reports = [self.read(f"report.{rank}") for rank in range(self.ranks)]
-        last = max((report["at"] for report in reports if report), default=time.time())
-        assert time.time() - last < ENDS_WITHIN_S, f"ended {time.time() - last:.1f} s after its last rank"
+        after = found - max((report["at"] for report in reports if report), default=found)
+        assert after < bound(ENDS_WITHIN_S, ENDS_ANYWAY_S), f"ended {after:.1f} s after its last rank"
         self.leaves_nothing()
         return reports
 
@@ -83,8 +89,11 @@ def check_survivors(reports: list[dict[str, Any] | None], lost: set[int], equal:
     return left
 
 
-def tell_times(job: Job, reports: list[dict[str, Any]], lost: set[int], note: Note, name: str, limit: float) -> None:
-    """How long after each loss those that are left had met again."""
+def tell_times(
+    job: Job, reports: list[dict[str, Any]], lost: set[int], note: Note, name: str, certain_s: float = 0
+) -> None:
+    """How long after each loss those that are left had met again: soon after the seconds that it takes for certain."""
+    limit = bound(GOES_ON_WITHIN_S, certain_s)
     for victim in lost:
         fault = job.read(f"fault.{victim}")
         if fault is None:
@@ -116,10 +125,19 @@ KILLS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "ranks", "per_node", "faults", "width"), KILLS,
-    ids=[f"{case[0]}-{case[1]}-{case[2]}-" + "-".join(f"{f['victim']}{f['when']}" for f in case[3]) for case in KILLS],
-)  # fmt: skip
+# What the others do differs: complete or repeat a step, undo an exchange, or nothing at all.
+KINDS = {"allreduce": "a step", "scheduled-pull": "nothing", "adpsgd": "nothing"}
+CASES = [
+    pytest.param(
+        *case,
+        id=f"{case[0]}-{case[1]}-{case[2]}-" + "-".join(f"{fault['victim']}{fault['when']}" for fault in case[3]),
+        marks=pytest.mark.drill(f"killed: {KINDS.get(case[0], 'an exchange')}"),
+    )
+    for case in KILLS
+]
+
+
+@pytest.mark.parametrize(("algorithm", "ranks", "per_node", "faults", "width"), CASES)
 def test_those_that_are_left_train_on(
     tmp_path: Path, note_time: Note, algorithm: str, ranks: int, per_node: int, faults: list[Any], width: int
 ) -> None:
@@ -130,28 +148,31 @@ def test_those_that_are_left_train_on(
         left = check_survivors(reports, lost, equal=algorithm == "allreduce")
         if algorithm in ("scheduled-pull", "adpsgd"):  # they miss nobody until an operation needs all
             return
-        tell_times(running, left, lost, note_time, "kill -9", GOES_ON_WITHIN_S)
+        tell_times(running, left, lost, note_time, "kill -9")
         if len({len(report["resized"]) for report in left}) == 1:
             for meeting in zip(*(report["resized"] for report in left)):
                 assert len({one["sha256"] for one in meeting}) == 1 or algorithm == "allreduce", "models differ after"
 
 
+@pytest.mark.drill("killed during recovery")
 def test_a_rank_killed_while_another_is_missed(tmp_path: Path, note_time: Note) -> None:
     """The second one dies by the hand of the first one's loss: as soon as it hears of it."""
     faults = [kill(1, 8, "between"), kill(3, 8, "exchange", after_s=0.012)]
     with job(tmp_path, 5, {"faults": faults, "width": 256}) as running:
         left = check_survivors(running.finish(), {1, 3}, equal=True)
-        tell_times(running, left, {1, 3}, note_time, "kill -9 during recovery", GOES_ON_WITHIN_S)
+        tell_times(running, left, {1, 3}, note_time, "kill -9 during recovery")
 
 
+@pytest.mark.drill("attrition")
 def test_attrition_to_the_last_one(tmp_path: Path, note_time: Note) -> None:
     faults = [kill(victim, 4 + 2 * turn, "between") for turn, victim in enumerate((3, 0, 7, 1, 6, 2, 5))]
     with job(tmp_path, 8, {"faults": faults, "steps": 20}) as running:
         [last] = check_survivors(running.finish(), {0, 1, 2, 3, 5, 6, 7}, equal=True)
         assert sorted(set(last["sizes"]), reverse=True) == [8, 7, 6, 5, 4, 3, 2, 1]
-        tell_times(running, [last], {3, 0, 7, 1, 6, 2, 5}, note_time, "kill -9, 8 to 1", GOES_ON_WITHIN_S)
+        tell_times(running, [last], {3, 0, 7, 1, 6, 2, 5}, note_time, "kill -9, 8 to 1")
 
 
+@pytest.mark.drill("a rank that raises or exits")
 def test_ranks_that_end_by_themselves(tmp_path: Path, note_time: Note) -> None:
     ways = {1: "raise", 2: "exit", 4: "_exit"}
     faults = [
@@ -161,10 +182,11 @@ def test_ranks_that_end_by_themselves(tmp_path: Path, note_time: Note) -> None:
     with job(tmp_path, 5, {"faults": faults}) as running:
         left = check_survivors(running.finish(), set(ways), equal=True)
         for victim, what in ways.items():
-            tell_times(running, left, {victim}, note_time, f"a rank's {what}", GOES_ON_WITHIN_S)
+            tell_times(running, left, {victim}, note_time, f"a rank's {what}")
         assert "ValueError: boom of the victim" in running.output
 
 
+@pytest.mark.drill("stopped")
 @pytest.mark.parametrize("algorithm", ["allreduce", "crossover"])
 def test_a_stopped_rank_is_left_out_and_learns_it(tmp_path: Path, note_time: Note, algorithm: str) -> None:
     faults = [{"victim": 1, "step": 8, "when": "between", "what": "stop"}]
@@ -172,53 +194,60 @@ def test_a_stopped_rank_is_left_out_and_learns_it(tmp_path: Path, note_time: Not
     with job(tmp_path, 3, plan) as running:
         running.wait_for_files("resized.0", "resized.2")
         running.send(running.pid(1), signal.SIGCONT)
-        running.wait_for_files("report.1", seconds=20)
+        running.wait_for_files("report.1")
         woken = running.read("report.1")
         assert woken["ended"] == "Evicted" and "gone on without" in woken["text"], woken
         (tmp_path / "woken").touch()
         reports = running.finish(status=3)  # the evicted rank's own
         reports[1] = None
         left = check_survivors(reports, {1}, equal=algorithm == "allreduce")
-        tell_times(running, left, {1}, note_time, f"SIGSTOP, {SILENCE_S} s of silence", SILENCE_S + GOES_ON_WITHIN_S)
+        silence_s = running.silence_s
+        tell_times(running, left, {1}, note_time, f"SIGSTOP, {silence_s:g} s of silence", silence_s)
 
 
-def test_a_rank_that_sleeps_is_left_out_after_the_deadline(tmp_path: Path, note_time: Note) -> None:
+@pytest.mark.drill("asleep")
+def test_a_rank_that_does_not_come_is_left_out_after_the_deadline(tmp_path: Path, note_time: Note) -> None:
     """Its process lives, and says so; but it does not come to the step."""
-    faults = [{"victim": 2, "step": 8, "when": "between", "what": "sleep", "seconds": 6}]
-    plan, deadlines = {"faults": faults, "wait_for": "woken"}, {"SORDINO_TIMEOUT_S": "3", "SORDINO_STALL_WARN_S": "1"}
-    with job(tmp_path, 3, plan, **deadlines) as running:
+    faults = [{"victim": 2, "step": 8, "when": "between", "what": "wait", "for": "left out"}]
+    deadline_s = stretched(3)
+    variables = {"SORDINO_TIMEOUT_S": str(deadline_s), "SORDINO_STALL_WARN_S": str(deadline_s / 3)}
+    with job(tmp_path, 3, {"faults": faults, "wait_for": "woken"}, **variables) as running:
         running.wait_for_files("resized.0", "resized.1")
-        running.wait_for_files("report.2", seconds=30)
+        (tmp_path / "left out").touch()
+        running.wait_for_files("report.2")
         assert running.read("report.2")["ended"] == "Evicted"
         (tmp_path / "woken").touch()
         reports = running.finish(status=3)
         reports[2] = None
         left = check_survivors(reports, {2}, equal=True)
-        tell_times(running, left, {2}, note_time, "asleep, deadline of 3 s", 3 + GOES_ON_WITHIN_S)
+        tell_times(running, left, {2}, note_time, f"asleep, deadline of {deadline_s:g} s", deadline_s)
         assert "sordino: stalled: " in running.output and "for ranks 2" in running.output
 
 
+@pytest.mark.drill("busy elsewhere")
 def test_ranks_that_are_busy_elsewhere_stay(tmp_path: Path) -> None:
     """Longer than the silence that would cost them their places: without communicating, and with the GIL held."""
+    silence_s = stretched(SILENCE_S)
     faults = [
-        {"victim": victim, "step": 6 + 3 * victim, "when": "between", "what": what, "seconds": SILENCE_S + 1}
+        {"victim": victim, "step": 6 + 3 * victim, "when": "between", "what": what, "seconds": silence_s + 1}
         for victim, what in enumerate(("sleep", "hold"))
     ]
-    with job(tmp_path, 3, {"faults": faults}) as running:
+    with job(tmp_path, 3, {"faults": faults}, SORDINO_SILENCE_S=str(silence_s)) as running:
         left = check_survivors(running.finish(), set(), equal=True)
         for report in left:
-            assert not report["resized"] and sum(seconds > SILENCE_S for seconds in report["seconds"]) == 2, report
+            assert not report["resized"] and sum(seconds > silence_s for seconds in report["seconds"]) >= 2, report
 
 
+@pytest.mark.drill("no quorum")
 def test_all_killed_but_one_that_stops(tmp_path: Path) -> None:
     """Two of two: one stopped for good. The other cannot know that it is alone."""
     faults = [{"victim": 1, "step": 8, "when": "between", "what": "stop"}]
     with job(tmp_path, 2, {"faults": faults}) as running:
-        running.wait_for_files("report.0", seconds=60)
+        running.wait_for_files("report.0")
         alone = running.read("report.0")
         assert alone["ended"] == "NoQuorum" and "rank 1" in alone["text"], alone
         assert alone["finite"]
-        assert eventually(lambda: not Path(f"/proc/{running.pid(0)}").exists(), 20)
+        assert eventually(lambda: not Path(f"/proc/{running.pid(0)}").exists(), HANG_S)
         os.kill(running.pid(1), signal.SIGKILL)
         reports = running.finish(status=3)
         assert reports[1] is None

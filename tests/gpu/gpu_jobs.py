@@ -6,18 +6,19 @@ import json
 import os
 import subprocess
 import sys
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 from checks.registry import compare
+from pace import HANG_S, bound
 from rank_seat import WAYS, all_checks
 
 from sordino.cli import mpi
 
 WORKER = Path(__file__).with_name("gpu_worker.py")
+HEARS_WITHIN_S = 1.5  # on an idle machine; a GPU's first operations take a while
 JOB_TIMEOUT_S = int(os.environ.get("SORDINO_TEST_JOB_S", "420"))
 
 
@@ -115,10 +116,9 @@ def run(
     return ""
 
 
-def lose_a_rank(world: World, folder: Path, when: str, way: str = "", within: float = 30) -> None:
+def lose_a_rank(world: World, folder: Path, when: str, way: str = "") -> None:
     """The last rank kills itself: all others must hear of it, and what they start later must fail alike."""
-    begin = time.monotonic()
-    ending = run(world, folder, [str(folder), "--lose", when], 60 + within, way, ("--with-ft", "ulfm"))
+    ending = run(world, folder, [str(folder), "--lose", when], HANG_S, way, ("--with-ft", "ulfm"))
     output = (folder / "output").read_text(errors="replace")[-3000:] + ending
     assert (folder / "struck").exists(), output
     struck = json.loads((folder / "struck").read_text())["at"]
@@ -127,6 +127,6 @@ def lose_a_rank(world: World, folder: Path, when: str, way: str = "", within: fl
         assert path.exists(), f"rank {rank} has not told what it heard\n{output}"
         report = json.loads(path.read_text())
         assert report["kind"] == "PeerLost" and report["ranks"] == [world.ranks - 1], report
-        assert report["at"] - struck < within and report["done"] - struck < within, (report, struck)
+        assert max(report["at"], report["done"]) - struck < bound(HEARS_WITHIN_S), (report, struck)
         assert report["later"] == ["PeerLost"] * 2 and report["computes"] == 20.0, report
-    assert not ending and time.monotonic() - begin < 60 + within, output
+    assert not ending, output

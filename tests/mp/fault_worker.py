@@ -21,7 +21,7 @@ import torch
 import sordino.torch as hvd
 from sordino.algorithms import Algorithm, Crossover, Layered, LocalSGD, ParameterSkipping, PushSum
 
-STUCK_S = 60
+STUCK_S = 200
 BIG = 1 << 25  # 128 MiB: a tenth of a second and more
 MODEL: list[torch.nn.Parameter] = []  # of constants, a different one on each rank
 Strike = Callable[[bool], None]

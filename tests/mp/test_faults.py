@@ -15,15 +15,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
+from pace import HANG_S, bound, stretched
 
 from sordino.cli import mpi
 
 WORKER = Path(__file__).with_name("fault_worker.py")
 RANKS = 3
-TIMEOUT_S, WARN_S = 3, 1
-ENDS_WITHIN_S = 15  # the whole job, after the fault
-HEARS_WITHIN_S = 5  # a survivor, on a loaded machine
+TIMEOUT_S = 3
+HEARS_WITHIN_S = 0.25  # a survivor, on an idle machine
 SHM = Path("/dev/shm")
 
 
@@ -53,18 +54,19 @@ class Running:
     """A job under way, and what its ranks wrote into their folder."""
 
     def __init__(self, launcher: mpi.Launcher, folder: Path, fault: Fault) -> None:
+        self.timeout_s = stretched(TIMEOUT_S)  # a busy machine does not pass for a rank that stands still
         words = [str(WORKER), str(folder), fault.what, fault.when, str(fault.victim)]
         extra = ["--with-ft", "ulfm"] if fault.ulfm else []
         environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith(("SORDINO_", "HOROVOD_"))},
-            "SORDINO_TIMEOUT_S": str(TIMEOUT_S),
-            "SORDINO_STALL_WARN_S": str(WARN_S),
+            "SORDINO_TIMEOUT_S": str(self.timeout_s),
+            "SORDINO_STALL_WARN_S": str(self.timeout_s / 3),
             "SORDINO_SHARED_MEMORY": str(int(fault.shared)),
         }
         self.folder, self.names_before = folder, set(os.listdir(SHM))
         with open(folder / "stdout", "wb") as out, open(folder / "stderr", "wb") as err:
             self.launcher = subprocess.Popen(
-                mpi.command_line(launcher, mpi.Job(RANKS, ["python", *words], extra=extra)),
+                mpi.command_line(launcher, mpi.Job(RANKS, [*forked.python(), *words], extra=extra)),
                 stdout=out, stderr=err, env=environment, start_new_session=True,
             )  # fmt: skip
 
@@ -72,7 +74,7 @@ class Running:
         path = self.folder / name
         return json.loads(path.read_text()) if path.exists() else None
 
-    def wait_for(self, names: list[str], seconds: float) -> None:
+    def wait_for(self, names: list[str], seconds: float = HANG_S) -> None:
         everything = lambda: all((self.folder / name).exists() for name in names)  # noqa: E731
         found = eventually(lambda: everything() or self.launcher.poll() is not None, seconds) and everything()
         assert found, f"waited for {names}, found {sorted(os.listdir(self.folder))}\n{self.output()}"
@@ -106,9 +108,9 @@ class Running:
         return {name for name in new if name.rpartition(".")[0] in own or not name.startswith("sm_segment.")}
 
     def leaves_nothing(self) -> None:
-        gone = eventually(lambda: not any(map(self.lives, range(RANKS))), 5)
+        gone = eventually(lambda: not any(map(self.lives, range(RANKS))), HANG_S)
         assert gone, f"these ranks are still there: {[r for r in range(RANKS) if self.lives(r)]}\n{self.output()}"
-        assert eventually(lambda: not self.new_names(), 5), f"left in /dev/shm: {self.new_names()}"
+        assert eventually(lambda: not self.new_names(), HANG_S), f"left in /dev/shm: {self.new_names()}"
 
     def end(self) -> None:
         """After a failure of the test: by force."""
@@ -149,13 +151,13 @@ def survivors(fault: Fault) -> list[int]:
 
 def until_over(job: Running, fault: Fault) -> dict[str, Any]:
     """Waits for the fault and the job's end; returns what the victim wrote."""
-    job.wait_for([f"fault.{fault.victim}"], 60)
+    job.wait_for([f"fault.{fault.victim}"])
     struck = job.read(f"fault.{fault.victim}")
     assert struck is not None
     try:
-        job.launcher.wait(max(1.0, struck["at"] + ENDS_WITHIN_S - time.time()))
+        job.launcher.wait(HANG_S)
     except subprocess.TimeoutExpired:
-        pytest.fail(f"still there {ENDS_WITHIN_S} s after the fault: {sorted(os.listdir(job.folder))}\n{job.output()}")
+        pytest.fail(f"still there {HANG_S} s after the fault: {sorted(os.listdir(job.folder))}\n{job.output()}")
     job.leaves_nothing()
     return struck
 
@@ -174,7 +176,7 @@ def assert_settled(report: dict[str, Any]) -> None:
     if "later" in report:
         assert report["later"] == [report["kind"]] * 3, report
         assert report["initialized"] is False
-        assert report["shut_down_at"] - report["at"] < HEARS_WITHIN_S
+        assert report["shut_down_at"] - report["at"] < bound(HEARS_WITHIN_S)
 
 
 LOST = [
@@ -201,8 +203,10 @@ LOST = [
 ]
 
 
-@pytest.mark.parametrize("fault", LOST, ids=str)
-def test_a_lost_rank_is_named(start: Start, fault: Fault) -> None:
+@pytest.mark.parametrize(
+    "fault", [pytest.param(one, id=str(one), marks=pytest.mark.drill(f"raise: lost {one.when}")) for one in LOST]
+)
+def test_a_lost_rank_is_named(start: Start, note_time: Callable[[str, float], None], fault: Fault) -> None:
     job = start(fault)
     struck = until_over(job, fault)
     if fault.when in ("big", "exchange"):
@@ -211,7 +215,8 @@ def test_a_lost_rank_is_named(start: Start, fault: Fault) -> None:
         assert report["kind"] == "PeerLost", report
         assert report["ranks"] == [fault.victim], report
         assert f"rank {fault.victim}" in report["text"]
-        assert report["at"] - struck["at"] < HEARS_WITHIN_S, report
+        note_time(f"a rank's {fault.what}, until the others raise", report["at"] - struck["at"])
+        assert report["at"] - struck["at"] < bound(HEARS_WITHIN_S), report
         if fault.what == "raise":
             assert "ValueError: boom of the victim" in report["text"]
         if fault.when in ("exchange", "push"):  # each element is the one before the exchange, or the one after it
@@ -232,12 +237,13 @@ STOPPED = [
 ]
 
 
+@pytest.mark.drill("raise: stopped")
 @pytest.mark.parametrize("fault", STOPPED, ids=str)
 def test_a_rank_that_stands_still_is_timed_out(start: Start, fault: Fault) -> None:
     job = start(fault)
-    job.wait_for([f"fault.{fault.victim}"], 60)
-    job.wait_for([f"report.{rank}" for rank in survivors(fault)], TIMEOUT_S + 2 + HEARS_WITHIN_S)
-    left = eventually(lambda: not any(map(job.lives, survivors(fault))), HEARS_WITHIN_S)
+    job.wait_for([f"fault.{fault.victim}"])
+    job.wait_for([f"report.{rank}" for rank in survivors(fault)])
+    left = eventually(lambda: not any(map(job.lives, survivors(fault))), HANG_S)
     assert left, f"survivors do not end by themselves\n{job.output()}"
     job.send(fault.victim, signal.SIGKILL if fault.ulfm else signal.SIGCONT)
     struck = until_over(job, fault)
@@ -246,7 +252,8 @@ def test_a_rank_that_stands_still_is_timed_out(start: Start, fault: Fault) -> No
         assert report["operation"] == f"allreduce.{fault.when}", report
         assert report["missing"] == [fault.victim], report
         assert f"'allreduce.{fault.when}'" in report["text"] and str(fault.victim) in report["text"]
-        assert TIMEOUT_S - 0.5 <= report["at"] - struck["at"] < TIMEOUT_S + 2 + HEARS_WITHIN_S, report
+        # Whoever waits may have begun a little before the victim said that it stops.
+        assert job.timeout_s / 2 <= report["at"] - struck["at"] < bound(HEARS_WITHIN_S, job.timeout_s + 2), report
         assert_settled(report)
     if fault.when == "between":  # where the operation has begun, only the deadline counts
         lines = (job.folder / "stderr").read_text().splitlines()
@@ -256,16 +263,17 @@ def test_a_rank_that_stands_still_is_timed_out(start: Start, fault: Fault) -> No
             assert "'allreduce.between'" in line and re.search(rf"ranks? {fault.victim}\b", line), line
 
 
+@pytest.mark.drill("everything killed")
 def test_killing_everything_leaves_nothing(start: Start) -> None:
     """The job has no name in /dev/shm from init() on, so there is nothing that a kill could leave there."""
     job = start(Fault("nothing", "for ever", 0))
-    job.wait_for([f"fault.{rank}" for rank in range(RANKS)], 60)
-    assert eventually(lambda: not job.new_names(), 5), f"a running job has names in /dev/shm: {job.new_names()}"
+    job.wait_for([f"fault.{rank}" for rank in range(RANKS)])
+    assert eventually(lambda: not job.new_names(), HANG_S), f"a running job has names in /dev/shm: {job.new_names()}"
     job.launcher.kill()
     for rank in range(RANKS):
         assert job.lives(rank), job.output()
         job.send(rank, signal.SIGKILL)
-    job.launcher.wait(10)
+    job.launcher.wait(HANG_S)
     job.leaves_nothing()
 
 
@@ -304,7 +312,11 @@ print(json.dumps(said))
 def test_wrong_environment_values_are_named() -> None:
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("SORDINO_", "HOROVOD_"))}
     done = subprocess.run(
-        [sys.executable, "-c", TRY_THEM, json.dumps(BAD_VALUES)], capture_output=True, text=True, timeout=60, env=clean
+        [sys.executable, "-c", TRY_THEM, json.dumps(BAD_VALUES)],
+        capture_output=True,
+        text=True,
+        timeout=HANG_S,
+        env=clean,
     )
     assert done.returncode == 0, done.stderr
     wrong = [

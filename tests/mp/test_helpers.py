@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
+from pace import HANG_S
 
 from sordino.cli import mpi
 
 WORKER = Path(__file__).with_name("helper_worker.py")
-TIMEOUT_S = 60
 
 
 @pytest.fixture
@@ -34,14 +34,14 @@ def run(
     environment: dict[str, str] | None = None,
 ) -> tuple[int, dict[int, dict[str, Any]], str]:
     """The job's status, how each rank of the launcher ended, and what was printed."""
-    words = [sys.executable, str(WORKER), str(folder), helpers, what, str(victim)]
+    words = [*forked.python(), str(WORKER), str(folder), helpers, what, str(victim)]
     extra = ["--with-ft", "ulfm"] if victim >= 0 else []
     done = subprocess.run(
         mpi.command_line(launcher, mpi.Job(ranks, words, extra=extra)),
         capture_output=True,
         text=True,
-        timeout=TIMEOUT_S,
-        env={**os.environ, "SORDINO_TIMEOUT_S": "10", **(environment or {})},
+        timeout=HANG_S,
+        env={**os.environ, "SORDINO_TIMEOUT_S": "60", **(environment or {})},
     )
     ended = {rank: folder / f"ended.{rank}" for rank in range(ranks)}
     told = {rank: json.loads(file.read_text()) for rank, file in ended.items() if file.exists()}

@@ -7,10 +7,13 @@ import os
 import subprocess
 from pathlib import Path
 
+import forked
 import pytest
+from pace import HANG_S
 
 from sordino.cli import mpi
 
+DEADLINE_S = 60
 WORKER = Path(__file__).with_name("outliving_worker.py")
 RANKS = 4
 # Ranks of one node know of an end from the kernel, others from MPI.
@@ -24,19 +27,20 @@ CASES = [
 ]
 
 
+@pytest.mark.drill("killed: asynchronous gossip")
 @pytest.mark.parametrize(("algorithm", "victim", "ranks_per_node"), CASES)
 def test_the_others_train_on(
     launcher: mpi.Launcher, tmp_path: Path, algorithm: str, victim: int, ranks_per_node: int
 ) -> None:
     if launcher.family != "openmpi":
         pytest.skip("other launchers end the job when a rank is killed")
-    command = ["python", str(WORKER), str(tmp_path), algorithm, str(victim)]
+    command = [*forked.python(), str(WORKER), str(tmp_path), algorithm, str(victim)]
     done = subprocess.run(
         mpi.command_line(launcher, mpi.Job(RANKS, command, extra=["--with-ft", "ulfm"])),
-        env=os.environ | {"SORDINO_RANKS_PER_NODE": str(ranks_per_node), "SORDINO_TIMEOUT_S": "30"},
+        env=os.environ | {"SORDINO_RANKS_PER_NODE": str(ranks_per_node), "SORDINO_TIMEOUT_S": str(DEADLINE_S)},
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=2 * HANG_S,
     )
     survivors = [rank for rank in range(RANKS) if rank != victim]
     missing = [rank for rank in survivors if not (tmp_path / f"report.{rank}").exists()]
@@ -45,8 +49,8 @@ def test_the_others_train_on(
     for rank in survivors:
         report = json.loads((tmp_path / f"report.{rank}").read_text())
         assert report["finite"] and report["loss"] < 2.3, report
-        assert report["taken_later"] > 20, report
-        assert report["seconds"] < 30, report
+        assert report["taken_later"] > 5, report
+        assert report["longest_step"] < DEADLINE_S, report  # nobody waited for the lost rank
         assert "shut down" in report["collective"], report
         assert f"rank {victim} on" in done.stderr and f"Rank {rank} goes on without it" in done.stderr
         if algorithm == "manager" and victim == 0:

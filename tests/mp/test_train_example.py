@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 import torch
 
@@ -21,13 +22,13 @@ from sordino import checkpoint
 from sordino.cli import mpi
 
 ROOT = Path(__file__).resolve().parents[2]
-TRAIN = ["python", str(ROOT / "examples" / "train.py")]
+TRAIN = str(ROOT / "examples" / "train.py")
 TIMEOUT_S = 150
 
 
-def words(launcher: mpi.Launcher, ranks: int, *options: object) -> list[str]:
-    """One rank is started without any launcher."""
-    command = [*TRAIN, *map(str, options)]
+def words(launcher: mpi.Launcher, ranks: int, *options: object, real: bool = False) -> list[str]:
+    """One rank is started without any launcher. `real`: no forks, for what looks at a process's parents."""
+    command = [*(["python"] if real else forked.python()), TRAIN, *map(str, options)]
     return mpi.resolve(command) if ranks == 1 else mpi.command_line(launcher, mpi.Job(ranks, command))
 
 
@@ -165,7 +166,7 @@ def test_kill_9_leaves_a_checkpoint_from_which_training_ends_the_same(launcher: 
             assert job.poll() is None
             time.sleep(0.01)
         os.kill(child_of(job.pid), signal.SIGKILL)
-        assert job.wait(timeout=30) != 0
+        assert job.wait(timeout=TIMEOUT_S) != 0
     state = checkpoint.load(file)
     assert 3 <= state["epoch"] < 40
     assert all(tensor.isfinite().all() for tensor in state["model"].values())
@@ -177,7 +178,7 @@ def test_kill_9_leaves_a_checkpoint_from_which_training_ends_the_same(launcher: 
 
 
 def test_the_same_under_sordino_run(alone: dict[str, Any], tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "sordino.cli", "run", "-np", "2", "--", *TRAIN]
+    command = [sys.executable, "-m", "sordino.cli", "run", "-np", "2", "--", "python", TRAIN]
     command += ["--algorithm", "allreduce", "--epochs", "10", "--json", str(tmp_path / "r.json")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, env=environment())
     assert done.returncode == 0, done.stderr
@@ -189,7 +190,7 @@ def test_the_same_under_sordino_run(alone: dict[str, Any], tmp_path: Path) -> No
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_person_at_a_terminal_sees_a_bar(launcher: mpi.Launcher, ranks: int) -> None:
     ours, theirs = pty.openpty()
-    command = words(launcher, ranks, "--epochs", 3)
+    command = words(launcher, ranks, "--epochs", 3, real=True)
     with subprocess.Popen(command, stdout=theirs, stderr=theirs, env={**environment(), "TERM": "xterm"}) as job:
         os.close(theirs)
         seen = b""
@@ -199,7 +200,7 @@ def test_a_person_at_a_terminal_sees_a_bar(launcher: mpi.Launcher, ranks: int) -
                 seen += os.read(ours, 65536)
             except OSError:  # The last one that had the terminal open is gone.
                 break
-        assert job.wait(timeout=30) == 0
+        assert job.wait(timeout=TIMEOUT_S) == 0
     os.close(ours)
     text = seen.decode()
     assert "\x1b[" in text

@@ -118,8 +118,8 @@ ERRORS = [
         "a new set gets the number of an old one",
         "off by one",
         _NEGOTIATION,
-        "pending.said[member]->root + 1);",
-        "pending.said[member]->root);",
+        "std::int64_t{pending.said[member]->root} + 1);",
+        "std::int64_t{pending.said[member]->root});",
         (checks("process_sets"),),
     ),
     Error(

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ import pytest
 import torch
 from results import ResultsOf
 
-from sordino.bench import baselines, collectives, common, fusion, kernels, report, resnet
+from sordino.bench import baselines, collectives, common, fusion, kernels, report, resnet, timing
 from sordino.bench.timing import Team, Watch, race
 from sordino.errors import UsageError
 
@@ -27,15 +28,22 @@ MACHINE: dict[str, Any] = {"cores": 2, "cores_per_rank": 2, "others": 0.03} | di
 # --- Timing -----------------------------------------------------------------------------------------------------------
 
 
-def test_race_takes_turns_and_tells_slow_from_fast() -> None:
+def test_race_takes_turns_and_tells_slow_from_fast(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
+    now = 0.0
 
     def contestant(name: str, seconds: float) -> Any:
-        return lambda: (calls.append(name), time.sleep(seconds))
+        def run() -> None:
+            nonlocal now
+            calls.append(name)
+            now += seconds
 
+        return run
+
+    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: now))
     runs = {"slow": contestant("slow", 0.004), "fast": contestant("fast", 0.0005)}
     samples = race(runs, Team(), budget=0.2, rounds=5, warmup=1)
-    assert 0.004 <= samples["slow"].median < 0.04
+    assert samples["slow"].median == pytest.approx(0.004)
     assert len(samples["slow"].rounds) == len(samples["fast"].rounds) == 5
     assert samples["fast"].seconds.size > samples["slow"].seconds.size  # turns of equal length
     turns = [name for index, name in enumerate(calls) if index == 0 or calls[index - 1] != name]
@@ -66,9 +74,9 @@ def test_a_contestant_with_surroundings_is_not_about_in_others_turns() -> None:
 
 
 def test_a_watch_sees_what_others_take() -> None:
-    busy = "import time\nwhile time.process_time() < 1: pass"
-    with subprocess.Popen([sys.executable, "-c", busy]):
-        time.sleep(0.2)
+    busy = "import time\nprint(flush=True)\nuntil = time.process_time() + 1\nwhile time.process_time() < until: pass"
+    with subprocess.Popen([sys.executable, "-c", busy], stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None and other.stdout.readline()
         watch = Watch(Team())
         time.sleep(0.3)
         taken = watch.others()
@@ -257,6 +265,7 @@ def test_quick_runs_write_nothing_unless_told_to(tmp_path: Path, monkeypatch: py
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.run_of_a_benchmark
 @pytest.mark.usefixtures("launcher")
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_collectives_run(tmp_path: Path, ranks: int, results_of: ResultsOf) -> None:
@@ -272,6 +281,7 @@ def test_collectives_run(tmp_path: Path, ranks: int, results_of: ResultsOf) -> N
             assert entry["busbw"] == pytest.approx(entry["algbw"] * 2 * (ranks - 1) / ranks)
 
 
+@pytest.mark.run_of_a_benchmark
 @pytest.mark.usefixtures("launcher")
 def test_fusion_runs(tmp_path: Path, results_of: ResultsOf) -> None:
     words = ["--quick", "--compute-ms", "1", "--baselines", "gloo", "--results", str(tmp_path)]

@@ -55,6 +55,7 @@ def test_images_held_out_are_not_trained_on() -> None:
 # --- Trainings --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.run_of_a_benchmark
 def test_what_averages_everything_trains_the_same_model() -> None:
     base = train(TINY, Training("allreduce", 1, 32, 0.1, seed=1))
     assert base["consensus_distance"] == [0.0] and base["steps"] == 8
@@ -106,6 +107,7 @@ def test_a_claim_holds_only_beyond_the_spread() -> None:
 # --- Runs -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.run_of_a_benchmark
 def test_an_interrupted_benchmark_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan = Plan(TINY, (32,), 2, (2,), 32, (0.1,), seeds=1)
     kept, stale, *_ = plan.trainings()
@@ -126,6 +128,7 @@ def test_what_fails_in_a_training_ends_the_benchmark(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.run_of_a_benchmark
 def test_accuracy_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert accuracy.main(["--quick", "--results", str(tmp_path)]) == 0
     output = capsys.readouterr()

@@ -120,6 +120,7 @@ def run(*words: str, env: dict[str, str] | None = None) -> subprocess.CompletedP
     return subprocess.run(command, capture_output=True, text=True, timeout=240, env={**os.environ, **(env or {})})
 
 
+@pytest.mark.run_of_a_benchmark
 def test_topology_runs(tmp_path: Path, results_of: ResultsOf) -> None:
     assert gossip.main(["topology", "--quick", "--sizes", "8,64", "--results", str(tmp_path)]) == 0
     found = results_of("gossip_topology")
@@ -127,12 +128,14 @@ def test_topology_runs(tmp_path: Path, results_of: ResultsOf) -> None:
     assert all(row["source"]["draws"] % SEGMENTS == 0 and row["ours"]["median"] > 0 for row in found["rows"])
 
 
+@pytest.mark.run_of_a_benchmark
 def test_an_exchange_needs_two_ranks() -> None:
     done = run("bench", "gossip", "exchange", "--quick")
     assert done.returncode == 2
     assert "needs two ranks" in done.stderr
 
 
+@pytest.mark.run_of_a_benchmark
 @pytest.mark.usefixtures("launcher")
 @pytest.mark.parametrize("ranks", [3, 4])
 def test_exchanges_run(tmp_path: Path, ranks: int, results_of: ResultsOf) -> None:
@@ -144,6 +147,7 @@ def test_exchanges_run(tmp_path: Path, ranks: int, results_of: ResultsOf) -> Non
     assert all(one["right"] for one in found["contestants"].values())
 
 
+@pytest.mark.run_of_a_benchmark
 @pytest.mark.usefixtures("launcher")
 def test_the_worker_counts_what_it_sends(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "sordino.bench.gossip_worker", "--compute-ms", "3", "--budget", "0", "--steps", "1"]
@@ -158,6 +162,7 @@ def test_the_worker_counts_what_it_sends(tmp_path: Path) -> None:
     assert sent == pytest.approx(wanted | {"hierarchical": 2.0}, rel=0.01)
 
 
+@pytest.mark.run_of_a_benchmark
 @pytest.mark.usefixtures("emulated_hosts")
 def test_the_cluster_runs(tmp_path: Path, results_of: ResultsOf) -> None:
     assert gossip.main(["cluster", "--quick", "--workers", "2", "--results", str(tmp_path)]) == 0

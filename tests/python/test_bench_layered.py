@@ -44,6 +44,7 @@ def test_scaling_begins_where_the_source_ends() -> None:
         assert 0 < one["AllReduce"] <= 1
 
 
+@pytest.mark.run_of_a_benchmark
 @pytest.mark.timeout(240)
 def test_a_short_run(emulated_hosts: None, tmp_path: Path, results_of: ResultsOf) -> None:
     assert layered.main(["--quick", "--results", str(tmp_path)]) == 0

@@ -69,6 +69,7 @@ def test_the_sets_have_the_sizes_of_the_papers() -> None:
     assert len({name for name, _ in edsr_shapes()}) == len(edsr_shapes())
 
 
+@pytest.mark.run_of_a_benchmark
 def test_accuracy_runs(tmp_path: Path, results_of: ResultsOf) -> None:
     assert local_sgd.main(["accuracy", "--quick", "--results", str(tmp_path)]) == 0
     found = results_of("local_sgd_accuracy")
@@ -78,6 +79,7 @@ def test_accuracy_runs(tmp_path: Path, results_of: ResultsOf) -> None:
         assert rule["points"][2]["distance"] > rule["points"][1]["distance"] > 0
 
 
+@pytest.mark.run_of_a_benchmark
 @pytest.mark.usefixtures("launcher")
 def test_pytorch_comes_to_the_same(tmp_path: Path, results_of: ResultsOf) -> None:
     assert local_sgd.main(["torch", "--quick", "--results", str(tmp_path)]) == 0
@@ -86,6 +88,7 @@ def test_pytorch_comes_to_the_same(tmp_path: Path, results_of: ResultsOf) -> Non
     assert [sorted(row["ratios"]) for row in found["rows"]] == [["allreduce"], ["allreduce", "sharded"]]
 
 
+@pytest.mark.run_of_a_benchmark
 @pytest.mark.usefixtures("emulated_hosts")
 def test_communication_and_plans_run_on_hosts(tmp_path: Path, results_of: ResultsOf) -> None:
     assert local_sgd.main(["communication", "--quick", "--mbps", "2000", "--results", str(tmp_path)]) == 0

@@ -107,6 +107,7 @@ def test_communication_is_compared_within_a_job() -> None:
     assert [one["met"] for one in skipping_communication.targets([row])] == [True, True, False]
 
 
+@pytest.mark.run_of_a_benchmark
 def test_detection_runs(tmp_path: Path, results_of: ResultsOf) -> None:
     words = ["bench", "skipping", "detection", "--quick", "--results", str(tmp_path)]
     done = subprocess.run([sys.executable, "-m", "sordino.cli", *words], capture_output=True, text=True, timeout=240)
@@ -120,6 +121,7 @@ def test_detection_runs(tmp_path: Path, results_of: ResultsOf) -> None:
     assert all(one["median"] > 0 for row in found["rows"] for one in row["times"].values())
 
 
+@pytest.mark.run_of_a_benchmark
 def test_training_runs(tmp_path: Path, results_of: ResultsOf) -> None:
     assert skipping.main(["training", "--quick", "--results", str(tmp_path)]) == 0
     found = results_of("skipping_training")
@@ -137,6 +139,7 @@ def test_training_runs(tmp_path: Path, results_of: ResultsOf) -> None:
     assert {point["threshold"] for point in rows["naive"]["points"]} == {10.0}
 
 
+@pytest.mark.run_of_a_benchmark
 @pytest.mark.timeout(240)
 @pytest.mark.usefixtures("emulated_hosts")
 def test_communication_runs_on_hosts(tmp_path: Path, results_of: ResultsOf) -> None:

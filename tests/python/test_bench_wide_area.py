@@ -140,6 +140,7 @@ def test_what_was_simulated_is_not_simulated_again(tmp_path: Path, monkeypatch: 
     assert len(calls) == 3, "other words, although by the same name"
 
 
+@pytest.mark.run_of_a_benchmark
 def test_a_simulation_that_fails_says_why() -> None:
     with pytest.raises(NotBuilt, match=r"--workers"):
         wide_area_tables.simulated(["--algorithm", "scheduled-pull", "--workers", "0"])
@@ -199,6 +200,7 @@ def test_a_model_of_two_pieces_is_not_right() -> None:
     sim.run(3, work)
 
 
+@pytest.mark.run_of_a_benchmark
 def test_contestants_take_their_turns() -> None:
     chosen = Namespace(model_bytes=8192, compute_ms=1.0, interval=4, warm_up=2, windows=3, rounds=1)
     found = sim.run(3, wide_area_worker.measure, chosen)[0]["rounds"]
@@ -212,6 +214,7 @@ def test_contestants_take_their_turns() -> None:
 # --- The whole -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.run_of_a_benchmark
 @pytest.mark.timeout(240)
 @pytest.mark.usefixtures("emulated_hosts")
 def test_pulls_run_on_hosts(tmp_path: Path, results_of: ResultsOf) -> None:
@@ -227,6 +230,7 @@ def test_pulls_run_on_hosts(tmp_path: Path, results_of: ResultsOf) -> None:
     assert entries["none"]["bytes"]["median"] == pytest.approx(1 << 20, rel=0.3)
 
 
+@pytest.mark.run_of_a_benchmark
 @pytest.mark.timeout(240)
 @pytest.mark.usefixtures("launcher")
 def test_serving_runs(tmp_path: Path, results_of: ResultsOf) -> None:
@@ -237,6 +241,7 @@ def test_serving_runs(tmp_path: Path, results_of: ResultsOf) -> None:
     assert row["over_copy"] > 0
 
 
+@pytest.mark.run_of_a_benchmark
 @pytest.mark.timeout(240)
 @pytest.mark.usefixtures("emulated_hosts")
 def test_one_sided_runs_on_hosts(tmp_path: Path, results_of: ResultsOf) -> None:
@@ -250,6 +255,7 @@ def test_one_sided_runs_on_hosts(tmp_path: Path, results_of: ResultsOf) -> None:
     assert row["ways"]["nobody"]["computed"]["median"] > 0
 
 
+@pytest.mark.run_of_a_benchmark
 @pytest.mark.timeout(240)
 def test_tables_run(tmp_path: Path, results_of: ResultsOf) -> None:
     pytest.importorskip("simpy")

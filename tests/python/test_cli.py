@@ -16,6 +16,7 @@ import pytest
 from checks.commands import SORDINO, fake_mpirun, launch
 from hypothesis import given
 from hypothesis import strategies as st
+from pace import HANG_S
 
 from sordino.cli import jobs, mpi, run
 from sordino.cli.app import main
@@ -169,7 +170,7 @@ def start_sleepers(folder: Path) -> tuple[subprocess.Popen[str], list[int], int]
     """A running two-rank job, all its processes, and the pid of mpirun."""
     words = [*SORDINO, "run", "-np", "2", "--", "python", "-c", SLEEPER, str(folder)]
     job = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + HANG_S
     texts: list[str] = []
     while [len(text.split()) for text in texts] != [3, 3]:
         assert time.monotonic() < deadline
@@ -180,8 +181,8 @@ def start_sleepers(folder: Path) -> tuple[subprocess.Popen[str], list[int], int]
     return job, pids, pids[2]
 
 
-def assert_gone(pids: list[int], within: float) -> None:
-    deadline = time.monotonic() + within
+def assert_gone(pids: list[int]) -> None:
+    deadline = time.monotonic() + HANG_S
     while left := [pid for pid in pids if alive(pid)]:
         assert time.monotonic() < deadline, f"left behind: {left}"
         time.sleep(0.02)
@@ -224,9 +225,9 @@ def test_a_program_that_does_not_exist() -> None:
 def test_a_signal_ends_the_ranks(tmp_path: Path, number: signal.Signals) -> None:
     job, pids, _ = start_sleepers(tmp_path)
     job.send_signal(number)
-    job.communicate(timeout=20)
+    job.communicate(timeout=HANG_S)
     assert job.returncode == 128 + number
-    assert_gone(pids, within=0.5)
+    assert_gone(pids)
 
 
 def test_the_folders_of_killed_launchers_are_swept(tmp_path: Path) -> None:
@@ -248,7 +249,7 @@ def test_the_ranks_know_whether_a_person_watches() -> None:
     ours, theirs = pty.openpty()
     program = "import os; print('says', os.environ['TTY_COMPATIBLE'])"
     job = subprocess.run(
-        [*SORDINO, "run", "-np", "1", "--", "python", "-c", program], stdout=theirs, stdin=theirs, timeout=60
+        [*SORDINO, "run", "-np", "1", "--", "python", "-c", program], stdout=theirs, stdin=theirs, timeout=HANG_S
     )
     os.close(theirs)
     assert job.returncode == 0

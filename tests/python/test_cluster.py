@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from cluster import Cluster
 from cluster.__main__ import main
+from pace import HANG_S, bound
 
 from sordino.errors import NotBuilt, UsageError
 
@@ -30,16 +31,20 @@ places = hvd.rank(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.c
 print(socket.gethostname(), *places, flush=True)
 """
 
+# How often is its argument; it prints the seconds of the quickest.
 STREAM = f"""
-import time
+import sys, time
 from mpi4py import MPI
 world, data = MPI.COMM_WORLD, bytearray({MIB} << 20)
-world.Barrier()
-begin = time.perf_counter()
-world.Send(data, 1) if world.rank == 0 else world.Recv(data, 0)
-world.Barrier()
+took = []
+for _ in range(int(sys.argv[1])):
+    world.Barrier()
+    begin = time.perf_counter()
+    world.Send(data, 1) if world.rank == 0 else world.Recv(data, 0)
+    world.Barrier()
+    took.append(time.perf_counter() - begin)
 if world.rank == 0:
-    print(time.perf_counter() - begin, flush=True)
+    print(min(took), flush=True)
 """
 
 
@@ -95,7 +100,7 @@ def traces(emulated_hosts: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tr
 def test_a_job_spans_the_hosts_and_nothing_is_left(traces: Traces) -> None:
     with Cluster(hosts=2, mbps=MBPS) as cluster:
         assert traces.processes()
-        done = cluster.run(ranks=4, command=["python", "-c", NODES], timeout=60)
+        done = cluster.run(ranks=4, command=["python", "-c", NODES], timeout=HANG_S)
         assert done.returncode == 0, done.stderr
         assert sorted(done.stdout.split("\n")[:-1]) == [
             "node0 0 0 2 0 2",
@@ -109,11 +114,11 @@ def test_a_job_spans_the_hosts_and_nothing_is_left(traces: Traces) -> None:
 def test_links_keep_to_the_rate(traces: Traces) -> None:
     pytest.importorskip("mpi4py")
     with Cluster(hosts=2, mbps=MBPS) as cluster:
-        done = cluster.run(ranks=2, command=["python", "-c", STREAM], timeout=60)
+        done = cluster.run(ranks=2, command=["python", "-c", STREAM, "1"], timeout=HANG_S)
         assert done.returncode == 0, done.stderr
         sent = cluster.traffic()["node0"].sent
     at_the_rate = (MIB << 20) * 8 / (MBPS * 1e6)
-    assert at_the_rate <= float(done.stdout) <= 2 * at_the_rate
+    assert at_the_rate <= float(done.stdout) < bound(at_the_rate)
     assert MIB << 20 <= sent <= 1.1 * (MIB << 20) + 200_000, "what MPI starts a job with takes less than 200 kB"
 
 
@@ -122,12 +127,13 @@ def test_each_link_may_have_a_rate_of_its_own(traces: Traces) -> None:
     took = {}
     for rates in ((10 * MBPS, MBPS), (10 * MBPS, 10 * MBPS)):
         with Cluster(hosts=2, mbps=rates) as cluster:
-            done = cluster.run(ranks=2, command=["python", "-c", STREAM], timeout=60)
+            done = cluster.run(ranks=2, command=["python", "-c", STREAM, "5"], timeout=HANG_S)
         assert done.returncode == 0, done.stderr
         took[min(rates)] = float(done.stdout)
     at_the_rate = (MIB << 20) * 8 / (MBPS * 1e6)
-    assert at_the_rate <= took[MBPS] <= 2 * at_the_rate, "the slower end decides"
-    assert took[10 * MBPS] < at_the_rate / 2
+    assert at_the_rate <= took[MBPS], "the slower end decides"
+    # One undisturbed transfer of five shows that this link has more.
+    assert took[10 * MBPS] < took[MBPS] / 2
 
 
 def test_the_command_takes_a_rate_for_each_host(traces: Traces, capfd: pytest.CaptureFixture[str]) -> None:
@@ -141,7 +147,7 @@ def test_the_command_takes_a_rate_for_each_host(traces: Traces, capfd: pytest.Ca
 def test_one_host_uses_no_link(traces: Traces) -> None:
     pytest.importorskip("mpi4py")
     with Cluster(hosts=1, mbps=1) as cluster:
-        done = cluster.run(ranks=2, command=["python", "-c", STREAM], timeout=20)
+        done = cluster.run(ranks=2, command=["python", "-c", STREAM, "1"], timeout=HANG_S)
         assert done.returncode == 0, done.stderr
         assert cluster.traffic()["node0"].sent < 200_000
 
@@ -165,9 +171,12 @@ def test_uneven_ranks_environment_folder_and_status(
 def test_two_clusters_do_not_meet(traces: Traces) -> None:
     with Cluster(hosts=2) as one, Cluster(hosts=2) as other:
         for cluster in (one, other):
-            assert sorted(cluster.run(ranks=2, command=["hostname"], timeout=60).stdout.split()) == ["node0", "node1"]
+            assert sorted(cluster.run(ranks=2, command=["hostname"], timeout=HANG_S).stdout.split()) == [
+                "node0",
+                "node1",
+            ]
         other.close()
-        assert sorted(one.run(ranks=2, command=["hostname"], timeout=60).stdout.split()) == ["node0", "node1"]
+        assert sorted(one.run(ranks=2, command=["hostname"], timeout=HANG_S).stdout.split()) == ["node0", "node1"]
 
 
 def test_an_exception_leaves_nothing(traces: Traces) -> None:
@@ -211,7 +220,7 @@ def test_a_killed_tool_leaves_nothing(traces: Traces, number: signal.Signals) ->
     assert [tool.stdout.readline() for _ in range(2)] == ["up\n", "up\n"]
     assert len(traces.left()) > 4, "what is looked for is found while it is there"
     tool.send_signal(number)
-    assert tool.wait(20) in (-number, 130)
+    assert tool.wait(HANG_S) in (-number, 130)
     until(lambda: not traces.left(), "nothing is left")
     tool.stdout.close()
 
@@ -238,7 +247,7 @@ def test_nonsense_is_refused(emulated_hosts: None) -> None:
         closed.traffic()
 
 
-def until(true: Callable[[], bool], what: str, seconds: float = 10) -> None:
+def until(true: Callable[[], bool], what: str, seconds: float = HANG_S) -> None:
     """Waits for something to become true."""
     end = time.monotonic() + seconds
     while not true():

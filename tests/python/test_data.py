@@ -116,7 +116,7 @@ def test_missing_file(folder: Path, name: str) -> None:
         (TRAIN_IMAGES, gzip.compress(idx(20, 28, 28)[:-1]), "truncated: its header promises 15680 bytes, 15679"),
         (TRAIN_IMAGES, gzip.compress(idx(20, 28, 28) + b"x"), "bytes after the 15680"),
         (TRAIN_IMAGES, gzip.compress(idx(20, 27, 28)), "27 x 28 pixels"),
-        (TRAIN_IMAGES, gzip.compress(idx(2**32 - 1, 2**32 - 1, 2**32 - 1, data=b"")), "cannot be read"),
+        (TRAIN_IMAGES, gzip.compress(idx(2**32 - 1, 2**32 - 1, 2**32 - 1, data=b"")), "4294967295 x 4294967295 pixels"),
         (TRAIN_LABELS, gzip.compress(idx(19)), "holds 19 labels for the 20 images"),
         (TRAIN_LABELS, gzip.compress(idx(20, data=bytes([10] * 20))), "label 10"),
         (TEST_LABELS, gzip.compress(idx(11)), "holds 11 labels for the 10 images"),

@@ -119,7 +119,8 @@ def test_the_ways_of_gpus() -> None:
     ],
 )
 def test_a_smoke_test_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, found: str) -> None:
-    monkeypatch.setattr(checks, "_SMOKE_TIMEOUT_S", 1.0)
+    if "sleep" in script:
+        monkeypatch.setattr(checks, "_SMOKE_TIMEOUT_S", 1.0)
     launcher = mpi.Launcher(fake_mpirun(tmp_path, script), "openmpi", "fake")
     check = checks.check_smoke(launcher)
     assert check.status == "fail"
@@ -129,7 +130,7 @@ def test_a_smoke_test_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.usefixtures("core", "launcher")
 def test_the_doctor_finds_this_machine_well() -> None:
-    answer = launch("doctor", "--json", timeout=120)
+    answer = launch("doctor", "--json")
     report = json.loads(answer.stdout)
     failures = [check for check in report["checks"] if check["status"] == "fail"]
     assert (report["ok"], answer.returncode, failures) == (True, 0, [])

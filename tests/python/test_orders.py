@@ -6,6 +6,7 @@ import time
 
 import pytest
 import torch
+from pace import stretched
 
 import sordino.torch as hvd
 from sordino import sim
@@ -46,14 +47,15 @@ def test_unnamed_operations_match_again_after_a_join() -> None:
 
 
 def test_a_join_may_wait_longer_than_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SORDINO_TIMEOUT_S", "0.5")
-    monkeypatch.setenv("SORDINO_STALL_WARN_S", "0.2")
+    deadline_s = stretched(0.5)
+    monkeypatch.setenv("SORDINO_TIMEOUT_S", str(deadline_s))
+    monkeypatch.setenv("SORDINO_STALL_WARN_S", str(deadline_s / 2))
 
     def body() -> int:
         if hvd.rank() == 1:
             for _ in range(15):
                 hvd.allreduce(torch.ones(2))
-                time.sleep(0.1)
+                time.sleep(deadline_s / 5)
         return hvd.join()
 
     assert sim.run(2, body) == [1, 1]

@@ -5,17 +5,12 @@ from __future__ import annotations
 import os
 
 import pytest
-from checks.registry import Check, all_checks, compare
+from checks.registry import Check, compare
+from checks.worlds import SIM, World, all_pairs
 
 from sordino import sim
 
-WORLDS = [(1, 0), (2, 0), (3, 0), (4, 0), (5, 0), (3, 1), (5, 2)]
-CASES = [
-    pytest.param(check, size, per_node, id=f"{check.name}-{size}" + (f"x{per_node}" if per_node else ""))
-    for check in all_checks().values()
-    for size, per_node in WORLDS
-    if check.serves("sim", size)
-]
+CASES = [pytest.param(world, check, id=f"{world}-{check.name}") for world, check in all_pairs(SIM)]
 
 
 @pytest.fixture(autouse=True)
@@ -24,6 +19,7 @@ def deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SORDINO_TIMEOUT_S", os.environ.get("SORDINO_TIMEOUT_S", "60"))
 
 
-@pytest.mark.parametrize(("check", "size", "per_node"), CASES)
-def test_on_threads(check: Check, size: int, per_node: int, tmp_path) -> None:
-    compare(sim.run(size, check.run, "sim", str(tmp_path), ranks_per_node=per_node, algorithm=check.algorithm(size)))
+@pytest.mark.parametrize(("world", "check"), CASES)
+def test_on_threads(world: World, check: Check, tmp_path) -> None:
+    options = {"ranks_per_node": world.per_node, "algorithm": check.algorithm(world.ranks)}
+    compare(sim.run(world.ranks, check.run, "sim", str(tmp_path), **options))

@@ -33,7 +33,7 @@ def timeless(found: dict[str, Any]) -> dict[str, Any]:
     ("words", "complaint"),
     [
         (["dance"], "--algorithm dance: unknown; there are: adpsgd, allreduce"),
-        (["adpsgd", "--set", "speed=1"], "--set speed=1: adpsgd has no setting speed"),
+        (["adpsgd", "--data", "none", "--set", "speed=1"], "--set speed=1: adpsgd has no setting speed"),
         (["adpsgd", "--workers", "0"], "--workers 0: must be at least 1"),
         (["adpsgd", "--wide", "9"], "--wide 9: there are only 8 workers"),
         (["adpsgd", "--seconds", "nan"], "--seconds nan: must be above 0"),

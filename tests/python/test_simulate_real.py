@@ -88,7 +88,7 @@ def really(job: Job, turns: Turns) -> torch.Tensor:
 
     def arrived() -> None:
         """What begins at once is over before anybody else acts."""
-        limit = time.monotonic() + 30
+        limit = time.monotonic() + 100
         while not all(is_idle(one, job.algorithm) for one in turns.optimizers):
             assert time.monotonic() < limit
             time.sleep(0.0002)

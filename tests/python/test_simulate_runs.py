@@ -124,7 +124,7 @@ def test_an_interrupt_ends_all_ranks(interruptible: None) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         train(job, trainees, goes_on)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 100
     while any(thread.name.startswith("rank-") for thread in threading.enumerate()):
         assert time.monotonic() < deadline
         time.sleep(0.01)

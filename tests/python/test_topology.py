@@ -57,7 +57,7 @@ def made(size: int) -> Iterator[Topology]:
 def test_destinations_are_the_inverse_of_sources(size: int) -> None:
     for topology in made(size):
         assert topology.size == size
-        for at in ((0, 0), (1, 0), (7, 3)):
+        for at in ((0, 0), (1, 0), (7, 3))[: 3 if size < 100 else 1]:
             pulls = {(source, rank) for rank, sources in enumerate(topology.all_sources(*at)) for source in sources}
             pushes = {(rank, to) for rank in range(size) for to in topology.destinations(*at, rank)}
             assert pulls == pushes, type(topology)

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -92,12 +93,19 @@ std::byte* ShmMemory::map_host(int rank, const Location& location) {
     const std::string path = "/proc/" + std::to_string(pid->second) + "/fd/" + std::to_string(location.key);
     const int fd = open(path.c_str(), O_RDWR | O_CLOEXEC);
     if (fd < 0) throw TransportError("cannot open " + path + " of rank " + std::to_string(rank) + ": " + reason());
+    struct stat file;
+    if (fstat(fd, &file) != 0 || static_cast<std::uint64_t>(file.st_size) < location.bytes) {
+      close(fd);
+      throw TransportError(path + " is smaller than rank " + std::to_string(rank) + " says");
+    }
     void* address = mmap(nullptr, location.bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0);
     const std::string why = reason();
     close(fd);
     if (address == MAP_FAILED) throw TransportError("cannot map " + path + ": " + why);
     found = segments.emplace(location.segment, Mapping{static_cast<std::byte*>(address), location.bytes}).first;
   }
+  if (location.offset > found->second.bytes)
+    throw TransportError("rank " + std::to_string(rank) + " offers memory beyond the end of a segment");
   return found->second.data + location.offset;
 }
 

@@ -36,7 +36,7 @@ def configured(kind: type[T], name: str, texts: Sequence[str], **others: Any) ->
             raise UsageError(f"--set {text}: {name} has no setting {setting}; it has: {', '.join(known)}")
         try:
             settings[setting] = ast.literal_eval(value)
-        except (ValueError, SyntaxError):
+        except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):  # all that it may raise
             settings[setting] = value
         if setting in _PARTS and isinstance(settings[setting], dict):
             settings[setting] = _part(setting, settings[setting])

@@ -96,8 +96,11 @@ def _kept(folder: Path, task: Task, training: Training) -> Results | None:
     path = folder / f"{training.key}.json"
     if not path.exists():
         return None
-    found: Results = json.loads(path.read_text(encoding="utf-8"))
-    return found["run"] if found["task"] == asdict(task) else None
+    try:
+        found: Results = json.loads(path.read_text(encoding="utf-8"))
+        return found["run"] if found["task"] == asdict(task) else None
+    except (ValueError, LookupError, TypeError, RecursionError):  # not one of ours, so it is made again
+        return None
 
 
 def run_all(plan: Plan, folder: Path, jobs: int, data_dir: str | None) -> list[Results]:

@@ -97,12 +97,18 @@ def render(path: Path) -> list[Path]:
     """
     try:
         results = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{path}: {error}") from error
-    if not isinstance(results, dict) or results.get("benchmark") not in _TABLES:
+    kind = results.get("benchmark") if isinstance(results, dict) else None
+    if not isinstance(kind, str) or kind not in _TABLES:
         raise UsageError(f"{path} is not a result of sordino bench")
+    try:
+        written = markdown(results)
+    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
+        what = f"{type(error).__name__}: {error}"
+        raise UsageError(f"{path} is no complete result of sordino bench {kind} ({what}); run it again") from error
     text = path.with_suffix(".md")
-    text.write_text(markdown(results) + "\n", encoding="utf-8")
+    text.write_text(written + "\n", encoding="utf-8")
     picture = path.with_suffix(".png")
     if not pictures.draw(_PICTURES[results["benchmark"]], results, picture):
         common.log(f"no {picture.name}: matplotlib is not installed (pip install matplotlib)")

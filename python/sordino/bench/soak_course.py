@@ -26,13 +26,12 @@ class Line:
 def lines_of(path: Path) -> tuple[list[Line], int]:
     """The steps of a log in the order in which they were taken, and how many lines a kill has cut short."""
     lines, torn = [], 0
-    for text in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+    for text in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ():
         try:
             found = json.loads(text)
-        except ValueError:
+            lines.append(Line(found["step"], found["ranks"], found["start"], found["time"]))
+        except (ValueError, LookupError, TypeError, RecursionError):
             torn += 1
-            continue
-        lines.append(Line(found["step"], found["ranks"], found["start"], found["time"]))
     return lines, torn
 
 

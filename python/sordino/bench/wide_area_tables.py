@@ -80,13 +80,22 @@ def run_all(simulations: Sequence[Simulation], folder: Path) -> list[Results]:
     found = []
     for one in simulations:
         path = folder / f"{one.name}.json"
-        kept: Results = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        kept = _kept(path)
         if kept.get("words") != one.words:
             kept = simulated(one.words) | {"name": one.name, "words": one.words}
             common.write(kept, folder)
             common.log(f"{one.name}: {common.format_seconds(kept['seconds'])}, {kept['bytes'] / 2**20:.0f} MiB")
         found.append(kept)
     return found
+
+
+def _kept(path: Path) -> Results:
+    """What an earlier run has found; nothing if it is not there, or not one of ours."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def simulated(words: Sequence[str]) -> Results:

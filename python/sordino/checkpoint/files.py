@@ -12,7 +12,7 @@ import io
 import os
 import zipfile
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -24,6 +24,13 @@ from sordino.errors import SordinoError, UsageError
 _FORMAT = 1
 _MARK = "sordino_checkpoint"
 _SCALARS = (str, int, float, bool, type(None))
+_LONGEST = 80  # characters of a key that an error shows
+# What `weights_only=True` lets pickles call with a number of bytes to allocate, and no checkpoint needs.
+_UNFOLDS = (b"c__builtin__\nbytearray\n", b"cbuiltins\nbytearray\n")
+_LONGEST_INT = 2000  # bits
+_KEY = "a key"
+_DEEPEST = 100  # containers within each other
+_MOST = 50_000_000  # values, those of a container that is there twice counted twice
 
 
 def save(path: str | os.PathLike[str], state: dict[str, Any]) -> None:
@@ -31,14 +38,16 @@ def save(path: str | os.PathLike[str], state: dict[str, Any]) -> None:
 
     Args:
         path: its folder must exist and be writable.
-        state: nested dicts, lists and tuples of tensors, numbers, strings, booleans and None (what `state_dict()`
-            of models and optimizers gives).
+        state: a dict of nested dicts, lists and tuples of tensors, numbers, strings, booleans and None (what
+            `state_dict()` of models and optimizers gives).
 
     Raises:
         UsageError: `state` holds something that `load` could not read back, or another process is writing `path`.
         SordinoError: the file cannot be written (disk full, no permission); an earlier checkpoint is untouched.
     """
-    _check(state, "state")
+    complaint = _wrong(state, attributes=True)
+    if complaint:
+        raise UsageError(f"{complaint}; {_HOLDS}")
     try:
         with atomic_file(path) as file:
             torch.save({_MARK: _FORMAT, "state": state}, file)
@@ -84,13 +93,23 @@ def decode(data: bytes, source: str) -> dict[str, Any]:
     # all mean the same here; only a lack of memory is not the file's fault.
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            damaged = archive.testzip()
+            parts = archive.infolist()
+            # Nothing is compressed, so what the parts hold together is in the file: no file unfolds in memory.
+            stored = all(part.compress_type == zipfile.ZIP_STORED for part in parts)
+            sound = stored and sum(part.file_size for part in parts) <= len(data)
+            damaged = archive.testzip() if sound else None
     except MemoryError:
         raise
     except Exception as error:
         raise UsageError(f"{source}: truncated, damaged, or not a checkpoint ({error})") from error
+    if not sound:
+        raise UsageError(
+            f"{source}: not a checkpoint written by sordino.checkpoint.save: its parts are compressed or overlap"
+        )
     if damaged is not None:
         raise UsageError(f"{source}: damaged: the checksum of its part {damaged} is wrong")
+    if any(name in data for name in _UNFOLDS):
+        raise UsageError(f"{source}: not a checkpoint written by sordino.checkpoint.save: it makes bytes of a number")
     try:
         content = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except MemoryError:
@@ -101,7 +120,13 @@ def decode(data: bytes, source: str) -> dict[str, Any]:
         raise UsageError(f"{source}: a torch file, but not one written by sordino.checkpoint.save")
     if content[_MARK] != _FORMAT:
         raise UsageError(f"{source}: format {content[_MARK]}; this version of Sordino reads format {_FORMAT}")
-    return cast("dict[str, Any]", content["state"])
+    state = content.get("state")
+    if not isinstance(state, dict):
+        raise UsageError(f"{source}: not a checkpoint written by sordino.checkpoint.save: it has no state")
+    complaint = _wrong(state)
+    if complaint:
+        raise UsageError(f"{source}: not a checkpoint written by sordino.checkpoint.save: {complaint}; {_HOLDS}")
+    return cast("dict[str, Any]", state)
 
 
 @contextmanager
@@ -150,19 +175,84 @@ def _lock(path: Path) -> int:
         os.close(descriptor)
 
 
-def _check(value: object, where: str) -> None:
-    """Refuses at once what `weights_only=True` would refuse when the checkpoint is needed."""
-    if isinstance(value, torch.Tensor) or type(value) in _SCALARS:
-        return
-    if type(value) in (dict, OrderedDict):
-        for key, item in cast("dict[object, object]", value).items():
-            _check(key, f"a key of {where}")
-            _check(item, f"{where}[{key!r}]")
-    elif type(value) in (list, tuple):
-        for index, item in enumerate(cast("list[object]", value)):
-            _check(item, f"{where}[{index}]")
-    else:
-        raise UsageError(
-            f"{where} is a {type(value).__module__}.{type(value).__qualname__}; a checkpoint holds tensors, numbers, "
-            "strings, booleans, None, and dicts, lists and tuples of these"
-        )
+def _wrong(state: object, attributes: bool = False) -> str | None:
+    """What a checkpoint cannot hold, or None: `weights_only=True` would refuse it when the checkpoint is needed, or
+    whoever walks through it would not come to an end.
+
+    Args:
+        state: what is to be saved, or has been loaded.
+        attributes: whether those that a script has given to tensors count, too; they are saved with them.
+    """
+    if type(state) not in (dict, OrderedDict):
+        return f"state is {_kind(state)}, not a dict"
+    # Containers that are being walked through, outermost first, and where in each. Python's own stack would be no
+    # measure of a file.
+    within: list[tuple[int, Iterator[tuple[str, object]]]] = []
+    places: list[str] = []
+    count, value = 0, state
+    while True:
+        complaint = None
+        inner: Iterator[tuple[str, object]] | None = None
+        if isinstance(value, torch.Tensor):
+            if type(value) not in (torch.Tensor, torch.nn.Parameter):
+                complaint = f"is {_kind(value)}, of which only a plain torch.Tensor can be read again"
+            elif value.device.type == "meta":
+                complaint = "is on the device meta, so it has no values"
+            elif attributes and vars(value):
+                inner = _items(vars(value))
+        elif type(value) in (dict, OrderedDict):
+            inner = _items(cast("dict[object, object]", value))
+        elif type(value) in (list, tuple):
+            inner = ((f"[{index}]", item) for index, item in enumerate(cast("list[object]", value)))
+        elif type(value) not in _SCALARS:
+            complaint = f"is {_kind(value)}"
+        elif isinstance(value, int) and value.bit_length() > _LONGEST_INT:
+            complaint = f"has {value.bit_length():,} bits, of which at most {_LONGEST_INT:,} can be read again"
+        if inner is not None:
+            if any(id(value) == one for one, _ in within):
+                complaint = "holds itself"
+            elif len(within) == _DEEPEST:
+                complaint = f"is in more than {_DEEPEST} containers"
+            within.append((id(value), inner))
+            places.append("")
+        count += 1
+        if count > _MOST:
+            complaint = f"is one of more than {_MOST:,} values"
+        if complaint:
+            return f"{_named(places)} {complaint}"
+        while within:
+            following = next(within[-1][1], None)
+            if following is not None:
+                places[-1], value = following
+                break
+            within.pop()
+            places.pop()
+        else:
+            return None
+
+
+def _items(values: Mapping[Any, object]) -> Iterator[tuple[str, object]]:
+    """Keys and values, with where they are."""
+    for key, item in values.items():
+        yield _KEY, key
+        yield f"[{shown(key)}]", item
+
+
+def shown(key: object) -> str:
+    """A key as an error shows it: in short."""
+    if type(key) not in _SCALARS or (isinstance(key, int) and key.bit_length() > 64):
+        return "..."
+    return repr(key[:_LONGEST] if isinstance(key, str) else key)
+
+
+def _named(places: list[str]) -> str:
+    """What is at the last of these places, for an error."""
+    until = places.index(_KEY) if _KEY in places else len(places)
+    return "a key of " * (until < len(places)) + f"state{''.join(places[:until])}"
+
+
+def _kind(value: object) -> str:
+    return f"a {type(value).__module__}.{type(value).__qualname__}"
+
+
+_HOLDS = "a checkpoint holds tensors, numbers, strings, booleans, None, and dicts, lists and tuples of these"

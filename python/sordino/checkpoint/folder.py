@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sordino.checkpoint.files import load, save
-from sordino.checkpoint.pieces import encoded, joined
+from sordino.checkpoint.files import decode, load, read, save
+from sordino.checkpoint.pieces import checked, encoded, joined
 from sordino.errors import SordinoError, UsageError
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _NAME = re.compile(r"\.?step-(\d{8,})\.(?:pt|[0-9a-f]{16}\.shard)(?:\.tmp)?")
+_SHARD = re.compile(r"step-\d{8,}\.[0-9a-f]{16}\.shard")
 _SHARDS = "sordino_shards"
 
 
@@ -110,8 +111,17 @@ class Folder:
         state = load(path)
         if _SHARDS not in state:
             return state
-        whole = joined([load(self.path / Path(name).name) for name in state[_SHARDS]], f"{path}: state")
-        return dict(whole)
+        names = state[_SHARDS]
+        ours = isinstance(names, list) and all(isinstance(name, str) and _SHARD.fullmatch(name) for name in names)
+        if not ours or not names or len(set(names)) < len(names):
+            raise UsageError(
+                f"{path}: not a checkpoint written by sordino.checkpoint: what names its shards names none"
+            )
+        parts = []
+        for name in names:
+            data, source = read(self.path / name), str(self.path / name)
+            parts.append(checked(decode(data, source), len(data), source))
+        return dict(joined(parts, f"{path}: state"))
 
     def newest(self) -> Saved | None:
         """The newest checkpoint that is complete and undamaged; None if there is none.

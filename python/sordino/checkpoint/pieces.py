@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,9 +10,11 @@ from typing import Any, cast
 
 import torch
 
+from sordino.checkpoint.files import shown
 from sordino.errors import UsageError
 
 _MARK = "sordino_piece"
+_OFTEN = 4  # a file may hold what it holds once in several tensors
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,54 @@ def encoded(value: Any) -> Any:
     return _each(value, encoded)
 
 
+def checked(part: dict[str, Any], size: int, source: str) -> dict[str, Any]:
+    """An encoded part as it was read, whose pieces are what `encoded` makes of `Piece`s.
+
+    Args:
+        part: as a checkpoint holds it, so it is no deeper and no larger than one can be.
+        size: of its file, in bytes. Pieces are copied when they are joined; what they hold must have been in the file.
+        source: names it in errors.
+
+    Raises:
+        UsageError: they are not.
+    """
+    held = 0
+    left: list[Any] = [part]
+    while left:
+        value = left.pop()
+        if isinstance(value, dict) and _MARK in value:
+            held += _bytes_of_piece(value, source)
+        elif isinstance(value, dict):
+            left += value.values()
+        elif isinstance(value, (list, tuple)):
+            left += value
+    if held > _OFTEN * size:
+        raise UsageError(
+            f"{source}: not a shard written by sordino.checkpoint: its pieces take {held} bytes, it {size}"
+        )
+    return part
+
+
+def _bytes_of_piece(piece: dict[str, Any], source: str) -> int:
+    values, begin, shape = (piece.get(name) for name in (_MARK, "begin", "shape"))
+    if (
+        len(piece) == 3
+        and isinstance(values, torch.Tensor)
+        and values.layout == torch.strided
+        and not (values.is_quantized or values.is_nested)
+        and values.dim() == 1
+        and values.is_contiguous()
+        and type(begin) is int
+        and isinstance(shape, list)
+        and all(type(size) is int and 0 <= size < 1 << 63 for size in shape)
+        and 0 <= begin <= begin + values.numel() <= math.prod(shape) < 1 << 63
+    ):
+        return values.nbytes
+    raise UsageError(
+        f"{source}: not a shard written by sordino.checkpoint: what looks like a piece of a tensor is none"
+    )
+
+
 def joined(parts: Sequence[Any], where: str) -> Any:
     """The whole of encoded parts. Dicts are united; what is no piece and in several parts must be the same in all.
 
@@ -76,16 +127,22 @@ def joined(parts: Sequence[Any], where: str) -> Any:
         raise UsageError(f"{where} differs between shards in its type")
     if isinstance(first, dict):
         if _MARK in first:
+            if not all(_MARK in part for part in parts):
+                raise UsageError(f"{where} is a piece of a tensor in some shards, and none in others")
             return _assembled(parts, where)
         keys = list(dict.fromkeys(key for part in parts for key in part))
-        whole = {key: joined([part[key] for part in parts if key in part], f"{where}[{key!r}]") for key in keys}
+        whole = {key: joined([part[key] for part in parts if key in part], f"{where}[{shown(key)}]") for key in keys}
         return OrderedDict(whole) if isinstance(first, OrderedDict) else whole
     if isinstance(first, (list, tuple)):
         if any(len(part) != len(first) for part in parts):
             raise UsageError(f"{where} differs between shards in its length")
         items = [joined(items, f"{where}[{index}]") for index, items in enumerate(zip(*parts))]
         return type(first)(items)
-    if any(not _same(part, first) for part in parts):
+    try:
+        differs = any(not _same(part, first) for part in parts)
+    except RuntimeError as error:  # of the kinds of tensors that torch has, some do less than others
+        raise UsageError(f"{where} is in several shards, and cannot be compared ({error})") from error
+    if differs:
         raise UsageError(f"{where} differs between shards")
     return first
 
@@ -94,26 +151,46 @@ def _assembled(pieces: Sequence[dict[str, Any]], where: str) -> torch.Tensor:
     shape, kind = pieces[0]["shape"], pieces[0][_MARK].dtype
     if any(piece["shape"] != shape or piece[_MARK].dtype != kind for piece in pieces):
         raise UsageError(f"{where}: its pieces are of tensors of different shapes or dtypes")
-    whole, filled = torch.empty(shape, dtype=kind).reshape(-1), 0
-    for piece in sorted(pieces, key=lambda piece: (piece["begin"], piece[_MARK].numel())):
-        values = piece[_MARK]
-        if values.numel() == 0:
-            continue
-        if piece["begin"] != filled or filled + values.numel() > whole.numel():
+    total, filled = math.prod(shape), 0
+    found = [piece for piece in pieces if piece[_MARK].numel()]
+    found.sort(key=lambda piece: (piece["begin"], piece[_MARK].numel()))
+    for piece in found:
+        count = piece[_MARK].numel()
+        if piece["begin"] != filled or filled + count > total:
             raise UsageError(f"{where}: its pieces overlap or leave a gap at element {min(filled, piece['begin'])}")
-        whole[filled : filled + values.numel()] = values
-        filled += values.numel()
-    if filled != whole.numel():
-        raise UsageError(f"{where}: elements {filled} to {whole.numel() - 1} are in no shard")
+        filled += count
+    if filled != total:
+        raise UsageError(f"{where}: elements {filled} to {total - 1} are in no shard")
+    # Made only now that it is known to be no larger than its pieces, whatever they say of its shape.
+    whole = torch.cat([piece[_MARK] for piece in found]) if found else torch.empty(0, dtype=kind)
     return whole.reshape(shape)
 
 
 def _same(a: Any, b: Any) -> bool:
     if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
-        if a.dtype != b.dtype or a.shape != b.shape:
-            return False
-        return torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8))  # a NaN equals itself
+        return _same_tensors(a, b)
     return bool(a == b) or (a != a and b != b)
+
+
+def _same_tensors(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if a.layout != b.layout or a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    if a.layout == torch.sparse_coo:
+        a, b = a.coalesce(), b.coalesce()
+        return _same_tensors(a.indices(), b.indices()) and _same_tensors(a.values(), b.values())
+    for dimension in range(a.dim()):
+        if a.stride(dimension) == b.stride(dimension) == 0 and a.shape[dimension]:
+            a, b = a.narrow(dimension, 0, 1), b.narrow(dimension, 0, 1)  # what both repeat is compared once
+    if any(one.nbytes > _OFTEN * one.untyped_storage().nbytes() for one in (a, b)):
+        raise RuntimeError("its elements share memory")
+    return torch.equal(_bits(a), _bits(b))  # a NaN equals itself
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    flat = tensor.resolve_conj().resolve_neg().reshape(-1)
+    if flat.numel() == 1:  # whose stride may be anything
+        flat = flat.clone(memory_format=torch.contiguous_format)
+    return flat.view(torch.uint8)
 
 
 def _mapped(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:

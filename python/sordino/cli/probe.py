@@ -24,8 +24,10 @@ def ask_python(program: str) -> tuple[dict[str, Any], str]:
     if answer.returncode < 0:
         return {}, f"crashes with signal {-answer.returncode} while it is loaded"
     try:
-        result: dict[str, Any] = json.loads(answer.stdout.strip().splitlines()[-1])
-    except (ValueError, IndexError):
+        result = json.loads(answer.stdout.strip().splitlines()[-1])
+        if not isinstance(result, dict):
+            raise ValueError("it has printed something else last")
+    except (ValueError, IndexError, RecursionError):
         lines = answer.stderr.strip().splitlines()
         return {}, lines[-1] if lines else f"exits with status {answer.returncode}"
     return result, ""

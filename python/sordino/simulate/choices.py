@@ -18,7 +18,7 @@ from sordino.algorithms import ADPSGD, Algorithm, ScheduledPull
 from sordino.algorithms.settings import configured
 from sordino.errors import NotBuilt, UsageError
 from sordino.simulate.job import Job
-from sordino.simulate.links import Floats, Links, exact
+from sordino.simulate.links import LONGEST, SLOWEST_GBPS, Floats, Links, exact
 from sordino.simulate.problem import problem_of
 
 _MODES = {
@@ -31,6 +31,9 @@ _STEPS, _STEPS_WITHOUT_DATA = 2400, 400  # in the virtual seconds that are the d
 _COMPUTE = 10e-3  # seconds; long against a transfer, as the source's on Fashion-MNIST
 _MESSAGE = 3.5 * 2**20  # bytes of the source's network
 _MEASURED = 10  # steps
+# What is more is a slip, and would overflow or fill the memory.
+_MOST = {"workers": 10**6, "seeds": 10**4, "points": 10**6, "seconds": 1e9, "message_mib": 2.0**30}
+_MOST |= {"latency_ms": LONGEST * 1e3, "load_ms": LONGEST * 1e3, "slow": 1e6, "kill": 1e9}
 _WINDOWS, _OTHER_STEPS = 5, 8  # that a Gantt plot shows
 
 
@@ -133,6 +136,13 @@ def _check_numbers(options: argparse.Namespace) -> None:
     for name in ("seconds", "message_mib", "lr"):
         if getattr(options, name) == math.inf:
             raise UsageError(f"{_flag(name)} inf: must be finite")
+    for name in ("workers", "seeds", "points", "seconds", "message_mib", "latency_ms", "load_ms"):
+        value = getattr(options, name)
+        if value is not None and value > _MOST[name]:
+            raise UsageError(f"{_flag(name)} {value:g}: must be at most {_MOST[name]:.10g}")
+    for name in ("narrow_gbps", "wide_gbps"):
+        if getattr(options, name) < SLOWEST_GBPS:
+            raise UsageError(f"{_flag(name)} {getattr(options, name):g}: must be at least {SLOWEST_GBPS:g}")
     if options.steps is not None and options.seconds is not None:
         raise UsageError("--steps and --seconds: give one of them, it says when a run ends")
     if options.seed and options.seeds:
@@ -186,6 +196,8 @@ def _pair(text: str, option: str, mark: str, workers: int) -> tuple[int, float]:
         raise UsageError(f"--{option} {text}: there are the workers 0 to {workers - 1}")
     if not 0 < number < math.inf:
         raise UsageError(f"--{option} {text}: {second} must be above 0")
+    if number > _MOST[option]:
+        raise UsageError(f"--{option} {text}: {second} must be at most {_MOST[option]:g}")
     return worker, number
 
 
@@ -203,10 +215,16 @@ def _compute(options: argparse.Namespace, comparison: bool) -> tuple[Floats, str
             raise UsageError(f"--compute-ms {said}: expected a number, or: measured") from error
         if not 0 < seconds < math.inf:
             raise UsageError(f"--compute-ms {said}: must be above 0")
+        if not 0 < exact(min(seconds, 2 * LONGEST)) <= LONGEST:
+            raise UsageError(f"--compute-ms {said}: must be from 1e-7 to {LONGEST * 1e3:.0f}")
     found = np.full(options.workers, seconds)
     for text in options.slow:
         worker, factor = _pair(text, "slow", ":", options.workers)
         found[worker] *= factor
+        if not 0 < exact(float(found[worker])) <= LONGEST:
+            raise UsageError(
+                f"--slow {text}: a step takes {found[worker]:g} s; must be above 0, and at most {LONGEST:g}"
+            )
     return found, source
 
 

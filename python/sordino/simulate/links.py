@@ -18,6 +18,8 @@ Floats = npt.NDArray[np.float64]
 Ranks = npt.NDArray[np.int64]
 
 _TICK = 2.0**-36  # seconds; sums of multiples of it are exact for 36 hours
+LONGEST = 2.0**17  # seconds: these 36 hours
+SLOWEST_GBPS = 1e-9  # a bit a second
 
 
 def exact(seconds: float) -> float:
@@ -57,21 +59,23 @@ class Links:
         Raises:
             UsageError: there is no such file, or it is not of this form, or is for another number of workers.
         """
-        form = f'expected {{"gbps": [{workers} numbers above 0], "latency_ms": a number from 0}}'
+        form = (
+            f'expected {{"gbps": [{workers} numbers from 1e-9], "latency_ms": a number from 0 to {LONGEST * 1e3:.0f}}}'
+        )
         try:
             said = json.loads(Path(path).read_text(encoding="utf-8"))
         except OSError as error:
             raise UsageError(f"--links {path}: cannot be read ({error.strerror})") from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UsageError(f"--links {path}: is not JSON ({error}); {form}") from error
         if not isinstance(said, dict) or set(said) != {"gbps", "latency_ms"} or not isinstance(said["gbps"], list):
             raise UsageError(f"--links {path}: {form}")
         gbps, latency = said["gbps"], said["latency_ms"]
         if len(gbps) != workers:
             raise UsageError(f"--links {path}: gbps has {len(gbps)} numbers for {workers} workers; {form}")
-        if not all(_is_number(rate) and rate > 0 for rate in gbps):
+        if not all(_is_number(rate) and rate >= SLOWEST_GBPS for rate in gbps):
             raise UsageError(f"--links {path}: gbps: {form}")
-        if not _is_number(latency) or not 0 <= latency < math.inf:
+        if not _is_number(latency) or not 0 <= latency <= LONGEST * 1e3:
             raise UsageError(f"--links {path}: latency_ms: {form}")
         return cls(gbps, latency / 1e3)
 
@@ -86,4 +90,5 @@ class Links:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and not math.isnan(value)
+    """Whether it is one that a float can be, infinity included."""
+    return (type(value) is float and not math.isnan(value)) or (type(value) is int and abs(value) < 1 << 1000)

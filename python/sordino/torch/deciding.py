@@ -53,12 +53,17 @@ def encode(message: Message) -> str:
 def decode(letter: str) -> Message:
     """A letter as a message. TransportError if it is none."""
     try:
-        word, *numbers = json.loads(letter)
-    except ValueError as error:
-        raise TransportError(f"a letter that is no message: {letter[:80]!r}") from error
-    if not isinstance(word, str) or not all(isinstance(number, (int, float)) for number in numbers):
+        message = json.loads(letter)
+    except (ValueError, RecursionError):
+        message = None
+    if (
+        not isinstance(message, list)
+        or not message
+        or not isinstance(message[0], str)
+        or not all(type(number) in (int, float) for number in message[1:])
+    ):
         raise TransportError(f"a letter that is no message: {letter[:80]!r}")
-    return (word, *numbers)
+    return (message[0], *message[1:])
 
 
 class Decider(ABC):

@@ -1,0 +1,127 @@
+"""The worlds in which checks run, and which check runs where.
+
+Everything is all checks in all worlds that they fit. `make test` takes a share of it by rule, so that nothing that a
+check can tell apart is left out for a reason of taste:
+
+- of the combinations of a function's parameters as many as it takes to have every value of every parameter once;
+- each of them in one world, which turns with its name;
+- and every world has checks, since the functions are many and the turning is even.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from checks.registry import Check, all_checks
+
+
+@dataclass(frozen=True)
+class World:
+    """Some ranks, and how they reach each other. `kind`: "sim" (threads), "mpi" (processes under mpirun), or where the
+    tensors of ranks that are threads are: on one GPU that ranks map ("direct") or not ("staged"), or on one each, with
+    NCCL ("nccl"); all of them simulated. `per_node`: ranks of a node, 0 for all. `whole`: of mpirun's, all checks run
+    there, not only those that depend on how bytes move."""
+
+    kind: str
+    ranks: int
+    per_node: int = 0
+    shared: bool = True  # memory of a node
+    gpu: bool = False
+    whole: bool = True
+
+    def __str__(self) -> str:
+        nodes = f"x{self.per_node}" if self.per_node else ""
+        return f"{self.kind}-{self.ranks}{nodes}" + "-unshared" * (not self.shared) + "-gpu" * self.gpu
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What makes processes of one machine such a world."""
+        return {"SORDINO_RANKS_PER_NODE": str(self.per_node), "SORDINO_SHARED_MEMORY": str(int(self.shared))}
+
+    def fits(self, check: Check) -> bool:
+        """Whether the check runs in this world at all."""
+        if self.kind == "mpi":
+            return check.serves("mpi", self.ranks) and (self.whole or check.moves_bytes)
+        if self.kind == "sim":
+            return check.serves("sim", self.ranks)
+        # Helpers have no GPU. Two ranks on one GPU run all checks.
+        return (
+            check.serves("sim", self.ranks)
+            and (self.kind != "nccl" or check.helpers == "")
+            and (check.moves_bytes or (self.kind, self.ranks) == ("direct", 2))
+        )
+
+
+SIM = [World("sim", ranks, per_node) for ranks, per_node in [(1, 0), (2, 0), (3, 0), (4, 0), (5, 0), (3, 1), (5, 2)]]
+# Averages of four are exact by NCCL, too.
+DEVICES = [World("direct", 2), World("direct", 3, 1), World("staged", 5, 2), World("nccl", 4)]
+MPI = [
+    World("mpi", 2),
+    World("mpi", 3),
+    World("mpi", 4, whole=False),
+    World("mpi", 5, whole=False),
+    World("mpi", 3, 1, whole=False),
+    World("mpi", 4, 2, whole=False),
+    World("mpi", 3, shared=False, whole=False),
+    World("mpi", 3, gpu=True, whole=False),
+]
+# One start of mpirun serves all worlds of as many ranks: `make test` has three.
+STARTS = (2, 3, 4)
+WORLDS = [*SIM, *DEVICES, *MPI]
+QUICK_WORLDS = [world for world in WORLDS if world.kind != "mpi" or world.ranks in STARTS]
+
+Case = TypeVar("Case")
+
+
+def covering(cases: Sequence[Case], values_of: Any, name: str) -> list[Case]:
+    """Return cases that have every value of every parameter at least once, few of them; which turns with the name.
+
+    Args:
+        cases: all combinations there are.
+        values_of: gives a case's parameters as a dictionary.
+        name: of what is parametrized.
+    """
+    start = zlib.crc32(name.encode()) % len(cases)
+    left = [(case, _named(values_of(case))) for case in [*cases[start:], *cases[:start]]]
+    missing = set().union(*(values for _, values in left))
+    chosen = []
+    while missing or not chosen:
+        best = max(left, key=lambda one: len(one[1] & missing))
+        missing -= best[1]
+        chosen.append(best[0])
+        left.remove(best)
+    return chosen
+
+
+def _named(values: dict[str, Any]) -> set[tuple[str, str]]:
+    """Return parameters and their values in a form that can be compared, whatever the values are."""
+    named = set()
+    for key, value in values.items():
+        try:
+            named.add((key, repr(value)))
+        except ValueError:  # an integer with more digits than Python writes
+            named.add((key, f"object {id(value)}"))
+    return named
+
+
+def all_pairs(worlds: Iterable[World]) -> list[tuple[World, Check]]:
+    """Return every check in every one of these worlds that it fits."""
+    return [(world, check) for world in worlds for check in all_checks().values() if world.fits(check)]
+
+
+def quick_pairs() -> set[tuple[World, str]]:
+    """Return the worlds and names of checks that `make test` runs."""
+    functions = defaultdict(list)
+    for check in all_checks().values():
+        functions[check.function].append(check)
+    chosen = set()
+    for function, checks in functions.items():
+        name = f"{function.__module__}.{function.__name__}"
+        for check in covering(checks, lambda check: {**check.arguments, "helpers": check.helpers}, name):
+            worlds = [world for world in QUICK_WORLDS if world.fits(check)]
+            chosen.add((worlds[zlib.crc32(check.name.encode()) % len(worlds)], check.name))
+    return chosen

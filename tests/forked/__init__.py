@@ -1,0 +1,53 @@
+"""Python processes that start at once, for tests that start several small jobs.
+
+    [mpirun, "-np", "4", *forked.python(), "worker.py", ...]
+
+A rank pays seconds for `import torch` alone. Here one server has imported it, before any thread, MPI or device, and
+forks; what a test starts in Python's place is a client (client.py) of milliseconds that hands the server its arguments,
+environment, folder and standard streams, and then stands for the fork: it ends as that does, and takes it along. So
+mpirun sees an ordinary process. What the fork shows in /proc (cmdline, environ) is the job's, as of a real start.
+
+What differs from a real start: all forks have one hash seed, and their parent is the server. Tests of exactly such
+things, and jobs in other namespaces, start real processes (the client does the latter by itself).
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+
+_HERE = Path(__file__).resolve().parent
+_ADDRESS = "FORK_SERVER_OF_TESTS"  # the environment variable by which clients find the server
+
+
+@cache
+def python() -> list[str]:
+    """Return the words that stand for `python` in a command; the first call starts the server."""
+    folder = tempfile.mkdtemp(prefix="fork-server-")
+    padding = {"PADDING": "x" * 65536}  # room for the environment that a fork shows
+    # Its standard input is its lifeline: when this process ends, however it does, so does the server with all forks.
+    server = subprocess.Popen(
+        [sys.executable, str(_HERE / "server.py"), f"{folder}/socket", "x" * 8192],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, **padding, "OPENBLAS_NUM_THREADS": "1"},
+        start_new_session=True,
+    )
+
+    def stop() -> None:
+        assert server.stdin is not None
+        server.stdin.close()
+        server.wait(20)
+        shutil.rmtree(folder, ignore_errors=True)
+
+    atexit.register(stop)
+    assert server.stdout is not None and server.stdout.readline() == b"ready\n", "the fork server does not start"
+    server.stdout.close()
+    os.environ[_ADDRESS] = f"{folder}/socket"
+    return [sys.executable, "-I", "-S", str(_HERE / "client.py")]

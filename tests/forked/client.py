@@ -1,0 +1,76 @@
+"""Stands for a Python process that the fork server makes: `python -I -S client.py [-c CODE | -m MODULE | FILE] ...`.
+
+It ends as the fork does, by the same signal if one ended it, hands on the signals that it gets, and when it is killed
+the server kills the fork. Where there is no server, or one that sees another machine or other packages, it becomes a
+real Python.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+
+_NAMESPACES = ("ipc", "mnt", "net", "pid", "uts")
+_HANDED_ON = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+
+
+def surroundings() -> list[str]:
+    """Return what this process sees of the machine, and where it finds packages."""
+    return [*(os.readlink(f"/proc/self/ns/{name}") for name in _NAMESPACES), os.environ.get("PYTHONPATH", "")]
+
+
+def main() -> None:
+    """Has the server fork, and ends as the fork does."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _HANDED_ON)
+    server = socket.socket(socket.AF_UNIX)
+    try:
+        server.connect(os.environ.get("FORK_SERVER_OF_TESTS", ""))
+    except OSError:
+        become_python(before)
+    what = {
+        "argv": sys.argv[1:],
+        "pid": os.getpid(),
+        "folder": os.getcwd(),
+        "environ": dict(os.environ),
+        "surroundings": surroundings(),
+        "mask": [int(number) for number in before],
+    }
+    request = json.dumps(what).encode()
+    socket.send_fds(server, [len(request).to_bytes(8, "little")], [0, 1, 2])
+    server.sendall(request)
+    answers = server.makefile("r")
+    line = answers.readline()
+    if not line.startswith("pid "):
+        become_python(before)
+    fork = int(line.split()[1])
+    for number in _HANDED_ON:
+        signal.signal(number, lambda number, _: os.kill(fork, number))
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    status = answers.readline()
+    end_like(int(status.split()[1]) if status else -signal.SIGKILL)
+
+
+def become_python(mask: set[int | signal.Signals]) -> None:
+    """Start what was wanted for real, in this process."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+
+
+def end_like(code: int) -> None:
+    """End with this status, or by this signal if it is negative."""
+    if code < 0:
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        if -code not in (signal.SIGKILL, signal.SIGSTOP):
+            signal.signal(-code, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {-code})
+        os.kill(os.getpid(), -code)
+    os._exit(code if code >= 0 else 128 - code)
+
+
+if __name__ == "__main__":
+    main()

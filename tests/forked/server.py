@@ -1,0 +1,238 @@
+"""The fork server: `server.py SOCKET PADDING`. It imports what is slow once, and forks for each client (client.py).
+
+The fork returns from `serve` and becomes what the client was asked to be. At its end threads are joined and exit
+functions run, Python's and C's, as always; only the taking apart of all modules, half a second with torch, is left to
+the kernel.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import gc
+import importlib
+import json
+import os
+import random
+import runpy
+import selectors
+import signal
+import socket
+import sys
+import threading
+import types
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from client import end_like, surroundings
+
+Request = dict[str, Any]
+
+
+def load() -> None:
+    """Import what jobs of tests need. Nothing of it may start a thread, MPI or a device."""
+    for module in ("sklearn.datasets", "torch", "sordino.checkpoint", "sordino.data", "sordino.torch"):
+        importlib.import_module(module)
+
+    threads = os.listdir("/proc/self/task")
+    assert len(threads) == 1, f"{len(threads)} threads: a fork would have only one of them"
+    gc.collect()
+    gc.freeze()
+
+
+class Server:
+    """Who waits for which fork."""
+
+    def __init__(self, path: str) -> None:
+        self.events = selectors.DefaultSelector()
+        self.listener = socket.socket(socket.AF_UNIX)
+        self.listener.bind(path)
+        self.listener.listen(64)
+        self.events.register(self.listener, selectors.EVENT_READ, self.accept)
+        self.events.register(0, selectors.EVENT_READ, self.stop)
+        self.forks: dict[int, int] = {}  # descriptors of living forks, by process number
+        self.stopped = False
+        self.surroundings = surroundings()
+
+    def serve(self) -> Request | None:
+        """Return a request in a fork that is to fulfil it, None at the end."""
+        while not self.stopped:
+            for key, _ in self.events.select():
+                request = key.data(key.fileobj)
+                if request is not None:
+                    return request
+        for fork in self.forks.values():
+            signal.pidfd_send_signal(fork, signal.SIGKILL)
+        return None
+
+    def stop(self, _: object) -> None:
+        """Note that nobody is left who needs this server."""
+        self.stopped = True
+
+    def accept(self, listener: socket.socket) -> Request | None:
+        """Take a client's request and fork."""
+        client, _ = listener.accept()
+        head, streams, _, _ = socket.recv_fds(client, 8, 3)
+        text = b""
+        while len(head) == 8 and len(text) < int.from_bytes(head, "little"):
+            more = client.recv(1 << 20)
+            if not more:
+                break
+            text += more
+        if len(head) < 8 or len(text) < int.from_bytes(head, "little"):  # it was killed meanwhile
+            client.close()
+            for stream in streams:
+                os.close(stream)
+            return None
+        request: Request = json.loads(text)
+        if request["surroundings"] != self.surroundings:
+            client.close()
+        else:
+            fork = os.fork()
+            if fork == 0:
+                for number, stream in enumerate(streams):
+                    os.dup2(stream, number)
+                os.closerange(3, 4096)
+                return request
+            self.watch(fork, client)
+        for stream in streams:
+            os.close(stream)
+        return None
+
+    def watch(self, fork: int, client: socket.socket) -> None:
+        """Tell the client when the fork ends, and end the fork when the client does."""
+        descriptor = os.pidfd_open(fork)
+        self.forks[fork] = descriptor
+
+        def ended(_: object) -> None:
+            code = os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1])
+            self.events.unregister(descriptor)
+            os.close(self.forks.pop(fork))
+            if client.fileno() >= 0:
+                self.events.unregister(client)
+                tell(client, f"end {code}\n")
+                client.close()
+
+        def left(_: object) -> None:
+            self.events.unregister(client)
+            client.close()
+            signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+
+        self.events.register(descriptor, selectors.EVENT_READ, ended)
+        self.events.register(client, selectors.EVENT_READ, left)
+        tell(client, f"pid {fork}\n")
+
+
+def tell(client: socket.socket, line: str) -> None:
+    """Send a line to a client that may be gone."""
+    with contextlib.suppress(OSError):
+        client.sendall(line.encode())
+
+
+def become(request: Request) -> None:
+    """Take the client's place on the machine: folder, environment, streams, cores, priority."""
+    os.setsid()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, request["mask"])
+    os.sched_setaffinity(0, os.sched_getaffinity(request["pid"]))
+    os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, request["pid"]))
+    os.chdir(request["folder"])
+    environ: dict[str, str] = request["environ"]
+    os.environ.clear()
+    os.environ.update(environ)
+    start, end = stat_fields(48, 50)
+    show(start, end, [sys.executable, *request["argv"]])
+    start, end = stat_fields(50, 52)
+    show(start, end, [f"{name}={value}" for name, value in environ.items()])
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        by_line = os.isatty(number) or name == "stderr" or bool(environ.get("PYTHONUNBUFFERED"))
+        errors = "backslashreplace" if name == "stderr" else "strict"
+        stream = os.fdopen(number, "w" if number else "r", 1 if by_line else -1, "utf-8", errors, closefd=False)
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+    random.seed()
+    import numpy
+    import torch
+
+    numpy.random.seed()
+    if environ.get("OMP_NUM_THREADS"):  # which the libraries read when they were loaded
+        torch.set_num_threads(int(environ["OMP_NUM_THREADS"]))
+
+
+def stat_fields(first: int, end: int) -> list[int]:
+    """Return some fields of /proc/self/stat, counted from 1 as its manual does."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    return [int(field) for field in fields[first - 3 : end - 3]]
+
+
+def show(start: int, end: int, words: list[str]) -> None:
+    """Write words where the kernel reads what /proc tells of this process."""
+    text = b"".join(word.encode(errors="surrogateescape") + b"\0" for word in words)
+    room = end - start
+    assert len(text) <= room, f"{len(text)} bytes to show, and room for {room}"
+    ctypes.memmove(start, text.ljust(room, b"\0"), room)
+
+
+def run_to_the_end(argv: list[str]) -> None:
+    """Run what was asked for and end this process with the status, or by the signal, that Python would end with."""
+    code: object = 0
+    try:
+        try:
+            run(argv)
+        finally:
+            threading._shutdown()  # joins threads that are no daemons, as an interpreter's end does
+    except SystemExit as end:
+        code = 0 if end.code is None else end.code
+        if not isinstance(code, int):
+            print(code, file=sys.stderr)
+            code = 1
+    except BaseException as error:
+        code = -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
+        sys.excepthook(type(error), error, error.__traceback__)
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            code = code or 120  # as Python has it
+    if int(code) < 0:
+        end_like(int(code))
+    ctypes.PyDLL(None).exit(int(code) & 0xFF)  # with C's exit functions, where MPI is finalized
+
+
+def run(argv: list[str]) -> None:
+    """Run it, as `python ARGV` would."""
+    first, *rest = argv
+    if first == "-m":
+        sys.path[0] = os.getcwd()
+        sys.argv = rest
+        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+        return
+    if first == "-c":
+        code, name, sys.path[0], sys.argv = rest[0], "<string>", "", ["-c", *rest[1:]]
+    else:
+        code, name, sys.path[0], sys.argv = Path(first).read_text(), first, str(Path(first).resolve().parent), argv
+    module = types.ModuleType("__main__")
+    if first != "-c":
+        module.__file__ = first
+    sys.modules["__main__"] = module
+    exec(compile(code, name, "exec"), module.__dict__)
+
+
+if __name__ == "__main__":
+    load()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    server = Server(sys.argv[1])
+    print("ready", flush=True)
+    os.dup2(2, 1)
+    asked = server.serve()
+    if asked is not None:
+        try:
+            become(asked)
+        except ProcessLookupError:  # the client has ended meanwhile
+            os._exit(1)
+        run_to_the_end(asked["argv"])

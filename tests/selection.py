@@ -1,0 +1,94 @@
+"""Which tests a run of pytest takes: `--tier quick` (`make test`), `--tier all`, or `--slice k/M`, a part of all.
+
+The quick tier is chosen by rule:
+
+- a check (tests/checks) runs in one world, and every value of its parameters once: see checks/worlds.py;
+- so does any other test that is parametrized: every value of every parameter once;
+- of the drills, `@pytest.mark.drill("a class of fault")`, the first of each class;
+- tests marked `run_of_a_benchmark`, which run one for real, and those marked `soak` wait for `--tier all`.
+
+The slices of a run are equal shares of all tests, dealt by their names: M of them together are everything.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections import defaultdict
+from typing import Any
+
+import pytest
+from checks.worlds import covering, quick_pairs
+
+MARKERS = (
+    "drill(fault): a real fault, of this class; `make test` has the first drill of each class",
+    "run_of_a_benchmark: runs a benchmark for real; not in `make test`",
+    "soak: repeats what other tests do, for longer; not in `make test`",
+)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--tier", choices=("quick", "all"), default="quick", help="how many tests (tests/selection.py)")
+    parser.addoption("--slice", metavar="k/M", type=part, help="part k of M of all tests")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for marker in MARKERS:
+        config.addinivalue_line("markers", marker)
+
+
+def part(text: str) -> tuple[int, int]:
+    """Return k and M of "k/M"."""
+    found = re.fullmatch(r"(\d+)/(\d+)", text)
+    number, parts = map(int, found.groups()) if found else (0, 0)
+    if not 1 <= number <= parts:
+        raise ValueError(f"{text!r} is not k/M with k from 1 to M, such as 1/8")
+    return number, parts
+
+
+def of_part(name: str, number: int, parts: int) -> bool:
+    """Tell whether what has this name belongs to part `number` of `parts`."""
+    return zlib.crc32(name.encode()) % parts == number - 1
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Takes the tests that are wanted. A test that was named by its id runs, whatever the rule says."""
+    share: tuple[int, int] | None = config.getoption("--slice")
+    if share is not None:
+        wanted = {item for item in items if of_part(item.nodeid, *share)}
+    elif config.getoption("--tier") == "all":
+        return
+    else:
+        wanted = quick(items)
+        wanted |= {item for item in items if any("::" in word and item.nodeid in word for word in config.args)}
+    config.hook.pytest_deselected(items=[item for item in items if item not in wanted])
+    items[:] = [item for item in items if item in wanted]
+
+
+def quick(items: list[pytest.Item]) -> set[pytest.Item]:
+    """Return the tests of the quick tier."""
+    pairs = quick_pairs()
+    functions: dict[str, list[pytest.Item]] = defaultdict(list)
+    drills: dict[str, pytest.Item] = {}
+    wanted = set()
+    for item in items:
+        values = parameters(item)
+        drill = item.get_closest_marker("drill")
+        if any(item.get_closest_marker(name) for name in ("run_of_a_benchmark", "soak")):
+            continue
+        if drill is not None:
+            drills.setdefault(drill.args[0], item)
+        elif "check" in values and "world" in values:
+            if (values["world"], values["check"].name) in pairs:
+                wanted.add(item)
+        else:
+            functions[item.nodeid.partition("[")[0]].append(item)
+    wanted |= set(drills.values())
+    for name, group in functions.items():
+        wanted |= set(covering(group, parameters, name))
+    return wanted
+
+
+def parameters(item: pytest.Item) -> dict[str, Any]:
+    """Return what a test was parametrized with."""
+    return dict(item.callspec.params) if hasattr(item, "callspec") else {}

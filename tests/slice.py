@@ -1,0 +1,37 @@
+"""Runs one part of everything that is tested: `slice.py k/M`. All M parts are `make test-all` and `make sanitize`.
+
+The tests are dealt by their names (selection.py). A sanitizer is one piece: ThreadSanitizer is part 1's, the other that
+of the part in the middle.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from selection import part
+
+TESTS = Path(__file__).resolve().parent
+
+
+def main() -> int:
+    """Run the part; the status of what failed first."""
+    if len(sys.argv) != 2:
+        print("slice.py: which part? Write k/M, such as: make test-slice PART=1/12", file=sys.stderr)
+        return 2
+    try:
+        number, parts = part(sys.argv[1])
+    except ValueError as error:
+        print(f"slice.py: {error}", file=sys.stderr)
+        return 2
+    commands = [[sys.executable, "-m", "pytest", "-q", "-n", "2", "--dist", "loadfile", "--slice", sys.argv[1], str(TESTS)]]
+    for sanitizer, its_part in (("thread", 1), ("address", parts // 2 + 1)):
+        if number == its_part:
+            commands.append([sys.executable, str(TESTS / "sanitize.py"), sanitizer])
+    statuses = [subprocess.run(command, check=False).returncode for command in commands]
+    return next((status for status in statuses if status), 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
