@@ -173,7 +173,7 @@ ERRORS = [
         _SIMULATE + "averaging.py",
         "alpha=0.5)",
         "alpha=1.0)",
-        (tests("simulate") + " tests/python/test_pairing.py",),
+        (tests("simulate"),),
     ),
     Error(
         "bytes are bits",
