@@ -37,8 +37,9 @@ struct Grouping {
 
 std::mutex mutex;
 std::condition_variable changed;
-std::map<std::string, std::shared_ptr<Clique>> cliques;
-std::map<Comm*, std::shared_ptr<Member>> live;
+// Never destroyed: a clique and its members hold each other, and a stream may still have work when the program ends.
+auto& cliques = *new std::map<std::string, std::shared_ptr<Clique>>;
+auto& live = *new std::map<Comm*, std::shared_ptr<Member>>;
 FakeEnqueue enqueue = nullptr;
 bool hang_aborts = false;
 int ids = 0, aborts = 0;

@@ -135,6 +135,26 @@ void test_samples(const std::string& level, DType type, int digits) {
   CHECK(indices.guards_hold() && saved.guards_hold() && counts.guards_hold(), level, name_of(type));
 }
 
+// Samples are compared in blocks: there are several, the last of which is smaller.
+void test_many_samples() {
+  constexpr std::size_t kElements = 23'000;
+  Buffer<float> now(kElements), before(kElements, true);
+  for (std::size_t i = 0; i < kElements; ++i) {
+    before.set(i, static_cast<float>(i));
+    now.set(i, static_cast<float>(i) + (i % 3 == 0 || i > kElements / 2));
+  }
+  const kernels::Items items({{0, kElements, DType::kFloat32}}, kRatio);
+  Buffer<std::uint32_t> indices(items.samples());
+  Buffer<std::byte> saved(items.sample_bytes());
+  Buffer<std::int64_t> counts(1);
+  kernels::draw(items, 3, indices.data());
+  kernels::save_at(items, before.data(), indices.data(), saved.data());
+  kernels::unchanged_at(items, now.data(), saved.data(), indices.data(), counts.data(), kernels::kExact);
+  std::int64_t expected = 0;
+  for (std::size_t k = 0; k < items.samples(); ++k) expected += now.get(indices.get(k)) == before.get(indices.get(k));
+  CHECK(counts.get(0) == expected, counts.get(0), "instead of", expected);
+}
+
 // What is drawn follows from the key and the number of the item, and from nothing else.
 void test_draws_differ() {
   constexpr std::size_t kElements = 10'000;
@@ -228,6 +248,7 @@ int run() {
     }
   }
   test_draws_differ();
+  test_many_samples();
   test_errors();
   return report();
 }

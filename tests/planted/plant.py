@@ -1,6 +1,6 @@
 """Plants one error after the other into a copy of the tree, and tells which tests catch it.
 
-    python tests/planted/plant.py [WORDS...] [--json FILE]
+    python tests/planted/plant.py [WORDS...] [--tier all] [--json FILE]
 
 Words choose errors by their names and files. The copy and what is built of it stay in build/planted, so that the next
 run compiles only what has changed since. Status 1 if fewer than 95 % of the errors are caught.
@@ -78,8 +78,8 @@ class Commands:
 class Copy:
     """The tree once more, with what is built of it."""
 
-    def __init__(self, home: Path) -> None:
-        self.root, self.tree = home / "copy", home / "tree"
+    def __init__(self, home: Path, tier: str) -> None:
+        self.root, self.tree, self.tier = home / "copy", home / "tree", tier
         programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
         self.commands = Commands(
             self.root,
@@ -177,7 +177,8 @@ class Copy:
         if is_native(command):
             words = ["ctest", "--test-dir", str(self.tree), "--no-tests=error", "-R", f"^{re.escape(command)}$"]
         else:
-            words = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *shlex.split(command)]
+            words = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--tier", self.tier]
+            words += shlex.split(command)
         began = time.monotonic()
         status, printed = self.commands.run(words, limit)
         seconds = time.monotonic() - began
@@ -228,6 +229,7 @@ def try_error(copy: Copy, error: Error, took: dict[str, float]) -> Outcome:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("words", nargs="*", help="only errors with one of these in their names or files")
+    parser.add_argument("--tier", choices=("quick", "all"), default="quick", help="of the tests (tests/selection.py)")
     parser.add_argument("--json", type=Path, help="where to write what was found")
     options = parser.parse_args()
     chosen = options.words or [""]
@@ -236,7 +238,7 @@ def main() -> int:
         raise SystemExit("no error has such a name")
     # Those of one file come one after the other, so that each costs one compilation; then those without any.
     errors.sort(key=lambda error: (not error.native, error.file))
-    copy = Copy(ROOT / "build" / "planted")
+    copy = Copy(ROOT / "build" / "planted", options.tier)
     copy.refresh()
     took = try_sound(copy, errors)
     outcomes: list[tuple[Error, Outcome]] = []
@@ -261,6 +263,8 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    for number in (signal.SIGINT, signal.SIGTERM):  # the former is ignored in the background of a script
+        signal.signal(number, signal.default_int_handler)
     try:
         sys.exit(main())
     except KeyboardInterrupt:

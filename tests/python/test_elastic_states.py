@@ -234,3 +234,20 @@ def test_a_snapshot_follows_other_shapes_and_keeps_what_a_state_dict_has_beside_
     state = model_of(0).state_dict()
     snapshot.take(state)
     assert snapshot.tree()._metadata == state._metadata
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_sampler_goes_back_to_the_last_commit(size: int) -> None:
+    def work() -> tuple[set[int], set[int]]:
+        state = TorchState(sampler=ElasticSampler(range(20)))
+        state.sync()
+        state.sampler.record_batch(0, 2)
+        state.commit()
+        committed = state.sampler.processed_indices
+        state.sampler.record_batch(1, 2)
+        assert state.sampler.processed_indices > committed
+        state.restore()
+        return committed, state.sampler.processed_indices
+
+    for committed, restored in sim.run(size, work):
+        assert restored == committed and len(committed) == 2 * size

@@ -235,3 +235,16 @@ def test_of_many_that_ask_at_once_most_find_somebody() -> None:
             if isinstance(step, Tell):
                 letters += [(step.to, more) for more in workers[step.to].heard(0.0, sender, step.message)]
     assert sum(worker._engaged for worker in workers) > size / 3
+
+
+def test_no_two_averagings_have_one_number() -> None:
+    size, numbers = 4, []
+    for rank in range(size):
+        worker = Pairing(rank, size, 0, PATIENCE)
+        for turn in range(5):
+            (question, _) = worker.begin(turn)
+            assert isinstance(question, Tell)
+            numbers.append(question.message[1])
+            assert worker.heard(turn, question.to, ("yes", numbers[-1])) == [Average(question.to, numbers[-1])]
+            worker.exchanged(turn)
+    assert len(set(numbers)) == len(numbers) == 20

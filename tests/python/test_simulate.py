@@ -192,6 +192,8 @@ def test_an_averaging_loses_no_step(counting: None) -> None:
     assert isinstance(total, Tensor)
     assert total.tolist() == pytest.approx(record.steps.tolist(), abs=1e-3)
     assert record.pulls.min() > 10
+    for worker in range(4):  # has a quarter of everybody's, but for the last ones
+        assert run.problem.values(worker).tolist() == pytest.approx((record.steps / 4).tolist(), abs=8)
 
 
 def test_an_averaging_without_overlap_is_waited_for(counting: None) -> None:
