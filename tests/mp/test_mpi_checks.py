@@ -53,7 +53,7 @@ class Jobs:
             try:
                 subprocess.run(
                     mpi.command_line(self.launcher, mpi.Job(ranks, command)),
-                    env=os.environ | {"SORDINO_TIMEOUT_S": "60"},
+                    env={"SORDINO_TIMEOUT_S": "60"} | os.environ,
                     stdout=output,
                     stderr=subprocess.STDOUT,
                     timeout=JOB_TIMEOUT_S,

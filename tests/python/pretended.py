@@ -34,7 +34,7 @@ def devices(kind: str, size: int, monkeypatch: pytest.MonkeyPatch) -> list[Devic
     """GPUs for so many ranks, and the environment in which operations on them go one way: "direct" (all ranks have one
     GPU, which they map), "unshared" (which they cannot map), "staged" (which they may not map), or "nccl" (each its
     own)."""
-    monkeypatch.setenv("SORDINO_TIMEOUT_S", "60")
+    monkeypatch.setenv("SORDINO_TIMEOUT_S", os.environ.get("SORDINO_TIMEOUT_S", "60"))
     monkeypatch.setenv("SORDINO_GPU_ROUTE", "host" if kind == "staged" else "")
     if kind == "nccl":
         monkeypatch.setenv("SORDINO_NCCL", str(stand_in_for_nccl()))
