@@ -23,7 +23,8 @@ CHECKS = "(allreduce or gossip or process_sets) and (3] or 5x2])"
 CHECKS_LIMIT = 900
 # Threads of a rank per core are enough to meet; the sanitizers' memory is what a small machine runs out of.
 JOBS = str(min(4, os.cpu_count() or 1))
-# Not detect_stack_use_after_return: GCC before 14 puts vectors of 64 bytes where they are not aligned then (bug 110027).
+# Not detect_stack_use_after_return: GCC before 14 puts vectors of 64 bytes where they are not aligned then (its bug
+# 110027).
 OPTIONS = {
     "TSAN_OPTIONS": "halt_on_error=1:second_deadlock_stack=1",
     "ASAN_OPTIONS": "detect_leaks=1:strict_string_checks=1",

@@ -68,8 +68,8 @@ def test_forks_do_not_draw_the_same_numbers() -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_who_ends_the_client_ends_the_fork(tmp_path: Path, number: signal.Signals) -> None:
     file = tmp_path / "pid"
-    program = f"import os, pathlib, time; pathlib.Path({str(file)!r}).write_text(str(os.getpid()) + '.'); time.sleep(99)"
-    with subprocess.Popen([*forked.python(), "-c", program]) as client:
+    program = "import os, pathlib, sys, time; pathlib.Path(sys.argv[1]).write_text(f'{os.getpid()}.'); time.sleep(99)"
+    with subprocess.Popen([*forked.python(), "-c", program, str(file)]) as client:
         while not (file.exists() and file.read_text().endswith(".")):
             assert client.poll() is None
             time.sleep(0.01)
