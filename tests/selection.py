@@ -4,7 +4,7 @@ The quick tier is chosen by rule:
 
 - a check (tests/checks) runs in one world, and every value of its parameters once: see checks/worlds.py;
 - so does any other test that is parametrized: every value of every parameter once;
-- of the drills, `@pytest.mark.drill("a class of fault")`, the first of each class;
+- of the drills, `@pytest.mark.drill("a class of fault")`, and of other jobs that are dear, the first of each class;
 - tests marked `run_of_a_benchmark`, which run one for real, and those marked `soak` wait for `--tier all`.
 
 The slices of a run are equal shares of all tests, dealt by their names: M of them together are everything.
@@ -21,7 +21,7 @@ import pytest
 from checks.worlds import covering, quick_pairs
 
 MARKERS = (
-    "drill(fault): a real fault, of this class; `make test` has the first drill of each class",
+    "drill(kind): a job with a real fault, or another dear one; `make test` has the first of each kind",
     "run_of_a_benchmark: runs a benchmark for real; not in `make test`",
     "soak: repeats what other tests do, for longer; not in `make test`",
 )

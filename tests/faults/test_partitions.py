@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 from cluster import Cluster
 from launched import eventually
@@ -32,8 +33,8 @@ class Hosts:
     def run(self) -> None:
         done = self.cluster.run(
             4,
-            ["python", str(WORKER), str(self.folder), json.dumps(self.plan)],
-            env={"SORDINO_SILENCE_S": str(self.silence_s), "SORDINO_TIMEOUT_S": "60"},
+            [*forked.python(), str(WORKER), str(self.folder), json.dumps(self.plan)],
+            env={"SORDINO_SILENCE_S": str(self.silence_s), "SORDINO_TIMEOUT_S": "60", **forked.environment()},
             timeout=HANG_S,
             options=["--with-ft", "ulfm"],
         )

@@ -97,9 +97,13 @@ def test_a_slow_link(emulated_hosts: None, tmp_path: Path) -> None:
             folder.mkdir()
             steps = 5 if algorithm == "allreduce" else 18
             plan = json.dumps({"algorithm": algorithm, "width": WIDTH, "pause_s": 0.02, "steps": steps})
-            command = ["python", str(WORKER), str(folder), plan]
+            command = [*forked.python(), str(WORKER), str(folder), plan]
             done = cluster.run(
-                3, command, env={"SORDINO_TIMEOUT_S": "60"}, timeout=HANG_S, options=["--with-ft", "ulfm"]
+                3,
+                command,
+                env={"SORDINO_TIMEOUT_S": "60", **forked.environment()},
+                timeout=HANG_S,
+                options=["--with-ft", "ulfm"],
             )
             assert done.returncode == 0, done.stdout + done.stderr
             reports = [json.loads((folder / f"report.{rank}").read_text()) for rank in range(3)]

@@ -7,8 +7,8 @@ forks; what a test starts in Python's place is a client (client.py) of milliseco
 environment, folder and standard streams, and then stands for the fork: it ends as that does, and takes it along. So
 mpirun sees an ordinary process. What the fork shows in /proc (cmdline, environ) is the job's, as of a real start.
 
-What differs from a real start: all forks have one hash seed, and their parent is the server. Tests of exactly such
-things, and jobs in other namespaces, start real processes (the client does the latter by itself).
+A fork enters its client's namespaces, so it may be on an emulated host. What differs from a real start: all forks have
+one hash seed, and their parent is the server. Tests of exactly such things start real processes.
 """
 
 from __future__ import annotations
@@ -24,6 +24,12 @@ from pathlib import Path
 
 _HERE = Path(__file__).resolve().parent
 _ADDRESS = "FORK_SERVER_OF_TESTS"  # the environment variable by which clients find the server
+
+
+def environment() -> dict[str, str]:
+    """Return what clients on other hosts need in their environment, which launchers do not take there by themselves."""
+    python()
+    return {_ADDRESS: os.environ[_ADDRESS]}
 
 
 @cache

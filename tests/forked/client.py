@@ -1,8 +1,7 @@
 """Stands for a Python process that the fork server makes: `python -I -S client.py [-c CODE | -m MODULE | FILE] ...`.
 
 It ends as the fork does, by the same signal if one ended it, hands on the signals that it gets, and when it is killed
-the server kills the fork. Where there is no server, or one that sees another machine or other packages, it becomes a
-real Python.
+the server kills the fork. Where there is no server, or one that has imported other packages, it becomes a real Python.
 """
 
 from __future__ import annotations
@@ -13,13 +12,7 @@ import signal
 import socket
 import sys
 
-_NAMESPACES = ("ipc", "mnt", "net", "pid", "uts")
 _HANDED_ON = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-
-
-def surroundings() -> list[str]:
-    """Return what this process sees of the machine, and where it finds packages."""
-    return [*(os.readlink(f"/proc/self/ns/{name}") for name in _NAMESPACES), os.environ.get("PYTHONPATH", "")]
 
 
 def main() -> None:
@@ -32,10 +25,8 @@ def main() -> None:
         become_python(before)
     what = {
         "argv": sys.argv[1:],
-        "pid": os.getpid(),
         "folder": os.getcwd(),
         "environ": dict(os.environ),
-        "surroundings": surroundings(),
         "mask": [int(number) for number in before],
     }
     request = json.dumps(what).encode()
@@ -46,7 +37,7 @@ def main() -> None:
     if not line.startswith("pid "):
         become_python(before)
     fork = int(line.split()[1])
-    for number in _HANDED_ON:
+    for number in _HANDED_ON if fork else ():  # 0: among other processes; then what ends this one ends it
         signal.signal(number, lambda number, _: os.kill(fork, number))
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
     status = answers.readline()

@@ -19,6 +19,7 @@ import runpy
 import selectors
 import signal
 import socket
+import struct
 import sys
 import threading
 import types
@@ -27,9 +28,11 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from client import end_like, surroundings
+from client import end_like
 
 Request = dict[str, Any]
+_NAMESPACES = {"mnt": 0x00020000, "uts": 0x04000000, "ipc": 0x08000000, "pid": 0x20000000, "net": 0x40000000}
+_PR_SET_PDEATHSIG = 1
 
 
 def load() -> None:
@@ -55,7 +58,7 @@ class Server:
         self.events.register(0, selectors.EVENT_READ, self.stop)
         self.forks: dict[int, int] = {}  # descriptors of living forks, by process number
         self.stopped = False
-        self.surroundings = surroundings()
+        self.packages = os.environ.get("PYTHONPATH", "")
 
     def serve(self) -> Request | None:
         """Return a request in a fork that is to fulfil it, None at the end."""
@@ -88,21 +91,29 @@ class Server:
                 os.close(stream)
             return None
         request: Request = json.loads(text)
-        if request["surroundings"] != self.surroundings:
+        if request["environ"].get("PYTHONPATH", "") != self.packages:
             client.close()
         else:
+            # The client may number processes otherwise; so the kernel is asked who it is.
+            credentials = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+            request["pid"], _, _ = struct.unpack("3i", credentials)
+            try:
+                elsewhere = foreign_namespaces(request["pid"])
+            except OSError:  # it was killed meanwhile
+                elsewhere = {}
+            request["namespaces"] = elsewhere
             fork = os.fork()
             if fork == 0:
                 for number, stream in enumerate(streams):
                     os.dup2(stream, number)
                 os.closerange(3, 4096)
                 return request
-            self.watch(fork, client)
+            self.watch(fork, client, 0 if "pid" in elsewhere else fork)
         for stream in streams:
             os.close(stream)
         return None
 
-    def watch(self, fork: int, client: socket.socket) -> None:
+    def watch(self, fork: int, client: socket.socket, known_as: int) -> None:
         """Tell the client when the fork ends, and end the fork when the client does."""
         descriptor = os.pidfd_open(fork)
         self.forks[fork] = descriptor
@@ -123,7 +134,7 @@ class Server:
 
         self.events.register(descriptor, selectors.EVENT_READ, ended)
         self.events.register(client, selectors.EVENT_READ, left)
-        tell(client, f"pid {fork}\n")
+        tell(client, f"pid {known_as}\n")
 
 
 def tell(client: socket.socket, line: str) -> None:
@@ -133,13 +144,15 @@ def tell(client: socket.socket, line: str) -> None:
 
 
 def become(request: Request) -> None:
-    """Take the client's place on the machine: folder, environment, streams, cores, priority."""
+    """Take the client's place on the machine: namespaces, folder, environment, streams, cores, priority."""
     os.setsid()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, request["mask"])
     os.sched_setaffinity(0, os.sched_getaffinity(request["pid"]))
     os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, request["pid"]))
+    if request["namespaces"]:
+        move(request["pid"], request["namespaces"])
     os.chdir(request["folder"])
     environ: dict[str, str] = request["environ"]
     os.environ.clear()
@@ -161,6 +174,29 @@ def become(request: Request) -> None:
     numpy.random.seed()
     if environ.get("OMP_NUM_THREADS"):  # which the libraries read when they were loaded
         torch.set_num_threads(int(environ["OMP_NUM_THREADS"]))
+
+
+def foreign_namespaces(pid: int) -> dict[str, int]:
+    """Return the namespaces in which that process is and this one is not."""
+    return {
+        name: flag
+        for name, flag in _NAMESPACES.items()
+        if os.readlink(f"/proc/self/ns/{name}") != os.readlink(f"/proc/{pid}/ns/{name}")
+    }
+
+
+def move(pid: int, namespaces: dict[str, int]) -> None:
+    """Enter these namespaces of that process. Among its processes only a child of this one can be: then this one stays
+    behind, and ends as the child does."""
+    c = ctypes.CDLL(None, use_errno=True)
+    if c.setns(os.pidfd_open(pid), sum(namespaces.values())) != 0:
+        raise OSError(ctypes.get_errno(), "cannot enter the client's namespaces")
+    if "pid" not in namespaces:
+        return
+    child = os.fork()
+    if child:
+        end_like(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    c.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def stat_fields(first: int, end: int) -> list[int]:

@@ -274,6 +274,7 @@ def test_gossip_learns_as_well_and_continues_from_the_mean(
     assert results["test_accuracy"] > alone["test_accuracy"] - 0.02
 
 
+@pytest.mark.drill("the example with another algorithm")
 @pytest.mark.parametrize(
     "options",
     [

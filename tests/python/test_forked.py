@@ -14,7 +14,8 @@ import pytest
 
 SAYS = """
 import os, pathlib, sys, threading
-threading.Thread(target=lambda: print("thread", flush=True)).start()
+main = threading.main_thread()
+threading.Thread(target=lambda: (main.join(), print("thread"))).start()  # who waits for it at the end?
 shown = pathlib.Path("/proc/self/cmdline").read_bytes().rstrip(b"\\0").split(b"\\0")
 environ = pathlib.Path("/proc/self/environ").read_bytes().split(b"\\0")
 print(sys.argv, os.getcwd(), [word.decode() for word in shown[1:]], b"MARK=x y" in environ, os.environ["MARK"])

@@ -254,6 +254,7 @@ def test_every_rank_refuses_but_one_speaks(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.drill("a plan of real ranks")
 @pytest.mark.usefixtures("launcher")
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_a_plan_is_made(tmp_path: Path, ranks: int, results_of: ResultsOf) -> None:
