@@ -13,7 +13,7 @@ import torch
 import sordino.torch as hvd
 from checks.registry import Seat, check
 from sordino.algorithms import AdaptiveInterval, Algorithm, AllReduce, LocalSGD
-from sordino.errors import UsageError
+from sordino.errors import NonFinite, UsageError
 
 Make = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
 OPTIMIZERS: dict[str, Make] = {
@@ -497,3 +497,44 @@ def groups_of_one_do_not_watch_gradients(seat: Seat) -> None:
         step(seat, model, optimizer, turn)
         watched.append(any(parameter._post_accumulate_grad_hooks for parameter in model.parameters()))
     assert watched == [True, False, False]
+
+
+@check(least=2)
+def a_state_from_before_is_read_and_replaced_at_once(seat: Seat) -> None:
+    model = Odd()
+    plain = OPTIMIZERS["momentum"](list(model.parameters()))
+    inputs, targets = batch(0, 0)
+    torch.nn.functional.mse_loss(model(inputs), targets).backward()
+    plain.step()
+    before = copy.deepcopy(plain.state_dict())
+    other = copy.deepcopy(before)
+    for values in other["state"].values():
+        values["momentum_buffer"].mul_(3)
+    optimizer = hvd.DistributedOptimizer(plain, model.named_parameters(), algorithm=LocalSGD(2, seat.size))
+    for wanted in (before, other):
+        if wanted is other:
+            del optimizer  # and with it what it has found out
+            plain = OPTIMIZERS["momentum"](list(model.parameters()))
+            plain.load_state_dict(copy.deepcopy(before))
+            optimizer = hvd.DistributedOptimizer(plain, model.named_parameters(), algorithm=LocalSGD(2, seat.size))
+            optimizer.load_state_dict(copy.deepcopy(other))
+        found = optimizer.state_dict()["state"]
+        assert found.keys() == wanted["state"].keys()
+        for index, values in wanted["state"].items():
+            assert torch.equal(found[index]["momentum_buffer"], values["momentum_buffer"])
+
+
+@check(least=2)
+def what_is_not_finite_is_not_added_up_before_changes(seat: Seat) -> None:
+    model = Odd()
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.01),
+        model.named_parameters(),
+        algorithm=LocalSGD(3, divisors(seat.size)[-2], "allreduce", aggregate="gradients"),
+        check_finite=True,
+    )
+    step(seat, model, optimizer, 0)
+    if seat.rank == 0:
+        model.bias.data.fill_(math.nan)
+    with pytest.raises(NonFinite):
+        optimizer.set_backward_passes_per_step(1)

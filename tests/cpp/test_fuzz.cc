@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <new>
 #include <random>
+#include <set>
 #include <thread>
 
 #include "check.h"
@@ -196,6 +197,26 @@ void lengths_are_not_believed() {
   }
 }
 
+bool not_negative(const std::vector<std::int64_t>& numbers) {
+  return std::all_of(numbers.begin(), numbers.end(), [](std::int64_t number) { return number >= 0; });
+}
+
+// What follows believes this of all that it is given.
+void check(const Announcement& said) {
+  CHECK(said.kind <= kLastKind && said.op <= kLastReduceOp && said.root >= -1);
+  CHECK(not_negative(said.splits) && said.shapes.size() == said.dtypes.size());
+  for (std::size_t index = 0; index < said.dtypes.size(); ++index) {
+    CHECK(static_cast<int>(said.dtypes[index]) < kDTypeCount && not_negative(said.shapes[index]));
+    CHECK(!said.shapes[index].empty() || (said.kind != Kind::kAllgather && said.kind != Kind::kAlltoall));
+  }
+}
+
+void check(const Decision& decision) {
+  CHECK(decision.verdict <= kLastVerdict && !decision.names.empty());
+  const auto& some = decision.participants;
+  CHECK(std::set<int>(some.begin(), some.end()).size() == some.size() && std::is_sorted(some.begin(), some.end()));
+}
+
 void negotiations() {
   std::vector<Bytes> said, decided;
   for (const Announcement& one : announcements()) said.push_back(written(one));
@@ -213,6 +234,7 @@ void negotiations() {
         one = Announcement::read(reader);
       });
       if (!one) continue;
+      check(*one);
       try {
         talk.announce(member, *one, {});
         for (const Decision& decision : talk.decide()) {
@@ -225,10 +247,12 @@ void negotiations() {
       }
     }
     const Bytes bytes = spoilt(random, decided);
+    std::optional<Decision> decision;
     reads(bytes.size(), [&] {
       Reader reader(bytes);
-      Decision::read(reader);
+      decision = Decision::read(reader);
     });
+    if (decision) check(*decision);
   }
   // The same name twice: who has not said it would be taken to have.
   Negotiation talk({0, 1}, 0);

@@ -38,6 +38,7 @@ def flat(member: Member) -> torch.Tensor:
 
 def apart(crew: Crew) -> bool:
     models = list(crew.all(flat).values())
+    assert len(models) > 1, [member.ended for member in crew.members]
     return any(float((model - models[0]).abs().max()) > 1e-9 for model in models)
 
 
