@@ -1,6 +1,6 @@
 """Plants one error after the other into a copy of the tree, and tells which tests catch it.
 
-    python tests/planted/plant.py [WORDS...] [--tier quick] [--json FILE]
+    python tests/planted/plant.py [WORDS...] [--tier all] [--json FILE]
 
 Words choose errors by their names and files. The copy and what is built of it stay in build/planted, so that the next
 run compiles only what has changed since. Status 1 if fewer than 95 % of the errors are caught.
@@ -230,7 +230,7 @@ def try_error(copy: Copy, error: Error, took: dict[str, float]) -> Outcome:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("words", nargs="*", help="only errors with one of these in their names or files")
-    parser.add_argument("--tier", choices=("quick", "all"), default="all", help="of the tests (tests/selection.py)")
+    parser.add_argument("--tier", choices=("quick", "all"), default="quick", help="of the tests (tests/selection.py)")
     parser.add_argument("--json", type=Path, help="where to write what was found")
     options = parser.parse_args()
     chosen = options.words or [""]
