@@ -130,7 +130,7 @@ export SORDINO_CPP_TESTS=$work/cmake/tests/cpp SORDINO_TEST_JOB_S=$((quick ? 150
 tests() { # NAME LIMIT PYTEST_ARGUMENTS...
   local name=$1 limit=$2
   shift 2
-  stage "$name" "$limit" "$python" -m pytest -q -p no:cacheprovider -o junit_family=xunit2 --junitxml="$logs/$name.xml" "$@"
+  stage "$name" "$limit" "$python" -m pytest -q --tier all -p no:cacheprovider -o junit_family=xunit2 --junitxml="$logs/$name.xml" "$@"
 }
 ranks=tests/gpu/test_gpu_ranks.py
 if [ $built = 0 ]; then
@@ -173,7 +173,7 @@ else
     fi
     if have compute-sanitizer; then
       sanitize=(compute-sanitizer --error-exitcode 86 --print-limit 20)
-      words=(-m pytest -q -x -p no:cacheprovider -m "gpu and not large" tests/gpu "--ignore=$ranks")
+      words=(-m pytest -q -x --tier all -p no:cacheprovider -m "gpu and not large" tests/gpu "--ignore=$ranks")
       few=()
       [ $quick = 1 ] && few=(-k "float32")
       stage racecheck $((quick ? 60 : 240)) "${sanitize[@]}" --tool racecheck "$python" "${words[@]}" \
