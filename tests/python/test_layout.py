@@ -108,3 +108,9 @@ def test_tensors_fill_segments_to_the_last_byte() -> None:
     assert segment_numbers(names, [4, 4, 4, 4, 8, 0], 8) == [0, 0, 1, 1, 2, 2]
     assert segment_numbers(names, [4, 5, 9, 1, 1, 7], 8) == [0, 1, 2, 3, 3, 4]  # what is larger goes alone
     assert segment_numbers(names, [4, 4, 4, 4, 8, 0], "model") == [0] * 6
+
+
+def test_the_hash_tells_which_tensors_are_exchanged_as_one() -> None:
+    tensors = [(name, FLOAT32, (4,)) for name in "abc"]
+    hashes = {Layout(tensors, groups=list(groups)).hash for groups in ((0, 0, 0), (0, 0, 1), (0, 1, 1), (0, 1, 2))}
+    assert len(hashes) == 4
