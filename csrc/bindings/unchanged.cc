@@ -8,9 +8,9 @@
 namespace sordino::bindings {
 namespace {
 
-using Specs = std::vector<std::tuple<std::size_t, std::size_t, int>>;
+using Sizes = std::vector<std::tuple<std::size_t, std::size_t, int>>;
 
-kernels::Items items_of(const Specs& specs, double ratio) {
+kernels::Items items_of(const Sizes& specs, double ratio) {
   std::vector<kernels::Item> items;
   for (const auto& [offset, elements, dtype] : specs) items.push_back({offset, elements, dtype_of(dtype)});
   return kernels::Items(items, ratio);

@@ -70,6 +70,23 @@ class Lockstep:
 
 
 @dataclass
+class Survivor:
+    """What is made again when the ranks meet anew after a loss.
+
+    Attributes:
+        renew: makes it again, for what all of its ranks still have; a weak method.
+        give_up: undoes what the loss has interrupted, on ranks that have it when others do not any more; a weak method.
+        name: of what is made again by all together, the same on all of them; "" if each does it alone.
+        process_set: the ranks that have it.
+    """
+
+    renew: Callable[[], Callable[[], None] | None]
+    give_up: Callable[[], Callable[[], None] | None]
+    name: str = ""
+    process_set: Any = None
+
+
+@dataclass
 class Resized:
     """Who wants to know of the number of ranks, and the last one it was told of."""
 
@@ -101,10 +118,10 @@ class Context:
     services: int = 0  # numbers of the core's services up to this one are taken
     pretended: Device | None = None  # whose memory the CPU's tensors are taken to be, where tests have no GPU
     helpers: Any = None  # sordino.torch.helpers.Helpers, where some ranks have no model and help the others
-    # Where ranks go on without those that are lost: what they do together; weak methods that have what was made for all
-    # made again, in the order in which they were registered; and who wants to know of the number of ranks.
+    # Where ranks go on without those that are lost: what they do together; what is made again, in the order in which it
+    # was registered; and who wants to know of the number of ranks.
     locksteps: dict[str, Lockstep] = field(default_factory=dict)
-    survivors: dict[int, Callable[[], Callable[[], None] | None]] = field(default_factory=dict)
+    survivors: dict[int, Survivor] = field(default_factory=dict)
     on_resize: list[Resized] = field(default_factory=list)
     recovering: threading.RLock = field(default_factory=threading.RLock)
     fruitless: int = 0  # times in a row that the ranks have met anew with nobody missing
@@ -154,17 +171,14 @@ class Context:
 
     def lockstep(self, key: str, process_set: Any) -> Lockstep:
         """What the ranks of a process set do together under this name, whoever of them is left."""
-        name = f"{self._lasting_name(process_set.process_set_id or 0)}.{key}"
+        name = self.lasting_name(key, process_set)
         identities = [self.world.identities[rank] for rank in process_set.ranks or []]
         return self.locksteps.setdefault(name, Lockstep(name, identities))
 
-    def living_survivors(self) -> list[Callable[[], None]]:
+    def living_survivors(self) -> list[Survivor]:
         """What is to be made again after a loss."""
-        found = [(key, method()) for key, method in self.survivors.items()]
-        for key, method in found:
-            if method is None:
-                del self.survivors[key]
-        return [method for _, method in found if method is not None]
+        self.survivors = {key: one for key, one in self.survivors.items() if one.renew() is not None}
+        return list(self.survivors.values())
 
     @contextmanager
     def plainly(self) -> Iterator[None]:
@@ -223,6 +237,10 @@ class Context:
             place = (self._lasting_name(process_set), key)
             counter[place] += 1
             return counter[place] - 1
+
+    def lasting_name(self, key: str, process_set: Any) -> str:
+        """The name of something of a process set, whoever of its ranks is left."""
+        return f"{self._lasting_name(process_set.process_set_id or 0)}.{key}"
 
     def _lasting_name(self, process_set: int) -> str:
         """What a process set is counted by: those of all ranks and of users go on in another world, others do not."""

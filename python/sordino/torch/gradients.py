@@ -21,7 +21,7 @@ import torch
 
 from sordino import kinds
 from sordino._core import Layout
-from sordino.context import Context
+from sordino.context import Context, Survivor
 from sordino.errors import SordinoError, TransportError, UsageError
 from sordino.torch.autograd import allgather
 from sordino.torch.compression import Compression
@@ -80,7 +80,8 @@ class GradientReducer(GradientHooks):
             context.on_join[id(self)] = weakref.WeakMethod(self._prepare_for_join)
         self._layout = whole_layout(self.names, self.parameters)
         if self._own is not None:
-            context.survivors[id(self)] = weakref.WeakMethod(self.renew)
+            method = weakref.WeakMethod(self.renew)
+            context.survivors[id(self)] = Survivor(method, method)
         self._watch_new()
 
     def release(self) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from sordino.algorithms import Algorithm
-from sordino.context import Context
+from sordino.context import Context, Survivor
 from sordino.errors import UsageError
 from sordino.torch.autograd import allreduce
 from sordino.torch.gradients import GradientReducer
@@ -97,7 +97,12 @@ class ParameterSteps(ABC):
         self._met = True
         self.context.on_join[id(self)] = weakref.WeakMethod(self._before_join)
         if self.context.outlasts:
-            self.context.survivors[id(self)] = weakref.WeakMethod(self.renew)
+            self.context.survivors[id(self)] = Survivor(
+                weakref.WeakMethod(self.renew),
+                weakref.WeakMethod(self.give_up),
+                self.context.lasting_name(self.settings.agreement.name, self.settings.process_set),
+                self.settings.process_set,
+            )
 
     def _carried(self) -> dict[str, Any]:
         """What of the state is as good in another world."""
@@ -121,20 +126,28 @@ class ParameterSteps(ABC):
     @torch.no_grad()
     def renew(self) -> None:
         """Goes on among those that are left. Collective."""
-        tensors = [*self.parameters, *(buffer for _, buffer in self.buffers)]
-        self._undo.go_back(tensors)
         round = self.round + int(self._exchanging)
-        self._exchanging = False
+        self.give_up()
         self._part(keeps_place=True)
         self._meet_all()
         self.round = round
         if not self.active:
             return
         if self.levels:
-            self._level([tensor.detach() for tensor in tensors])
+            self._level([tensor.detach() for tensor in self._tensors])
         mine = torch.tensor([self.round, self.steps])
         furthest = allreduce(mine, op=Max, name=f"{self.label}.furthest", process_set=self.settings.process_set)
         self._floor, self._furthest = furthest.tolist()
+
+    @property
+    def _tensors(self) -> list[torch.Tensor]:
+        return [*self.parameters, *(buffer for _, buffer in self.buffers)]
+
+    @torch.no_grad()
+    def give_up(self) -> None:
+        """Undoes an exchange that the loss of a rank has interrupted."""
+        self._undo.go_back(self._tensors)
+        self._exchanging = False
 
     def _level(self, tensors: list[torch.Tensor]) -> None:
         """Gives all ranks the mean of theirs. Collective."""

@@ -153,11 +153,15 @@ def recover(context: Context, error: SordinoError, epoch: int) -> None:
 
 
 def _meet_again(context: Context) -> None:
-    """The ranks that are left compare how far they have come, and make again what was made for all."""
+    """The ranks that are left compare how far they have come, and make again what was made for all and what all of
+    them still have: some may have done with an optimizer that others are about to let go."""
     from sordino.torch.functions import allgather_object
 
     mine = {key: (one.arrived, one.committed) for key, one in context.locksteps.items()}
-    told: dict[int, Any] = dict(allgather_object((context.identity, mine), name=f"survivors {context.epoch}"))
+    survivors = context.living_survivors()
+    made = [one.name for one in survivors]
+    gathered = allgather_object((context.identity, mine, made), name=f"survivors {context.epoch}")
+    told: dict[int, Any] = {identity: counts for identity, counts, _ in gathered}
     for key, lockstep in context.locksteps.items():
         counts = [told[one].get(key, (0, 0)) for one in lockstep.identities if one in told]
         lockstep.through = max(min(arrived for arrived, _ in counts), *(committed for _, committed in counts))
@@ -166,5 +170,8 @@ def _meet_again(context: Context) -> None:
             lockstep.arrived = lockstep.begun - 1
     for process_set in context.process_sets:
         register_again(context, process_set)
-    for survivor in context.living_survivors():
-        survivor()
+    for one in survivors:
+        others = one.process_set.ranks if one.name else []
+        method = one.renew() if all(one.name in gathered[rank][2] for rank in others) else one.give_up()
+        if method is not None:
+            method()
