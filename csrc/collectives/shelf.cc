@@ -73,7 +73,8 @@ Shelf::Shelf(World& world, int number, std::shared_ptr<const Layout> layout, std
       location_(world.transport().shares_memory() ? world.node_memory().locate(segment_->data, segment_->bytes)
                                                   : Location{}),
       header_(reinterpret_cast<Header*>(segment_->data)),
-      locations_(static_cast<std::size_t>(world.size())) {
+      locations_(static_cast<std::size_t>(world.size())),
+      closed_(static_cast<std::size_t>(world.size())) {
   header_->newest = -1;
 }
 
@@ -190,7 +191,7 @@ void Shelf::begin(const std::shared_ptr<Pull>& pull, Time now) {
   pull->begun = now;
   pull->state = Pull::State::kUnderWay;
   const Location& location = locations_[static_cast<std::size_t>(pull->peer)];
-  if (world_.has_left(pull->peer)) {
+  if (world_.has_left(pull->peer) || closed_[static_cast<std::size_t>(pull->peer)]) {
     finish(pull, Pull::State::kFailed, "rank " + std::to_string(pull->peer) + " is gone");
   } else if (location.segment != 0) {
     try {
@@ -394,6 +395,7 @@ void Shelf::abandon(std::list<Receiving>::iterator receiving, const std::string&
 bool Shelf::settled() const { return sendings_.empty() && abandoned_.empty(); }
 
 void Shelf::lost(int rank) {
+  closed_[static_cast<std::size_t>(rank)] = true;
   std::erase_if(early_, [rank](const Request& request) { return request.from == rank; });
   for (auto receiving = receivings_.begin(); receiving != receivings_.end();) {
     const auto next = std::next(receiving);

@@ -126,6 +126,7 @@ class Shelf : public Service {
   std::uint64_t next_number_ = 0;
 
   // Of the thread that polls.
+  std::vector<bool> closed_;  // ranks that answer no more
   std::list<Sending> sendings_;
   std::list<Receiving> receivings_;
   std::vector<Request> early_;      // came before anything was published

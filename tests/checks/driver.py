@@ -4,7 +4,7 @@ ORDERS is JSON: a list of checks, each with the environment that makes the job t
 whether all ranks take their tensors to be in the memory of one simulated GPU.
 
 Every check gets a world of its own (init and shutdown around it). Rank r appends two lines a check to FOLDER/r.jsonl:
-the order's name when it begins, and what became of it.
+the order's name when it begins, and what became of it, in how many seconds.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import faulthandler
 import json
 import os
 import sys
+import time
 import traceback
 from pathlib import Path
 
@@ -46,6 +47,7 @@ def main() -> None:
             print(json.dumps({"name": order["name"], "error": None}), file=report, flush=True)
             scratch.mkdir(exist_ok=True)
             line = {"name": order["name"], "log": [], "error": None, "helper": False}
+            began = time.monotonic()
             try:
                 hvd.init(algorithm=check.algorithm(size))
                 current().pretended = gpu if order["gpu"] else None
@@ -57,8 +59,9 @@ def main() -> None:
                 context = current_or_none()
                 if context is not None:
                     context.abort(f"{type(error).__name__}: {error}")
+            hvd.shutdown()
+            line["seconds"] = round(time.monotonic() - began, 3)
             print(json.dumps(line), file=report, flush=True)
-        hvd.shutdown()
     faulthandler.cancel_dump_traceback_later()
 
 

@@ -176,6 +176,21 @@ void a_peer_that_leaves_fails_its_pulls_alone() {
   CHECK_THROWS(Error, for (;;) ranks[0].letters->wait(0));  // once it has told what came before
 }
 
+// A pull that begins after its peer has closed its shelf, and has not left, is not answered by anybody.
+void a_peer_that_closes_fails_later_pulls(bool shared) {
+  const auto layout = layout_of(10);
+  std::vector<Rank> ranks = make(shared ? std::vector<int>{0, 0} : std::vector<int>{0, 1}, layout, shared);
+  const std::vector<double> values = memory_of(*layout, 3);
+  ranks[1].shelf->publish(reinterpret_cast<const std::byte*>(values.data()), 1);
+  CHECK(pull_now(ranks[0], 1)->state == Pull::State::kDone);
+  ranks[1].world->close_service(kShelf);
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));  // it is heard of
+  const auto pull = ranks[0].shelf->pull(1, steady_clock::now());
+  const auto limit = steady_clock::now() + std::chrono::duration<double>(kDeadline / 6);
+  while (!ended(*pull) && steady_clock::now() < limit) ranks[0].letters->wait(0.01);
+  CHECK(pull->state == Pull::State::kFailed);
+}
+
 // An averaging between two, and a count of what each has done for it on the thread that polls.
 class Watched : public Service {
  public:
@@ -356,6 +371,8 @@ int main() {
   a_pull_begins_when_it_is_told_to();
   a_pull_waits_for_the_first_snapshot();
   a_peer_that_leaves_fails_its_pulls_alone();
+  a_peer_that_closes_fails_later_pulls(false);
+  a_peer_that_closes_fails_later_pulls(true);
   averages_conserve_the_sum();
   one_side_is_held_up();
   one_side_goes(false);

@@ -37,7 +37,8 @@ _PR_SET_PDEATHSIG = 1
 
 def load() -> None:
     """Import what jobs of tests need. Nothing of it may start a thread, MPI or a device."""
-    for module in ("sklearn.datasets", "torch", "sordino.checkpoint", "sordino.data", "sordino.torch"):
+    # torch would import torch._dynamo with the first optimizer, which takes as long as all the rest.
+    for module in ("sklearn.datasets", "torch", "torch._dynamo", "sordino.checkpoint", "sordino.data", "sordino.torch"):
         importlib.import_module(module)
 
     threads = os.listdir("/proc/self/task")

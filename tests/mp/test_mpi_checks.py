@@ -1,5 +1,5 @@
 """The checks under a real mpirun: one job for each number of ranks, whose ranks run the checks of all its worlds, one
-after the other. Real processes, not forks: what they share must be what users' ranks share."""
+after the other. Two ranks are real processes, which share what users' ranks share; more of them are forks."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import pytest
 from checks.registry import Check, compare
 from checks.worlds import MPI, World, all_pairs
@@ -48,7 +49,8 @@ class Jobs:
             for world, check in self.wanted[ranks]
         ]
         (folder / "orders").write_text(json.dumps(orders))
-        command = [sys.executable, str(DRIVER), str(folder), str(folder / "orders")]
+        python = [sys.executable] if ranks == 2 else forked.python()
+        command = [*python, str(DRIVER), str(folder), str(folder / "orders")]
         with open(folder / "output", "w") as output:
             try:
                 subprocess.run(

@@ -354,6 +354,20 @@ def test_a_worker_in_line_waits_beyond_its_patience() -> None:
     assert worker.managed
 
 
+@pytest.mark.parametrize("in_line", [False, True])
+def test_who_waits_for_a_grant_skips_when_nobody_is_left(in_line: bool) -> None:
+    """Also the manager itself, as the last one: it would wait in its own line."""
+    manages = Managed(0, 3, 0, 0.25, PATIENCE, manager=0)
+    manages.window(0.0, math.inf)
+    if in_line:
+        manages.heard(0.1, 0, ("line", 1.0))
+    assert manages.lost(0.2, 2) == []
+    assert manages.lost(0.3, 1) == [Skip()]
+    assert manages.managed
+    assert manages.ended(0.4) == [Skip()]
+    assert manages.heard(0.5, 0, ("grant", 1.0, 2, 0.0)) == [Tell(0, ("done", 2, -1.0))]  # it comes too late
+
+
 def test_when_the_manager_dies_a_worker_says_so_and_goes_on_alone() -> None:
     worker = managed()
     worker.window(0.0, math.inf)

@@ -275,4 +275,9 @@ class Managed(Autonomous):
     def lost(self, now: float, rank: int) -> list[Action]:
         actions = super().lost(now, rank)
         self._silent_manager = None if rank == self._silent_manager else self._silent_manager
-        return actions + (self._alone(now, "is gone") if rank == self._manager else [])
+        if rank == self._manager:
+            return actions + self._alone(now, "is gone")
+        if self._asked is not None and self._manager is not None and not len(self._others):
+            self._asked = None  # the manager has nobody to grant any more
+            actions += self._nobody()
+        return actions
