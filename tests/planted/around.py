@@ -103,6 +103,14 @@ ERRORS = [
     ),
     # ---- decisions
     Error(
+        "who waits for a grant that nobody can be of waits on",
+        "missing wait",
+        _ALGORITHMS + "pull_negotiation.py",
+        "            actions += self._nobody()\n",
+        "",
+        (tests("pull_schedule"),),
+    ),
+    Error(
         "an estimate is the sum of two",
         "wrong weight",
         _ALGORITHMS + "pull_schedule.py",

@@ -257,6 +257,14 @@ ERRORS = [
         _SERVICES,
     ),
     Error(
+        "a shelf forgets who has closed",
+        "lost message",
+        _SHELF,
+        "  closed_[static_cast<std::size_t>(rank)] = true;\n",
+        "",
+        _SERVICES,
+    ),
+    Error(
         "a step meanwhile is lost",
         "stale copy",
         _PAIRS,
