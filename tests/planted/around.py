@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planted.error import Error, tests
+from planted.error import Error, checks, tests
 
 _ELASTIC = "python/sordino/torch/elastic/"
 _CHECKPOINT = "python/sordino/checkpoint/"
@@ -222,7 +222,7 @@ ERRORS = [
         _TUNE + "costs.py",
         "travels.setdefault((ranks[source], self.nodes[rank]), rank)",
         "travels.setdefault((ranks[source], rank), rank)",
-        (tests("tune"), "tests/python/test_sim_checks.py -k tune"),
+        (tests("tune"), checks("tune")),
     ),
     Error(
         "a negative latency stays",
