@@ -130,6 +130,7 @@ def a_handle_nobody_waits_for(seat: Seat) -> None:
     hvd.allreduce_async_(torch.ones(5000), name="in place")
     hvd.barrier()
     assert hvd.allreduce(torch.ones(1)).item() == 1
+    hvd.allreduce_async(torch.ones(5000), name="after others have been waited for")
     wait_for_leftovers()
 
 

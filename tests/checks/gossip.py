@@ -307,10 +307,8 @@ def wrong_use_is_refused(seat: Seat) -> None:
     optimizer.step()
 
 
-@check()
+@check(worlds=("sim-1",))
 def one_worker_trains_alone(seat: Seat) -> None:
-    if seat.size > 1:
-        return
     for algorithm in (CHOICES | MORE).values():
         model, twin = linear(), linear()
         train(seat, model, wrap(model, algorithm, lr=0.1))

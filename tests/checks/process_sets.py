@@ -104,6 +104,23 @@ def overlapping_sets_at_once(seat: Seat) -> None:
     assert hvd.remove_process_set(left) and hvd.remove_process_set(right)
 
 
+@check(worlds=("sim-5x2", "mpi-4x2"))
+def sets_with_two_ranks_in_common(seat: Seat) -> None:
+    """What they send each other belongs to one set or the other, whichever comes first."""
+    sets = [hvd.add_process_set([0, 1, 2]), hvd.add_process_set([1, 2, 3])]
+    for turn in range(40):
+        handles = []
+        for number in (0, 1) if (turn + seat.rank) % 2 else (1, 0):
+            if sets[number].included():
+                tensor = torch.full((5_000,), float(seat.rank + 10 * number))
+                handle = hvd.allreduce_async(tensor, name=f"{turn}", op=hvd.Sum, process_set=sets[number])
+                handles.append((number, handle))
+        for number, handle in handles:
+            assert (hvd.synchronize(handle) == sum(rank + 10 * number for rank in sets[number].ranks)).all()
+    for one in reversed(sets):
+        assert hvd.remove_process_set(one)
+
+
 @check(least=2)
 def many_sets_one_after_another(seat: Seat) -> None:
     """Identifiers of removed sets do not disturb later ones, also past 256, where tags begin to repeat."""

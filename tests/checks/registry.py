@@ -120,6 +120,7 @@ class Check:
     least: int  # ranks
     on: tuple[str, ...]
     helpers: str = ""  # communicators of "one" group or of "pairs", "servers", or none
+    worlds: tuple[str, ...] = ()  # in which it says something; all, if none is named
 
     @property
     def moves_bytes(self) -> bool:
@@ -166,10 +167,11 @@ def check(
     least: int = 1,
     on: tuple[str, ...] = ("sim", "mpi"),
     helpers: tuple[str, ...] = ("",),
+    worlds: tuple[str, ...] = (),
     **parameters: Iterable[Any],
 ) -> Callable[..., Any]:
     """Registers a check for worlds of `least` ranks or more, once for every combination of the parameters' values, and
-    of `Check.helpers`, ranks that are no seats."""
+    of `Check.helpers`, ranks that are no seats. `worlds` names those in which it says something; by default all."""
 
     def register(function: Callable[..., None]) -> Callable[..., None]:
         for kind, *values in itertools.product(helpers, *parameters.values()):
@@ -178,7 +180,7 @@ def check(
             home = function.__module__.rpartition(".")[2]
             name = f"{home}.{function.__name__}" + (f"[{label}]" if label else "")
             assert name not in _CHECKS, name
-            _CHECKS[name] = Check(name, function, dict(zip(parameters, values)), least, on, kind)
+            _CHECKS[name] = Check(name, function, dict(zip(parameters, values)), least, on, kind, worlds)
         return function
 
     return register

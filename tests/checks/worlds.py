@@ -44,6 +44,8 @@ class World:
 
     def fits(self, check: Check) -> bool:
         """Whether the check runs in this world at all."""
+        if check.worlds and str(self) not in check.worlds:
+            return False
         if self.kind == "mpi":
             return check.serves("mpi", self.ranks) and (self.whole or check.moves_bytes)
         if self.kind == "sim":
