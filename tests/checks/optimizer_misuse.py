@@ -12,15 +12,27 @@ from checks.agreement import raises
 from checks.models import batch, loss_of, make_model
 from checks.registry import Seat, check
 from checks.training import ROWS, Twins, sgd
+from sordino.algorithms import LocalSGD
 from sordino.cards import rank_list
 from sordino.errors import LayoutMismatch, UsageError
 
 
 @check(least=2)
 def zero_grad_after_backward(seat: Seat) -> None:
-    """It would lose gradients that are on their way."""
+    """What is final is thrown away, as with DDP; what is on its way would be lost, and is not."""
     twins = Twins(seat)
     twins.train(2)
+    for set_to_none in (True, False):
+        twins.zero()
+        twins.backward()
+        twins.zero(set_to_none=set_to_none)
+        twins.backward()
+        twins.check_gradients()
+        twins.step()
+    twins.train(1)
+    twins.check()
+    twins = Twins(seat, algorithm=LocalSGD(1, seat.size))
+    twins.train(1)
     twins.zero()
     twins.backward()
     raises(AssertionError, "zero_grad", twins.optimizer.zero_grad)
@@ -33,7 +45,7 @@ def zero_grad_after_backward(seat: Seat) -> None:
 @check(least=2)
 def more_backward_passes_than_promised(seat: Seat) -> None:
     for passes in (1, 2):
-        twins = Twins(seat, backward_passes_per_step=passes)
+        twins = Twins(seat, backward_passes_per_step=passes, op=hvd.Sum)
         twins.train(0)
         for _ in range(2):
             twins.zero()

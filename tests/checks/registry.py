@@ -26,6 +26,7 @@ MODULES = (
     "compiled",
     "double_buffering",
     "drift",
+    "final_gradients",
     "gossip",
     "joining",
     "layered",

@@ -164,10 +164,11 @@ def two_optimizers_do_not_meet(seat: Seat) -> None:
         for both, its in ((models, optimizers), (plain, wanted)):
             for optimizer in its:
                 optimizer.zero_grad()
+            if turn == 2 and seat.rank == 0:
+                with its[0].no_sync():
+                    both[0].unused.sum().backward()
             losses = [torch.nn.functional.mse_loss(model(inputs), targets) for model in both]
             (losses[0] * 2 + losses[1] if seat.rank else losses[1] + losses[0] * 2).backward()
-            if turn == 2 and seat.rank == 0:
-                both[0].unused.sum().backward()
             for optimizer in its:
                 optimizer.step()
     for model, other in zip(models, plain):

@@ -23,6 +23,8 @@ class AdasumSteps:
     in_flight = False
     ready = False
     done = False
+    final = True  # a rank's step uses its own gradients
+    accumulates = False
 
     def __init__(
         self,
@@ -47,6 +49,10 @@ class AdasumSteps:
 
     def synchronize(self) -> None:
         """Does nothing: there is nothing to combine before the local step."""
+
+    def clip(self, limit: float, kind: float, strict: bool) -> torch.Tensor:
+        """Scales this rank's gradients so that their norm is at most `limit`; the norm before."""
+        return torch.nn.utils.clip_grad_norm_(self.parameters, limit, kind, strict)
 
     def step(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | None, synchronize: bool) -> Any:
         """Steps locally, then moves every parameter by the Adasum of all ranks' changes of it."""

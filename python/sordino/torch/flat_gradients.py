@@ -1,5 +1,6 @@
 """Gradients in flat memory that exchanges average. Exchanges are not negotiated, so segments start in the order of the
-plan, whenever their gradients come."""
+plan, whenever their gradients come. They are not waited for when backward ends, so until they are nobody may use them.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +15,10 @@ from sordino.context import Context
 from sordino.errors import UsageError
 from sordino.torch.compression import Compression
 from sordino.torch.gradients import GradientReducer
-from sordino.torch.segments import Segment, Settings
+from sordino.torch.pending_gradients import PendingGradients
+from sordino.torch.segments import Segment, Settings, StepOrderError
 
+_NAMED = 8  # tensors that an error names
 ALIGNMENT = 64  # bytes; of arenas, so that parts of equal size lie side by side
 
 
@@ -53,6 +56,28 @@ class FlatReducer(GradientReducer):
             raise UsageError(f"compression= needs {self.instead_of_compression}: gradients are averaged as they are")
         super().__init__(context, names, parameters, settings, compare=True)
         self._complete_segments: set[str] = set()
+        self._pending = PendingGradients(self.names, self.parameters)
+
+    def release(self) -> None:
+        self._pending.show()
+        super().release()
+
+    def _count(self, index: int) -> None:
+        self._pending.show()  # autograd has added to one
+        super()._count(index)
+
+    def _backward_ended(self) -> None:
+        self._pending.hide()
+
+    def prepare(self) -> None:
+        replaced = self._pending.show()
+        if replaced:
+            raise StepOrderError(
+                f"the gradients of {', '.join(map(repr, replaced[:_NAMED]))} were replaced or cleared while they were "
+                "being averaged. Before step(), call optimizer.clip_grad_norm_() to clip gradients, or "
+                "optimizer.synchronize() to change them"
+            )
+        super().prepare()
 
     @abstractmethod
     def _flat(self, segment: Segment) -> Flat:
@@ -64,6 +89,7 @@ class FlatReducer(GradientReducer):
 
     def _begin_cycle(self) -> None:
         super()._begin_cycle()
+        self._pending.show()
         self._complete_segments = set()
 
     def _start(self, segment: Segment) -> None:

@@ -1,4 +1,6 @@
-"""Noticing which gradients are complete: hooks count the backward passes that have added to each."""
+"""Noticing which gradients are complete: hooks count the backward passes that have added to each, and the end of a
+backward in which one has become complete is the time at which all must be what `step()` will use.
+"""
 
 from __future__ import annotations
 
@@ -27,6 +29,9 @@ class GradientHooks(ABC):
         self._passes = [0] * len(self.parameters)
         self._done = False  # this cycle's gradients are reduced already
         self._hooked: dict[int, Any] = {}
+        self._backwards: set[int] = set()  # under way, by autograd's numbers
+        self.accumulates = False
+        """Whether backward passes only add to gradients, and are not counted."""
 
     @property
     def done(self) -> bool:
@@ -42,6 +47,14 @@ class GradientHooks(ABC):
     @abstractmethod
     def _completed(self, index: int) -> None:
         """The gradient of a parameter is complete. Called during backward."""
+
+    @abstractmethod
+    def _backward_ended(self) -> None:
+        """A backward is over that has completed gradients; it returns after this."""
+
+    @abstractmethod
+    def _begin_again(self, index: int) -> None:
+        """A gradient has been added to that was reduced in this cycle, and has not been used."""
 
     def _watch_new(self) -> list[int]:
         """Hooks trainable parameters that are not hooked yet (also ones that were frozen before); returns which."""
@@ -62,17 +75,51 @@ class GradientHooks(ABC):
 
     def _count(self, index: int) -> None:
         if self._done:
+            self._begin_again(index)
             self._begin_cycle()
+        if self.accumulates:
+            return
         if self._passes[index] >= self.passes:
             raise StepOrderError(
                 "Gradients were computed more than backward_passes_per_step times before call to step(). Increase "
                 f"backward_passes_per_step to accumulate gradients locally. (parameter '{self.names[index]}')"
             )
         self._passes[index] += 1
+        self._watch_end()
         if self._passes[index] < self.passes:
             return
         self._order.append(index)
         self._completed(index)
+
+    def _watch_end(self) -> None:
+        """Has `_ended` called at the end of the backward that runs in this thread."""
+        number = torch._C._current_graph_task_id()
+        if number < 0 or number in self._backwards:
+            return
+        self._backwards.add(number)
+        watcher = weakref.ref(self)
+
+        def ended() -> None:
+            alive = watcher()
+            if alive is not None:
+                alive._ended()
+
+        torch.autograd.Variable._execution_engine.queue_callback(ended)
+
+    def _ended(self) -> None:
+        node = torch._C._current_autograd_node()
+        if node is None:
+            self._backwards.clear()
+            if max(self._passes) >= self.passes and not self._done:
+                self._backward_ended()
+            return
+
+        # This was a backward within another one (a checkpoint's), whose end counts.
+        def outer(*_: Any) -> None:
+            hook.remove()
+            self._watch_end()
+
+        hook = node.register_hook(outer)
 
     def _has_all(self, but: set[int]) -> bool:
         """Whether every gradient is complete that backward produces, but for those of some parameters."""

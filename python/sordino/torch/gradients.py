@@ -5,6 +5,9 @@ which backward produces gradients is known. Each segment carries one flag a para
 gradient for it: a parameter that no rank used keeps `grad = None`, as it would without Sordino, and one that some rank
 used gets the same gradient everywhere.
 
+When backward returns, all have been reduced, as users of DDP assume: what they clip or log is what `step()` uses. A
+backward that adds to them before that has them reduced again, which for an average comes to the same.
+
 Gradients are reduced where autograd put them. Those that survive from one step to the next (`set_to_none=False`) move
 into a shared arena once, where the reduction is one pass over memory.
 """
@@ -22,15 +25,15 @@ import torch
 from sordino import kinds
 from sordino._core import Layout
 from sordino.context import Context, Survivor
-from sordino.errors import SordinoError, TransportError, UsageError
-from sordino.torch.autograd import allgather
+from sordino.errors import NonFinite, SordinoError, TransportError, UsageError
+from sordino.torch.autograd import allgather, allreduce
 from sordino.torch.compression import Compression
 from sordino.torch.devices import device_of
 from sordino.torch.gradient_hooks import GradientHooks
 from sordino.torch.operation import Average, Sum
 from sordino.torch.own_gradients import OwnGradients
 from sordino.torch.process_sets import ProcessSet
-from sordino.torch.segments import Segment, Settings, say_used, whole_layout
+from sordino.torch.segments import Segment, Settings, StepOrderError, say_used, whole_layout
 from sordino.torch.sparse import no_rows, sparse_allreduce_async
 from sordino.torch.surviving import LOSSES
 from sordino.torch.tensors import check, dense_strides, describe, dtype_code
@@ -71,6 +74,9 @@ class GradientReducer(GradientHooks):
         self._sparse_finish: dict[int, Callable[[], torch.Tensor]] = {}
         self._looked: dict[int, Any] = {}  # at sparse gradients that were sent last, with check_finite
         self._kept: dict[int, weakref.ref[torch.Tensor]] = {}
+        self._refused: NonFinite | None = None  # for step() to raise
+        self._plan = ""  # its name
+        self._again = 0  # times that gradients of one step have been reduced already
         in_step = in_step or settings.process_set
         self._own = OwnGradients(context, in_step, self.parameters) if context.outlasts else None
         if not self.active:
@@ -113,8 +119,32 @@ class GradientReducer(GradientHooks):
             if segment.waiting == 0:
                 self._start(segment)
 
+    @torch.no_grad()
+    def _backward_ended(self) -> None:
+        try:
+            self.synchronize()
+        except NonFinite as error:  # no step will be taken
+            self._refused, self._done = error, True
+
+    def _begin_again(self, index: int) -> None:
+        self._again += 1
+        kept = self._kept.get(index)
+        if kept is None or kept() is not self.parameters[index].grad:
+            return  # it was cleared
+        advice = "Put all backward() but the last one before step() in optimizer.no_sync()"
+        if self.settings.op != Average:
+            raise StepOrderError(
+                "Gradients were computed more than backward_passes_per_step times before call to step(): that of "
+                f"'{self.names[index]}' was reduced when the backward() before this one ended. {advice}, or increase "
+                "backward_passes_per_step"
+            )
+        warnings.warn(
+            f"gradients are reduced in every backward() of a step. {advice}: they are sent once then", stacklevel=2
+        )
+
     def _begin_cycle(self) -> None:
         super()._begin_cycle()
+        self._refused = None
         for segment in self._segments or ():
             segment.waiting = len(segment.members)
 
@@ -146,6 +176,7 @@ class GradientReducer(GradientHooks):
             int(grad is not None and grad.is_sparse) for grad in (self.parameters[i].grad for i in sorted(wanted))
         ]
         name = self.context.plan_name(f"gradients.{self._layout.hash:x}", process_set.process_set_id)
+        self._plan = name
         mine = torch.tensor([order, sparse]).unsqueeze(0)
         table = allgather(mine, name=f"{name}.plan", process_set=process_set)
         agreed: list[int] = table[0, 0].tolist()
@@ -224,7 +255,11 @@ class GradientReducer(GradientHooks):
         )
 
     def _operation_name(self, segment: Segment) -> str:
-        return segment.name
+        return self._name_now(segment.name)
+
+    def _name_now(self, name: str) -> str:
+        # Ranks that reduce the gradients of one step a different number of times must not take another step's.
+        return f"{name}.again{self._again}" if self._again else name
 
     def _move_to_arena(self, segment: Segment, grads: list[torch.Tensor | None]) -> bool:
         """Whether the segment's gradients lie in its arena now. They move there once they are seen to persist."""
@@ -302,7 +337,7 @@ class GradientReducer(GradientHooks):
             grad = grad.to_sparse(1)
         self._looked[index] = self.settings.look([index], [grad])
         op = Sum if self.settings.op != Average else Average
-        self._sparse_finish[index] = sparse_allreduce_async(grad, self._sparse[index], op, self.settings.process_set)
+        self._sparse_finish[index] = sparse_allreduce_async(grad, self._name_now(self._sparse[index]), op, self.settings.process_set)
 
     # ---- what the optimizer calls ------------------------------------------------------------------------------
 
@@ -312,12 +347,21 @@ class GradientReducer(GradientHooks):
         return bool(self._sparse_finish) or any(segment.handle is not None for segment in self._segments or ())
 
     @property
+    def final(self) -> bool:
+        """Whether gradients are those that `step()` will use."""
+        return not self.active or self._done
+
+    @property
     def ready(self) -> bool:
         """Whether backward has produced every gradient it is known to produce, and they have not been reduced."""
         return self.active and not self._done and self._has_all(but=self._unused)
 
     def synchronize(self) -> None:
         """Reduces what is not under way yet and waits for everything. Does nothing a second time in a cycle."""
+        if self._refused is not None:
+            error = self._refused
+            self._begin_cycle()
+            raise error
         if self._done or not (self.active if self._own is None else self._own.take_part):
             return
         if self._own is None:
@@ -334,6 +378,11 @@ class GradientReducer(GradientHooks):
         for index in sorted(self._sparse.keys() - self._sparse_finish.keys()):
             self._start_sparse(index)
         self._finish_all()
+
+    def clip(self, limit: float, kind: float, strict: bool) -> torch.Tensor:
+        """Scales reduced gradients so that their norm is at most `limit`; the norm before. Collective."""
+        self.synchronize()
+        return torch.nn.utils.clip_grad_norm_(self.parameters, limit, kind, strict)
 
     def regroup(self, process_set: ProcessSet) -> None:
         """Reduces over other ranks from now on."""
@@ -380,10 +429,12 @@ class GradientReducer(GradientHooks):
         """Runs the optimizer's step on reduced gradients (reduced after each evaluation of a closure)."""
 
         def evaluate() -> Any:
+            if closure is not None and self._done:
+                self._begin_cycle()
             loss = closure() if closure is not None else None
             if synchronize:
                 self.synchronize()
-            return loss
+            return self._loss_of_all(loss)
 
         if closure is None:
             evaluate()
@@ -392,10 +443,21 @@ class GradientReducer(GradientHooks):
         self.reset()
         return result
 
+    def _loss_of_all(self, loss: Any) -> Any:
+        """What a closure has returned, reduced as gradients are: a line search decides by it, and all must decide
+        alike."""
+        if loss is None or not self.active:
+            return loss
+        op = Sum if self.settings.op == Sum else Average
+        mine = loss.detach() if isinstance(loss, torch.Tensor) else torch.tensor(loss, dtype=torch.float64)
+        whole = allreduce(mine, op=op, name=f"{self._plan}.loss", process_set=self.settings.process_set)
+        return whole if isinstance(loss, torch.Tensor) else whole.item()
+
     def reset(self) -> None:
         """Begins a new cycle: this one's gradients have been used, or replaced."""
         if self.in_flight:
             self._finish_all()
         if self._own is not None:
             self._own.forget()
+        self._again = 0
         self._begin_cycle()

@@ -262,16 +262,6 @@ class LocalSteps(ParameterSteps):
         if self._met and was_alone != self._alone:
             self._regroup()
 
-    def scaler_problem(self) -> str | None:
-        if not (self.active and self.algorithm.sharded) or self.done:
-            return None
-        # Each rank's scaler would decide by its own gradients, and their scales would part.
-        return (
-            'with LocalSGD(exchange="sharded") the ranks of a group must see the same gradients before GradScaler '
-            "looks at them: call optimizer.synchronize(), then scaler.step(optimizer) within "
-            "optimizer.skip_synchronize()"
-        )
-
     def flush(self, optimizer: torch.optim.Optimizer) -> None:
         """Nothing is under way between steps."""
 

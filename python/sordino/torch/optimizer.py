@@ -274,9 +274,42 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._options["backward_passes_per_step"] = passes
 
     def synchronize(self) -> None:
-        """Waits until all gradients are reduced: call it to clip or inspect them before `step()`."""
+        """Waits until all gradients are reduced, also those of backward passes that are fewer than
+        `backward_passes_per_step`. To clip or inspect gradients it is needed where `gradients_ready()` says so."""
         self._reducer.synchronize()
         self._asked = True
+
+    def gradients_ready(self) -> bool:
+        """Whether `.grad` of every parameter is what `step()` will use. It is when `backward()` has returned (the last
+        of `backward_passes_per_step`), but for `Layered` and `LocalSGD(exchange="sharded")`: they average gradients
+        until `step()`, and who uses one before `synchronize()` gets a `StepOrderError`."""
+        return self._reducer.final
+
+    def clip_grad_norm_(
+        self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
+    ) -> torch.Tensor:
+        """Scales the gradients that `step()` will use, as `torch.nn.utils.clip_grad_norm_` does; right for every
+        algorithm. Collective, between backward and `step()`.
+
+        Args:
+            max_norm: of all gradients together.
+            norm_type: order of the norm; may be `inf`.
+            error_if_nonfinite: raises RuntimeError if the norm is NaN or infinite.
+
+        Returns:
+            the norm before, the same on all ranks that have the same gradients.
+        """
+        return self._reducer.clip(float(max_norm), float(norm_type), error_if_nonfinite)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Within it backward passes only add to this rank's gradients, as with DDP: for all but the last one of a step.
+        They do not count as `backward_passes_per_step`."""
+        before, self._reducer.accumulates = self._reducer.accumulates, True
+        try:
+            yield
+        finally:
+            self._reducer.accumulates = before
 
     def flush(self) -> None:
         """Takes in what is still under way, so that parameters depend on nothing but themselves. Collective. Between
@@ -371,11 +404,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def _between_steps(self, what: str) -> None:
         """StepOrderError where gradients have been reduced, or begun to be, for a step that is still to come."""
-        if self._reducer.in_flight or (isinstance(self._reducer, BufferedSteps) and self._reducer.done):
+        if self._reducer.in_flight or self._reducer.done:
             raise StepOrderError(f"{what} was called between backward and step()")
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As of the wrapped optimizer. StepOrderError while gradients are being reduced."""
+        """As of the wrapped optimizer. StepOrderError while gradients are being reduced (`gradients_ready()`)."""
         if isinstance(self._reducer, LayeredSteps) and self._reducer.clear(set_to_none):
             return
         if self._reducer.in_flight:
@@ -383,4 +416,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or "
                 "optimizer.synchronize(). This is prohibited as it can cause a race condition."
             )
+        if isinstance(self._reducer, BufferedSteps) and self._reducer.done:
+            raise StepOrderError("zero_grad() between backward and step() would lose the gradient that is under way")
+        self._reducer.reset()  # these gradients are not going to be used
         self._inner.zero_grad(set_to_none=set_to_none)

@@ -8,6 +8,7 @@ a parameter: to the optimizer it is a list of slices.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,9 +18,10 @@ import torch
 
 from sordino._core import FromOwner, Handle, Layout, ToOwner
 from sordino.context import Context
+from sordino.torch.autograd import allreduce
 from sordino.torch.exchanges import Channel, wait_for_all
 from sordino.torch.flat_gradients import Flat, FlatReducer, part_length
-from sordino.torch.operation import Average
+from sordino.torch.operation import Average, Max, Sum
 from sordino.torch.ops import grouped_allreduce_
 from sordino.torch.parameters import FlatValues, adopt
 from sordino.torch.process_sets import ProcessSet
@@ -204,11 +206,40 @@ class ShardedReducer(FlatReducer):
         if not self.active or self._done:
             return
         self._reduce()
+        self._hand_out_gradients()
+
+    def _hand_out_gradients(self) -> None:
         self._give("gradients", [shards.gradients for shards in self.shards])
         for shards in self.shards:
             for i, view, used in zip(shards.members, shards.views, shards.used()):
                 self.parameters[i].grad = view if used else None
         self._handed_out = True
+
+    @property
+    def final(self) -> bool:
+        return not self.active or self._handed_out
+
+    @torch.no_grad()
+    def clip(self, limit: float, kind: float, strict: bool) -> torch.Tensor:
+        """As of all gradients, each rank with those that it owns."""
+        if self._handed_out or not self.active:
+            return super().clip(limit, kind, strict)
+        self._reduce()
+        owned = [shards.owned_gradients[0] for shards in self.shards]
+        norms = [torch.linalg.vector_norm(one, kind).to(torch.float64) for one in owned]
+        mine = torch.linalg.vector_norm(torch.stack(norms), kind)
+        name = f"{self._name}.norm"
+        if math.isinf(kind):
+            total = allreduce(mine, op=Max, name=name, process_set=self.settings.process_set)
+        else:
+            total = allreduce(mine**kind, op=Sum, name=name, process_set=self.settings.process_set) ** (1 / kind)
+        if strict and not bool(total.isfinite()):
+            raise RuntimeError(
+                f"the norm of order {kind} of the gradients is not finite, so it cannot be clipped; with "
+                "error_if_nonfinite=False they are scaled all the same"
+            )
+        torch._foreach_mul_(owned, torch.clamp(limit / (total + 1e-6), max=1.0).item())
+        return total
 
     # ---- the step ----------------------------------------------------------------------------------------------
 
@@ -228,7 +259,10 @@ class ShardedReducer(FlatReducer):
                 piece.values.grad = piece.gradient if used[piece.parameter] else None
         with self.on_slices(optimizer):
             optimizer.step()
+        whole = self._handed_out
         self.reset()
+        if not whole:
+            self._pending.hide(used=True)
         return loss
 
     def hand_out(self) -> None:

@@ -296,6 +296,30 @@ class ParameterSteps(ABC):
         """Whether gradients wait to be reduced."""
         return self.reducer is not None and self.reducer.ready
 
+    @property
+    def final(self) -> bool:
+        """Whether gradients are those that `step()` will use."""
+        return self.reducer is None or self.reducer.final
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether backward passes only add to gradients."""
+        return self.reducer is not None and self.reducer.accumulates
+
+    @accumulates.setter
+    def accumulates(self, accumulates: bool) -> None:
+        if self.reducer is not None:
+            self.reducer.accumulates = accumulates
+
+    def clip(self, limit: float, kind: float, strict: bool) -> torch.Tensor:
+        """Scales the gradients that `step()` will use so that their norm is at most `limit`; the norm before.
+        Collective."""
+        if self.active:
+            self.meet()
+        if self.reducer is not None:
+            return self.reducer.clip(limit, kind, strict)
+        return torch.nn.utils.clip_grad_norm_(self.parameters, limit, kind, strict)
+
     def synchronize(self) -> None:
         """Waits until gradients are reduced within the group. Collective."""
         if self.active:

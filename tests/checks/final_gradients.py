@@ -1,0 +1,268 @@
+"""When backward() returns, gradients are what step() uses: clipped, logged and unscaled as scripts for DDP do it."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import sordino.torch as hvd
+from checks.agreement import raises
+from checks.local_sgd import OPTIMIZERS, Odd, batch, wrap
+from checks.models import loss_of
+from checks.registry import Seat, check
+from checks.training import Twins, sgd
+from sordino.algorithms import AllReduce, Crossover, Layered, LocalSGD, ParameterSkipping
+from sordino.torch.segments import StepOrderError
+
+HOW = {
+    "average": lambda seat: {},
+    "sum": lambda seat: {"op": hvd.Sum},
+    "groups": lambda seat: {"groups": 2},
+    "predivided": lambda seat: {"gradient_predivide_factor": 2.0},
+    "small segments": lambda seat: {"algorithm": AllReduce(segment_bytes=64)},
+    "local sgd": lambda seat: {"algorithm": LocalSGD(1, seat.size, "allreduce")},
+    "gossip": lambda seat: {"algorithm": Crossover(group_size=seat.size)},
+}
+
+
+def limited(twins: Twins, limit: float) -> None:
+    """Clips both by their norm, then by value."""
+    norms = [torch.nn.utils.clip_grad_norm_(model.parameters(), limit) for model in (twins.model, twins.twin)]
+    torch.testing.assert_close(*norms, atol=1e-12, rtol=1e-12)
+    assert norms[0] > limit, "nothing would be clipped"
+    for model in (twins.model, twins.twin):
+        torch.nn.utils.clip_grad_value_(model.parameters(), limit / 3)
+    twins.check_gradients()
+
+
+@check(how=HOW)
+def clipping_as_with_ddp(seat: Seat, how: str) -> None:
+    twins = Twins(seat, **HOW[how](seat))
+    factor = seat.size if how == "sum" else 1
+    for turn in range(4):
+        twins.zero(set_to_none=turn < 2)
+        mine, whole = twins.batches()
+        loss_of(twins.model, *mine).backward()
+        (loss_of(twins.twin, *whole) * factor).backward()
+        assert twins.optimizer.gradients_ready()
+        twins.check_gradients()
+        limited(twins, 0.1)
+        twins.step()
+    twins.check()
+
+
+@check(passes=(1, 2), quiet=(True, False))
+def several_passes(seat: Seat, passes: int, quiet: bool) -> None:
+    """By backward_passes_per_step, with no_sync(), or plainly: then gradients are reduced each time, with a warning."""
+    twins = Twins(seat, backward_passes_per_step=passes)
+    for _ in range(3):
+        twins.zero()
+        if passes == 1 and quiet:
+            with twins.optimizer.no_sync():
+                twins.backward()
+        elif passes == 1 or quiet:
+            twins.backward()
+        twins.backward()
+        if passes == 2 and not quiet:  # one is missing, and step() makes up for it
+            twins.step()
+            continue
+        twins.check_gradients()
+        limited(twins, 0.05)
+        twins.step()
+    twins.check()
+
+
+@check(set_to_none=(True, False))
+def some_are_used_by_some_or_none(seat: Seat, set_to_none: bool) -> None:
+    """From the first step on, and whatever is used changes from step to step."""
+    layers = nn.ModuleList(nn.Linear(3, 3, dtype=torch.float64) for _ in range(4))
+    hvd.broadcast_parameters(layers.state_dict(), 0)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(layers.parameters(), lr=0.1))
+    for turn in range(4):
+        optimizer.zero_grad(set_to_none=set_to_none)
+        uses = lambda rank, layer, turn=turn: layer == 0 or (layer < 3 and (rank + turn + layer) % 2 == 0)  # noqa: E731
+        inputs = [torch.full((1, 3), 1.0 + rank, dtype=torch.float64) for rank in range(seat.size)]
+        sum(layer(inputs[seat.rank]).sum() for i, layer in enumerate(layers) if uses(seat.rank, i)).backward()
+        for i, layer in enumerate(layers):
+            users = [rank for rank in range(seat.size) if uses(rank, i)]
+            if users:
+                wanted = sum(inputs[rank] for rank in users).expand(3, 3) / seat.size
+                torch.testing.assert_close(layer.weight.grad, wanted)
+            else:
+                assert layer.weight.grad is None or not layer.weight.grad.any()
+        torch.nn.utils.clip_grad_norm_(layers.parameters(), 0.1)
+        optimizer.step()
+        for layer in layers:
+            seat.same("weight", layer.weight)
+
+
+@check(reentrant=(True, False), head=(True, False))
+def checkpointed_activations(seat: Seat, reentrant: bool, head: bool) -> None:
+    """A backward within a backward is not the end of it."""
+    blocks = [nn.Linear(4, 4, dtype=torch.float64) for _ in range(3)]
+    last = nn.Linear(4, 1, dtype=torch.float64).requires_grad_(head)
+    unused = nn.Linear(2, 2, dtype=torch.float64)
+    parameters = [p for one in (*blocks, last, unused) for p in one.parameters()]
+    for parameter in parameters:
+        hvd.broadcast_(parameter.data, 0)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([p for p in parameters if p.requires_grad], lr=0.1))
+    for turn in range(3):
+        optimizer.zero_grad()
+        inputs = torch.randn(2, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(turn * 7 + seat.rank))
+        inputs.requires_grad_()
+        value = inputs
+        for block in blocks:
+            value = checkpoint(block, value, use_reentrant=reentrant)
+        last(value).sum().backward()
+        assert optimizer.gradients_ready()
+        for block in blocks:
+            seat.same("gradient", block.weight.grad)
+        optimizer.step()
+
+
+@check()
+def penalties_of_gradients(seat: Seat) -> None:
+    """A graph of gradients does not count as a backward."""
+    twins = Twins(seat)
+    for _ in range(3):
+        twins.zero()
+        mine, whole = twins.batches()
+        for model, data in ((twins.model, mine), (twins.twin, whole)):
+            inputs = data[0].clone().requires_grad_()
+            (slope,) = torch.autograd.grad(model(inputs).sum(), inputs, create_graph=True)
+            (loss_of(model, *data) + slope.square().sum(1).mean()).backward()
+        twins.check_gradients()
+        limited(twins, 0.05)
+        twins.step()
+    twins.check()
+
+
+@check(least=2)
+def sums_are_not_added_up_twice(seat: Seat) -> None:
+    twins = Twins(seat, op=hvd.Sum)
+    for _ in range(2):
+        twins.zero()
+        twins.backward()
+        mine, _ = twins.batches()
+        raises(AssertionError, "no_sync", loss_of(twins.model, *mine).backward)
+        twins.zero()
+        twins.model.zero_grad()
+        loss_of(twins.model, *mine).backward()  # what was cleared begins anew
+        twins.model.zero_grad()
+        loss_of(twins.model, *mine).backward()
+        twins.optimizer.step()
+        for parameter in twins.model.parameters():
+            seat.same("parameter", parameter)
+
+
+@check()
+def closures_decide_alike(seat: Seat) -> None:
+    """Also where each rank's loss alone would end its line search elsewhere."""
+
+    def make(model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.LBFGS(model.parameters(), lr=0.5, max_iter=6, line_search_fn="strong_wolfe")
+
+    twins = Twins(seat, make=make)
+    for _ in range(3):
+        mine, whole = twins.batches()
+        told = []
+        for model, optimizer, data in (
+            (twins.model, twins.optimizer, mine),
+            (twins.twin, twins.reference, whole),
+        ):
+
+            def closure(model: nn.Module = model, optimizer: object = optimizer, data: list = data) -> torch.Tensor:
+                optimizer.zero_grad()
+                loss = loss_of(model, *data)
+                loss.backward()
+                return loss
+
+            told.append(optimizer.step(closure))
+        torch.testing.assert_close(told[0].detach(), told[1].detach(), atol=1e-9, rtol=1e-9)
+    twins.check(1e-6)
+    plain = hvd.DistributedOptimizer(sgd(twins.model))
+    assert plain.step(lambda: float(seat.rank)) == pytest.approx((seat.size - 1) / 2)
+    assert plain.step(lambda: None) is None
+
+
+PENDING = {
+    "sharded": lambda seat: LocalSGD(1, seat.size),
+    "layered": lambda seat: Layered(group_size=1),
+}
+
+
+@check(algorithm=PENDING, least=2)
+def who_uses_a_gradient_under_way_is_told(seat: Seat, algorithm: str) -> None:
+    model = Odd()
+    optimizer = wrap(model, PENDING[algorithm](seat))
+    clip = torch.nn.utils.clip_grad_norm_
+    for turn in range(3):
+        optimizer.zero_grad()
+        inputs, targets = batch(seat.rank, turn)
+        torch.nn.functional.mse_loss(model(inputs), targets).backward()
+        assert not optimizer.gradients_ready()
+        raises(StepOrderError, "clip_grad_norm_", clip, model.parameters(), 0.1)
+        raises(StepOrderError, "synchronize", model.first.grad.norm)
+        raises(StepOrderError, "'first'", lambda: model.first.grad.data)
+        assert len(optimizer.param_groups) >= 1
+        if algorithm == "sharded":
+            raises(StepOrderError, "synchronize", clip, optimizer.param_groups[0]["params"], 0.1)
+        if turn == 1:
+            optimizer.synchronize()
+            assert optimizer.gradients_ready()
+            seat.same("norm", clip(model.parameters(), 0.1))
+            with optimizer.skip_synchronize():
+                optimizer.step()
+        else:
+            optimizer.step()
+        if algorithm == "sharded" and turn != 1:
+            raises(StepOrderError, "its own", model.first.grad.norm)
+            model.zero_grad(set_to_none=False)
+        model.zero_grad()
+    inputs, targets = batch(seat.rank, 9)
+    torch.nn.functional.mse_loss(model(inputs), targets).backward()
+    model.first.grad = torch.zeros_like(model.first)
+    raises(StepOrderError, "'first'", optimizer.step)
+    model.first.grad = None
+    optimizer.step()
+
+
+ANY = {
+    "allreduce": lambda seat: AllReduce(),
+    "sharded": lambda seat: LocalSGD(1, seat.size),
+    "layered": lambda seat: Layered(group_size=1),
+    "caps": lambda seat: ParameterSkipping(threshold=1.0),
+    "groups": lambda seat: Crossover(group_size=seat.size),
+}
+
+
+@check(algorithm=ANY, kind=(2.0, 1.0, math.inf))
+def an_optimizer_clips(seat: Seat, algorithm: str, kind: float) -> None:
+    """To the same models as clipping the average; without a model of its own no rank's norm is that of another."""
+    model, plain = Odd(), Odd()
+    optimizer = wrap(model, ANY[algorithm](seat), OPTIMIZERS["sgd"])
+    reference = OPTIMIZERS["sgd"](list(plain.parameters()))
+    alone = algorithm == "caps"
+    for turn in range(4):
+        optimizer.zero_grad()
+        reference.zero_grad()
+        inputs, targets = batch(seat.rank, turn)
+        torch.nn.functional.mse_loss(model(inputs), targets).backward()
+        norm = optimizer.clip_grad_norm_(0.05, kind)
+        for rank in [seat.rank] if alone else range(seat.size):
+            inputs, targets = batch(rank, turn)
+            (torch.nn.functional.mse_loss(plain(inputs), targets) / (1 if alone else seat.size)).backward()
+        wanted = torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.05, kind)
+        torch.testing.assert_close(norm.to(torch.float64), wanted.to(torch.float64), atol=1e-6, rtol=1e-5)
+        assert wanted > 0.05, "nothing would be clipped"
+        optimizer.step()
+        reference.step()
+        for mine, other in zip(model.parameters(), plain.parameters()):
+            if alone:
+                other.data.copy_(hvd.allreduce(other.data))
+            torch.testing.assert_close(mine.detach(), other.detach(), atol=1e-5, rtol=1e-4)
+    assert optimizer.clip_grad_norm_(1.0, kind) >= 0
