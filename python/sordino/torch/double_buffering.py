@@ -32,6 +32,7 @@ class BufferedReducer(GradientReducer):
         self._turn = 0
         self._set_aside: list[Segment] = []  # of the cycle before
         self._landed: dict[int, torch.Tensor] | None = None  # what became of them, once somebody has waited
+        self._in_use: dict[int, torch.Tensor] = {}  # what `step()` will use
 
     def _operation_name(self, segment: Segment) -> str:
         return f"{segment.name}.{self._turn % 2}"  # the one before may be under way
@@ -43,7 +44,12 @@ class BufferedReducer(GradientReducer):
         segment.flags = torch.zeros_like(segment.flags)
         super()._start(segment)
 
+    @property
     def averages(self) -> dict[int, torch.Tensor]:
+        """What the next step will use, by parameter."""
+        return self._in_use if self._done else self._wait()
+
+    def _wait(self) -> dict[int, torch.Tensor]:
         """The averages of the cycle before, by parameter; waits for them."""
         if self._landed is None:
             segments, self._set_aside, self._unused = self._set_aside, [], set()
@@ -53,14 +59,14 @@ class BufferedReducer(GradientReducer):
 
     def restore(self, averages: dict[int, torch.Tensor]) -> None:
         """Goes on as if these were the averages of the cycle before."""
-        self.averages()
+        self._wait()
         self._landed = averages
 
     def use(self) -> None:
         """Makes the averages of the cycle before the parameters' gradients."""
-        averages = self.averages()
+        self._in_use = self._wait()
         for i, parameter in enumerate(self.parameters):
-            parameter.grad = averages.get(i)
+            parameter.grad = self._in_use.get(i)
         self._landed = {}
 
     def synchronize(self) -> None:
@@ -127,7 +133,7 @@ class BufferedSteps(ParameterSteps):
     def state(self) -> dict[str, Any]:
         gradients = self._loaded
         if self._met:
-            gradients = {self.names[i]: value.clone() for i, value in self._buffered.averages().items()}
+            gradients = {self.names[i]: value.clone() for i, value in self._buffered.averages.items()}
         return {"steps": self.steps, "gradients": gradients}
 
     def load_state(self, state: dict[str, Any]) -> None:
