@@ -26,7 +26,8 @@ def write(args: argparse.Namespace, steps_done: int, state: dict[str, Any]) -> b
     state["world_size"] = hvd.size()
     try:
         if is_folder(args.checkpoint):
-            checkpoint.Folder(args.checkpoint).save(steps_done, state)
+            # Who starts anew gives up what is there, which would be continued from after a restart.
+            checkpoint.Folder(args.checkpoint).save(steps_done, state, drop_newer=args.resume is False)
         else:
             checkpoint.save(args.checkpoint, state)
     except SordinoError as error:

@@ -6,7 +6,6 @@ default that `init()` makes, or, inside `use()`, the one of this thread (so many
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -102,7 +101,7 @@ class Context:
     pending: dict[int, Pending] = field(default_factory=dict)
     # Agreements that this rank must take part in before it joins, for others will ask for them later. Weak methods.
     on_join: dict[int, Callable[[], Callable[[], None] | None]] = field(default_factory=dict)
-    _tickets: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+    _last_ticket: int = 0
     _unnamed: Counter[tuple[str, str]] = field(default_factory=Counter)
     _plans: Counter[tuple[str, str]] = field(default_factory=Counter)
     process_sets: list[Any] = field(default_factory=list)  # that the user has registered
@@ -217,9 +216,15 @@ class Context:
 
     def track(self, handle: Handle, finish: Callable[[Handle], Any]) -> int:
         """Registers an operation and returns the number that `poll` and `synchronize` know it by."""
-        ticket = next(self._tickets)
+        with self._counting:
+            self._last_ticket += 1
+            ticket = self._last_ticket
         self.pending[ticket] = Pending(handle, finish, self.epoch)
         return ticket
+
+    def has_given(self, ticket: object) -> bool:
+        """Whether `track` has returned this number, however long ago."""
+        return type(ticket) is int and 0 < ticket <= self._last_ticket
 
     def operation_name(self, label: str, name: str | None, process_set: int) -> str:
         """The name that ranks match an operation by. Unnamed ones are counted for each kind and process set, so a rank
@@ -233,7 +238,7 @@ class Context:
         return f"{self._names}{key}.{self._next(self._plans, process_set or 0, key)}"
 
     def _next(self, counter: Counter[tuple[str, str]], process_set: int, key: str) -> int:
-        with self._counting:  # backward names operations on a thread of its own
+        with self._counting:  # backward names and starts operations on a thread of its own
             place = (self._lasting_name(process_set), key)
             counter[place] += 1
             return counter[place] - 1

@@ -26,7 +26,7 @@ FASHION_MNIST_DIR = Path("/usr/share/datasets/fashion-mnist")
 """Where Debian's package `dataset-fashion-mnist` puts the files."""
 
 _SIDE = 28  # pixels
-_MOST = 1_000_000  # images of a part; MNIST and Fashion-MNIST have 60,000
+_MOST = 100_000  # images of a part; MNIST and Fashion-MNIST have 60,000
 _CHUNK = 1 << 20
 _IMAGES = 3  # An IDX file of images has 3 dimensions (count, rows, columns) ...
 _LABELS = 1  # ... and one of labels has 1.
@@ -66,13 +66,18 @@ def load_digits() -> Dataset:
     parts hold the classes in equal shares (no random generator, whose stream may change between versions).
 
     Raises:
-        NotBuilt: scikit-learn is not installed.
+        NotBuilt: scikit-learn is not installed, or does not work.
     """
     try:
         # Looked up at run time: scikit-learn has no types, and only this function needs it.
         raw = importlib.import_module("sklearn.datasets").load_digits()
-    except ImportError as error:
-        raise NotBuilt("the digits come with scikit-learn, which is missing: pip install scikit-learn") from error
+    except Exception as error:  # one built for another numpy raises a ValueError, one half installed almost anything
+        if isinstance(error, ModuleNotFoundError) and error.name == "sklearn":
+            raise NotBuilt("the digits come with scikit-learn, which is missing: pip install scikit-learn") from error
+        raise NotBuilt(
+            "the digits come with scikit-learn, which is installed and does not work "
+            f"({type(error).__name__}: {error}); install it again: pip install --force-reinstall scikit-learn"
+        ) from error
     images = np.asarray(raw.images).astype(np.uint8)[:, np.newaxis]
     labels = np.asarray(raw.target).astype(np.int64)
     is_test = np.zeros(len(labels), dtype=bool)

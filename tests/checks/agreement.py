@@ -8,6 +8,7 @@ import re
 import time
 from pathlib import Path
 
+import numpy as np
 import torch
 
 import sordino.torch as hvd
@@ -94,8 +95,9 @@ def a_duplicate_under_way_raises_and_harms_nothing(seat: Seat) -> None:
 
 @check()
 def poll_and_synchronize(seat: Seat) -> None:
-    assert hvd.synchronize(123456) is None
-    raises(ValueError, "123456", hvd.poll, 123456)
+    for never in (123456, 0, -1, None, "1", [1], True, torch.tensor(1)):
+        raises(UsageError, "no operation of this rank has that handle", hvd.synchronize, never)
+        raises(ValueError, "was not created", hvd.poll, never)
     waiting = None
     if seat.size > 1 and seat.rank == 0:
         waiting = hvd.allreduce_async(torch.ones(2), name="late")
@@ -172,7 +174,22 @@ def unnamed_operations_match_in_order(seat: Seat) -> None:
 @check()
 def arguments_that_cannot_be(seat: Seat) -> None:
     raises(UsageError, "supersedes", hvd.allreduce, torch.ones(1), average=True, op=hvd.Sum)
-    raises(UsageError, "op=9", hvd.allreduce, torch.ones(1), op=9)
+    ones = torch.ones(1)
+    calls = (hvd.allreduce, hvd.allreduce_async_, hvd.reducescatter, hvd.reducescatter_async)
+    for call in calls:
+        for op in (9, -1, "x", "1", 1.5, True, ones):
+            raises(UsageError, f"unknown reduction op={op!r}", call, ones, op=op)
+        for factor in (float("nan"), float("inf"), "2", None, 10**400, torch.ones(2), 1j):
+            for name in ("prescale_factor", "postscale_factor"):
+                raises(UsageError, f"{name}={factor!r}: must be a finite number", call, ones, **{name: factor})
+    assert hvd.allreduce(ones, op=np.int64(hvd.Sum), prescale_factor=torch.tensor(2.0)).item() == 2 * seat.size
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+    for factor in (0, float("nan"), "2"):
+        raises(
+            UsageError, "gradient_predivide_factor=", hvd.DistributedOptimizer, optimizer,
+            gradient_predivide_factor=factor,
+        )  # fmt: skip
+    raises(UsageError, "NUL", hvd.start_timeline, "a\0b")
     raises(UsageError, "torch.Tensor", hvd.allreduce, [1.0])
     for call in (hvd.grouped_allreduce_, hvd.grouped_allreduce_async):
         raises(UsageError, "at least one", call, [])

@@ -19,6 +19,7 @@
 #include "collectives/shelf.h"
 #include "collectives/world.h"
 #include "membership/agreement.h"
+#include "transport/shm/shm.h"
 #include "transport/sim/sim.h"
 
 namespace {
@@ -517,9 +518,36 @@ void desks() {
   }
 }
 
+// ---- letter boxes --------------------------------------------------------------------------------------------------
+
+// Whoever waited for the end of such a message would take in all others for it.
+void absurd_lengths_are_not_waited_for() {
+  constexpr std::size_t kLength = 100, kCounters = 128;  // of a ring, before its bytes
+  for (const std::uint32_t length : {(1u << 28) + 1, 0x80000000u, 0xffffffffu}) {
+    shm::ShmMemory memory;
+    const auto mine = memory.allocate(shm::Letterboxes::bytes_for(2));
+    const auto other = memory.allocate(shm::Letterboxes::bytes_for(2));
+    const std::vector<std::byte*> boxes{mine->data, other->data};
+    shm::Letterboxes reader({0, 1}, 0, boxes), writer({0, 1}, 1, boxes);
+    writer.post(0, Bytes(kLength));
+    writer.post(0, Bytes(kLength));
+    // Of the second of them, in the second ring of the reader's box.
+    std::byte* ring = mine->data + shm::Letterboxes::bytes_for(1) + kCounters;
+    std::memcpy(ring + sizeof(length) + kLength, &length, sizeof(length));
+    int delivered = 0;
+    const auto count = [&](int from, std::span<const std::byte> message) {
+      CHECK(from == 1 && message.size() == kLength, from, message.size());
+      ++delivered;
+    };
+    CHECK_THROWS(TransportError, reader.poll(count));
+    CHECK(delivered == 1, delivered);
+  }
+}
+
 }  // namespace
 
 int main() {
+  absurd_lengths_are_not_waited_for();
   lengths_are_not_believed();
   negotiations();
   agreements();

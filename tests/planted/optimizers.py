@@ -11,6 +11,23 @@ _PUSH = (checks("push_sum"),)
 _WIDE = (checks("wide_area"),)
 
 ERRORS = [
+    # ---- operations
+    Error(
+        "a factor that is no number is sent",
+        "wrong weight",
+        _TORCH + "operation.py",
+        "        finite = math.isfinite(factor)  #",
+        "        finite = math.isfinite(factor) or factor != factor  #",
+        (checks("agreement.arguments_that_cannot_be"),),
+    ),
+    Error(
+        "what is no handle is taken for one that was waited for",
+        "missing wait",
+        "python/sordino/context.py",
+        "type(ticket) is int and 0 < ticket <= self._last_ticket",
+        "type(ticket) is int and 0 < ticket",
+        (checks("agreement.poll_and_synchronize"),),
+    ),
     # ---- gradients, and the optimizer itself
     Error(
         "what is divided before is not multiplied after",

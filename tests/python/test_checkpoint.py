@@ -79,6 +79,14 @@ def test_a_link_stays_a_link(tmp_path: Path) -> None:
     assert equal(checkpoint.load(tmp_path / "deep" / "c.pt"), STATE)
 
 
+class Named(torch.Tensor):
+    """What only its own code could make again."""
+
+
+ITSELF: dict[str, Any] = {"model": {}}
+ITSELF["model"]["again"] = ITSELF
+
+
 @pytest.mark.parametrize(
     ("value", "where"),
     [
@@ -86,12 +94,59 @@ def test_a_link_stays_a_link(tmp_path: Path) -> None:
         ({"a": object()}, r"state\['a'\] is a builtins.object"),
         ({b"key": 1}, r"a key of state is a builtins.bytes"),
         ({"a": {1, 2}}, "builtins.set"),
+        ({"a": (torch.ones(2).as_subclass(Named),)}, r"state\['a'\]\[0\] is a .*Named, of which only a plain torch.T"),
+        ({"a": torch.nn.UninitializedParameter()}, r"state\['a'\] is a .*UninitializedParameter, of which only"),
+        ({"a": torch.ones(2, 2).to_mkldnn()}, r"state\['a'\] has the layout torch._mkldnn"),
+        (ITSELF, r"state\['model'\]\['again'\] holds itself"),
     ],
 )
 def test_what_could_not_be_loaded_is_not_saved(tmp_path: Path, value: dict[str, Any], where: str) -> None:
     with pytest.raises(UsageError, match=where):
         checkpoint.save(tmp_path / "c.pt", value)
     assert os.listdir(tmp_path) == []
+
+
+def test_what_is_too_deep_is_not_saved(tmp_path: Path) -> None:
+    deep: list[Any] = []
+    for _ in range(5000):
+        deep = [deep]
+    with pytest.raises(UsageError, match=r"state\['a'\](\[0\])+ is in more than 100 containers"):
+        checkpoint.save(tmp_path / "c.pt", {"a": deep})
+
+
+def test_parameters_and_buffers_are_tensors(tmp_path: Path) -> None:
+    model = torch.nn.BatchNorm1d(3)
+    state = {
+        "parameter": torch.nn.Parameter(torch.ones(2)),
+        **dict(model.named_buffers()),
+        **dict(vars(model))["_parameters"],
+    }
+    if hasattr(torch.nn, "Buffer"):
+        state["buffer"] = torch.nn.Buffer(torch.arange(3.0))
+    checkpoint.save(tmp_path / "c.pt", state)
+    loaded = checkpoint.load(tmp_path / "c.pt")
+    assert loaded.keys() == state.keys()
+    assert all(type(loaded[key]) is type(state[key]) and equal(loaded[key].data, state[key].data) for key in state)
+
+
+def test_what_torch_cannot_write_is_said_in_our_words(tmp_path: Path) -> None:
+    with pytest.raises(SordinoError, match=r"c\.pt: the checkpoint cannot be written \(.*uint2"):
+        checkpoint.save(tmp_path / "c.pt", {"x": torch.empty(4, dtype=torch.uint2)})
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [
+        ("a\0b", r"'a\\x00b': no path has a NUL character in it"),
+        (None, "must be a str or a pathlib.Path, not a builtins.NoneType"),
+        (b"c.pt", "must be a str or a pathlib.Path, not a builtins.bytes"),
+    ],
+)
+def test_what_is_no_path_is_refused(path: Any, why: str) -> None:
+    for call in (lambda path: checkpoint.save(path, {}), checkpoint.load, checkpoint.read, checkpoint.Folder):
+        with pytest.raises(UsageError, match=why):
+            call(path)
 
 
 def test_an_exception_in_mid_write_leaves_the_old_file(tmp_path: Path) -> None:
@@ -225,6 +280,10 @@ def test_foreign_files_are_refused_and_run_nothing(tmp_path: Path, monkeypatch: 
     torch.save({"model": torch.zeros(3)}, path)
     with pytest.raises(UsageError, match="a torch file, but not one written by"):
         checkpoint.load(path)
+    for version in (torch.ones(2), True, 1.0, "1"):
+        torch.save({"sordino_checkpoint": version, "state": {}}, path)
+        with pytest.raises(UsageError, match="its format is no number"):
+            checkpoint.load(path)
     torch.save({"sordino_checkpoint": 2, "state": {}}, path)
     with pytest.raises(UsageError, match="format 2; this version of Sordino reads format 1"):
         checkpoint.load(path)

@@ -45,12 +45,67 @@ def test_the_newest_is_found_and_older_ones_go(tmp_path: Path) -> None:
     assert folder.steps() == [101]
 
 
-def test_a_course_that_begins_earlier_replaces_the_later_one(tmp_path: Path) -> None:
-    folder = Folder(tmp_path, keep=3)
-    for step in (10, 20, 30, 15):
+def test_a_course_that_goes_back_drops_the_later_one_only_if_asked(tmp_path: Path) -> None:
+    folder = Folder(tmp_path, keep=2)
+    for step in (20, 30, 40, 15):
         folder.save(step, {"number": step})
-    assert folder.steps() == [10, 15]
-    assert number_of(folder) == 15
+    assert folder.steps() == [15, 30, 40] and number_of(folder) == 40
+    for step, stay in ((16, [15, 16, 30, 40]), (17, [16, 17, 30, 40]), (30, [17, 30, 40]), (35, [30, 35, 40])):
+        folder.save(step, {"number": -step})
+        assert folder.steps() == stay and number_of(folder) == 40
+    folder.save(33, {"number": -33}, drop_newer=True)
+    assert folder.steps() == [30, 33] and number_of(folder) == -33
+
+
+def test_shards_of_later_steps_stay_too(tmp_path: Path) -> None:
+    folder = Folder(tmp_path, keep=1)
+
+    def save() -> None:
+        for step in (20, 10):
+            folder.save_shards(step, checkpoint.share({"number": step, "x": torch.ones(5)}, hvd.rank(), 2))
+
+    sim.run(2, save)
+    assert folder.steps() == [10, 20] and number_of(folder) == 20
+    sim.run(2, lambda: folder.save_shards(15, {"number": 15}, drop_newer=True))
+    assert folder.steps() == [15] and number_of(folder) == 15 and len(names(tmp_path)) == 3
+
+
+@pytest.mark.parametrize("sharded", [False, True], ids=["whole", "shard"])
+@pytest.mark.parametrize(
+    ("leads_to", "why"), [("/proc/self/mem", "Input/output error"), ("itself", "Too many levels")], ids=["disk", "link"]
+)
+def test_what_cannot_be_read_is_not_passed_over(tmp_path: Path, sharded: bool, leads_to: str, why: str) -> None:
+    folder = Folder(tmp_path, keep=1)
+    folder.save(1, {"number": 1})
+    if sharded:
+        sim.run(2, lambda: folder.save_shards(2, {"number": 2}))
+        (tmp_path / "step-00000001.pt").unlink(missing_ok=True)
+    else:
+        folder.save(2, {"number": 2})
+    folder.save(1, {"number": 1})
+    bad = sorted(tmp_path.glob("step-00000002.*.shard"))[-1] if sharded else tmp_path / "step-00000002.pt"
+    bad.unlink()
+    bad.symlink_to(bad.name if leads_to == "itself" else leads_to)
+    with pytest.raises(
+        UsageError, match=f"{bad}: the checkpoint cannot be read .{why}.* it may be whole, so no earlier"
+    ):
+        folder.newest()
+    bad.unlink()  # as if moved away
+    assert number_of(folder) == 1
+
+
+def test_one_that_vanishes_meanwhile_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = Folder(tmp_path)
+    folder.save(1, {"number": 1})
+    monkeypatch.setattr(Folder, "steps", lambda self: [1, 2])
+    assert number_of(folder) == 1
+
+
+def test_a_folder_that_cannot_be_listed_is_no_empty_one(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "saved")
+    folder.path.rmdir()
+    with pytest.raises(UsageError, match=r"saved: the folder cannot be read \(No such file"):
+        folder.newest()
 
 
 def damage(path: Path, how: str) -> None:
@@ -101,15 +156,29 @@ def test_a_save_that_fails_leaves_the_earlier_ones(tmp_path: Path) -> None:
 
 
 def test_wrong_use_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"Folder\(keep=0\): must be 1 or more"):
-        Folder(tmp_path, keep=0)
+    keep: Any
+    for keep in (0, "2", 1.5, True, None):
+        with pytest.raises(UsageError, match=rf"Folder\(keep={keep!r}\): must be a whole number, 1 or more"):
+            Folder(tmp_path, keep=keep)
     with pytest.raises(UsageError, match=r"no/where: the folder cannot be made \(No such file"):
         Folder(tmp_path / "no" / "where")
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match="file: the folder cannot be made"):
         Folder(tmp_path / "file")
-    with pytest.raises(UsageError, match="step -1: must be 0 or more"):
-        Folder(tmp_path).save(-1, {})
+    step: Any
+    for step in (-1, "3", 1.5, True, None, 1 << 63, 10**5000):
+        for call in (lambda folder, step: folder.save(step, {}), Folder.load):
+            with pytest.raises(
+                UsageError, match=r"step (-1|'3'|1\.5|True|None|\.\.\.|\d+): must be a whole number, 0 or"
+            ):
+                call(Folder(tmp_path), step)
+    with pytest.raises(UsageError, match="drop_newer='no': must be True or False"):
+        Folder(tmp_path).save(1, {}, drop_newer="no")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="state has the key 'sordino_shards'"):
+        Folder(tmp_path).save(1, {"sordino_shards": []})
+    assert names(tmp_path) == ["file"]
+    Folder(tmp_path, keep=np.int64(1)).save(np.int64(7), {})  # type: ignore[arg-type]
+    assert Folder(tmp_path).steps() == [7]
     with pytest.raises(UsageError, match=r"share\(rank=3, size=3\)"):
         checkpoint.share({}, 3, 3)
 
@@ -159,13 +228,83 @@ def piece(*values: float, begin: int = 0, of: int = 4) -> Piece:
         ([{"x": piece(1, 2)}, {"x": piece(4, begin=3)}], r"state\['x'\]: .* overlap or leave a gap at element 2"),
         ([{"x": piece(1, 2)}, {"x": piece(2, 3, 4, begin=1)}], r"overlap or leave a gap at element 1"),
         ([{"x": piece(1, 2)}, {"x": piece(begin=2)}], r"state\['x'\]: elements 2 to 3 are in no shard"),
-        ([{"x": piece(1, 2)}, {"x": piece(3, 4, 5, begin=2)}], "overlap"),
         ([{"x": piece(1, 2)}, {"x": piece(3, begin=2, of=3)}], "different shapes"),
     ],
 )
 def test_parts_that_make_no_whole_are_refused(parts: list[dict[str, Any]], why: str) -> None:
     with pytest.raises(UsageError, match=why):
         joined([encoded(part) for part in parts], "state")
+
+
+CYCLE: list[Any] = []
+CYCLE.append(CYCLE)
+
+
+def deep() -> list[Any]:
+    found: list[Any] = []
+    for _ in range(5000):
+        found = [found]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        (CYCLE, r"state\['x'\]\[0\] holds itself"),
+        (deep, r"state\['x'\](\[0\])+ is in more than 100 containers"),
+        (piece(3, 4, 5, begin=2), r"Piece\(values=a tensor of shape \(3,\), begin=2, shape=\(4,\)\): values must be"),
+        (Piece(torch.ones(2, 2), 0, (4,)), r"Piece\(values=a tensor of shape \(2, 2\)"),
+        (Piece(torch.ones(4)[::2], 0, (4,)), "contiguous"),
+        (Piece(torch.ones(0), 0, (1 << 62, 8, 0)), "within a tensor of that shape"),
+        (Piece(torch.ones(1), 0, 1), "shape=1"),  # type: ignore[arg-type]
+        (Piece([1.0], 0, (1,)), "values=a list"),  # type: ignore[arg-type]
+        ({"sordino_piece": 1}, "has the key 'sordino_piece', by which shards know pieces; rename it"),
+    ],
+)
+def test_shards_that_could_not_be_loaded_are_not_saved(tmp_path: Path, value: Any, why: str) -> None:
+    """Nor do the ranks whose part is sound wait for the one that has such a part."""
+    folder = Folder(tmp_path)
+    if callable(value):  # what is so deep has no name for a test
+        value = value()
+
+    def save() -> None:
+        with pytest.raises(UsageError, match=rf"rank 1: .*{why}"):
+            folder.save_shards(1, {"x": value if hvd.rank() == 1 else 1})
+
+    sim.run(2, save)
+    assert names(tmp_path) == []
+    if isinstance(value, list):
+        with pytest.raises(UsageError, match=why):
+            checkpoint.share({"x": value}, 0, 2)
+
+
+def test_a_wrong_step_on_one_rank_is_heard_of_on_all(tmp_path: Path) -> None:
+    step: Any = "3"
+
+    def save() -> None:
+        with pytest.raises(UsageError, match=r"rank 1: step '3': must be a whole number"):
+            Folder(tmp_path).save_shards(step if hvd.rank() == 1 else 3, {"x": 1})
+
+    sim.run(2, save)
+    assert names(tmp_path) == []
+
+
+def test_an_error_of_the_disk_on_one_rank_is_heard_of_on_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Path.stat
+
+    def stat(self: Path, **options: Any) -> os.stat_result:
+        if self.suffix == ".shard":
+            raise OSError(5, "Input/output error")
+        return real(self, **options)
+
+    def save() -> None:
+        with pytest.raises(SordinoError, match=r"rank 0: .*Input/output error"):
+            Folder(tmp_path).save_shards(1, {"x": 1})
+
+    monkeypatch.setattr(Path, "stat", stat)
+    sim.run(2, save)
+    monkeypatch.undo()
+    assert names(tmp_path) == []
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5])

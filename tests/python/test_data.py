@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import importlib
 import struct
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sordino.data import FASHION_MNIST_DIR, load_digits, load_fashion_mnist
-from sordino.errors import UsageError
+from sordino.errors import NotBuilt, UsageError
 
 TRAIN_IMAGES = "train-images-idx3-ubyte.gz"
 TRAIN_LABELS = "train-labels-idx1-ubyte.gz"
@@ -95,6 +97,40 @@ def test_the_real_fashion_mnist() -> None:
     assert abs(data.train_images.mean(dtype=np.float64)) < 1e-5
 
 
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ("raise ValueError('numpy.dtype size changed')", r"does not work \(ValueError: numpy.dtype size changed\)"),
+        ("import no_such_module_at_all", "does not work .*no_such_module_at_all"),
+        ("def load_digits(): raise FileNotFoundError('digits.csv.gz')", "does not work .*digits.csv.gz"),
+    ],
+)
+def test_a_broken_scikit_learn_is_not_called_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str, why: str
+) -> None:
+    (tmp_path / "sklearn" / "datasets").mkdir(parents=True)
+    (tmp_path / "sklearn" / "__init__.py").touch()
+    (tmp_path / "sklearn" / "datasets" / "__init__.py").write_text(content)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "sklearn"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(tmp_path)
+    try:
+        with pytest.raises(NotBuilt, match=f"{why}.*; install it again: pip install --force-reinstall scikit-learn"):
+            load_digits()
+    finally:
+        for name in ("sklearn.datasets", "sklearn"):
+            sys.modules.pop(name, None)
+
+
+def test_a_missing_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise ModuleNotFoundError("No module named 'sklearn'", name="sklearn")
+
+    monkeypatch.setattr(importlib, "import_module", missing)
+    with pytest.raises(NotBuilt, match="scikit-learn, which is missing: pip install scikit-learn"):
+        load_digits()
+
+
 def test_missing_folder(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"nowhere: no such folder.*apt-get install dataset-fashion-mnist.*--data-dir"):
         load_fashion_mnist(tmp_path / "nowhere")
@@ -122,6 +158,7 @@ def test_missing_file(folder: Path, name: str) -> None:
         (TRAIN_IMAGES, zipped(idx(20, 28, 28) + b"x"), "bytes after the 15680"),
         (TRAIN_IMAGES, zipped(idx(20, 27, 28)), "27 x 28 pixels"),
         (TRAIN_IMAGES, zipped(idx(2**32 - 1, 2**32 - 1, 2**32 - 1, data=b"")), "4294967295 x 4294967295 pixels"),
+        (TRAIN_IMAGES, zipped(idx(100_001, 28, 28, data=b"")), "holds 100,001 of them; Fashion-MNIST has 60,000"),
         (TRAIN_LABELS, zipped(idx(19)), "holds 19 labels for the 20 images"),
         (TRAIN_LABELS, zipped(idx(20, data=bytes([10] * 20))), "label 10"),
         (TEST_LABELS, zipped(idx(11)), "holds 11 labels for the 10 images"),

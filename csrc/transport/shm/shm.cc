@@ -123,6 +123,10 @@ ShmMemory::~ShmMemory() {
   }
 }
 
+// A control message is some kilobytes long, with thousands of tensors some megabytes. A longer one is none: whoever
+// waited for its end would wait for ever, and keep all that follows.
+constexpr std::size_t kMostBytes = std::size_t{1} << 28;
+
 // A box is its owner's doorbell, then one ring for each possible writer.
 struct Letterboxes::Ring {
   static constexpr std::size_t kBytes = 64 * 1024 - 128;
@@ -143,6 +147,9 @@ Letterboxes::Ring& Letterboxes::ring(int owner, int writer) {
 }
 
 void Letterboxes::post(int to, Bytes message) {
+  if (message.size() > kMostBytes)
+    throw TransportError("a control message of " + std::to_string(message.size()) + " bytes for rank " +
+                         std::to_string(here_[to]) + " is longer than any can be (" + std::to_string(kMostBytes) + ")");
   Bytes& queue = outgoing_[to].bytes;
   const auto size = static_cast<std::uint32_t>(message.size());
   const auto* head = reinterpret_cast<const std::byte*>(&size);
@@ -197,13 +204,20 @@ bool Letterboxes::poll(const Sink& sink) {
     if (backlog > Ring::kBytes / 2) bells_[writer]->ring();  // its writer may be waiting for room
     std::size_t taken = 0;
     std::uint32_t size = 0;
+    bool plausible = true;
     while (stream.size() - taken >= sizeof(size)) {
       std::memcpy(&size, stream.data() + taken, sizeof(size));
+      plausible = size <= kMostBytes;
+      if (!plausible) break;
       if (stream.size() - taken - sizeof(size) < size) break;
       sink(here_[writer], std::span(stream).subspan(taken + sizeof(size), size));
       taken += sizeof(size) + size;
     }
     stream.erase(stream.begin(), stream.begin() + static_cast<std::ptrdiff_t>(taken));
+    if (!plausible)
+      throw TransportError("rank " + std::to_string(here_[writer]) + " announces a control message of " +
+                           std::to_string(size) + " bytes, longer than any can be (" + std::to_string(kMostBytes) +
+                           "): its letter box is damaged");
   }
   return moved;
 }

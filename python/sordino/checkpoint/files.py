@@ -24,6 +24,7 @@ from sordino.errors import SordinoError, UsageError
 _FORMAT = 1
 _MARK = "sordino_checkpoint"
 _SCALARS = (str, int, float, bool, type(None))
+_LAYOUTS = (torch.strided, torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 _LONGEST = 80  # characters of a key that an error shows
 # What `weights_only=True` lets pickles call with a number of bytes to allocate, and no checkpoint needs.
 _UNFOLDS = (b"c__builtin__\nbytearray\n", b"cbuiltins\nbytearray\n")
@@ -33,27 +34,30 @@ _DEEPEST = 100  # containers within each other
 _MOST = 50_000_000  # values, those of a container that is there twice counted twice
 
 
+class Unreadable(UsageError):
+    """A checkpoint may be there, whole, and cannot be read: no reason to take an earlier one in its place."""
+
+
 def save(path: str | os.PathLike[str], state: dict[str, Any]) -> None:
     """Replaces the file `path` by a checkpoint of `state`, atomically and durably.
 
     Args:
         path: its folder must exist and be writable.
         state: a dict of nested dicts, lists and tuples of tensors, numbers, strings, booleans and None (what
-            `state_dict()` of models and optimizers gives).
+            `state_dict()` of models and optimizers gives). Parameters and buffers are tensors; other subclasses of
+            torch.Tensor are refused, for only their own code could make them again.
 
     Raises:
         UsageError: `state` holds something that `load` could not read back, or another process is writing `path`.
         SordinoError: the file cannot be written (disk full, no permission); an earlier checkpoint is untouched.
     """
-    complaint = _wrong(state, attributes=True)
-    if complaint:
-        raise UsageError(f"{complaint}; {_HOLDS}")
+    check(state)
     try:
         with atomic_file(path) as file:
             torch.save({_MARK: _FORMAT, "state": state}, file)
-    except (OSError, RuntimeError) as error:
-        if isinstance(error, SordinoError):
-            raise
+    except (SordinoError, MemoryError):
+        raise
+    except Exception as error:  # of torch's own, for some dtypes a KeyError
         # torch reports a failed write() as a RuntimeError about its own position; the cause is the OSError inside.
         cause = error.__context__ if isinstance(error.__context__, OSError) else error
         message = f"{path}: the checkpoint cannot be written ({cause}); an earlier one is untouched"
@@ -75,12 +79,13 @@ def read(path: str | os.PathLike[str]) -> bytes:
     Raises:
         UsageError: the file is missing or unreadable.
     """
+    source = checked_path(path)
     try:
-        return Path(path).read_bytes()
+        return source.read_bytes()
     except FileNotFoundError as error:
         raise UsageError(f"{path}: no such checkpoint") from error
     except OSError as error:
-        raise UsageError(f"{path}: the checkpoint cannot be read ({error.strerror})") from error
+        raise Unreadable(f"{path}: the checkpoint cannot be read ({error.strerror})") from error
 
 
 def decode(data: bytes, source: str) -> dict[str, Any]:
@@ -118,8 +123,11 @@ def decode(data: bytes, source: str) -> dict[str, Any]:
         raise UsageError(f"{source}: not a checkpoint written by sordino.checkpoint.save") from error
     if not isinstance(content, dict) or _MARK not in content:
         raise UsageError(f"{source}: a torch file, but not one written by sordino.checkpoint.save")
-    if content[_MARK] != _FORMAT:
-        raise UsageError(f"{source}: format {content[_MARK]}; this version of Sordino reads format {_FORMAT}")
+    version = content[_MARK]
+    if type(version) is not int:
+        raise UsageError(f"{source}: not a checkpoint written by sordino.checkpoint.save: its format is no number")
+    if version != _FORMAT:
+        raise UsageError(f"{source}: format {shown(version)}; this version of Sordino reads format {_FORMAT}")
     state = content.get("state")
     if not isinstance(state, dict):
         raise UsageError(f"{source}: not a checkpoint written by sordino.checkpoint.save: it has no state")
@@ -134,10 +142,10 @@ def atomic_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """A binary file to write to, which becomes `path` when the block ends, and vanishes when it raises.
 
     Raises:
-        UsageError: another process is writing the same `path` at this moment.
+        UsageError: another process is writing the same `path` at this moment, or no file can have that name.
         OSError: as `open` and `write` do.
     """
-    target = Path(path).resolve()  # A link to a checkpoint goes on being a link.
+    target = checked_path(path).resolve()  # A link to a checkpoint goes on being a link.
     # One fixed name, so that what a killed writer left is taken over by the next one instead of piling up.
     temporary = target.with_name(f".{target.name}.tmp")
     with open(_lock(temporary), "wb") as file:  # Of a descriptor, open() truncates nothing.
@@ -175,13 +183,31 @@ def _lock(path: Path) -> int:
         os.close(descriptor)
 
 
-def _wrong(state: object, attributes: bool = False) -> str | None:
+def checked_path(path: str | os.PathLike[str]) -> Path:
+    """A path that a file may have. UsageError for what is none."""
+    if not isinstance(os.fspath(path) if isinstance(path, os.PathLike) else path, str):
+        raise UsageError(f"the path of a checkpoint must be a str or a pathlib.Path, not {_kind(path)}")
+    if "\0" in str(path):
+        raise UsageError(f"{str(path)!r}: no path has a NUL character in it; take it out")
+    return Path(path)
+
+
+def check(state: object, besides: tuple[type, ...] = ()) -> None:
+    """UsageError for what is to be saved and holds what a checkpoint cannot; it may hold values of the types `besides`,
+    of which something else is made before it is saved."""
+    complaint = _wrong(state, True, besides)
+    if complaint:
+        raise UsageError(f"{complaint}; {_HOLDS}")
+
+
+def _wrong(state: object, attributes: bool = False, besides: tuple[type, ...] = ()) -> str | None:
     """What a checkpoint cannot hold, or None: `weights_only=True` would refuse it when the checkpoint is needed, or
     whoever walks through it would not come to an end.
 
     Args:
         state: what is to be saved, or has been loaded.
         attributes: whether those that a script has given to tensors count, too; they are saved with them.
+        besides: types of values that count as scalars.
     """
     if type(state) not in (dict, OrderedDict):
         return f"state is {_kind(state)}, not a dict"
@@ -198,6 +224,8 @@ def _wrong(state: object, attributes: bool = False) -> str | None:
                 complaint = f"is {_kind(value)}, of which only a plain torch.Tensor can be read again"
             elif value.device.type == "meta":
                 complaint = "is on the device meta, so it has no values"
+            elif value.layout not in _LAYOUTS:
+                complaint = f"has the layout {value.layout}, of which torch writes no file"
             elif attributes and vars(value):
                 inner = _items(vars(value))
         elif type(value) in (dict, OrderedDict):
@@ -205,7 +233,7 @@ def _wrong(state: object, attributes: bool = False) -> str | None:
         elif type(value) in (list, tuple):
             inner = ((f"[{index}]", item) for index, item in enumerate(cast("list[object]", value)))
         elif type(value) not in _SCALARS:
-            complaint = f"is {_kind(value)}"
+            complaint = None if isinstance(value, besides) else f"is {_kind(value)}"
         elif isinstance(value, int) and value.bit_length() > _LONGEST_INT:
             complaint = f"has {value.bit_length():,} bits, of which at most {_LONGEST_INT:,} can be read again"
         if inner is not None:

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import torch
 
-from sordino.checkpoint.files import shown
+from sordino.checkpoint.files import check, shown
 from sordino.errors import UsageError
 
 _MARK = "sordino_piece"
@@ -38,10 +38,12 @@ def share(state: dict[str, Any], rank: int, size: int) -> dict[str, Any]:
     The elements of all tensors, one behind the other, are cut into `size` ranges. All else is in every share.
 
     Raises:
-        UsageError: there is no such rank.
+        UsageError: there is no such rank, or the state has no end: it holds itself, or is deeper than a checkpoint can
+            be.
     """
     if not 0 <= rank < size:
         raise UsageError(f"share(rank={rank}, size={size}): the rank must be from 0 to {size - 1}")
+    check(state, besides=(object,))
     total = 0
 
     def count(tensor: torch.Tensor) -> None:
@@ -62,10 +64,29 @@ def share(state: dict[str, Any], rank: int, size: int) -> dict[str, Any]:
 
 
 def encoded(value: Any) -> Any:
-    """The same without `Piece`s, which a file cannot hold."""
+    """The same without `Piece`s, which a file cannot hold.
+
+    Raises:
+        UsageError: a piece is none of a tensor, or a dict looks like one.
+    """
     if isinstance(value, Piece):
-        return {_MARK: value.values, "begin": value.begin, "shape": list(value.shape)}
+        shape = list(value.shape) if isinstance(value.shape, tuple) else value.shape
+        piece = {_MARK: value.values, "begin": value.begin, "shape": shape}
+        if not _is_piece(piece):
+            raise UsageError(
+                f"Piece(values={_outline(value.values)}, begin={value.begin!r}, shape={value.shape!r}): values must be "
+                "a contiguous dense tensor of one dimension, and lie within a tensor of that shape from begin on"
+            )
+        return piece
+    if isinstance(value, dict) and _MARK in value:
+        raise UsageError(f"a dict in the state has the key {_MARK!r}, by which shards know pieces; rename it")
     return _each(value, encoded)
+
+
+def _outline(values: object) -> str:
+    if isinstance(values, torch.Tensor):
+        return f"a tensor of shape {tuple(values.shape)}"
+    return f"a {type(values).__qualname__}"
 
 
 def checked(part: dict[str, Any], size: int, source: str) -> dict[str, Any]:
@@ -97,8 +118,16 @@ def checked(part: dict[str, Any], size: int, source: str) -> dict[str, Any]:
 
 
 def _bytes_of_piece(piece: dict[str, Any], source: str) -> int:
+    if not _is_piece(piece):
+        raise UsageError(
+            f"{source}: not a shard written by sordino.checkpoint: what looks like a piece of a tensor is none"
+        )
+    return int(piece[_MARK].nbytes)
+
+
+def _is_piece(piece: dict[str, Any]) -> bool:
     values, begin, shape = (piece.get(name) for name in (_MARK, "begin", "shape"))
-    if (
+    return (
         len(piece) == 3
         and isinstance(values, torch.Tensor)
         and values.layout == torch.strided
@@ -108,11 +137,8 @@ def _bytes_of_piece(piece: dict[str, Any], source: str) -> int:
         and type(begin) is int
         and isinstance(shape, list)
         and all(type(size) is int and 0 <= size < 1 << 63 for size in shape)
-        and 0 <= begin <= begin + values.numel() <= math.prod(shape) < 1 << 63
-    ):
-        return values.nbytes
-    raise UsageError(
-        f"{source}: not a shard written by sordino.checkpoint: what looks like a piece of a tensor is none"
+        and 0 <= begin <= begin + values.numel() <= math.prod(shape)
+        and math.prod(size for size in shape if size) < 1 << 63  # where one is 0, torch multiplies the others
     )
 
 

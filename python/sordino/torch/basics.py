@@ -243,6 +243,8 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
     """Writes a Chrome trace of all operations to `file_path` (rank 0 only, as in Horovod). What goes through
     ranks that have no model is in `file_path` + ".helpers"."""
     context = current()
+    if "\0" in str(file_path):
+        raise UsageError(f"start_timeline({file_path!r}): no path has a NUL character in it; take it out")
     if context.rank == 0:
         context.world.start_trace(file_path, mark_cycles)
         if context.helpers is not None:

@@ -21,7 +21,7 @@ from sordino.torch.gradients import GradientReducer
 from sordino.torch.lasting import check_outlasting
 from sordino.torch.layered import LayeredSteps
 from sordino.torch.local_sgd import LocalSteps, require_elementwise
-from sordino.torch.operation import Adasum, Average, Product, Sum, name_of_op
+from sordino.torch.operation import Adasum, Average, Product, Sum, name_of_op, require_finite
 from sordino.torch.pair_averaging import PairSteps
 from sordino.torch.pulling import PullSteps
 from sordino.torch.segments import Settings
@@ -47,6 +47,9 @@ def check_options(options: dict[str, Any]) -> None:
     algorithm, name = options["algorithm"], type(options["algorithm"]).__name__
     if not isinstance(options["check_finite"], bool):
         raise UsageError(f"check_finite={options['check_finite']!r}: must be True or False")
+    require_finite("gradient_predivide_factor", options["gradient_predivide_factor"])
+    if options["gradient_predivide_factor"] == 0:
+        raise UsageError("gradient_predivide_factor=0: gradients are divided by it, so it must not be 0")
     averages = getattr(algorithm, "buffers", "local") == "average"
     if averages and options["named_buffers"] is None:
         raise UsageError(f'{name}(buffers="average") needs named_buffers=model.named_buffers()')

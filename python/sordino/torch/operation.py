@@ -6,10 +6,12 @@ reduction, root) is an error on all of them.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -41,15 +43,27 @@ def resolve_op(op: int | None, average: bool | None) -> int:
             raise UsageError("The op parameter supersedes average. Please provide only one of them.")
         warnings.warn("Parameter `average` is deprecated; use `op=` instead.", DeprecationWarning, stacklevel=3)
         return Average if average else Sum
-    chosen = Average if op is None else int(op)
-    if not 0 <= chosen < len(_OP_NAMES):
+    if op is None:
+        return Average
+    if not isinstance(op, Integral) or isinstance(op, bool) or not 0 <= op < len(_OP_NAMES):
         raise UsageError(f"unknown reduction op={op!r}; expected one of {', '.join(_OP_NAMES)}")
-    return chosen
+    return int(op)
 
 
 def name_of_op(op: int) -> str:
     """What the constant is called."""
     return _OP_NAMES[op]
+
+
+def require_finite(name: str, factor: object) -> None:
+    """UsageError for a factor that is no finite number: it would make NaN of all ranks' tensors, and a NaN that ranks
+    compare is not even equal to itself."""
+    try:
+        finite = math.isfinite(factor)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # the last one of a tensor with several elements
+        finite = False
+    if not finite:
+        raise UsageError(f"{name}={factor!r}: must be a finite number")
 
 
 @dataclass(frozen=True)
@@ -60,6 +74,10 @@ class Reduction:
     prescale: float
     postscale: float
     process_set: ProcessSet
+
+    def __post_init__(self) -> None:
+        require_finite("prescale_factor", self.prescale)
+        require_finite("postscale_factor", self.postscale)
 
     def options(self) -> dict[str, Any]:
         """The core's arguments."""
@@ -157,21 +175,31 @@ class Operation:
 
 def poll(handle: int) -> bool:
     """Whether `synchronize(handle)` would return at once. UsageError for a handle that is not under way."""
-    pending = current().pending.get(handle)
+    context = current()
+    pending = context.pending.get(handle) if context.has_given(handle) else None
     if pending is None:
-        raise UsageError(f"Handle {handle} was not created or has been cleared.")
+        raise UsageError(f"Handle {handle!r} was not created or has been cleared.")
     return pending.handle.done()
 
 
 def synchronize(handle: int) -> Any:
-    """Waits for an asynchronous operation and returns its result; None for one that was waited for before.
+    """Waits for an asynchronous operation and returns its result.
+
+    None for one that was waited for before, as in Horovod. UsageError for what has never been a handle since `init()`,
+    for which Horovod returns None as well: nothing has been waited for.
 
     Raises what became of the operation: OperationMismatch, PeerLost, Timeout, TransportError.
     """
-    pending = current().pending.pop(handle, None)
+    context = current()
+    if not context.has_given(handle):
+        raise UsageError(
+            f"synchronize({handle!r}): no operation of this rank has that handle; pass what an asynchronous operation, "
+            "such as allreduce_async, has returned"
+        )
+    pending = context.pending.pop(handle, None)
     if pending is None:
         return None
-    with raising_recovered(current(), pending.epoch):
+    with raising_recovered(context, pending.epoch):
         pending.handle.wait()
     return pending.finish(pending.handle)
 
