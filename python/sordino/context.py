@@ -24,6 +24,7 @@ class Pending:
     handle: Handle
     finish: Callable[[Handle], Any]
     epoch: int  # of the context, when it began
+    name: tuple[int, str]  # with its process set: nothing else may have it before somebody has waited
 
 
 @dataclass
@@ -99,6 +100,7 @@ class Context:
 
     world: World
     pending: dict[int, Pending] = field(default_factory=dict)
+    taken: set[tuple[int, str]] = field(default_factory=set)  # names of what is pending and not seen to have ended
     # Agreements that this rank must take part in before it joins, for others will ask for them later. Weak methods.
     on_join: dict[int, Callable[[], Callable[[], None] | None]] = field(default_factory=dict)
     _last_ticket: int = 0
@@ -214,12 +216,13 @@ class Context:
         if self.helpers is not None:
             self.helpers.context.world.abort(cause)
 
-    def track(self, handle: Handle, finish: Callable[[Handle], Any]) -> int:
+    def track(self, handle: Handle, finish: Callable[[Handle], Any], name: tuple[int, str]) -> int:
         """Registers an operation and returns the number that `poll` and `synchronize` know it by."""
         with self._counting:
             self._last_ticket += 1
             ticket = self._last_ticket
-        self.pending[ticket] = Pending(handle, finish, self.epoch)
+        self.pending[ticket] = Pending(handle, finish, self.epoch, name)
+        self.taken.add(name)
         return ticket
 
     def has_given(self, ticket: object) -> bool:

@@ -116,6 +116,21 @@ def poll_and_synchronize(seat: Seat) -> None:
 
 
 @check()
+def a_name_is_taken_until_somebody_has_waited(seat: Seat) -> None:
+    """Also where the operation was over long ago, so that no rank is refused what others are not."""
+    handle = hvd.allreduce_async(torch.ones(2), name="n")
+    wait_for_leftovers()
+    hvd.barrier()
+    raises(ValueError, "nobody has waited", hvd.allreduce_async, torch.ones(2), name="n")
+    raises(UsageError, "nobody has waited", hvd.allreduce, torch.ones(2), name="n")
+    assert hvd.synchronize(hvd.allgather_async(torch.ones(1), name="n")).numel() == seat.size
+    assert hvd.poll(handle)
+    assert hvd.synchronize(hvd.allreduce_async(torch.ones(2), name="n", op=hvd.Sum)).tolist() == [seat.size] * 2
+    assert hvd.synchronize(handle).tolist() == [1, 1]
+    assert hvd.allreduce(torch.ones(1), name="n").item() == 1
+
+
+@check()
 def the_caller_need_not_keep_its_tensors(seat: Seat) -> None:
     handles = [hvd.allreduce_async(torch.full((40_000,), float(i)), name=f"{i}") for i in range(20)]
     handles += [hvd.allgather_async(torch.full((1000,), float(i)), name=f"{i}") for i in range(20)]

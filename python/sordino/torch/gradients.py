@@ -337,7 +337,9 @@ class GradientReducer(GradientHooks):
             grad = grad.to_sparse(1)
         self._looked[index] = self.settings.look([index], [grad])
         op = Sum if self.settings.op != Average else Average
-        self._sparse_finish[index] = sparse_allreduce_async(grad, self._name_now(self._sparse[index]), op, self.settings.process_set)
+        self._sparse_finish[index] = sparse_allreduce_async(
+            grad, self._name_now(self._sparse[index]), op, self.settings.process_set
+        )
 
     # ---- what the optimizer calls ------------------------------------------------------------------------------
 

@@ -1,7 +1,8 @@
 """One collective, described: what it is called, which tensors it moves, and how to wait for it.
 
 Every operation is keyed by its name: ranks may submit in any order, and what differs between them (shape, dtype,
-reduction, root) is an error on all of them.
+reduction, root) is an error on all of them. A name is taken from the time that an operation is started until this rank has
+waited for it (`synchronize`, a `poll` that is True), however fast it is.
 """
 
 from __future__ import annotations
@@ -124,6 +125,7 @@ class Operation:
             device=device_of(place, self.context) if tensors else None,
             **options,
         )
+        self._name = set_id, self._arguments["name"]
 
     def _prepared(self, plainly: bool) -> dict[str, Any]:
         """The core's arguments, in the world that there is."""
@@ -146,12 +148,23 @@ class Operation:
             self._copied.append((target, room))
         return pairs
 
+    def _take_name(self) -> None:
+        """UsageError if an operation has it that nobody has waited for. Whether that has ended is not asked: it would
+        depend on how fast the others are."""
+        if self._name in self.context.taken:
+            raise UsageError(
+                f"'{self._name[1]}' has been started and nobody has waited for it: call synchronize() with its handle "
+                "first (or poll() until that is True), or use another name"
+            )
+
     def start(self) -> int:
+        self._take_name()
         with raising_recovered(self.context, self.context.epoch):
             handle = self.context.world.submit(**self._prepared(self.context.is_plain))
-        return self.context.track(handle, self._finish)
+        return self.context.track(handle, self._finish, self._name)
 
     def run(self) -> Any:
+        self._take_name()
         if self.context.is_plain:
             handle = self._run(plainly=True)
         elif self._arguments["kind"] == kinds.ALLTOALL:  # what goes to whom is said for this number of ranks
@@ -174,12 +187,16 @@ class Operation:
 
 
 def poll(handle: int) -> bool:
-    """Whether `synchronize(handle)` would return at once. UsageError for a handle that is not under way."""
+    """Whether `synchronize(handle)` would return at once; if so, the operation's name is free again. UsageError for a
+    handle that is not under way."""
     context = current()
     pending = context.pending.get(handle) if context.has_given(handle) else None
     if pending is None:
         raise UsageError(f"Handle {handle!r} was not created or has been cleared.")
-    return pending.handle.done()
+    done = pending.handle.done()
+    if done:
+        context.taken.discard(pending.name)
+    return done
 
 
 def synchronize(handle: int) -> Any:
@@ -199,6 +216,7 @@ def synchronize(handle: int) -> Any:
     pending = context.pending.pop(handle, None)
     if pending is None:
         return None
+    context.taken.discard(pending.name)
     with raising_recovered(context, pending.epoch):
         pending.handle.wait()
     return pending.finish(pending.handle)
