@@ -190,3 +190,4 @@ def impossible_double_buffering_is_refused(seat: Seat) -> None:
     late = hvd.DistributedOptimizer(torch.optim.SGD(embedding.parameters(), lr=0.1), algorithm=LATE)
     with pytest.raises(UsageError, match="sparse_as_dense"):
         embedding(torch.tensor([1])).sum().backward()
+    late.zero_grad()

@@ -1,8 +1,8 @@
 """One collective, described: what it is called, which tensors it moves, and how to wait for it.
 
 Every operation is keyed by its name: ranks may submit in any order, and what differs between them (shape, dtype,
-reduction, root) is an error on all of them. A name is taken from the time that an operation is started until this rank has
-waited for it (`synchronize`, a `poll` that is True), however fast it is.
+reduction, root) is an error on all of them. A name is taken from the time that an operation is started until this rank
+has waited for it (`synchronize`, a `poll` that is True), however fast it is.
 """
 
 from __future__ import annotations
