@@ -94,7 +94,7 @@ def _with_helpers(comm: Any, algorithm: Helped) -> Context:
     sys.exit(0)
 
 
-def _make_world(comm: Any, dedicated: Helped | None, outlast: bool | None) -> _core.World:
+def _make_world(comm: Any, dedicated: Helped | None, outlast: bool) -> _core.World:
     if comm is None or (isinstance(comm, Sequence) and len(comm) == 0):
         size, variable = _core.launcher()
         if size == 0 and not (_core.build_info()["mpi"] and _mpi_in_use()):

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from sordino.torch.segments import StepOrderError
+from sordino.errors import StepOrderError
 
 
 class GradientHooks(ABC):
