@@ -20,6 +20,9 @@ if(SORDINO_CUDA STREQUAL "AUTO" OR SORDINO_CUDA)
   check_language(CUDA)  # does it compile here, with this host compiler?
   if(CMAKE_CUDA_COMPILER)
     enable_language(CUDA)
+    if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake before 3.25.2 (Debian 12's) does not know that nvcc has it
+      set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")
+    endif()
     if(NOT CMAKE_CUDA_COMPILER_VERSION VERSION_LESS sordino_cuda_least)
       set(SORDINO_CUDA_FOUND TRUE)
     endif()

@@ -6,6 +6,15 @@ from pathlib import Path
 
 from sordino._core import variables
 
+LAUNCHED = """
+`sordino run` sets these for its ranks:
+
+| variable | meaning |
+|---|---|
+| `SORDINO_RESTART` | the number of this start of the job: 0, and with `--restarts` 1 and more |
+| `SORDINO_ON_PEER_LOST` | what `--on-peer-lost` says, where it is given |
+| `SORDINO_KEEPER` | with `--on-peer-lost continue`: where a rank tells that it has met the others; not for scripts |
+"""
 HEADER = """# Configuration
 
 Every environment variable that Sordino reads. (Made by docs/make_configuration.py from csrc/base/config.cc.)
@@ -21,7 +30,7 @@ def text() -> str:
         f"| `{name}` | {f'`{alias}`' if alias else ''} | {default or '(unset)'} | {meaning} |"
         for name, alias, default, meaning in variables()
     ]
-    return HEADER + "\n".join(rows) + "\n"
+    return HEADER + "\n".join(rows) + "\n" + LAUNCHED
 
 
 if __name__ == "__main__":

@@ -344,6 +344,9 @@ void register_world(py::module_& module) {
       py::arg("compare") = py::none(), py::arg("outlast") = py::none(),
       "The world of an MPI communicator (MPI_COMM_WORLD by default). Collective. Before anything else `compare` is "
       "called with the cards of all its ranks; what it raises ends the call.");
+  module.def(
+      "outlasts", [] { return Config::from_environment().outlast; },
+      "Whether SORDINO_ON_PEER_LOST says that ranks go on without those that are lost.");
   module.def("mpi_initialized", &mpi::initialized, "Whether somebody has initialized MPI in this process.");
   module.def(
       "launcher",

@@ -5,12 +5,16 @@
 
 from sordino.errors import (
     ConfigurationMismatch,
+    DeviceError,
+    Evicted,
     LayoutMismatch,
     NonFinite,
+    NoQuorum,
     NotBuilt,
     OperationMismatch,
     PeerLost,
     SordinoError,
+    StepOrderError,
     Timeout,
     TransportError,
     UsageError,
@@ -18,12 +22,16 @@ from sordino.errors import (
 
 __all__ = [
     "ConfigurationMismatch",
+    "DeviceError",
+    "Evicted",
     "LayoutMismatch",
+    "NoQuorum",
     "NonFinite",
     "NotBuilt",
     "OperationMismatch",
     "PeerLost",
     "SordinoError",
+    "StepOrderError",
     "Timeout",
     "TransportError",
     "UsageError",

@@ -37,6 +37,10 @@ class ConfigurationMismatch(UsageError):
         self.settings = dict(settings or {})
 
 
+class StepOrderError(UsageError, AssertionError):
+    """backward, step, synchronize and zero_grad were called in an order that would lose gradients."""
+
+
 class NonFinite(SordinoError, ArithmeticError):
     """Gradients or parameters have NaN or Inf (`check_finite=True`). Raised on all ranks that would have used them; the
     world lives on.

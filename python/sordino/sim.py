@@ -43,7 +43,7 @@ def run(
         network: that connects the ranks, for what is to happen to them; of `size` ranks, whose nodes it tells.
     """
     dedicated = helped(algorithm)
-    outlast = bool(goes_on(on_peer_lost, algorithm))
+    outlast = goes_on(on_peer_lost, algorithm)
     place = network if network is not None else _nodes(size, ranks_per_node)
     everybody = _contexts(place, devices if dedicated is None else (), outlast)  # helpers have no GPUs
     nodes = everybody[0].world.nodes

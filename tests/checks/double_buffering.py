@@ -11,8 +11,7 @@ import sordino.torch as hvd
 from checks.local_sgd import OPTIMIZERS, Odd, batch, step, wrap
 from checks.registry import Seat, check
 from sordino.algorithms import AllReduce
-from sordino.errors import UsageError
-from sordino.torch.segments import StepOrderError
+from sordino.errors import StepOrderError, UsageError
 
 LATE = AllReduce(segment_bytes=200, double_buffering=True)
 

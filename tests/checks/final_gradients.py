@@ -16,7 +16,7 @@ from checks.models import loss_of
 from checks.registry import Seat, check
 from checks.training import Twins, sgd
 from sordino.algorithms import AllReduce, Crossover, Layered, LocalSGD, ParameterSkipping
-from sordino.torch.segments import StepOrderError
+from sordino.errors import StepOrderError
 
 HOW = {
     "average": lambda seat: {},

@@ -18,7 +18,7 @@ from checks.local_sgd import Odd, step, wrap
 from checks.registry import Seat, check
 from sordino.algorithms import AllReduce, Layered
 from sordino.context import current, use
-from sordino.torch.segments import StepOrderError
+from sordino.errors import StepOrderError
 
 READS: dict[str, Callable[[Odd, Any], Any]] = {
     "forward": lambda model, _: model(torch.ones(1, 13)),

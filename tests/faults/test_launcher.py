@@ -83,6 +83,23 @@ def test_mpirun_that_stays_is_ended(tmp_path: Path, note_time: Callable[[str, fl
         job.leaves_nothing()
 
 
+@pytest.mark.drill("a launcher that does not stop")
+@pytest.mark.parametrize("options", [[], CONTINUE], ids=["plain", "continue"])
+@pytest.mark.parametrize("killed", ["", "front"])
+def test_mpirun_that_does_not_stop_is_killed(tmp_path: Path, options: list[str], killed: str) -> None:
+    """It has the grace that the user gives, from the first signal on."""
+    program = "import os, pathlib, sys, time; pathlib.Path(sys.argv[1], str(os.getpid())).touch(); time.sleep(1000)"
+    ready = tmp_path / "ready"
+    ready.mkdir()
+    words = ["-np", "2", "--grace", "0.5", *options, "--", "python", "-c", program, str(ready)]
+    with Launched(tmp_path, words) as job:
+        job.wait_for(lambda: len(list(ready.iterdir())) == 2)
+        job.send(job.mpirun(), signal.SIGSTOP)
+        job.send(job.front.pid, signal.SIGKILL if killed else signal.SIGTERM)
+        assert job.ends() == (-signal.SIGKILL if killed else 128 + signal.SIGTERM)
+        job.leaves_nothing()
+
+
 # --- How ranks end and what that makes of the job ---------------------------------------------------------------------
 
 # Ranks end in the order of their turns, however long each takes to start: a rank waits until those before it are gone,

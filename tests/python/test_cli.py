@@ -273,7 +273,7 @@ def test_bench_hands_its_arguments_on(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_bench_with_np_starts_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[list[str]] = []
     monkeypatch.setattr(mpi, "find_launcher", lambda info, environment: HYDRA)
-    monkeypatch.setattr(run, "guarded", lambda work, clear: work(StopSignals()))
+    monkeypatch.setattr(run, "guarded", lambda work, clear, grace: work(StopSignals()))
     monkeypatch.setattr(jobs, "supervise", lambda words, *_, **__: started.append(words) or Ended(7))
     assert main(["bench", "-np", "2", "collectives", "--quick"]) == 7
     words = ["-np", "2", sys.executable, "-m", "sordino.cli", "bench", "collectives", "--quick"]

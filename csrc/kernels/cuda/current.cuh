@@ -26,11 +26,14 @@ inline bool has_context(int ordinal) {
   static const GetState get_state = [] {
     void* function = nullptr;
     cudaDriverEntryPointQueryResult found{};
+    constexpr const char* kName = "cuDevicePrimaryCtxGetState";
+#if CUDART_VERSION >= 12050
     constexpr unsigned int kSince = 7000;
-    if (cudaGetDriverEntryPointByVersion("cuDevicePrimaryCtxGetState", &function, kSince, cudaEnableDefault, &found) !=
-        cudaSuccess) {
-      static_cast<void>(cudaGetLastError());
-    }
+    const cudaError_t error = cudaGetDriverEntryPointByVersion(kName, &function, kSince, cudaEnableDefault, &found);
+#else  // which has the other one only; later ones say that it is deprecated
+    const cudaError_t error = cudaGetDriverEntryPoint(kName, &function, cudaEnableDefault, &found);
+#endif
+    if (error != cudaSuccess) static_cast<void>(cudaGetLastError());
     return reinterpret_cast<GetState>(function);
   }();
   unsigned int flags = 0;

@@ -14,28 +14,34 @@ from collections.abc import Callable
 
 from sordino.cli.processes import StopSignals, end_with_parent, subreaper
 
+_LONGER_S = 15.0  # the copy kills the job first, and has to tidy up
 
-def guarded(work: Callable[[StopSignals], int], clear: Callable[[], None]) -> int:
+
+def guarded(work: Callable[[StopSignals], int], clear: Callable[[], None], grace: float) -> int:
     """Calls `work` in a process of its own and returns its status, 128 + N if signal N ended it.
 
     Args:
         work: gets the signals that mean "stop the job". An exception is printed and makes status 1.
         clear: removes what `work` leaves behind; called after it by both processes, for one may be gone.
+        grace: seconds that the job has after such a signal.
     """
     sys.stdout.flush()
     sys.stderr.flush()
     me = os.getpid()
-    with StopSignals() as stop:
+    with StopSignals(grace + _LONGER_S) as stop:
         try:
             with subreaper():
                 child = os.fork()
                 if child == 0:
+                    stop.grace = grace
                     _work(me, work, clear, stop)
                 with stop.to(child):
                     _, status = os.waitpid(child, 0)
         finally:
             clear()
     code = os.waitstatus_to_exitcode(status)
+    if code < 0 and stop.received:
+        return 128 + stop.received[0]
     return code if code >= 0 else 128 - code
 
 

@@ -17,7 +17,8 @@ from typing import Any, BinaryIO
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
-_GRACE_S = 1.0
+GRACE_S = 10.0  # from a signal that stops the job until what does not go is killed
+_MOMENT_S = 1.0
 _LOOK_S = 0.05
 # Signals that mean "stop the job". SIGHUP: the terminal has gone.
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -40,16 +41,19 @@ class Ended:
 
 
 class StopSignals:
-    """While in force: the signals that tell this process to stop are noted, and handed on to the process `pid`."""
+    """While in force: the signals that tell this process to stop are noted, and handed on to another process, which is
+    killed if it is still there `grace` seconds after the first."""
 
-    def __init__(self) -> None:
+    def __init__(self, grace: float = GRACE_S) -> None:
         self.received: list[int] = []
+        self.grace = grace
         self._pid: int | None = None
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> StopSignals:
         if threading.current_thread() is threading.main_thread():
             self._before = {number: signal.signal(number, self._note) for number in _FORWARDED}
+            self._before[signal.SIGALRM] = signal.signal(signal.SIGALRM, self._kill)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -58,21 +62,34 @@ class StopSignals:
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
         self.received.append(number)
+        self._hand_on(number)
+
+    def _hand_on(self, number: int) -> None:
+        if self._pid is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._pid, number)
+        # An alarm, so that whoever waits need not look at a clock. One that is set already stays as it is.
+        if signal.getitimer(signal.ITIMER_REAL)[0] == 0:
+            signal.setitimer(signal.ITIMER_REAL, max(self.grace, _LOOK_S))
+
+    def _kill(self, _number: int, _frame: FrameType | None) -> None:
         if self._pid is not None:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self._pid, number)
+                os.kill(self._pid, signal.SIGKILL)
 
     @contextlib.contextmanager
     def to(self, pid: int) -> Iterator[None]:
         """Hands on to `pid` what comes within the block, and what came before it."""
         self._pid = pid
         if self.received:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, self.received[-1])
+            self._hand_on(self.received[-1])
         try:
             yield
         finally:
             self._pid = None
+            if self.received:
+                signal.setitimer(signal.ITIMER_REAL, 0)
 
     def sleep(self, seconds: float) -> None:
         """Sleeps, but not on after a signal."""
@@ -118,11 +135,11 @@ def supervise(
                 status = child.wait(timeout) if over is None else _wait_until(over, child)
             except subprocess.TimeoutExpired:
                 child.terminate()
-                _wait_or_kill(child, 5 * _GRACE_S)
+                _wait_or_kill(child, 5 * _MOMENT_S)
                 return Ended(124)
     stopped = stop.received[0] if stop.received else 0
     if status < 0:
-        return Ended(128 - status, stopped, killed=not stopped)
+        return Ended(128 + (stopped or -status), stopped, killed=not stopped)
     return Ended(128 + stopped if status != 0 and stopped else status, stopped)
 
 
@@ -132,10 +149,10 @@ def _wait_until(over: Callable[[], bool], child: subprocess.Popen[bytes]) -> int
         with contextlib.suppress(subprocess.TimeoutExpired):
             return child.wait(_LOOK_S)
     try:
-        return max(child.wait(_GRACE_S), 0)
+        return max(child.wait(_MOMENT_S), 0)
     except subprocess.TimeoutExpired:
         child.terminate()
-        _wait_or_kill(child, _GRACE_S / 2)
+        _wait_or_kill(child, _MOMENT_S / 2)
         return 0
 
 
@@ -170,7 +187,7 @@ def _wait_or_kill(child: subprocess.Popen[bytes], seconds: float) -> None:
 def _end(pids: Sequence[int]) -> None:
     """SIGTERM, and after a grace SIGKILL, to children of ours; collects them."""
     left = set(pids)
-    for number, patience in ((signal.SIGTERM, _GRACE_S), (signal.SIGKILL, 10 * _GRACE_S)):
+    for number, patience in ((signal.SIGTERM, _MOMENT_S), (signal.SIGKILL, 10 * _MOMENT_S)):
         for pid in left:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)

@@ -5,8 +5,10 @@
   sordino run -np 4 --restarts 3 -- python examples/train.py --checkpoint saved/
 
 `python` and `sordino` as the command mean the ones that run this command; write a path for another.
+A machine takes 4 ranks a core, 8 at least, and one for every 100 MiB of its memory; with --oversubscribe, 64 a core.
 The exit status is that of the first rank that failed, 128 + N if signal N ended it; Ctrl-C and SIGTERM reach
-the ranks; when the command returns, none of the processes it started on this machine is left.
+the ranks; if mpirun is still there --grace seconds later, it and all ranks of this machine are killed. When the
+command returns, none of the processes it started on this machine is left.
 With --on-peer-lost continue a rank that a signal ended is lost, and the others decide.
 """
 
@@ -20,11 +22,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from sordino.cli import jobs, mpi
+from sordino.cli import jobs, mpi, room
 from sordino.cli.guard import guarded
-from sordino.cli.processes import Ended, StopSignals
+from sordino.cli.processes import GRACE_S, Ended, StopSignals
 from sordino.cli.restarts import repeat
 from sordino.errors import UsageError
+
+_LONGEST_GRACE_S = 86400.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "sordino run -np N [options] -- COMMAND [ARGUMENT ...]"
     parser.add_argument("-np", "-n", dest="ranks", type=int, metavar="N", help="number of ranks (default: all slots)")
     parser.add_argument("--hosts", metavar="H1:SLOTS,H2:SLOTS", help="where to run; this machine if not given")
+    parser.add_argument("--oversubscribe", action="store_true", help="allow up to 64 ranks a core, rather than 4")
     parser.add_argument(
         "-x", "--env", dest="env", action="append", default=[], metavar="NAME[=VALUE]",
         help="an environment variable for all ranks; SORDINO_* and PYTHONPATH go to all hosts anyway",
@@ -43,6 +48,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--on-peer-lost", choices=("raise", "continue"), metavar="raise|continue",
         help="what the others do when a rank is lost (SORDINO_ON_PEER_LOST); continue needs Open MPI 5",
+    )  # fmt: skip
+    parser.add_argument(
+        "--grace", type=float, default=GRACE_S, metavar="S",
+        help=f"seconds from a signal that stops the job until what is left of it is killed (default {GRACE_S:g})",
     )  # fmt: skip
     parser.add_argument("--mpi-args", default="", metavar="OPTIONS", help="more options for mpirun, as one word")
     parser.add_argument("--verbose", action="store_true", help="show the mpirun command line first")
@@ -60,12 +69,15 @@ def main(options: argparse.Namespace) -> int:
         raise UsageError("no command; write it after `--`, as in: sordino run -np 4 -- python train.py")
     if options.restarts < 0:
         raise UsageError(f"--restarts {options.restarts}: must be 0 or more")
+    if not 0 <= options.grace <= _LONGEST_GRACE_S:
+        raise UsageError(f"--grace {options.grace:g}: must be from 0 to {_LONGEST_GRACE_S:g} seconds")
     hosts = mpi.parse_hosts(options.hosts) if options.hosts is not None else []
     environment = job_environment()
     if options.on_peer_lost is not None:
         environment["SORDINO_ON_PEER_LOST"] = options.on_peer_lost
     ranks, exports = _ranks(options.ranks, hosts), mpi.parse_exports(options.env, hosts, environment)
     extra = mpi.parse_extra(options.mpi_args)
+    room.check(ranks, hosts, extra, environment, room.this_machine(), options.oversubscribe)
     launcher = mpi.find_launcher(mpi.build_info(), environment)
     if options.on_peer_lost == "continue":
         extra = [*mpi.fault_tolerance(launcher), *extra]
@@ -79,16 +91,17 @@ def main(options: argparse.Namespace) -> int:
             numbered = replace(job, exports={**exports, **told}) if hosts else job
             return jobs.start(launcher, numbered, {**environment, **told}, place, stop)
 
-        return guarded(partial(repeat, start, options.restarts), place.clear if place else lambda: None)
+        work = partial(repeat, start, options.restarts)
+        return guarded(work, place.clear if place else lambda: None, options.grace)
 
 
 def plain(ranks: int, command: Sequence[str], hosts: str | None = None) -> int:
     """`sordino run` with no other options."""
-    return main(
-        argparse.Namespace(
-            ranks=ranks, hosts=hosts, env=[], restarts=0, on_peer_lost=None, mpi_args="", verbose=False, command=command
-        )
-    )
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    options = parser.parse_args([])
+    options.ranks, options.hosts, options.command = ranks, hosts, command
+    return main(options)
 
 
 def _ranks(ranks: int | None, hosts: list[str]) -> int:

@@ -4,7 +4,22 @@ Horovod's names with Horovod's meaning, plus `DistributedOptimizer(algorithm=...
 `share`) and `stats()`.
 """
 
-from sordino.errors import SordinoError
+from sordino.errors import (
+    ConfigurationMismatch,
+    DeviceError,
+    Evicted,
+    LayoutMismatch,
+    NonFinite,
+    NoQuorum,
+    NotBuilt,
+    OperationMismatch,
+    PeerLost,
+    SordinoError,
+    StepOrderError,
+    Timeout,
+    TransportError,
+    UsageError,
+)
 from sordino.torch import elastic
 from sordino.torch.autograd import (
     allgather,
@@ -84,15 +99,29 @@ __all__ = [
     "Adasum",
     "Average",
     "Compression",
+    "ConfigurationMismatch",
+    "DeviceError",
     "DistributedOptimizer",
+    "Evicted",
     "GradualWarmup",
     "HorovodInternalError",
+    "LayoutMismatch",
     "Max",
     "Min",
+    "NoQuorum",
+    "NonFinite",
+    "NotBuilt",
+    "OperationMismatch",
+    "PeerLost",
     "ProcessSet",
     "Product",
+    "SordinoError",
+    "StepOrderError",
     "Sum",
     "SyncBatchNorm",
+    "Timeout",
+    "TransportError",
+    "UsageError",
     "add_process_set",
     "allgather",
     "allgather_async",

@@ -16,6 +16,7 @@ from sordino import _core
 from sordino.algorithms import Algorithm
 from sordino.context import Context, Resized, current, current_or_none, replace_current
 from sordino.errors import NotBuilt, UsageError
+from sordino.launchers import refuse_to_be_alone
 from sordino.torch import process_sets as sets
 from sordino.torch.helpers import Helped, Helpers, helped
 from sordino.torch.joining import mpi_world
@@ -46,7 +47,9 @@ def init(
     Without a launcher (`python train.py`) the world has one rank and MPI is not started.
 
     Raises:
-        UsageError: `comm` is of another type, or names ranks that do not exist; or the ranks do not make groups.
+        UsageError: `comm` is of another type, or names ranks that do not exist; or the ranks do not make groups; or a
+            launcher other than MPI's (torchrun, horovodrun) has started several processes, which do not reach each
+            other.
         ConfigurationMismatch: ranks have other versions of Sordino, or other settings; on all of them.
         NotBuilt: a launcher started several processes, but this build has no MPI.
         TransportError: MPI failed, or the launcher belongs to another MPI than the one Sordino was built with.
@@ -94,7 +97,8 @@ def _with_helpers(comm: Any, algorithm: Helped) -> Context:
     sys.exit(0)
 
 
-def _make_world(comm: Any, dedicated: Helped | None, outlast: bool | None) -> _core.World:
+def _make_world(comm: Any, dedicated: Helped | None, outlast: bool) -> _core.World:
+    refuse_to_be_alone(_mpi_size(), os.environ)
     if comm is None or (isinstance(comm, Sequence) and len(comm) == 0):
         size, variable = _core.launcher()
         if size == 0 and not (_core.build_info()["mpi"] and _mpi_in_use()):
@@ -121,6 +125,14 @@ def _make_world(comm: Any, dedicated: Helped | None, outlast: bool | None) -> _c
 def _mpi_in_use() -> bool:
     # Only a script that already works with mpi4py has MPI up without a launcher; asking loads the library.
     return "mpi4py.MPI" in sys.modules and _core.mpi_initialized()
+
+
+def _mpi_size() -> int:
+    """How many processes MPI is about to reach: as mpi4py says where it is in use, else as the launcher does."""
+    size, _ = _core.launcher()
+    if _core.build_info()["mpi"] and _mpi_in_use():
+        return max(size, int(sys.modules["mpi4py.MPI"].COMM_WORLD.Get_size()))
+    return size
 
 
 _handlers_installed = False

@@ -12,11 +12,11 @@ import torch
 
 from sordino._core import Handle
 from sordino.context import Context
-from sordino.errors import UsageError
+from sordino.errors import StepOrderError, UsageError
 from sordino.torch.compression import Compression
 from sordino.torch.gradients import GradientReducer
 from sordino.torch.pending_gradients import PendingGradients
-from sordino.torch.segments import Segment, Settings, StepOrderError
+from sordino.torch.segments import Segment, Settings
 
 _NAMED = 8  # tensors that an error names
 ALIGNMENT = 64  # bytes; of arenas, so that parts of equal size lie side by side

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from sordino.torch.segments import StepOrderError
+from sordino.errors import StepOrderError
 
 
 class GradientHooks(ABC):

@@ -25,7 +25,7 @@ import torch
 from sordino import kinds
 from sordino._core import Layout
 from sordino.context import Context, Survivor
-from sordino.errors import NonFinite, SordinoError, TransportError, UsageError
+from sordino.errors import NonFinite, SordinoError, StepOrderError, TransportError, UsageError
 from sordino.torch.autograd import allgather, allreduce
 from sordino.torch.compression import Compression
 from sordino.torch.devices import device_of
@@ -33,7 +33,7 @@ from sordino.torch.gradient_hooks import GradientHooks
 from sordino.torch.operation import Average, Sum
 from sordino.torch.own_gradients import OwnGradients
 from sordino.torch.process_sets import ProcessSet
-from sordino.torch.segments import Segment, Settings, StepOrderError, say_used, whole_layout
+from sordino.torch.segments import Segment, Settings, say_used, whole_layout
 from sordino.torch.sparse import no_rows, sparse_allreduce_async
 from sordino.torch.surviving import LOSSES
 from sordino.torch.tensors import check, dense_strides, describe, dtype_code

@@ -22,7 +22,7 @@ _SETTINGS = (
 )
 
 
-def card_of_process(dedicated: Helped | None, outlast: bool | None) -> cards.Card:
+def card_of_process(dedicated: Helped | None, outlast: bool) -> cards.Card:
     """The card of this process: version, MPI, the settings that must be the same, and who helps."""
     card = {"Sordino": f"Sordino {_core.__version__}"}
     mpi = _core.build_info()["mpi"]
@@ -30,8 +30,7 @@ def card_of_process(dedicated: Helped | None, outlast: bool | None) -> cards.Car
     for name, alias, fallback, _ in _core.variables():
         if name in _SETTINGS:
             card[name] = f"{name}={_plain(os.environ.get(name, os.environ.get(alias, fallback)))}"
-    lasts = os.environ.get("SORDINO_ON_PEER_LOST") == "continue" if outlast is None else outlast
-    card["on_peer_lost"] = f"on_peer_lost='{'continue' if lasts else 'raise'}'"
+    card["on_peer_lost"] = f"on_peer_lost='{'continue' if outlast else 'raise'}'"
     card["algorithm"] = f"init(algorithm={dedicated})" if dedicated else "init() without ranks that only help"
     return card
 
@@ -46,13 +45,13 @@ def _plain(value: str) -> str:
 
 
 def mpi_world(
-    dedicated: Helped | None, outlast: bool | None, ranks: Sequence[int] = (), fortran_handle: int | None = None
+    dedicated: Helped | None, outlast: bool, ranks: Sequence[int] = (), fortran_handle: int | None = None
 ) -> _core.World:
     """The world of an MPI communicator, by default of all processes. Collective.
 
     Args:
         dedicated: an algorithm that gives some ranks no model.
-        outlast: whether ranks go on without those that are lost; None: as the environment says.
+        outlast: whether ranks go on without those that are lost.
         ranks: of MPI_COMM_WORLD.
         fortran_handle: of a communicator.
 

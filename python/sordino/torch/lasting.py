@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from sordino import _core
 from sordino.algorithms import (
     Algorithm,
     AllReduce,
@@ -26,18 +26,18 @@ from sordino.torch.process_sets import ProcessSet
 _INSTEAD = 'use on_peer_lost="raise", and start the job with `sordino run --restarts N` to go on from checkpoints'
 
 
-def goes_on(on_peer_lost: str | None, algorithm: Algorithm | str | None) -> bool | None:
-    """Whether ranks go on without those that are lost; None: as the environment says.
+def goes_on(on_peer_lost: str | None, algorithm: Algorithm | str | None) -> bool:
+    """Whether ranks go on without those that are lost, as `init` is told, or else the environment.
 
     Raises:
-        UsageError: `on_peer_lost` is neither "raise" nor "continue", or ranks without a model are to help the others.
+        UsageError: what is said is neither "raise" nor "continue", or ranks without a model are to help the others.
     """
     if on_peer_lost not in (None, "raise", "continue"):
         raise UsageError(f"on_peer_lost={on_peer_lost!r} is neither 'raise' nor 'continue'")
-    wanted = on_peer_lost or os.environ.get("SORDINO_ON_PEER_LOST")
-    if wanted == "continue" and helped(algorithm) is not None:
+    wanted = _core.outlasts() if on_peer_lost is None else on_peer_lost == "continue"
+    if wanted and helped(algorithm) is not None:
         raise UsageError(f"on_peer_lost='continue' does not go with ranks that have no model; {_INSTEAD}")
-    return None if on_peer_lost is None else on_peer_lost == "continue"
+    return wanted
 
 
 def check_outlasting(options: dict[str, Any], adasum: bool) -> None:

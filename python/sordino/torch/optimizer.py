@@ -14,7 +14,7 @@ import torch
 
 from sordino.algorithms import Algorithm, resolve
 from sordino.context import current
-from sordino.errors import UsageError
+from sordino.errors import StepOrderError, UsageError
 from sordino.torch.adasum import AdasumSteps
 from sordino.torch.arguments import Groups, Named, name_parameters, parameters_of
 from sordino.torch.compression import Compression, Compressor
@@ -27,7 +27,6 @@ from sordino.torch.operation import Average, resolve_op
 from sordino.torch.pair_averaging import PairSteps
 from sordino.torch.process_sets import ProcessSet, global_process_set
 from sordino.torch.pulling import PullSteps
-from sordino.torch.segments import StepOrderError
 from sordino.torch.skipping import SkippingSteps
 from sordino.torch.steps import ParameterSteps
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from sordino.torch.segments import StepOrderError
+from sordino.errors import StepOrderError
 
 # What zero_grad(set_to_none=False) of a module does, which is well once the gradient has been used.
 _CLEARING = ("zero_", "detach_", "requires_grad_", "__get__")

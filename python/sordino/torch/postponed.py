@@ -21,7 +21,7 @@ from torch._C import _len_torch_function_stack
 from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 from torch.utils._device import DeviceContext
 
-from sordino.torch.segments import StepOrderError
+from sordino.errors import StepOrderError
 
 
 class Postponed(Protocol):

@@ -10,7 +10,6 @@ import torch
 
 from sordino._core import Handle, Layout
 from sordino.context import Context
-from sordino.errors import UsageError
 from sordino.torch.agreement import Agreement
 from sordino.torch.compression import Compression, Compressor
 from sordino.torch.finite import Evidence, FiniteCheck
@@ -21,10 +20,6 @@ from sordino.torch.tensors import Described, describe, dtype_code, label
 Spec = tuple[str, int, tuple[int, ...]]
 
 WHOLE = 1 << 62  # segment size of a layout that is not to be cut
-
-
-class StepOrderError(UsageError, AssertionError):
-    """backward, step, synchronize and zero_grad were called in an order that would lose gradients."""
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ import torch
 
 from sordino._core import FromOwner, Handle, Layout, ToOwner
 from sordino.context import Context
+from sordino.errors import StepOrderError
 from sordino.torch.autograd import allreduce
 from sordino.torch.exchanges import Channel, wait_for_all
 from sordino.torch.flat_gradients import Flat, FlatReducer, part_length
@@ -25,7 +26,7 @@ from sordino.torch.operation import Average, Max, Sum
 from sordino.torch.ops import grouped_allreduce_
 from sordino.torch.parameters import FlatValues, adopt
 from sordino.torch.process_sets import ProcessSet
-from sordino.torch.segments import Segment, Settings, StepOrderError, say_used
+from sordino.torch.segments import Segment, Settings, say_used
 from sordino.torch.tensors import dtype_code
 
 

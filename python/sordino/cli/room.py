@@ -1,0 +1,114 @@
+"""How many ranks the hosts of a job have room for: a number that nobody can mean is refused before mpirun, which would
+take all memory for it.
+
+Without --oversubscribe a machine takes 4 ranks a core, and 8 however few its cores are; with it, 64 a core. In either
+case each rank needs 100 MiB of its memory. Cores and memory of other hosts are not known here: their slots, at most
+1024, count as cores.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sordino.errors import UsageError
+
+RANKS_PER_CORE = 4
+AT_LEAST = 8
+OVERSUBSCRIBED = 64
+BYTES_PER_RANK = 100 << 20
+MOST_SLOTS = 1024
+# By these mpirun hears of hosts from somebody else. How many nodes Slurm has given is known, of the others nothing.
+_HOST_OPTIONS = re.compile(r"--?(hosts?|H|f|hostfile|machinefile|default-hostfile|add-hosts?|add-hostfile)")
+_HOST_VARIABLES = (
+    *("PBS_NODEFILE", "LSB_HOSTS", "LSB_DJOB_HOSTFILE", "PE_HOSTFILE", "HYDRA_HOST_FILE"),
+    *("PRTE_MCA_prte_default_hostfile", "OMPI_MCA_orte_default_hostfile"),
+)
+_MOST_ELSEWHERE = 1 << 16
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a machine has for ranks: cores, and bytes of memory (None: not known)."""
+
+    cores: int
+    memory: int | None = None
+
+    def most(self, oversubscribe: bool) -> int:
+        """How many ranks it takes."""
+        most = OVERSUBSCRIBED * self.cores if oversubscribe else max(AT_LEAST, RANKS_PER_CORE * self.cores)
+        return most if self.memory is None else max(1, min(most, self.memory // BYTES_PER_RANK))
+
+    def __str__(self) -> str:
+        cores = f"{self.cores} core{'s' * (self.cores != 1)}"
+        return cores if self.memory is None else f"{cores} and {self.memory / (1 << 30):.1f} GiB"
+
+
+def this_machine() -> Machine:
+    """The cores and the memory that this process may use."""
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return Machine(len(os.sched_getaffinity(0)), min([total, *_limits()]))
+
+
+def _limits() -> Iterator[int]:
+    """What control groups allow this process, in bytes: those of a container, for example."""
+    for root, file in (("/sys/fs/cgroup", "memory.max"), ("/sys/fs/cgroup/memory", "memory.limit_in_bytes")):
+        with contextlib.suppress(OSError):
+            groups = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
+            for path in [path for _, kinds, path in groups if not kinds or "memory" in kinds.split(",")]:
+                inner = Path(root, path.lstrip("/"))
+                for folder in (inner, *inner.parents):
+                    with contextlib.suppress(OSError, ValueError):  # "max": no limit
+                        yield int((folder / file).read_text())
+
+
+def check(
+    ranks: int,
+    hosts: Sequence[str],
+    extra: Sequence[str],
+    environment: Mapping[str, str],
+    here: Machine,
+    oversubscribe: bool,
+) -> None:
+    """UsageError if there are more ranks than the hosts have room for.
+
+    Args:
+        ranks: how many processes are to be started.
+        hosts: `name` or `name:slots` each; empty means this machine, or the nodes that a batch system has given.
+        extra: options of mpirun, which may name hosts.
+        environment: of mpirun, which may too.
+        here: this machine.
+        oversubscribe: whether the user has asked for more ranks than cores.
+    """
+    if hosts:
+        machines, where = [_machine(host, here) for host in hosts], f"--hosts {','.join(hosts)}"
+    elif any(_HOST_OPTIONS.fullmatch(word.partition("=")[0]) for word in extra) or any(
+        environment.get(name) for name in _HOST_VARIABLES
+    ):
+        if ranks > _MOST_ELSEWHERE:
+            raise UsageError(f"-np {ranks}: no more than {_MOST_ELSEWHERE} ranks are started; correct it")
+        return
+    else:
+        nodes = environment.get("SLURM_JOB_NUM_NODES", "")
+        machines = [here] * (int(nodes) if re.fullmatch(r"[1-9]\d{0,4}", nodes) else 1)
+        where = f"this machine ({here})" if len(machines) == 1 else f"{nodes} nodes like this one ({here})"
+    most, beyond = (sum(machine.most(how) for machine in machines) for how in (oversubscribe, True))
+    if ranks > most:
+        rule = f"{OVERSUBSCRIBED} a core" if oversubscribe else f"{RANKS_PER_CORE} a core, at least {AT_LEAST}"
+        mend = "take fewer" + (f", or --oversubscribe, with which it is {beyond}" if beyond > most else "")
+        raise UsageError(
+            f"-np {ranks}: there is room for {most} ranks on {where}: {rule}, each with 100 MiB of memory; {mend}"
+        )
+
+
+def _machine(host: str, here: Machine) -> Machine:
+    name, _, slots = host.partition(":")
+    count = int(slots or 1)
+    if count > MOST_SLOTS:
+        raise UsageError(f"--hosts: {host} has more slots than any machine has cores ({MOST_SLOTS}); correct it")
+    return here if name in ("localhost", "127.0.0.1", socket.gethostname()) else Machine(count)

@@ -1,0 +1,102 @@
+"""What users catch and set has a name, a place to import it from and a line in the documents."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import pkgutil
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import sordino
+import sordino.torch as hvd
+from sordino import _core
+from sordino.algorithms import Layered
+from sordino.errors import SordinoError, UsageError
+from sordino.torch.lasting import goes_on
+
+ROOT = Path(__file__).resolve().parents[2]
+# Benchmarks may need what is not installed; of the package's programs nobody catches anything.
+LIBRARY = [
+    module.name
+    for module in pkgutil.walk_packages([str(ROOT / "python" / "sordino")], "sordino.")
+    if not module.name.startswith(("sordino.bench", "sordino.cli", "sordino._core", "sordino.libsordino"))
+]
+
+
+def subclasses(kind: type[SordinoError]) -> set[type[SordinoError]]:
+    return {kind}.union(*(subclasses(one) for one in kind.__subclasses__()))
+
+
+def test_every_error_is_exported_and_documented() -> None:
+    for name in LIBRARY:
+        importlib.import_module(name)
+    page = (ROOT / "docs" / "errors.md").read_text()
+    found = {kind for kind in subclasses(SordinoError) if kind.__module__.startswith("sordino")}
+    assert len(found) > 10
+    for kind in found:
+        for place in (sordino, hvd):
+            assert getattr(place, kind.__name__) is kind
+            assert kind.__name__ in place.__all__
+        assert f"`{kind.__name__}" in page or f"`sordino.{kind.__name__}" in page
+
+
+def test_errors_need_no_core_and_no_torch() -> None:
+    """`sordino doctor` and an `except` at the top of a script have them before anything else is loaded."""
+    program = (
+        "import sys, sordino; sordino.StepOrderError; print('torch' in sys.modules, 'sordino._core' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["False", "False"], done.stderr
+
+
+def sources() -> dict[str, str]:
+    """The Python files of the package, but for the benchmarks, whose parts talk to each other in their own way."""
+    root = ROOT / "python" / "sordino"
+    found = {str(path.relative_to(root)): path.read_text() for path in root.rglob("*.py")}
+    return {name: text for name, text in found.items() if not name.startswith("bench/")}
+
+
+def configuration() -> str:
+    spec = importlib.util.spec_from_file_location("make_configuration", ROOT / "docs" / "make_configuration.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return str(module.text())
+
+
+def test_the_page_of_variables_is_up_to_date() -> None:
+    assert (ROOT / "docs" / "configuration.md").read_text() == configuration()
+
+
+def test_every_variable_that_the_package_uses_is_on_the_page() -> None:
+    page = configuration()
+    used = {name for text in sources().values() for name in re.findall(r'["\'{](SORDINO_[A-Z_]+[A-Z])["\'}]', text)}
+    assert {"SORDINO_RESTART", "SORDINO_ON_PEER_LOST"} <= used
+    assert not [name for name in sorted(used) if f"`{name}`" not in page]
+
+
+@pytest.mark.parametrize(("value", "expected"), [(None, False), ("raise", False), ("continue", True)])
+def test_on_peer_lost_has_one_reader(monkeypatch: pytest.MonkeyPatch, value: str | None, expected: bool) -> None:
+    monkeypatch.delenv("SORDINO_ON_PEER_LOST", raising=False)
+    if value is not None:
+        monkeypatch.setenv("SORDINO_ON_PEER_LOST", value)
+    assert _core.outlasts() == goes_on(None, None) == expected
+    assert goes_on("continue", None) and not goes_on("raise", None)
+
+
+def test_a_value_that_is_none_is_refused_by_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SORDINO_ON_PEER_LOST", "hope")
+    with pytest.raises(UsageError, match="SORDINO_ON_PEER_LOST='hope' is neither raise nor continue"):
+        goes_on(None, None)
+    monkeypatch.setenv("SORDINO_ON_PEER_LOST", "continue")
+    with pytest.raises(UsageError, match="ranks that have no model"):
+        goes_on(None, Layered(communicator="rank"))
+
+
+def test_only_the_core_reads_it_and_only_the_launcher_sets_it() -> None:
+    assert [name for name, text in sources().items() if '"SORDINO_ON_PEER_LOST"' in text] == ["cli/run.py"]

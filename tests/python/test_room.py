@@ -1,0 +1,128 @@
+"""How many ranks `sordino run` starts: no more than the hosts have room for, and nothing is started to see it."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from collections.abc import Sequence
+
+import pytest
+
+from sordino.cli import mpi, room, run
+from sordino.cli.app import main
+from sordino.cli.room import Machine
+from sordino.errors import UsageError
+
+TWO_CORES = Machine(2, 16 << 30)
+
+
+@pytest.fixture
+def _nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def find(*_: object) -> mpi.Launcher:
+        raise AssertionError("a launcher was looked for")
+
+    monkeypatch.setattr(mpi, "find_launcher", find)
+
+
+@pytest.mark.usefixtures("_nothing_starts")
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["run", "-np", "99999999999", "--", "true"],
+        ["run", "-np", "99999999999", "--oversubscribe", "--", "true"],
+        ["run", "-np", "99999999999", "--mpi-args", "--hostfile h", "--", "true"],
+        ["run", "-np", "99999999999", "--hosts", "a:4,b:4", "--", "true"],
+        ["bench", "-np", "99999999999", "collectives"],
+        ["plan", "-np", "99999999999"],
+    ],
+    ids=" ".join,
+)
+def test_nonsense_is_refused_before_anything_starts(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 2
+    assert "-np 99999999999: " in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("_nothing_starts")
+def test_so_are_nonsensical_slots(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--hosts", "a:99999999999", "--", "true"]) == 2
+    assert "a:99999999999 has more slots than any machine has cores (1024)" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("_nothing_starts")
+@pytest.mark.parametrize("grace", ["-1", "nan", "inf", "1e6"])
+def test_a_grace_that_is_none(grace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "-np", "1", f"--grace={grace}", "--", "true"]) == 2
+    assert "must be from 0 to 86400 seconds" in capsys.readouterr().err
+
+
+def most(
+    here: Machine, hosts: Sequence[str] = (), environment: dict[str, str] | None = None, oversubscribe: bool = False
+) -> int:
+    """The largest number that is not refused."""
+    for ranks in itertools.count(1):
+        try:
+            room.check(ranks, hosts, [], environment or {}, here, oversubscribe)
+        except UsageError:
+            return ranks - 1
+    raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("here", "without", "oversubscribed"),
+    [
+        (TWO_CORES, 8, 128),
+        (Machine(1, 16 << 30), 8, 64),
+        (Machine(16, 64 << 30), 64, 655),
+        (Machine(2, 512 << 20), 5, 5),  # memory is the bound in either case
+        (Machine(2, 1 << 20), 1, 1),
+    ],
+)
+def test_cores_and_memory(here: Machine, without: int, oversubscribed: int) -> None:
+    assert (most(here), most(here, oversubscribe=True)) == (without, oversubscribed)
+
+
+def test_hosts_add_up() -> None:
+    assert most(TWO_CORES, ["a", "b:8"]) == 8 + 32
+    assert most(TWO_CORES, ["localhost:50"]) == 8
+    assert most(TWO_CORES, environment={"SLURM_JOB_NUM_NODES": "3"}) == 24
+
+
+def test_hosts_that_mpirun_hears_of_elsewhere_are_not_judged_by_this_machine() -> None:
+    for extra, environment in (
+        (["--hostfile", "h"], {}),
+        (["-H", "a:64"], {}),
+        (["--host=a:64"], {}),
+        ([], {"PBS_NODEFILE": "h"}),
+    ):
+        room.check(64, [], extra, environment, TWO_CORES, False)
+        with pytest.raises(UsageError, match="no more than 65536 ranks"):
+            room.check(65537, [], extra, environment, TWO_CORES, True)
+    with pytest.raises(UsageError, match="room for 8"):
+        room.check(64, [], ["--map-by", "core"], {}, TWO_CORES, False)
+
+
+def test_the_refusal_says_what_there_is_and_the_mend() -> None:
+    with pytest.raises(UsageError) as caught:
+        room.check(9, [], [], {}, TWO_CORES, False)
+    assert str(caught.value) == (
+        "-np 9: there is room for 8 ranks on this machine (2 cores and 16.0 GiB): 4 a core, at least 8, each with "
+        "100 MiB of memory; take fewer, or --oversubscribe, with which it is 128"
+    )
+    with pytest.raises(UsageError, match=r"64 a core, each with 100 MiB of memory; take fewer$"):
+        room.check(129, [], [], {}, TWO_CORES, True)
+
+
+def test_this_machine() -> None:
+    here = room.this_machine()
+    assert here.cores >= 1
+    assert here.memory is not None and here.memory > 1 << 20
+    assert here.most(False) >= 1
+
+
+def test_commands_that_start_ranks_have_the_options_of_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[argparse.Namespace] = []
+    monkeypatch.setattr(run, "main", lambda options: seen.append(options) or 0)
+    assert main(["bench", "-np", "2", "collectives"]) == 0
+    parser = argparse.ArgumentParser()
+    run.add_arguments(parser)
+    assert vars(seen[0]).keys() == vars(parser.parse_args([])).keys()
