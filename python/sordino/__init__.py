@@ -17,6 +17,7 @@ from sordino.errors import (
     StepOrderError,
     Timeout,
     TransportError,
+    Unreadable,
     UsageError,
 )
 
@@ -34,6 +35,7 @@ __all__ = [
     "StepOrderError",
     "Timeout",
     "TransportError",
+    "Unreadable",
     "UsageError",
     "__version__",
 ]

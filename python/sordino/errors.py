@@ -41,6 +41,10 @@ class StepOrderError(UsageError, AssertionError):
     """backward, step, synchronize and zero_grad were called in an order that would lose gradients."""
 
 
+class Unreadable(UsageError):
+    """A checkpoint may be there, whole, and cannot be read: no reason to take an earlier one in its place."""
+
+
 class NonFinite(SordinoError, ArithmeticError):
     """Gradients or parameters have NaN or Inf (`check_finite=True`). Raised on all ranks that would have used them; the
     world lives on.

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, cast
 
 import torch
 
-from sordino.errors import SordinoError, UsageError
+from sordino.errors import SordinoError, Unreadable, UsageError
 
 _FORMAT = 1
 _MARK = "sordino_checkpoint"
@@ -32,10 +32,6 @@ _LONGEST_INT = 2000  # bits
 _KEY = "a key"
 _DEEPEST = 100  # containers within each other
 _MOST = 50_000_000  # values, those of a container that is there twice counted twice
-
-
-class Unreadable(UsageError):
-    """A checkpoint may be there, whole, and cannot be read: no reason to take an earlier one in its place."""
 
 
 def save(path: str | os.PathLike[str], state: dict[str, Any]) -> None:

@@ -18,9 +18,9 @@ from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sordino.checkpoint.files import Unreadable, check, checked_path, decode, load, read, save, shown
+from sordino.checkpoint.files import check, checked_path, decode, load, read, save, shown
 from sordino.checkpoint.pieces import Piece, checked, encoded, joined
-from sordino.errors import SordinoError, UsageError
+from sordino.errors import SordinoError, Unreadable, UsageError
 
 if TYPE_CHECKING:
     from sordino.torch.process_sets import ProcessSet

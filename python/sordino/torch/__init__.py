@@ -18,6 +18,7 @@ from sordino.errors import (
     StepOrderError,
     Timeout,
     TransportError,
+    Unreadable,
     UsageError,
 )
 from sordino.torch import elastic
@@ -121,6 +122,7 @@ __all__ = [
     "SyncBatchNorm",
     "Timeout",
     "TransportError",
+    "Unreadable",
     "UsageError",
     "add_process_set",
     "allgather",
