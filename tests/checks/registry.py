@@ -122,6 +122,7 @@ class Check:
     on: tuple[str, ...]
     helpers: str = ""  # communicators of "one" group or of "pairs", "servers", or none
     worlds: tuple[str, ...] = ()  # in which it says something; all, if none is named
+    quick: tuple[str, ...] = ()  # in which it says most, so `make test` runs it in one of these
 
     @property
     def moves_bytes(self) -> bool:
@@ -169,10 +170,11 @@ def check(
     on: tuple[str, ...] = ("sim", "mpi"),
     helpers: tuple[str, ...] = ("",),
     worlds: tuple[str, ...] = (),
+    quick: tuple[str, ...] = (),
     **parameters: Iterable[Any],
 ) -> Callable[..., Any]:
     """Registers a check for worlds of `least` ranks or more, once for every combination of the parameters' values, and
-    of `Check.helpers`, ranks that are no seats. `worlds` names those in which it says something; by default all."""
+    of `Check.helpers`, ranks that are no seats. `worlds` and `quick` as of `Check`."""
 
     def register(function: Callable[..., None]) -> Callable[..., None]:
         for kind, *values in itertools.product(helpers, *parameters.values()):
@@ -181,7 +183,7 @@ def check(
             home = function.__module__.rpartition(".")[2]
             name = f"{home}.{function.__name__}" + (f"[{label}]" if label else "")
             assert name not in _CHECKS, name
-            _CHECKS[name] = Check(name, function, dict(zip(parameters, values)), least, on, kind, worlds)
+            _CHECKS[name] = Check(name, function, dict(zip(parameters, values)), least, on, kind, worlds, quick)
         return function
 
     return register

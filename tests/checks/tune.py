@@ -14,7 +14,7 @@ SHAPES = [(f"blocks.{k}.weight", (length,)) for k, length in enumerate((30000, 5
 STEPS = 8
 
 
-@check(least=2)
+@check(least=2, quick=("sim-5x2", "mpi-4x2"))
 def the_bytes_of_a_plan_are_those_of_the_transport(seat: Seat) -> None:
     """Of every algorithm, rank by rank, between nodes."""
     nodes = tune.nodes_of_ranks()

@@ -24,6 +24,7 @@ from sordino.algorithms import (
     PushSum,
     ScheduledPull,
 )
+from sordino.errors import PeerLost
 
 GROUPS = LocalSGD(4, group_size=2, exchange="allreduce")
 MakeCrew = Callable[..., Crew]
@@ -129,6 +130,38 @@ def test_ranks_that_come_later_to_an_operation_of_a_set(crew_of: MakeCrew) -> No
     time.sleep(0.2)
     lost.set()
     assert crew.settle() == {0: [2.0], 1: [2.0, 2.0], 2: [2.0]}
+
+
+@pytest.mark.parametrize("algorithm", [LocalSGD(1, exchange="allreduce"), Crossover()], ids=str)
+def test_an_exchange_that_one_had_to_give_up(crew_of: MakeCrew, algorithm: Algorithm) -> None:
+    """It counts for all, or who gave it up would make one more of them than those who had completed it."""
+    crew = crew_of(4, algorithm)
+    crew.all(Member.step)
+    done, lost = threading.Event(), threading.Event()
+
+    def step(member: Member) -> None:
+        steps = member.optimizer._reducer
+        name = "_average" if isinstance(algorithm, LocalSGD) else "_mix"
+        exchange = getattr(steps, name)
+
+        def give_up() -> None:
+            setattr(steps, name, exchange)
+            exchange()
+            done.set()
+            assert lost.wait(PATIENCE_S)
+            raise PeerLost("rank 3 is gone", [3])
+
+        if member.identity == 1:
+            setattr(steps, name, give_up)
+        member.step()
+
+    crew.order(step)
+    assert done.wait(PATIENCE_S)
+    crew.network.kill(3)
+    lost.set()
+    crew.settle()
+    assert len(set(crew.all(lambda member: member.optimizer._reducer.round).values())) == 1
+    assert crew.all(train) == dict.fromkeys(range(3), 5)
 
 
 WEIGHTS = tuple(tuple(0.0 if i == j else float(j + 1) for j in range(4)) for i in range(4))

@@ -416,7 +416,7 @@ ERRORS = [
         _TORCH + "steps.py",
         "round = self.round + int(self._exchanging)",
         "round = self.round",
-        ("tests/faults/test_random_losses.py",),
+        ("tests/faults/test_after_losses.py", "tests/faults/test_random_losses.py"),
     ),
     # ---- what stands beside
     Error(
