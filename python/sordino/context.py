@@ -111,6 +111,10 @@ class Context:
     # Sets of the core that only the library uses: for the exchanges of a process set, and for its groups by their size
     # (id and members).
     channels: dict[int, int] = field(default_factory=dict)
+    # Of sets for the exchanges of one object: those that nobody on this rank has any more, and how many exchanges have
+    # begun on each. Their key is the parent's number and the ranks.
+    exchanges: Counter[int] = field(default_factory=Counter)
+    idle_channels: dict[tuple[int, tuple[int, ...]], set[int]] = field(default_factory=dict)
     groups: dict[tuple[int, str, int], tuple[int, list[int]]] = field(default_factory=dict)
     # What completes things that this rank has put off; called before it leaves. Weak methods.
     on_shutdown: dict[int, Callable[[], Callable[[], None] | None]] = field(default_factory=dict)
@@ -156,6 +160,8 @@ class Context:
         """Goes on in another world, of some of the ranks; what was made in the old one must be made again."""
         self.world = world
         self.channels.clear()
+        self.exchanges.clear()
+        self.idle_channels.clear()
         self.groups.clear()
         self.services = 0
         self._take_place()

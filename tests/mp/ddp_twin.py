@@ -48,21 +48,21 @@ class Gpt(nn.Module):
         return self.head(self.last(self.blocks(self.tokens(tokens) + self.places.weight)))
 
 
-Wrapped = tuple[int, int, nn.Module, torch.optim.Optimizer, Callable[[], AbstractContextManager[None]]]
+Wrapped = tuple[int, nn.Module, torch.optim.Optimizer, Callable[[], AbstractContextManager[None]]]
 
 
 def wrapped(how: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> Wrapped:
-    """Rank, size, model, optimizer, and the context of backward passes that only accumulate."""
+    """Rank, model, optimizer, and the context of backward passes that only accumulate."""
     if how == "ddp":
         torch.distributed.init_process_group("gloo")
         ddp = nn.parallel.DistributedDataParallel(model)
-        return torch.distributed.get_rank(), torch.distributed.get_world_size(), ddp, optimizer, ddp.no_sync
+        return torch.distributed.get_rank(), ddp, optimizer, ddp.no_sync
     import sordino.torch as hvd
 
     hvd.init()
     opt = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-    return hvd.rank(), hvd.size(), model, opt, opt.no_sync
+    return hvd.rank(), model, opt, opt.no_sync
 
 
 def main(how: str, out: str) -> None:
@@ -70,7 +70,7 @@ def main(how: str, out: str) -> None:
     torch.set_num_threads(1)
     bare = Gpt()
     adamw = torch.optim.AdamW(bare.parameters(), lr=3e-3, weight_decay=0.1)
-    rank, size, model, optimizer, no_sync = wrapped(how, bare, adamw)
+    rank, model, optimizer, no_sync = wrapped(how, bare, adamw)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: (1 + math.cos(math.pi * step / STEPS)) / 2)
     data = torch.Generator().manual_seed(1 + rank)
     told: list[tuple[float, float]] = []

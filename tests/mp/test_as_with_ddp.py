@@ -13,7 +13,7 @@ from pace import HANG_S
 
 WORKER = Path(__file__).with_name("ddp_twin.py")
 LAUNCHERS = {
-    "ddp": [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"],
+    "ddp": [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"],
     "sordino": [*SORDINO, "run", "-np", "2", "--", "python"],
 }
 

@@ -19,7 +19,7 @@ try:
 except hvd.SordinoError as error:
     print(f"refused: {error}", flush=True)
 """
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 
 
 def said(words: list[str], folder: Path, **more: str) -> list[str]:

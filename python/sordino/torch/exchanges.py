@@ -95,6 +95,7 @@ class Channel:
             serving: this rank waits for the others without a deadline, and ends with them.
         """
         assert self._number is not None
+        self._context.exchanges[self._number] += 1
         return self._context.world.exchange(
             name=name,
             process_set=self._number,

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from sordino.algorithms import ElasticAveraging, GossipAlgorithm, PushSum
-from sordino.torch.exchanges import Channel
 from sordino.torch.groups import channel_of, group_of
 from sordino.torch.mixing import Meeting, Mixing, mixing_of
 from sordino.torch.parameters import ParameterArena
@@ -44,10 +43,10 @@ class GossipSteps(ParameterSteps):
             weighted=isinstance(algorithm, PushSum),
         )
         name = context.plan_name(f"gossip.{arena.layout.hash:x}", everybody.process_set_id)
-        channel = Channel(context, everybody, channel_of(context, everybody))
+        channel = channel_of(context, everybody)
         channel.compare([arena])
         place = ranks.index(context.rank)
-        meeting = Meeting(context, everybody, channel, name, place, self._judge)
+        meeting = Meeting(context, everybody, channel, name, place, self.settings.judge)
         mixing = mixing_of(meeting, arena, algorithm)
         mixing.load_state(self._loaded)
         if self._asked.workers_in_group > 1:
@@ -101,7 +100,7 @@ class GossipSteps(ParameterSteps):
 
     def _mix(self) -> None:
         assert self._arena is not None and self._mixing is not None
-        self._judge(self._arena.names, self._arena.tensors)
+        self.settings.judge(self._arena.names, self._arena.tensors)
         self._mixing.exchange(self.round)
 
 

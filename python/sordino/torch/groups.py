@@ -1,11 +1,18 @@
-"""Process sets that algorithms make for themselves, once, by all ranks of the parent; the core alone knows them."""
+"""Process sets that algorithms make for themselves, by all ranks of the parent; the core alone knows them.
+
+A set has memory and is never removed, for ranks let go of objects at times of their own. One that all of its ranks have
+let go of serves the next object.
+"""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 
 from sordino import kinds
 from sordino.context import Context
+from sordino.torch.exchanges import Channel
+from sordino.torch.functions import allgather_object
 from sordino.torch.process_sets import ProcessSet
 
 
@@ -17,24 +24,54 @@ def _new_set(context: Context, ranks: Sequence[int], parent: ProcessSet) -> int:
     return int(handle.numbers[0])
 
 
-def new_channel(context: Context, process_set: ProcessSet) -> int:
-    """A set for the exchanges of one object, which come in an order of their own. Collective over the process set."""
-    return _new_set(context, process_set.ranks or [], process_set)
+def _idle_or_new_set(context: Context, ranks: Sequence[int], parent: ProcessSet) -> int:
+    key = parent.process_set_id or 0, tuple(ranks)
+    if key in context.idle_channels:
+        idle = context.idle_channels[key]
+        mine = {number: context.exchanges[number] for number in idle} if context.rank in ranks else None
+        told: list[dict[int, int] | None] = allgather_object(
+            mine, name=context.plan_name("idle_channels", key[0]), process_set=parent
+        )
+        first, *others = [one for one in told if one is not None]
+        # Where exchanges were begun by some only, those would be taken for the next object's.
+        numbers = [number for number, begun in first.items() if all(one.get(number) == begun for one in others)]
+        if numbers:
+            idle.discard(min(numbers))
+            return min(numbers)
+    context.idle_channels.setdefault(key, set())
+    return _new_set(context, ranks, parent)
 
 
-def own_channel(context: Context, process_set: ProcessSet, parts: Sequence[Sequence[int]]) -> int | None:
-    """Makes a set for exchanges of each part of a process set; the one of the part that this rank is in, if it is in
-    any. Collective over the process set."""
-    made = [(_new_set(context, members, process_set), members) for members in parts]
-    return next((number for number, members in made if context.rank in members), None)
+def new_channel(context: Context, process_set: ProcessSet) -> Channel:
+    """What the exchanges of one object run on, which come in an order of their own. Collective over the process set."""
+    return own_channel(context, process_set, [process_set.ranks or []])
 
 
-def channel_of(context: Context, process_set: ProcessSet) -> int:
-    """The set that exchanges of a process set run on. Collective over it the first time."""
+def own_channel(context: Context, process_set: ProcessSet, parts: Sequence[Sequence[int]]) -> Channel:
+    """As `new_channel`, for each of some parts of a process set; that of the part that this rank is in. Collective over
+    the process set."""
+    made = [(_idle_or_new_set(context, members, process_set), members) for members in parts]
+    for number, members in made:
+        if context.rank in members:
+            channel = Channel(context, process_set, number)
+            key = process_set.process_set_id or 0, tuple(members)
+            weakref.finalize(channel, _give_back, weakref.ref(context), context.epoch, key, number)
+            return channel
+    return Channel(context, process_set, None)
+
+
+def _give_back(its: weakref.ref[Context], epoch: int, key: tuple[int, tuple[int, ...]], number: int) -> None:
+    context = its()
+    if context is not None and context.epoch == epoch:
+        context.idle_channels[key].add(number)
+
+
+def channel_of(context: Context, process_set: ProcessSet) -> Channel:
+    """What exchanges of a process set run on, those of all objects. Collective over it the first time."""
     identity = process_set.process_set_id or 0
     if identity not in context.channels:
-        context.channels[identity] = new_channel(context, process_set)
-    return context.channels[identity]
+        context.channels[identity] = _new_set(context, process_set.ranks or [], process_set)
+    return Channel(context, process_set, context.channels[identity])
 
 
 def part_of(context: Context, process_set: ProcessSet, key: tuple[str, int], parts: Sequence[list[int]]) -> ProcessSet:

@@ -18,7 +18,6 @@ from sordino.algorithms.layered import Roles
 from sordino.context import Context, use
 from sordino.errors import PeerLost, UsageError
 from sordino.torch.devices import HOST
-from sordino.torch.exchanges import Channel
 from sordino.torch.functions import broadcast_object
 from sordino.torch.groups import new_channel
 from sordino.torch.items import Items
@@ -50,7 +49,7 @@ class Helpers:
         self.roles = algorithm.roles(context.world.nodes)
         with use(context):
             self._call = FlatValues(context, Layout([("call", DTYPE_CODES[torch.uint8], (1,))], groups=[0]))
-            self._calls = Channel(context, global_process_set, new_channel(context, global_process_set))
+            self._calls = new_channel(context, global_process_set)
             self._calls.compare([self._call])
 
     def _fit(self, algorithm: Algorithm) -> bool:

@@ -15,7 +15,6 @@ import torch
 from sordino.algorithms import LocalSGD
 from sordino.errors import UsageError
 from sordino.torch.autograd import allreduce
-from sordino.torch.exchanges import Channel
 from sordino.torch.groups import group_of, new_channel, peers_of
 from sordino.torch.operation import Average, Max, Sum
 from sordino.torch.ops import grouped_allreduce_
@@ -84,7 +83,7 @@ class LocalSteps(ParameterSteps):
         self._group = group_of(context, everybody, algorithm.group_size)
         self._peers = peers_of(context, everybody, algorithm.group_size)
         if algorithm.sharded:
-            channel = Channel(context, self._group, new_channel(context, self._group))
+            channel = new_channel(context, self._group)
             within = replace(self.settings, process_set=self._group)
             self.reducer = ShardedReducer(context, self.names, self.parameters, within, channel)
         elif self._models > 1:
@@ -163,7 +162,7 @@ class LocalSteps(ParameterSteps):
 
     def _judge_all(self) -> None:
         names = [f"buffer {name}" for name, _ in self.buffers]
-        self._judge(self.names + names, self.parameters + [buffer for _, buffer in self.buffers])
+        self.settings.judge(self.names + names, self.parameters + [buffer for _, buffer in self.buffers])
 
     def _starts(self) -> bool:
         start = self.algorithm.start

@@ -211,7 +211,7 @@ class PairSteps(ParameterSteps):
         """Before the first step: what a script does between wrapping the optimizer and training (broadcasting, loading)
         is over on all ranks. Collective the first time."""
         if not self._opened:
-            self._judge(self._arena.names, self._arena.tensors, together=True)
+            self.settings.judge(self._arena.names, self._arena.tensors, together=True)
             for values in (self._copy, self._before):
                 values.copy_(self._arena)
             meet(self.context, self.settings.process_set)
@@ -222,7 +222,7 @@ class PairSteps(ParameterSteps):
             result = super()._step(optimizer, closure, synchronize)
             self._arena.adopt()
             try:
-                self._judge(self._arena.names, self._arena.tensors)
+                self.settings.judge(self._arena.names, self._arena.tensors)
             except NonFinite:
                 self._arena.copy_(self._copy)  # which is what they were before
                 raise

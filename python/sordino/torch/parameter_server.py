@@ -15,7 +15,6 @@ from sordino._core import FromOwner, Handle, Layout, ToOwner
 from sordino.algorithms import ParameterSkipping
 from sordino.algorithms.skipping import piece_bytes, place_by_size
 from sordino.context import Context
-from sordino.torch.exchanges import Channel
 from sordino.torch.groups import new_channel
 from sordino.torch.items import Items
 from sordino.torch.parameters import FlatValues
@@ -41,7 +40,7 @@ class ParameterServer:
         self._workers = len(algorithm.roles(ranks).workers)
         self._servers = algorithm.serving_ranks(self._size)
         self._pieces, self._piece_of = items.cut(piece_bytes(int(items.bytes.sum()), len(self._servers)))
-        self._channel = Channel(context, everybody, new_channel(context, everybody))
+        self._channel = new_channel(context, everybody)
         self._channel.compare([values])
         self._layouts: Recent[Layout] = Recent()  # the same sets of items are sent again and again
         told = Layout([("sent", DTYPE_CODES[torch.uint8], (len(items),))], groups=[0])

@@ -230,7 +230,7 @@ class PullSteps(ParameterSteps):
         """Before the first step, whose parameters are the first that others may see: what a script does between
         wrapping the optimizer and training (broadcasting, loading) is over on all ranks. Collective the first time."""
         if self._began is None:
-            self._judge(self._arena.names, self._arena.tensors, together=True)
+            self.settings.judge(self._arena.names, self._arena.tensors, together=True)
             self._publish()
             meet(self.context, self.settings.process_set)
             self._begin_window()
@@ -243,7 +243,7 @@ class PullSteps(ParameterSteps):
         if not self.active:
             return
         self._arena.adopt()
-        self._judge(self._arena.names, self._arena.tensors)
+        self.settings.judge(self._arena.names, self._arena.tensors)
         self.steps += 1
         self._publish()
         if self.steps % self.algorithm.interval == 0:

@@ -72,7 +72,7 @@ class Route:
         values = [flat.values for flat in self.flats.values()]
 
         def channel(parts: Sequence[Sequence[int]]) -> Channel:
-            made = Channel(context, everybody, own_channel(context, everybody, parts))
+            made = own_channel(context, everybody, parts)
             made.compare(values)
             return made
 

@@ -43,6 +43,12 @@ class Settings:
         """With check_finite: which of these, that are about to be sent, are not finite."""
         return None if self.finite is None else Evidence(members, gradients)
 
+    def judge(self, names: Sequence[str], tensors: Sequence[torch.Tensor], together: bool = False) -> None:
+        """With check_finite: parameters that are about to be exchanged. Collective if `together`, or if ranks exchange
+        in step."""
+        if self.finite is not None:
+            self.finite.judge_parameters(names, tensors, together)
+
     def guarded(self, optimizer: Any, refused: Callable[[], None]) -> Any:
         """The optimizer; with check_finite one that judges gradients before it steps, and calls `refused` if it does
         not."""

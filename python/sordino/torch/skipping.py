@@ -111,7 +111,7 @@ class SkippingSteps(ParameterSteps):
         self.steps += 1
 
     def _exchange_moved(self) -> None:
-        self._judge(self._arena.names, self._arena.tensors)
+        self.settings.judge(self._arena.names, self._arena.tensors)
         detector = self._detector
         assert detector is not None
         detector.count(self.steps)
@@ -162,7 +162,7 @@ class SkippingSteps(ParameterSteps):
         if self._detector is None:
             return
         self._arena.adopt()
-        self._judge(self._arena.names, self._arena.tensors)
+        self.settings.judge(self._arena.names, self._arena.tensors)
         with self._undo.around([run for _, run in self._arena.runs]):
             sent = ~self._all_of(self._skipped == 0).numpy()
             parts = self._average(sent)

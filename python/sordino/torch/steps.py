@@ -360,9 +360,3 @@ class ParameterSteps(ABC):
     def _guarded(self, optimizer: torch.optim.Optimizer) -> Any:
         """The optimizer, which with check_finite judges gradients before its step."""
         return self.settings.guarded(optimizer, self.reset)
-
-    def _judge(self, names: Sequence[str], tensors: Sequence[torch.Tensor], together: bool = False) -> None:
-        """With check_finite: parameters that are about to be exchanged. Collective if `together`, or if ranks exchange
-        in step."""
-        if self.settings.finite is not None:
-            self.settings.finite.judge_parameters(names, tensors, together)

@@ -14,7 +14,6 @@ import sordino.torch as hvd
 from sordino._core import Exponential, Layout
 from sordino.bench.timing import Team, time_block
 from sordino.context import Context, current
-from sordino.torch.exchanges import Channel
 from sordino.torch.groups import new_channel, part_of
 from sordino.torch.parameters import FlatValues
 from sordino.torch.tensors import dtype_code
@@ -101,7 +100,7 @@ def _exchanges(
     idle = [rank for rank in range(context.size) if not any(rank in ranks for ranks in sets)]
     parts = [*map(list, sets), *([idle] if idle else [])]
     mine = part_of(context, hvd.global_process_set, (f"tune.{place}", 0), parts)
-    channel = Channel(context, mine, new_channel(context, mine))
+    channel = new_channel(context, mine)
     topology = Exponential(len(sets[0]), {0: 1})
     team = Team(context.rank, context.size)
     found: list[tuple[int, float]] = []
