@@ -6,8 +6,9 @@
 The model has ResNet-50's 161 parameters; its backward makes real gradients of their sizes, one by one, and computes for
 --compute-ms in between. A step is zero_grad, forward, backward, step of plain SGD, on one thread a rank if the ranks
 fill the cores. Contestants take turns in one run: the same step with no communication, with
-sordino.torch.DistributedOptimizer, with Horovod's (initialized only in its turns, as its thread slows down the others),
-and with DistributedDataParallel over Gloo.
+sordino.torch.DistributedOptimizer (as it is, and waiting for gradients in step() rather than at the end of backward),
+with Horovod's (initialized only in its turns, as its thread slows down the others), and with DistributedDataParallel
+over Gloo.
 """
 
 from __future__ import annotations
@@ -67,6 +68,13 @@ def _sordino(model: Model, found: Baselines) -> tuple[Any, Any]:
     return model, hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
 
 
+def _in_step(model: Model, found: Baselines) -> tuple[Any, Any]:
+    """As Horovod waits: reductions begin in backward, and `step()` waits for them."""
+    model, optimizer = _sordino(model, found)
+    optimizer._reducer._backward_ended = lambda: None
+    return model, optimizer
+
+
 def _horovod(model: Model, found: Baselines) -> tuple[Any, Any]:
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
     return model, found.horovod.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
@@ -77,7 +85,7 @@ def _gloo(model: Model, found: Baselines) -> tuple[Any, Any]:
     return wrapped, torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
 
 
-_MAKERS = {"plain": _plain, "sordino": _sordino, "horovod": _horovod, "gloo": _gloo}
+_MAKERS = {"plain": _plain, "sordino": _sordino, "waits in step": _in_step, "horovod": _horovod, "gloo": _gloo}
 
 
 def _agree(team: Team, fine: bool) -> bool:
@@ -103,7 +111,7 @@ def prepare(
             if not trainer.gradients_are(team.rank + 1.0 if name == "plain" else average):
                 problem = "wrong gradients"
         except Exception as error:
-            if name in ("plain", "sordino"):
+            if name in ("plain", "sordino", "waits in step"):
                 raise
             problem = f"{type(error).__name__}: {error}".splitlines()[0]
         if _agree(team, not problem):
@@ -151,6 +159,9 @@ def targets(results: Results) -> list[Results]:
             what = f"set_to_none={key}: overhead in percent of backward"
             entries.append(common.target(what, percent, 2.0, at_least=False))
             continue
+        ours, theirs = (mode["contestants"][key]["step"]["median"] for key in ("sordino", "waits in step"))
+        what = f"set_to_none={key}: a step in percent of one that waits in step()"
+        entries.append(common.target(what, 100 * ours / theirs, 101.0, at_least=False))
         for name in ("horovod", "gloo"):
             value = None
             if name in mode["contestants"]:
@@ -194,7 +205,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     budget = 2.0 if chosen.quick else chosen.budget
     rounds = 3 if chosen.quick else chosen.rounds or (20 if team.size > 1 else 60)
 
-    entrants = ["plain", "sordino", *[name for name in ("horovod", "gloo") if name in found.found]]
+    entrants = [
+        "plain",
+        "sordino",
+        *["waits in step"] * (team.size > 1),
+        *[name for name in ("horovod", "gloo") if name in found.found],
+    ]
     for set_to_none in (True, False):
         trainers, failed = prepare(entrants, found, team, work, pieces, set_to_none)
         if set_to_none:
