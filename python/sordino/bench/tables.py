@@ -13,7 +13,13 @@ COLLECTIVES = {
     "gloo": "Gloo",
     "horovod": "Horovod",
 }
-FUSION = {"plain": "no communication", "sordino": "Sordino", "horovod": "Horovod", "gloo": "DDP-gloo"}
+FUSION = {
+    "plain": "no communication",
+    "sordino": "Sordino",
+    "waits in step": "Sordino, waiting in step()",
+    "horovod": "Horovod",
+    "gloo": "DDP-gloo",
+}
 
 
 def _times(value: float | None) -> str:
