@@ -17,6 +17,7 @@ _COLOURS = {
     "arena": "#0b6e4f",
     "ordinary": "#5fb49c",
     "sordino": "#0b6e4f",
+    "waits in step": "#5fb49c",
     "floor": "#888888",
     "plain": "#888888",
     "mpi": "#c8553d",
