@@ -27,7 +27,7 @@ from sordino._core import (
 )
 from sordino.errors import UsageError
 
-SIZES = (1, 2, 3, 4, 5, 8, 63, 64, 65, 66, 1000)
+SIZES = (1, 2, 3, 4, 5, 8, 63, 64, 65, 66, 260)
 
 
 def made(size: int) -> Iterator[Topology]:
@@ -81,7 +81,7 @@ def test_rows_are_averages(size: int) -> None:
 def test_everybody_sends_and_receives_once(size: int) -> None:
     topology = RandomCycle(size, 11)
     sources = np.array(topology.all_sources(5, 2)).ravel()
-    assert sorted(sources) == list(range(size))
+    np.testing.assert_array_equal(np.sort(sources), np.arange(size))
     assert not np.any(sources == np.arange(size))
     for rank in (0, size // 2, size - 1):
         (to,) = topology.destinations(5, 2, rank)
