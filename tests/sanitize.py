@@ -26,7 +26,7 @@ JOBS = str(min(4, os.cpu_count() or 1))
 # Not detect_stack_use_after_return: GCC before 14 puts vectors of 64 bytes where they are not aligned then (its bug
 # 110027).
 OPTIONS = {
-    "TSAN_OPTIONS": "halt_on_error=1:second_deadlock_stack=1",
+    "TSAN_OPTIONS": f"halt_on_error=1:second_deadlock_stack=1:suppressions={ROOT}/tests/thread_sanitizer.supp",
     "ASAN_OPTIONS": "detect_leaks=1:strict_string_checks=1",
     "UBSAN_OPTIONS": "print_stacktrace=1",
 }
