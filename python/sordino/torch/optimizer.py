@@ -31,6 +31,10 @@ from sordino.torch.skipping import SkippingSteps
 from sordino.torch.steps import ParameterSteps
 
 
+class _NotThere(UsageError, AttributeError):
+    """An attribute that only some algorithms have: to `hasattr()` it is not there."""
+
+
 class DistributedOptimizer(torch.optim.Optimizer):
     """An optimizer whose `step()` uses what all ranks computed.
 
@@ -110,12 +114,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def _step_supports_amp_scaling(self) -> bool:
         # True: GradScaler calls step() also when gradients are infinite. Gossip needs that: such a worker must still
         # exchange. Otherwise it must unscale by itself: a wrapped optimizer that can do it would not see the scale.
-        if self._options["check_finite"]:
-            raise UsageError(
-                "check_finite=True and GradScaler exclude each other: a scaler tries scales until gradients are "
-                "infinite, and leaves such steps out on all ranks by itself"
-            )
-        return isinstance(self._reducer, ParameterSteps)
+        # With check_finite step() is to be called so that it can refuse; what is only looked at must not raise.
+        return self._options["check_finite"] or isinstance(self._reducer, ParameterSteps)
 
     def _make_reducer(self, compare: bool) -> Reducer:
         parameters = parameters_of(self._inner)
@@ -167,6 +167,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def __getattr__(self, name: str) -> Any:
         if name == "_inner":  # half-built, as copy and pickle make it
             raise AttributeError(name)
+        if isinstance(getattr(type(self), name, None), property):
+            return object.__getattribute__(self, name)  # which has raised AttributeError, and does it again
         return getattr(self._inner, name)
 
     @property
@@ -329,9 +331,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def statistics(self) -> Any:
         """Of `ParameterSkipping` (`SkippingStatistics`): what has stayed unchanged, what was skipped, and what was
         sent; of `ScheduledPull` (`PullStatistics`) and `ADPSGD` (`PairStatistics`): what was averaged, and what it
-        cost this rank. UsageError for other algorithms."""
+        cost this rank. Other algorithms do not have this attribute (an AttributeError that is a UsageError)."""
         if not isinstance(self._reducer, (SkippingSteps, PullSteps, PairSteps)):
-            raise UsageError(f"there are no statistics of {self._options['algorithm']}")
+            raise _NotThere(f"there are no statistics of {self._options['algorithm']}")
         return self._reducer.statistics
 
     def report_metric(self, metric: float) -> None:
@@ -370,6 +372,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 stacklevel=2,
             )
         self._asked = False
+        if self._options["check_finite"]:
+            self._refuse_scale(
+                "check_finite=True and GradScaler exclude each other: a scaler tries scales until gradients are "
+                "infinite, and leaves such steps out on all ranks by itself"
+            )
         if isinstance(self._reducer, ParameterSteps):
             self._reducer.begin_step(self._inner)
             if not self._unscale():
@@ -386,9 +393,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             return True
         problem = self._reducer.scaler_problem() if isinstance(self._reducer, ParameterSteps) else None
         if problem is not None:
-            # GradScaler takes these away itself, but only after a step that went well.
-            del self.__dict__["found_inf"], self.__dict__["grad_scale"]
-            raise UsageError(problem)
+            self._refuse_scale(problem)
         infinite = found.item() > 0
         if isinstance(self._reducer, ParameterSteps) and self._reducer.reducer is not None and self._reducer.active:
             # The members of a group must decide alike, so what counts are the gradients that they all have.
@@ -400,6 +405,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if scale is not None:
             torch._foreach_div_([p.grad for p in parameters_of(self._inner) if p.grad is not None], scale.item())
         return True
+
+    def _refuse_scale(self, problem: str) -> None:
+        """UsageError if it is GradScaler that calls step()."""
+        if "found_inf" in self.__dict__:
+            # GradScaler takes these away itself, but only after a step that went well.
+            del self.__dict__["found_inf"], self.__dict__["grad_scale"]
+            raise UsageError(problem)
 
     def _between_steps(self, what: str) -> None:
         """StepOrderError where gradients have been reduced, or begun to be, for a step that is still to come."""
