@@ -31,6 +31,7 @@ __all__ = [
     "ScheduledPull",
     "SegmentedGossip",
     "ThresholdScheduler",
+    "kind_of",
     "names",
     "resolve",
 ]
@@ -58,6 +59,12 @@ _BY_NAME: dict[str, type[Algorithm]] = {
 def names() -> list[str]:
     """The names that `algorithm=` and `--algorithm` take."""
     return sorted(_BY_NAME)
+
+
+def kind_of(algorithm: Algorithm) -> type[Algorithm]:
+    """The class of this module that an algorithm is of; that of a user may be derived from it."""
+    known: dict[type, type[Algorithm]] = {kind: kind for kind in _BY_NAME.values()}
+    return next(known[kind] for kind in type(algorithm).__mro__ if kind in known)
 
 
 def resolve(algorithm: Algorithm | str | None) -> Algorithm:

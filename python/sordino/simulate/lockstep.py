@@ -33,6 +33,7 @@ from sordino.algorithms import (
     ParameterSkipping,
     PushSum,
     SegmentedGossip,
+    kind_of,
 )
 from sordino.algorithms.wide_area import ADPSGD, ScheduledPull
 from sordino.errors import UsageError
@@ -83,7 +84,7 @@ def check(job: Job) -> None:
     algorithm = job.algorithm
     assert not isinstance(algorithm, (ScheduledPull, ADPSGD))
     name = type(algorithm).__name__
-    imitated = _WITHOUT_DATA[type(algorithm)]
+    imitated = _WITHOUT_DATA[kind_of(algorithm)]
     for field in fields(algorithm):
         value = getattr(algorithm, field.name)
         if value == field.default:

@@ -7,7 +7,16 @@ from typing import Any
 
 import torch
 
-from sordino.algorithms import ADPSGD, Algorithm, AllReduce, Layered, LocalSGD, ParameterSkipping, ScheduledPull
+from sordino.algorithms import (
+    ADPSGD,
+    Algorithm,
+    AllReduce,
+    Layered,
+    LocalSGD,
+    ParameterSkipping,
+    ScheduledPull,
+    kind_of,
+)
 from sordino.context import current
 from sordino.errors import UsageError
 from sordino.torch.adasum import AdasumSteps
@@ -116,7 +125,7 @@ def make_reducer(
         return GradientReducer(current(), names, parameters, settings, compare)
     if isinstance(algorithm, LocalSGD) and algorithm.sharded:
         require_elementwise(optimizer)
-    kind = _STEPS.get(type(algorithm), GossipSteps)
+    kind = _STEPS.get(kind_of(algorithm), GossipSteps)
     return kind(current(), names, parameters, buffers, algorithm, settings, compare)
 
 
