@@ -12,7 +12,6 @@ from sordino import sim, tune
 from sordino.algorithms import Algorithm, AllReduce, LocalSGD, kind_of, names, resolve
 from sordino.simulate import lockstep
 
-
 RATES = tune.Rates(None, tune.Line(1e-4, 1e-8), 0.0, hop=1e-4)
 
 
