@@ -158,6 +158,45 @@ def test_what_was_kept_can_be_gone_back_to_more_than_once() -> None:
         assert sampler.processed_indices == then
 
 
+def test_it_counts_as_horovods_does() -> None:
+    """What every rank has done is taken to be what this one has; of the padding no sample counts twice."""
+    sampler = samplers(3, 10)[1]
+    for number, wanted in enumerate([6, 10]):
+        sampler.record_batch(number, 2)
+        assert sampler.processed_num == sampler.state_dict()["processed_num"] == wanted
+    with use(sim.contexts(3)[1]):
+        sampler.set_epoch(1)
+    assert sampler.processed_num == 0
+
+
+@given(st.lists(st.integers(0, 9), max_size=4), st.integers(1, 4))
+def test_batches_beyond_the_last_are_the_next_ones(numbers, batch) -> None:
+    """Scripts that count on after a reset, which Horovod, that only counts, does not mind."""
+    sampler = samplers(2, 37)[1]
+    mine = list(sampler)
+    for number in numbers:
+        sampler.record_batch(number, batch)
+    noted = sampler.processed_indices
+    sampler.record_batch(100, batch)
+    next_ones = [index for index in mine if index not in noted][:batch]
+    assert sampler.processed_indices == noted | set(next_ones)
+    for number in range(101, 130):
+        sampler.record_batch(number, batch)
+    assert sampler.processed_indices == set(mine) and sampler.processed_num == 37
+
+
+@pytest.mark.parametrize(("shuffle", "first"), [(False, [0, 1, 2]), (True, [1, 5, 6])])
+def test_a_state_of_horovods_goes_on(shuffle, first) -> None:
+    """The order is that of Python's random module, which gives the same numbers for ever."""
+    with use(sim.contexts(1)[0]):
+        sampler = ElasticSampler(range(10), shuffle=shuffle, seed=1)
+        for count in (-1, 3, 99):
+            sampler.load_state_dict({"epoch": 2, "processed_num": count})
+            assert sampler.epoch == 2 and sampler.processed_num == min(max(count, 0), 10)
+            if count == 3:
+                assert sampler.processed_indices == set(first)
+
+
 def test_notes_of_another_division_are_not_taken() -> None:
     first, second = samplers(2, 10)
     second.record_batch(0, 2)
@@ -169,9 +208,11 @@ def test_notes_of_another_division_are_not_taken() -> None:
 
 def test_misuse_is_told() -> None:
     sampler = samplers(2, 10)[0]
-    for arguments in [(3, 2), (-1, 2), (0, 0)]:
+    for arguments in [(-1, 2), (0, 0)]:
         with pytest.raises(UsageError, match="there is no batch"):
             sampler.record_batch(*arguments)
+    with pytest.raises(UsageError, match="there is no batch 3 of 2 among the 5 samples"):
+        sampler.get_indices(3, 2)
     sampler.record_batch(2, 2)  # of one: the last
     other = next(iter(set(range(10)) - set(sampler)))
     with pytest.raises(UsageError, match=f"index {other} is not one that rank 0 was to visit"):

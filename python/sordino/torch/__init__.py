@@ -21,7 +21,7 @@ from sordino.errors import (
     Unreadable,
     UsageError,
 )
-from sordino.torch import elastic
+from sordino.torch import elastic, mpi_lib_v2
 from sordino.torch.autograd import (
     allgather,
     allreduce,
@@ -34,6 +34,7 @@ from sordino.torch.autograd import (
 )
 from sordino.torch.basics import (
     ccl_built,
+    check_extension,
     cross_rank,
     cross_size,
     cuda_built,
@@ -144,6 +145,7 @@ __all__ = [
     "broadcast_optimizer_state",
     "broadcast_parameters",
     "ccl_built",
+    "check_extension",
     "consensus_distance",
     "cross_rank",
     "cross_size",
@@ -170,6 +172,7 @@ __all__ = [
     "local_size",
     "mpi_built",
     "mpi_enabled",
+    "mpi_lib_v2",
     "mpi_threads_supported",
     "nccl_built",
     "on_resize",
@@ -190,3 +193,5 @@ __all__ = [
     "stop_timeline",
     "synchronize",
 ]
+
+from sordino.torch import mpi_ops as mpi_ops  # noqa: E402  # which takes what is above

@@ -271,6 +271,20 @@ def stop_timeline() -> None:
         context.helpers.context.world.stop_trace()
 
 
+def check_extension(ext_name: str, ext_env_var: str, pkg_path: str, *args: str) -> None:
+    """Whether the compiled core for a framework is there: for torch always, or this module could not be imported.
+
+    Args:
+        ext_name: the module, such as "horovod.torch".
+        ext_env_var, pkg_path, args: where Horovod looks, and what its message names; Sordino has one core, elsewhere.
+
+    Raises:
+        ImportError: it is for another framework.
+    """
+    if ext_name.rpartition(".")[2] != "torch":
+        raise ImportError(f"{ext_name} is not there: Sordino is for PyTorch alone")
+
+
 def mpi_threads_supported() -> bool:
     """Whether other threads may use MPI as well: always, since init insists on it."""
     current()

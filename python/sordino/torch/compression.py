@@ -18,7 +18,7 @@ class Compressor(ABC):
 
     @staticmethod
     @abstractmethod
-    def decompress(tensor: torch.Tensor, state: Any) -> torch.Tensor:
+    def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
         """The received tensor in its original dtype."""
 
 
@@ -30,7 +30,7 @@ class NoneCompressor(Compressor):
         return tensor, None
 
     @staticmethod
-    def decompress(tensor: torch.Tensor, state: Any) -> torch.Tensor:
+    def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
         return tensor
 
 
@@ -46,8 +46,8 @@ class _Cast(Compressor):
         return tensor.to(cls.narrow), tensor.dtype
 
     @classmethod
-    def decompress(cls, tensor: torch.Tensor, state: Any) -> torch.Tensor:  # type: ignore[override]
-        return tensor if state is None else tensor.to(state)
+    def decompress(cls, tensor: torch.Tensor, ctx: Any) -> torch.Tensor:  # type: ignore[override]
+        return tensor if ctx is None else tensor.to(ctx)
 
 
 class FP16Compressor(_Cast):

@@ -1,7 +1,9 @@
-"""Horovod's module of this name: scripts that import `horovod.torch.mpi_ops` find the same functions here."""
+"""Horovod's module of this name: scripts that import `horovod.torch.mpi_ops` find the same functions here, without the
+autograd classes behind them."""
 
 from sordino.torch import *  # noqa: F403
 from sordino.torch import __all__ as __all__
+from sordino.torch import mpi_lib_v2 as mpi_lib  # noqa: F401
 
 
 def num_rank_is_power_2(num_rank: int) -> bool:

@@ -152,20 +152,11 @@ class Sampling(Part[Memento]):
         self._sampler.revert(self._memento)
 
     def outgoing(self) -> Snapshot:
-        snapshot = Snapshot()
-        snapshot.take(self._sampler.state_dict())
-        return snapshot
+        return Snapshot.of(self._sampler.state_dict())
 
     def install(self, snapshot: Snapshot, rank: int, size: int) -> None:
         self._sampler.divide_rest_of(snapshot.tree(), rank, size)
         self.keep(self.read())
-
-
-def part_of(value: object) -> Part[Any] | None:
-    """The part that a value is by itself; None for a plain attribute."""
-    if isinstance(value, ElasticSampler):
-        return Sampling(value)
-    return Loadable(value) if isinstance(value, Stateful) and not isinstance(value, type) else None
 
 
 # ---- who has the same ----------------------------------------------------------------------------------------------

@@ -45,7 +45,16 @@ def run(func: Trains[Any] | None = None, *, reset_limit: int | None = 100) -> An
         raise UsageError(f"elastic.run(reset_limit={reset_limit}): must be at least 0, or None")
     if func is None:
         return functools.partial(run, reset_limit=reset_limit)
+    return _repeated(func, reset_limit, None)
 
+
+def run_fn(func: Trains[Result], reset: Callable[[], Any]) -> Trains[Result]:
+    """As `run(func)`, with a function that is called before each repetition, on all ranks that are left, once they have
+    found each other. It need not shut down and init: they have a world of their own by then."""
+    return _repeated(func, 100, reset)
+
+
+def _repeated(func: Trains[Result], reset_limit: int | None, reset: Callable[[], Any] | None) -> Trains[Result]:
     @functools.wraps(func)
     def repeat(state: State, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(state, State):
@@ -60,6 +69,8 @@ def run(func: Trains[Any] | None = None, *, reset_limit: int | None = 100) -> An
             if isinstance(cause, SordinoError):
                 current().recover(cause)
             try:
+                if cause is not None and reset is not None:
+                    reset()
                 state.rejoin(undo=isinstance(cause, SordinoError))
                 if cause is not None:
                     _tell(resets, cause)

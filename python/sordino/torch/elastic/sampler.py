@@ -7,6 +7,7 @@ each other, so that every rank knows of all, also of those that are lost later.
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from functools import cached_property
@@ -82,15 +83,20 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         self._divide(self.epoch, self._processed(), context.rank, context.size)
 
     def _divide(self, epoch: int, done: torch.Tensor, rank: int, size: int) -> None:
-        order = torch.arange(len(done))
-        if self.shuffle:
-            order = torch.randperm(len(done), generator=torch.Generator().manual_seed(self.seed + epoch))
+        order = self._order(epoch, len(done))
         left = order[~done[order]]
         total = -(-len(left) // size) * size
         # Fewer may be left than there are ranks: the beginning is repeated as often as it takes.
         dealt = left[torch.arange(total) % max(1, len(left))]
         self._division = _Division(epoch, done, left, dealt, size, rank)
         self._taken: dict[int, Spans] = {}  # of each rank's list, as far as this rank knows
+
+    def _order(self, epoch: int, length: int) -> torch.Tensor:
+        """Horovod's, so that what its checkpoints count is the same here."""
+        order = list(range(length))
+        if self.shuffle:
+            random.Random(self.seed + epoch).shuffle(order)
+        return torch.tensor(order, dtype=torch.int64)
 
     @property
     def epoch(self) -> int:
@@ -142,8 +148,15 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         return indices
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
-        """Notes that this rank has processed a batch. Arguments and errors are those of `get_indices`."""
-        _add(self._taken.setdefault(self.rank, []), *self._span(batch_idx, batch_size))
+        """Notes that this rank has processed a batch. Arguments are those of `get_indices`. A batch beyond the last one
+        stands for the next samples that are not noted: scripts may count on when the loader is iterated anew."""
+        own = self._taken.setdefault(self.rank, [])
+        if batch_idx >= 0 and batch_size >= 1 and batch_idx * batch_size >= len(self):
+            spans = _first_free(own, batch_size, len(self))
+        else:
+            spans = [self._span(batch_idx, batch_size)]
+        for span in spans:
+            _add(own, *span)
 
     def record_indices(self, indices: Iterable[int]) -> None:
         """Notes that this rank has processed some indices. UsageError for one that is not this rank's."""
@@ -169,6 +182,14 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         return set(self._processed().nonzero().flatten().tolist())
 
     @property
+    def processed_num(self) -> int:
+        """How many samples of this epoch are processed, as Horovod counts: since they were divided, as many by each of
+        the ranks as by this one."""
+        own = sum(end - begin for begin, end in self._taken.get(self.rank, []))
+        done = self._division.done
+        return min(int(done.sum()) + own * self.num_replicas, len(done))
+
+    @property
     def remaining_indices(self) -> list[int]:
         """What was left of this epoch when it was last divided, in the order in which it is visited."""
         indices: list[int] = self._division.left.tolist()
@@ -185,20 +206,25 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
     # ---- checkpoints -------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """The epoch, and what is processed of it: right for all ranks after a commit."""
-        return {"epoch": self.epoch, "processed_indices": self._processed().nonzero().flatten()}
+        """The epoch, and what is processed of it: right for all ranks after a commit. Horovod's sampler can load it."""
+        processed = self._processed().nonzero().flatten()
+        return {"epoch": self.epoch, "processed_num": self.processed_num, "processed_indices": processed}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Goes on in an epoch, whose rest is divided among the ranks there are. UsageError for indices that the dataset
-        does not have, or a state of something else."""
+        """Goes on in an epoch, whose rest is divided among the ranks there are. Of a state of Horovod's, which has no
+        indices, the first `processed_num` of the epoch are processed. UsageError for indices that the dataset does not
+        have, or a state of something else."""
         context = current()
         self.divide_rest_of(state_dict, context.rank, context.size)
 
     def divide_rest_of(self, state_dict: Mapping[str, Any], rank: int, size: int) -> None:
         """`load_state_dict`, with this rank's number and how many there are as ranks have agreed."""
-        missing = {"epoch", "processed_indices"} - state_dict.keys()
-        if missing:
-            raise UsageError(f"this is not a state of ElasticSampler: it lacks {', '.join(sorted(missing))}")
+        lacks = [name for name in ("epoch", "processed_indices") if name not in state_dict]
+        if "processed_num" in state_dict and lacks == ["processed_indices"]:
+            first = self._order(state_dict["epoch"], len(self.dataset))[: max(0, state_dict["processed_num"])]
+            state_dict, lacks = {**state_dict, "processed_indices": first}, []
+        if lacks:
+            raise UsageError(f"this is not a state of ElasticSampler: it lacks {', '.join(lacks)}")
         done = torch.zeros(len(self.dataset), dtype=torch.bool)
         processed = state_dict["processed_indices"]
         indices = processed if isinstance(processed, torch.Tensor) else torch.tensor(list(processed), dtype=torch.int64)
@@ -239,3 +265,15 @@ def _add(spans: Spans, begin: int, end: int) -> None:
     begin = min([begin, *(span[0] for span in touching)])
     end = max([end, *(span[1] for span in touching)])
     spans[:] = sorted([*apart, (begin, end)])
+
+
+def _first_free(spans: Spans, count: int, length: int) -> Spans:
+    """The first places of a list that are in no span."""
+    found, begin = [], 0
+    for first, end in [*spans, (length, length)]:
+        free = min(first - begin, count)
+        if free > 0:
+            found.append((begin, begin + free))
+            count -= free
+        begin = end
+    return found

@@ -39,6 +39,13 @@ class Snapshot:
         self._rest: Any = None
         self._tensors: list[torch.Tensor] = []
 
+    @classmethod
+    def of(cls, tree: Any) -> Snapshot:
+        """A copy of this tree."""
+        snapshot = cls()
+        snapshot.take(tree)
+        return snapshot
+
     @torch.no_grad()
     def take(self, tree: Any) -> None:
         """Replaces the copy. If something in the tree cannot be copied, it stays as it was.

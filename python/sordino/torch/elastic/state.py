@@ -7,7 +7,11 @@ falls behind, and no rank's state has to win over another's.
 
 from __future__ import annotations
 
+import functools
+import operator
+import queue
 import random
+import struct
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -17,23 +21,70 @@ import torch
 from sordino.context import current
 from sordino.errors import UsageError
 from sordino.torch.autograd import allgather
-from sordino.torch.elastic.parts import Attributes, Part, part_of, sharing_of
+from sordino.torch.basics import rank as rank_here
+from sordino.torch.elastic.handlers import (
+    Handled,
+    ModelStateHandler,
+    OptimizerStateHandler,
+    SamplerStateHandler,
+    StateHandler,
+    get_handler_registry,
+    part_of,
+    set_handler_registry,
+)
+from sordino.torch.elastic.parts import Attributes, Part, sharing_of
 from sordino.torch.elastic.snapshot import Snapshot
+from sordino.torch.functions import broadcast_object
 from sordino.torch.optimizer import DistributedOptimizer
 from sordino.torch.process_sets import global_process_set
 from sordino.torch.surviving import together
 
+__all__ = [
+    "HostsUpdatedInterrupt",
+    "ModelStateHandler",
+    "ObjectState",
+    "OptimizerStateHandler",
+    "SamplerStateHandler",
+    "State",
+    "StateHandler",
+    "TorchState",
+    "get_handler_registry",
+    "set_handler_registry",
+]
+
+_RESIZED = 4  # of what has changed, beside Horovod's 1 (hosts were removed) and 2 (added)
+
 
 class HostsUpdatedInterrupt(RuntimeError):
-    """The world has another size than when the state was synchronized last: `run` calls the function again, with the
-    state as it is. Raised on all ranks alike, by `State.commit` and `State.check_host_updates`."""
+    """The world has another size than when the state was synchronized last, or `State.on_hosts_updated` was called on
+    some rank: `run` calls the function again, with the state as it is. Raised on all ranks alike, by `State.commit` and
+    `State.check_host_updates`.
+
+    Attributes:
+        skip_sync: whether hosts were only said to be removed. (Horovod does not synchronize then; `run` always does.)
+    """
+
+    def __init__(self, skip_sync: bool = False) -> None:
+        super().__init__("the ranks, or their hosts, have changed since the state was synchronized")
+        self.skip_sync = skip_sync
 
 
 class State(ABC):
     """What `run` needs of a state. `ObjectState` and `TorchState` are ready made; a subclass of one's own says how it
-    is saved, restored and made equal."""
+    is saved, restored and made equal.
 
-    def __init__(self) -> None:
+    Args:
+        bcast_object, get_rank: functions that subclasses use, as `_bcast_object` and `_rank`; None for Sordino's.
+    """
+
+    def __init__(
+        self, bcast_object: Callable[..., Any] | None = None, get_rank: Callable[[], int] | None = None
+    ) -> None:
+        self._bcast_object = broadcast_object if bcast_object is None else bcast_object
+        self._rank = rank_here if get_rank is None else get_rank
+        self._host_messages: queue.Queue[tuple[float, int]] = queue.Queue()  # another thread may fill it
+        self._news = [0, 0]  # of messages: the latest stamp, and what has changed
+        self._stamp = 0  # of the last change that all ranks know of
         self._token = random.SystemRandom().getrandbits(62)  # by which a rank finds itself; its number may change
         self._version = 0  # counts commits, and syncs that a rank has completed; 0: never yet
         self._stopped = False  # in a commit, after everything that this rank had to do for the others
@@ -59,9 +110,25 @@ class State(ABC):
         self._reset_callbacks.extend(callbacks)
 
     def on_reset(self) -> None:
-        """Calls the callbacks."""
+        """Forgets what was heard of hosts, and calls `reset()` and the callbacks."""
+        self._host_messages = queue.Queue()
+        self._news = [0, 0]
+        self.reset()
         for callback in self._reset_callbacks:
             callback()
+
+    def reset(self) -> None:  # noqa: B027
+        """For subclasses: is called before the callbacks."""
+
+    def on_hosts_updated(self, timestamp: float, update_res: int) -> None:
+        """Has the next `commit` or `check_host_updates` raise `HostsUpdatedInterrupt` on all ranks. For what watches
+        the hosts, in any thread of any rank; Sordino itself calls it never.
+
+        Args:
+            timestamp: of the change; it counts once, and none that is older counts after it.
+            update_res: 1 if hosts were removed, 2 if some were added, 3 for both.
+        """
+        self._host_messages.put((timestamp, update_res))
 
     def commit(self) -> None:
         """Saves the state on all ranks, in one copy in memory: what a fault takes away is what came after the last one.
@@ -89,8 +156,18 @@ class State(ABC):
         self._interrupt(self._exchange("check"))
 
     def _interrupt(self, told: Sequence[Told]) -> None:
-        if any(one.changed for one in told):
-            raise HostsUpdatedInterrupt("the number of ranks has changed since the state was synchronized")
+        self._stamp = max(one.stamp for one in told)
+        self._news = [0, 0]
+        changes = functools.reduce(operator.or_, (one.changes for one in told))
+        if changes:
+            raise HostsUpdatedInterrupt(skip_sync=changes == 1)
+
+    def _hear_of_hosts(self) -> None:
+        while not self._host_messages.empty():
+            timestamp, change = self._host_messages.get()
+            stamp = struct.unpack("<q", struct.pack("<d", timestamp))[0]  # in the order of positive numbers
+            if stamp > self._stamp:
+                self._news = [max(stamp, self._news[0]), self._news[1] | int(change)]
 
     # ---- run's side --------------------------------------------------------------------------------------------
 
@@ -113,8 +190,11 @@ class State(ABC):
     def _exchange(self, when: str) -> list[Told]:
         """What all ranks say of themselves, in rank order. Collective."""
         context = current()
-        changed = self._size is not None and self._size != context.size
-        mine = [self._token, self._version, int(changed), *self._notes()]
+        self._hear_of_hosts()
+        stamp, changes = self._news
+        if self._size is not None and self._size != context.size:
+            changes |= _RESIZED
+        mine = [self._token, self._version, max(stamp, self._stamp), changes, *self._notes()]
         if context.size == 1:
             return [Told(mine)]
         everything = allgather(torch.tensor([len(mine), *mine]), name=f"elastic.{when}").tolist()
@@ -149,8 +229,9 @@ class Told:
     def __init__(self, numbers: Sequence[int]) -> None:
         self.token = numbers[0]
         self.version = numbers[1]
-        self.changed = bool(numbers[2])
-        self.notes = numbers[3:]
+        self.stamp = numbers[2]
+        self.changes = numbers[3]
+        self.notes = numbers[4:]
 
 
 class ObjectState(State):
@@ -158,12 +239,23 @@ class ObjectState(State):
 
     They are copied by `copy.deepcopy`, and pickled when they are synchronized: see `broadcast_object` about trust.
 
+    Args:
+        bcast_object: None or `hvd.broadcast_object`; or a function that is called with a dict of the attributes, on all
+            ranks, and returns the one that all ranks are to have.
+        get_rank: see `State`.
+        attributes: by name.
+
     Raises:
         UsageError: a name that the state uses itself, or a value that cannot be copied.
     """
 
-    def __init__(self, **attributes: Any) -> None:
-        super().__init__()
+    def __init__(
+        self,
+        bcast_object: Callable[..., Any] | None = None,
+        get_rank: Callable[[], int] | None = None,
+        **attributes: Any,
+    ) -> None:
+        super().__init__(bcast_object, get_rank)
         for name in attributes:
             if name.startswith("_") or hasattr(type(self), name):
                 raise UsageError(f"{type(self).__name__}({name}=...): the state uses this name itself; take another")
@@ -215,10 +307,19 @@ class ObjectState(State):
         self._hear(told, strict=False)
         self.save()
         versions = [one.version for one in told]
-        return told, [self._receive(name, part, versions) for name, part in self._parts.items()]
+        own = {} if self._bcast_object is broadcast_object else self._received_by_users_function()
+        return told, [own.get(name) or self._receive(name, part, versions) for name, part in self._parts.items()]
+
+    def _received_by_users_function(self) -> dict[str, Snapshot]:
+        """What this rank is to have of its plain attributes."""
+        plain = [part for part in self._parts.values() if isinstance(part, Attributes)]
+        values = {name: value for part in plain for name, value in part.outgoing().tree().items()}
+        return {name: Snapshot.of({name: value}) for name, value in self._bcast_object(values).items()}
 
     def _receive(self, name: str, part: Part[Any], versions: Sequence[int]) -> Snapshot:
         """What this rank is to have of a part: its own, or another's."""
+        if isinstance(part, Handled):
+            return part.outgoing()  # its handler makes it equal
         optimizers = [one for one in map(self.__dict__.get, self._parts) if isinstance(one, DistributedOptimizer)]
         sharing = sharing_of(getattr(self, name), optimizers)
         everybody, group, label = sharing.everybody, sharing.group, f"elastic.{name}"
@@ -242,8 +343,9 @@ class TorchState(ObjectState):
     """A model, its optimizer, and whatever else training goes on from, by keyword.
 
     Modules, optimizers, schedulers, `GradScaler` and anything else with `state_dict` and `load_state_dict` are saved by
-    their state, `ElasticSampler` by what is processed, the rest as attributes, as in `ObjectState`. With an optimizer
-    whose ranks keep shards of its state (`LocalSGD`) making, saving, restoring and committing are collective.
+    their state, `ElasticSampler` by what is processed, what has a handler of the user's (`set_handler_registry`) by
+    that, the rest as attributes, as in `ObjectState`. With an optimizer whose ranks keep shards of its state
+    (`LocalSGD`) making, saving, restoring and committing are collective.
 
     Args:
         model: a module, or None.
@@ -261,10 +363,14 @@ class TorchState(ObjectState):
         """As in Horovod, a model, an optimizer or the like that takes the place of another is saved at once."""
         super().__setattr__(name, value)
         if name in self.__dict__.get("_parts", ()):
+            old = self._parts[name]
+            if isinstance(old, Handled):
+                old.handler.set_value(value)
+                return
             part = part_of(value)
             if part is not None:
                 self._parts[name] = part
                 self._first_copy(name)
-            elif not isinstance(self._parts[name], Attributes):
+            elif not isinstance(old, Attributes):
                 self._parts[name] = Attributes(self, [name])
                 self._first_copy(name)

@@ -1,0 +1,146 @@
+"""Horovod's handlers: how `TorchState` saves, restores and makes equal values of a type; users can register more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from sordino.context import current
+from sordino.torch.elastic.parts import Loadable, Part, Sampling, Stateful
+from sordino.torch.elastic.sampler import ElasticSampler
+from sordino.torch.elastic.snapshot import Snapshot
+from sordino.torch.functions import allgather_object
+from sordino.torch.process_sets import global_process_set
+
+
+class StateHandler:
+    """Saves, restores and makes equal a value; what is registered for a type of the user's is derived from it."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def save(self) -> None:
+        """Saves the value in memory."""
+        raise NotImplementedError(f"{type(self).__name__}.save()")
+
+    def restore(self) -> None:
+        """Goes back to what was saved last."""
+        raise NotImplementedError(f"{type(self).__name__}.restore()")
+
+    def sync(self) -> None:
+        """Gives all ranks rank 0's value. Collective."""
+        raise NotImplementedError(f"{type(self).__name__}.sync()")
+
+    def set_value(self, value: Any) -> None:
+        """Takes another value, which is saved."""
+        self.value = value
+        self.save()
+
+
+class _PartHandler(StateHandler):
+    """By the part that `TorchState` makes of the value."""
+
+    def __init__(self, value: Any, kind: Callable[[Any], Part[Any]]) -> None:
+        super().__init__(value)
+        self._kind = kind
+        self._part = kind(value)
+        self.save()
+
+    def save(self) -> None:
+        self._part.prepare()
+        self._part.keep(self._part.read())
+
+    def restore(self) -> None:
+        self._part.restore()
+
+    def sync(self) -> None:
+        self.save()
+        context = current()
+        received = self._part.outgoing().received(0, global_process_set, f"elastic.{type(self).__name__}")
+        self._part.install(received, context.rank, context.size)
+
+    def set_value(self, value: Any) -> None:
+        self._part = self._kind(value)
+        super().set_value(value)
+
+
+class ModelStateHandler(_PartHandler):
+    """Of modules, by their `state_dict`."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__(model, Loadable)
+
+
+class OptimizerStateHandler(_PartHandler):
+    """Of optimizers, by their `state_dict`."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        super().__init__(optimizer, Loadable)
+
+
+class SamplerStateHandler(_PartHandler):
+    """Of `ElasticSampler`: all that ranks have processed counts, and the rest is divided anew."""
+
+    def __init__(self, sampler: ElasticSampler) -> None:
+        super().__init__(sampler, Sampling)
+
+    def sync(self) -> None:
+        for notes in allgather_object(self._part.notes(), name="elastic.SamplerStateHandler.notes"):
+            self._part.hear(notes)
+        super().sync()
+
+
+Registry = Sequence[tuple[type, type[StateHandler]]]
+_OURS = (ModelStateHandler, OptimizerStateHandler, SamplerStateHandler)
+_registry: Registry = [
+    (torch.nn.Module, ModelStateHandler),
+    (torch.optim.Optimizer, OptimizerStateHandler),
+    (ElasticSampler, SamplerStateHandler),
+]
+
+
+def get_handler_registry() -> Registry:
+    """Types, and the handler of each; the first that fits a value counts."""
+    return _registry
+
+
+def set_handler_registry(registry: Registry) -> None:
+    """Has states that are made from now on use these handlers. What has none is saved by its `state_dict`, or as an
+    attribute."""
+    global _registry
+    _registry = registry
+
+
+class Handled(Part[None]):
+    """A value of which a handler of the user's takes care."""
+
+    def __init__(self, handler: StateHandler) -> None:
+        self.handler = handler
+
+    def read(self) -> None:
+        """A handler reads and saves at once."""
+
+    def keep(self, read: None) -> None:
+        self.handler.save()
+
+    def restore(self) -> None:
+        self.handler.restore()
+
+    def outgoing(self) -> Snapshot:
+        return Snapshot()
+
+    def install(self, snapshot: Snapshot, rank: int, size: int) -> None:
+        self.handler.sync()
+        self.handler.save()
+
+
+def part_of(value: object) -> Part[Any] | None:
+    """The part that a value is by itself; None for a plain attribute."""
+    handler = next((handler for kind, handler in _registry if isinstance(value, kind)), None)
+    if handler is not None and handler not in _OURS:
+        return Handled(handler(value))
+    if isinstance(value, ElasticSampler):
+        return Sampling(value)
+    return Loadable(value) if isinstance(value, Stateful) and not isinstance(value, type) else None
