@@ -26,6 +26,7 @@ MODULES = (
     "compiled",
     "double_buffering",
     "drift",
+    "elementwise",
     "final_gradients",
     "gossip",
     "joining",

@@ -70,7 +70,7 @@ ERRORS = [
     ),
     Error(
         "what one rank hears of hosts the others do not",
-        "forgotten rollback",
+        "lost message",
         _ELASTIC + "state.py",
         "functools.reduce(operator.or_, (one.changes for one in told))",
         "told[0].changes",

@@ -34,9 +34,9 @@ class LocalSGD:
 
     With exchange="sharded" (K > 1) each rank owns 1/K of the parameters: it averages its group's gradients of them
     (all-to-all), steps the optimizer on them alone, averages them with its peers in the other groups (all-reduce) and
-    hands them to its group (all-gather). The optimizer must be element-wise, and holds 1/K of the state. With
-    exchange="allreduce" every rank all-reduces gradients within the group and whole models across groups; the
-    parameters are the same. P = 1 is AllReduce.
+    hands them to its group (all-gather). The optimizer must be element-wise (see `elementwise`), and holds 1/K of the
+    state. With exchange="allreduce" every rank all-reduces gradients within the group and whole models across groups;
+    the parameters are the same. P = 1 is AllReduce.
 
     Sent per step and worker, of M bytes: sharded 2(K-1)/K M inside the group, and every `interval` steps
     2(P-1)/P M/K across; allreduce 2(P-1)/P M across. Staleness: none; models of different groups drift apart for
@@ -58,6 +58,9 @@ class LocalSGD:
         log_distance: every so many steps the local models' distance D from their mean is noted in
             `optimizer.distances`; None for never. It costs as much as an averaging.
         segment_bytes: gradients are reduced in segments of up to this many bytes.
+        elementwise: says of an optimizer that is not known to be element-wise (one of your own, or derived from
+            another) that it is, for exchange="sharded". The first step that changes something is tried on copies, whole
+            and in slices, which once takes the memory of the model and its whole state; `UsageError` if it is not so.
     """
 
     interval: int = 8
@@ -69,6 +72,7 @@ class LocalSGD:
     buffers: Buffers = "local"
     log_distance: int | None = None
     segment_bytes: int = 16 * 1024 * 1024
+    elementwise: bool = False
 
     def __post_init__(self) -> None:
         counts = ["interval", "group_size", "segment_bytes"] + ["log_distance"] * (self.log_distance is not None)
@@ -83,6 +87,9 @@ class LocalSGD:
         fine = self.adaptive is None or isinstance(self.adaptive, AdaptiveInterval)
         require(fine, self, "adaptive", "must be an AdaptiveInterval or None")
         require(self.buffers in ("local", "average"), self, "buffers", "must be 'local' or 'average'")
+        require(isinstance(self.elementwise, bool), self, "elementwise", "must be True or False")
+        fine = not self.elementwise or self.exchange == "sharded"
+        require(fine, self, "elementwise", "has an effect with exchange='sharded' alone")
 
     @property
     def workers_in_group(self) -> int:

@@ -69,6 +69,7 @@ _NEVER = {
     "adaptive": "the interval would follow losses that nobody reports here; give interval=...",
     "buffers": "the models that are simulated have no buffers",
     "communicator": "here all ranks are workers; there are no dedicated communicators",
+    "elementwise": "the optimizer of a simulation is SGD, which is known to be element-wise",
     "dedicated_servers": "here all ranks are workers; give servers=... without it",
     "log_distance": "the distance is in the curve, without traffic of its own",
     "scheduler": "the threshold would follow metrics that nobody reports here; give threshold=...",

@@ -6,6 +6,7 @@ number in their groups: all elements with exchange="allreduce", those that a ran
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import replace
 from typing import Any
@@ -15,6 +16,7 @@ import torch
 from sordino.algorithms import LocalSGD
 from sordino.errors import UsageError
 from sordino.torch.autograd import allreduce
+from sordino.torch.elementwise import Trial
 from sordino.torch.groups import group_of, new_channel, peers_of
 from sordino.torch.operation import Average, Max, Sum
 from sordino.torch.ops import grouped_allreduce_
@@ -24,32 +26,6 @@ from sordino.torch.shards import ShardedReducer
 from sordino.torch.steps import ParameterSteps
 from sordino.torch.tensors import squared_distance
 from sordino.torch.undo import take_mean
-
-_ELEMENTWISE = (
-    torch.optim.SGD,
-    torch.optim.Adam,
-    torch.optim.AdamW,
-    torch.optim.Adamax,
-    torch.optim.NAdam,
-    torch.optim.RAdam,
-    torch.optim.RMSprop,
-    torch.optim.Adagrad,
-    torch.optim.Adadelta,
-    torch.optim.ASGD,
-    torch.optim.Rprop,
-)
-
-
-def require_elementwise(optimizer: torch.optim.Optimizer) -> None:
-    """Refuses an optimizer that may look at more of a parameter than the element it changes."""
-    kind = type(optimizer)
-    if kind in _ELEMENTWISE:
-        return
-    names = ", ".join(known.__name__ for known in _ELEMENTWISE)
-    raise UsageError(
-        f'LocalSGD(exchange="sharded") would let {kind.__name__} see slices of parameters. Of these alone it is known '
-        f'that they treat every element alike: {names}. Use exchange="allreduce"'
-    )
 
 
 class LocalSteps(ParameterSteps):
@@ -67,6 +43,7 @@ class LocalSteps(ParameterSteps):
         self._first_metric: tuple[float, float] | None = None  # rate and loss
         self._block_ends = 0
         self._arena: ParameterArena | None = None
+        self._tried = not self.algorithm.elementwise  # whether the optimizer is what the user says
         self._then: list[torch.Tensor] = []  # what models were when they were last averaged
         self.distances: list[tuple[int, float]] = []
         """Steps, and the distance of the local models from their mean after them."""
@@ -125,6 +102,11 @@ class LocalSteps(ParameterSteps):
         self._highest_rate = max(self._highest_rate, self._rate)
         self._prepare(optimizer)
         self._note_models()
+        if self._shards is not None:
+            self._shards.trial = None if self._tried else functools.partial(self._try, optimizer, self._shards)
+
+    def _try(self, optimizer: torch.optim.Optimizer, shards: ShardedReducer) -> None:
+        self._tried = Trial(shards, self.settings.process_set).conclusive(optimizer)
 
     @torch.no_grad()
     def _note_models(self) -> None:

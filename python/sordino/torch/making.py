@@ -24,12 +24,13 @@ from sordino.torch.agreement import Agreement, card_of
 from sordino.torch.arguments import group_indices
 from sordino.torch.compression import Compression
 from sordino.torch.double_buffering import BufferedSteps
+from sordino.torch.elementwise import require_elementwise
 from sordino.torch.finite import FiniteCheck
 from sordino.torch.gossip import GossipSteps
 from sordino.torch.gradients import GradientReducer
 from sordino.torch.lasting import check_outlasting
 from sordino.torch.layered import LayeredSteps
-from sordino.torch.local_sgd import LocalSteps, require_elementwise
+from sordino.torch.local_sgd import LocalSteps
 from sordino.torch.operation import Adasum, Average, Product, Sum, name_of_op, require_finite
 from sordino.torch.pair_averaging import PairSteps
 from sordino.torch.pulling import PullSteps
@@ -124,7 +125,7 @@ def make_reducer(
             return BufferedSteps(current(), names, parameters, [], algorithm, settings, compare)
         return GradientReducer(current(), names, parameters, settings, compare)
     if isinstance(algorithm, LocalSGD) and algorithm.sharded:
-        require_elementwise(optimizer)
+        require_elementwise(optimizer, algorithm)
     kind = _STEPS.get(kind_of(algorithm), GossipSteps)
     return kind(current(), names, parameters, buffers, algorithm, settings, compare)
 

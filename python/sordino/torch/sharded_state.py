@@ -52,7 +52,7 @@ def gather_state(optimizer: torch.optim.Optimizer, reducer: ShardedReducer) -> d
                 continue
             if key not in state:
                 state[key] = torch.zeros_like(parameter, dtype=value.dtype)
-            _in_memory_order(state[key])[begin:end] = value
+            in_memory_order(state[key])[begin:end] = value
     return {**kept, "state": whole, "param_groups": numbered_groups(optimizer)}
 
 
@@ -76,7 +76,7 @@ def scatter_state(optimizer: torch.optim.Optimizer, reducer: ShardedReducer, ful
         optimizer.load_state_dict({**full, "state": states, "param_groups": groups})
 
 
-def _in_memory_order(tensor: torch.Tensor) -> torch.Tensor:
+def in_memory_order(tensor: torch.Tensor) -> torch.Tensor:
     """A view of a dense tensor's elements as they lie in memory."""
     return tensor.as_strided((tensor.numel(),), (1,))
 
@@ -85,4 +85,4 @@ def _cut(value: Any, parameter: torch.Tensor, piece: Slice) -> Any:
     if not isinstance(value, torch.Tensor) or value.shape != parameter.shape:
         return value
     ordered = torch.empty_like(parameter, dtype=value.dtype).copy_(value)  # its elements may lie in another order
-    return _in_memory_order(ordered)[piece.begin : piece.end].clone()
+    return in_memory_order(ordered)[piece.begin : piece.end].clone()

@@ -151,6 +151,8 @@ class ShardedReducer(FlatReducer):
         super().__init__(context, names, parameters, settings)
         self.across: ProcessSet | None = None
         """Where gradients are averaged over, besides, before they are used."""
+        self.trial: Callable[[], None] | None = None
+        """Called before the next step, when this rank has all gradients."""
         ranks = settings.process_set.ranks or []
         self._size, self._place = len(ranks), ranks.index(context.rank)
         self._channel = channel
@@ -251,6 +253,8 @@ class ShardedReducer(FlatReducer):
             self._reduce()
         elif not self._done:
             raise StepOrderError("step() within skip_synchronize() needs synchronize() before it: shards are averages")
+        if self.trial is not None and not self._handed_out:
+            self._hand_out_gradients()
         for shards in self.shards:
             shards.adopt(self.parameters)
             if self._handed_out:
@@ -258,6 +262,8 @@ class ShardedReducer(FlatReducer):
             used = dict(zip(shards.members, shards.averaged() if self._done else [False] * len(shards.members)))
             for piece in shards.slices:
                 piece.values.grad = piece.gradient if used[piece.parameter] else None
+        if self.trial is not None:
+            self.trial()
         with self.on_slices(optimizer):
             optimizer.step()
         whole = self._handed_out

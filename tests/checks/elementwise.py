@@ -1,0 +1,129 @@
+"""Sharded local SGD with optimizers of the user's: element-wise ones train as without shards, and others are told."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+import sordino.torch as hvd
+from checks.local_sgd import Make, Odd, batch, divisors, near, same_models, step, train, wrap
+from checks.registry import Seat, check
+from sordino.algorithms import LocalSGD
+from sordino.errors import ConfigurationMismatch, UsageError
+
+
+class Derived(torch.optim.SGD):
+    """As its base, with something of its own that no pickle has."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.steps = 0
+
+    def step(self, closure: Any = None) -> Any:
+        self.steps += 1
+        return super().step(closure)
+
+
+class Own(torch.optim.Optimizer):
+    """A sign of a moving average, element by element; or what somebody may take for that."""
+
+    def __init__(self, params: Any, lr: float, kind: str = "elements") -> None:
+        super().__init__(params, {"lr": lr})
+        self.kind = kind
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                state = self.state[p]
+                average = state.setdefault("average", torch.zeros_like(p))
+                average.mul_(0.9).add_(p.grad)
+                change = torch.tanh(average)
+                if self.kind == "norm":
+                    change = change / average.norm()
+                elif self.kind == "shape" and p.dim() > 1:
+                    change = change + 0.1 * p
+                elif self.kind == "noise":
+                    change = change + 1e-3 * torch.randn_like(p)
+                p.sub_(group["lr"] * change)
+
+
+for _kind in (Derived, Own, torch.optim.SGD):  # torch changes a class with its first object, which threads must not do at once
+    _kind([torch.nn.Parameter(torch.zeros(1))], lr=0.0)
+
+
+@check(least=2, make=("derived", "own"))
+def an_optimizer_of_ones_own_is_sharded_if_one_says_so(seat: Seat, make: str) -> None:
+    kinds: dict[str, Make] = {
+        "derived": lambda p: Derived(p, lr=0.05, momentum=0.9),
+        "own": lambda p: Own(p, lr=0.05),
+    }
+    for k in divisors(seat.size)[1:]:
+        algorithm = LocalSGD(2, k, segment_bytes=200, elementwise=True)
+        near(train(seat, algorithm, 5, kinds[make]), train(seat, LocalSGD(2, k, "allreduce"), 5, kinds[make]))
+    model = Odd()
+    with pytest.raises(UsageError, match=r"slices of parameters.* give elementwise=True"):
+        wrap(model, LocalSGD(2, seat.size), kinds[make])
+    optimizer = wrap(model, algorithm, kinds[make])
+    state = torch.get_rng_state()
+    for turn in range(3):
+        step(seat, model, optimizer, turn)
+    assert torch.equal(torch.get_rng_state(), state)
+    if make == "derived":
+        assert optimizer.steps == 3  # those on copies do not count
+
+
+@check(least=2, kind=("norm", "shape", "noise"))
+def who_says_so_wrongly_is_told(seat: Seat, kind: str) -> None:
+    """On all ranks, before anything is changed; also where the first steps change nothing."""
+    torch.manual_seed(3)
+    model = Odd()
+    before = copy.deepcopy(model)
+    optimizer = wrap(model, LocalSGD(2, seat.size, elementwise=True), lambda p: Own(p, 0.0, kind))
+    for turn in range(2):
+        step(seat, model, optimizer, turn)
+    assert same_models(model, before)
+    optimizer.param_groups[0]["lr"] = 0.01
+    with pytest.raises(UsageError, match=r"Own is not element-wise. On rank.*: .+\. Nothing was changed") as caught:
+        step(seat, model, optimizer, 2)
+    seat.same("message", str(caught.value))
+    assert same_models(model, before)
+
+
+@check(least=2)
+def a_claim_is_tried_with_a_state_hooks_and_a_scaler(seat: Seat) -> None:
+    """What is there before the first step belongs to both copies; nothing of a trial is left."""
+    results, counts = [], []
+    for exchange in ("sharded", "allreduce"):
+        model = Odd()
+        plain = Derived(list(model.parameters()), lr=0.05, momentum=0.9)
+        schedule = torch.optim.lr_scheduler.StepLR(plain, 2)  # which leaves the optimizer a step() of its own
+        torch.nn.functional.mse_loss(model(batch(0, 0)[0]), batch(0, 0)[1]).backward()
+        plain.step()
+        algorithm = LocalSGD(2, divisors(seat.size)[-1], exchange, elementwise=exchange == "sharded")
+        optimizer = hvd.DistributedOptimizer(plain, model.named_parameters(), algorithm=algorithm, check_finite=True)
+        calls: list[int] = []
+        optimizer.register_step_pre_hook(lambda *_: calls.append(1))  # noqa: B023
+        for turn in range(4):
+            step(seat, model, optimizer, turn)
+            schedule.step()
+        results.append(model)
+        counts.append((len(calls), plain.steps))
+    near(*results)
+    assert counts == [(8, 5)] * 2  # torch calls the hooks of a derived step and of its base's
+
+
+@check(least=2)
+def claims_are_compared(seat: Seat) -> None:
+    algorithm = LocalSGD(2, seat.size, elementwise=seat.rank == 0)
+    with pytest.raises(ConfigurationMismatch, match=r"rank 0 has LocalSGD\(elementwise=True\)"):
+        wrap(Odd(), algorithm)
+    with pytest.raises(UsageError, match=r"elementwise.*exchange='sharded' alone"):
+        LocalSGD(exchange="allreduce", elementwise=True)
+    with pytest.raises(UsageError, match=r"elementwise.*True or False"):
+        LocalSGD(elementwise="yes")
