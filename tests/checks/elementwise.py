@@ -48,6 +48,8 @@ class Own(torch.optim.Optimizer):
                     change = change / average.norm()
                 elif self.kind == "shape" and p.dim() > 1:
                     change = change + 0.1 * p
+                elif self.kind == "scalar" and p.dim() == 0:  # of which one rank has the only slice
+                    change = 2 * change
                 elif self.kind == "noise":
                     change = change + 1e-3 * torch.randn_like(p)
                 p.sub_(group["lr"] * change)
@@ -78,7 +80,7 @@ def an_optimizer_of_ones_own_is_sharded_if_one_says_so(seat: Seat, make: str) ->
         assert optimizer.steps == 3  # those on copies do not count
 
 
-@check(least=2, kind=("norm", "shape", "noise"))
+@check(least=2, kind=("norm", "shape", "scalar", "noise"))
 def who_says_so_wrongly_is_told(seat: Seat, kind: str) -> None:
     """On all ranks, before anything is changed; also where the first steps change nothing."""
     torch.manual_seed(3)
