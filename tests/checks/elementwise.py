@@ -55,7 +55,7 @@ class Own(torch.optim.Optimizer):
                 p.sub_(group["lr"] * change)
 
 
-for _kind in (Derived, Own, torch.optim.SGD):  # torch changes a class with its first object, which threads must not do at once
+for _kind in (Derived, Own, torch.optim.SGD):  # torch changes a class with its first object; threads must not at once
     _kind([torch.nn.Parameter(torch.zeros(1))], lr=0.0)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import OrderedDict
 from collections.abc import Iterable
@@ -47,13 +48,24 @@ class Pool:
         return self._ranks[-1] if drawn == place else self._ranks[drawn]
 
 
+_EXACT = 16  # nodes
+
+
+@functools.cache
+def _ways(nodes: int, barred: int) -> int:
+    """In how many ways so many nodes can be given to as many workers, so many of whom are barred from one each."""
+    if barred == 0:
+        return math.factorial(nodes)
+    return _ways(nodes, barred - 1) - _ways(nodes - 1, barred - 1)
+
+
 class Manager:
     """The communication manager (wan-gossip-scheduling, Algorithm 2). It answers what `Managed` workers ask.
 
     Where the source takes the front of a queue, this draws one of the free nodes: a queue of equally fast nodes soon
-    hands out the same pairs in every window, and models travel round a ring. Those that have no pull themselves are
-    drawn first: then the last one to ask never finds only itself free. A pair that has had no transfer is expected to
-    take as long as the longest of either; among many workers few pairs ever meet twice.
+    hands out the same pairs in every window, and models travel round a ring. It is drawn such that the last one to ask
+    never finds only itself free, and that no pair is more likely than another. A pair that has had no transfer is
+    expected to take as long as the longest of either; among many workers few pairs ever meet twice.
 
     Args:
         size: how many workers there are.
@@ -79,9 +91,7 @@ class Manager:
     def get_start_time(self, i: int, end: float) -> tuple[int, float] | None:
         """GET_START_TIME: from whom i is to pull, and since when for the pull to end at `end`, both on i's clock (maybe
         in the past: at once). Reserves that node. None if no node is free."""
-        j = self._wanting.draw(self._draws, but=i)
-        if j is None:
-            j = self._content.draw(self._draws, but=i)
+        j = self._draw(i)
         if j is None:
             return None
         self._wanting.discard(j)
@@ -92,6 +102,21 @@ class Manager:
             self._content.add(i)
         takes = self._estimates.get((min(i, j), max(i, j)), bound(self._longest.get(i, 0.0), self._longest.get(j, 0.0)))
         return j, end - takes
+
+    def _draw(self, i: int) -> int | None:
+        """A free node for i, as likely as there are ways for those that have no pull yet to find theirs after it; so
+        whatever the order in which all ask, all the ways in which nobody gets itself are as likely."""
+        askers = len(self._wanting) - (i in self._wanting)  # others that are free, and must not be left with themselves
+        content = len(self._content)
+        if askers == 0 or content == 0:
+            return (self._content if askers == 0 else self._wanting).draw(self._draws, but=i)
+        left = len(self._wanting) + content - 1
+        if left <= _EXACT:
+            one, other = _ways(left, askers - 1), _ways(left, askers)
+        else:  # what their quotient comes near to, by less than a part in 200
+            one, other = left, left - 1
+        first = self._draws.below(askers * one + content * other) < askers * one
+        return (self._wanting if first else self._content).draw(self._draws, but=i)
 
     def update_information(self, i: int, j: int, seconds: float | None) -> None:
         """UPDATE_INFORMATION: i's pull from j is over, and took so long (None: it came to nothing). Frees j."""

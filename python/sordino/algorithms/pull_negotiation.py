@@ -28,6 +28,7 @@ from sordino.algorithms.pull_schedule import (
 _REFUSALS = 3  # before a worker trades
 _PATIENCE = 8  # refusals in a row before it waits
 _AGAIN = 0.1  # times the longest pull known: how long it waits at most, for others may free themselves by trading
+_MOMENTS = 1 << 16  # of which one is drawn
 _LOOKS = 8  # for one that is believed to be free
 
 
@@ -214,6 +215,14 @@ class Managed(Autonomous):
     def managed(self) -> bool:
         """Whether there is a manager."""
         return self._manager is not None
+
+    def _asks_at(self, now: float, early: float) -> float:
+        # Where pulls fill the window all ask when it begins: in the same order as in the one before, each when the only
+        # free one is the one that it has just given back. So they ask at some moment of the first half of what is left.
+        left = self._end - self._longest - 3 * self._asking - now
+        if self._manager is None or early > now or left <= 0:
+            return early
+        return now + 0.5 * left * self._draws.below(_MOMENTS) / _MOMENTS
 
     def _ask(self, now: float) -> list[Action]:
         if self._manager is None:

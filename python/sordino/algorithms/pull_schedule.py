@@ -218,10 +218,10 @@ class LateStart(Schedule, ABC):
     def window(self, now: float, end: float) -> list[Action]:
         self._number += 1
         self._end, self._since, self._asked, self._armed, self._begun = end, -math.inf, None, None, False
-        lead = _EARLY * self._longest + 6 * self._asking
-        if self._longest == 0 or end == math.inf or now >= end - lead:
+        if self._longest == 0 or end == math.inf:
             return self._ask(now)
-        return [Wake(end - lead)]
+        at = self._asks_at(now, end - _EARLY * self._longest - 6 * self._asking)
+        return [Wake(at)] if at > now else self._ask(now)
 
     def alarm(self, now: float, end: float) -> list[Action]:
         if self._asked is not None:
@@ -242,6 +242,10 @@ class LateStart(Schedule, ABC):
     def pulled(self, now: float, peer: int, seconds: float) -> list[Action]:
         self._longest = max(seconds, 0.997 * self._longest)
         return []
+
+    def _asks_at(self, now: float, early: float) -> float:
+        """When to look for a peer, in a window that begins now; `early` would be early enough."""
+        return early
 
     @abstractmethod
     def _ask(self, now: float) -> list[Action]:
