@@ -37,6 +37,10 @@ class ConfigurationMismatch(UsageError):
         self.settings = dict(settings or {})
 
 
+class NoSuchAttribute(UsageError, AttributeError):
+    """What an optimizer's algorithm, or Horovod's compiled module, does not have: to `hasattr()` it is not there."""
+
+
 class StepOrderError(UsageError, AssertionError):
     """backward, step, synchronize and zero_grad were called in an order that would lose gradients."""
 

@@ -121,9 +121,9 @@ ERRORS = [
     Error(
         "what an algorithm does not have is a UsageError alone",
         "wrong bucket",
-        _TORCH + "optimizer.py",
-        "class _NotThere(UsageError, AttributeError):",
-        "class _NotThere(UsageError):",
+        "python/sordino/errors.py",
+        "class NoSuchAttribute(UsageError, AttributeError):",
+        "class NoSuchAttribute(UsageError):",
         (tests("optimizer_attributes"),),
     ),
     Error(

@@ -8,7 +8,7 @@ import inspect
 import pytest
 
 import sordino.torch as hvd
-from sordino.errors import NotBuilt
+from sordino.errors import NoSuchAttribute
 
 PUBLIC = {
     "": """
@@ -101,7 +101,7 @@ def test_arguments_come_in_the_same_order(path: str) -> None:
 
 def test_what_is_of_horovods_core_is_refused() -> None:
     assert not hasattr(hvd.mpi_lib_v2, "horovod_torch_poll")
-    with pytest.raises(NotBuilt, match=r"mpi_lib_v2\.horovod_torch_poll: .* hvd\.synchronize\(\)"):
+    with pytest.raises(NoSuchAttribute, match=r"mpi_lib_v2\.horovod_torch_poll: .* hvd\.synchronize\(\)"):
         _ = hvd.mpi_ops.mpi_lib.horovod_torch_poll
     assert hvd.check_extension("horovod.torch", "HOROVOD_WITH_PYTORCH", __file__, "mpi_lib_v2") is None
     with pytest.raises(ImportError, match="Sordino is for PyTorch alone"):

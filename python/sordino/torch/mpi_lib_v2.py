@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from sordino.errors import NotBuilt
-
-
-class _NotHorovods(NotBuilt, AttributeError):
-    """A function of Horovod's core: to `hasattr()` it is not there."""
+from sordino.errors import NoSuchAttribute
 
 
 def __getattr__(name: str) -> NoReturn:
     if name.startswith("__"):
         raise AttributeError(name)
-    raise _NotHorovods(
+    raise NoSuchAttribute(
         f"mpi_lib_v2.{name}: the functions of Horovod's core are not those of Sordino's. Call what is made of them, "
         "such as hvd.allreduce_async() and hvd.synchronize()"
     )

@@ -14,7 +14,7 @@ import torch
 
 from sordino.algorithms import Algorithm, resolve
 from sordino.context import current
-from sordino.errors import StepOrderError, UsageError
+from sordino.errors import NoSuchAttribute, StepOrderError, UsageError
 from sordino.torch.adasum import AdasumSteps
 from sordino.torch.arguments import Groups, Named, name_parameters, parameters_of
 from sordino.torch.compression import Compression, Compressor
@@ -29,10 +29,6 @@ from sordino.torch.process_sets import ProcessSet, global_process_set
 from sordino.torch.pulling import PullSteps
 from sordino.torch.skipping import SkippingSteps
 from sordino.torch.steps import ParameterSteps
-
-
-class _NotThere(UsageError, AttributeError):
-    """An attribute that only some algorithms have: to `hasattr()` it is not there."""
 
 
 class DistributedOptimizer(torch.optim.Optimizer):
@@ -331,9 +327,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def statistics(self) -> Any:
         """Of `ParameterSkipping` (`SkippingStatistics`): what has stayed unchanged, what was skipped, and what was
         sent; of `ScheduledPull` (`PullStatistics`) and `ADPSGD` (`PairStatistics`): what was averaged, and what it
-        cost this rank. Other algorithms do not have this attribute (an AttributeError that is a UsageError)."""
+        cost this rank. NoSuchAttribute for other algorithms."""
         if not isinstance(self._reducer, (SkippingSteps, PullSteps, PairSteps)):
-            raise _NotThere(f"there are no statistics of {self._options['algorithm']}")
+            raise NoSuchAttribute(f"there are no statistics of {self._options['algorithm']}")
         return self._reducer.statistics
 
     def report_metric(self, metric: float) -> None:
