@@ -522,7 +522,7 @@ void desks() {
 
 // Whoever waited for the end of such a message would take in all others for it.
 void absurd_lengths_are_not_waited_for() {
-  constexpr std::size_t kLength = 100, kCounters = 128;  // of a ring, before its bytes
+  constexpr std::size_t kLength = 100, kCounters = 64 + sizeof(std::uint64_t);  // of a ring, before its bytes
   for (const std::uint32_t length : {(1u << 28) + 1, 0x80000000u, 0xffffffffu}) {
     shm::ShmMemory memory;
     const auto mine = memory.allocate(shm::Letterboxes::bytes_for(2));

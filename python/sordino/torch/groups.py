@@ -62,7 +62,7 @@ def own_channel(context: Context, process_set: ProcessSet, parts: Sequence[Seque
 
 def _give_back(its: weakref.ref[Context], epoch: int, key: tuple[int, tuple[int, ...]], number: int) -> None:
     context = its()
-    if context is not None and context.epoch == epoch:
+    if context is not None and context.epoch == epoch and key in context.idle_channels:
         context.idle_channels[key].add(number)
 
 
