@@ -170,6 +170,21 @@ def a_step_comes_before_anything_else(seat: Seat) -> None:
 
 
 @check(least=2)
+def a_second_backward_is_refused(seat: Seat) -> None:
+    """It would add to the average of the step before; a quiet one before it is fine."""
+    model = Odd()
+    optimizer = wrap(model, LATE)
+    step(seat, model, optimizer, 0)
+    inputs, targets = batch(seat.rank, 1)
+    with optimizer.no_sync():
+        torch.nn.functional.mse_loss(model(inputs), targets).backward()
+    torch.nn.functional.mse_loss(model(inputs), targets).backward()
+    with pytest.raises(StepOrderError, match="no_sync"):
+        torch.nn.functional.mse_loss(model(inputs), targets).backward()
+    optimizer.step()
+
+
+@check(least=2)
 def impossible_double_buffering_is_refused(seat: Seat) -> None:
     with pytest.raises(UsageError, match="double_buffering=3"):
         AllReduce(double_buffering=3)  # type: ignore[arg-type]

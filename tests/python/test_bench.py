@@ -231,11 +231,11 @@ def test_backward_yields_every_gradient_and_does_all_the_work() -> None:
 
 def test_fusion_targets() -> None:
     def mode(**exposed: float) -> dict[str, Any]:
-        found = {name: {"exposed": {"median": value}} for name, value in exposed.items()}
-        return {"contestants": found, "failed": {}}
+        found = {name: {"exposed": {"median": value}, "step": {"median": 1.0}} for name, value in exposed.items()}
+        return {"contestants": {**found, "waits in step": {"step": {"median": 0.995}}}, "failed": {}}
 
     two = {"ranks": 2, "modes": {"True": mode(sordino=0.01, horovod=0.06, gloo=0.03), "False": mode(sordino=-1.0)}}
-    assert [one["met"] for one in fusion.targets(two)] == [True, False, None, None]
+    assert [one["met"] for one in fusion.targets(two)] == [True, True, False, True, None, None]
     one = {"ranks": 1, "modes": {"True": mode(sordino=0.001)}, "backward": {"median": 0.1}}
     assert [(target["value"], target["met"]) for target in fusion.targets(one)] == [(1.0, True)]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from pace import stretched
 
 import sordino.torch as hvd
 from sordino import sim
-from sordino.errors import PeerLost, UsageError
+from sordino.errors import PeerLost, StepOrderError, UsageError
 
 
 def linear(weight: float = 1.0) -> torch.nn.Linear:
@@ -97,20 +98,28 @@ def test_unfrozen_parameters_are_reduced_once_and_so_are_the_others() -> None:
     assert sim.run(2, body) == [[2.0] * 6] * 2
 
 
-def test_reading_param_groups_between_two_backwards_reduces_once() -> None:
+@pytest.mark.parametrize(("op", "wanted"), [(hvd.Sum, 2.0), (hvd.Average, 1.0)])
+def test_two_backwards_of_other_parameters(op: int, wanted: float) -> None:
+    """Averages may be averaged again, sums may not be added up again; all but the last one can be quiet."""
+
     def body() -> list[float]:
         first, second = linear(), linear()
         parameters = [*first.parameters(), *second.parameters()]
-        opt = hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=0.0), op=hvd.Sum)
-        for _ in range(3):
+        opt = hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=0.0), op=op)
+        for turn in range(3):
             opt.zero_grad()
-            first(torch.ones(1, 2)).sum().backward()
+            with opt.no_sync() if turn != 1 else nullcontext():
+                first(torch.ones(1, 2)).sum().backward()
             assert opt.param_groups[0]["lr"] == 0.0
-            second(torch.ones(1, 2)).sum().backward()
+            if turn == 1 and op == hvd.Sum:
+                with pytest.raises(StepOrderError, match="no_sync"):
+                    second(torch.ones(1, 2)).sum().backward()
+            else:
+                second(torch.ones(1, 2)).sum().backward()
             opt.step()
         return [layer.weight.grad[0, 0].item() for layer in (first, second)]
 
-    assert sim.run(2, body) == [[2.0, 2.0]] * 2
+    assert sim.run(2, body) == [[wanted, wanted]] * 2
 
 
 def test_two_optimizers_of_equal_sparse_models_do_not_clash() -> None:

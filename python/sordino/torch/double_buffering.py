@@ -14,7 +14,7 @@ import torch
 
 from sordino.algorithms import AllReduce
 from sordino.context import Context
-from sordino.errors import UsageError
+from sordino.errors import StepOrderError, UsageError
 from sordino.torch.gradients import GradientReducer
 from sordino.torch.segments import Segment, Settings
 from sordino.torch.steps import ParameterSteps
@@ -39,6 +39,12 @@ class BufferedReducer(GradientReducer):
 
     def _move_to_arena(self, segment: Segment, grads: list[torch.Tensor | None]) -> bool:
         return False  # a gradient's memory is not free when the next one is computed
+
+    def _begin_again(self, index: int) -> None:
+        raise StepOrderError(
+            f"a backward() has added to the gradient of '{self.names[index]}', which step() was to use: the average of "
+            "the step before. Put all backward() but the last one before step() in optimizer.no_sync()"
+        )
 
     def _start(self, segment: Segment) -> None:
         segment.flags = torch.zeros_like(segment.flags)

@@ -128,15 +128,14 @@ class GradientReducer(GradientHooks):
 
     def _begin_again(self, index: int) -> None:
         self._again += 1
-        kept = self._kept.get(index)
-        if kept is None or kept() is not self.parameters[index].grad:
-            return  # it was cleared
+        if not any(kept() is not None and kept() is self.parameters[i].grad for i, kept in self._kept.items()):
+            return  # all were cleared
         advice = "Put all backward() but the last one before step() in optimizer.no_sync()"
-        if self.settings.op != Average:
+        if self.settings.op != Average:  # of which a second one adds up what has been reduced once more
             raise StepOrderError(
-                "Gradients were computed more than backward_passes_per_step times before call to step(): that of "
-                f"'{self.names[index]}' was reduced when the backward() before this one ended. {advice}, or increase "
-                "backward_passes_per_step"
+                "Gradients were computed more than backward_passes_per_step times before call to step(): all were "
+                f"reduced when the backward() before this one ended, which adds to '{self.names[index]}'. {advice}, or "
+                "increase backward_passes_per_step"
             )
         warnings.warn(
             f"gradients are reduced in every backward() of a step. {advice}: they are sent once then", stacklevel=2
