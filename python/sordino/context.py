@@ -100,7 +100,9 @@ class Context:
 
     world: World
     pending: dict[int, Pending] = field(default_factory=dict)
-    taken: set[tuple[int, str]] = field(default_factory=set)  # names of what is pending and not seen to have ended
+    taken: dict[tuple[int, str], int] = field(
+        default_factory=dict
+    )  # names, by what is pending and not seen to have ended
     # Agreements that this rank must take part in before it joins, for others will ask for them later. Weak methods.
     on_join: dict[int, Callable[[], Callable[[], None] | None]] = field(default_factory=dict)
     _last_ticket: int = 0
@@ -228,8 +230,13 @@ class Context:
             self._last_ticket += 1
             ticket = self._last_ticket
         self.pending[ticket] = Pending(handle, finish, self.epoch, name)
-        self.taken.add(name)
+        self.taken[name] = ticket
         return ticket
+
+    def free_name(self, ticket: int, name: tuple[int, str]) -> None:
+        """Lets another operation have the name of this one, which has ended; if none has it already."""
+        if self.taken.get(name) == ticket:
+            del self.taken[name]
 
     def has_given(self, ticket: object) -> bool:
         """Whether `track` has returned this number, however long ago."""

@@ -125,8 +125,10 @@ def a_name_is_taken_until_somebody_has_waited(seat: Seat) -> None:
     raises(UsageError, "nobody has waited", hvd.allreduce, torch.ones(2), name="n")
     assert hvd.synchronize(hvd.allgather_async(torch.ones(1), name="n")).numel() == seat.size
     assert hvd.poll(handle)
-    assert hvd.synchronize(hvd.allreduce_async(torch.ones(2), name="n", op=hvd.Sum)).tolist() == [seat.size] * 2
+    another = hvd.allreduce_async(torch.ones(2), name="n", op=hvd.Sum)
     assert hvd.synchronize(handle).tolist() == [1, 1]
+    raises(ValueError, "nobody has waited", hvd.allreduce_async, torch.ones(2), name="n")  # it is the other one's now
+    assert hvd.synchronize(another).tolist() == [seat.size] * 2
     assert hvd.allreduce(torch.ones(1), name="n").item() == 1
 
 

@@ -358,8 +358,8 @@ ERRORS = [
         "a gradient is used twice",
         "stale copy",
         _TORCH + "double_buffering.py",
-        "            parameter.grad = self._in_use.get(i)\n        self._landed = {}",
-        "            parameter.grad = self._in_use.get(i)",
+        "            parameter.grad = averages.get(i)\n        self._landed = {}",
+        "            parameter.grad = averages.get(i)",
         (checks("double_buffering"),),
     ),
     Error(

@@ -15,7 +15,7 @@ import torch
 from sordino.algorithms import AllReduce
 from sordino.context import Context
 from sordino.errors import StepOrderError, UsageError
-from sordino.torch.gradients import GradientReducer
+from sordino.torch.gradients import QUIETLY, GradientReducer
 from sordino.torch.segments import Segment, Settings
 from sordino.torch.steps import ParameterSteps
 
@@ -32,7 +32,6 @@ class BufferedReducer(GradientReducer):
         self._turn = 0
         self._set_aside: list[Segment] = []  # of the cycle before
         self._landed: dict[int, torch.Tensor] | None = None  # what became of them, once somebody has waited
-        self._in_use: dict[int, torch.Tensor] = {}  # what `step()` will use
 
     def _operation_name(self, segment: Segment) -> str:
         return f"{segment.name}.{self._turn % 2}"  # the one before may be under way
@@ -43,7 +42,7 @@ class BufferedReducer(GradientReducer):
     def _begin_again(self, index: int) -> None:
         raise StepOrderError(
             f"a backward() has added to the gradient of '{self.names[index]}', which step() was to use: the average of "
-            "the step before. Put all backward() but the last one before step() in optimizer.no_sync()"
+            f"the step before. {QUIETLY}"
         )
 
     def _start(self, segment: Segment) -> None:
@@ -53,7 +52,9 @@ class BufferedReducer(GradientReducer):
     @property
     def averages(self) -> dict[int, torch.Tensor]:
         """What the next step will use, by parameter."""
-        return self._in_use if self._done else self._wait()
+        if not self._done:
+            return self._wait()
+        return {i: parameter.grad for i, parameter in enumerate(self.parameters) if parameter.grad is not None}
 
     def _wait(self) -> dict[int, torch.Tensor]:
         """The averages of the cycle before, by parameter; waits for them."""
@@ -70,9 +71,9 @@ class BufferedReducer(GradientReducer):
 
     def use(self) -> None:
         """Makes the averages of the cycle before the parameters' gradients."""
-        self._in_use = self._wait()
+        averages = self._wait()
         for i, parameter in enumerate(self.parameters):
-            parameter.grad = self._in_use.get(i)
+            parameter.grad = averages.get(i)
         self._landed = {}
 
     def synchronize(self) -> None:

@@ -63,7 +63,8 @@ class FlatReducer(GradientReducer):
         super().release()
 
     def _count(self, index: int) -> None:
-        self._pending.show()  # autograd has added to one
+        if self._pending:  # autograd has added to one
+            self._pending.show()
         super()._count(index)
 
     def _backward_ended(self) -> None:

@@ -38,6 +38,8 @@ from sordino.torch.sparse import no_rows, sparse_allreduce_async
 from sordino.torch.surviving import LOSSES
 from sordino.torch.tensors import check, dense_strides, describe, dtype_code
 
+QUIETLY = "Put all backward() but the last one before step() in optimizer.no_sync()"
+
 
 class GradientReducer(GradientHooks):
     """Reduces the gradients of `parameters` over a process set. One cycle is what happens between two steps.
@@ -130,15 +132,14 @@ class GradientReducer(GradientHooks):
         self._again += 1
         if not any(kept() is not None and kept() is self.parameters[i].grad for i, kept in self._kept.items()):
             return  # all were cleared
-        advice = "Put all backward() but the last one before step() in optimizer.no_sync()"
         if self.settings.op != Average:  # of which a second one adds up what has been reduced once more
             raise StepOrderError(
                 "Gradients were computed more than backward_passes_per_step times before call to step(): all were "
-                f"reduced when the backward() before this one ended, which adds to '{self.names[index]}'. {advice}, or "
-                "increase backward_passes_per_step"
+                f"reduced when the backward() before this one ended, which adds to '{self.names[index]}'. {QUIETLY}, "
+                "or increase backward_passes_per_step"
             )
         warnings.warn(
-            f"gradients are reduced in every backward() of a step. {advice}: they are sent once then", stacklevel=2
+            f"gradients are reduced in every backward() of a step. {QUIETLY}: they are sent once then", stacklevel=2
         )
 
     def _begin_cycle(self) -> None:

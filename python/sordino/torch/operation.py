@@ -195,7 +195,7 @@ def poll(handle: int) -> bool:
         raise UsageError(f"Handle {handle!r} was not created or has been cleared.")
     done = pending.handle.done()
     if done:
-        context.taken.discard(pending.name)
+        context.free_name(handle, pending.name)
     return done
 
 
@@ -216,7 +216,7 @@ def synchronize(handle: int) -> Any:
     pending = context.pending.pop(handle, None)
     if pending is None:
         return None
-    context.taken.discard(pending.name)
+    context.free_name(handle, pending.name)
     with raising_recovered(context, pending.epoch):
         pending.handle.wait()
     return pending.finish(pending.handle)
