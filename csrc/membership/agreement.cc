@@ -80,11 +80,13 @@ void Agreement::begin() {
   lead();
 }
 
-void Agreement::tell_facts() {
+void Agreement::tell_facts() { send_to_alive(facts()); }
+
+Bytes Agreement::facts() const {
   Writer writer;
   writer.put(Step::kFacts).put(keys(dead_));
   for (const auto& [rank, cause] : dead_) writer.put(cause);
-  send_to_alive(writer.take());
+  return writer.take();
 }
 
 void Agreement::send_to_alive(const Bytes& message) {
@@ -203,9 +205,28 @@ void Agreement::handle_accept(int from, Reader& message) {
 // ------------------------------------------------------------------------------------------------------
 
 void Agreement::retry() {
-  if (!begun_ || decided_ || !refused_) return;
-  phase_ = Phase::kIdle;
+  if (!begun_ || decided_) return;
+  const bool anew = refused_;
+  if (anew) phase_ = Phase::kIdle;
   lead();
+  if (decided_) return;
+  // Who was an epoch behind has not taken what came for this one, and what a rank says twice does no harm.
+  if (phase_ == Phase::kIdle) return send_(leader(), facts());
+  if (anew) return;
+  const Bytes message = phase_ == Phase::kPreparing ? prepare() : accept();
+  for (const int rank : alive()) {
+    const bool answered = phase_ == Phase::kPreparing ? promises_.contains(rank) : accepts_.contains(rank);
+    if (rank != self_ && !answered) send_(rank, message);
+  }
+}
+
+Bytes Agreement::prepare() const { return Writer().put(Step::kPrepare).put(ballot_).take(); }
+
+Bytes Agreement::accept() const {
+  Writer writer;
+  writer.put(Step::kAccept).put(ballot_);
+  proposed_.write(writer);
+  return writer.take();
 }
 
 void Agreement::start_ballot() {
@@ -214,7 +235,7 @@ void Agreement::start_ballot() {
   phase_ = Phase::kPreparing;
   promises_.clear();
   accepts_.clear();
-  const Bytes message = Writer().put(Step::kPrepare).put(ballot_).take();
+  const Bytes message = prepare();
   send_to_alive(message);
   Reader reader(message);
   reader.get<Step>();
@@ -240,10 +261,7 @@ void Agreement::lead() {
     if (!most(promised)) return;
     phase_ = Phase::kProposing;
     proposed_ = choose();
-    Writer writer;
-    writer.put(Step::kAccept).put(ballot_);
-    proposed_.write(writer);
-    const Bytes message = writer.take();
+    const Bytes message = accept();
     send_to_alive(message);
     Reader reader(message);
     reader.get<Step>();

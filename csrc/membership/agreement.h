@@ -43,7 +43,8 @@ class Agreement {
   void begin();
   bool begun() const { return begun_; }
   void receive(int from, Reader& message);
-  // To be called now and then: who leads and was refused tries again.
+  // To be called now and then: who leads tries again if it was refused, and asks those again that have not answered;
+  // the others tell it again that there is something to agree on.
   void retry();
 
   const std::optional<View>& decided() const { return decided_; }
@@ -74,9 +75,12 @@ class Agreement {
   int leader() const;
   void lead();
   void start_ballot();
+  Bytes prepare() const;
+  Bytes accept() const;
   View choose() const;
   void decide(const View& view);
   void tell_facts();
+  Bytes facts() const;
   void send_to_alive(const Bytes& message);
   View read_view(Reader& message) const;
   static int read_tag(int tag);

@@ -1,5 +1,6 @@
 #include "membership/membership.h"
 
+#include <algorithm>
 #include <numeric>
 #include <utility>
 
@@ -67,12 +68,15 @@ void Membership::send(int to, Notice kind, std::uint32_t epoch, const Bytes& res
 bool Membership::poll(std::uint32_t epoch, const Sink& sink) {
   bool moved = false;
   if (epoch == view_.epoch && !held_.empty() && !over(epoch)) {
-    for (Held& one : std::exchange(held_, {})) {
-      if (one.epoch == epoch) {
-        sink(one.from, one.message);
-      } else if (one.epoch > epoch) {
-        held_.push_back(std::move(one));
-      }
+    // One at a time, for the sink may throw, and the others are given the next time.
+    std::erase_if(held_, [epoch](const Held& one) { return one.epoch < epoch; });
+    const auto due = [&] {
+      return std::find_if(held_.begin(), held_.end(), [epoch](const Held& one) { return one.epoch == epoch; });
+    };
+    for (auto next = due(); next != held_.end(); next = due()) {
+      const Held one = std::move(*next);
+      held_.erase(next);
+      sink(one.from, one.message);
     }
     moved = true;
   }

@@ -183,6 +183,17 @@ bool Letterboxes::flush(int to) {
   return true;
 }
 
+// What has been taken of a stream leaves it when this goes, also where the sink has thrown: a message is given once.
+struct Taken {
+  explicit Taken(Bytes& of) : stream(of) {}
+  ~Taken() { stream.erase(stream.begin(), stream.begin() + static_cast<std::ptrdiff_t>(bytes)); }
+  Taken(const Taken&) = delete;
+  Taken& operator=(const Taken&) = delete;
+
+  Bytes& stream;
+  std::size_t bytes = 0;
+};
+
 bool Letterboxes::poll(const Sink& sink) {
   bool moved = false;
   for (std::size_t writer = 0; writer < here_.size(); ++writer) {
@@ -202,18 +213,19 @@ bool Letterboxes::poll(const Sink& sink) {
     }
     box.read.store(read, std::memory_order_release);
     if (backlog > Ring::kBytes / 2) bells_[writer]->ring();  // its writer may be waiting for room
-    std::size_t taken = 0;
     std::uint32_t size = 0;
     bool plausible = true;
-    while (stream.size() - taken >= sizeof(size)) {
-      std::memcpy(&size, stream.data() + taken, sizeof(size));
-      plausible = size <= kMostBytes;
-      if (!plausible) break;
-      if (stream.size() - taken - sizeof(size) < size) break;
-      sink(here_[writer], std::span(stream).subspan(taken + sizeof(size), size));
-      taken += sizeof(size) + size;
+    {
+      Taken taken(stream);
+      while (stream.size() - taken.bytes >= sizeof(size)) {
+        std::memcpy(&size, stream.data() + taken.bytes, sizeof(size));
+        plausible = size <= kMostBytes;
+        if (!plausible || stream.size() - taken.bytes - sizeof(size) < size) break;
+        const auto message = std::span(stream).subspan(taken.bytes + sizeof(size), size);
+        taken.bytes += sizeof(size) + size;
+        sink(here_[writer], message);
+      }
     }
-    stream.erase(stream.begin(), stream.begin() + static_cast<std::ptrdiff_t>(taken));
     if (!plausible)
       throw TransportError("rank " + std::to_string(here_[writer]) + " announces a control message of " +
                            std::to_string(size) + " bytes, longer than any can be (" + std::to_string(kMostBytes) +

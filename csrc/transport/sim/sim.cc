@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstring>
 #include <deque>
+#include <iterator>
 #include <list>
 #include <mutex>
 #include <thread>
@@ -195,8 +196,19 @@ class SimTransport : public Transport {
         (machines_->link(mail.from, rank_) ? box.mail : arrived).push_back(std::move(mail));
       }
     }
-    for (Mail& mail : arrived) sink(mail.from, mail.message);
-    return !arrived.empty();
+    const bool moved = !arrived.empty();
+    try {
+      while (!arrived.empty()) {
+        const Mail mail = std::move(arrived.front());
+        arrived.pop_front();
+        sink(mail.from, mail.message);
+      }
+    } catch (...) {  // the others are given the next time
+      std::lock_guard lock(box.mutex);
+      box.mail.insert(box.mail.begin(), std::move_iterator(arrived.begin()), std::move_iterator(arrived.end()));
+      throw;
+    }
+    return moved;
   }
   std::unique_ptr<Transfer> send(int to, Tag tag, std::span<const std::byte> data) override {
     Mailbox& box = machines_->boxes[to];
