@@ -13,7 +13,7 @@ LAUNCHED = """
 |---|---|
 | `SORDINO_RESTART` | the number of this start of the job: 0, and with `--restarts` 1 and more |
 | `SORDINO_ON_PEER_LOST` | what `--on-peer-lost` says, where it is given |
-| `SORDINO_KEEPER` | with `--on-peer-lost continue`: where a rank tells that it has met the others; not for scripts |
+| `SORDINO_LAUNCHER` | where a rank tells that it has met the others, or goes on without one; not for scripts |
 """
 HEADER = """# Configuration
 

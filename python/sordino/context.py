@@ -139,6 +139,7 @@ class Context:
 
     def __post_init__(self) -> None:
         self._take_place()
+        self.started = self.size  # ranks of the first world
 
     def _take_place(self) -> None:
         nodes = self.world.nodes

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 import time
 from pathlib import Path
 
 import pytest
-from launched import Launched
+from launched import Launched, eventually
+from pace import stretched
 
 from sordino.cli import mpi, outcomes
-from sordino.cli.outcomes import Outcomes
+from sordino.cli.outcomes import Deadlines, Outcomes
 
 CONTINUE = ["--on-peer-lost", "continue"]
 # Rank 1 ends in the job's first start, in the way that argv[1] says.
@@ -60,6 +64,22 @@ def test_a_rank_that_leaves_before_it_meets_the_others_fails_the_job(
         assert ("before it had met the others" in job.output) == (how == "sys.exit(0)")
 
 
+@pytest.mark.drill("gone before all have met")
+@pytest.mark.parametrize("options", [[], CONTINUE, ["--restarts", "1"]], ids=["raise", "continue", "restart"])
+def test_a_rank_that_does_not_come_ends_this_start(openmpi: None, tmp_path: Path, options: list[str]) -> None:
+    deadline_s = stretched(5)
+    deadlines = [f"-xSORDINO_TIMEOUT_S={deadline_s}", f"-xSORDINO_STALL_WARN_S={deadline_s / 5}"]
+    program = ["python", "-c", PROGRAM, "import time; time.sleep(300)"]
+    with Launched(tmp_path, ["-np", "2", *deadlines, *options, "--", *program]) as job:
+        again = "--restarts" in options
+        assert job.ends() == (0 if again else 1), job.output
+        job.leaves_nothing()
+        waits = "sordino run: {}in init() rank 0 waits for rank 1 to come, for {}"
+        assert waits.format("stalled: ", "") in job.output
+        assert job.output.count("met [0, 1]") == 2 * again
+        assert f"{waits.format('', 'more than ')}{deadline_s:g} s (SORDINO_TIMEOUT_S)" in job.output
+
+
 # --- What is known of them --------------------------------------------------------------------------------------------
 
 
@@ -87,11 +107,11 @@ def test_who_waits_for_one_that_has_ended_waits_for_ever(code: int, status: int)
 def test_nobody_waits_for_those_that_have_met(tmp_path: Path) -> None:
     job, where = outcomes.in_folder(3, tmp_path / "outcomes")
     for name in ("waits.0", "waits.1", "waits.2", "met.1"):
-        Path(where, name).symlink_to("told")
+        Path(where, name).symlink_to(str(os.getpid()))
     Path(where, "1").symlink_to("-9 12.5")
     assert not over_after_a_while(job)
     for name in ("met.0", "met.2"):
-        Path(where, name).symlink_to("told")
+        Path(where, name).symlink_to(str(os.getpid()))
     assert not over_after_a_while(job)
     Path(where, "0").symlink_to("0 13.5")
     Path(where, "2").symlink_to("0 13.5")
@@ -107,3 +127,72 @@ def test_a_script_that_needs_no_others_is_not_disturbed() -> None:
     assert not job.over()
     job.hear(0, "met")
     assert not over_after_a_while(job)
+
+
+def test_the_start_has_a_deadline(capfd: pytest.CaptureFixture[str]) -> None:
+    job = Outcomes(3, kept=False, deadlines=Deadlines(start=0.4, warning=0.2))
+    assert not job.over()
+    job.hear(2, "waits")
+    assert not job.over()
+    time.sleep(0.25)
+    job.hear(0, "waits")  # which does not begin it anew
+    assert not job.over() and not job.over()
+    said = "in init() ranks 0, 2 wait for rank 1 to come, for "
+    assert capfd.readouterr().err.count(f"sordino run: stalled: {said}") == 1
+    time.sleep(0.25)
+    assert job.over() and job.judge(0) == (1, f"{said}more than 0.4 s (SORDINO_TIMEOUT_S)")
+
+
+def test_those_that_have_met_have_no_deadline() -> None:
+    job = Outcomes(2, kept=False, deadlines=Deadlines(start=0.1))
+    for rank in (0, 1):
+        job.hear(rank, "waits")
+        assert not job.over()
+    for rank in (0, 1):
+        job.hear(rank, "met")
+    time.sleep(0.2)
+    assert not job.over()
+    time.sleep(0.2)
+    assert not job.over() and job.judge(7) == (7, "")
+
+
+def test_who_was_left_out_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outcomes, "_LEFT_OUT_S", 0.1)
+    job = Outcomes(4)
+    job.hear(1, "left")
+    job.hear(3, "left")
+    job.note(3, -9, 12.0)
+    job.note(0, 0, 13.0)
+    assert not over_after_a_while(job)  # rank 2 trains on
+    job.note(2, 0, 14.0)
+    assert over_after_a_while(job)
+    text = "rank 3 was ended by signal 9 (SIGKILL), rank 1 had been left out by the others, and did not end"
+    assert job.judge(0) == (0, f"{text}; the others finished")
+
+
+@pytest.mark.parametrize("finalizing", [True, False])
+def test_who_stands_still_when_all_others_have_come_to_their_end_is_killed(
+    capfd: pytest.CaptureFixture[str], finalizing: bool
+) -> None:
+    with subprocess.Popen(["sleep", "100"]) as other, subprocess.Popen(["sleep", "100"]) as still:
+        job = Outcomes(2, kept=False, deadlines=Deadlines(start=0.1))
+        for rank, process in enumerate((other, still)):
+            job.hear(rank, "met", process.pid)
+        still.send_signal(signal.SIGSTOP)
+        assert not over_after_a_while(job)
+        if finalizing:
+            job.hear(0, "exits", other.pid)
+            job.hear(1, "exits", still.pid)
+        else:
+            other.kill()
+            other.wait()
+        still.send_signal(signal.SIGCONT)
+        assert not over_after_a_while(job)
+        still.send_signal(signal.SIGSTOP)
+        assert not eventually(job.over, 1)
+        assert still.wait(10) == -signal.SIGKILL
+        assert (other.poll() is None) == finalizing
+        other.kill()
+    text = "sordino run: rank 1 stood still (SIGSTOP) when all others had come to their end; killed"
+    assert capfd.readouterr().err.splitlines() == [text]
+    assert not job.over() and job.judge(137) == (137, "")

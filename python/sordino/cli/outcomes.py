@@ -1,6 +1,7 @@
-"""How each rank of a job under fault tolerance ended, as its keeper tells, and what that makes of the job.
+"""What is known of the ranks of a job, and what that makes of it: when it is over, and with which status.
 
-mpirun's own status is 0 there even if every rank was killed.
+A rank tells that it waits for the others to start, that it has met them, and whom it goes on without (torch/telling.py).
+Under fault tolerance a keeper tells how it ended, for mpirun's own status is 0 there even if every rank was killed.
 """
 
 from __future__ import annotations
@@ -13,13 +14,17 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 _KEEPER = Path(__file__).with_name("keeper.py")
 _LONGEST_LINE = 100
+_START = "start"
+_GONE, _STOPPED = "", "T"  # states of processes
 _PATIENCE_S = 0.5
+_LEFT_OUT_S = 10.0  # for a rank that was left out to wake up, and to end by itself
 
 
 @dataclass(frozen=True, order=True)
@@ -41,48 +46,144 @@ class Outcome:
         return f"rank {self.rank} ended with status {self.code}"
 
 
-class Outcomes:
-    """What is known of the ends of the ranks of a job: in a folder that keepers write to, else from `note`."""
+@dataclass(frozen=True)
+class Deadlines:
+    """In seconds, from when the first rank waits for others to start.
 
-    def __init__(self, ranks: int, folder: Path | None = None) -> None:
+    Attributes:
+        start: until the job is ended; so long, too, after the others' end it waits for ranks that stand still.
+        warning: until it is said who is missing.
+    """
+
+    start: float = 1800.0
+    warning: float = 60.0
+
+
+@dataclass(frozen=True)
+class _Hopeless:
+    """Why it seems that nothing can come of the ranks that have not ended.
+
+    Attributes:
+        kind: stays the same while the ranks that it is about change.
+        text: what there is to say.
+        patience_s: after so many seconds it is certain.
+        status: of the job then; if None, the ranks' ends decide.
+        ends: ranks to be killed then, rather than the job.
+    """
+
+    kind: str
+    text: str
+    patience_s: float
+    status: int | None = None
+    ends: Collection[int] = ()
+
+
+class Outcomes:
+    """What is known of the ranks of a job.
+
+    Args:
+        ranks: how many there are.
+        folder: to which they and their keepers tell; without it, whoever hears them calls `note` and `hear`.
+        kept: keepers tell how they end.
+        deadlines: for the start.
+    """
+
+    def __init__(
+        self, ranks: int, folder: Path | None = None, kept: bool = True, deadlines: Deadlines | None = None
+    ) -> None:
         self.ranks = ranks
+        self.kept = kept
         self._folder = folder
+        self._deadlines = deadlines or Deadlines()
         self._known: dict[int, Outcome] = {}
-        self._told: dict[str, set[int]] = {"waits": set(), "met": set()}
-        self._missed_since: float | None = None
-        self._missed: Outcome | None = None  # for good
+        self._told: dict[str, set[int]] = defaultdict(set)
+        self._pids: dict[int, int] = {}  # of ranks of this machine that have told anything
+        self._since = ("", 0.0)  # what seems hopeless, and from when
+        self._warned = False
+        self._verdict: _Hopeless | None = None
 
     def note(self, rank: int, code: int, at: float) -> None:
         """A keeper has told."""
         self._known[rank] = Outcome(at, rank, code)
 
-    def hear(self, rank: int, word: str) -> None:
-        """The rank itself has told that it `waits` for the others to start, or has `met` them."""
+    def hear(self, rank: int, word: str, pid: int = 0) -> None:
+        """A rank has told that it `waits` for the others to start, has `met` them, or `exits`; or another, that it has
+        `left` this one behind.
+
+        Args:
+            pid: whose process has told, if it is one of this machine.
+        """
         self._told[word].add(rank)
+        if pid and word != "left":
+            self._pids[rank] = pid
 
     def known(self) -> dict[int, Outcome]:
-        """The outcomes by rank."""
-        for link in self._folder.iterdir() if self._folder else ():
+        """The outcomes by rank. Of ranks that end with the job, as it is over, nothing more is heard."""
+        for link in self._folder.iterdir() if self._folder and not self._verdict else ():
             word, _, rank = link.name.rpartition(".")
+            told = os.readlink(link).split()
             if word:
-                self.hear(int(rank), word)
+                self.hear(int(rank), word, int(told[0]))
             else:
-                code, at = os.readlink(link).split()
+                code, at = told
                 self.note(int(rank), int(code), float(at))
         return self._known
 
     def over(self) -> bool:
-        """Whether all ranks have ended, or some wait for one to start that has ended, as they would for ever."""
-        known, met = self.known(), self._told["met"]
-        missed = min((outcome for rank, outcome in known.items() if rank not in met), default=None)
-        if missed is None or self._told["waits"] <= met | known.keys():
-            self._missed_since = None
+        """Whether there is nothing to wait for: all ranks have ended, or nothing can come of those that have not."""
+        if self._verdict:
+            return True
+        hopeless = self._hopeless()
+        if hopeless is None:
+            self._since = ("", 0.0)
             return self.complete()
-        # One that started MPI by other means has met the others without a word, which are just about to say so.
-        self._missed_since = self._missed_since or time.monotonic()
-        if time.monotonic() - self._missed_since > _PATIENCE_S:
-            self._missed = missed
-        return self._missed is not None
+        now = time.monotonic()
+        if self._since[0] != hopeless.kind:
+            self._since = (hopeless.kind, now)
+        waited = now - self._since[1]
+        if hopeless.kind == _START and waited > self._deadlines.warning and not self._warned:
+            self._warned = True
+            print(f"sordino run: stalled: {hopeless.text}, for {waited:.0f} s", file=sys.stderr, flush=True)
+        if waited > hopeless.patience_s:
+            if hopeless.ends:
+                self._end(hopeless)
+            else:
+                self._verdict = hopeless
+        return self._verdict is not None
+
+    def _end(self, hopeless: _Hopeless) -> None:
+        """Kills ranks of this machine for whose end the others wait, who then end by themselves, each in its way."""
+        print(f"sordino run: {hopeless.text}; killed", file=sys.stderr, flush=True)
+        for rank in hopeless.ends:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._pids[rank], signal.SIGKILL)
+        self._since = ("", 0.0)
+
+    def _hopeless(self) -> _Hopeless | None:
+        """Why there may be nothing to wait for, though some ranks have not ended."""
+        known, told = self.known(), self._told
+        states = {rank: _state(pid) for rank, pid in self._pids.items()}
+        left = {rank for rank in range(self.ranks) if rank not in known and states.get(rank) != _GONE}
+        waiting = told["waits"] - told["met"] - known.keys()
+        missed = min((outcome for rank, outcome in known.items() if rank not in told["met"]), default=None)
+        if missed and waiting:
+            # One that has started MPI by other means has met the others without a word, which are about to say so.
+            text = f"{missed} before it had met the others, who cannot start without it"
+            return _Hopeless("missed", text, _PATIENCE_S, missed.status or 1)
+        if waiting:
+            absent = left - told["waits"] - told["met"]
+            text = f"in init() {_names(waiting)} {'wait' if len(waiting) > 1 else 'waits'}"
+            text += f" for {_names(absent)} to come" if absent else ", and the ranks do not meet"
+            return _Hopeless(_START, text, self._deadlines.start, 1)
+        if left and left <= told["left"]:
+            text = f"{_names(left)} had been left out by the others, and did not end"
+            return _Hopeless("left out", text, _LEFT_OUT_S)
+        # In MPI_Finalize the others wait for those that stand still.
+        still = {rank for rank in left if states.get(rank) == _STOPPED}
+        if still and len(still) < self.ranks and left <= still | told["exits"]:
+            text = f"{_names(still)} stood still (SIGSTOP) when all others had come to their end"
+            return _Hopeless("stopped", text, self._deadlines.start, ends=still)
+        return None
 
     def complete(self) -> bool:
         """Whether all ranks have ended."""
@@ -98,13 +199,20 @@ class Outcomes:
         Args:
             launcher: mpirun's status, for a job of which no rank has told that it failed.
         """
-        if self._missed is not None:
-            return self._missed.status or 1, f"{self._missed} before it had met the others, who cannot start without it"
+        verdict = self._verdict
+        if verdict and verdict.status is not None:
+            late = f", for more than {self._deadlines.start:g} s (SORDINO_TIMEOUT_S)" if verdict.kind == _START else ""
+            return verdict.status, verdict.text + late
+        if not self.kept:
+            return launcher, ""
         known = self.known()
         failed = sorted(outcome for outcome in known.values() if outcome.code != 0)
-        lost = [str(outcome) for outcome in failed if outcome.code < 0]
-        lost += [f"how rank {rank} ended is not known" for rank in range(self.ranks) if rank not in known]
-        if len(lost) == len(failed) + self.ranks - len(known) < self.ranks:
+        if len(failed) < len(known) and all(outcome.code < 0 for outcome in failed):
+            lost = [str(outcome) for outcome in failed]
+            if verdict:
+                lost.append(verdict.text)
+            else:
+                lost += [f"how rank {rank} ended is not known" for rank in range(self.ranks) if rank not in known]
             return 0, f"{', '.join(lost)}; the others finished" if lost else ""
         if failed:
             return failed[0].status, f"{failed[0]}" + (", the first that failed" if len(failed) > 1 else "")
@@ -116,19 +224,32 @@ def keeper(where: str) -> list[str]:
     return [sys.executable, "-I", "-S", str(_KEEPER), where]
 
 
-def in_folder(ranks: int, folder: Path) -> tuple[Outcomes, str]:
-    """The outcomes of ranks of this machine, and where their keepers write them."""
+def _state(pid: int) -> str:
+    """As /proc has it, in one letter."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return _GONE
+    return _GONE if state == "Z" else state
+
+
+def _names(ranks: Collection[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, sorted(ranks)))}"
+
+
+def in_folder(ranks: int, folder: Path, kept: bool = True, deadlines: Deadlines | None = None) -> tuple[Outcomes, str]:
+    """The outcomes of ranks of this machine, and where they and their keepers tell."""
     folder.mkdir()
-    return Outcomes(ranks, folder), str(folder)
+    return Outcomes(ranks, folder, kept, deadlines), str(folder)
 
 
 @contextlib.contextmanager
-def over_stderr(ranks: int) -> Iterator[tuple[Outcomes, str, int]]:
-    """The outcomes of ranks on any machine, where their keepers write them, and the descriptor for mpirun's stderr.
+def over_stderr(ranks: int, deadlines: Deadlines | None = None) -> Iterator[tuple[Outcomes, str, int]]:
+    """The outcomes of ranks on any machine, where they and their keepers tell, and the descriptor for mpirun's stderr.
 
-    What comes there goes on to our own stderr, without the keepers' lines.
+    What comes there goes on to our own stderr, without such lines.
     """
-    outcomes, token = Outcomes(ranks), secrets.token_hex(8)
+    outcomes, token = Outcomes(ranks, deadlines=deadlines), secrets.token_hex(8)
     reading, writing = os.pipe()
     thread = threading.Thread(target=_pass_on, args=(reading, token, outcomes), daemon=True)
     thread.start()
@@ -140,7 +261,7 @@ def over_stderr(ranks: int) -> Iterator[tuple[Outcomes, str, int]]:
 
 
 def _pass_on(reading: int, token: str, outcomes: Outcomes) -> None:
-    line = re.compile(rf"\x1e{token} (\d+) (-?\d+|waits|met) ([\d.]+)\r?\n".encode())
+    line = re.compile(rf"\x1e{token} (\d+) (-?\d+|waits|met|left|exits) ([\d.]+)\r?\n".encode())
     held, data = b"", b"-"
     while data:
         data = os.read(reading, 65536)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import select
 import signal
 import subprocess
 import threading
@@ -132,7 +133,7 @@ def supervise(
         )
         with stop.to(child.pid):
             try:
-                status = child.wait(timeout) if over is None else _wait_until(over, child)
+                status = child.wait(timeout) if over is None else _wait_until(over, child, timeout)
             except subprocess.TimeoutExpired:
                 child.terminate()
                 _wait_or_kill(child, 5 * _MOMENT_S)
@@ -143,17 +144,33 @@ def supervise(
     return Ended(128 + stopped if status != 0 and stopped else status, stopped)
 
 
-def _wait_until(over: Callable[[], bool], child: subprocess.Popen[bytes]) -> int:
+def _wait_until(over: Callable[[], bool], child: subprocess.Popen[bytes], timeout: float | None) -> int:
     """The launcher's status; 0 if it stayed after the ranks, and had to be ended."""
-    while not over():
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            return child.wait(_LOOK_S)
+    until = None if timeout is None else time.monotonic() + timeout
+    with _end_of(child) as end:
+        while not over():
+            if end.poll(_LOOK_S * 1000):
+                return child.wait()
+            if until is not None and time.monotonic() > until:
+                raise subprocess.TimeoutExpired(child.args, timeout or 0)
     try:
         return max(child.wait(_MOMENT_S), 0)
     except subprocess.TimeoutExpired:
         child.terminate()
         _wait_or_kill(child, _MOMENT_S / 2)
         return 0
+
+
+@contextlib.contextmanager
+def _end_of(child: subprocess.Popen[bytes]) -> Iterator[select.poll]:
+    """Polls for its end, which is noticed at once: `Popen.wait(timeout)` looks again and again."""
+    descriptor = os.pidfd_open(child.pid)
+    try:
+        end = select.poll()
+        end.register(descriptor, select.POLLIN)
+        yield end
+    finally:
+        os.close(descriptor)
 
 
 @contextlib.contextmanager

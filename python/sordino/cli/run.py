@@ -117,8 +117,8 @@ def _ranks(ranks: int | None, hosts: list[str]) -> int:
 def job_environment() -> dict[str, str]:
     """The environment of mpirun, and so of the ranks on this machine."""
     environment = dict(os.environ)
-    # If a rank of another job started this one, its keeper is none of ours.
-    environment.pop("SORDINO_KEEPER", None)
+    # If a rank of another job started this one, our ranks have nothing to tell that job's launcher.
+    environment.pop("SORDINO_LAUNCHER", None)
     # The UCX one-sided component prints warnings on machines without InfiniBand; Sordino uses no MPI windows.
     environment.setdefault("OMPI_MCA_osc", "^ucx")
     # Open MPI gives each rank a pseudo-terminal whatever its own output is. Only this process knows whether a person

@@ -22,6 +22,7 @@ from sordino.torch.helpers import Helped, Helpers, helped
 from sordino.torch.joining import mpi_world
 from sordino.torch.lasting import goes_on
 from sordino.torch.process_sets import ProcessSet
+from sordino.torch.telling import tell_of_the_exit
 
 
 def init(
@@ -165,6 +166,7 @@ def _install_exit_handlers() -> None:
 
 
 def _shutdown_at_exit() -> None:
+    tell_of_the_exit()
     try:
         shutdown()
     except Exception:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from sordino import _core, cards
 from sordino.torch.helpers import Helped
-from sordino.torch.meeting import awaited_by_the_launcher
+from sordino.torch.telling import awaited_by_the_launcher
 
 _SETTINGS = (
     "SORDINO_CHUNK_BYTES",  # where peers look for a chunk in shared memory

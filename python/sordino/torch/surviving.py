@@ -24,6 +24,7 @@ from sordino.errors import (
     TransportError,
 )
 from sordino.torch.process_sets import ProcessSet, register_again
+from sordino.torch.telling import tell_of_the_lost
 
 LOSSES = (PeerLost, Timeout, TransportError)
 """What may be the end of a world, and not that of its ranks."""
@@ -137,7 +138,7 @@ def recover(context: Context, error: SordinoError, epoch: int) -> None:
         before, failure = context.size, error
         while True:
             try:
-                context.adopt(context.world.succeed(f"{type(failure).__name__}: {failure}"))
+                _go_on(context, f"{type(failure).__name__}: {failure}")
                 with context.plainly(), context.names_of_epoch():
                     _meet_again(context)
                     for one in list(context.on_resize):
@@ -150,6 +151,13 @@ def recover(context: Context, error: SordinoError, epoch: int) -> None:
         context.fruitless = context.fruitless + 1 if context.size == before else 0
         if context.fruitless > _FRUITLESS:
             raise error
+
+
+def _go_on(context: Context, why: str) -> None:
+    """In the next world."""
+    before = set(context.world.identities)
+    context.adopt(context.world.succeed(why))
+    tell_of_the_lost(before.difference(context.world.identities), context.identity, context.started)
 
 
 def _meet_again(context: Context) -> None:

@@ -1,0 +1,189 @@
+"""Any fault, at any moment, with any algorithm, in any mode: real ranks of `examples/train.py` are struck from outside.
+
+Whatever happens, the job ends soon, with the status that tells what happened, and leaves nothing; ranks that were not
+struck end by an error of ours, or train to the end. `SORDINO_TEST_FAULTS` is how many (200), `SORDINO_TEST_SEED` which.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import forked
+import pytest
+from launched import Launched, environ_of
+from pace import stretched
+from struck_train import STATUS
+
+from sordino.cli import mpi
+
+FAULTS = int(os.environ.get("SORDINO_TEST_FAULTS", 200))
+SEED = int(os.environ.get("SORDINO_TEST_SEED", 21))
+WORKER = Path(__file__).with_name("struck_train.py")
+STEPS = 100
+ENDS_WITHIN_S = 60
+DEADLINE_S = 5  # for operations
+SILENCE_S = 2
+
+ALGORITHMS = [
+    "allreduce",
+    "crossover",
+    "crossover --set group_size=2",
+    "dpsgd",
+    "gossipgrad",
+    "segmentedgossip",
+    "pushsum",
+    "pushsum --set overlap=1",
+    "elasticaveraging",
+    "local-sgd",
+    "local-sgd --set group_size=2 --set exchange=allreduce",
+    "caps",
+    "adpsgd --set patience=5",
+    "scheduled-pull --set patience=5",
+    "scheduled-pull --set patience=5 --set schedule=manager",
+]
+NOT_OUTLIVED = ["layered", "local-sgd --set group_size=2"]  # refused in "continue"
+STRIKES = {
+    "kill": signal.SIGKILL,
+    "segfault": signal.SIGSEGV,
+    "_exit": signal.SIGUSR1,
+    "exception": signal.SIGUSR2,
+    "stop": signal.SIGSTOP,
+}
+CRASHES = ("Fatal Python error", "terminate called", "double free", "corrupted", "stack smashing")
+BY_SIGNAL = "*** Process received signal ***"  # Open MPI's, of a rank that such a signal ends
+
+
+@dataclass(frozen=True)
+class Case:
+    """One job, and what befalls it."""
+
+    number: int
+    mode: str
+    algorithm: str
+    ranks: int
+    victims: dict[int, str]
+    moment: str  # "starting", "training", "ending"
+    step: int
+    delay_s: float
+
+    def __str__(self) -> str:
+        struck = "+".join(f"{rank}{what}" for rank, what in self.victims.items())
+        algorithm = self.algorithm.replace(" --set ", ",")
+        return f"{self.number}-{self.mode}-{algorithm}-{self.ranks}-{self.moment}-{struck}"
+
+    def status_of(self, victim: int) -> int:
+        """The exit status of a rank as a shell has it; 1 for one that the others leave or give up."""
+        what = self.victims[victim]
+        if what == "exception":  # under fault tolerance only a signal tells of it
+            return 137 if self.mode == "continue" else 1
+        return {"_exit": STATUS, "stop": 1}.get(what) or 128 + STRIKES[what]
+
+    def statuses(self, late: bool) -> set[int]:
+        """Those that the job may have.
+
+        Args:
+            late: ranks may have been done already.
+        """
+        failures = {self.status_of(victim) for victim in self.victims}
+        if self.mode == "restart":
+            return {0}
+        if late:  # Python then lets the signals end them that raised before, and who stands still is killed
+            failures |= {0, 1, 128 + signal.SIGKILL, 128 + signal.SIGUSR1, 128 + signal.SIGUSR2}
+        if self.mode == "raise":
+            return failures
+        stopped = sum(what == "stop" for what in self.victims.values())
+        left = self.ranks - len(self.victims)
+        if left <= stopped or self.moment == "starting":  # no quorum, or none has met the others
+            failures |= {137}
+        if stopped and "exception" in self.victims.values():  # which comes after the one that stands still was left out
+            failures |= {0}
+        if left > stopped and STATUS not in failures:
+            return {0} | (failures if self.moment == "starting" or late else set())
+        return failures
+
+
+def case(number: int) -> Case:
+    """The case of this number; the same in every run with this seed."""
+    draw = random.Random(f"{SEED}.{number}")
+    mode = draw.choice(["raise", "continue", "restart"])
+    algorithm = draw.choice(ALGORITHMS + NOT_OUTLIVED * (mode != "continue"))
+    ranks = 4 if "group_size" in algorithm else draw.choice([2, 3, 4])
+    victims = draw.sample(range(ranks), draw.choice([1, 1, 2]))
+    moment = draw.choice(["starting", "training", "training", "training", "ending"])
+    delay_s = draw.uniform(0, {"starting": 1.5, "training": 0.05, "ending": 0.2}[moment])
+    struck = {victim: draw.choice(list(STRIKES)) for victim in victims}
+    return Case(number, mode, algorithm, ranks, struck, moment, draw.randrange(1, STEPS - 10), delay_s)
+
+
+class Job(Launched):
+    """The job of a case."""
+
+    def __init__(self, folder: Path, case: Case) -> None:
+        self.folder, self.case = folder, case
+        options = ["--data", "digits", "--max-steps", str(STEPS), "--algorithm", *case.algorithm.split()]
+        options += ["--log", str(folder / "steps"), "--json", str(folder / "results")]
+        words = ["-np", str(case.ranks)]
+        if case.mode == "continue":
+            words += ["--on-peer-lost", "continue"]
+        if case.mode == "restart":
+            words += ["--restarts", "3"]
+            options += ["--checkpoint", f"{folder}/saved/", "--checkpoint-every", "20"]
+        for name, seconds in {"SILENCE": stretched(SILENCE_S), "TIMEOUT": stretched(DEADLINE_S)}.items():
+            words += ["-x", f"SORDINO_{name}_S={seconds}"]
+        super().__init__(folder, [*words, "--", *forked.python(), str(WORKER), str(folder), *options])
+
+    def steps(self) -> int:
+        try:
+            return len((self.folder / "steps").read_bytes().splitlines())
+        except FileNotFoundError:
+            return 0
+
+    def pid(self, rank: int) -> Path:
+        return self.folder / f"pid.0.{rank}"
+
+    def done(self) -> bool:
+        """Whether the ranks may have come to their end, or some victim has."""
+        ended = any(not environ_of(int(self.pid(rank).read_text())) for rank in self.case.victims)
+        return self.steps() >= STEPS or ended
+
+    def due(self) -> bool:
+        """Whether the moment has come."""
+        if self.case.moment == "starting":
+            return all(self.pid(rank).exists() for rank in self.case.victims)
+        return self.steps() >= (STEPS if self.case.moment == "ending" else self.case.step)
+
+    def strike(self) -> None:
+        """All victims at once; those that have ended already are left alone."""
+        for rank, what in self.case.victims.items():
+            self.send(int(self.pid(rank).read_text()), STRIKES[what])
+
+
+@pytest.mark.drill("any fault")
+@pytest.mark.parametrize("case", [case(number) for number in range(FAULTS)], ids=str)
+def test_a_fault_ends_well(launcher: mpi.Launcher, tmp_path: Path, case: Case) -> None:
+    if launcher.family != "openmpi":
+        pytest.skip("written for Open MPI's launcher")
+    with Job(tmp_path, case) as job:
+        job.wait_for(job.due)
+        time.sleep(case.delay_s)
+        late = job.done()
+        job.strike()
+        status = job.ends(ENDS_WITHIN_S)
+        print(f"{case}: status {status}\n{job.output}")
+        assert status in case.statuses(late), f"not one of {case.statuses(late)}"
+        job.leaves_nothing()
+        assert not any(crash in job.output for crash in CRASHES)
+        assert job.output.count(BY_SIGNAL) <= list(case.victims.values()).count("segfault")
+        raised = set(re.findall(r"^([\w.]+(?:Error|Exception)): ", job.output, re.MULTILINE))
+        assert raised <= {"ValueError"}, "errors that are not Sordino's"
+        if status == 0:
+            results = json.loads((tmp_path / "results").read_text())
+            assert results["steps_done"] == STEPS
+            assert results["replicas_equal"] or case.algorithm not in ("allreduce", "layered")
