@@ -1,4 +1,6 @@
-"""`examples/train.py` with two signals that make a rank fail from within, wherever it is: struck_train.py FOLDER ARGUMENT ...
+"""`examples/train.py` with two signals that make a rank fail from within, wherever it is.
+
+  python struck_train.py FOLDER ARGUMENT ...
 
 SIGUSR1 ends the process by `_exit(3)`, SIGUSR2 raises in its main thread. Kills, stops and segmentation faults need no
 help. FOLDER gets pid.START.RANK when both are ready.

@@ -6,6 +6,7 @@ the server kills the fork. Where there is no server, or one that has imported ot
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -46,10 +47,8 @@ def main() -> None:
 
 def hand_on(fork: int, number: int) -> None:
     """Passes a signal on, if the fork has not ended meanwhile."""
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.kill(fork, number)
-    except ProcessLookupError:
-        pass
 
 
 def become_python(mask: set[int | signal.Signals]) -> None:

@@ -1,5 +1,5 @@
 """What a rank tells `sordino run`: that it waits for all others to start, that they have met, whom they go on without,
-and that it exits. For ranks that are gone or stand still MPI would wait for ever, and only the launcher can end the job.
+and that it exits. For ranks that are gone or stand still MPI would wait for ever, and only the launcher can end them.
 
 `SORDINO_LAUNCHER` says where: a folder of this machine, where every word is a link (made at once or not at all, and on
 a full disk, too), or `stderr:TOKEN`, where it is a line that the launcher takes out.
