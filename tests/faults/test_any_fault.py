@@ -1,7 +1,8 @@
 """Any fault, at any moment, with any algorithm, in any mode: real ranks of `examples/train.py` are struck from outside.
 
 Whatever happens, the job ends soon, with the status that tells what happened, and leaves nothing; ranks that were not
-struck end by an error of ours, or train to the end. `SORDINO_TEST_STRIKES` is how many (200), `SORDINO_TEST_SEED` which.
+struck end by an error of ours, or train to the end. `SORDINO_TEST_STRIKES` is how many (200), `SORDINO_TEST_SEED`
+which.
 """
 
 from __future__ import annotations
