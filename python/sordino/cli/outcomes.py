@@ -25,6 +25,7 @@ _LONGEST_LINE = 100
 _START = "start"
 _GONE, _STOPPED = "", "T"  # states of processes
 _PATIENCE_S = 0.5
+_LOOK_S = 0.5
 _LEFT_OUT_S = 10.0  # for a rank that was left out to wake up, and to end by itself
 
 
@@ -99,6 +100,8 @@ class Outcomes:
         self._known: dict[int, Outcome] = {}
         self._told: dict[str, set[int]] = defaultdict(set)
         self._pids: dict[int, int] = {}  # of ranks of this machine that have told anything
+        self._states: dict[int, str] = {}
+        self._looked = 0.0
         self._since = ("", 0.0)  # what seems hopeless, and from when
         self._warned = False
         self._verdict: _Hopeless | None = None
@@ -163,7 +166,7 @@ class Outcomes:
     def _hopeless(self) -> _Hopeless | None:
         """Why there may be nothing to wait for, though some ranks have not ended."""
         known, told = self.known(), self._told
-        states = {rank: _state(pid) for rank, pid in self._pids.items()}
+        states = self._look()
         left = {rank for rank in range(self.ranks) if rank not in known and states.get(rank) != _GONE}
         waiting = told["waits"] - told["met"] - known.keys()
         missed = min((outcome for rank, outcome in known.items() if rank not in told["met"]), default=None)
@@ -185,6 +188,14 @@ class Outcomes:
             text = f"{_names(still)} stood still (SIGSTOP) when all others had come to their end"
             return _Hopeless("stopped", text, self._deadlines.start, ends=still)
         return None
+
+    def _look(self) -> dict[int, str]:
+        """The states of the processes that are known, at most so old that hundreds of ranks cost nothing."""
+        now = time.monotonic()
+        if now - self._looked > _LOOK_S:
+            self._looked = now
+            self._states = {rank: _state(pid) for rank, pid in self._pids.items()}
+        return self._states
 
     def complete(self) -> bool:
         """Whether all ranks have ended."""

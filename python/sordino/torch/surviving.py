@@ -154,7 +154,7 @@ def recover(context: Context, error: SordinoError, epoch: int) -> None:
 
 
 def _go_on(context: Context, why: str) -> None:
-    """In the next world."""
+    """Adopts the next world, and tells the launcher who is not in it."""
     before = set(context.world.identities)
     context.adopt(context.world.succeed(why))
     tell_of_the_lost(before.difference(context.world.identities), context.identity, context.started)
