@@ -130,7 +130,7 @@ def _judged(ended: Ended, told: Outcomes) -> Ended:
     if ended.killed:
         return ended
     status, why = told.judge(ended.status)
-    if ended.stopped and status != 0:
+    if ended.stopped and status not in (0, ended.status):
         return replace(ended, status=128 + ended.stopped)
     if why:
         print(f"sordino run: {why}", file=sys.stderr, flush=True)
