@@ -100,7 +100,7 @@ def some_are_used_by_some_or_none(seat: Seat, set_to_none: bool) -> None:
             seat.same("weight", layer.weight)
 
 
-@check(reentrant=(True, False), head=(True, False))
+@check(reentrant=(True, False), head=(True, False), least=2)
 def checkpointed_activations(seat: Seat, reentrant: bool, head: bool) -> None:
     """A backward within a backward is not the end of it."""
     blocks = [nn.Linear(4, 4, dtype=torch.float64) for _ in range(3)]
@@ -110,6 +110,11 @@ def checkpointed_activations(seat: Seat, reentrant: bool, head: bool) -> None:
     for parameter in parameters:
         hvd.broadcast_(parameter.data, 0)
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD([p for p in parameters if p.requires_grad], lr=0.1))
+    reduced_in_between = []
+
+    def not_yet(_: torch.Tensor) -> None:
+        reduced_in_between.append(optimizer.gradients_ready())
+
     for turn in range(3):
         optimizer.zero_grad()
         inputs = torch.randn(2, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(turn * 7 + seat.rank))
@@ -117,11 +122,13 @@ def checkpointed_activations(seat: Seat, reentrant: bool, head: bool) -> None:
         value = inputs
         for block in blocks:
             value = checkpoint(block, value, use_reentrant=reentrant)
+            value.register_hook(not_yet)
         last(value).sum().backward()
         assert optimizer.gradients_ready()
         for block in blocks:
             seat.same("gradient", block.weight.grad)
         optimizer.step()
+    assert reduced_in_between == [False] * 9
 
 
 @check()
@@ -159,7 +166,7 @@ def sums_are_not_added_up_twice(seat: Seat) -> None:
             seat.same("parameter", parameter)
 
 
-@check()
+@check(least=2)
 def closures_decide_alike(seat: Seat) -> None:
     """Also where each rank's loss alone would end its line search elsewhere."""
 
