@@ -2,6 +2,7 @@
 
   mpirun -np 2 python benchmarks/fusion.py      # against Horovod and DDP-gloo
   python benchmarks/fusion.py                   # one rank: the overhead of the wrapper
+  mpirun -np 2 python benchmarks/fusion.py --baselines none --rounds 400 --budget 300  # what final gradients cost
 
 The model has ResNet-50's 161 parameters; its backward makes real gradients of their sizes, one by one, and computes for
 --compute-ms in between. A step is zero_grad, forward, backward, step of plain SGD, on one thread a rank if the ranks
@@ -145,6 +146,9 @@ def measure(trainers: dict[str, Trainer], found: Baselines, team: Team, budget: 
         entries[name] = {"step": one.summary()}
         if name != "plain":
             entries[name]["exposed"] = summarize(exposed(samples, name))
+    if "waits in step" in samples:  # round by round, for the machine's speed varies by more than what is asked for
+        ours, theirs = (samples[name].round_medians for name in ("sordino", "waits in step"))
+        entries["sordino"]["percent_of_waiting_in_step"] = summarize(100 * ours / theirs)
     if team.rank == 0:
         common.log(", ".join(f"{name} {common.format_seconds(one.median)}" for name, one in samples.items()))
     return entries
@@ -159,9 +163,9 @@ def targets(results: Results) -> list[Results]:
             what = f"set_to_none={key}: overhead in percent of backward"
             entries.append(common.target(what, percent, 2.0, at_least=False))
             continue
-        ours, theirs = (mode["contestants"][key]["step"]["median"] for key in ("sordino", "waits in step"))
-        what = f"set_to_none={key}: a step in percent of one that waits in step()"
-        entries.append(common.target(what, 100 * ours / theirs, 101.0, at_least=False))
+        percent = mode["contestants"]["sordino"]["percent_of_waiting_in_step"]["median"]
+        what = f"set_to_none={key}: a step in percent of one that waits in step(), median of the rounds"
+        entries.append(common.target(what, percent, 101.0, at_least=False))
         for name in ("horovod", "gloo"):
             value = None
             if name in mode["contestants"]:
@@ -194,7 +198,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     shapes = resnet50_shapes()
     results: Results = {
         "benchmark": "fusion",
-        "name": "fusion" if team.size > 1 else "fusion_one_rank",
+        "name": "fusion_one_rank" if team.size == 1 else "fusion" if names else "fusion_alone",
         "machine": found_machine,
         "ranks": team.size,
         "tensors": len(shapes),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -147,7 +148,7 @@ def race(
     """Times contestants against each other. Collective; all ranks pass the same names in the same order.
 
     In every round each contestant gets one turn of equal length (several runs if they are short), so a slow spell of
-    the machine hits all alike; each round begins with another one, so none always comes after the same neighbour.
+    the machine hits all alike; each round has another order, so none always comes after the same neighbour.
 
     Args:
         contestants: what to run, by name.
@@ -176,8 +177,7 @@ def race(
     samples = {name: Samples() for name in names}
     begin = time.perf_counter()
     for number in range(rounds):
-        first = number % len(names)
-        for name in names[first:] + names[:first]:
+        for name in random.Random(number).sample(names, len(names)):  # the same on all ranks
             samples[name].rounds.append(take_turn(name, counts[name]))
         elapsed = float(team.maximum(np.array([time.perf_counter() - begin]))[0])
         if number + 1 >= least_rounds and elapsed > budget:
