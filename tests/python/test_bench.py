@@ -231,8 +231,9 @@ def test_backward_yields_every_gradient_and_does_all_the_work() -> None:
 
 def test_fusion_targets() -> None:
     def mode(**exposed: float) -> dict[str, Any]:
-        found = {name: {"exposed": {"median": value}, "step": {"median": 1.0}} for name, value in exposed.items()}
-        return {"contestants": {**found, "waits in step": {"step": {"median": 0.995}}}, "failed": {}}
+        found: dict[str, Any] = {name: {"exposed": {"median": value}} for name, value in exposed.items()}
+        found["sordino"]["percent_of_waiting_in_step"] = {"median": 100.5}
+        return {"contestants": found, "failed": {}}
 
     two = {"ranks": 2, "modes": {"True": mode(sordino=0.01, horovod=0.06, gloo=0.03), "False": mode(sordino=-1.0)}}
     assert [one["met"] for one in fusion.targets(two)] == [True, True, False, True, None, None]
