@@ -100,9 +100,8 @@ class Context:
 
     world: World
     pending: dict[int, Pending] = field(default_factory=dict)
-    taken: dict[tuple[int, str], int] = field(
-        default_factory=dict
-    )  # names, by what is pending and not seen to have ended
+    # Names, and by which pending operation; until it is seen to have ended.
+    taken: dict[tuple[int, str], int] = field(default_factory=dict)
     # Agreements that this rank must take part in before it joins, for others will ask for them later. Weak methods.
     on_join: dict[int, Callable[[], Callable[[], None] | None]] = field(default_factory=dict)
     _last_ticket: int = 0

@@ -12,6 +12,7 @@ import pytest
 from launched import Launched, eventually
 from pace import stretched
 
+from sordino._core import variables
 from sordino.cli import mpi, outcomes
 from sordino.cli.outcomes import Deadlines, Outcomes
 
@@ -141,6 +142,11 @@ def test_the_start_has_a_deadline(capfd: pytest.CaptureFixture[str]) -> None:
     assert capfd.readouterr().err.count(f"sordino run: stalled: {said}") == 1
     time.sleep(0.25)
     assert job.over() and job.judge(0) == (1, f"{said}more than 0.4 s (SORDINO_TIMEOUT_S)")
+
+
+def test_the_deadlines_are_those_of_operations() -> None:
+    standard = {name: float(default) for name, _, default, _ in variables() if name.endswith("_S")}
+    assert Deadlines() == Deadlines(standard["SORDINO_TIMEOUT_S"], standard["SORDINO_STALL_WARN_S"])
 
 
 def test_those_that_have_met_have_no_deadline() -> None:

@@ -78,6 +78,17 @@ class MemfdSegment : public Segment {
   int fd_;
 };
 
+// What has been taken of a stream leaves it when this goes, also where the sink has thrown: a message is given once.
+struct Taken {
+  explicit Taken(Bytes& of) : stream(of) {}
+  ~Taken() { stream.erase(stream.begin(), stream.begin() + static_cast<std::ptrdiff_t>(bytes)); }
+  Taken(const Taken&) = delete;
+  Taken& operator=(const Taken&) = delete;
+
+  Bytes& stream;
+  std::size_t bytes = 0;
+};
+
 }  // namespace
 
 std::shared_ptr<Segment> ShmMemory::allocate(std::size_t bytes) {
@@ -182,17 +193,6 @@ bool Letterboxes::flush(int to) {
   bells_[to]->ring();
   return true;
 }
-
-// What has been taken of a stream leaves it when this goes, also where the sink has thrown: a message is given once.
-struct Taken {
-  explicit Taken(Bytes& of) : stream(of) {}
-  ~Taken() { stream.erase(stream.begin(), stream.begin() + static_cast<std::ptrdiff_t>(bytes)); }
-  Taken(const Taken&) = delete;
-  Taken& operator=(const Taken&) = delete;
-
-  Bytes& stream;
-  std::size_t bytes = 0;
-};
 
 bool Letterboxes::poll(const Sink& sink) {
   bool moved = false;

@@ -2,7 +2,7 @@
 
   mpirun -np 2 python benchmarks/fusion.py      # against Horovod and DDP-gloo
   python benchmarks/fusion.py                   # one rank: the overhead of the wrapper
-  mpirun -np 2 python benchmarks/fusion.py --baselines none --rounds 400 --budget 300  # what final gradients cost
+  mpirun -np 2 python benchmarks/fusion.py --baselines none --rounds 400 --budget 90  # what final gradients cost
 
 The model has ResNet-50's 161 parameters; its backward makes real gradients of their sizes, one by one, and computes for
 --compute-ms in between. A step is zero_grad, forward, backward, step of plain SGD, on one thread a rank if the ranks

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sordino.bench import common
+from sordino.cli.processes import state_and_parent
 from sordino.errors import SordinoError
 
 _MARK = "SORDINO_SOAK_JOB"
@@ -99,7 +100,7 @@ class Job:
             if number is not None and b"keeper.py" not in _read(pid, "cmdline"):
                 here[pid] = int(number), int(environment.get("SORDINO_RESTART", 0))
         # A rank's own children carry its number too.
-        return {rank: (pid, start) for pid, (rank, start) in here.items() if _parent(pid) not in here}
+        return {rank: (pid, start) for pid, (rank, start) in here.items() if state_and_parent(pid)[1] not in here}
 
     def kill(self, ranks: dict[int, tuple[int, int]], victims: Sequence[int]) -> Kill:
         """SIGKILL for some of these ranks."""
@@ -130,7 +131,7 @@ class Job:
             if entry.name.isdigit():
                 pid = int(entry.name)
                 words = _read(pid, "environ").split(b"\0")
-                if self._mark in words and _state(pid) not in (b"Z", b"X", b""):
+                if self._mark in words and state_and_parent(pid)[0] not in ("Z", "X", ""):
                     texts = [word.decode(errors="replace") for word in words if b"=" in word]
                     found[pid] = dict(text.split("=", 1) for text in texts)
         return found
@@ -170,16 +171,3 @@ def _read(pid: int, name: str) -> bytes:
 
 def _words(pid: int) -> str:
     return _read(pid, "cmdline").replace(b"\0", b" ").decode(errors="replace")
-
-
-def _stat(pid: int) -> list[bytes]:
-    return _read(pid, "stat").rpartition(b")")[2].split()
-
-
-def _state(pid: int) -> bytes:
-    return next(iter(_stat(pid)), b"")
-
-
-def _parent(pid: int) -> int:
-    fields = _stat(pid)
-    return int(fields[1]) if fields else 0

@@ -20,10 +20,12 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from sordino.cli.processes import state_and_parent
+
 _KEEPER = Path(__file__).with_name("keeper.py")
 _LONGEST_LINE = 100
 _START = "start"
-_GONE, _STOPPED = "", "T"  # states of processes
+_GONE, _STOPPED = ("", "Z"), "T"  # states of processes
 _PATIENCE_S = 0.5
 _LOOK_S = 0.5
 _LEFT_OUT_S = 10.0  # for a rank that was left out to wake up, and to end by itself
@@ -99,6 +101,7 @@ class Outcomes:
         self._deadlines = deadlines or Deadlines()
         self._known: dict[int, Outcome] = {}
         self._told: dict[str, set[int]] = defaultdict(set)
+        self._read: set[str] = set()  # links of the folder, none of which changes
         self._pids: dict[int, int] = {}  # of ranks of this machine that have told anything
         self._states: dict[int, str] = {}
         self._looked = 0.0
@@ -124,6 +127,9 @@ class Outcomes:
     def known(self) -> dict[int, Outcome]:
         """The outcomes by rank. Of ranks that end with the job, as it is over, nothing more is heard."""
         for link in self._folder.iterdir() if self._folder and not self._verdict else ():
+            if link.name in self._read:
+                continue
+            self._read.add(link.name)
             word, _, rank = link.name.rpartition(".")
             told = os.readlink(link).split()
             if word:
@@ -167,7 +173,7 @@ class Outcomes:
         """Why there may be nothing to wait for, though some ranks have not ended."""
         known, told = self.known(), self._told
         states = self._look()
-        left = {rank for rank in range(self.ranks) if rank not in known and states.get(rank) != _GONE}
+        left = {rank for rank in range(self.ranks) if rank not in known and states.get(rank) not in _GONE}
         waiting = told["waits"] - told["met"] - known.keys()
         missed = min((outcome for rank, outcome in known.items() if rank not in told["met"]), default=None)
         if missed and waiting:
@@ -194,7 +200,7 @@ class Outcomes:
         now = time.monotonic()
         if now - self._looked > _LOOK_S:
             self._looked = now
-            self._states = {rank: _state(pid) for rank, pid in self._pids.items()}
+            self._states = {rank: state_and_parent(pid)[0] for rank, pid in self._pids.items()}
         return self._states
 
     def complete(self) -> bool:
@@ -234,15 +240,6 @@ class Outcomes:
 def keeper(where: str) -> list[str]:
     """The words before the command of each rank; `where` as `in_folder` and `over_stderr` give it."""
     return [sys.executable, "-I", "-S", str(_KEEPER), where]
-
-
-def _state(pid: int) -> str:
-    """As /proc has it, in one letter."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return _GONE
-    return _GONE if state == "Z" else state
 
 
 def _names(ranks: Collection[int]) -> str:

@@ -222,17 +222,20 @@ def _collected(pid: int) -> bool:
         return True
 
 
+def state_and_parent(pid: int) -> tuple[str, int]:
+    """A process's state, in /proc's letter, and its parent; "" and 0 if there is none, or one of another user."""
+    try:
+        # The name, in brackets, may hold anything; the state and the parent follow the last bracket.
+        state, parent, *_ = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return "", 0
+    return state, int(parent)
+
+
 def _children() -> list[int]:
     """Our direct children, dead ones that nobody has collected included."""
-    me = str(os.getpid())
-    found: list[int] = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):
-                # The name, in brackets, may hold anything; the state and the parent follow the last bracket.
-                if (entry / "stat").read_text().rpartition(")")[2].split()[1] == me:
-                    found.append(int(entry.name))
-    return found
+    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+    return [pid for pid in pids if state_and_parent(pid)[1] == os.getpid()]
 
 
 def _prctl(option: int, value: int) -> None:
