@@ -160,13 +160,10 @@ else
     # ---- benchmarks, then what takes longest -----------------------------------------------------------------------
     short=()
     [ $quick = 1 ] && short=(--quick)
-    bench="$python -m sordino.cli bench"
-    # shellcheck disable=SC2086  # words
-    stage gpu_step 180 $bench gpu_step "${short[@]}" --results "$out"
-    # shellcheck disable=SC2086
-    [ $mpi = 1 ] && stage gpu_ranks 180 $bench -np 2 gpu_ranks "${short[@]}" --results "$out"
-    # shellcheck disable=SC2086
-    stage gpu_kernels 180 $bench gpu_kernels "${short[@]}" --results "$out"
+    stage gpu_step 180 "$python" benchmarks/gpu_step.py "${short[@]}" --results "$out"
+    [ $mpi = 1 ] && stage gpu_ranks 180 "$python" -m sordino.cli run -np 2 -- \
+      "$python" benchmarks/gpu_ranks.py "${short[@]}" --results "$out"
+    stage gpu_kernels 180 "$python" benchmarks/gpu_kernels.py "${short[@]}" --results "$out"
     if [ $mpi = 1 ]; then
       [ $quick = 1 ] && some=(-k "lost and between") || some=(-k lost)
       tests lost_ranks 240 $ranks "${some[@]}"

@@ -1,8 +1,215 @@
-"""Averaging between ranks that share a GPU; see sordino.bench.gpu_ranks."""
+"""Averaging between ranks that share one GPU: by memory that they all map, and by way of the host.
 
+  mpirun -np 2 python benchmarks/gpu_ranks.py
+
+Contestants, each with memory of its own, each checked:
+  arena     sordino allreduce_(op=Average) of an hvd.shared_empty tensor of the GPU, in place
+  fresh     the same of an ordinary tensor, as gradients are that backward has just made
+  gossip    an exchange of Crossover, of one parameter as large
+  by hand   a copy into pinned memory on the stream, which is waited for, our all-reduce of that, and a copy back
+  mpi       the same with MPI_Allreduce between the copies (MPI_SUM) and the division on the GPU; needs mpi4py
+A call is over when the GPU has done it. The three of ours are timed twice: as they go by themselves, and in a second
+world with SORDINO_GPU_ROUTE=host; those by hand take their turns in both, so that the worlds can be compared.
+"""
+
+from __future__ import annotations
+
+import os
 import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from sordino.bench.gpu_ranks import main
+import numpy as np
+import torch
+
+import sordino.torch as hvd
+from gpu.ranks_report import REPORTS
+from gpu_kernels import check_device
+from sordino._core import build_info
+from sordino.algorithms import Crossover
+from sordino.bench import baselines, command_line
+from sordino.report import Results, machines, records, verdicts
+from sordino.report.tables import format_bytes, format_seconds
+from sordino.runtime.context import current
+from sordino.timing import Team, Watch, race
+
+SIZES = "1MiB,25MiB,100MiB"
+OURS = ("arena", "fresh", "gossip")
+ROUTES = {"default": "", "host": "host"}
+LARGE = 25 << 20  # from which targets count
+
+
+@dataclass
+class Contestant:
+    """One way to average.
+
+    Attributes:
+        tensor: what it works on; rank r's input is r + 1 everywhere, in the check.
+        run: one call, over when the device has done it.
+    """
+
+    tensor: torch.Tensor
+    run: Callable[[], object]
+
+    @torch.no_grad()
+    def is_right(self, team: Team) -> bool:
+        """Runs it once on known input: the sum over the ranks stays, and two ranks both have the mean. Collective."""
+        self.tensor.fill_(team.rank + 1)
+        self.run()
+        total = hvd.allreduce(self.tensor, op=hvd.Sum, name="bench.total")
+        mean = (team.size + 1) / 2
+        right = bool((total == mean * team.size).all()) and (team.size > 2 or bool((self.tensor == mean).all()))
+        return bool(team.maximum(np.array([float(not right)]))[0] == 0)
+
+
+def _finish(place: torch.device) -> None:
+    if place.type == "cuda":
+        torch.cuda.current_stream(place).synchronize()
+
+
+def _allreduce(name: str, tensor: torch.Tensor) -> Contestant:
+    def run() -> None:
+        hvd.allreduce_(tensor, name=name, op=hvd.Average)
+        _finish(tensor.device)
+
+    return Contestant(tensor, run)
+
+
+def _gossip(count: int, place: torch.device) -> Contestant:
+    parameter = torch.nn.Parameter(torch.zeros(count, device=place))
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD([parameter], lr=0.0), [("p", parameter)], algorithm=Crossover(segments="model")
+    )
+
+    def run() -> None:
+        with optimizer.skip_synchronize():
+            optimizer.step()
+        _finish(place)
+
+    return Contestant(parameter, run)
+
+
+def _by_hand(name: str, tensor: torch.Tensor, team: Team, mpi: bool) -> Contestant:
+    """As Horovod does where NCCL cannot be used."""
+    host = torch.zeros(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+    buffer = host.numpy()
+
+    def run() -> None:
+        host.copy_(tensor, non_blocking=True)
+        _finish(tensor.device)
+        if mpi:
+            from mpi4py import MPI
+
+            team.communicator.Allreduce(MPI.IN_PLACE, buffer, op=MPI.SUM)
+        else:
+            hvd.allreduce_(host, name=name, op=hvd.Average)
+        tensor.copy_(host, non_blocking=True)
+        if mpi:
+            tensor.div_(team.size)
+        _finish(tensor.device)
+
+    return Contestant(tensor, run)
+
+
+def measure(size: int, place: torch.device, team: Team, budget: float) -> Results:
+    """Every contestant in the current world on `size` bytes, and which ways ours went. Collective."""
+    count, name = size // 4, f"bench.{size}"
+    contestants = {
+        "arena": _allreduce(f"{name}.arena", hvd.shared_empty(count, dtype=torch.float32, device=place)),
+        "fresh": _allreduce(f"{name}.fresh", torch.zeros(count, device=place)),
+        "gossip": _gossip(count, place),
+        "by hand": _by_hand(f"{name}.hand", torch.zeros(count, device=place), team, False),
+    }
+    if team.communicator is not None:
+        contestants["mpi"] = _by_hand("", torch.zeros(count, device=place), team, True)
+    entries: Results = {}
+    for key, one in contestants.items():
+        right = one.is_right(team)
+        with torch.no_grad():
+            one.tensor.fill_(1.5)  # averages of equal numbers stay what they are
+        before = dict(current().world.gpu_operations)
+        one.run()
+        taken = [way for way, times in current().world.gpu_operations.items() if times > before.get(way, 0)]
+        entries[key] = {"right": right, "ways": sorted(taken)}
+    samples = race({key: one.run for key, one in contestants.items()}, team, budget)
+    for key in contestants:
+        entries[key] |= samples[key].summary()
+    return entries
+
+
+def targets(rows: Sequence[Results]) -> list[Results]:
+    """None of ours may be slower than the same by hand, and by the host's route hardly."""
+    entries = []
+    for row in rows:
+        if row["bytes"] < LARGE:
+            continue
+        for route, limit in (("default", 1.0), ("host", 0.9)):
+            for key in OURS:
+                found = row["routes"].get(route)
+                value = None if found is None else verdicts.ratio({"contestants": found}, "by hand", key)
+                how = "" if route == "default" else ", by way of the host"
+                what = f"{format_bytes(row['bytes'])}: {key}{how}: time by hand over ours"
+                entries.append(verdicts.target(what, value, limit, at_least=True))
+    return entries
+
+
+def wrong(rows: Sequence[Results]) -> list[str]:
+    """What computed something else than it should."""
+    return [
+        f"{key} at {format_bytes(row['bytes'])} ({route})"
+        for row in rows
+        for route, found in row["routes"].items()
+        for key, one in found.items()
+        if not one["right"]
+    ]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the benchmark on all ranks. Status 1 if a contestant computed something wrong; NotBuilt without a GPU."""
+    options = command_line.parser("gpu_ranks", __doc__, 8.0, "size and route")
+    options.add_argument("--sizes", default=SIZES, metavar="LIST", help=f"default {SIZES}")
+    chosen = options.parse_args(argv)
+    sizes = [command_line.parse_bytes(text) for text in chosen.sizes.split(",")]
+    check_device("gpu_ranks")
+    torch.set_num_threads(1)
+    rows: list[Results] = [{"bytes": size, "routes": {}} for size in sizes]
+    found_machine = watch = None
+    team = Team()
+    for route, value in ROUTES.items():
+        os.environ["SORDINO_GPU_ROUTE"] = value
+        team, library = baselines.start()
+        if team.size == 1:
+            records.log("gpu_ranks: averaging needs two ranks at least: mpirun -np 2 python benchmarks/gpu_ranks.py")
+            hvd.shutdown()
+            return 2
+        place = torch.device("cuda", hvd.local_rank() % torch.cuda.device_count())
+        torch.cuda.set_device(place)
+        if watch is None or found_machine is None:
+            found_machine, watch = machines.machine(library), Watch(team)
+        for row in rows:
+            row["routes"][route] = measure(row["bytes"], place, team, 0.5 if chosen.quick else chosen.budget)
+            if team.rank == 0:
+                times = [f"{key} {format_seconds(one['median'])}" for key, one in row["routes"][route].items()]
+                records.log(f"{format_bytes(row['bytes']):>8}, {route}: {', '.join(times)}")
+        if route == list(ROUTES)[-1]:
+            found_machine["others"] = watch.others()
+        hvd.shutdown()
+    if team.rank == 0:
+        results: Results = {
+            "benchmark": "gpu_ranks",
+            "name": f"gpu_ranks_np{team.size}",
+            "machine": found_machine,
+            "device": torch.cuda.get_device_name(),
+            "gpus": min(torch.cuda.device_count(), team.size),
+            "cuda": build_info()["cuda"],
+            "ranks": team.size,
+            "rows": rows,
+            "wrong": wrong(rows),
+            "targets": targets(rows),
+        }
+        records.publish(results, command_line.results_folder(chosen), REPORTS)
+    return 1 if wrong(rows) else 0
+
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,8 +1,33 @@
-"""Local SGD: communication, PyTorch's own beside it, accuracy, and predictions; see sordino.bench.local_sgd."""
+"""Hierarchical local SGD: communication in a step, PyTorch's own local SGD beside it, accuracy, and predictions.
+
+  python benchmarks/local_sgd.py communication        # as root: it makes hosts and starts the ranks by itself
+  python benchmarks/local_sgd.py torch                # as root, too
+  python benchmarks/local_sgd.py accuracy
+  python benchmarks/local_sgd.py plan                 # as root, too
+
+Each part says more with --help.
+"""
+
+from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 
-from sordino.bench.local_sgd import main
+from claims import parts
+from claims.local_sgd import accuracy, beside_torch, communication, plan
+
+_PARTS = {
+    "communication": communication.main,
+    "torch": beside_torch.main,
+    "accuracy": accuracy.main,
+    "plan": plan.main,
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one part; what follows its name goes to it."""
+    return parts.run_part("local_sgd", __doc__, _PARTS, argv)
+
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,8 +1,61 @@
-"""Makes the Markdown and PNG files again from the JSON results; see sordino.bench.report."""
+"""Markdown and PNG from the JSON files of the benchmarks, so that tables and plots always come from what was measured.
 
+python benchmarks/report.py benchmarks/results/collectives.json
+"""
+
+from __future__ import annotations
+
+import argparse
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 
-from sordino.bench.report import main
+from claims.accuracy.report import REPORTS as ACCURACY
+from claims.gossip.report import REPORTS as GOSSIP
+from claims.layered.report import REPORTS as LAYERED
+from claims.local_sgd.report import REPORTS as LOCAL_SGD
+from claims.skipping.report import REPORTS as SKIPPING
+from claims.wide_area.report import REPORTS as WIDE_AREA
+from drills.report import REPORTS as DRILLS
+from gpu.kernels_report import REPORTS as GPU_KERNELS
+from gpu.ranks_report import REPORTS as GPU_RANKS
+from gpu.step_report import REPORTS as GPU_STEP
+from sordino.bench.report import REPORTS as BENCH
+from sordino.errors import UsageError
+from sordino.report import records
+from sordino.tune.report import REPORTS as PLAN
+
+REPORTS = {
+    **BENCH,
+    **PLAN,
+    **ACCURACY,
+    **GOSSIP,
+    **LAYERED,
+    **LOCAL_SGD,
+    **SKIPPING,
+    **WIDE_AREA,
+    **DRILLS,
+    **GPU_KERNELS,
+    **GPU_RANKS,
+    **GPU_STEP,
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Makes the reports of the given files again. Status 1 if a file is not one of ours."""
+    parser = argparse.ArgumentParser(
+        prog="report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("files", nargs="+", type=Path, metavar="RESULTS.json")
+    status = 0
+    for path in parser.parse_args(argv).files:
+        try:
+            records.log(f"written: {', '.join(str(one) for one in records.render(path, REPORTS))}")
+        except UsageError as error:
+            records.log(f"report: {error}")
+            status = 1
+    return status
+
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,8 +1,33 @@
-"""Wide-area gossip: pulls, serving, one-sided MPI beside it, and the source's tables; see sordino.bench.wide_area."""
+"""Wide-area gossip: what steps wait, what serving costs, beside MPI's one-sided, and the source's tables simulated.
+
+  python benchmarks/wide_area.py pulls                # as root: it makes hosts and starts the ranks by itself
+  python benchmarks/wide_area.py serving              # as root, too
+  python benchmarks/wide_area.py one_sided            # as root, too
+  python benchmarks/wide_area.py tables
+
+Each part says more with --help.
+"""
+
+from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 
-from sordino.bench.wide_area import main
+from claims import parts
+from claims.wide_area import one_sided, pulls, serving, tables
+
+_PARTS = {
+    "pulls": pulls.main,
+    "serving": serving.main,
+    "one_sided": one_sided.main,
+    "tables": tables.main,
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one part; what follows its name goes to it."""
+    return parts.run_part("wide_area", __doc__, _PARTS, argv)
+
 
 if __name__ == "__main__":
     sys.exit(main())

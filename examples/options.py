@@ -25,7 +25,7 @@ def algorithm_of(args: argparse.Namespace) -> Algorithm:
     Raises:
         UsageError: it has no such setting, or not with this value.
     """
-    return configured(type(sordino.algorithms.resolve(args.algorithm)), args.algorithm, args.set)
+    return configured(sordino.algorithms.class_of(args.algorithm), args.algorithm, args.set)
 
 
 def algorithm_to_be(argv: Sequence[str] | None) -> Algorithm | None:
@@ -101,8 +101,10 @@ def parse(argv: Sequence[str] | None, description: str) -> argparse.Namespace:
     if args.epochs is None:
         args.epochs = 20 if args.data == "digits" else 2
     names = sordino.algorithms.names()
-    if args.algorithm not in names:
-        raise UsageError(f"--algorithm {args.algorithm}: unknown; there are: {', '.join(names)}")
+    if args.algorithm not in names and ":" not in args.algorithm:
+        raise UsageError(
+            f"--algorithm {args.algorithm}: unknown; there are: {', '.join(names)}; or module:Class of another"
+        )
     algorithm_of(args)
     for name in ("epochs", "batch_size", "max_steps", "checkpoint_every"):
         value = getattr(args, name)

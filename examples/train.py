@@ -90,7 +90,7 @@ class Training:
     @property
     def models_differ(self) -> bool:
         """Whether each rank has a model of its own: then the mean of all is tested and saved."""
-        return hvd.size() > 1 and self.args.algorithm not in ("allreduce", "layered")
+        return hvd.size() > 1 and not algorithm_of(self.args).traits.same_gradients
 
     def parameters(self) -> dict[str, torch.Tensor]:
         """The model that is tested and saved; collective."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -12,16 +11,12 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+import results
+from cluster import Cluster
+from results import ResultsOf
 from sordino._core import kernels
 from sordino.cli import mpi
 from sordino.errors import NotBuilt
-
-HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "benchmarks")]
-
-import results  # noqa: E402
-from cluster import Cluster  # noqa: E402
-from results import ResultsOf  # noqa: E402
 
 pytest_plugins = ["no_skips", "pace", "selection"]
 torch.set_num_threads(1)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sordino.bench import report
+import report
 
 ResultsOf = Callable[[str], dict[str, Any]]
 

@@ -13,7 +13,7 @@ struct Config {
   double stall_warn_s = 60;      // warn when an operation has waited this long for a rank
   double timeout_s = 1800;       // fail it after this long
   std::size_t fusion_bytes = 0;  // set from the table's default
-  std::size_t chunk_bytes = 0;   // staging chunk of the node-local path
+  std::size_t chunk_bytes = 0;   // of a slot of the node-local path
   int ranks_per_node = 0;        // 0 = as the machine says; 1 = treat every rank as a node of its own
   bool shared_memory = true;     // node-local averaging through shared memory
   bool outlast = false;          // whether the ranks go on without those that are lost

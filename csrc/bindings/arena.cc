@@ -4,7 +4,7 @@
 
 #include "bindings/bindings.h"
 #include "bindings/device.h"
-#include "collectives/world.h"
+#include "engine/world.h"
 
 namespace sordino::bindings {
 namespace {

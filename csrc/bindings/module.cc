@@ -7,7 +7,9 @@ PYBIND11_MODULE(_core, module) {
   sordino::bindings::register_kernels(module);
   sordino::bindings::register_device(module);
   sordino::bindings::register_cuda_kernels(module);
+  sordino::bindings::register_operations(module);
   sordino::bindings::register_world(module);
+  sordino::bindings::register_worlds(module);
   sordino::bindings::register_arena(module);
   sordino::bindings::register_topology(module);
   sordino::bindings::register_services(module);

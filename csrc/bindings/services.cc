@@ -1,24 +1,24 @@
-// What ranks do for each other beside operations: letters, snapshots that others pull, averages of two.
+// What ranks do for each other beside operations: messages, snapshots that others pull, averages of two.
 #include <pybind11/stl.h>
 
 #include "bindings/bindings.h"
-#include "collectives/letters.h"
-#include "collectives/pair_averaging.h"
-#include "collectives/shelf.h"
-#include "collectives/world.h"
+#include "engine/world.h"
+#include "services/mailbox.h"
+#include "services/pair_averaging.h"
+#include "services/snapshot_store.h"
 
 namespace sordino::bindings {
 namespace {
 
 // A service as Python holds it: open as long as it is held. `keep` owns memory that it works on.
-template <class Kind>
+template <class Service>
 struct Open {
   std::shared_ptr<World> world;
   int number;
-  std::shared_ptr<Kind> service;
+  std::shared_ptr<Service> service;
   py::object keep = py::none();
 
-  Open(std::shared_ptr<World> world, int number, std::shared_ptr<Kind> service, py::object keep = py::none())
+  Open(std::shared_ptr<World> world, int number, std::shared_ptr<Service> service, py::object keep = py::none())
       : world(std::move(world)), number(number), service(std::move(service)), keep(std::move(keep)) {
     py::gil_scoped_release released;
     this->world->open_service(number, this->service);
@@ -32,8 +32,8 @@ struct Open {
   }
 };
 
-using OpenLetters = Open<Letters>;
-using OpenShelf = Open<Shelf>;
+using OpenMailbox = Open<Mailbox>;
+using OpenSnapshotStore = Open<SnapshotStore>;
 using OpenPairAveraging = Open<PairAveraging>;
 
 struct PyPull {
@@ -55,40 +55,40 @@ auto& with_close(Class& type) {
 }  // namespace
 
 void register_services(py::module_& module) {
-  auto letters =
-      py::class_<OpenLetters, std::shared_ptr<OpenLetters>>(module, "Letters", "Small messages to and from ranks.");
-  letters
+  auto mailbox =
+      py::class_<OpenMailbox, std::shared_ptr<OpenMailbox>>(module, "Mailbox", "Small messages to and from ranks.");
+  mailbox
       .def(py::init([](std::shared_ptr<World> world, int number) {
-             auto service = std::make_shared<Letters>(*world, number);
-             return std::make_shared<OpenLetters>(std::move(world), number, std::move(service));
+             auto service = std::make_shared<Mailbox>(world->service_context(), number);
+             return std::make_shared<OpenMailbox>(std::move(world), number, std::move(service));
            }),
            py::arg("world"), py::arg("number"))
       .def(
           "send",
-          [](OpenLetters& self, int to, std::string text) {
+          [](OpenMailbox& self, int to, std::string text) {
             py::gil_scoped_release released;
             self.service->send(to, std::move(text));
           },
           py::arg("to"), py::arg("text"))
       .def(
           "wait",
-          [](OpenLetters& self, double seconds) {
-            std::vector<Letters::Event> events;
+          [](OpenMailbox& self, double seconds) {
+            std::vector<Mailbox::Event> events;
             {
               py::gil_scoped_release released;
               events = self.service->wait(seconds);
             }
-            static constexpr const char* kNames[] = {"letter", "lost", "done", "nudge"};
+            static constexpr const char* kNames[] = {"message", "lost", "done", "nudge"};
             py::list told;
-            for (const Letters::Event& event : events)
+            for (const Mailbox::Event& event : events)
               told.append(py::make_tuple(kNames[static_cast<int>(event.kind)], event.rank, event.text, event.number));
             return told;
           },
-          py::arg("seconds"), "What has happened: (\"letter\", \"lost\", \"done\" or \"nudge\", rank, text, number).")
+          py::arg("seconds"), "What has happened: (\"message\", \"lost\", \"done\" or \"nudge\", rank, text, number).")
       .def(
-          "nudge", [](OpenLetters& self) { self.service->push({Letters::Event::Kind::kNudge, -1, {}, 0}); },
+          "nudge", [](OpenMailbox& self) { self.service->push({Mailbox::Event::Kind::kNudge, -1, {}, 0}); },
           "Ends a wait.");
-  with_close(letters);
+  with_close(mailbox);
 
   py::class_<PyPull>(module, "Pull", "A snapshot of a peer's that is being pulled, or has been.")
       .def_property_readonly("peer", [](const PyPull& self) { return self.pull->peer; })
@@ -114,62 +114,66 @@ void register_services(py::module_& module) {
           "age", [](const PyPull& self) { return self.pull->age; },
           "Seconds since then: when the pull began (within a node), or when it was sent.");
 
-  auto shelf = py::class_<OpenShelf>(module, "Shelf", "Snapshots of flat memory that other ranks pull.");
-  shelf
+  auto store =
+      py::class_<OpenSnapshotStore>(module, "SnapshotStore", "Snapshots of flat memory that other ranks pull.");
+  store
       .def(py::init([](std::shared_ptr<World> world, int number, std::shared_ptr<Layout> layout,
-                       const std::shared_ptr<OpenLetters>& letters) {
-             auto service = std::make_shared<Shelf>(*world, number, std::move(layout), letters->service);
-             return std::make_unique<OpenShelf>(std::move(world), number, std::move(service));
+                       const std::shared_ptr<OpenMailbox>& mailbox) {
+             auto service =
+                 std::make_shared<SnapshotStore>(world->service_context(), number, std::move(layout), mailbox->service);
+             return std::make_unique<OpenSnapshotStore>(std::move(world), number, std::move(service));
            }),
-           py::arg("world"), py::arg("number"), py::arg("layout"), py::arg("letters"))
+           py::arg("world"), py::arg("number"), py::arg("layout"), py::arg("mailbox"))
       .def_property_readonly("location",
-                             [](const OpenShelf& self) {
+                             [](const OpenSnapshotStore& self) {
                                const Location& place = self.service->location();
                                return std::tuple(place.segment, place.bytes, place.offset, place.key);
                              })
       .def(
-          "meet",
-          [](OpenShelf& self, int rank,
+          "connect",
+          [](OpenSnapshotStore& self, int rank,
              const std::tuple<std::uint64_t, std::uint64_t, std::uint64_t, std::uint64_t>& location) {
             const auto& [segment, bytes, offset, key] = location;
-            self.service->meet(rank, Location{segment, bytes, offset, key});
+            self.service->connect(rank, Location{segment, bytes, offset, key});
           },
           py::arg("rank"), py::arg("location"), "Where a peer of this node keeps its snapshots.")
       .def(
           "publish",
-          [](OpenShelf& self, std::uintptr_t source, std::uint64_t steps) {
+          [](OpenSnapshotStore& self, std::uintptr_t source, std::uint64_t steps) {
             py::gil_scoped_release released;
             return self.service->publish(pointer(source), steps);
           },
           py::arg("source"), py::arg("steps"),
           "Copies the memory; False if all places for it are on their way to others.")
       .def(
-          "pull", [](OpenShelf& self, int peer, double start) { return PyPull{self.service->pull(peer, at(start))}; },
+          "pull",
+          [](OpenSnapshotStore& self, int peer, double start) { return PyPull{self.service->pull(peer, at(start))}; },
           py::arg("peer"), py::arg("start"), "Pulls from a peer, from a time of time.monotonic() on.")
       .def(
-          "cancel", [](OpenShelf& self, const PyPull& pull) { self.service->cancel(pull.pull); }, py::arg("pull"))
+          "cancel", [](OpenSnapshotStore& self, const PyPull& pull) { self.service->cancel(pull.pull); },
+          py::arg("pull"))
       .def(
           "average",
-          [](OpenShelf& self, PyPull& pull, std::uintptr_t values) {
+          [](OpenSnapshotStore& self, PyPull& pull, std::uintptr_t values) {
             py::gil_scoped_release released;
             self.service->average(*pull.pull, pointer(values));
           },
           py::arg("pull"), py::arg("values"), "values = (values + pulled) / 2; once.")
       .def(
-          "discard", [](OpenShelf& self, PyPull& pull) { self.service->discard(*pull.pull); }, py::arg("pull"),
+          "discard", [](OpenSnapshotStore& self, PyPull& pull) { self.service->discard(*pull.pull); }, py::arg("pull"),
           "Gives back the memory of a pull that is not needed.")
-      .def_property_readonly("unpublished", [](const OpenShelf& self) { return self.service->unpublished(); });
-  with_close(shelf);
+      .def_property_readonly("unpublished", [](const OpenSnapshotStore& self) { return self.service->unpublished(); });
+  with_close(store);
 
   auto averaging = py::class_<OpenPairAveraging>(module, "PairAveraging", "Averages of flat memory with one peer's.");
   averaging
       .def(py::init([](std::shared_ptr<World> world, int number, std::shared_ptr<Layout> layout, std::uintptr_t values,
-                       const std::shared_ptr<OpenLetters>& letters, py::object keep) {
-             auto service =
-                 std::make_shared<PairAveraging>(*world, number, std::move(layout), pointer(values), letters->service);
+                       const std::shared_ptr<OpenMailbox>& mailbox, py::object keep) {
+             auto service = std::make_shared<PairAveraging>(world->service_context(), number, std::move(layout),
+                                                            pointer(values), mailbox->service);
              return std::make_unique<OpenPairAveraging>(std::move(world), number, std::move(service), std::move(keep));
            }),
-           py::arg("world"), py::arg("number"), py::arg("layout"), py::arg("values"), py::arg("letters"),
+           py::arg("world"), py::arg("number"), py::arg("layout"), py::arg("values"), py::arg("mailbox"),
            py::arg("keep"))
       .def(
           "begin", [](OpenPairAveraging& self, int peer, std::uint64_t number) { self.service->begin(peer, number); },

@@ -7,39 +7,36 @@
 #include "base/dtype.h"
 #include "collectives/exchange.h"
 #include "collectives/nccl_operations.h"
+#include "collectives/participants.h"
 #include "collectives/pieces.h"
-#include "collectives/request.h"
-#include "collectives/team.h"
 
 namespace sordino {
 
 // All-reduce of tensors of one dtype as if they were one: output[i] = post * fold(op, pre * input[i] of every rank).
 // Within a node through shared memory (allreduce_node.cc), else by messages (allreduce_messages.cc).
-Task allreduce(Team& team, Pieces pieces, ReduceOp op, double pre, double post);
-Task allreduce_node(Team& team, Pieces& pieces, ReduceOp op, double pre, double post);
-Task allreduce_messages(Team& team, Pieces& pieces, ReduceOp op, double pre, double post);
+Task allreduce(Participants& participants, Pieces pieces, ReduceOp op, double pre, double post);
+Task allreduce_node(Participants& participants, Pieces& pieces, ReduceOp op, double pre, double post);
+Task allreduce_messages(Participants& participants, Pieces& pieces, ReduceOp op, double pre, double post);
 // Adasum (Maleki et al. 2020): pairwise along a binary tree of ranks, with one pair of dot products a tensor.
-Task adasum(Team& team, Pieces& pieces, double pre, double post);
+Task adasum(Participants& participants, Pieces& pieces, double pre, double post);
 
 // Copies input of participant `root` to every participant's output.
-Task broadcast(Team& team, int root, const std::byte* input, std::byte* output, std::size_t bytes);
+Task broadcast(Participants& participants, int root, const std::byte* input, std::byte* output, std::size_t bytes);
 
 // Concatenates blocks of `sizes[i]` bytes of every participant i; `output` holds their sum.
-Task allgather(Team& team, const std::byte* input, std::vector<std::size_t> sizes, std::byte* output);
+Task allgather(Participants& participants, const std::byte* input, std::vector<std::size_t> sizes, std::byte* output);
 
 // Sends send_sizes[i] bytes to participant i and receives receive_sizes[i] from it, both in order of i.
-Task alltoall(Team& team, const std::byte* input, std::vector<std::size_t> send_sizes, std::byte* output,
-              std::vector<std::size_t> receive_sizes);
+Task alltoall(Participants& participants, const std::byte* input, std::vector<std::size_t> send_sizes,
+              std::byte* output, std::vector<std::size_t> receive_sizes);
 
 // Folds the participants' inputs; participant i gets elements [bounds[i], bounds[i + 1]).
-Task reducescatter(Team& team, DType dtype, const std::byte* input, std::vector<std::size_t> bounds, std::byte* output,
-                   ReduceOp op, double pre, double post);
+Task reducescatter(Participants& participants, DType dtype, const std::byte* input, std::vector<std::size_t> bounds,
+                   std::byte* output, ReduceOp op, double pre, double post);
 
-// Gossip: every segment becomes an average of some participants' (exchange.h).
-Task exchange(Team& team, const Exchange& what);
-// Its beginning: waits for what it is to come after, and fails if that has failed.
-Task come_after(Team& team, const Exchange& what);
-// The same by NCCL; over when all its work is on the device's queue. The channel's ranks are the team's participants.
-Task exchange_by_nccl(Team& team, const Exchange& what, nccl::Channel& channel);
+// Gossip: every segment becomes an average of some participants' (exchange.h), as the topology says for this round.
+Task exchange(Participants& participants, const Exchange& what, std::uint64_t round);
+// The same by NCCL; over when all its work is on the device's queue. The channel's ranks are the participants.
+Task exchange_by_nccl(Participants& participants, const Exchange& what, std::uint64_t round, nccl::Channel& channel);
 
 }  // namespace sordino

@@ -60,7 +60,7 @@ class Dataset:
 
 
 def load_digits() -> Dataset:
-    """scikit-learn's handwritten digits: 1797 images of 8 x 8 pixels, ten classes.
+    """Load scikit-learn's handwritten digits: 1797 images of 8 x 8 pixels, ten classes.
 
     Every fifth image of each class is for testing, so the split is the same everywhere and for ever, and both
     parts hold the classes in equal shares (no random generator, whose stream may change between versions).
@@ -87,7 +87,7 @@ def load_digits() -> Dataset:
 
 
 def load_fashion_mnist(data_dir: str | os.PathLike[str] | None = None) -> Dataset:
-    """Fashion-MNIST (or MNIST, which has the same format): 60,000 + 10,000 images of 28 x 28, ten classes.
+    """Load Fashion-MNIST (or MNIST, which has the same format): 60,000 + 10,000 images of 28 x 28, ten classes.
 
     Args:
         data_dir: a folder with the four `*-ubyte.gz` files; `FASHION_MNIST_DIR` when None.
@@ -108,7 +108,7 @@ def load_fashion_mnist(data_dir: str | os.PathLike[str] | None = None) -> Datase
 
 
 def _read_part(folder: Path, part: str) -> tuple[Bytes, npt.NDArray[np.int64]]:
-    """Images uint8 [N, 1, 28, 28] and labels int64 [N] of one part (`train` or `t10k`)."""
+    """Read images uint8 [N, 1, 28, 28] and labels int64 [N] of one part (`train` or `t10k`)."""
     images_path = folder / f"{part}-images-idx3-ubyte.gz"
     labels_path = folder / f"{part}-labels-idx1-ubyte.gz"
     images = _read_idx(images_path, _IMAGES)
@@ -121,7 +121,10 @@ def _read_part(folder: Path, part: str) -> tuple[Bytes, npt.NDArray[np.int64]]:
 
 
 def _read_idx(path: Path, dimensions: int) -> Bytes:
-    """The uint8 array in a gzipped IDX file: magic number, `dimensions` sizes (big-endian uint32), then the bytes."""
+    """Read the uint8 array in a gzipped IDX file.
+
+    The file holds a magic number, `dimensions` sizes (big-endian uint32), then the bytes.
+    """
     try:
         with gzip.open(path, "rb") as file:
             magic = file.read(4)
@@ -173,7 +176,7 @@ def _dataset(
     test_images: Bytes,
     test_labels: npt.NDArray[np.int64],
 ) -> Dataset:
-    """Normalises: pixels are bytes, so one table of 256 floats does it, and no float64 copy of the images is made."""
+    """Normalise: pixels are bytes, so one table of 256 floats does it, and no float64 copy of the images is made."""
     counts = np.zeros(256, dtype=np.int64)
     for chunk in np.array_split(train_images, 64):
         counts += np.bincount(chunk.ravel(), minlength=256)

@@ -50,8 +50,9 @@ class Unreadable(UsageError):
 
 
 class NonFinite(SordinoError, ArithmeticError):
-    """Gradients or parameters have NaN or Inf (`check_finite=True`). Raised on all ranks that would have used them; the
-    world lives on.
+    """Gradients or parameters have NaN or Inf (`check_finite=True`).
+
+    Raised on all ranks that would have used them; the world lives on.
 
     Attributes:
         tensors: of each rank that has such values, the names of its tensors and "NaN" or "Inf", the first few. Empty if
@@ -92,8 +93,10 @@ class Timeout(SordinoError, TimeoutError):
 
 
 class NoQuorum(SordinoError):
-    """With `on_peer_lost="continue"`: this rank reaches no more than half of those that may be alive. The others may go
-    on, so it must not; what it has is intact."""
+    """With `on_peer_lost="continue"`: this rank reaches no more than half of those that may be alive.
+
+    The others may go on, so it must not; what it has is intact.
+    """
 
 
 class Evicted(SordinoError):

@@ -17,7 +17,7 @@ SPAWN = multiprocessing.get_context("spawn")
 
 @contextmanager
 def pool(processes: int, begin: Callable[..., None] | None = None, *arguments: Any) -> Iterator[ProcessPoolExecutor]:
-    """So many processes, each of which first calls `begin`. An exception in the block ends them at once."""
+    """Start so many processes, each of which first calls `begin`. An exception in the block ends them at once."""
     with ProcessPoolExecutor(processes, mp_context=SPAWN, initializer=_depend, initargs=(begin, *arguments)) as found:
         try:
             yield found
@@ -28,7 +28,7 @@ def pool(processes: int, begin: Callable[..., None] | None = None, *arguments: A
 
 
 def _depend(begin: Callable[..., None] | None, *arguments: Any) -> None:
-    """Leaves the end of this process to the one that started it, and ends it when that one is gone."""
+    """Leave the end of this process to the one that started it, and end it when that one is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     assert parent is not None

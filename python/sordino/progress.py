@@ -11,7 +11,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeR
 
 
 def watched() -> bool:
-    """Whether a person sees this process's output, rather than a file or a pipe.
+    """Return whether a person sees this process's output, rather than a file or a pipe.
 
     Under mpirun `isatty` says nothing: Open MPI gives every rank a pseudo-terminal, even if its own output goes to a
     file. `sordino run` says so in TTY_COMPATIBLE; under a plain mpirun we look at what its output is.
@@ -30,7 +30,7 @@ def watched() -> bool:
 
 
 def bar(*columns: ProgressColumn) -> Progress | None:
-    """Title, bar, these columns and the time left, for who watches; None if nobody does."""
+    """Return a bar for who watches: title, bar, these columns and the time left; None if nobody does."""
     if not watched():
         return None
     return Progress(

@@ -9,9 +9,9 @@ from typing import Any, Literal, TypeVar
 
 from sordino._core import Device, SimNetwork, sim_worlds
 from sordino.algorithms import Algorithm
-from sordino.context import Context, use
-from sordino.torch.helpers import Helpers, helped
-from sordino.torch.lasting import goes_on
+from sordino.runtime.context import Context, use
+from sordino.runtime.helpers import Helpers
+from sordino.torch.start import goes_on, helped
 
 Result = TypeVar("Result")
 
@@ -26,7 +26,7 @@ def run(
     on_peer_lost: Literal["raise", "continue"] = "raise",
     network: SimNetwork | None = None,
 ) -> list[Result]:
-    """Calls `function(*args)` on `size` ranks at once and returns what each returned, in rank order.
+    """Call `function(*args)` on `size` ranks at once and return what each returned, in rank order.
 
     Inside, `sordino.torch` acts as that rank. If ranks raise, the others get `PeerLost` as they would under MPI, and
     the error that came first is raised here.
@@ -34,6 +34,7 @@ def run(
     Args:
         size: number of ranks (threads).
         function: called once a rank.
+        *args: what it is called with, the same objects on every rank.
         ranks_per_node: cut the ranks into nodes of this size; 0 puts all on one node.
         algorithm: as of `sordino.torch.init`. Helpers do not call `function`, and there is no result of theirs.
         devices: simulated GPUs (`sordino._core.sim_device`); rank r takes the CPU's tensors to be in the memory of
@@ -99,7 +100,7 @@ def run(
 def contexts(
     size: int, ranks_per_node: int = 0, devices: Sequence[Device] = (), outlast: bool = False
 ) -> list[Context]:
-    """The contexts that `run` would use, for tests that drive the threads themselves."""
+    """Return the contexts that `run` would use, for tests that drive the threads themselves."""
     return _contexts(_nodes(size, ranks_per_node), devices, outlast)
 
 

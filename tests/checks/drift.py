@@ -27,8 +27,8 @@ from sordino.algorithms import (
     ScheduledPull,
     SegmentedGossip,
 )
-from sordino.cards import rank_list
 from sordino.errors import ConfigurationMismatch, UsageError
+from sordino.fingerprint import rank_list
 
 Options = dict[str, Any]
 ALGORITHMS: dict[str, Any] = {

@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import sordino.torch as hvd
 from checks.registry import all_checks
 from sordino._core import sim_device
-from sordino.context import current, current_or_none
+from sordino.runtime.context import current, current_or_none
 
 STUCK_S = 240
 

@@ -17,16 +17,15 @@ from sordino.algorithms import (
     AllReduce,
     Crossover,
     ElasticAveraging,
-    GossipAlgorithm,
     GossipGraD,
-    MixingAlgorithm,
     PushSum,
     SegmentedGossip,
 )
+from sordino.algorithms.gossip import Gossip, MixingGossip
 from sordino.errors import UsageError
-from sordino.torch.parameters import segment_numbers
+from sordino.runtime.flat_buffer import segment_numbers
 
-CHOICES: dict[str, MixingAlgorithm] = {
+CHOICES: dict[str, MixingGossip] = {
     "crossover": Crossover(seed=3),
     "crossover-model": Crossover(segments="model"),
     "crossover-bytes": Crossover(segments=700),
@@ -37,7 +36,7 @@ CHOICES: dict[str, MixingAlgorithm] = {
     "segmented": SegmentedGossip(seed=1),
     "pushsum": PushSum(),
 }
-MORE: dict[str, GossipAlgorithm] = {"pushsum-overlap": PushSum(overlap=2), "elastic": ElasticAveraging()}
+MORE: dict[str, Gossip] = {"pushsum-overlap": PushSum(overlap=2), "elastic": ElasticAveraging()}
 
 
 class Strange(torch.nn.Module):
@@ -58,9 +57,7 @@ class Strange(torch.nn.Module):
         self.norm.running_mean.copy_(draw(6).detach())
 
 
-def wrap(
-    model: torch.nn.Module, algorithm: GossipAlgorithm, lr: float = 0.0, **options: object
-) -> hvd.DistributedOptimizer:
+def wrap(model: torch.nn.Module, algorithm: Gossip, lr: float = 0.0, **options: object) -> hvd.DistributedOptimizer:
     return hvd.DistributedOptimizer(
         torch.optim.SGD(model.parameters(), lr=lr), model.named_parameters(), algorithm=algorithm, **options
     )
@@ -70,9 +67,7 @@ def models_of_all(size: int) -> list[dict[str, torch.Tensor]]:
     return [{name: p.detach().double() for name, p in Strange(rank).named_parameters()} for rank in range(size)]
 
 
-def mixed(
-    algorithm: MixingAlgorithm, values: list[dict[str, torch.Tensor]], turn: int
-) -> list[dict[str, torch.Tensor]]:
+def mixed(algorithm: MixingGossip, values: list[dict[str, torch.Tensor]], turn: int) -> list[dict[str, torch.Tensor]]:
     """The exchange in float64: all ranks' parameters after it."""
     names = list(values[0])
     kinds = dict(Strange(0).named_parameters())

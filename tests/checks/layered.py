@@ -12,8 +12,8 @@ import sordino.torch as hvd
 from checks.local_sgd import OPTIMIZERS, Make, Odd, batch, divisors, near, step, train, wrap
 from checks.registry import Seat, check
 from sordino.algorithms import AllReduce, Layered
-from sordino.context import current
 from sordino.errors import UsageError
+from sordino.runtime.context import current
 
 LONG: dict[str, Make] = {  # that do not diverge in 50 steps
     "sgd": lambda p: torch.optim.SGD(p, lr=0.01),
@@ -47,7 +47,7 @@ def layers_change_nothing(seat: Seat, name: str) -> None:
 
 def postponed(optimizer: Any) -> bool:
     """Whether a step is still to be completed. Looks at nothing that would complete it."""
-    return optimizer._reducer._postponed is not None
+    return optimizer._strategy._postponed is not None
 
 
 def equal(one: torch.nn.Module, other: torch.nn.Module) -> None:
@@ -138,7 +138,7 @@ def the_last_step_is_not_lost(seat: Seat) -> None:
     # Nor by whoever leaves before anybody has looked.
     step(seat, model, optimizer, 4)
     step(seat, plain, wanted, 4)
-    reducer = optimizer._reducer
+    reducer = optimizer._strategy
     current().shutdown()
     assert reducer._postponed is None
     equal(model, plain)

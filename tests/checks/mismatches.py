@@ -8,10 +8,10 @@ import torch
 
 import sordino.torch as hvd
 from checks.registry import Seat, check
-from sordino._core import Kind
-from sordino.context import current
+from sordino._core import Opcode, Request
 from sordino.errors import OperationMismatch
-from sordino.torch.tensors import describe
+from sordino.runtime.context import current
+from sordino.runtime.tensors import describe
 
 # What a call does on most ranks (odd=False) and on the odd one, and words that the error must contain.
 CALLS: dict[str, tuple[Callable[[bool, int], object], tuple[str, ...]]] = {
@@ -151,8 +151,9 @@ def the_input_survives(seat: Seat) -> None:
 def different_kinds_of_operation(seat: Seat) -> None:
     """Only calls below sordino.torch can collide so: there a name begins with the kind."""
     tensor = torch.ones(2)
-    kind = Kind.BROADCAST if seat.rank == 0 else Kind.ALLREDUCE
-    handle = current().world.submit(int(kind), "raw", [describe(tensor, tensor)], keep=tensor)
+    opcode = Opcode.BROADCAST if seat.rank == 0 else Opcode.ALLREDUCE
+    request = Request(int(opcode), "raw", [describe(tensor, tensor)], keep=tensor)
+    handle = current().world.submit(request)
     expect_mismatch(handle.wait, ("raw", "broadcast", "allreduce"))
     assert hvd.allreduce(torch.ones(1)).item() == 1
 

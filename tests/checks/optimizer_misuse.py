@@ -13,8 +13,8 @@ from checks.models import batch, loss_of, make_model
 from checks.registry import Seat, check
 from checks.training import ROWS, Twins, sgd
 from sordino.algorithms import LocalSGD
-from sordino.cards import rank_list
 from sordino.errors import LayoutMismatch, UsageError
+from sordino.fingerprint import rank_list
 
 
 @check(least=2)

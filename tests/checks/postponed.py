@@ -17,8 +17,8 @@ from checks.layered import equal, layered, postponed
 from checks.local_sgd import Odd, step, wrap
 from checks.registry import Seat, check
 from sordino.algorithms import AllReduce, Layered
-from sordino.context import current, use
 from sordino.errors import StepOrderError
+from sordino.runtime.context import current, use
 
 READS: dict[str, Callable[[Odd, Any], Any]] = {
     "forward": lambda model, _: model(torch.ones(1, 13)),

@@ -10,8 +10,8 @@ import sordino.torch as hvd
 from checks.agreement import raises
 from checks.reference import assert_equal, assert_reduced, values
 from checks.registry import Seat, check
-from sordino.context import current
 from sordino.errors import UsageError
+from sordino.runtime.context import current
 
 
 def halves(seat: Seat) -> tuple[list[int], list[int]]:

@@ -97,7 +97,7 @@ class Pushed:
 
 
 def weights(optimizer: hvd.DistributedOptimizer) -> list[float]:
-    return [weight.item() for weight in optimizer._reducer._mixing.arena.weights]
+    return [weight.item() for weight in optimizer._strategy._mixing.arena.weights]
 
 
 def is_near(model: torch.nn.Module, wanted: list[float]) -> None:

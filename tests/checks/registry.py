@@ -16,7 +16,7 @@ import torch
 
 import sordino.torch as hvd
 from sordino.algorithms import Layered, ParameterSkipping
-from sordino.context import current_or_none
+from sordino.runtime.context import current_or_none
 
 MODULES = (
     "adasum",

@@ -89,7 +89,7 @@ def segments_leave_during_backward(seat: Seat) -> None:
     model = Odd()
     optimizer = wrap(model, LocalSGD(2, seat.size, segment_bytes=100))
     under_way = []
-    model.first.register_hook(lambda _: under_way.append(optimizer._reducer.in_flight))
+    model.first.register_hook(lambda _: under_way.append(optimizer._strategy.in_flight))
     for turn in range(3):
         step(seat, model, optimizer, turn)
     # The first backward settles the plan; after that all other gradients come before this one.

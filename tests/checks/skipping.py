@@ -13,11 +13,11 @@ import sordino.torch as hvd
 from checks.local_sgd import OPTIMIZERS, Odd, step, wrap
 from checks.registry import Seat, check, skipping_on_servers
 from sordino.algorithms import LocalSGD, ParameterSkipping
-from sordino.context import current
-from sordino.torch.items import Items
-from sordino.torch.parameter_server import ParameterServer
-from sordino.torch.parameters import ParameterArena
-from sordino.torch.process_sets import global_process_set
+from sordino.algorithms.caps.items import Items
+from sordino.algorithms.caps.parameter_server import ParameterServer
+from sordino.runtime.context import current
+from sordino.runtime.flat_buffer import ParameterBuffer
+from sordino.runtime.process_set import global_process_set
 
 DETECTORS = ("naive", "random", "history")
 NEVER = 100.5  # percent
@@ -247,7 +247,7 @@ def what_is_skipped_is_not_sent(seat: Seat, exchange: str) -> None:
 def servers_share_the_load_anew(seat: Seat) -> None:
     """Placed by size among what is sent, whatever else there is; a large tensor is cut."""
     tensors = [torch.zeros(count) for count in (700, 500, 400, 300, 300, 200, 100, 50)]
-    arena = ParameterArena(current(), [f"t{k}" for k in range(8)], tensors, "model")
+    arena = ParameterBuffer(current(), [f"t{k}" for k in range(8)], tensors, "model")
     items = Items.of(arena, None)
     algorithm = ParameterSkipping(exchange="parameter-server", servers=2)
     server = ParameterServer(current(), global_process_set, algorithm, items, arena)
@@ -257,7 +257,7 @@ def servers_share_the_load_anew(seat: Seat) -> None:
     assert server.loads(chosen.numpy()) == [4 * 950, 4 * 900]
     chosen[1:5] = False
     assert server.loads(chosen.numpy()) == [4 * 200, 4 * 150]
-    large = ParameterArena(current(), ["large", "small"], [torch.zeros(1_000_003), torch.zeros(5)], "model")
+    large = ParameterBuffer(current(), ["large", "small"], [torch.zeros(1_000_003), torch.zeros(5)], "model")
     every = Items.of(large, None)
     loads = ParameterServer(current(), global_process_set, algorithm, every, large).loads(np.ones(2, dtype=bool))
     assert sum(loads) == 4 * 1_000_008 and max(loads) <= 1.1 * 2 * 1_000_008

@@ -14,10 +14,10 @@ import torch
 import sordino.torch as hvd
 from checks.registry import Seat, check
 from sordino.algorithms import ADPSGD, Crossover, ScheduledPull
-from sordino.algorithms.pull_schedule import Pull
+from sordino.algorithms.adpsgd.strategy import PairStrategy
+from sordino.algorithms.scheduled_pull.schedule import Pull
+from sordino.algorithms.scheduled_pull.strategy import PullStrategy
 from sordino.errors import UsageError
-from sordino.torch.pair_averaging import PairSteps
-from sordino.torch.pulling import PullSteps
 
 PULLS = {
     "none": ScheduledPull(2, overlap="none"),
@@ -64,8 +64,8 @@ def until(condition: Callable[[], bool]) -> None:
 
 def pull_of(optimizer: hvd.DistributedOptimizer) -> str | None:
     """What has become of the pull of this window."""
-    reducer = optimizer._reducer
-    assert isinstance(reducer, PullSteps)
+    reducer = optimizer._strategy
+    assert isinstance(reducer, PullStrategy)
     return None if reducer._puller._pull is None else reducer._puller._pull.state
 
 
@@ -80,7 +80,7 @@ def pulls_one_rank_at_a_time(seat: Seat, overlap: str) -> None:
     algorithm = PULLS[overlap]
     model = Odd(float(seat.rank * 8))
     optimizer = wrap(model, algorithm, lr=0.5)
-    optimizer._reducer.begin_step(optimizer._inner)  # the first one waits for all ranks
+    optimizer._strategy.begin(optimizer._inner)  # the first one waits for all ranks
     if overlap == "naive":
         until(lambda: pull_of(optimizer) == "done")
     seat.meet("begun")
@@ -123,7 +123,7 @@ def models_stay_whole_and_come_together(seat: Seat, kind: str) -> None:
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=0.0), algorithm=PULLS[kind])
     optimizer.step()
-    schedule = optimizer._reducer._puller._schedule
+    schedule = optimizer._strategy._puller._schedule
     pulled, told = schedule.pulled, 0
 
     def count(*arguments: Any) -> Any:
@@ -153,8 +153,8 @@ def settle(seat: Seat, optimizer: hvd.DistributedOptimizer) -> None:
     """All averagings of all ranks are over, and in the parameters."""
     optimizer.flush()
     seat.meet("flushed")
-    reducer = optimizer._reducer
-    assert isinstance(reducer, PairSteps)
+    reducer = optimizer._strategy
+    assert isinstance(reducer, PairStrategy)
     until(lambda: reducer._averager._number is None)
     seat.meet("idle")
     optimizer.flush()

@@ -89,8 +89,8 @@ Result end_group() {
   for (const auto& member : ended.members) {
     int to_self = 0;
     for (const Call& call : member->calls) {
-      if (call.kind == Kind::kSend && call.root == member->rank) ++to_self;
-      if (call.kind == Kind::kReceive && call.root == member->rank) --to_self;
+      if (call.opcode == Opcode::kSend && call.root == member->rank) ++to_self;
+      if (call.opcode == Opcode::kReceive && call.root == member->rank) --to_self;
     }
     if (to_self != 0) ended.error = complain(kInvalidUsage, "a transfer to oneself without its other half");
   }
@@ -111,7 +111,7 @@ Result make(Comm* comm, const Call& call) {
   const auto member = find(comm);
   Result result = usable(member.get());
   if (result == kSuccess) result = valid(*member, call);
-  const bool transfer = call.kind == Kind::kSend || call.kind == Kind::kReceive;
+  const bool transfer = call.opcode == Opcode::kSend || call.opcode == Opcode::kReceive;
   if (result == kSuccess && (call.count > 0 || transfer)) {
     member->calls.push_back(call);
     if (member->calls.size() == 1) group.members.push_back(member);
@@ -296,30 +296,30 @@ Result ncclGroupEnd() {
 }
 
 Result ncclAllReduce(const void* in, void* out, std::size_t count, Type type, Op op, Comm* comm, void* stream) {
-  return make(comm, {Kind::kAllReduce, bytes(in), bytes(out), count, type, op, 0, stream});
+  return make(comm, {Opcode::kAllReduce, bytes(in), bytes(out), count, type, op, 0, stream});
 }
 
 Result ncclReduce(const void* in, void* out, std::size_t count, Type type, Op op, int root, Comm* comm, void* stream) {
-  return make(comm, {Kind::kReduce, bytes(in), bytes(out), count, type, op, root, stream});
+  return make(comm, {Opcode::kReduce, bytes(in), bytes(out), count, type, op, root, stream});
 }
 
 Result ncclBroadcast(const void* in, void* out, std::size_t count, Type type, int root, Comm* comm, void* stream) {
-  return make(comm, {Kind::kBroadcast, bytes(in), bytes(out), count, type, 0, root, stream});
+  return make(comm, {Opcode::kBroadcast, bytes(in), bytes(out), count, type, 0, root, stream});
 }
 
 Result ncclReduceScatter(const void* in, void* out, std::size_t count, Type type, Op op, Comm* comm, void* stream) {
-  return make(comm, {Kind::kReduceScatter, bytes(in), bytes(out), count, type, op, 0, stream});
+  return make(comm, {Opcode::kReduceScatter, bytes(in), bytes(out), count, type, op, 0, stream});
 }
 
 Result ncclAllGather(const void* in, void* out, std::size_t count, Type type, Comm* comm, void* stream) {
-  return make(comm, {Kind::kAllGather, bytes(in), bytes(out), count, type, 0, 0, stream});
+  return make(comm, {Opcode::kAllGather, bytes(in), bytes(out), count, type, 0, 0, stream});
 }
 
 Result ncclSend(const void* in, std::size_t count, Type type, int to, Comm* comm, void* stream) {
-  return make(comm, {Kind::kSend, bytes(in), nullptr, count, type, 0, to, stream});
+  return make(comm, {Opcode::kSend, bytes(in), nullptr, count, type, 0, to, stream});
 }
 
 Result ncclRecv(void* out, std::size_t count, Type type, int from, Comm* comm, void* stream) {
-  return make(comm, {Kind::kReceive, nullptr, bytes(out), count, type, 0, from, stream});
+  return make(comm, {Opcode::kReceive, nullptr, bytes(out), count, type, 0, from, stream});
 }
 }

@@ -26,11 +26,11 @@ ReduceOp op_of(Op op) {
 void perform(const std::vector<std::shared_ptr<Post>>& posts) {
   const Call& call = posts.front()->call;
   const std::size_t parts = posts.size(), bytes = call.count * size_of(dtype_of(call.type));
-  const bool scatters = call.kind == Kind::kReduceScatter;
-  std::vector<std::byte> result(bytes * (scatters || call.kind == Kind::kAllGather ? parts : 1));
-  if (call.kind == Kind::kBroadcast) {
+  const bool scatters = call.opcode == Opcode::kReduceScatter;
+  std::vector<std::byte> result(bytes * (scatters || call.opcode == Opcode::kAllGather ? parts : 1));
+  if (call.opcode == Opcode::kBroadcast) {
     std::memcpy(result.data(), posts[static_cast<std::size_t>(call.root)]->call.in, bytes);
-  } else if (call.kind == Kind::kAllGather) {
+  } else if (call.opcode == Opcode::kAllGather) {
     for (std::size_t i = 0; i < parts; ++i) std::memcpy(result.data() + i * bytes, posts[i]->call.in, bytes);
   } else {
     std::vector<const std::byte*> sources;
@@ -42,7 +42,7 @@ void perform(const std::vector<std::shared_ptr<Post>>& posts) {
                     pre, 1);
   }
   for (std::size_t i = 0; i < parts; ++i) {
-    if (call.kind == Kind::kReduce && static_cast<int>(i) != call.root) continue;
+    if (call.opcode == Opcode::kReduce && static_cast<int>(i) != call.root) continue;
     const bool part = scatters;
     std::memcpy(posts[i]->call.out, result.data() + (part ? i * bytes : 0), part ? bytes : result.size());
   }
@@ -72,7 +72,7 @@ void begin_collective(Member& member, const std::shared_ptr<Post>& post) {
 
 void begin_transfer(Member& member, const std::shared_ptr<Post>& post) {
   Clique& clique = *member.clique;
-  const bool sends = post->call.kind == Kind::kSend;
+  const bool sends = post->call.opcode == Opcode::kSend;
   const std::pair pair = sends ? std::pair(member.rank, post->call.root) : std::pair(post->call.root, member.rank);
   (sends ? clique.sends : clique.receives)[pair].push_back(post);
   auto &from = clique.sends[pair], &to = clique.receives[pair];
@@ -94,7 +94,7 @@ bool overlap(const std::byte* a, std::size_t a_bytes, const std::byte* b, std::s
 }  // namespace
 
 std::string Call::text() const {
-  return std::string(kNames[static_cast<int>(kind)]) + "(count " + std::to_string(count) + ", type " +
+  return std::string(kNames[static_cast<int>(opcode)]) + "(count " + std::to_string(count) + ", type " +
          std::to_string(type) + ", op " + std::to_string(op) + ", root " + std::to_string(root) + ")";
 }
 
@@ -117,8 +117,8 @@ Result valid(const Member& member, const Call& call) {
   if (call.type < 0 || call.type > kTypeBFloat16) return complain(kInvalidArgument, "no such type");
   if (call.op < 0 || call.op > kOpAverage) return complain(kInvalidArgument, "no such reduction");
   if (call.root < 0 || call.root >= size) return complain(kInvalidArgument, "no such rank");
-  const bool writes = call.kind != Kind::kSend && (call.kind != Kind::kReduce || member.rank == call.root);
-  const bool reads = call.kind != Kind::kReceive && (call.kind != Kind::kBroadcast || member.rank == call.root);
+  const bool writes = call.opcode != Opcode::kSend && (call.opcode != Opcode::kReduce || member.rank == call.root);
+  const bool reads = call.opcode != Opcode::kReceive && (call.opcode != Opcode::kBroadcast || member.rank == call.root);
   if ((reads && call.in == nullptr) || (writes && call.out == nullptr)) return complain(kInvalidArgument, "no buffer");
   for (const Call& other : member.calls) {
     if (other.stream != call.stream) return complain(kInvalidUsage, "several streams in a group");
@@ -126,7 +126,7 @@ Result valid(const Member& member, const Call& call) {
   if (!reads || !writes) return kSuccess;
   const std::size_t part = call.count * size_of(dtype_of(call.type)),
                     mine = part * static_cast<std::size_t>(member.rank);
-  const bool scatters = call.kind == Kind::kReduceScatter, gathers = call.kind == Kind::kAllGather;
+  const bool scatters = call.opcode == Opcode::kReduceScatter, gathers = call.opcode == Opcode::kAllGather;
   const auto whole = [&](bool all) { return all ? part * static_cast<std::size_t>(size) : part; };
   const bool in_place = call.in + (scatters ? mine : 0) == call.out + (gathers ? mine : 0);
   if (!in_place && overlap(call.in, whole(scatters), call.out, whole(gathers))) {
@@ -136,7 +136,7 @@ Result valid(const Member& member, const Call& call) {
 }
 
 void begin(Member& member, const std::shared_ptr<Post>& post) {
-  if (post->call.kind == Kind::kSend || post->call.kind == Kind::kReceive) {
+  if (post->call.opcode == Opcode::kSend || post->call.opcode == Opcode::kReceive) {
     begin_transfer(member, post);
   } else {
     begin_collective(member, post);

@@ -17,10 +17,10 @@ using namespace sordino::nccl;
 
 inline constexpr int kPolls = 3;  // how often a call that has been made is still in progress
 
-enum class Kind { kAllReduce, kReduce, kBroadcast, kReduceScatter, kAllGather, kSend, kReceive };
+enum class Opcode { kAllReduce, kReduce, kBroadcast, kReduceScatter, kAllGather, kSend, kReceive };
 
 struct Call {
-  Kind kind;
+  Opcode opcode;
   const std::byte* in;
   std::byte* out;
   std::size_t count;
@@ -30,7 +30,7 @@ struct Call {
   void* stream;
 
   bool matches(const Call& o) const {
-    return kind == o.kind && count == o.count && type == o.type && op == o.op && root == o.root;
+    return opcode == o.opcode && count == o.count && type == o.type && op == o.op && root == o.root;
   }
   std::string text() const;
 };

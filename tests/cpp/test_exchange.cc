@@ -12,7 +12,7 @@
 
 #include "check.h"
 #include "collectives/exchange.h"
-#include "collectives/world.h"
+#include "engine/world.h"
 #include "kernels/kernels.h"
 #include "transport/sim/sim.h"
 
@@ -53,8 +53,8 @@ struct What {
 
 struct Rank {
   std::unique_ptr<World> world;
-  std::shared_ptr<Inbox> inbox;
-  std::size_t inbox_bytes = 0;  // what it needed so far
+  std::shared_ptr<ReceiveBuffer> buffer;
+  std::size_t buffer_bytes = 0;  // what it needed so far
   std::vector<std::shared_ptr<Segment>> shared;
   std::vector<Bytes> own;
 };
@@ -71,7 +71,7 @@ class Nodes {
     for (auto& transport : network.transports()) {
       Rank& rank = ranks.emplace_back();
       rank.world = std::make_unique<World>(std::move(transport), config);
-      rank.inbox = std::make_shared<Inbox>(rank.world->node_memory());
+      rank.buffer = std::make_shared<ReceiveBuffer>(rank.world->node_memory());
       for (std::size_t arena = 0; arena < kArenas; ++arena) {
         rank.shared.push_back(rank.world->node_memory().allocate(bytes));
         rank.own.emplace_back(bytes);
@@ -86,10 +86,10 @@ class Nodes {
                                  std::shared_ptr<const Handle> after = nullptr) {
     Request request;
     request.name = "exchange " + std::to_string(number++);
-    request.kind = Kind::kExchange;
-    request.exchange =
-        std::make_shared<Exchange>(Exchange{what.layout, what.topology, 0, source, result, what.shared, Passage::kHost,
-                                            what.without_own, ranks[rank].inbox, std::move(after)});
+    request.opcode = Opcode::kExchange;
+    request.exchange = std::make_shared<Exchange>(Exchange{what.layout, what.topology, source, result, what.shared,
+                                                           what.without_own, ranks[rank].buffer, Route::kHost});
+    request.after = std::move(after);
     return ranks[rank].world->submit(std::move(request));
   }
 
@@ -151,8 +151,8 @@ std::pair<std::uint64_t, std::uint64_t> expected_traffic(const What& what, const
   return {inside, across};
 }
 
-// What a rank's inbox must hold: the first of a node that needs something of another node receives it.
-std::size_t expected_inbox(const What& what, const std::vector<int>& nodes, std::size_t me) {
+// What a rank's receive buffer must hold: the first of a node that needs something of another node receives it.
+std::size_t expected_buffer(const What& what, const std::vector<int>& nodes, std::size_t me) {
   std::size_t copies = 0, stride = 0;
   for (const auto& [group, bytes] : bytes_of_groups(*what.layout)) {
     std::set<int> served, received;
@@ -329,12 +329,12 @@ void exchange_once(Nodes& nodes, const What& what, Random& random, int late) {
     Rank& rank = nodes.ranks[me];
     CHECK(rank.world->traffic().inside == traffic[me].first + inside, "rank", me);
     CHECK(rank.world->traffic().across == traffic[me].second + across, "rank", me);
-    rank.inbox_bytes = std::max(rank.inbox_bytes, expected_inbox(what, nodes.nodes, me));
-    CHECK(rank.inbox->bytes() == rank.inbox_bytes, "rank", me);
+    rank.buffer_bytes = std::max(rank.buffer_bytes, expected_buffer(what, nodes.nodes, me));
+    CHECK(rank.buffer->bytes() == rank.buffer_bytes, "rank", me);
   }
 }
 
-// An inbox is either shared or not, so each world has exchanges of one kind.
+// A receive buffer is either shared or not, so each world has exchanges of one kind.
 void whatever_is_exchanged() {
   const std::vector<std::vector<int>> worlds = {
       {0}, {0, 0}, {0, 1}, {0, 0, 1, 1, 2}, {0, 1, 0, 1}, {0, 0, 0, 1, 2}, {0, 1, 1, 0, 2, 1}, {0, 0, 0, 0}};
@@ -431,17 +431,17 @@ void all_shards_are_waited_for() {
   }
 }
 
-// An inbox is kept while it is large enough, and lies where the next exchange wants it when it has to grow.
+// A receive buffer is kept while it is large enough, and lies where the next exchange wants it when it has to grow.
 void inboxes_grow() {
   Nodes nodes({0}, kRoom);
   World& world = *nodes.ranks[0].world;
-  Inbox inbox(world.node_memory());
-  std::byte* first = inbox.reserve(2, 100, true, nullptr);
-  CHECK(inbox.bytes() == 200 && world.in_shared_memory(first, 200));
-  CHECK(inbox.reserve(3, 50, true, nullptr) == first);
-  std::byte* second = inbox.reserve(1, 1000, false, nullptr);
-  CHECK(inbox.bytes() == 1000 && second != first && !world.in_shared_memory(second, 1000));
-  CHECK(world.in_shared_memory(inbox.reserve(2, 1000, true, nullptr), 2000));
+  ReceiveBuffer buffer(world.node_memory());
+  std::byte* first = buffer.reserve(2, 100, true, nullptr);
+  CHECK(buffer.bytes() == 200 && world.in_shared_memory(first, 200));
+  CHECK(buffer.reserve(3, 50, true, nullptr) == first);
+  std::byte* second = buffer.reserve(1, 1000, false, nullptr);
+  CHECK(buffer.bytes() == 1000 && second != first && !world.in_shared_memory(second, 1000));
+  CHECK(world.in_shared_memory(buffer.reserve(2, 1000, true, nullptr), 2000));
 }
 
 // An exchange that waits for another operation waits without a deadline of its own; from then on it has one. It fails

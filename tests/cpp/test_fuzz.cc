@@ -12,13 +12,13 @@
 #include <thread>
 
 #include "check.h"
-#include "collectives/control.h"
-#include "collectives/letters.h"
-#include "collectives/negotiation.h"
-#include "collectives/pair_averaging.h"
-#include "collectives/shelf.h"
-#include "collectives/world.h"
+#include "engine/control.h"
+#include "engine/negotiation.h"
+#include "engine/world.h"
 #include "membership/agreement.h"
+#include "services/mailbox.h"
+#include "services/pair_averaging.h"
+#include "services/snapshot_store.h"
 #include "transport/shm/shm.h"
 #include "transport/sim/sim.h"
 
@@ -120,23 +120,23 @@ bool reads(std::size_t size, const Read& read) {
 
 constexpr int kMembers = 3;
 
-Announcement say(const std::string& name, Kind kind, std::vector<std::int64_t> shape) {
-  Announcement said{name, kind, ReduceOp::kSum, 1, 1, 0, {DType::kFloat32}, {std::move(shape)}, {}};
-  if (kind == Kind::kAlltoall) said.splits = {1, 1, 2};
-  if (kind == Kind::kAddSet) said.splits = {0, 1};
+Announcement say(const std::string& name, Opcode opcode, std::vector<std::int64_t> shape) {
+  Announcement said{name, opcode, ReduceOp::kSum, 1, 1, 0, {DType::kFloat32}, {std::move(shape)}, {}};
+  if (opcode == Opcode::kAlltoall) said.splits = {1, 1, 2};
+  if (opcode == Opcode::kAddSet) said.splits = {0, 1};
   return said;
 }
 
 std::vector<Announcement> announcements() {
-  std::vector<Announcement> all = {say("allreduce", Kind::kAllreduce, {4}),
-                                   say("other", Kind::kAllreduce, {4}),
-                                   say("allgather", Kind::kAllgather, {4, 2}),
-                                   say("alltoall", Kind::kAlltoall, {4}),
-                                   say("broadcast", Kind::kBroadcast, {4}),
-                                   say("reducescatter", Kind::kReducescatter, {4}),
-                                   say("join", Kind::kJoin, {}),
-                                   say("set", Kind::kAddSet, {})};
-  all.push_back(say("several", Kind::kAllreduce, {2, 3}));
+  std::vector<Announcement> all = {say("allreduce", Opcode::kAllreduce, {4}),
+                                   say("other", Opcode::kAllreduce, {4}),
+                                   say("allgather", Opcode::kAllgather, {4, 2}),
+                                   say("alltoall", Opcode::kAlltoall, {4}),
+                                   say("broadcast", Opcode::kBroadcast, {4}),
+                                   say("reducescatter", Opcode::kReducescatter, {4}),
+                                   say("join", Opcode::kJoin, {}),
+                                   say("set", Opcode::kAddSet, {})};
+  all.push_back(say("several", Opcode::kAllreduce, {2, 3}));
   all.back().dtypes.resize(3, DType::kInt64);
   all.back().shapes.resize(3, {5});
   return all;
@@ -156,9 +156,9 @@ std::vector<Decision> decisions() {
     Decision& decision = made.emplace_back();
     decision.names = {said.name};
     decision.participants = all;
-    if (said.kind == Kind::kAllgather) decision.numbers = {1, 2, 4};
-    if (said.kind == Kind::kAlltoall) decision.numbers = {1, 1, 2, 0, 3, 1, 1, 1, 2};
-    if (said.kind == Kind::kJoin || said.kind == Kind::kAddSet) decision.numbers = {1};
+    if (said.opcode == Opcode::kAllgather) decision.numbers = {1, 2, 4};
+    if (said.opcode == Opcode::kAlltoall) decision.numbers = {1, 1, 2, 0, 3, 1, 1, 1, 2};
+    if (said.opcode == Opcode::kJoin || said.opcode == Opcode::kAddSet) decision.numbers = {1};
   }
   made.push_back({{"allreduce", "other"}, Verdict::kRun, "", {}, all, {}});
   made.push_back({{"allreduce", "broadcast"}, Verdict::kRun, "", {}, all, {}});
@@ -204,11 +204,11 @@ bool not_negative(const std::vector<std::int64_t>& numbers) {
 
 // What follows believes this of all that it is given.
 void check(const Announcement& said) {
-  CHECK(said.kind <= kLastKind && said.op <= kLastReduceOp && said.root >= -1);
+  CHECK(said.opcode <= kLastOpcode && said.op <= kLastReduceOp && said.root >= -1);
   CHECK(not_negative(said.splits) && said.shapes.size() == said.dtypes.size());
   for (std::size_t index = 0; index < said.dtypes.size(); ++index) {
     CHECK(static_cast<int>(said.dtypes[index]) < kDTypeCount && not_negative(said.shapes[index]));
-    CHECK(!said.shapes[index].empty() || (said.kind != Kind::kAllgather && said.kind != Kind::kAlltoall));
+    CHECK(!said.shapes[index].empty() || (said.opcode != Opcode::kAllgather && said.opcode != Opcode::kAlltoall));
   }
 }
 
@@ -261,14 +261,14 @@ void negotiations() {
   CHECK_THROWS(TransportError, talk.announce(0, announcements()[0], {}));
   // An id after the largest number.
   Negotiation sets({0}, 0);
-  Announcement largest = say("set", Kind::kAddSet, {});
+  Announcement largest = say("set", Opcode::kAddSet, {});
   largest.root = std::numeric_limits<int>::max();
   sets.announce(0, largest, {});
   CHECK(sets.decide().at(0).numbers.at(0) == std::int64_t{1} << 31);
   // Splits for two of three ranks.
   Negotiation splits({0, 1, 2}, 0);
   for (int member = 0; member < 3; ++member) {
-    Announcement one = say("alltoall", Kind::kAlltoall, {4});
+    Announcement one = say("alltoall", Opcode::kAlltoall, {4});
     if (member == 1) one.splits = {1, 3};
     splits.announce(member, one, {});
   }
@@ -339,7 +339,7 @@ void agreements() {
 
 // ---- worlds --------------------------------------------------------------------------------------------------------
 
-constexpr int kLetters = 0, kShelf = 1, kAveraging = 2;
+constexpr int kMailbox = 0, kSnapshots = 1, kAveraging = 2;
 
 template <class... Fields>
 Bytes message(Message kind, const Fields&... fields) {
@@ -364,7 +364,7 @@ std::vector<Bytes> world_messages() {
       all.push_back(joined(message(Message::kDecision, set), written(decision)));
     all.push_back(message(Message::kStalled, set, text));
   }
-  all.push_back(message(Message::kDesk, 0, Location{}));
+  all.push_back(message(Message::kSharedBlock, 0, Location{}));
   all.push_back(message(Message::kFreed, std::vector<std::uint64_t>{1, 2, 3}));
   all.push_back(message(Message::kBye));
   for (const Failure failure : {Failure::kPeerLost, Failure::kTimeout, Failure::kOther})
@@ -373,14 +373,14 @@ std::vector<Bytes> world_messages() {
   all.push_back(message(static_cast<Message>(77), text));
   constexpr Tag kTag = static_cast<Tag>(kTagSets) << kTagSequenceBits | 3;
   for (int times = 0; times < 4; ++times) {
-    all.push_back(message(Message::kService, kLetters, text));
-    all.push_back(message(Message::kService, kShelf, std::uint8_t{0}, std::uint64_t{1}, kTag));  // asks
-    all.push_back(message(Message::kService, kShelf, std::uint8_t{1}, std::uint64_t{1}, std::uint64_t{2},
+    all.push_back(message(Message::kService, kMailbox, text));
+    all.push_back(message(Message::kService, kSnapshots, std::uint8_t{0}, std::uint64_t{1}, kTag));  // asks
+    all.push_back(message(Message::kService, kSnapshots, std::uint8_t{1}, std::uint64_t{1}, std::uint64_t{2},
                           std::uint64_t{3}, 0.5));  // gives
     all.push_back(message(Message::kService, kAveraging, std::uint64_t{1}));
     all.push_back(message(Message::kService, kAveraging, std::uint64_t{1}, kTag));
   }
-  all.push_back(message(Message::kClosed, kShelf));
+  all.push_back(message(Message::kClosed, kSnapshots));
   return all;
 }
 
@@ -408,13 +408,13 @@ class Victim {
     const std::vector<TensorSpec> tensors = {{"w", DType::kFloat32, {8}}};
     const auto layout = std::make_shared<Layout>(tensors, std::size_t{1} << 20);
     world_ = std::make_unique<World>(std::move(transports_[static_cast<std::size_t>(me)]), config);
-    letters_ = std::make_shared<Letters>(*world_, kLetters);
-    shelf_ = std::make_shared<Shelf>(*world_, kShelf, layout, letters_);
-    averaging_ = std::make_shared<PairAveraging>(*world_, kAveraging, layout, values_, letters_);
-    world_->open_service(kLetters, letters_);
-    world_->open_service(kShelf, shelf_);
+    mailbox_ = std::make_shared<Mailbox>(world_->service_context(), kMailbox);
+    snapshots_ = std::make_shared<SnapshotStore>(world_->service_context(), kSnapshots, layout, mailbox_);
+    averaging_ = std::make_shared<PairAveraging>(world_->service_context(), kAveraging, layout, values_, mailbox_);
+    world_->open_service(kMailbox, mailbox_);
+    world_->open_service(kSnapshots, snapshots_);
     world_->open_service(kAveraging, averaging_);
-    shelf_->publish(values_, 1);
+    snapshots_->publish(values_, 1);
   }
   ~Victim() {
     world_->abort("the test is over");
@@ -429,29 +429,29 @@ class Victim {
     for (const Announcement& said : announcements()) {
       Request request;
       request.name = said.name;
-      request.kind = said.kind;
+      request.opcode = said.opcode;
       request.op = said.op;
       request.splits = said.splits;
-      const bool moves = said.kind != Kind::kJoin && said.kind != Kind::kAddSet;
+      const bool moves = said.opcode != Opcode::kJoin && said.opcode != Opcode::kAddSet;
       for (std::size_t index = 0; moves && index < said.dtypes.size(); ++index) {
-        const bool has_output = said.kind == Kind::kAllreduce || said.kind == Kind::kBroadcast;
+        const bool has_output = said.opcode == Opcode::kAllreduce || said.opcode == Opcode::kBroadcast;
         request.tensors.push_back({said.dtypes[index], said.shapes[index], values_, has_output ? outputs_ : nullptr});
       }
       handles_.push_back(world_->submit(std::move(request)));
     }
-    shelf_->pull((me_ + 1) % 3, std::chrono::steady_clock::now());
+    snapshots_->pull((me_ + 1) % 3, std::chrono::steady_clock::now());
     averaging_->begin((me_ + 1) % 3, 1);
   }
   void post(int from, const Bytes& bytes) { transports_[static_cast<std::size_t>(from)]->post(me_, bytes); }
   // Whether it lives on, once it has read all that was posted.
   bool lives(int from) {
     const std::string end = "end " + std::to_string(++ends_);
-    Bytes bytes = message(Message::kService, kLetters, end);
+    Bytes bytes = message(Message::kService, kMailbox, end);
     post(from, outlasts_ ? joined(Writer().put(std::uint32_t{0}).take(), bytes) : bytes);
     try {
       for (int turn = 0; turn < 200; ++turn) {
-        for (const Letters::Event& event : letters_->wait(0.1)) {
-          if (event.text == end) return !world_->failed();  // letters come through its failure
+        for (const Mailbox::Event& event : mailbox_->wait(0.1)) {
+          if (event.text == end) return !world_->failed();  // messages come through its failure
         }
       }
       CHECK(false && "neither an answer nor an error");
@@ -477,8 +477,8 @@ class Victim {
   alignas(64) std::byte values_[1024]{}, outputs_[1024]{};
   std::vector<std::unique_ptr<Transport>> transports_;
   std::unique_ptr<World> world_;
-  std::shared_ptr<Letters> letters_;
-  std::shared_ptr<Shelf> shelf_;
+  std::shared_ptr<Mailbox> mailbox_;
+  std::shared_ptr<SnapshotStore> snapshots_;
   std::shared_ptr<PairAveraging> averaging_;
   std::vector<std::shared_ptr<Handle>> handles_;
 };
@@ -498,41 +498,41 @@ void worlds(int me, bool outlasts, unsigned seed, int turns) {
   }
 }
 
-// Where there are node peers, a desk is told of once, and lies where it can.
-void desks() {
+// Where there are node peers, a block is told of once, and lies where it can.
+void shared_blocks() {
   for (const bool twice : {false, true}) {
     Victim victim({0, 0, 0}, 0, false);
-    alignas(64) static std::byte desk[1 << 20]{};
+    alignas(64) static std::byte block[1 << 20]{};
     Location place;
     place.segment = 1;
-    place.bytes = twice ? sizeof desk : sizeof desk - 1;
-    place.offset = twice ? 0 : sizeof desk - 64;
-    place.key = reinterpret_cast<std::uint64_t>(desk);
+    place.bytes = twice ? sizeof block : sizeof block - 1;
+    place.offset = twice ? 0 : sizeof block - 64;
+    place.key = reinterpret_cast<std::uint64_t>(block);
     if (twice) {
-      place.bytes = Desk::bytes_for(Config::from_environment().chunk_bytes);
-      victim.post(1, message(Message::kDesk, 0, place));
+      place.bytes = SharedBlock::bytes_for(Config::from_environment().chunk_bytes);
+      victim.post(1, message(Message::kSharedBlock, 0, place));
       CHECK(victim.lives(1));
     }
-    victim.post(1, message(Message::kDesk, 0, place));
+    victim.post(1, message(Message::kSharedBlock, 0, place));
     CHECK(!victim.lives(1));
   }
 }
 
-// ---- letter boxes --------------------------------------------------------------------------------------------------
+// ---- mailboxes --------------------------------------------------------------------------------------------------
 
 // Whoever waited for the end of such a message would take in all others for it.
 void absurd_lengths_are_not_waited_for() {
   constexpr std::size_t kLength = 100, kCounters = 64 + sizeof(std::uint64_t);  // of a ring, before its bytes
   for (const std::uint32_t length : {(1u << 28) + 1, 0x80000000u, 0xffffffffu}) {
     shm::ShmMemory memory;
-    const auto mine = memory.allocate(shm::Letterboxes::bytes_for(2));
-    const auto other = memory.allocate(shm::Letterboxes::bytes_for(2));
+    const auto mine = memory.allocate(shm::Mailboxes::bytes_for(2));
+    const auto other = memory.allocate(shm::Mailboxes::bytes_for(2));
     const std::vector<std::byte*> boxes{mine->data, other->data};
-    shm::Letterboxes reader({0, 1}, 0, boxes), writer({0, 1}, 1, boxes);
+    shm::Mailboxes reader({0, 1}, 0, boxes), writer({0, 1}, 1, boxes);
     writer.post(0, Bytes(kLength));
     writer.post(0, Bytes(kLength));
     // Of the second of them, in the second ring of the reader's box.
-    std::byte* ring = mine->data + shm::Letterboxes::bytes_for(1) + kCounters;
+    std::byte* ring = mine->data + shm::Mailboxes::bytes_for(1) + kCounters;
     std::memcpy(ring + sizeof(length) + kLength, &length, sizeof(length));
     int delivered = 0;
     const auto count = [&](int from, std::span<const std::byte> message) {
@@ -554,6 +554,6 @@ int main() {
   worlds(0, false, 3, 1500);
   worlds(2, false, 4, 3000);
   worlds(2, true, 5, 1500);
-  desks();
+  shared_blocks();
   return sordino::test::report();
 }

@@ -1,13 +1,13 @@
 // The coordinator's bookkeeping: when an operation runs, in which order, and what fails it.
 #include "check.h"
-#include "collectives/negotiation.h"
+#include "engine/negotiation.h"
 
 using namespace sordino;
 
 namespace {
 
-Announcement say(const std::string& name, std::vector<std::int64_t> shape = {4}, Kind kind = Kind::kAllreduce) {
-  return {name, kind, ReduceOp::kSum, 1, 1, 0, {DType::kFloat32}, {std::move(shape)}, {}};
+Announcement say(const std::string& name, std::vector<std::int64_t> shape = {4}, Opcode opcode = Opcode::kAllreduce) {
+  return {name, opcode, ReduceOp::kSum, 1, 1, 0, {DType::kFloat32}, {std::move(shape)}, {}};
 }
 
 const Time kNow{};
@@ -55,9 +55,9 @@ void differences_are_named() {
   other = say("x");
   other.root = 1;
   CHECK(differ(say("x"), other).find("root") != std::string::npos);
-  CHECK(differ(say("x"), say("x", {4}, Kind::kBroadcast)).find("allreduce against broadcast") != std::string::npos);
-  CHECK(differ(say("x", {1, 3}, Kind::kAllgather), say("x", {9, 3}, Kind::kAllgather)).empty());
-  CHECK(!differ(say("x", {1, 3}, Kind::kAllgather), say("x", {1, 4}, Kind::kAllgather)).empty());
+  CHECK(differ(say("x"), say("x", {4}, Opcode::kBroadcast)).find("allreduce against broadcast") != std::string::npos);
+  CHECK(differ(say("x", {1, 3}, Opcode::kAllgather), say("x", {9, 3}, Opcode::kAllgather)).empty());
+  CHECK(!differ(say("x", {1, 3}, Opcode::kAllgather), say("x", {1, 4}, Opcode::kAllgather)).empty());
 }
 
 void small_neighbours_are_fused() {
@@ -73,13 +73,13 @@ void small_neighbours_are_fused() {
 
 void joined_members_are_not_waited_for() {
   Negotiation talk({0, 1, 2}, 0);
-  const Announcement join{"join", Kind::kJoin, ReduceOp::kSum, 1, 1, 0, {}, {}, {}};
+  const Announcement join{"join", Opcode::kJoin, ReduceOp::kSum, 1, 1, 0, {}, {}, {}};
   talk.announce(0, say("a"), kNow);
   talk.announce(2, say("a"), kNow);
   talk.announce(1, join, kNow);
   auto decisions = talk.decide();
   CHECK(decisions.size() == 1 && (decisions[0].participants == std::vector<int>{0, 2}));
-  for (const int member : {0, 2}) talk.announce(member, say("g", {1}, Kind::kAllgather), kNow);
+  for (const int member : {0, 2}) talk.announce(member, say("g", {1}, Opcode::kAllgather), kNow);
   decisions = talk.decide();
   CHECK(decisions.size() == 1 && decisions[0].verdict == Verdict::kMismatch);
   talk.announce(2, join, kNow);

@@ -1,5 +1,5 @@
 // Services on worlds of threads: snapshots are whole and as new as can be, whoever writes and pulls meanwhile; averages
-// of two conserve the sum; letters arrive once and in order.
+// of two conserve the sum; messages arrive once and in order.
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -8,10 +8,10 @@
 #include <thread>
 
 #include "check.h"
-#include "collectives/letters.h"
-#include "collectives/pair_averaging.h"
-#include "collectives/shelf.h"
-#include "collectives/world.h"
+#include "engine/world.h"
+#include "services/mailbox.h"
+#include "services/pair_averaging.h"
+#include "services/snapshot_store.h"
 #include "transport/sim/sim.h"
 
 using namespace sordino;
@@ -20,13 +20,13 @@ namespace {
 
 using std::chrono::steady_clock;
 
-constexpr int kLetters = 0, kShelf = 1, kAveraging = 2;
+constexpr int kMailbox = 0, kSnapshots = 1, kAveraging = 2;
 constexpr double kDeadline = 60;
 
 struct Rank {
   std::unique_ptr<World> world;
-  std::shared_ptr<Letters> letters;
-  std::shared_ptr<Shelf> shelf;
+  std::shared_ptr<Mailbox> mailbox;
+  std::shared_ptr<SnapshotStore> snapshots;
   std::shared_ptr<PairAveraging> averaging;
 };
 
@@ -47,16 +47,16 @@ std::vector<Rank> make(const std::vector<int>& nodes, const std::shared_ptr<cons
   for (auto& transport : sim::Network(nodes).transports()) {
     Rank& rank = ranks.emplace_back();
     rank.world = std::make_unique<World>(std::move(transport), config);
-    rank.letters = std::make_shared<Letters>(*rank.world, kLetters);
-    rank.shelf = std::make_shared<Shelf>(*rank.world, kShelf, layout, rank.letters);
-    rank.world->open_service(kLetters, rank.letters);
-    rank.world->open_service(kShelf, rank.shelf);
+    rank.mailbox = std::make_shared<Mailbox>(rank.world->service_context(), kMailbox);
+    rank.snapshots = std::make_shared<SnapshotStore>(rank.world->service_context(), kSnapshots, layout, rank.mailbox);
+    rank.world->open_service(kMailbox, rank.mailbox);
+    rank.world->open_service(kSnapshots, rank.snapshots);
     rank.world->outlive_peers();
   }
   for (std::size_t here = 0; here < ranks.size(); ++here) {
     for (std::size_t there = 0; there < ranks.size(); ++there) {
       if (shared && nodes[here] == nodes[there])
-        ranks[here].shelf->meet(static_cast<int>(there), ranks[there].shelf->location());
+        ranks[here].snapshots->connect(static_cast<int>(there), ranks[there].snapshots->location());
     }
   }
   return ranks;
@@ -68,10 +68,10 @@ bool ended(const Pull& pull) {
 }
 
 // Waits for an event of a kind; the others are forgotten.
-Letters::Event wait_for(Letters& letters, Letters::Event::Kind kind) {
+Mailbox::Event wait_for(Mailbox& mailbox, Mailbox::Event::Kind kind) {
   const auto limit = steady_clock::now() + std::chrono::duration<double>(kDeadline);
   while (steady_clock::now() < limit) {
-    for (Letters::Event& event : letters.wait(1)) {
+    for (Mailbox::Event& event : mailbox.wait(1)) {
       if (event.kind == kind) return event;
     }
   }
@@ -80,8 +80,8 @@ Letters::Event wait_for(Letters& letters, Letters::Event::Kind kind) {
 }
 
 std::shared_ptr<Pull> pull_now(Rank& rank, int peer) {
-  auto pull = rank.shelf->pull(peer, steady_clock::now());
-  while (!ended(*pull)) rank.letters->wait(0.01);
+  auto pull = rank.snapshots->pull(peer, steady_clock::now());
+  while (!ended(*pull)) rank.mailbox->wait(0.01);
   return pull;
 }
 
@@ -96,7 +96,7 @@ void snapshots_are_whole(const std::vector<int>& nodes, bool shared, std::size_t
     std::vector<double> values = memory_of(*layout, 0);
     for (std::uint64_t version = 1; !stop; ++version) {
       std::fill(values.begin(), values.end(), static_cast<double>(version));
-      if (ranks[0].shelf->publish(reinterpret_cast<const std::byte*>(values.data()), version)) published = version;
+      if (ranks[0].snapshots->publish(reinterpret_cast<const std::byte*>(values.data()), version)) published = version;
       if (!shared) std::this_thread::yield();
     }
   });
@@ -115,33 +115,33 @@ void snapshots_are_whole(const std::vector<int>& nodes, bool shared, std::size_t
         CHECK(static_cast<std::uint64_t>(values[0]) == pull->steps);
         CHECK(pull->steps >= least && pull->steps >= last);
         last = pull->steps;
-        ranks[me].shelf->discard(*pull);
+        ranks[me].snapshots->discard(*pull);
       }
     });
   }
   for (std::thread& reader : readers) reader.join();
   stop = true;
   writer.join();
-  CHECK(!shared || ranks[0].shelf->unpublished() == 0);
+  CHECK(!shared || ranks[0].snapshots->unpublished() == 0);
 }
 
 void a_pull_begins_when_it_is_told_to() {
   const auto layout = layout_of(10);
   std::vector<Rank> ranks = make({0, 1}, layout, false);
   const std::vector<double> values = memory_of(*layout, 3);
-  ranks[1].shelf->publish(reinterpret_cast<const std::byte*>(values.data()), 7);
+  ranks[1].snapshots->publish(reinterpret_cast<const std::byte*>(values.data()), 7);
   const auto start = steady_clock::now() + std::chrono::milliseconds(30);
-  const auto pull = ranks[0].shelf->pull(1, start);
-  while (!ended(*pull)) ranks[0].letters->wait(0.01);
+  const auto pull = ranks[0].snapshots->pull(1, start);
+  while (!ended(*pull)) ranks[0].mailbox->wait(0.01);
   CHECK(pull->begun >= start && pull->begun < start + std::chrono::milliseconds(500));
   CHECK(pull->steps == 7 && pull->version == 1);
   std::vector<double> mine(10, 1.0);
-  ranks[0].shelf->average(*pull, reinterpret_cast<std::byte*>(mine.data()));
+  ranks[0].snapshots->average(*pull, reinterpret_cast<std::byte*>(mine.data()));
   CHECK(mine == std::vector<double>(10, 2.0));
-  CHECK_THROWS(UsageError, ranks[0].shelf->average(*pull, reinterpret_cast<std::byte*>(mine.data())));
-  const auto never = ranks[0].shelf->pull(1, start + std::chrono::hours(1));
-  ranks[0].shelf->cancel(never);
-  while (!ended(*never)) ranks[0].letters->wait(0.01);
+  CHECK_THROWS(UsageError, ranks[0].snapshots->average(*pull, reinterpret_cast<std::byte*>(mine.data())));
+  const auto never = ranks[0].snapshots->pull(1, start + std::chrono::hours(1));
+  ranks[0].snapshots->cancel(never);
+  while (!ended(*never)) ranks[0].mailbox->wait(0.01);
   CHECK(never->state == Pull::State::kFailed);
 }
 
@@ -149,12 +149,12 @@ void a_pull_waits_for_the_first_snapshot() {
   for (const bool shared : {false, true}) {
     const auto layout = layout_of(10);
     std::vector<Rank> ranks = make(shared ? std::vector<int>{0, 0} : std::vector<int>{0, 1}, layout, shared);
-    const auto pull = ranks[0].shelf->pull(1, steady_clock::now());
+    const auto pull = ranks[0].snapshots->pull(1, steady_clock::now());
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
     CHECK(!ended(*pull));
     const std::vector<double> values = memory_of(*layout, 3);
-    ranks[1].shelf->publish(reinterpret_cast<const std::byte*>(values.data()), 1);
-    while (!ended(*pull)) ranks[0].letters->wait(0.01);
+    ranks[1].snapshots->publish(reinterpret_cast<const std::byte*>(values.data()), 1);
+    while (!ended(*pull)) ranks[0].mailbox->wait(0.01);
     CHECK(pull->state == Pull::State::kDone);
   }
 }
@@ -163,31 +163,31 @@ void a_peer_that_leaves_fails_its_pulls_alone() {
   const auto layout = layout_of(10);
   std::vector<Rank> ranks = make({0, 1, 2}, layout, false);
   const std::vector<double> values = memory_of(*layout, 3);
-  ranks[2].shelf->publish(reinterpret_cast<const std::byte*>(values.data()), 1);
-  const auto pull = ranks[0].shelf->pull(1, steady_clock::now());  // which never publishes
+  ranks[2].snapshots->publish(reinterpret_cast<const std::byte*>(values.data()), 1);
+  const auto pull = ranks[0].snapshots->pull(1, steady_clock::now());  // which never publishes
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
   ranks[1].world->shutdown();
-  CHECK(wait_for(*ranks[0].letters, Letters::Event::Kind::kDone).number == pull->number);
+  CHECK(wait_for(*ranks[0].mailbox, Mailbox::Event::Kind::kDone).number == pull->number);
   CHECK(pull->state == Pull::State::kFailed && pull->failure.find("rank 1") != std::string::npos);
   CHECK(pull_now(ranks[0], 1)->state == Pull::State::kFailed);
   CHECK(pull_now(ranks[0], 2)->state == Pull::State::kDone);
   ranks[0].world->shutdown();
-  CHECK(ranks[0].shelf->pull(2, steady_clock::now())->state == Pull::State::kFailed);
-  CHECK_THROWS(Error, for (;;) ranks[0].letters->wait(0));  // once it has told what came before
+  CHECK(ranks[0].snapshots->pull(2, steady_clock::now())->state == Pull::State::kFailed);
+  CHECK_THROWS(Error, for (;;) ranks[0].mailbox->wait(0));  // once it has told what came before
 }
 
-// A pull that begins after its peer has closed its shelf, and has not left, is not answered by anybody.
+// A pull that begins after its peer has closed its store, and has not left, is not answered by anybody.
 void a_peer_that_closes_fails_later_pulls(bool shared) {
   const auto layout = layout_of(10);
   std::vector<Rank> ranks = make(shared ? std::vector<int>{0, 0} : std::vector<int>{0, 1}, layout, shared);
   const std::vector<double> values = memory_of(*layout, 3);
-  ranks[1].shelf->publish(reinterpret_cast<const std::byte*>(values.data()), 1);
+  ranks[1].snapshots->publish(reinterpret_cast<const std::byte*>(values.data()), 1);
   CHECK(pull_now(ranks[0], 1)->state == Pull::State::kDone);
-  ranks[1].world->close_service(kShelf);
+  ranks[1].world->close_service(kSnapshots);
   std::this_thread::sleep_for(std::chrono::milliseconds(20));  // it is heard of
-  const auto pull = ranks[0].shelf->pull(1, steady_clock::now());
+  const auto pull = ranks[0].snapshots->pull(1, steady_clock::now());
   const auto limit = steady_clock::now() + std::chrono::duration<double>(kDeadline / 6);
-  while (!ended(*pull) && steady_clock::now() < limit) ranks[0].letters->wait(0.01);
+  while (!ended(*pull) && steady_clock::now() < limit) ranks[0].mailbox->wait(0.01);
   CHECK(pull->state == Pull::State::kFailed);
 }
 
@@ -236,8 +236,8 @@ struct Pair {
     for (std::size_t me = 0; me < 2; ++me) {
       values[me].resize(layout->bytes() / sizeof(double));
       auto* mine = reinterpret_cast<std::byte*>(values[me].data());
-      ranks[me].averaging =
-          std::make_shared<PairAveraging>(*ranks[me].world, kAveraging, layout, mine, ranks[me].letters);
+      ranks[me].averaging = std::make_shared<PairAveraging>(ranks[me].world->service_context(), kAveraging, layout,
+                                                            mine, ranks[me].mailbox);
       watched.push_back(std::make_shared<Watched>(ranks[me].averaging));
       ranks[me].world->open_service(kAveraging, watched[me]);
     }
@@ -245,7 +245,7 @@ struct Pair {
   ~Pair() {
     for (Rank& rank : ranks) rank.world->shutdown();
   }
-  Letters::Event done(int me) { return wait_for(*ranks[me].letters, Letters::Event::Kind::kDone); }
+  Mailbox::Event done(int me) { return wait_for(*ranks[me].mailbox, Mailbox::Event::Kind::kDone); }
   // Rank 1 has averaged; rank 0 has sent and received all, and a step of its own keeps it from averaging.
   void average_on_one_side(std::uint64_t number) {
     ranks[1].averaging->lock();
@@ -253,9 +253,9 @@ struct Pair {
     watched[0]->wait_until_acted_on(1);  // it has copied its values
     ranks[0].averaging->lock();
     ranks[1].averaging->unlock();
-    const Letters::Event event = done(1);
+    const Mailbox::Event event = done(1);
     CHECK(event.number == number && event.text.empty());
-    CHECK(ranks[0].letters->wait(0).empty());
+    CHECK(ranks[0].mailbox->wait(0).empty());
   }
 };
 
@@ -273,7 +273,7 @@ void averages_conserve_the_sum() {
         for (double& value : values[me]) value += 0.5;
         ranks[me].averaging->unlock();
       }
-      CHECK(wait_for(*ranks[me].letters, Letters::Event::Kind::kDone).number == turn);
+      CHECK(wait_for(*ranks[me].mailbox, Mailbox::Event::Kind::kDone).number == turn);
     }
   };
   std::thread other(worker, 1);
@@ -286,13 +286,13 @@ void averages_conserve_the_sum() {
   }
   // Nothing changes meanwhile: the very same mean on both sides.
   for (int me = 0; me < 2; ++me) ranks[me].averaging->begin(1 - me, 1000);
-  for (int me = 0; me < 2; ++me) wait_for(*ranks[me].letters, Letters::Event::Kind::kDone);
+  for (int me = 0; me < 2; ++me) wait_for(*ranks[me].mailbox, Mailbox::Event::Kind::kDone);
   CHECK(values[0] == values[1]);
   // A peer that goes changes nothing.
   const auto before = values[0];
   ranks[0].averaging->begin(1, 1001);
   ranks[1].world->shutdown();
-  CHECK(!wait_for(*ranks[0].letters, Letters::Event::Kind::kDone).text.empty());
+  CHECK(!wait_for(*ranks[0].mailbox, Mailbox::Event::Kind::kDone).text.empty());
   CHECK(values[0] == before);
 }
 
@@ -333,7 +333,7 @@ void averagings_end() {
   pair.watched[1]->wait_until_acted_on(1);
   averaging.begin(1, 2);  // has yet to begin
   pair.ranks[0].world->close_service(kAveraging);
-  const std::vector<Letters::Event> events = pair.ranks[0].letters->wait(0);
+  const std::vector<Mailbox::Event> events = pair.ranks[0].mailbox->wait(0);
   CHECK(events.size() == 2);
   for (std::size_t i = 0; i < events.size(); ++i)
     CHECK(events[i].number == i + 1 && events[i].text.find("closed") != std::string::npos);
@@ -343,21 +343,21 @@ void averagings_end() {
   CHECK(pair.values[0][0] == 0.0 && pair.values[1][0] == 4.0);
 }
 
-void letters_arrive_once_and_in_order() {
+void messages_arrive_once_and_in_order() {
   std::vector<Rank> ranks = make({0, 1}, layout_of(1), false);
-  for (int number = 0; number < 1000; ++number) ranks[0].letters->send(number % 2, std::to_string(number));
+  for (int number = 0; number < 1000; ++number) ranks[0].mailbox->send(number % 2, std::to_string(number));
   for (int me = 0; me < 2; ++me) {
     int expected = me;
     while (expected < 1000) {
-      for (const Letters::Event& event : ranks[me].letters->wait(kDeadline)) {
-        if (event.kind != Letters::Event::Kind::kLetter) continue;
+      for (const Mailbox::Event& event : ranks[me].mailbox->wait(kDeadline)) {
+        if (event.kind != Mailbox::Event::Kind::kMessage) continue;
         CHECK(event.rank == 0 && event.text == std::to_string(expected));
         expected += 2;
       }
     }
   }
-  CHECK_THROWS(UsageError, ranks[0].letters->send(2, "nobody"));
-  CHECK_THROWS(UsageError, ranks[0].letters->send(1, std::string(Letters::kLargest + 1, 'x')));
+  CHECK_THROWS(UsageError, ranks[0].mailbox->send(2, "nobody"));
+  CHECK_THROWS(UsageError, ranks[0].mailbox->send(1, std::string(Mailbox::kLargest + 1, 'x')));
 }
 
 }  // namespace
@@ -378,6 +378,6 @@ int main() {
   one_side_goes(false);
   one_side_goes(true);
   averagings_end();
-  letters_arrive_once_and_in_order();
+  messages_arrive_once_and_in_order();
   return sordino::test::report();
 }

@@ -1,4 +1,4 @@
-// Shared memory between real processes, letter boxes with messages larger than their rings, and the sim transport.
+// Shared memory between real processes, mailboxes with messages larger than their rings, and the sim transport.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -19,8 +19,8 @@ Bytes pattern(std::size_t size, int seed) {
   return bytes;
 }
 
-// Parent and child exchange messages of many sizes through letter boxes that each has made and the other has mapped.
-void letters_cross_processes() {
+// Parent and child exchange messages of many sizes through mailboxes that each has made and the other has mapped.
+void messages_cross_processes() {
   constexpr int kMessages = 200;
   const auto size_of_message = [](int i) { return static_cast<std::size_t>(i % 7 == 0 ? 150'000 : i * 37 % 3000); };
   int to_child[2], to_parent[2];
@@ -30,15 +30,15 @@ void letters_cross_processes() {
   const int self = child == 0 ? 1 : 0;
   shm::ShmMemory memory;
   memory.introduce(1 - self, child == 0 ? parent : child);
-  const auto box = memory.allocate(shm::Letterboxes::bytes_for(2));
+  const auto box = memory.allocate(shm::Mailboxes::bytes_for(2));
   Location mine = memory.locate(box->data, box->bytes), theirs;
   const int out = self == 0 ? to_child[1] : to_parent[1], in = self == 0 ? to_parent[0] : to_child[0];
   const bool sent = write(out, &mine, sizeof(mine)) == sizeof(mine);
   const bool got = read(in, &theirs, sizeof(theirs)) == sizeof(theirs);
   std::byte* peer_box = memory.map(1 - self, theirs);
   std::vector<std::byte*> boxes{self == 0 ? box->data : peer_box, self == 0 ? peer_box : box->data};
-  shm::Letterboxes letters({0, 1}, self, boxes);
-  for (int i = 0; i < kMessages; ++i) letters.post(1 - self, pattern(size_of_message(i), i + self));
+  shm::Mailboxes mailboxes({0, 1}, self, boxes);
+  for (int i = 0; i < kMessages; ++i) mailboxes.post(1 - self, pattern(size_of_message(i), i + self));
   int arrived = 0;
   bool right = sent && got;
   const auto check_one = [&](int from, std::span<const std::byte> message) {
@@ -47,10 +47,10 @@ void letters_cross_processes() {
             std::memcmp(message.data(), expected.data(), expected.size()) == 0;
     if (arrived++ % 5 == 0) throw Error("whoever takes it does not like it");
   };
-  while (arrived < kMessages || !letters.idle()) {
-    const std::uint32_t ticket = letters.bell(self).ticket();
+  while (arrived < kMessages || !mailboxes.idle()) {
+    const std::uint32_t ticket = mailboxes.bell(self).ticket();
     try {
-      if (!letters.poll(check_one)) letters.bell(self).sleep(ticket, std::chrono::milliseconds(5));
+      if (!mailboxes.poll(check_one)) mailboxes.bell(self).sleep(ticket, std::chrono::milliseconds(5));
     } catch (const Error&) {  // each has been given once, and the next ones come
     }
   }
@@ -132,7 +132,7 @@ void sim_gives_each_message_once() {
 }  // namespace
 
 int main() {
-  letters_cross_processes();
+  messages_cross_processes();
   segments_know_what_lies_in_them();
   memory_that_is_not_there_is_not_mapped();
   sim_delivers_in_order();

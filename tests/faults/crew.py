@@ -17,8 +17,8 @@ import sordino.torch as hvd
 from sordino import sim
 from sordino._core import SimNetwork
 from sordino.algorithms import Algorithm
-from sordino.context import Context, current, use
 from sordino.errors import Evicted, NoQuorum, SordinoError
+from sordino.runtime.context import Context, current, use
 
 RATE, MOMENTUM = 0.1, 0.5
 SIZES = (3, 5, 2)  # of a small network's layers

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 import sordino.torch as hvd
-from sordino.context import current
+from sordino.runtime.context import current
 
 STUCK_S = 250
 

@@ -101,7 +101,7 @@ def test_groups_stay_together_until_the_rate_falls(crew_of: MakeCrew, size: int)
         crew.settle()
         crew.all(Member.step)
         assert len(crew.living) == 3
-        assert not any(crew.all(lambda member: member.optimizer._reducer._alone).values())  # type: ignore[union-attr]
+        assert not any(crew.all(lambda member: member.optimizer._strategy._alone).values())  # type: ignore[union-attr]
         models = list(crew.all(Member.values).values())
         assert all(torch.equal(one, first) for model in models for one, first in zip(model, models[0]))
 
@@ -140,7 +140,7 @@ def test_an_exchange_that_one_had_to_give_up(crew_of: MakeCrew, algorithm: Algor
     done, lost = threading.Event(), threading.Event()
 
     def step(member: Member) -> None:
-        steps = member.optimizer._reducer
+        steps = member.optimizer._strategy
         name = "_average" if isinstance(algorithm, LocalSGD) else "_mix"
         exchange = getattr(steps, name)
 
@@ -160,7 +160,7 @@ def test_an_exchange_that_one_had_to_give_up(crew_of: MakeCrew, algorithm: Algor
     crew.network.kill(3)
     lost.set()
     crew.settle()
-    assert len(set(crew.all(lambda member: member.optimizer._reducer.round).values())) == 1
+    assert len(set(crew.all(lambda member: member.optimizer._strategy.round).values())) == 1
     assert crew.all(train) == dict.fromkeys(range(3), 5)
 
 
@@ -168,16 +168,16 @@ WEIGHTS = tuple(tuple(0.0 if i == j else float(j + 1) for j in range(4)) for i i
 
 
 def roulette(member: Member) -> Any:
-    return member.optimizer._reducer.algorithm.roulette  # type: ignore[union-attr]
+    return member.optimizer._strategy.algorithm.roulette  # type: ignore[union-attr]
 
 
 def manager(member: Member) -> int:
-    reducer: Any = member.optimizer._reducer
+    reducer: Any = member.optimizer._strategy
     return member.context.world.identities[reducer.algorithm.manager]
 
 
 def group_size(member: Member) -> int:
-    reducer: Any = member.optimizer._reducer
+    reducer: Any = member.optimizer._strategy
     return int(reducer.algorithm.group_size)
 
 

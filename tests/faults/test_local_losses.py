@@ -29,7 +29,7 @@ def crew_of() -> Iterator[MakeCrew]:
 
 
 def steps_of(member: Member) -> Any:
-    return member.optimizer._reducer
+    return member.optimizer._strategy
 
 
 def flat(member: Member) -> torch.Tensor:

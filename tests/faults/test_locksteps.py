@@ -11,9 +11,9 @@ import torch
 from crew import PATIENCE_S, Crew, Member, metric
 
 import sordino.torch as hvd
-from sordino.context import use
 from sordino.errors import OperationMismatch, PeerLost, SordinoError, UsageError
-from sordino.torch.surviving import together
+from sordino.runtime.context import use
+from sordino.runtime.recovery import go_on_after, together
 
 ELEMENTS = 6_000_000
 
@@ -154,7 +154,7 @@ def test_what_one_has_and_another_has_not_begun_is_undone_and_done_again() -> No
     def work_later(member: Member) -> list[str]:
         while not member.context.world.failed:
             time.sleep(0.001)
-        member.context.recover(hvd.HorovodInternalError("another rank is lost"))
+        go_on_after(member.context, hvd.HorovodInternalError("another rank is lost"))
         return work(member)
 
     try:

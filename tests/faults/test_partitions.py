@@ -12,9 +12,10 @@ from typing import Any
 
 import forked
 import pytest
-from cluster import Cluster
 from launched import eventually
 from pace import HANG_S, bound, stretched
+
+from cluster import Cluster
 
 WORKER = Path(__file__).with_name("surviving_worker.py")
 SILENCE_S = 3

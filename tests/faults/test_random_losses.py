@@ -26,6 +26,7 @@ from sordino.algorithms import (
     ScheduledPull,
     SegmentedGossip,
 )
+from sordino.runtime.recovery import go_on_after
 
 STEPS = 9
 EXAMPLES = int(os.environ.get("SORDINO_TEST_EXAMPLES", 5))
@@ -101,7 +102,7 @@ def test_the_others_go_on(
 def groups(crew: Crew) -> list[list[int]]:
     """Those who have one model after an exchange, where every step has one."""
     everybody = sorted(member.identity for member in crew.living)
-    algorithm = crew.members[everybody[0]].optimizer._reducer.algorithm
+    algorithm = crew.members[everybody[0]].optimizer._strategy.algorithm
     if isinstance(algorithm, LocalSGD) and algorithm.interval == 1:
         return [everybody]
     if isinstance(algorithm, Crossover) and algorithm.interval == 1:
@@ -140,7 +141,7 @@ def test_who_is_a_step_behind_finds_the_centre_alone() -> None:
         crew.network.kill(2)
         crew.all(Member.step)
         assert [member.identity for member in crew.living] == [0, 1]
-        crew.members[0].orders.put(lambda member: member.optimizer._reducer.begin_step(member.optimizer) or "begun")
+        crew.members[0].orders.put(lambda member: member.optimizer._strategy.begin(member.optimizer) or "begun")
         assert answer(crew.members[0]) == "begun"
         one, other = crew.all(centre).values()
         assert all(map(torch.equal, one, other))
@@ -151,7 +152,7 @@ def test_who_is_a_step_behind_finds_the_centre_alone() -> None:
 
 def centre(member: Member) -> list[torch.Tensor]:
     """Of elastic averaging; all that are left have just taken the mean of their parameters, which it is."""
-    found: list[torch.Tensor] = member.optimizer._reducer.state()["centre"]
+    found: list[torch.Tensor] = member.optimizer._strategy.state_dict()["centre"]
     flat = torch.cat([value.flatten() for value in member.values()])
     assert torch.equal(torch.cat(found)[: len(flat)], flat)
     return found
@@ -178,5 +179,5 @@ def meet_then_step(member: Member) -> None:
     """Hears of a loss before the step."""
     while not member.context.world.failed:
         time.sleep(0.001)
-    member.context.recover(hvd.HorovodInternalError("another rank is lost"))
+    go_on_after(member.context, hvd.HorovodInternalError("another rank is lost"))
     member.step()

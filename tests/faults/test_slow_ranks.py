@@ -14,10 +14,10 @@ from typing import Any
 
 import forked
 import pytest
-from cluster import Cluster
 from launched import Launched
 from pace import HANG_S, bound, stretched
 
+from cluster import Cluster
 from sordino.algorithms import ScheduledPull
 from sordino.cli import mpi
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 from pace import HANG_S
-from results import ResultsOf
 
-from sordino.bench import soak
-from sordino.bench.soak_course import Line, course, lines_of, told
-from sordino.bench.soak_job import Job, Kill
+import soak
+from drills.course import Line, course, lines_of, told
+from drills.job import Job, Kill
+from results import ResultsOf
 from sordino.cli import mpi
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -31,7 +31,7 @@ def test_kills_at_random_moments_cost_time_and_nothing_else(
     if launcher.family != "openmpi":
         pytest.skip("written for Open MPI's launcher")
     words = [*SHORT, "--ranks", "2", "--steps", "400", "--results", str(tmp_path)]
-    status = soak.main(EXAMPLES / "train.py", words)
+    status = soak.main(words)
     found = results_of("soak_restart")
     stormy = found["disturbed"]
     assert status == 0 and all(one["met"] for one in found["targets"]), found
@@ -216,5 +216,5 @@ def test_every_target_can_be_missed(change: dict[str, Any], missed: list[str]) -
 @pytest.mark.parametrize(("option", "value"), [("--minutes", "0"), ("--every", "-1"), ("--steps", "0")])
 def test_wrong_options_are_refused(capsys: pytest.CaptureFixture[str], option: str, value: str) -> None:
     with pytest.raises(SystemExit):
-        soak.main(EXAMPLES / "train.py", [option, value])
+        soak.main([option, value])
     assert f"{option} {float(value):g}" in capsys.readouterr().err.replace(".0:", ":")

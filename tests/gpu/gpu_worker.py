@@ -28,7 +28,7 @@ from rank_seat import HOST, WAYS, LeftOut, Seat, all_checks, pretended
 
 import sordino.torch as hvd
 from sordino.algorithms import Crossover
-from sordino.context import current, current_or_none
+from sordino.runtime.context import current, current_or_none
 
 STUCK_S = min(120.0, 0.6 * float(os.environ.get("SORDINO_TEST_JOB_S", "420")))
 

@@ -225,7 +225,7 @@ def averaging_in_pairs_conserves_the_mean(seat: Seat, overlap: int) -> None:
     optimizer.flush()
     meet(seat, f"flushed {overlap}")
     limit = time.monotonic() + 30
-    while optimizer._reducer._averager._number is not None:
+    while optimizer._strategy._averager._number is not None:
         assert time.monotonic() < limit, "an averaging does not end"
         time.sleep(0.0005)
     meet(seat, f"idle {overlap}")

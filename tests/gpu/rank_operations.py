@@ -10,7 +10,7 @@ from checks.reference import DTYPES, FLOATS, FOLDS, assert_equal, assert_reduced
 from rank_seat import Seat, check
 
 import sordino.torch as hvd
-from sordino.context import current
+from sordino.runtime.context import current
 
 LENGTHS = (0, 1, 3, 1000, 70001)
 

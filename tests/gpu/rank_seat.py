@@ -16,8 +16,8 @@ import torch
 from checks.registry import digest
 
 from sordino._core import Device, sim_device
-from sordino.context import Context, current
-from sordino.torch.parameters import FlatValues, Mirror
+from sordino.runtime.context import Context, current
+from sordino.runtime.flat_buffer import FlatBuffer, Mirror
 
 MODULES = ("rank_operations", "rank_moving", "rank_streams", "rank_training", "rank_algorithms")
 HOST = torch.device("cpu")
@@ -156,9 +156,9 @@ def pretended(number: int | None) -> Device | None:
     if number is None:
         return None
 
-    def mirror(self: Mirror, context: Context, arena: FlatValues) -> None:
+    def mirror(self: Mirror, context: Context, arena: FlatBuffer) -> None:
         gpu, context.pretended = context.pretended, None
-        self._arena, self._host = arena, FlatValues(context, arena.layout)
+        self._arena, self._host = arena, FlatBuffer(context, arena.layout)
         context.pretended = gpu
 
     Mirror.__init__ = mirror  # type: ignore[method-assign]

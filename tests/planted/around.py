@@ -15,7 +15,7 @@ ERRORS = [
     Error(
         "every epoch has the order of the first",
         "stale copy",
-        _ELASTIC + "sampler.py",
+        "python/sordino/torch/elastic/sampler.py",
         "random.Random(self.seed + epoch)",
         "random.Random(self.seed)",
         (tests("elastic_sampler"),),
@@ -23,7 +23,7 @@ ERRORS = [
     Error(
         "a sampler saves what was processed before the division",
         "dropped state in a checkpoint",
-        _ELASTIC + "sampler.py",
+        "python/sordino/torch/elastic/sampler.py",
         "processed = self._processed().nonzero().flatten()",
         "processed = self._division.done.nonzero().flatten()",
         (tests("elastic_sampler"),),
@@ -31,7 +31,7 @@ ERRORS = [
     Error(
         "a restored tensor is the snapshot's own",
         "stale copy",
-        _ELASTIC + "snapshot.py",
+        "python/sordino/torch/elastic/snapshot.py",
         "return tensor.clone() if own_tensors else tensor",
         "return tensor",
         (tests("elastic_states"),),
@@ -39,7 +39,7 @@ ERRORS = [
     Error(
         "samplers do not go back",
         "forgotten rollback",
-        _ELASTIC + "parts.py",
+        "python/sordino/torch/elastic/parts.py",
         "        self._sampler.revert(self._memento)",
         "        pass",
         (tests("elastic_states") + " tests/python/test_elastic_sampler.py tests/python/test_elastic.py",),
@@ -47,7 +47,7 @@ ERRORS = [
     Error(
         "a commit that others have saved is dropped",
         "forgotten rollback",
-        _ELASTIC + "state.py",
+        "python/sordino/torch/elastic/state.py",
         "        if self._stopped and self._version < max(one.version for one in told):\n            self.save()\n",
         "",
         (tests("elastic_commits"),),
@@ -55,7 +55,7 @@ ERRORS = [
     Error(
         "a fault is taken for a change of hosts",
         "forgotten rollback",
-        _ELASTIC + "run.py",
+        "python/sordino/torch/elastic/run.py",
         "state.rejoin(undo=isinstance(cause, SordinoError))",
         "state.rejoin(undo=False)",
         (tests("elastic"),),
@@ -63,7 +63,7 @@ ERRORS = [
     Error(
         "a state of Horovod's begins its epoch anew",
         "dropped state in a checkpoint",
-        _ELASTIC + "sampler.py",
+        "python/sordino/torch/elastic/sampler.py",
         '[: max(0, state_dict["processed_num"])]',
         "[:0]",
         (tests("elastic_sampler"),),
@@ -71,7 +71,7 @@ ERRORS = [
     Error(
         "what one rank hears of hosts the others do not",
         "lost message",
-        _ELASTIC + "state.py",
+        "python/sordino/torch/elastic/state.py",
         "functools.reduce(operator.or_, (one.changes for one in told))",
         "told[0].changes",
         (tests("elastic_horovod"),),
@@ -79,7 +79,7 @@ ERRORS = [
     Error(
         "handlers of the user's are not asked to make values equal",
         "stale copy",
-        _ELASTIC + "handlers.py",
+        "python/sordino/torch/elastic/handlers.py",
         "        self.handler.sync()\n        self.handler.save()",
         "        self.handler.save()",
         (tests("elastic_horovod"),),
@@ -88,7 +88,7 @@ ERRORS = [
     Error(
         "checksums are not looked at",
         "stale copy",
-        _CHECKPOINT + "files.py",
+        "python/sordino/checkpoint/files.py",
         "damaged = archive.testzip()",
         "damaged = None",
         (tests("checkpoint"),),
@@ -96,7 +96,7 @@ ERRORS = [
     Error(
         "a tensor is saved that cannot be loaded",
         "dropped state in a checkpoint",
-        _CHECKPOINT + "files.py",
+        "python/sordino/checkpoint/files.py",
         "if type(value) not in (torch.Tensor, torch.nn.Parameter):",
         "if not attributes and type(value) not in (torch.Tensor, torch.nn.Parameter):",
         (tests("checkpoint"),),
@@ -104,7 +104,7 @@ ERRORS = [
     Error(
         "a checkpoint that cannot be read is passed over",
         "stale copy",
-        _CHECKPOINT + "files.py",
+        "python/sordino/checkpoint/files.py",
         'raise Unreadable(f"{path}: the checkpoint',
         'raise UsageError(f"{path}: the checkpoint',
         (tests("checkpoint_folder"),),
@@ -112,7 +112,7 @@ ERRORS = [
     Error(
         "checkpoints of later steps go",
         "dropped state in a checkpoint",
-        _CHECKPOINT + "folder.py",
+        "python/sordino/checkpoint/folder.py",
         "return number in kept or (number > step and not drop_newer)",
         "return number in kept",
         (tests("checkpoint_folder"),),
@@ -120,7 +120,7 @@ ERRORS = [
     Error(
         "one checkpoint too many stays",
         "off by one",
-        _CHECKPOINT + "folder.py",
+        "python/sordino/checkpoint/folder.py",
         "[-self.keep :]",
         "[-self.keep - 1 :]",
         (tests("checkpoint_folder"),),
@@ -128,7 +128,7 @@ ERRORS = [
     Error(
         "the oldest checkpoint is taken for the newest",
         "stale copy",
-        _CHECKPOINT + "folder.py",
+        "python/sordino/checkpoint/folder.py",
         "sorted(self.steps(), reverse=True)",
         "sorted(self.steps())",
         (tests("checkpoint_folder"),),
@@ -136,7 +136,7 @@ ERRORS = [
     Error(
         "each tensor is cut as if it were the first",
         "wrong bucket",
-        _CHECKPOINT + "pieces.py",
+        "python/sordino/checkpoint/pieces.py",
         "        passed += tensor.numel()\n",
         "",
         (tests("checkpoint_folder"),),
@@ -144,7 +144,7 @@ ERRORS = [
     Error(
         "what no shard has is left as it comes",
         "dropped state in a checkpoint",
-        _CHECKPOINT + "pieces.py",
+        "python/sordino/checkpoint/pieces.py",
         "    if filled != total:",
         "    if filled > total:",
         (tests("checkpoint_folder"),),
@@ -153,7 +153,7 @@ ERRORS = [
     Error(
         "who waits for a grant that nobody can be of waits on",
         "missing wait",
-        _ALGORITHMS + "pull_negotiation.py",
+        "python/sordino/algorithms/scheduled_pull/negotiation.py",
         "            actions += self._nobody()\n",
         "",
         (tests("pull_schedule"),),
@@ -161,7 +161,7 @@ ERRORS = [
     Error(
         "an estimate is the sum of two",
         "wrong weight",
-        _ALGORITHMS + "pull_schedule.py",
+        "python/sordino/algorithms/scheduled_pull/schedule.py",
         "return (estimate + measured) / 2",
         "return estimate + measured",
         (tests("pull_schedule"),),
@@ -169,7 +169,7 @@ ERRORS = [
     Error(
         "who has failed is asked again",
         "stale copy",
-        _ALGORITHMS + "pull_schedule.py",
+        "python/sordino/algorithms/scheduled_pull/schedule.py",
         '        self._others.discard(peer)\n        return [Tell(peer, ("there?",)),',
         '        return [Tell(peer, ("there?",)),',
         (tests("pull_schedule"),),
@@ -177,7 +177,7 @@ ERRORS = [
     Error(
         "pulls begin when they should end",
         "off by one",
-        _ALGORITHMS + "pull_manager.py",
+        "python/sordino/algorithms/scheduled_pull/manager.py",
         "return j, end - takes",
         "return j, end",
         (tests("pull_schedule") + " tests/python/test_pulls_together.py",),
@@ -185,7 +185,7 @@ ERRORS = [
     Error(
         "a node is given to two",
         "swapped rank",
-        _ALGORITHMS + "pull_manager.py",
+        "python/sordino/algorithms/scheduled_pull/manager.py",
         "        self._content.discard(j)\n        self._pulls[i]",
         "        self._pulls[i]",
         (tests("pull_schedule") + " tests/python/test_pulls_together.py",),
@@ -193,7 +193,7 @@ ERRORS = [
     Error(
         "nodes without a pull are drawn first",
         "wrong weight",
-        _ALGORITHMS + "pull_manager.py",
+        "python/sordino/algorithms/scheduled_pull/manager.py",
         "first = self._draws.below(askers * one + content * other) < askers * one",
         "first = True",
         (tests("pull_fairness"),),
@@ -201,7 +201,7 @@ ERRORS = [
     Error(
         "free nodes are drawn alike, and the last worker may be left with itself",
         "wrong weight",
-        _ALGORITHMS + "pull_manager.py",
+        "python/sordino/algorithms/scheduled_pull/manager.py",
         "one, other = _ways(left, askers - 1), _ways(left, askers)",
         "one, other = 1, 1",
         (tests("pull_fairness"),),
@@ -209,7 +209,7 @@ ERRORS = [
     Error(
         "all ask as soon as the window begins",
         "wrong bucket",
-        _ALGORITHMS + "pull_negotiation.py",
+        "python/sordino/algorithms/scheduled_pull/negotiation.py",
         "return now + 0.5 * left * self._draws.below(_MOMENTS) / _MOMENTS",
         "return early",
         (tests("pull_fairness"),),
@@ -217,7 +217,7 @@ ERRORS = [
     Error(
         "numbers of averagings collide",
         "wrong bucket",
-        _ALGORITHMS + "pairing.py",
+        "python/sordino/algorithms/adpsgd/pairing.py",
         "self._number += self._size",
         "self._number += 1",
         (tests("pairing"),),
@@ -225,7 +225,7 @@ ERRORS = [
     Error(
         "an averaging of another counts as one's own",
         "lost message",
-        _ALGORITHMS + "pairing.py",
+        "python/sordino/algorithms/adpsgd/pairing.py",
         "self._mine = self._mine and sender == self._peer",
         "self._mine = True",
         (tests("pairing"),),
@@ -233,7 +233,7 @@ ERRORS = [
     Error(
         "the smallest tensors are placed first",
         "wrong bucket",
-        _ALGORITHMS + "skipping.py",
+        "python/sordino/algorithms/caps/__init__.py",
         "key=lambda index: (-sizes[index], index)",
         "key=lambda index: (sizes[index], index)",
         (tests("skipping"),),
@@ -241,7 +241,7 @@ ERRORS = [
     Error(
         "the threshold falls beyond its bound",
         "off by one",
-        _ALGORITHMS + "skipping.py",
+        "python/sordino/algorithms/caps/__init__.py",
         "max(threshold - self.step, self.lower)",
         "max(threshold, self.lower) - self.step",
         (tests("skipping"),),
@@ -250,7 +250,7 @@ ERRORS = [
     Error(
         "a pair swaps instead of averaging",
         "wrong weight",
-        _SIMULATE + "averaging.py",
+        "python/sordino/simulate/averaging.py",
         "alpha=0.5)",
         "alpha=1.0)",
         (tests("simulate"),),
@@ -258,7 +258,7 @@ ERRORS = [
     Error(
         "bytes are bits",
         "wrong weight",
-        _SIMULATE + "links.py",
+        "python/sordino/simulate/links.py",
         "return exact(self.latency + 8e-9 * count",
         "return exact(self.latency + 1e-9 * count",
         (tests("simulate"),),
@@ -266,15 +266,15 @@ ERRORS = [
     Error(
         "weights of push-sum travel for nothing",
         "lost message",
-        _SIMULATE + "traffic.py",
-        "self.bytes = [count + _WEIGHT for count in self.bytes]",
-        "self.bytes = [count for count in self.bytes]",
+        "python/sordino/algorithms/push_sum/__init__.py",
+        "[count + _WEIGHT for count in model.segments(self.segments)]",
+        "[count for count in model.segments(self.segments)]",
         (tests("simulate_traffic"),),
     ),
     Error(
         "late gradients are used at once",
         "stale copy",
-        _SIMULATE + "vectorized.py",
+        "python/sordino/simulate/vectorized.py",
         "used = self._before if self._late else mean",
         "used = mean",
         (tests("simulate_lockstep"),),
@@ -283,7 +283,7 @@ ERRORS = [
     Error(
         "a ring sends all to all",
         "wrong weight",
-        _TUNE + "costs.py",
+        "python/sordino/tune/costs.py",
         "2 * (len(ranks) - 1) / len(ranks) * count)",
         "2 * (len(ranks) - 1) * count)",
         (tests("tune"),),
@@ -291,7 +291,7 @@ ERRORS = [
     Error(
         "what a node needs travels to each of its ranks",
         "wrong bucket",
-        _TUNE + "costs.py",
+        "python/sordino/tune/costs.py",
         "travels.setdefault((ranks[source], self.nodes[rank]), rank)",
         "travels.setdefault((ranks[source], rank), rank)",
         (tests("tune"), checks("tune")),
@@ -299,7 +299,7 @@ ERRORS = [
     Error(
         "a negative latency stays",
         "off by one",
-        _TUNE + "links.py",
+        "python/sordino/tune/links.py",
         "    if alpha < 0:",
         "    if alpha > 1:",
         (tests("tune"),),
@@ -340,7 +340,7 @@ ERRORS = [
     Error(
         "one rank of mpirun's is never beside others",
         "off by one",
-        "python/sordino/launchers.py",
+        "python/sordino/launch/environment.py",
         "if mpi_size > 1 and",
         "if mpi_size > 0 and",
         (tests("launchers"),),

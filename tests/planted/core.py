@@ -6,13 +6,17 @@ from planted.error import Error, checks, tests
 
 _TOPOLOGY = "csrc/topology/topology.cc"
 _EXCHANGE = "csrc/collectives/exchange.cc"
-_NEGOTIATION = "csrc/collectives/negotiation.cc"
+_PLAN = "csrc/collectives/exchange_plan.cc"
+_NEGOTIATION = "csrc/engine/negotiation.cc"
 _NODE = "csrc/collectives/allreduce_node.cc"
 _MESSAGES = "csrc/collectives/allreduce_messages.cc"
-_SHELF = "csrc/collectives/shelf.cc"
-_PAIRS = "csrc/collectives/pair_averaging.cc"
-_NCCL = "csrc/collectives/nccl_operations.cc"
-_UNCHANGED = "csrc/kernels/unchanged.cc"
+_SNAPSHOTS = "csrc/services/snapshots.cc"
+_TRANSFERS = "csrc/services/snapshot_transfers.cc"
+_PAIRS = "csrc/services/pair_averaging.cc"
+_SCHEDULER = "csrc/engine/scheduler.cc"
+_DETECTOR = "csrc/engine/failure_detector.cc"
+_HOST = "csrc/engine/service_host.cc"
+_UNCHANGED = "csrc/kernels/cpu/items.cc"
 _AGREEMENT = "csrc/membership/agreement.cc"
 
 _TOPOLOGIES = (tests("topology", "destinations or rows or exponential or combo or serve"),)
@@ -84,16 +88,16 @@ ERRORS = [
     Error(
         "each rank adds up in its own order",
         "wrong order of summation",
-        _EXCHANGE,
-        "    std::sort(average.of.begin(), average.of.end(),\n"
-        "              [&](int a, int b) { return participant(plan, a) < participant(plan, b); });\n",
+        _PLAN,
+        "  std::sort(average.of.begin(), average.of.end(),\n"
+        "            [&](int a, int b) { return participant(plan, a) < participant(plan, b); });\n",
         "",
         (*_GOSSIP, "cpp.test_exchange"),
     ),
     Error(
         "what is sent is counted twice",
         "wrong weight",
-        _EXCHANGE,
+        _PLAN,
         "if (row.keeps_own && !what_.without_own) average.of",
         "if (row.keeps_own) average.of",
         (checks("push_sum.a_push"),),
@@ -101,25 +105,25 @@ ERRORS = [
     Error(
         "two senders write to one copy",
         "wrong bucket",
-        _EXCHANGE,
+        _PLAN,
         "plan.receives.push_back({source, needed_by, copy});",
         "plan.receives.push_back({source, needed_by, 0});",
         _GOSSIP,
     ),
     Error(
-        "each segment lies in the inbox where the first does",
+        "each segment lies in the receive buffer where the first does",
         "wrong bucket",
         _EXCHANGE,
-        "parcel.copy * strides_[owner] + plan.places[index][owner] + skip",
-        "parcel.copy * strides_[owner] + skip",
+        "parcel.copy * plan_.stride(owner) + plan.places[index][owner] + skip",
+        "parcel.copy * plan_.stride(owner) + skip",
         _GOSSIP,
     ),
     Error(
         "results are read before they are there",
         "missing wait",
         _EXCHANGE,
-        "          if (parcel.here == team_.me) co_await team_.finished(**receive++, parcel.peer);",
-        "          if (parcel.here == team_.me) ++receive;",
+        "          if (parcel.here == participants_.me) co_await participants_.finished(**receive++, parcel.peer);",
+        "          if (parcel.here == participants_.me) ++receive;",
         _GOSSIP,
     ),
     # ---- agreeing on operations
@@ -159,10 +163,83 @@ ERRORS = [
     Error(
         "process sets share tags",
         "wrong bucket",
-        "csrc/collectives/process_set.cc",
+        "csrc/engine/process_set.cc",
         "return static_cast<Tag>(set % kTagSets) << kTagSequenceBits |\n         static_cast<Tag>",
         "return static_cast<Tag>",
         (checks("process_sets"),),
+    ),
+    # ---- the engine
+    Error(
+        "what has been given up keeps its name",
+        "forgotten rollback",
+        _SCHEDULER,
+        "    outstanding_.erase(key_of(submission.request.set, submission.request.name));\n",
+        "",
+        ("cpp.test_scheduler", checks("agreement")),
+    ),
+    Error(
+        "the end forgets what is not announced yet",
+        "lost message",
+        _SCHEDULER,
+        "    for (Submission& submission : submitted_) lost.push_back(submission);\n",
+        "",
+        ("cpp.test_scheduler",),
+    ),
+    Error(
+        "what is said of a new set comes too early",
+        "lost message",
+        "csrc/engine/scheduler_poll.cc",
+        "    early_.push_back({from, Bytes(bytes.begin(), bytes.end())});  // its sender has made the set sooner\n",
+        "",
+        ("cpp.test_scheduler",),
+    ),
+    Error(
+        "a decision may be about anything",
+        "wrong bucket",
+        "csrc/engine/scheduler_poll.cc",
+        "  if (takes_part) check_decision(set, decision, submissions, newest_set_);\n",
+        "",
+        ("cpp.test_scheduler", "cpp.test_fuzz"),
+    ),
+    Error(
+        "who is silent has no deadline",
+        "missing wait",
+        _DETECTOR,
+        "if (waited > timeout_s_ + kGrace) {",
+        "if (waited > 2 * timeout_s_ + kGrace) {",
+        ("cpp.test_failure_detector",),
+    ),
+    Error(
+        "a failure that was told is told again",
+        "forgotten rollback",
+        _DETECTOR,
+        "  told_ = true;  // whoever failed has told everybody\n",
+        "",
+        ("cpp.test_failure_detector",),
+    ),
+    Error(
+        "a goodbye that has just come is not read",
+        "lost message",
+        _DETECTOR,
+        "  common_.transport.poll(receive_);  // a goodbye may have been sent just before the end\n",
+        "",
+        ("cpp.test_failure_detector",),
+    ),
+    Error(
+        "services do not hear of losses",
+        "lost message",
+        _DETECTOR,
+        "  services_.lost(rank);\n",
+        "",
+        ("cpp.test_service_host", "cpp.test_services"),
+    ),
+    Error(
+        "a closed service goes while its memory is sent",
+        "missing wait",
+        _HOST,
+        "return closed.service->settled() && now - closed.since > kReadUntil;",
+        "return now - closed.since > kReadUntil;",
+        ("cpp.test_service_host",),
     ),
     # ---- all-reduce
     Error(
@@ -177,7 +254,7 @@ ERRORS = [
         "a shard is folded before peers have copied in",
         "missing wait",
         _NODE,
-        "    co_await team.all_reached(&Desk::offered, Staging::stage(chunk));\n",
+        "    co_await participants.all_reached(&SharedBlock::offered, SlotPipeline::stage(chunk));\n",
         "",
         _ALLREDUCE,
     ),
@@ -185,16 +262,16 @@ ERRORS = [
         "a slot is used again too soon",
         "missing wait",
         _NODE,
-        "co_await team.all_reached(&Desk::finished, Staging::stage(chunk + 1 - Desk::kSlots));",
-        "co_await team.all_reached(&Desk::finished, Staging::stage(0));",
+        "all_reached(&SharedBlock::finished, SlotPipeline::stage(chunk + 1 - SharedBlock::kSlots));",
+        "all_reached(&SharedBlock::finished, SlotPipeline::stage(0));",
         _ALLREDUCE,
     ),
     Error(
         "the ring folds into the part that it sends",
         "off by one",
         _MESSAGES,
-        "const auto own = part(team.me - step - 1);",
-        "const auto own = part(team.me - step);",
+        "const auto own = part(participants.me - step - 1);",
+        "const auto own = part(participants.me - step);",
         _ALLREDUCE,
     ),
     Error(
@@ -208,7 +285,7 @@ ERRORS = [
     Error(
         "adasum takes away twice as much of the second",
         "wrong weight",
-        _MESSAGES,
+        "csrc/collectives/adasum.cc",
         "dots.xy / (2 * dots.yy)",
         "dots.xy / dots.yy",
         (checks("adasum"),),
@@ -216,16 +293,16 @@ ERRORS = [
     Error(
         "beyond a power of two nobody is added",
         "lost message",
-        _MESSAGES,
-        "    co_await team.finished(*receiving, team.me + power);\n"
+        "csrc/collectives/recursive_doubling.h",
+        "    co_await participants.finished(*receiving, participants.me + power);\n"
         "    co_await merge(data.data(), theirs.data(), data.data());\n",
-        "    co_await team.finished(*receiving, team.me + power);\n",
+        "    co_await participants.finished(*receiving, participants.me + power);\n",
         _ALLREDUCE,
     ),
     Error(
         "a part of a reduction begins with one's own",
         "wrong order of summation",
-        "csrc/collectives/rearrange.cc",
+        "csrc/collectives/reducescatter.cc",
         "sources.push_back(arrived.get() + index * size_at(me));",
         "sources.push_back(arrived.get() + (me + index) % parts * size_at(me));",
         (checks("moving.reducescatter"),),
@@ -242,7 +319,7 @@ ERRORS = [
     Error(
         "a snapshot on its way is written over",
         "stale copy",
-        _SHELF,
+        _SNAPSHOTS,
         "if (place == newest || pins_[static_cast<std::size_t>(place)] > 0) continue;",
         "if (place == newest) continue;",
         _SERVICES,
@@ -250,7 +327,7 @@ ERRORS = [
     Error(
         "who asks before the first snapshot is forgotten",
         "lost message",
-        _SHELF,
+        _TRANSFERS,
         "    early_.push_back(request);\n",
         "",
         _SERVICES,
@@ -258,17 +335,15 @@ ERRORS = [
     Error(
         "a place stays taken after it was sent",
         "forgotten rollback",
-        _SHELF,
-        "    std::lock_guard lock(mutex_);\n"
-        "    --pins_[static_cast<std::size_t>(sending->place)];\n"
-        "    sending = sendings_.erase(sending);",
-        "    sending = sendings_.erase(sending);",
+        _TRANSFERS,
+        "    snapshots_.unpin(sending->place);\n",
+        "",
         _SERVICES,
     ),
     Error(
-        "a shelf forgets who has closed",
+        "a store of snapshots forgets who has closed",
         "lost message",
-        _SHELF,
+        _TRANSFERS,
         "  closed_[static_cast<std::size_t>(rank)] = true;\n",
         "",
         _SERVICES,
@@ -317,7 +392,7 @@ ERRORS = [
     Error(
         "results are mixed that are to be read yet",
         "stale copy",
-        "csrc/kernels/mix.cc",
+        "csrc/kernels/cpu/mix.cc",
         "const bool direct = !clashes(inputs, outputs, averages);",
         "const bool direct = true;",
         ("cpp.test_kernels", *_GOSSIP),
@@ -455,7 +530,7 @@ ERRORS = [
         ("cpp.test_transport", checks("process_sets")),
     ),
     Error(
-        "letters are written over those that are not read",
+        "messages are written over those that are not read",
         "lost message",
         "csrc/transport/shm/shm.cc",
         "room = Ring::kBytes - (written - box.read.load(std::memory_order_acquire));",
@@ -463,7 +538,7 @@ ERRORS = [
         ("cpp.test_transport",),
     ),
     Error(
-        "a letter waits for the next one",
+        "a message waits for the next one",
         "off by one",
         "csrc/transport/shm/shm.cc",
         "stream.size() - taken.bytes - sizeof(size) < size) break;",
@@ -471,7 +546,7 @@ ERRORS = [
         ("cpp.test_transport",),
     ),
     Error(
-        "what comes after a refused letter is lost",
+        "what comes after a refused message is lost",
         "lost message",
         "csrc/transport/sim/sim.cc",
         "box.mail.insert(box.mail.begin(), std::move_iterator(arrived.begin())",
@@ -479,7 +554,7 @@ ERRORS = [
         ("cpp.test_transport",),
     ),
     Error(
-        "a refused letter is given again",
+        "a refused message is given again",
         "stale copy",
         "csrc/transport/shm/shm.cc",
         "        taken.bytes += sizeof(size) + size;\n        sink(here_[writer], message);\n",
@@ -490,7 +565,7 @@ ERRORS = [
     Error(
         "an average is divided again",
         "wrong weight",
-        _NCCL,
+        "csrc/collectives/nccl_scaling.h",
         "      this->op = ReduceOp::kAverage;\n      this->post = 1;\n",
         "      this->op = ReduceOp::kAverage;\n",
         ("cpp.test_nccl_operations",),
@@ -498,7 +573,7 @@ ERRORS = [
     Error(
         "what is received is placed by what is sent",
         "wrong bucket",
-        _NCCL,
+        "csrc/collectives/alltoall.cc",
         "      input += out;\n      output += in;",
         "      input += out;\n      output += out;",
         ("cpp.test_nccl_operations",),
@@ -506,7 +581,7 @@ ERRORS = [
     Error(
         "parts beyond the largest call are left out",
         "off by one",
-        _NCCL,
+        "csrc/collectives/allreduce_nccl.cc",
         "for (std::size_t begin = 0; begin < pieces.count(); begin += step) {",
         "for (std::size_t begin = 0; begin + step <= pieces.count(); begin += step) {",
         ("cpp.test_nccl_operations",),

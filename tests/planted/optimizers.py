@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from planted.error import Error, checks, tests
 
-_TORCH = "python/sordino/torch/"
 _LEFT = ("tests/faults/test_after_losses.py tests/faults/test_random_faults.py",)
 _LOCAL = (checks("local_sgd"),)
 _PUSH = (checks("push_sum"),)
@@ -15,7 +14,7 @@ ERRORS = [
     Error(
         "a factor that is no number is sent",
         "wrong weight",
-        _TORCH + "operation.py",
+        "python/sordino/runtime/operation.py",
         "        finite = math.isfinite(factor)  #",
         "        finite = math.isfinite(factor) or factor != factor  #",
         (checks("agreement.arguments_that_cannot_be"),),
@@ -23,7 +22,7 @@ ERRORS = [
     Error(
         "what is no handle is taken for one that was waited for",
         "missing wait",
-        "python/sordino/context.py",
+        "python/sordino/runtime/context.py",
         "type(ticket) is int and 0 < ticket <= self._last_ticket",
         "type(ticket) is int and 0 < ticket",
         (checks("agreement.poll_and_synchronize"),),
@@ -32,15 +31,15 @@ ERRORS = [
     Error(
         "what is divided before is not multiplied after",
         "wrong weight",
-        _TORCH + "gradients.py",
-        "postscale=self.settings.predivide if averaging else 1.0,",
-        "postscale=1.0,",
+        "python/sordino/runtime/reducer.py",
+        "            predivide,\n",
+        "            1.0,\n",
         (checks("optimizer_options.gradient_predivide_factor"),),
     ),
     Error(
         "a segment leaves before its last gradient",
         "off by one",
-        _TORCH + "gradients.py",
+        "python/sordino/runtime/reducer.py",
         "            segment.waiting = len(segment.members)",
         "            segment.waiting = len(segment.members) - 1",
         (checks("optimizer_gradients"),),
@@ -48,7 +47,7 @@ ERRORS = [
     Error(
         "gradients of the step before lie in the arena",
         "stale copy",
-        _TORCH + "gradients.py",
+        "python/sordino/runtime/reducer.py",
         "                view.zero_()",
         "                pass",
         (checks("optimizer_gradients"),),
@@ -56,7 +55,7 @@ ERRORS = [
     Error(
         "sparse gradients are not divided",
         "wrong weight",
-        _TORCH + "gradients.py",
+        "python/sordino/runtime/reducer.py",
         "op = Sum if self.settings.op != Average else Average",
         "op = Sum",
         (checks("optimizer_gradients.sparse"),),
@@ -64,32 +63,32 @@ ERRORS = [
     Error(
         "an algorithm's state is not saved",
         "dropped state in a checkpoint",
-        _TORCH + "optimizer.py",
-        "                self._reducer.go_on_from(own)",
-        "                pass",
+        "python/sordino/torch/optimizer.py",
+        "            self._strategy.go_on_from(own)",
+        "            pass",
         (checks("local_sgd or skipping_life or double_buffering"),),
     ),
     Error(
-        "a new reducer begins anew",
+        "a new strategy begins anew",
         "dropped state in a checkpoint",
-        _TORCH + "optimizer.py",
-        "            self._reducer.take_over(old)",
-        "            pass",
+        "python/sordino/torch/optimizer.py",
+        "        self._strategy.take_over(old)",
+        "        pass",
         (checks("gossip or local_sgd or skipping_life or double_buffering or push_sum"),),
     ),
     Error(
         "gradients stay scaled",
         "wrong weight",
-        _TORCH + "optimizer.py",
-        "        if scale is not None:",
-        "        if scale is None:",
+        "python/sordino/torch/scaler.py",
+        "    if scale is not None:",
+        "    if scale is None:",
         (checks("gossip.an_infinite or local_sgd.an_infinite or layered.scalers"),),
     ),
     # ---- local SGD, layers, shards
     Error(
         "a claim to be element-wise is believed",
         "wrong bucket",
-        _TORCH + "elementwise.py",
+        "python/sordino/algorithms/local_sgd/elementwise.py",
         "wrong.append(reducer.names[number])",
         "pass",
         (checks("elementwise"),),
@@ -97,7 +96,7 @@ ERRORS = [
     Error(
         "a claim is tried once, whether or not anything changes",
         "wrong bucket",
-        _TORCH + "elementwise.py",
+        "python/sordino/algorithms/local_sgd/elementwise.py",
         "return int(verdict) == 1",
         "return True",
         (checks("elementwise"),),
@@ -105,17 +104,17 @@ ERRORS = [
     Error(
         "only who sees it tells of a wrong claim",
         "lost message",
-        _TORCH + "elementwise.py",
+        "python/sordino/algorithms/local_sgd/elementwise.py",
         'verdict = allreduce(verdict, op=Max, name="local.elementwise", process_set=self._everybody)',
         "",
         (checks("elementwise"),),
     ),
     Error(
-        "local SGD derived from ours gossips",
+        "an algorithm derived from ours is none",
         "wrong bucket",
-        _TORCH + "making.py",
-        "_STEPS.get(kind_of(algorithm), GossipSteps)",
-        "_STEPS.get(type(algorithm), GossipSteps)",
+        "python/sordino/algorithms/registry.py",
+        "    if isinstance(algorithm, Algorithm):",
+        "    if type(algorithm).__module__.startswith('sordino'):",
         (tests("algorithm_subclasses"),),
     ),
     Error(
@@ -129,7 +128,7 @@ ERRORS = [
     Error(
         "models are averaged a step late",
         "off by one",
-        _TORCH + "local_sgd.py",
+        "python/sordino/algorithms/local_sgd/strategy.py",
         "self.steps - self._averaged >= self.interval",
         "self.steps - self._averaged > self.interval",
         _LOCAL,
@@ -137,7 +136,7 @@ ERRORS = [
     Error(
         "movements are counted from the first models",
         "stale copy",
-        _TORCH + "local_sgd.py",
+        "python/sordino/algorithms/local_sgd/strategy.py",
         "                then.copy_(value)\n",
         "",
         _LOCAL,
@@ -145,15 +144,15 @@ ERRORS = [
     Error(
         "movements are averaged",
         "wrong weight",
-        _TORCH + "local_sgd.py",
-        "            self._reduce(values, Sum)",
-        "            self._reduce(values, Average)",
+        "python/sordino/algorithms/local_sgd/strategy.py",
+        "            self._reduce_models(values, Sum)",
+        "            self._reduce_models(values, Average)",
         _LOCAL,
     ),
     Error(
         "the last averaging is not saved",
         "dropped state in a checkpoint",
-        _TORCH + "local_sgd.py",
+        "python/sordino/algorithms/local_sgd/strategy.py",
         '"averaged": self._averaged,',
         '"averaged": self.steps,',
         _LOCAL,
@@ -161,7 +160,7 @@ ERRORS = [
     Error(
         "a gradient of before is lost",
         "lost message",
-        _TORCH + "layered.py",
+        "python/sordino/algorithms/layered/strategy.py",
         "parameter.grad = fresh if parameter.grad is None else parameter.grad + fresh",
         "parameter.grad = fresh",
         (checks("postponed"),),
@@ -169,7 +168,7 @@ ERRORS = [
     Error(
         "a postponed step takes the rates of later",
         "stale copy",
-        _TORCH + "layered.py",
+        "python/sordino/algorithms/layered/strategy.py",
         "            group.update({key: then[key] for key in later[-1]})\n",
         "",
         (checks("layered"),),
@@ -177,7 +176,7 @@ ERRORS = [
     Error(
         "who stands in sends its last gradients",
         "stale copy",
-        _TORCH + "layered.py",
+        "python/sordino/algorithms/layered/strategy.py",
         "            values.zero_()",
         "            pass",
         (checks("layered"),),
@@ -185,7 +184,7 @@ ERRORS = [
     Error(
         "clipped gradients are not used",
         "stale copy",
-        _TORCH + "shards.py",
+        "python/sordino/algorithms/local_sgd/sharding.py",
         "                shards.adopt_gradients(self.parameters)",
         "                pass",
         (checks("shards"),),
@@ -193,7 +192,7 @@ ERRORS = [
     Error(
         "a shard begins where its first parameter does",
         "wrong bucket",
-        _TORCH + "shards.py",
+        "python/sordino/algorithms/local_sgd/sharding.py",
         "inside = slice(offset + begin - place * shard, offset + end - place * shard)",
         "inside = slice(begin, end)",
         (checks("shards"),),
@@ -201,7 +200,7 @@ ERRORS = [
     Error(
         "state is cut in another order than parameters",
         "wrong bucket",
-        _TORCH + "sharded_state.py",
+        "python/sordino/algorithms/local_sgd/sharded_state.py",
         "ordered = torch.empty_like(parameter, dtype=value.dtype).copy_(value)",
         "ordered = value.contiguous()",
         (checks("shards"),),
@@ -210,7 +209,7 @@ ERRORS = [
     Error(
         "weights are off by one",
         "wrong weight",
-        _TORCH + "mixing.py",
+        "python/sordino/algorithms/push_sum/mixing.py",
         "run.add_(before, alpha=weights[segment] - 1)",
         "run.add_(before, alpha=weights[segment])",
         _PUSH,
@@ -218,7 +217,7 @@ ERRORS = [
     Error(
         "weights survive a state that is loaded",
         "forgotten rollback",
-        _TORCH + "mixing.py",
+        "python/sordino/algorithms/push_sum/mixing.py",
         "            weight.fill_(1)",
         "            pass",
         _PUSH,
@@ -226,7 +225,7 @@ ERRORS = [
     Error(
         "a worker runs ahead one exchange too far",
         "off by one",
-        _TORCH + "mixing.py",
+        "python/sordino/algorithms/push_sum/mixing.py",
         "if len(self._under_way) == self._overlap:",
         "if len(self._under_way) > self._overlap:",
         _PUSH,
@@ -234,7 +233,7 @@ ERRORS = [
     Error(
         "each worker goes as far as the centre",
         "wrong weight",
-        _TORCH + "mixing.py",
+        "python/sordino/algorithms/elastic_averaging/mixing.py",
         "mine.lerp_(centre, self._rate / self._size)",
         "mine.lerp_(centre, self._rate)",
         _PUSH,
@@ -242,7 +241,7 @@ ERRORS = [
     Error(
         "the centre's state moves on",
         "stale copy",
-        _TORCH + "mixing.py",
+        "python/sordino/algorithms/elastic_averaging/mixing.py",
         '{"centre": [run.clone() for _, run in self._centre.runs]}',
         '{"centre": [run for _, run in self._centre.runs]}',
         _PUSH,
@@ -250,7 +249,7 @@ ERRORS = [
     Error(
         "parameters that were replaced are not mixed",
         "stale copy",
-        _TORCH + "gossip.py",
+        "python/sordino/algorithms/gossip/strategy.py",
         "            self._arena.adopt()\n            self.exchange(",
         "            self.exchange(",
         (checks("gossip"),),
@@ -258,7 +257,7 @@ ERRORS = [
     Error(
         "gossip restarts with its first peers",
         "dropped state in a checkpoint",
-        _TORCH + "gossip.py",
+        "python/sordino/algorithms/gossip/strategy.py",
         'return {"steps": self.steps, "round": self.round, **mixing}',
         'return {"steps": self.steps, "round": 0, **mixing}',
         (checks("gossip or push_sum"),),
@@ -266,16 +265,16 @@ ERRORS = [
     Error(
         "segments take one tensor too few",
         "off by one",
-        _TORCH + "parameters.py",
-        "if used > 0 and used + size > segments:",
-        "if used > 0 and used + size >= segments:",
+        "python/sordino/runtime/segments.py",
+        "if used > 0 and used + size > limit:",
+        "if used > 0 and used + size >= limit:",
         (tests("layout"),),
     ),
     # ---- skipping
     Error(
         "a probe comes a step late",
         "off by one",
-        _TORCH + "skipping.py",
+        "python/sordino/algorithms/caps/strategy.py",
         "self._skipped < self.algorithm.probe_interval",
         "self._skipped <= self.algorithm.probe_interval",
         (checks("skipping"),),
@@ -283,7 +282,7 @@ ERRORS = [
     Error(
         "what was skipped is not saved",
         "dropped state in a checkpoint",
-        _TORCH + "skipping.py",
+        "python/sordino/algorithms/caps/strategy.py",
         '{"skipped": self._skipped.clone(), "detector"',
         '{"skipped": torch.zeros_like(self._skipped), "detector"',
         (checks("skipping_life"),),
@@ -291,7 +290,7 @@ ERRORS = [
     Error(
         "what others have sent is compared with what was before",
         "stale copy",
-        _TORCH + "detectors.py",
+        "python/sordino/algorithms/caps/detectors.py",
         "        self._copy.take(sent)",
         "        pass",
         (tests("detectors"), checks("skipping")),
@@ -299,7 +298,7 @@ ERRORS = [
     Error(
         "each step takes the same samples",
         "stale copy",
-        _TORCH + "detectors.py",
+        "python/sordino/algorithms/caps/detectors.py",
         "key = (self._seed * _GOLDEN + step) % 2**64",
         "key = (self._seed * _GOLDEN) % 2**64",
         (tests("detectors"), checks("skipping")),
@@ -307,7 +306,7 @@ ERRORS = [
     Error(
         "changes of all are counted once",
         "off by one",
-        _TORCH + "detectors.py",
+        "python/sordino/algorithms/caps/detectors.py",
         "return not self._known or step % self._interval == 0",
         "return not self._known",
         (tests("detectors"), checks("skipping")),
@@ -316,7 +315,7 @@ ERRORS = [
     Error(
         "what was pulled is put aside",
         "lost message",
-        _TORCH + "pulling.py",
+        "python/sordino/algorithms/scheduled_pull/strategy.py",
         "            self._shelf.average(pull, self._mirror.address)\n",
         "",
         _WIDE,
@@ -324,7 +323,7 @@ ERRORS = [
     Error(
         "others see the parameters of the first step",
         "stale copy",
-        _TORCH + "pulling.py",
+        "python/sordino/algorithms/scheduled_pull/strategy.py",
         "        self.steps += 1\n        self._publish()\n",
         "        self.steps += 1\n",
         _WIDE,
@@ -332,7 +331,7 @@ ERRORS = [
     Error(
         "what others change is added to what it was",
         "wrong weight",
-        _TORCH + "pair_averaging.py",
+        "python/sordino/algorithms/adpsgd/strategy.py",
         "mine.add_(copy.to(mine.device)).sub_(before)",
         "mine.add_(copy.to(mine.device))",
         _WIDE,
@@ -340,7 +339,7 @@ ERRORS = [
     Error(
         "averagings are taken in twice",
         "stale copy",
-        _TORCH + "pair_averaging.py",
+        "python/sordino/algorithms/adpsgd/strategy.py",
         "            self._before.copy_(self._arena)\n",
         "",
         _WIDE,
@@ -349,7 +348,7 @@ ERRORS = [
     Error(
         "the gradient under way is not saved",
         "dropped state in a checkpoint",
-        _TORCH + "double_buffering.py",
+        "python/sordino/algorithms/allreduce/double_buffering.py",
         "gradients = {self.names[i]: value.clone() for i, value in self._buffered.averages.items()}",
         "gradients = {}",
         (checks("double_buffering"),),
@@ -357,7 +356,7 @@ ERRORS = [
     Error(
         "a gradient is used twice",
         "stale copy",
-        _TORCH + "double_buffering.py",
+        "python/sordino/algorithms/allreduce/double_buffering.py",
         "            parameter.grad = averages.get(i)\n        self._landed = {}",
         "            parameter.grad = averages.get(i)",
         (checks("double_buffering"),),
@@ -365,7 +364,7 @@ ERRORS = [
     Error(
         "arguments by keyword do not complete a step",
         "missing wait",
-        _TORCH + "postponed.py",
+        "python/sordino/runtime/deferred_step.py",
         "            self._look(kwargs.values())\n",
         "",
         (checks("postponed"),),
@@ -373,7 +372,7 @@ ERRORS = [
     Error(
         "hidden parameters come back as NaN",
         "forgotten rollback",
-        _TORCH + "postponed.py",
+        "python/sordino/runtime/deferred_step.py",
         "            tensor.data.copy_(values)",
         "            pass",
         (checks("postponed"),),
@@ -381,15 +380,15 @@ ERRORS = [
     Error(
         "half an exchange stays",
         "forgotten rollback",
-        _TORCH + "undo.py",
+        "python/sordino/runtime/rollback.py",
         "            tensor.data.copy_(value)\n        self._under_way = None",
         "            pass\n        self._under_way = None",
-        (tests("undo"),),
+        (tests("rollback"),),
     ),
     Error(
         "what is repeated is not undone",
         "forgotten rollback",
-        _TORCH + "surviving.py",
+        "python/sordino/runtime/recovery.py",
         "            lockstep.undo()",
         "            pass",
         ("tests/faults/test_locksteps.py",),
@@ -397,7 +396,7 @@ ERRORS = [
     Error(
         "one that has arrived is enough",
         "quorum of one too few",
-        _TORCH + "surviving.py",
+        "python/sordino/runtime/recovery.py",
         "max(min(arrived for arrived, _ in counts),",
         "max(max(arrived for arrived, _ in counts),",
         ("tests/faults/test_locksteps.py", *_LEFT),
@@ -405,7 +404,7 @@ ERRORS = [
     Error(
         "the end of a backward is not noticed",
         "missing wait",
-        _TORCH + "gradient_hooks.py",
+        "python/sordino/runtime/gradient_hooks.py",
         "                self._backward_ended()",
         "                pass",
         (checks("final_gradients"),),
@@ -413,7 +412,7 @@ ERRORS = [
     Error(
         "a checkpoint's backward is taken for the whole one",
         "missing wait",
-        _TORCH + "gradient_hooks.py",
+        "python/sordino/runtime/gradient_hooks.py",
         "        if node is None:",
         "        if node is None or True:",
         (checks("final_gradients"),),
@@ -421,7 +420,7 @@ ERRORS = [
     Error(
         "a closure returns this rank's loss",
         "stale copy",
-        _TORCH + "gradients.py",
+        "python/sordino/runtime/reducer.py",
         "return self._loss_of_all(loss)",
         "return loss",
         (checks("final_gradients"),),
@@ -429,7 +428,7 @@ ERRORS = [
     Error(
         "shards are clipped by their owner's norm",
         "wrong weight",
-        _TORCH + "shards.py",
+        "python/sordino/algorithms/local_sgd/sharding.py",
         "allreduce(mine**kind, op=Sum, name=name, process_set=self.settings.process_set) ** (1 / kind)",
         "mine",
         (checks("final_gradients"),),
@@ -437,7 +436,7 @@ ERRORS = [
     Error(
         "a name is free before somebody has waited",
         "swapped rank",
-        _TORCH + "operation.py",
+        "python/sordino/runtime/operation.py",
         "        if self._name in self.context.taken:",
         "        if False:",
         (checks("agreement"),),
@@ -445,7 +444,7 @@ ERRORS = [
     Error(
         "what some ranks have let go already is made again by the others",
         "missing wait",
-        _TORCH + "surviving.py",
+        "python/sordino/runtime/recovery.py",
         "one.renew() if all(one.name in gathered[rank][2] for rank in others) else one.give_up()",
         "one.renew()",
         ("tests/faults/test_after_losses.py",),
@@ -453,7 +452,7 @@ ERRORS = [
     Error(
         "an exchange that was given up is not counted",
         "off by one",
-        _TORCH + "steps.py",
+        "python/sordino/algorithms/exchanging.py",
         "round = self.round + int(self._exchanging)",
         "round = self.round",
         ("tests/faults/test_after_losses.py", "tests/faults/test_random_losses.py"),
@@ -462,7 +461,7 @@ ERRORS = [
     Error(
         "a refused step leaves its gradients under way",
         "forgotten rollback",
-        _TORCH + "finite.py",
+        "python/sordino/runtime/nonfinite.py",
         "                refused()\n",
         "",
         (tests("check_finite") + " tests/python/test_check_finite_more.py",),
@@ -470,7 +469,7 @@ ERRORS = [
     Error(
         "each rank refuses alone",
         "lost message",
-        _TORCH + "finite.py",
+        "python/sordino/runtime/nonfinite.py",
         "        if not asks:\n            return mine",
         "        if not asks or mine:\n            return mine",
         (tests("check_finite") + " tests/python/test_check_finite_parameters.py",),
@@ -478,7 +477,7 @@ ERRORS = [
     Error(
         "adasum adds to the step that was taken",
         "wrong weight",
-        _TORCH + "adasum.py",
+        "python/sordino/algorithms/adasum.py",
         "p.copy_(start + self.settings.compression.decompress(change, state))",
         "p.add_(self.settings.compression.decompress(change, state))",
         (checks("optimizer_options.adasum"),),
@@ -486,7 +485,7 @@ ERRORS = [
     Error(
         "a refused adasum keeps its steps",
         "forgotten rollback",
-        _TORCH + "adasum.py",
+        "python/sordino/algorithms/adasum.py",
         "                    torch._foreach_copy_(parameters, before)\n",
         "",
         (tests("check_finite_parameters"),),
@@ -494,7 +493,7 @@ ERRORS = [
     Error(
         "the local rate forgets the weight decay",
         "wrong weight",
-        _TORCH + "lars.py",
+        "python/sordino/torch/lars.py",
         "weight / (gradient + decay * weight + group",
         "weight / (gradient + group",
         (tests("lars"),),
@@ -502,7 +501,7 @@ ERRORS = [
     Error(
         "the warm-up is a step ahead",
         "off by one",
-        _TORCH + "schedules.py",
+        "python/sordino/torch/schedules.py",
         "min(self.last_epoch / self.warmup_steps, 1.0)",
         "min((self.last_epoch + 1) / self.warmup_steps, 1.0)",
         (tests("schedules"),),
@@ -510,7 +509,7 @@ ERRORS = [
     Error(
         "a schedule forgets what follows",
         "dropped state in a checkpoint",
-        _TORCH + "schedules.py",
+        "python/sordino/torch/schedules.py",
         "            self.after.load_state_dict(after)\n",
         "            pass\n",
         (tests("schedules"),),
@@ -518,7 +517,7 @@ ERRORS = [
     Error(
         "variances are those of the sample",
         "wrong weight",
-        _TORCH + "sync_batch_norm.py",
+        "python/sordino/torch/sync_batch_norm.py",
         "unbiased = variance * (count / (count - 1).clamp(min=1))",
         "unbiased = variance",
         (checks("sync_batch_norm"),),
@@ -526,7 +525,7 @@ ERRORS = [
     Error(
         "backward looks at its own rows alone",
         "lost message",
-        _TORCH + "sync_batch_norm.py",
+        "python/sordino/torch/sync_batch_norm.py",
         "        allreduce_(totals, op=Sum)\n",
         "",
         (checks("sync_batch_norm"),),
@@ -534,7 +533,7 @@ ERRORS = [
     Error(
         "a removed set goes on",
         "forgotten rollback",
-        _TORCH + "process_sets.py",
+        "python/sordino/torch/process_sets.py",
         "[process_set.process_set_id])\n        process_set.process_set_id = None",
         "[process_set.process_set_id])",
         (checks("process_sets"),),

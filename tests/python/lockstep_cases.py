@@ -25,12 +25,11 @@ from sordino.algorithms import (
 from sordino.simulate import lockstep
 from sordino.simulate.job import Job, Outcome
 from sordino.simulate.links import Links
-from sordino.simulate.quadratic import Quadratic
-from sordino.simulate.traffic import InStep, Model
+from sordino.simulate.quadratic import Quadratic, Trainee
 from sordino.simulate.training import train
 
 WORKERS = 4
-MIXES: dict[str, InStep] = {
+MIXES: dict[str, Algorithm] = {
     "crossover": Crossover(seed=3),
     "crossover-model": Crossover(segments="model", interval=2),
     "crossover-bytes": Crossover(segments=20),
@@ -43,7 +42,7 @@ MIXES: dict[str, InStep] = {
     "pushsum-two": PushSum(peers={0: 2, 3: 1}, segments="blocks"),
 }
 """Those that keep the sum over workers."""
-CHOICES: dict[str, InStep] = MIXES | {
+CHOICES: dict[str, Algorithm] = MIXES | {
     "allreduce": AllReduce(),
     "allreduce-late": AllReduce(double_buffering=True),
     "allreduce-segments": AllReduce(segment_bytes=16),
@@ -89,34 +88,16 @@ def silent(part: float) -> None:
     """Progress that nobody watches."""
 
 
-def model_of(job: Job, problem: Quadratic) -> Model:
-    tensors = problem.tensors
-    return Model([name for name, _ in tensors], [count for _, count in tensors], job.message_bytes / (4 * problem.size))
-
-
-class OnTorch:
-    """A worker of the quadratic, as a torch module."""
+class OnTorch(Trainee):
+    """A worker of the quadratic, as a torch module, which notes what the transport has counted by each gradient."""
 
     def __init__(self, problem: Quadratic, worker: int) -> None:
-        self.problem, self.worker = problem, worker
-        count = len(problem.tensors)
-        self.model = torch.nn.Module()
-        self.model.layers = torch.nn.ModuleList(torch.nn.Module() for _ in range(count))
-        begin = 0
-        self.sent: list[float] = []  # what the transport has counted by each gradient
-        for layer, (_, length) in zip(self.model.layers, problem.tensors):
-            layer.weight = torch.nn.Parameter(problem.values(worker)[begin : begin + length].clone())
-            begin += length
+        super().__init__(problem, worker)
+        self.sent: list[float] = []
 
     def backward(self) -> None:
         self.sent.append(hvd.stats()["bytes_sent"])
-        parameters = list(self.model.parameters())
-        values = torch.nn.utils.parameters_to_vector(parameters).detach()
-        self.problem.values(self.worker).copy_(values)
-        self.problem.gradient(self.worker)
-        gradient = self.problem.kept_gradient(self.worker)
-        # Through autograd, as a network's would come.
-        (torch.nn.utils.parameters_to_vector(parameters) * gradient).sum().backward()
+        super().backward()
 
 
 def really_trained(job: Job, steps: int) -> tuple[list[np.ndarray], list[OnTorch], list[np.ndarray | None]]:

@@ -14,11 +14,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from results import ResultsOf
 
-from sordino.bench import baselines, collectives, common, fusion, kernels, report, resnet, timing
-from sordino.bench.timing import Team, Watch, race
+import report
+from results import ResultsOf
+from sordino import timing
+from sordino.bench import baselines, collectives, command_line, fusion, kernels, resnet
 from sordino.errors import UsageError
+from sordino.report import machines, records, verdicts
+from sordino.report.tables import format_bytes, format_seconds, table
+from sordino.timing import Team, Watch, race
 
 MACHINE: dict[str, Any] = {"cores": 2, "cores_per_rank": 2, "others": 0.03} | dict.fromkeys(
     ("date", "cpu", "kernel", "python", "torch", "sordino", "compiler", "instruction_set", "mpi"), "known"
@@ -90,34 +94,35 @@ def test_a_watch_sees_what_others_take() -> None:
     ("text", "count"), [("4096", 4096), ("4KiB", 4096), ("64 k", 65536), ("256MiB", 256 << 20), ("1g", 1 << 30)]
 )
 def test_sizes_are_read_and_written(text: str, count: int) -> None:
-    assert common.parse_bytes(text) == count
-    assert common.parse_bytes(common.format_bytes(count)) == count
+    assert command_line.parse_bytes(text) == count
+    assert command_line.parse_bytes(format_bytes(count)) == count
 
 
 def test_what_is_no_size_is_named() -> None:
     for text in ("", "-4", "4 parsecs", "0", "1.5k"):
         with pytest.raises(UsageError, match="is not a size"):
-            common.parse_bytes(text)
+            command_line.parse_bytes(text)
 
 
 def test_times_have_three_digits() -> None:
-    texts = [common.format_seconds(seconds) for seconds in (2.0, 0.0436, 0.00108, 24e-6, -0.002)]
+    texts = [format_seconds(seconds) for seconds in (2.0, 0.0436, 0.00108, 24e-6, -0.002)]
     assert texts == ["2 s", "43.6 ms", "1.08 ms", "24 µs", "-2 ms"]
 
 
 def test_results_hold_no_paths() -> None:
     assert (
-        common.without_paths("no libx in /home/me/env/lib/libx.so.1 and/or km/h") == "no libx in libx.so.1 and/or km/h"
+        machines.without_paths("no libx in /home/me/env/lib/libx.so.1 and/or km/h")
+        == "no libx in libx.so.1 and/or km/h"
     )
 
 
 def test_verdicts() -> None:
     cases = [(5.0, 5.0, True), (4.9, 5.0, True), (1.5, 1.5, False), (1.6, 1.5, False), (None, 1.0, True)]
-    assert [common.target("it", *case)["met"] for case in cases] == [True, False, True, False, None]
+    assert [verdicts.target("it", *case)["met"] for case in cases] == [True, False, True, False, None]
 
 
 def test_a_table_is_markdown() -> None:
-    lines = common.table(["a", "number"], [["x", "1"], ["longer", "22"]]).splitlines()
+    lines = table(["a", "number"], [["x", "1"], ["longer", "22"]]).splitlines()
     assert lines == ["| a      | number |", "| ------ | -----: |", "| x      |      1 |", "| longer |     22 |"]
 
 
@@ -182,7 +187,7 @@ def test_a_report_is_made_from_the_json_alone(tmp_path: Path) -> None:
     results: dict[str, Any] = {"benchmark": "collectives", "name": "collectives", "machine": MACHINE, "ranks": 2}
     results |= {"nodes": 1, "rows": rows, "wrong": [], "targets": collectives.targets(rows)}
     results["baselines"] = {"mpi": "Open MPI v5", "horovod": "not found"}
-    path = common.write(results, tmp_path / "new")
+    path = records.write(results, tmp_path / "new")
     assert path is not None and report.main([str(path)]) == 0
     text = path.with_suffix(".md").read_text()
     assert "| 64 MiB: arena faster than MPI " in text and "5×" in text
@@ -199,7 +204,7 @@ def test_a_report_is_made_from_the_json_alone(tmp_path: Path) -> None:
 def test_a_report_of_something_else_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "other.json").write_text('{"benchmark": "unheard of"}')
     assert report.main([str(tmp_path / "other.json")]) == 1
-    assert "is not a result of sordino bench" in capsys.readouterr().err
+    assert "is not a result of a benchmark" in capsys.readouterr().err
 
 
 # --- The model --------------------------------------------------------------------------------------------------------

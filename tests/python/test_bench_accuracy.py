@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from sordino.bench import accuracy, common, report
-from sordino.bench.accuracy import FULL, QUICK, Plan, run_all
-from sordino.bench.accuracy_claims import METHODS, judge, points
-from sordino.bench.accuracy_training import Task, Training, load, train
+import accuracy
+import report
+from accuracy import FULL, QUICK, Plan, run_all
+from claims.accuracy.claims import METHODS, judge, points
+from claims.accuracy.training import Task, Training, load, train
 from sordino.errors import UsageError
+from sordino.report import records
 
 TINY = Task("digits", images=256, held_out=64, epochs=1)
 
@@ -112,7 +114,7 @@ def test_an_interrupted_benchmark_goes_on(tmp_path: Path, capsys: pytest.Capture
     plan = Plan(TINY, (32,), 2, (2,), 32, (0.1,), seeds=1)
     kept, stale, *_ = plan.trainings()
     for one, task in ((kept, asdict(TINY)), (stale, {**asdict(TINY), "epochs": 9})):
-        common.write({"name": one.key, "task": task, "run": {**asdict(one), "test": -1.0}}, tmp_path)
+        records.write({"name": one.key, "task": task, "run": {**asdict(one), "test": -1.0}}, tmp_path)
     runs = run_all(plan, tmp_path, 1, None)
     assert "1 of 4 trainings are done already" in capsys.readouterr().err
     assert [found["algorithm"] for found in runs] == list(METHODS)

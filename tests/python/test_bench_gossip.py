@@ -15,13 +15,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from results import ResultsOf
 
+import gossip
 import sordino.torch as hvd
+from claims.gossip import cluster, exchange, topology, worker
+from claims.gossip.topology import SEGMENTS, TooSlow, algorithm_2, copies, dead_end_probability
+from cluster import jobs
+from results import ResultsOf
 from sordino._core import RandomCycle, RandomPull
-from sordino.bench import gossip, gossip_cluster, gossip_exchange, gossip_topology, gossip_worker
-from sordino.bench.gossip_topology import SEGMENTS, TooSlow, algorithm_2, copies, dead_end_probability
-from sordino.bench.timing import Team
+from sordino.timing import Team
+
+EXCHANGE = [str(Path(gossip.__file__)), "exchange"]
 
 # --- Finding peers ----------------------------------------------------------------------------------------------------
 
@@ -54,7 +58,7 @@ def test_the_probability_of_a_dead_end_is_that_of_all_ways(size: int) -> None:
 def test_a_draw_stops_at_its_deadline() -> None:
     with pytest.raises(TooSlow):
         algorithm_2(1000, np.random.default_rng(1), time.perf_counter() - 1)
-    assert gossip_topology.measure_source(3000, budget=0.01, limit=0.01) == {"over": 0.01}
+    assert topology.measure_source(3000, budget=0.01, limit=0.01) == {"over": 0.01}
 
 
 def test_copies_are_counted() -> None:
@@ -74,20 +78,20 @@ def test_a_check_wants_values_to_move_and_their_sum_to_stay(
     monkeypatch.setattr(Team, "maximum", lambda self, values: values)
     monkeypatch.setattr(hvd, "allreduce", lambda tensor, **_: 2 * tensor)  # as if both ranks had the same
     tensor = torch.zeros(5)  # the ranks begin with 1 and 4
-    contestant = gossip_exchange.Contestant([tensor], lambda: tensor.fill_(after))
+    contestant = exchange.Contestant([tensor], lambda: tensor.fill_(after))
     assert contestant.is_right(Team(0, 2)) is right
 
 
 def test_groups_of_two_take_part_where_they_are_not_everybody() -> None:
-    having = [size for size in range(2, 9) if "hierarchical" in gossip_exchange.algorithms(size)]
-    assert having == [4, 6, 8] == [size for size in range(1, 9) if "hierarchical" in gossip_worker.algorithms(size)]
+    having = [size for size in range(2, 9) if "hierarchical" in exchange.algorithms(size)]
+    assert having == [4, 6, 8] == [size for size in range(1, 9) if "hierarchical" in worker.algorithms(size)]
 
 
 # --- Slow links -------------------------------------------------------------------------------------------------------
 
 
 def test_half_of_resnet50_has_a_quarter_of_its_parameters() -> None:
-    shapes = gossip_worker.half_resnet50()
+    shapes = worker.half_resnet50()
     assert len({name for name, _ in shapes}) == 161
     assert sum(math.prod(shape) for _, shape in shapes) / 25_557_032 == pytest.approx(0.25, abs=0.01)
 
@@ -102,22 +106,22 @@ def job(ranks: int, **seconds: Sequence[float]) -> dict[str, Any]:
 
 def test_efficiency_is_against_one_worker_and_claims_are_judged_at_most_workers() -> None:
     alone: dict[float, float] = {}
-    rows = gossip_cluster.rows_of(job(1, alone=[2.0, 2.0, 2.0]), 4, 10, alone)
-    rows += gossip_cluster.rows_of(job(2, allreduce=[2.0], crossover=[2.0], pushsum=[2.0]), 4, 10, alone)
-    rows += gossip_cluster.rows_of(job(4, allreduce=[4.0, 5.0, 4.0], crossover=[2.5], pushsum=[2.5]), 4, 10, alone)
+    rows = cluster.rows_of(job(1, alone=[2.0, 2.0, 2.0]), 4, 10, alone)
+    rows += cluster.rows_of(job(2, allreduce=[2.0], crossover=[2.0], pushsum=[2.0]), 4, 10, alone)
+    rows += cluster.rows_of(job(4, allreduce=[4.0, 5.0, 4.0], crossover=[2.5], pushsum=[2.5]), 4, 10, alone)
     assert alone == {5.0: 20.0}
     reached = [row["contestants"]["allreduce"]["efficiency"]["median"] for row in rows[1:]]
     assert reached == pytest.approx([1.0, 0.5])
-    assert [one["met"] for one in gossip_cluster.targets(rows)] == [True, True, True, None]
-    assert gossip_cluster.targets(rows)[0]["value"] == pytest.approx(1.6)
+    assert [one["met"] for one in cluster.targets(rows)] == [True, True, True, None]
+    assert cluster.targets(rows)[0]["value"] == pytest.approx(1.6)
 
 
 # --- Short runs -------------------------------------------------------------------------------------------------------
 
 
 def run(*words: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "sordino.cli", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=240, env={**os.environ, **(env or {})})
+    command, environment = [sys.executable, *words], {**os.environ, **(env or {})}
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment)
 
 
 @pytest.mark.run_of_a_benchmark
@@ -130,7 +134,7 @@ def test_topology_runs(tmp_path: Path, results_of: ResultsOf) -> None:
 
 @pytest.mark.run_of_a_benchmark
 def test_an_exchange_needs_two_ranks() -> None:
-    done = run("bench", "gossip", "exchange", "--quick")
+    done = run(*EXCHANGE, "--quick")
     assert done.returncode == 2
     assert "needs two ranks" in done.stderr
 
@@ -140,7 +144,7 @@ def test_an_exchange_needs_two_ranks() -> None:
 @pytest.mark.parametrize("ranks", [3, 4])
 def test_exchanges_run(tmp_path: Path, ranks: int, results_of: ResultsOf) -> None:
     words = ["--quick", "--baselines", "none", "--results", str(tmp_path)]
-    done = run("bench", "-np", str(ranks), "gossip", "exchange", *words)
+    done = run("-m", "sordino.cli", "run", "-np", str(ranks), "--", "python", *EXCHANGE, *words)
     assert done.returncode == 0, done.stderr
     found = results_of(f"gossip_exchange_np{ranks}")
     assert {"crossover_blocks", "pushsum", "allreduce", "floor"} <= found["contestants"].keys()
@@ -150,8 +154,9 @@ def test_exchanges_run(tmp_path: Path, ranks: int, results_of: ResultsOf) -> Non
 @pytest.mark.run_of_a_benchmark
 @pytest.mark.usefixtures("launcher")
 def test_the_worker_counts_what_it_sends(tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "sordino.bench.gossip_worker", "--compute-ms", "3", "--budget", "0", "--steps", "1"]
-    done = run("run", "-np", "4", "--", *words, env={"SORDINO_RANKS_PER_NODE": "1"})
+    words = ["python", "-m", "claims.gossip.worker", "--compute-ms", "3", "--budget", "0", "--steps", "1"]
+    places = {"SORDINO_RANKS_PER_NODE": "1", **jobs.paths()}
+    done = run("-m", "sordino.cli", "run", "-np", "4", "--", *words, env=places)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert all(found["right"].values())

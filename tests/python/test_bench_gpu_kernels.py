@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sordino.bench import gpu_kernels, report
-from sordino.bench.common import Results
+import gpu_kernels
 from sordino.errors import NotBuilt
+from sordino.report import Results
 
 MACHINE = {
     "cpu": "a CPU",
@@ -71,7 +71,7 @@ def test_report() -> None:
         "resnet": RESNET,
         "targets": gpu_kernels.targets(ROWS, RESNET),
     }
-    text = report.markdown(results)
+    text = gpu_kernels.REPORTS["gpu_kernels"].markdown(results)
     assert text.startswith("# Kernels on the GPU") and "one A GPU (CUDA 13.0)" in text
     assert "| axpby, float32  | 0.50 (16 GB/s) | 0.97 (1953 GB/s) |" in text
     assert "| axpby, bfloat16 |              – | 0.88 (1772 GB/s) |" in text

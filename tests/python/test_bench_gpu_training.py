@@ -6,14 +6,15 @@ import pytest
 import torch
 from test_bench_gpu_kernels import MACHINE, times
 
+import gpu_ranks
+import gpu_step
 import sordino.torch as hvd
 from sordino import sim
 from sordino._core import sim_device
-from sordino.bench import gpu_ranks, gpu_step, report
-from sordino.bench.common import Results
 from sordino.bench.resnet import resnet50_shapes
-from sordino.bench.timing import Team
 from sordino.errors import NotBuilt
+from sordino.report import Results
+from sordino.timing import Team
 
 CPU = torch.device("cpu")
 
@@ -58,7 +59,7 @@ def test_report_of_steps() -> None:
         "targets": gpu_step.targets(rows),
     }
     assert [(one["value"], one["met"]) for one in results["targets"]] == [(1.25, True)]
-    text = report.markdown(results)
+    text = gpu_step.REPORTS["gpu_step"].markdown(results)
     assert text.startswith("# A step on one GPU") and "one A GPU (CUDA 13.0)" in text
     assert "64 images" in text and "1.25 % (1.12 to 1.38)" in text and "met" in text and "missed" not in text
 
@@ -108,7 +109,7 @@ def test_report_of_ranks() -> None:
     }
     found = [(one["value"], one["met"]) for one in results["targets"]]
     assert found == [(10.0, True), (0.5, False), (10.0, True), (None, None), (None, None), (None, None)]
-    text = report.markdown(results)
+    text = gpu_ranks.REPORTS["gpu_ranks"].markdown(results)
     assert text.startswith("# Ranks that share a GPU") and "2 ranks on one A GPU" in text
     assert "**Wrong results: gossip at 1 MiB (default), gossip at 25 MiB (default).**" in text
     assert "1 ms (900 µs to 1.1 ms), 10.00×" in text and "not measured" in text

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from results import ResultsOf
 
-from sordino.bench import layered, layered_report
+import layered
+from claims.layered import report
+from results import ResultsOf
 from sordino.tune.costs import Line, Rates
 
 
@@ -24,10 +25,10 @@ def row(exposed: dict[str, list[float]]) -> dict[str, Any]:
 
 def test_what_is_hidden_is_a_part_of_all_reduce() -> None:
     one = row({"AllReduce": [2.0, 2.0, 2.0, 2.0], "Layered": [2.1, 1.0, 0.05, 0.2]})
-    assert layered_report.hidden(one, "Layered", "0.5") == 0.5
-    assert layered_report.hidden(one, "AllReduce", "1") == 0
-    assert layered_report.efficiency(one, "AllReduce", "1") == 0.5
-    assert layered_report.efficiency(one, "Layered", "2") == pytest.approx(4 / 4.2)
+    assert report.hidden(one, "Layered", "0.5") == 0.5
+    assert report.hidden(one, "AllReduce", "1") == 0
+    assert report.efficiency(one, "AllReduce", "1") == 0.5
+    assert report.efficiency(one, "Layered", "2") == pytest.approx(4 / 4.2)
     met = [target["met"] for target in layered.targets([one, row({"Horovod": [1.0] * 4})])]
     assert met == [True, False, True]
 
@@ -37,7 +38,7 @@ def test_scaling_begins_where_the_source_ends() -> None:
     assert [one["workers"] for one in found] == [4, 8, 16, 32, 64, 128, 256]
     last = found[-1]
     assert last["AllReduce"] == pytest.approx(0.638)
-    shares = [last[f"Layered {share:g}"] for share in layered_report.SHARES]
+    shares = [last[f"Layered {share:g}"] for share in report.SHARES]
     assert shares == sorted(shares)
     assert shares[-1] == 1.0
     for one in found:

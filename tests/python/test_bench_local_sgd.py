@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from results import ResultsOf
 
-from sordino.bench import local_sgd, local_sgd_accuracy, local_sgd_communication, local_sgd_plan
-from sordino.bench.local_sgd_worker import edsr_shapes, resnet20_shapes
+import local_sgd
+from claims.local_sgd import accuracy, communication, plan
+from claims.local_sgd.report import per_step
+from claims.local_sgd.worker import edsr_shapes, resnet20_shapes
+from results import ResultsOf
 
 
 def entry(gradients: float, averaging: float | None, predicted: tuple[float, float]) -> dict[str, Any]:
@@ -31,18 +33,18 @@ def row(place: str = "ranks") -> dict[str, Any]:
 
 
 def test_averaging_is_shared_by_the_steps_of_an_interval() -> None:
-    one = local_sgd_communication.per_step(row()["contestants"]["allreduce"], "allreduce", 4)
+    one = per_step(row()["contestants"]["allreduce"], "allreduce", 4)
     assert one == {"gradients": 1.0, "averaging": 1.0, "total": 2.0, "predicted": 2.0}
-    plain = local_sgd_communication.per_step(row()["contestants"]["synchronous"], "synchronous", 4)
+    plain = per_step(row()["contestants"]["synchronous"], "synchronous", 4)
     assert (plain["total"], plain["predicted"]) == (3.0, 3.3)
 
 
 def test_errors_are_of_emulated_hosts_alone() -> None:
-    assert local_sgd_communication.errors([row("here")]) == {}
-    found = local_sgd_communication.errors([row(), row("here"), row("groups")])
+    assert communication.errors([row("here")]) == {}
+    found = communication.errors([row(), row("here"), row("groups")])
     assert found["sharded"] == {"median": pytest.approx(1 / 3), "most": pytest.approx(-1 / 3), "count": 2}
     assert found["synchronous"]["median"] == pytest.approx(0.1)
-    met = {one["what"]: one["met"] for one in local_sgd_communication.targets([row()])}
+    met = {one["what"]: one["met"] for one in communication.targets([row()])}
     assert met["edsr, ranks, P=2, K=2: averaging shards over whole models (1/K = 0.5)"]
     assert met["synchronous: median error of the prediction on emulated hosts"]
     assert not met["sharded: median error of the prediction on emulated hosts"]
@@ -50,17 +52,17 @@ def test_errors_are_of_emulated_hosts_alone() -> None:
 
 def test_errors_of_plans_are_by_algorithm() -> None:
     rows = [{"rows": [{"name": "a", "error": e}, {"name": "b", "error": None}]} for e in (0.1, -0.3, 0.2)]
-    assert local_sgd_plan.errors(rows) == {"a": {"median": 0.2, "most": -0.3, "count": 3}}
+    assert plan.errors(rows) == {"a": {"median": 0.2, "most": -0.3, "count": 3}}
 
 
 def test_what_training_bears() -> None:
     def points(*accuracies: float) -> list[dict[str, Any]]:
         return [{"workers": 1 << k, "accuracy": value} for k, value in enumerate(accuracies)]
 
-    assert local_sgd_accuracy.borne(points(0.9, 0.896, 0.91, 0.8, 0.95)) == 4
-    assert local_sgd_accuracy.borne(points(0.9, 0.89)) == 1
-    assert local_sgd_accuracy.settled([9.0] + [1.0, 3.0] * 4) == pytest.approx(2.0)
-    assert local_sgd_accuracy.settled([1.0, 2.0, None]) is None
+    assert accuracy.borne(points(0.9, 0.896, 0.91, 0.8, 0.95)) == 4
+    assert accuracy.borne(points(0.9, 0.89)) == 1
+    assert accuracy.settled([9.0] + [1.0, 3.0] * 4) == pytest.approx(2.0)
+    assert accuracy.settled([1.0, 2.0, None]) is None
 
 
 def test_the_sets_have_the_sizes_of_the_papers() -> None:

@@ -8,21 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from results import ResultsOf
 
 import sordino.torch as hvd
+import wide_area
+from claims.wide_area import one_sided, pulls, pulls_worker, report, serving, serving_worker, tables
+from claims.wide_area.shelf import Shelves
+from results import ResultsOf
 from sordino import sim
-from sordino.bench import (
-    wide_area,
-    wide_area_one_sided,
-    wide_area_pulls,
-    wide_area_report,
-    wide_area_serving,
-    wide_area_serving_worker,
-    wide_area_tables,
-    wide_area_worker,
-)
-from sordino.bench.wide_area_shelf import Shelves
 from sordino.errors import NotBuilt, SordinoError
 
 
@@ -47,7 +39,7 @@ def pulls_job() -> dict[str, Any]:
 
 
 def test_steps_are_compared_with_those_of_the_same_round_and_ages_with_what_pulls_take() -> None:
-    row = wide_area_pulls.row_of(pulls_job(), 1, 100)
+    row = pulls.row_of(pulls_job(), 1, 100)
     found = row["contestants"]
     assert found["none"]["step"]["median"] == 3.0  # of 2 and 4
     assert found["none"]["over_alone"]["median"] == 2.0  # in both rounds
@@ -56,7 +48,7 @@ def test_steps_are_compared_with_those_of_the_same_round_and_ages_with_what_pull
     assert found["manager"]["beyond"]["median"] == 1.0
     assert found["manager"]["behind"] == {"mean": 2.0, "deviation": 0.0}
     assert "age" not in found["alone"]
-    met = {one["what"].split(": ")[1]: one["met"] for one in wide_area_pulls.targets([row])}
+    met = {one["what"].split(": ")[1]: one["met"] for one in pulls.targets([row])}
     assert met == {
         "a step of manager, over alone": True,
         "waiting of manager, over that of none": True,
@@ -72,12 +64,12 @@ def test_serving_is_compared_within_rounds_and_a_snapshot_with_the_faster_copy()
     ways = {name: {"rounds": values} for name, values in (medians | {"publishing_pulled": [1.5, 5.0]}).items()}
     times = {name: {"median": value} for name, value in (("publish", 1.2), ("torch", 1.0), ("numpy", 2.0))}
     job = {"cores_per_rank": 2, "sizes": [{"bytes": 1 << 20, "ways": ways, "publication": times}]}
-    here, across = (wide_area_serving.rows_of(job, mbps)[0] for mbps in (None, 1000.0))
+    here, across = (serving.rows_of(job, mbps)[0] for mbps in (None, 1000.0))
     assert here["ratios"]["pulled / alone"]["median"] == pytest.approx(1.1)
     assert here["ratios"]["publishing_pulled / publishing"]["median"] == 1.5
     assert here["over_copy"] == 1.2
-    assert wide_area_report.where(across) == "between hosts, 1 Gbps"
-    assert [one["met"] for one in wide_area_serving.targets([here, across])] == [False, False, False]
+    assert report.where(across) == "between hosts, 1 Gbps"
+    assert [one["met"] for one in serving.targets([here, across])] == [False, False, False]
 
 
 def test_gets_are_compared_with_the_shelf_and_late_ones_are_counted() -> None:
@@ -90,12 +82,12 @@ def test_gets_are_compared_with_the_shelf_and_late_ones_are_counted() -> None:
         "get": [turn(70.0, late=True), turn(60.0)],
     }
     job = {"cores_per_rank": 2, "sizes": [{"bytes": 1024, "ways": ways, "right": True}]}
-    (row,) = wide_area_one_sided.rows_of(job, None)
+    (row,) = one_sided.rows_of(job, None)
     assert row["ratios"] == {"get": 32.5}
     assert (row["ways"]["get"]["late"], row["ways"]["get"]["turns"]) == (1, 2)
     assert row["ways"]["shelf"]["seconds"]["count"] == 3
     assert "seconds" not in row["ways"]["nobody"]
-    assert [one["met"] for one in wide_area_one_sided.targets([row])] == [True, None]
+    assert [one["met"] for one in one_sided.targets([row])] == [True, None]
 
 
 def simulated_run(mode: str, seed: int, best: float, age: float) -> dict[str, Any]:
@@ -114,13 +106,13 @@ def test_accuracies_are_compared_seed_by_seed() -> None:
     runs = [simulated_run(mode, seed, found[seed], found[2]) for mode, found in values.items() for seed in (0, 1)]
     halves = [[run for run in runs if run["seed"] == seed] for seed in (0, 1)]
     kept = [{"found": {"runs": half, "setting": {}, "source": {"no overlap": 0.861}}} for half in halves]
-    row = wide_area_tables.row_of(kept, 2)
+    row = tables.row_of(kept, 2)
     manager = row["modes"]["scheduled, manager"]
     assert manager["gain"] == {"mean": pytest.approx(0.02), "deviation": pytest.approx(0.01 * 2**0.5)}
     assert manager["source"] is None
     assert row["modes"]["no overlap"]["source"] == 0.861
     assert manager["waiting"] == 0.1
-    met = [one["met"] for one in wide_area_tables.targets([row])]
+    met = [one["met"] for one in tables.targets([row])]
     assert met == [True, True, True, False, True, False, True]
 
 
@@ -131,19 +123,19 @@ def test_what_was_simulated_is_not_simulated_again(tmp_path: Path, monkeypatch: 
         calls.append(words)
         return {"found": {}, "seconds": 1.0, "bytes": 1 << 20}
 
-    monkeypatch.setattr(wide_area_tables, "simulated", simulated)
-    one, other = wide_area_tables.many("adpsgd", 1000), wide_area_tables.comparison(2, 3, False, None)
-    wide_area_tables.run_all([one], tmp_path)
-    assert len(wide_area_tables.run_all([one, other], tmp_path)) == 2
+    monkeypatch.setattr(tables, "simulated", simulated)
+    one, other = tables.many("adpsgd", 1000), tables.comparison(2, 3, False, None)
+    tables.run_all([one], tmp_path)
+    assert len(tables.run_all([one, other], tmp_path)) == 2
     assert calls == [one.words, other.words]
-    wide_area_tables.run_all([wide_area_tables.comparison(2, 3, True, None)], tmp_path)
+    tables.run_all([tables.comparison(2, 3, True, None)], tmp_path)
     assert len(calls) == 3, "other words, although by the same name"
 
 
 @pytest.mark.run_of_a_benchmark
 def test_a_simulation_that_fails_says_why() -> None:
     with pytest.raises(NotBuilt, match=r"--workers"):
-        wide_area_tables.simulated(["--algorithm", "scheduled-pull", "--workers", "0"])
+        tables.simulated(["--algorithm", "scheduled-pull", "--workers", "0"])
 
 
 # --- The ranks' part, on threads --------------------------------------------------------------------------------------
@@ -180,16 +172,16 @@ def test_a_puller_hears_that_its_peer_is_gone() -> None:
 
 def test_the_one_that_serves_rules_the_other() -> None:
     chosen = Namespace(sizes=[4096], step_ms=0.5, steps=2, rounds=2, budget=0.01)
-    found = sim.run(2, wide_area_serving_worker.measure, chosen)[0]["sizes"][0]
-    assert found["ways"].keys() == wide_area_serving_worker.WAYS.keys()
+    found = sim.run(2, serving_worker.measure, chosen)[0]["sizes"][0]
+    assert found["ways"].keys() == serving_worker.WAYS.keys()
     assert all(len(one["rounds"]) == 2 and one["times_a_second"] > 0 for one in found["ways"].values())
     assert found["publication"].keys() == {"publish", "torch", "numpy"}
 
 
 def test_a_model_of_two_pieces_is_not_right() -> None:
     def work() -> None:
-        algorithm = wide_area_worker.contestants(2)["naive"]
-        training = wide_area_worker.Training(algorithm, 4096, 1e-3, 2)
+        algorithm = pulls_worker.contestants(2)["naive"]
+        training = pulls_worker.Training(algorithm, 4096, 1e-3, 2)
         training.run(3)
         assert training.is_right()
         with torch.no_grad():
@@ -203,8 +195,8 @@ def test_a_model_of_two_pieces_is_not_right() -> None:
 @pytest.mark.run_of_a_benchmark
 def test_contestants_take_their_turns() -> None:
     chosen = Namespace(model_bytes=8192, compute_ms=1.0, interval=4, warm_up=2, windows=3, rounds=1)
-    found = sim.run(3, wide_area_worker.measure, chosen)[0]["rounds"]
-    assert found.keys() == wide_area_worker.contestants(4).keys()
+    found = sim.run(3, pulls_worker.measure, chosen)[0]["rounds"]
+    assert found.keys() == pulls_worker.contestants(4).keys()
     for name, ((*ranks,),) in found.items():
         assert all(one["right"] and one["step"] >= 1e-3 for one in ranks), name
         assert ("ages" in ranks[0]) == (name in ("none", "naive", "manager", "autonomous"))

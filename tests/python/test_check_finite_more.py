@@ -15,7 +15,7 @@ from sordino.algorithms import (  # fmt: skip
     Algorithm,
     LocalSGD,
 )
-from sordino.torch.finite import Evidence, largest_of
+from sordino.runtime.nonfinite import Evidence, largest_of
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 BAD = {"NaN": [math.nan], "Inf": [math.inf, -math.inf]}

@@ -52,6 +52,7 @@ HYDRA = mpi.Launcher(Path("/opt/mpi/bin/mpirun"), "hydra", "Version: 4.3")
         (["dance"], "invalid choice"),
         ([], "required"),
         (["bench", "nothing"], "invalid choice"),
+        (["bench", "gossip", "exchange"], "run it from a clone: python benchmarks/gossip.py"),
     ],
 )
 def test_wrong_command_lines_have_status_2(

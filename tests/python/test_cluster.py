@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from cluster import Cluster
-from cluster.__main__ import main
 from pace import HANG_S, bound
 
+from cluster import Cluster
+from cluster.__main__ import main
 from sordino.errors import NotBuilt, UsageError
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"

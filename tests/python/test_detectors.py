@@ -14,11 +14,11 @@ import torch
 
 import sordino.torch as hvd
 from sordino.algorithms import ParameterSkipping
-from sordino.context import current
-from sordino.torch.detectors import Detector, detector_of
-from sordino.torch.items import Items
-from sordino.torch.parameters import ParameterArena
-from sordino.torch.skipping_statistics import SkippingStatistics
+from sordino.algorithms.caps.detectors import Detector, detector_of
+from sordino.algorithms.caps.items import Items
+from sordino.algorithms.caps.statistics import SkippingStatistics
+from sordino.runtime.context import current
+from sordino.runtime.flat_buffer import ParameterBuffer
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -36,7 +36,7 @@ class Bench:
     def __init__(self, tensors: list[torch.Tensor], **settings: Any) -> None:
         self.tensors = tensors
         algorithm = ParameterSkipping(**settings)
-        self.arena = ParameterArena(current(), [f"t{k}" for k in range(len(tensors))], tensors, "model")
+        self.arena = ParameterBuffer(current(), [f"t{k}" for k in range(len(tensors))], tensors, "model")
         self.items = Items.of(self.arena, algorithm.block_bytes if algorithm.granularity == "block" else None)
         self.detector: Detector = detector_of(self.arena, self.items, algorithm)
         self.detector.begin(0)

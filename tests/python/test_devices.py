@@ -12,9 +12,9 @@ from pretended import devices
 import sordino.torch as hvd
 from sordino import sim
 from sordino._core import Device, cuda_device, cuda_devices, sim_device
-from sordino.context import current
 from sordino.errors import DeviceError, NotBuilt, OperationMismatch, UsageError
-from sordino.torch.devices import common_device, device_of
+from sordino.runtime.context import current
+from sordino.runtime.devices import common_device, device_of
 
 
 def ways_of(work: Callable[[], object], size: int, gpus: list[Device], per_node: int = 0) -> dict[str, int]:

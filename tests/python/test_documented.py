@@ -17,7 +17,7 @@ import sordino.torch as hvd
 from sordino import _core
 from sordino.algorithms import Layered
 from sordino.errors import SordinoError, UsageError
-from sordino.torch.lasting import goes_on
+from sordino.torch.start import goes_on
 
 ROOT = Path(__file__).resolve().parents[2]
 # Benchmarks may need what is not installed; of the package's programs nobody catches anything.

@@ -12,8 +12,8 @@ from elastic_models import Values, copied, data, line_of, loss_of, sgd
 
 import sordino.torch as hvd
 from sordino.algorithms import LocalSGD
-from sordino.context import current
 from sordino.errors import PeerLost
+from sordino.runtime.context import current
 from sordino.torch.elastic import ElasticSampler, TorchState
 
 

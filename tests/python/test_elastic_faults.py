@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import sordino.torch as hvd
-from sordino.context import current
+from sordino.runtime.context import current
 from sordino.torch.elastic import ElasticSampler, TorchState
 
 EPOCHS = 2

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sordino import checkpoint, sim
-from sordino.context import use
 from sordino.errors import UsageError
+from sordino.runtime.context import use
 from sordino.torch.elastic import ElasticSampler
 
 

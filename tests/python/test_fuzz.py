@@ -26,14 +26,18 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from sordino import algorithms, cards, checkpoint, data
-from sordino.bench import accuracy, report, soak_course, wide_area_tables
+import accuracy
+import report
+from claims.wide_area import tables
+from drills.course import lines_of
+from sordino import algorithms, checkpoint, data, fingerprint
 from sordino.checkpoint import Folder, files
 from sordino.cli import probe, simulate
 from sordino.errors import ConfigurationMismatch, SordinoError, TransportError, UsageError
+from sordino.report import records
+from sordino.runtime import async_agent
 from sordino.simulate.choices import plan_of
 from sordino.simulate.links import Links
-from sordino.torch import deciding
 
 MIB = 1 << 20
 
@@ -501,13 +505,13 @@ texts = values.map(json.dumps) | st.text(max_size=20) | st.sampled_from(["[" * 1
 @example(text='{"a": 1}')
 def test_cards(text: str) -> None:
     try:
-        card = cards.decode(text, 3)
+        card = fingerprint.decode(text, 3)
     except TransportError as error:
         assert "rank 3" in str(error) and len(str(error)) < 300
         return
-    assert cards.decode(cards.encode(card), 3) == card
+    assert fingerprint.decode(fingerprint.encode(card), 3) == card
     try:
-        cards.compare([0, 3], [{"Sordino": "Sordino 1"}, card])
+        fingerprint.compare([0, 3], [{"Sordino": "Sordino 1"}, card])
     except ConfigurationMismatch as error:
         assert str(error)
     else:
@@ -523,7 +527,7 @@ def test_cards(text: str) -> None:
 @example(text="[" * 100_000)
 def test_letters(text: str) -> None:
     try:
-        message = deciding.decode(text)
+        message = async_agent.decode(text)
     except TransportError:
         return
     assert isinstance(json.loads(text), list) and isinstance(message[0], str)
@@ -532,7 +536,7 @@ def test_letters(text: str) -> None:
 
 # --- Results ----------------------------------------------------------------------------------------------------------
 
-KINDS = sorted(report._TABLES)
+KINDS = sorted(report.REPORTS)
 
 
 @given(
@@ -546,7 +550,7 @@ def test_reports_of_incomplete_results(tmp_path: Path, kind: object, rest: dict[
     path = tmp_path / "results.json"
     path.write_text(json.dumps({"benchmark": kind, **rest}))
     with pytest.raises(UsageError, match=r"results\.json"):
-        report.render(path)
+        records.render(path, report.REPORTS)
     assert not path.with_suffix(".md").exists()
 
 
@@ -561,8 +565,8 @@ def test_what_earlier_runs_left(tmp_path: Path, content: bytes) -> None:
     kept = tmp_path / f"{training.key}.json"
     kept.write_bytes(content)
     assert accuracy._kept(tmp_path, accuracy.QUICK.task, training) is None
-    assert isinstance(wide_area_tables._kept(kept), dict)
-    lines, torn = soak_course.lines_of(kept)
+    assert isinstance(tables._kept(kept), dict)
+    lines, torn = lines_of(kept)
     assert not lines and torn == len(content.decode(errors="replace").splitlines())
 
 

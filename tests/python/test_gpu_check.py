@@ -7,9 +7,10 @@ import os
 import subprocess
 from pathlib import Path
 
-import gpu_summary
 import pytest
 import torch
+
+import gpu_summary
 
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "gpu_check.sh"
 JUNIT = """<testsuites><testsuite name="pytest" errors="0" failures="1" skipped="2" tests="10">

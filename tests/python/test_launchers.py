@@ -8,7 +8,7 @@ import pytest
 
 import sordino.torch as hvd
 from sordino.errors import UsageError
-from sordino.launchers import launches, refuse_to_be_alone
+from sordino.launch.environment import launches, refuse_to_be_alone
 
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "TORCHELASTIC_RUN_ID": "none"}
 KUBEFLOW = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "job-master-0", "MASTER_PORT": "23456"}

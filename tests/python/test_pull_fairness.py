@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from sordino.algorithms import ScheduledPull
-from sordino.algorithms.pull_manager import Manager
-from sordino.algorithms.pull_schedule import Tell
+from sordino.algorithms.scheduled_pull.manager import Manager
+from sordino.runtime.actions import Tell
 from sordino.simulate.job import Job
 from sordino.simulate.links import Links
 from sordino.simulate.pulling import Pulling

@@ -9,21 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sordino.algorithms.pull_manager import Manager, Pool
-from sordino.algorithms.pull_negotiation import Autonomous, Managed
-from sordino.algorithms.pull_schedule import (
-    Action,
-    Draws,
-    Peers,
-    Pull,
-    PullAfter,
-    PullFirst,
-    Skip,
-    Tell,
-    Wake,
-    Warn,
-    update_time,
-)
+from sordino.algorithms.draws import Draws, Peers
+from sordino.algorithms.scheduled_pull.manager import Manager, Pool
+from sordino.algorithms.scheduled_pull.negotiation import Autonomous, Managed
+from sordino.algorithms.scheduled_pull.schedule import Action, Pull, PullAfter, PullFirst, update_time
+from sordino.runtime.actions import Skip, Tell, Wake, Warn
 
 PATIENCE = 1.0
 

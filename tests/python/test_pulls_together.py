@@ -9,11 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sordino.algorithms.pull_schedule import (
-    Message,
-    update_time,
-)
-from sordino.algorithms.wide_area import ScheduledPull
+from sordino.algorithms.scheduled_pull import ScheduledPull
+from sordino.algorithms.scheduled_pull.schedule import update_time
+from sordino.runtime.actions import Message
 from sordino.simulate.job import Job, Outcome
 from sordino.simulate.links import Links
 from sordino.simulate.pulling import Pulling

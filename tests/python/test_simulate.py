@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sordino.algorithms import ADPSGD, ScheduledPull
-from sordino.algorithms.pull_schedule import Pull
+from sordino.algorithms.scheduled_pull.schedule import Pull
 from sordino.errors import UsageError
 from sordino.simulate import averaging, events, pulling
 from sordino.simulate.events import World

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-from lockstep_cases import CHOICES, MIXES, WORKERS, job_of, model_of, really_trained, silent
+from lockstep_cases import CHOICES, MIXES, WORKERS, job_of, really_trained, silent
 
 import sordino.torch as hvd
 from sordino import sim
@@ -29,7 +29,7 @@ from sordino.simulate import lockstep
 from sordino.simulate.images import Images
 from sordino.simulate.images import Trainee as ImagesTrainee
 from sordino.simulate.quadratic import Quadratic
-from sordino.simulate.traffic import Rows, traffic_of
+from sordino.simulate.traffic import Rows
 from sordino.simulate.vectorized import numerics_of
 
 # ---- the problem -----------------------------------------------------------------------------------------------------
@@ -93,8 +93,7 @@ def test_arrays_do_what_the_real_optimizer_does(choice: str) -> None:
     job = job_of(CHOICES[choice], lr=0.2, dimension=70 if choice == "caps-blocks" else 9, momentum=0.5, seed=4)
     wanted, _, skipped = really_trained(job, 7)
     problem = Quadratic(job)
-    model = model_of(job, problem)
-    numerics = numerics_of(job.algorithm, problem, model, traffic_of(job.algorithm, WORKERS, model).mixing)  # type: ignore[arg-type]
+    numerics = numerics_of(job.algorithm, problem)
     for step, (values, really_sent) in enumerate(zip(wanted, skipped)):
         sent = numerics.step(step)
         np.testing.assert_allclose(problem.parameters, values, atol=3e-6)
@@ -133,8 +132,7 @@ def exchanged(choice: str, workers: int, rounds: int) -> Iterator[np.ndarray]:
     job = job_of(algorithm, workers=workers, lr=0.0)
     problem = Quadratic(job)
     problem.parameters[:] = np.random.default_rng(workers).normal(size=problem.parameters.shape)
-    model = model_of(job, problem)
-    numerics = numerics_of(algorithm, problem, model, traffic_of(algorithm, workers, model).mixing)
+    numerics = numerics_of(algorithm, problem)
     for round in range(rounds):
         numerics.step(round)
         yield problem.parameters.astype(np.float64)
@@ -155,8 +153,7 @@ def test_mixing_keeps_the_mean_and_brings_workers_together(choice: str, workers:
 
 def test_allreduce_keeps_workers_equal() -> None:
     problem_of = Quadratic(job_of(AllReduce(), workers=50, lr=0.1))
-    model = model_of(job_of(AllReduce()), problem_of)
-    numerics = numerics_of(AllReduce(), problem_of, model, None)
+    numerics = numerics_of(AllReduce(), problem_of)
     for step in range(200):
         numerics.step(step)
     assert (problem_of.parameters == problem_of.parameters[0]).all()

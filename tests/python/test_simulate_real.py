@@ -13,9 +13,9 @@ import torch
 
 import sordino.torch as hvd
 from sordino import sim
-from sordino.algorithms.wide_area import ADPSGD, ScheduledPull
-from sordino.simulate import asynchronous
+from sordino.algorithms import ADPSGD, ScheduledPull
 from sordino.simulate.averaging import Averaging
+from sordino.simulate.command import simulate
 from sordino.simulate.job import Job
 from sordino.simulate.links import Links
 from sordino.simulate.pulling import Pulling
@@ -72,10 +72,10 @@ class Descent(torch.optim.Optimizer):
 def is_idle(optimizer: hvd.DistributedOptimizer, algorithm: ScheduledPull | ADPSGD) -> bool:
     """Whether nothing that takes no time is under way."""
     if isinstance(algorithm, ADPSGD):
-        averager = optimizer._reducer._averager
+        averager = optimizer._strategy._averager
         with averager.lock:
             return averager._number is None and averager._pairing._peer is None
-    return algorithm.overlap != "naive" or optimizer._reducer._puller._pull.state == "done"
+    return algorithm.overlap != "naive" or optimizer._strategy._puller._pull.state == "done"
 
 
 def really(job: Job, turns: Turns) -> torch.Tensor:
@@ -93,7 +93,7 @@ def really(job: Job, turns: Turns) -> torch.Tensor:
             assert time.monotonic() < limit
             time.sleep(0.0002)
 
-    optimizer._reducer.begin_step(plain)  # where the simulated windows begin, too
+    optimizer._strategy.begin(plain)  # where the simulated windows begin, too
     hvd.barrier()
     arrived()
     plain.look()
@@ -136,6 +136,6 @@ def test_scheduled_pulls_without_transfer_time_are_as_fresh_as_can_be() -> None:
     """Nothing is waited for, and what is pulled is of the moment at which it is used."""
     for schedule in ("manager", "autonomous"):
         job = job_of(ScheduledPull(2, schedule=schedule), 5)
-        outcome = asynchronous.run(job, lambda part: None)
+        outcome = simulate(job, lambda part: None)
         assert outcome.record.waiting.sum() == 0
         assert outcome.record.pulls.sum() > 0

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lockstep_cases import CHOICES, WORKERS, job_of, model_of, really_trained, seconds_of, silent
+from lockstep_cases import CHOICES, WORKERS, job_of, really_trained, seconds_of, silent
 
 from sordino.algorithms import (
     DPSGD,
@@ -29,7 +29,6 @@ from sordino.simulate.phases import Sends
 from sordino.simulate.quadratic import Quadratic
 from sordino.simulate.record import Record
 from sordino.simulate.timeline import Timeline
-from sordino.simulate.traffic import traffic_of
 
 # ---- traffic ---------------------------------------------------------------------------------------------------------
 
@@ -37,7 +36,7 @@ from sordino.simulate.traffic import traffic_of
 def traffic_seconds(job: Job, sent: list[np.ndarray | None], steps: range) -> np.ndarray:
     """The bytes that every worker sends in these steps, by the pattern."""
     problem = Quadratic(job)
-    traffic = traffic_of(job.algorithm, job.workers, model_of(job, problem))  # type: ignore[arg-type]
+    traffic = lockstep.traffic_of(job, problem, problem.tensors)
     timeline = Timeline(job, Record(job.workers))
     for step in steps:
         timeline.step(traffic.phases(step, sent[step]))

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sordino.algorithms import ParameterSkipping, ThresholdScheduler
-from sordino.algorithms.skipping import place_by_size
+from sordino.algorithms.caps import place_by_size
 from sordino.errors import UsageError
 
 DEFAULT = ThresholdScheduler()

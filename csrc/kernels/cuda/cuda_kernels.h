@@ -1,9 +1,10 @@
-// The kernels of device/device.h on NVIDIA's GPUs. Without nvcc there is no_cuda.cc in place of all of this folder.
+// The kernels of kernels/device_kernels.h on NVIDIA's GPUs. Without nvcc no_cuda_kernels.cc takes the place of all
+// others of this folder.
 #pragma once
 
 #include <memory>
 
-#include "device/device.h"
+#include "kernels/device_kernels.h"
 
 namespace sordino::kernels::cuda {
 

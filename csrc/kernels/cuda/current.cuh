@@ -7,7 +7,7 @@
 #include <string>
 
 #include "base/error.h"
-#include "device/device.h"
+#include "kernels/device_kernels.h"
 
 namespace sordino::kernels::cuda {
 

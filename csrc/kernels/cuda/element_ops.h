@@ -150,7 +150,7 @@ struct Axpby {
   }
 };
 
-// device.h's lars_step of a row (weights, gradient) or (weights, gradient, velocity).
+// device_kernels.h's lars_step of a row (weights, gradient) or (weights, gradient, velocity).
 template <class T>
 struct Lars {
   using Element = T;

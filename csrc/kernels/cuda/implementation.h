@@ -1,7 +1,7 @@
 // The class behind make(): its methods are spread over the .cu files, a family of operations each.
 #pragma once
 
-#include "device/device.h"
+#include "kernels/device_kernels.h"
 
 namespace sordino::kernels::cuda {
 

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "base/error.h"
-#include "device/device.h"
 #include "kernels/cuda/walk.h"
+#include "kernels/device_kernels.h"
 
 namespace sordino::kernels::cuda {
 

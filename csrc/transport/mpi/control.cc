@@ -18,27 +18,26 @@ Control::Control(MPI_Comm comm) : comm_(comm) {
 
 void Control::post(int to, Bytes message) {
   if (lost_.contains(to)) return;
-  Letter& letter = letters_.emplace_back();
-  letter.bytes = std::move(message);
-  letter.to = to;
-  if (!fine(MPI_Isend(letter.bytes.data(), static_cast<int>(letter.bytes.size()), MPI_BYTE, to, kTag, comm_,
-                      &letter.request),
+  Outgoing& one = outgoing_.emplace_back();
+  one.bytes = std::move(message);
+  one.to = to;
+  if (!fine(MPI_Isend(one.bytes.data(), static_cast<int>(one.bytes.size()), MPI_BYTE, to, kTag, comm_, &one.request),
             "MPI_Isend", to)) {
-    graveyard_.splice(graveyard_.end(), letters_, std::prev(letters_.end()));
+    graveyard_.splice(graveyard_.end(), outgoing_, std::prev(outgoing_.end()));
   }
 }
 
 bool Control::poll(const Sink& sink) {
-  // Each by itself: a rank that stands still does not take its letters, and the others do.
-  for (auto letter = letters_.begin(); letter != letters_.end();) {
+  // Each by itself: a rank that stands still does not take its messages, and the others do.
+  for (auto one = outgoing_.begin(); one != outgoing_.end();) {
     int sent = 0;
-    const auto next = std::next(letter);
-    if (!fine(MPI_Test(&letter->request, &sent, MPI_STATUS_IGNORE), "MPI_Test", letter->to)) {
-      graveyard_.splice(graveyard_.end(), letters_, letter);
+    const auto next = std::next(one);
+    if (!fine(MPI_Test(&one->request, &sent, MPI_STATUS_IGNORE), "MPI_Test", one->to)) {
+      graveyard_.splice(graveyard_.end(), outgoing_, one);
     } else if (sent) {
-      letters_.erase(letter);
+      outgoing_.erase(one);
     }
-    letter = next;
+    one = next;
   }
   bool moved = false;
   if (one_by_one_) {

@@ -20,14 +20,14 @@ class Control {
   void post(int to, Bytes message);
   // Sends what waits, and gives what has come to the sink; true if anything has.
   bool poll(const Sink& sink);
-  bool idle() const { return letters_.empty(); }
+  bool idle() const { return outgoing_.empty(); }
 
   // From now on ranks that MPI does not reach are noted instead of throwing.
   void outlive_peers() { outlives_ = true; }
   std::vector<Loss> take_losses() { return std::exchange(heard_, {}); }
 
  private:
-  struct Letter {
+  struct Outgoing {
     Bytes bytes;
     MPI_Request request = MPI_REQUEST_NULL;
     int to = 0;
@@ -39,7 +39,7 @@ class Control {
 
   MPI_Comm comm_;  // freed by MPI_Finalize: freeing it here would have to wait for all ranks
   int rank_ = 0, size_ = 1;
-  std::list<Letter> letters_, graveyard_;  // of the latter MPI has not said that it lets go of them
+  std::list<Outgoing> outgoing_, graveyard_;  // of the latter MPI has not said that it lets go of them
   bool outlives_ = false, one_by_one_ = false;
   std::set<int> lost_;
   std::vector<Loss> heard_;

@@ -1,4 +1,4 @@
-// Ranks as MPI processes. Within a node, control messages go through letter boxes in shared memory and memory is
+// Ranks as MPI processes. Within a node, control messages go through mailboxes in shared memory and memory is
 // shared; everything else is MPI_Isend, MPI_Irecv and MPI_Test, request by request: with a dead peer a Waitall may
 // abort the whole process. No MPI window and no MPI collective runs after construction, so none can be left half done.
 #include <dlfcn.h>
@@ -33,9 +33,9 @@ std::vector<T> allgather(MPI_Comm comm, const T& mine) {
   return all;
 }
 
-// The cards of all ranks. This comes first, and in a form that all versions share (a length, then text): ranks of
-// different versions, or set up differently, would misread each other in whatever follows.
-std::vector<std::string> gather_cards(MPI_Comm comm, std::string mine) {
+// The fingerprints of all ranks. This comes first, and in a form that all versions share (a length, then text): ranks
+// of different versions, or set up differently, would misread each other in whatever follows.
+std::vector<std::string> gather_fingerprints(MPI_Comm comm, std::string mine) {
   constexpr int kLongest = 1 << 16;
   const std::vector<int> lengths = allgather(comm, static_cast<int>(mine.size()));
   const auto [least, most] = std::minmax_element(lengths.begin(), lengths.end());
@@ -48,9 +48,10 @@ std::vector<std::string> gather_cards(MPI_Comm comm, std::string mine) {
   mine.resize(room);
   std::string all(room * lengths.size(), '\0');
   check(MPI_Allgather(mine.data(), *most, MPI_BYTE, all.data(), *most, MPI_BYTE, comm), "MPI_Allgather");
-  std::vector<std::string> cards;
-  for (const int length : lengths) cards.push_back(all.substr(cards.size() * room, static_cast<std::size_t>(length)));
-  return cards;
+  std::vector<std::string> fingerprints;
+  for (const int length : lengths)
+    fingerprints.push_back(all.substr(fingerprints.size() * room, static_cast<std::size_t>(length)));
+  return fingerprints;
 }
 
 MPI_Comm duplicate(MPI_Comm comm) {
@@ -136,7 +137,7 @@ class MpiTransport : public Transport {
   MpiTransport(const Members& members, const Config& config) : data_(choose(members)), control_(duplicate(data_)) {
     MPI_Comm_rank(data_, &rank_);
     MPI_Comm_size(data_, &size_);
-    if (members.compare) members.compare(gather_cards(data_, members.card));
+    if (members.compare) members.compare(gather_fingerprints(data_, members.fingerprint));
     const LauncherHint hint = launcher_hint();
     if (size_ == 1 && hint.size > 1 && !members.fortran_handle && members.ranks.empty()) {
       throw TransportError(hint.variable + " says that a launcher started " + std::to_string(hint.size) +
@@ -295,33 +296,32 @@ class MpiTransport : public Transport {
   // Every rank publishes a box with a random mark and looks for its peers' marks. Ranks that cannot see each other
   // (another pid namespace, hidden /proc) fall back to MPI together, with a warning.
   void share_memory(bool wanted) {
-    struct Card {
+    struct Introduction {
       pid_t pid;
       std::uint32_t mark;
       std::size_t machine;
       Location box;
     };
-    Card mine{getpid(), std::random_device{}() | 1u, where_pids_mean_the_same(), {}};
+    Introduction mine{getpid(), std::random_device{}() | 1u, where_pids_mean_the_same(), {}};
     std::string trouble;
     if (wanted) {
       try {
-        box_ = memory_.allocate(shm::Letterboxes::bytes_for(here_.size()));
+        box_ = memory_.allocate(shm::Mailboxes::bytes_for(here_.size()));
         mine.box = memory_.locate(box_->data, box_->bytes);
         reinterpret_cast<Doorbell*>(box_->data)->rings = mine.mark;
       } catch (const Error& error) {
         trouble = error.what();
       }
     }
-    const std::vector<Card> cards = allgather(data_, mine);
+    const std::vector<Introduction> told = allgather(data_, mine);
     std::vector<std::byte*> boxes;
     for (const int peer : here_) {
-      memory_.introduce(peer, cards[peer].pid);
+      memory_.introduce(peer, told[peer].pid);
       if (!wanted || !trouble.empty()) continue;
       try {
-        if (cards[peer].box.segment == 0)
-          throw TransportError("rank " + std::to_string(peer) + " has no shared memory");
-        std::byte* box = peer == rank_ ? box_->data : memory_.map(peer, cards[peer].box);
-        if (reinterpret_cast<Doorbell*>(box)->rings != cards[peer].mark) {
+        if (told[peer].box.segment == 0) throw TransportError("rank " + std::to_string(peer) + " has no shared memory");
+        std::byte* box = peer == rank_ ? box_->data : memory_.map(peer, told[peer].box);
+        if (reinterpret_cast<Doorbell*>(box)->rings != told[peer].mark) {
           throw TransportError("rank " + std::to_string(peer) + " lives in another process namespace");
         }
         boxes.push_back(box);
@@ -332,14 +332,14 @@ class MpiTransport : public Transport {
     const std::vector<int> fine = allgather(data_, wanted && trouble.empty() ? 1 : 0);
     const bool all_here = std::all_of(here_.begin(), here_.end(), [&](int peer) { return fine[peer] == 1; });
     if (all_here) {
-      boxes_ = std::make_unique<shm::Letterboxes>(here_, index_here(rank_), std::move(boxes));
+      boxes_ = std::make_unique<shm::Mailboxes>(here_, index_here(rank_), std::move(boxes));
     } else if (wanted && !trouble.empty()) {
       std::cerr << "sordino: rank " << rank_ << " does not share memory with its node: " << trouble
                 << ". Everything goes over MPI, which is slower.\n";
     }
     for (int peer = 0; peer < size_; ++peer) {
-      if (peer == rank_ || cards[peer].machine != mine.machine) continue;
-      const int pidfd = static_cast<int>(syscall(SYS_pidfd_open, cards[peer].pid, 0));
+      if (peer == rank_ || told[peer].machine != mine.machine) continue;
+      const int pidfd = static_cast<int>(syscall(SYS_pidfd_open, told[peer].pid, 0));
       if (pidfd >= 0) pidfds_.emplace_back(peer, pidfd);
     }
   }
@@ -352,7 +352,7 @@ class MpiTransport : public Transport {
   std::vector<std::string> hosts_;
   shm::ShmMemory memory_;
   std::shared_ptr<Segment> box_;
-  std::unique_ptr<shm::Letterboxes> boxes_;
+  std::unique_ptr<shm::Mailboxes> boxes_;
   Doorbell private_bell_;
   std::atomic<int> transfers_{0};  // MPI transfers that exist; their end rings no bell
   std::vector<std::pair<int, int>> pidfds_;

@@ -14,12 +14,13 @@
 namespace sordino::mpi {
 
 // What init() was given: nothing (MPI_COMM_WORLD), a communicator as its Fortran handle (as mpi4py gives it), or
-// world ranks. Before anything else the members show each other their cards, and `compare` throws if they do not fit.
+// world ranks. Before anything else the members show each other their fingerprints, and `compare` throws if they do not
+// fit.
 struct Members {
   std::optional<int> fortran_handle;
   std::vector<int> ranks;
-  std::string card;
-  std::function<void(const std::vector<std::string>& cards)> compare;  // by rank
+  std::string fingerprint;
+  std::function<void(const std::vector<std::string>& fingerprints)> compare;  // by rank
 };
 
 // The C functions that the plugin exports; loader.cc looks them up by these names.

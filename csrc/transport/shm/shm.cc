@@ -139,25 +139,25 @@ ShmMemory::~ShmMemory() {
 constexpr std::size_t kMostBytes = std::size_t{1} << 28;
 
 // A box is its owner's doorbell, then one ring for each possible writer.
-struct Letterboxes::Ring {
+struct Mailboxes::Ring {
   static constexpr std::size_t kBytes = 64 * 1024 - 128;
   alignas(64) std::atomic<std::uint64_t> written;
   alignas(64) std::atomic<std::uint64_t> read;
   std::byte data[kBytes];
 };
 
-std::size_t Letterboxes::bytes_for(std::size_t node_size) { return sizeof(Doorbell) + node_size * sizeof(Ring); }
+std::size_t Mailboxes::bytes_for(std::size_t node_size) { return sizeof(Doorbell) + node_size * sizeof(Ring); }
 
-Letterboxes::Letterboxes(std::vector<int> here, int self, std::vector<std::byte*> boxes)
+Mailboxes::Mailboxes(std::vector<int> here, int self, std::vector<std::byte*> boxes)
     : here_(std::move(here)), self_(self), boxes_(std::move(boxes)), outgoing_(here_.size()), incoming_(here_.size()) {
   for (std::byte* box : boxes_) bells_.push_back(reinterpret_cast<Doorbell*>(box));
 }
 
-Letterboxes::Ring& Letterboxes::ring(int owner, int writer) {
+Mailboxes::Ring& Mailboxes::ring(int owner, int writer) {
   return reinterpret_cast<Ring*>(boxes_[owner] + sizeof(Doorbell))[writer];
 }
 
-void Letterboxes::post(int to, Bytes message) {
+void Mailboxes::post(int to, Bytes message) {
   if (message.size() > kMostBytes)
     throw TransportError("a control message of " + std::to_string(message.size()) + " bytes for rank " +
                          std::to_string(here_[to]) + " is longer than any can be (" + std::to_string(kMostBytes) + ")");
@@ -169,7 +169,7 @@ void Letterboxes::post(int to, Bytes message) {
   flush(to);
 }
 
-bool Letterboxes::flush(int to) {
+bool Mailboxes::flush(int to) {
   Outgoing& out = outgoing_[to];
   if (out.bytes.empty()) return false;
   Ring& box = ring(to, self_);
@@ -194,7 +194,7 @@ bool Letterboxes::flush(int to) {
   return true;
 }
 
-bool Letterboxes::poll(const Sink& sink) {
+bool Mailboxes::poll(const Sink& sink) {
   bool moved = false;
   for (std::size_t writer = 0; writer < here_.size(); ++writer) {
     moved |= flush(static_cast<int>(writer));
@@ -229,12 +229,12 @@ bool Letterboxes::poll(const Sink& sink) {
     if (!plausible)
       throw TransportError("rank " + std::to_string(here_[writer]) + " announces a control message of " +
                            std::to_string(size) + " bytes, longer than any can be (" + std::to_string(kMostBytes) +
-                           "): its letter box is damaged");
+                           "): its mailbox is damaged");
   }
   return moved;
 }
 
-bool Letterboxes::idle() const {
+bool Mailboxes::idle() const {
   return std::all_of(outgoing_.begin(), outgoing_.end(), [](const Outgoing& out) { return out.bytes.empty(); });
 }
 

@@ -1,4 +1,4 @@
-// Memory that the processes of one machine share, and a letter box for each of them in it.
+// Memory that the processes of one machine share, and a mailbox for each of them in it.
 //
 // A segment is a memfd: it never has a name, so nothing can be left behind in /dev/shm, whoever is killed when. A
 // peer opens it as /proc/<pid>/fd/<fd> on first use and keeps the mapping.
@@ -37,13 +37,13 @@ class ShmMemory : public NodeMemory {
   std::unordered_map<int, std::unordered_map<std::uint64_t, Mapping>> mapped_;
 };
 
-// The letter boxes of one node: a byte ring for every ordered pair of its ranks, and a doorbell for each rank.
+// The mailboxes of one node: a byte ring for every ordered pair of its ranks, and a doorbell for each rank.
 // One writer and one reader a ring, so no lock exists that a killed process could hold.
-class Letterboxes {
+class Mailboxes {
  public:
   // `here`: the world ranks of this node in order; `boxes[i]` the address of rank here[i]'s box.
   static std::size_t bytes_for(std::size_t node_size);
-  Letterboxes(std::vector<int> here, int self, std::vector<std::byte*> boxes);
+  Mailboxes(std::vector<int> here, int self, std::vector<std::byte*> boxes);
 
   void post(int to_index, Bytes message);
   bool poll(const Sink& sink);

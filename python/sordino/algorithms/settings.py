@@ -7,20 +7,17 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any, TypeVar
 
-from sordino.algorithms.local import AdaptiveInterval
-from sordino.algorithms.skipping import ThresholdScheduler
+from sordino.algorithms.base import Algorithm
 from sordino.errors import UsageError
 
-T = TypeVar("T")
-
-_Part = type[AdaptiveInterval] | type[ThresholdScheduler]
-_PARTS: dict[str, _Part] = {"adaptive": AdaptiveInterval, "scheduler": ThresholdScheduler}
+T = TypeVar("T", bound=Algorithm)
 
 
 def configured(kind: type[T], name: str, texts: Sequence[str], **others: Any) -> T:
-    """An algorithm of this kind.
+    """Return an algorithm of this kind, with these settings.
 
     Args:
+        kind: its class.
         name: by which the user called it.
         texts: NAME=VALUE; a value is a Python literal, or else a word such as blocks.
         others: settings that `texts` may overrule.
@@ -38,15 +35,14 @@ def configured(kind: type[T], name: str, texts: Sequence[str], **others: Any) ->
             settings[setting] = ast.literal_eval(value)
         except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):  # all that it may raise
             settings[setting] = value
-        if setting in _PARTS and isinstance(settings[setting], dict):
-            settings[setting] = _part(setting, settings[setting])
+        if setting in kind.parts and isinstance(settings[setting], dict):
+            settings[setting] = _part(kind.parts[setting], setting, settings[setting])
     return kind(**settings)
 
 
-def _part(name: str, settings: dict[str, Any]) -> AdaptiveInterval | ThresholdScheduler:
+def _part(kind: type, name: str, settings: dict[str, Any]) -> Any:
     try:
-        made = _PARTS[name](**settings)
+        return kind(**settings)
     except TypeError as error:
-        known = ", ".join(setting.name for setting in fields(_PARTS[name]))
+        known = ", ".join(setting.name for setting in fields(kind))
         raise UsageError(f"--set {name}={settings}: {error}; there are: {known}") from error
-    return made

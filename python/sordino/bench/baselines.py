@@ -15,9 +15,9 @@ import numpy as np
 import torch
 
 from sordino._core import build_info, launcher
-from sordino.bench.common import without_paths
-from sordino.bench.timing import Team
 from sordino.errors import UsageError
+from sordino.report.machines import without_paths
+from sordino.timing import Team
 
 KNOWN = ("mpi", "gloo", "horovod")
 LABELS = {"mpi": "MPI", "gloo": "Gloo", "horovod": "Horovod"}
@@ -45,7 +45,7 @@ class Baselines:
 
     @contextmanager
     def horovod_turn(self) -> Iterator[None]:
-        """Horovod is initialized within, and only there. Collective.
+        """Have Horovod initialized within, and only there. Collective.
 
         Its background thread wakes every millisecond and uses MPI: while it lives, everything else in the process is
         slower, MPI_Allreduce of some MiB several times. So it must not live in the others' turns.
@@ -57,13 +57,13 @@ class Baselines:
             self.horovod.shutdown()
 
     def close(self) -> None:
-        """Lets go of what `open_all` started. Collective."""
+        """Let go of what `open_all` started. Collective."""
         if self.gloo is not None:
             self.gloo.destroy_process_group()
 
 
 def parse_names(text: str) -> list[str]:
-    """The baselines of a comma-separated list; "none" or "" for none. UsageError for one that is not known."""
+    """Return the baselines of a comma-separated list; "none" or "" for none. UsageError for one that is not known."""
     names = [name.strip().lower() for name in text.split(",") if name.strip() not in ("", "none")]
     unknown = [name for name in names if name not in KNOWN]
     if unknown:
@@ -72,7 +72,7 @@ def parse_names(text: str) -> list[str]:
 
 
 def start() -> tuple[Team, str | None]:
-    """Initializes MPI (through mpi4py, if it is there) and Sordino. Collective.
+    """Initialize MPI (through mpi4py, if it is there) and Sordino. Collective.
 
     mpi4py goes first and so is the one that ends MPI at exit: Horovod can then be shut down before Sordino, or after.
 
@@ -102,7 +102,7 @@ def _version(mpi: Any) -> str:
 
 
 def open_all(names: Sequence[str], team: Team) -> Baselines:
-    """Loads and initializes the baselines that every rank has. Collective; never fails for want of one."""
+    """Load and initialize the baselines that every rank has. Collective; never fails for want of one."""
     found = Baselines()
     openers: dict[str, Callable[[Team], tuple[Any, str]]] = {
         "mpi": _open_mpi,

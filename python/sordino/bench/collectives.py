@@ -27,12 +27,14 @@ import torch
 
 import sordino.torch as hvd
 from sordino._core import kernels
-from sordino.bench import baselines, common, report
+from sordino.bench import baselines, command_line
 from sordino.bench.baselines import Baselines
-from sordino.bench.common import Results
-from sordino.bench.timing import Team, Watch, race
-from sordino.torch.operation import Sum
-from sordino.torch.tensors import DTYPE_CODES
+from sordino.bench.report import REPORTS
+from sordino.report import Results, machines, records, verdicts
+from sordino.report.tables import format_bytes, format_seconds
+from sordino.runtime.operation import Sum
+from sordino.runtime.tensors import DTYPE_CODES
+from sordino.timing import Team, Watch, race
 
 SIZES = "4KiB,16KiB,64KiB,256KiB,1MiB,4MiB,16MiB,64MiB,256MiB"
 ORDER = ("arena", "ordinary", "floor", "mpi", "gloo", "horovod")
@@ -53,7 +55,7 @@ class Contestant:
     averages: bool = True
 
     def is_right(self, team: Team) -> bool:
-        """Runs it once on known input. Collective."""
+        """Run it once on known input. Collective."""
         self.tensor.fill_(team.rank + 1)
         self.run()
         expected = team.size * (team.size + 1) / 2 / (team.size if self.averages else 1)
@@ -72,7 +74,7 @@ def _ordinary(name: str, count: int) -> Contestant:
 
 
 def _floor(team: Team, count: int) -> Contestant:
-    """Reads and writes one rank's share of all ranks' arrays, as an in-place average must."""
+    """Read and write one rank's share of all ranks' arrays, as an in-place average must."""
     share = -(-count // team.size)
     arrays = torch.full((team.size, share), 1.5)
     places = [row.data_ptr() for row in arrays]
@@ -104,7 +106,7 @@ def _horovod(found: Baselines, name: str, count: int) -> Contestant:
 
 
 def measure(size: int, found: Baselines, team: Team, budget: float) -> Results:
-    """One row of the results: every contestant on `size` bytes. Collective."""
+    """Measure one row of the results: every contestant on `size` bytes. Collective."""
     count = size // 4
     name = f"bench.{size}"
     contestants = {
@@ -141,7 +143,7 @@ def measure(size: int, found: Baselines, team: Team, budget: float) -> Results:
 
 
 def targets(rows: Sequence[Results]) -> list[Results]:
-    """The requirements on two ranks of one two-core machine."""
+    """Return the requirements on two ranks of one two-core machine."""
     by_size = {row["bytes"]: row for row in rows}
     large, small = by_size.get(64 << 20), by_size.get(64 << 10)
     entries = []
@@ -152,48 +154,48 @@ def targets(rows: Sequence[Results]) -> list[Results]:
         (small, "ordinary", "horovod", 20.0),
     ):
         if row is not None:
-            what = f"{common.format_bytes(row['bytes'])}: {key} faster than {baselines.LABELS[other]}"
-            entries.append(common.target(what, common.ratio(row, other, key), limit, at_least=True))
+            what = f"{format_bytes(row['bytes'])}: {key} faster than {baselines.LABELS[other]}"
+            entries.append(verdicts.target(what, verdicts.ratio(row, other, key), limit, at_least=True))
     if large is not None:
         entries.append(
-            common.target("64 MiB: arena against the floor", common.ratio(large, "arena", "floor"), 1.5, False)
+            verdicts.target("64 MiB: arena against the floor", verdicts.ratio(large, "arena", "floor"), 1.5, False)
         )
     for key in ("arena", "ordinary"):
         from_256k = [row for row in rows if row["bytes"] >= 256 << 10]
-        found = [(common.ratio(row, "mpi", key), row["bytes"]) for row in from_256k]
+        found = [(verdicts.ratio(row, "mpi", key), row["bytes"]) for row in from_256k]
         worst = min(((value, size) for value, size in found if value is not None), default=None)
         if from_256k:
-            where = f" (worst: {common.format_bytes(worst[1])})" if worst else ""
+            where = f" (worst: {format_bytes(worst[1])})" if worst else ""
             value = worst[0] if worst else None
-            entries.append(common.target(f"from 256 KiB: {key} never slower than MPI{where}", value, 1.0, True))
+            entries.append(verdicts.target(f"from 256 KiB: {key} never slower than MPI{where}", value, 1.0, True))
     return entries
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the benchmark on all ranks. Status 1 if a contestant computed something wrong."""
-    options = common.parser("collectives", __doc__, 8.0, "size")
+    """Run the benchmark on all ranks. Status 1 if a contestant computed something wrong."""
+    options = command_line.parser("collectives", __doc__, 8.0, "size")
     options.add_argument(
         "--baselines", default="mpi,gloo,horovod", metavar="LIST", help="of mpi, gloo, horovod; or none"
     )
     options.add_argument("--sizes", default=SIZES, metavar="LIST", help=f"default {SIZES}")
     chosen = options.parse_args(argv)
-    sizes = [common.parse_bytes(text) for text in chosen.sizes.split(",")]
+    sizes = [command_line.parse_bytes(text) for text in chosen.sizes.split(",")]
     names = baselines.parse_names(chosen.baselines)
     torch.set_num_threads(1)
     team, library = baselines.start()
-    found_machine, watch = common.machine(library), Watch(team)
+    found_machine, watch = machines.machine(library), Watch(team)
     found = baselines.open_all(names, team)
     rows = []
     for size in sizes:
         rows.append(measure(size, found, team, 0.3 if chosen.quick else chosen.budget))
         if team.rank == 0:
-            times = [f"{key} {common.format_seconds(one['median'])}" for key, one in rows[-1]["contestants"].items()]
-            others = common.describe_others(rows[-1]["others"])
-            common.log(f"{common.format_bytes(size):>8}: {', '.join(times)}{others}")
+            times = [f"{key} {format_seconds(one['median'])}" for key, one in rows[-1]["contestants"].items()]
+            others = machines.describe_others(rows[-1]["others"])
+            records.log(f"{format_bytes(size):>8}: {', '.join(times)}{others}")
     found_machine["others"] = watch.others()
     found.close()
     wrong = [
-        f"{key} at {common.format_bytes(row['bytes'])}"
+        f"{key} at {format_bytes(row['bytes'])}"
         for row in rows
         for key, one in row["contestants"].items()
         if not one["right"]
@@ -210,8 +212,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             "wrong": wrong,
             "targets": targets(rows),
         }
-        report.publish(results, common.results_folder(chosen))
+        records.publish(results, command_line.results_folder(chosen), REPORTS)
         for line in wrong:
-            common.log(f"wrong result: {line}")
+            records.log(f"wrong result: {line}")
     hvd.shutdown()
     return 1 if wrong else 0

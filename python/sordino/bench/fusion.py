@@ -26,11 +26,13 @@ import numpy as np
 import torch
 
 import sordino.torch as hvd
-from sordino.bench import baselines, common, report
+from sordino.bench import baselines, command_line
 from sordino.bench.baselines import Baselines
-from sordino.bench.common import Results
+from sordino.bench.report import REPORTS
 from sordino.bench.resnet import Model, Work, resnet50_shapes
-from sordino.bench.timing import Samples, Seconds, Team, Watch, race, summarize
+from sordino.report import Results, machines, records, verdicts
+from sordino.report.tables import format_seconds
+from sordino.timing import Samples, Seconds, Team, Watch, race, summarize
 
 LEARNING_RATE = 1e-6
 
@@ -55,7 +57,7 @@ class Trainer:
         self.optimizer.step()
 
     def gradients_are(self, value: float) -> bool:
-        """Whether all gradients of the last step have this value everywhere."""
+        """Return whether all gradients of the last step have this value everywhere."""
         grads = [parameter.grad for parameter in self.model.parameters()]
         return all(grad is not None and bool((grad == value).all()) for grad in grads)
 
@@ -70,9 +72,11 @@ def _sordino(model: Model, found: Baselines) -> tuple[Any, Any]:
 
 
 def _waiting_in_step(trainer: Trainer) -> Callable[[], None]:
-    """Its steps, where reductions begin in backward as well, and `step()` waits for them, as Horovod's does. With the
-    same memory: where tensors lie makes more of a difference."""
-    reducer = trainer.optimizer._reducer
+    """Return the step of a trainer whose `step()` waits for reductions, as Horovod's does.
+
+    They begin in backward as well. With the same memory: where tensors lie makes more of a difference.
+    """
+    reducer = trainer.optimizer._strategy.reducer
 
     def step() -> None:
         reducer._backward_ended = lambda: None
@@ -104,7 +108,7 @@ def _agree(team: Team, fine: bool) -> bool:
 def prepare(
     names: Sequence[str], found: Baselines, team: Team, work: Work, pieces: int, set_to_none: bool
 ) -> tuple[dict[str, Trainer], dict[str, str]]:
-    """The trainers that work and give the right gradients, and what is wrong with the others. Collective."""
+    """Return the trainers that work and give the right gradients, and what is wrong with the others. Collective."""
     trainers: dict[str, Trainer] = {}
     failed: dict[str, str] = {}
     average = (team.size + 1) / 2
@@ -126,12 +130,12 @@ def prepare(
         if _agree(team, not problem):
             trainers[name] = trainer
         else:
-            failed[name] = common.without_paths(problem or "failed on another rank")
+            failed[name] = machines.without_paths(problem or "failed on another rank")
     return trainers, failed
 
 
 def backward_time(trainer: Trainer, team: Team, count: int) -> dict[str, float]:
-    """How long backward takes without communication."""
+    """Measure how long backward takes without communication."""
     seconds = []
     for _ in range(count):
         team.barrier()
@@ -141,12 +145,12 @@ def backward_time(trainer: Trainer, team: Team, count: int) -> dict[str, float]:
 
 
 def exposed(samples: dict[str, Samples], name: str) -> Seconds:
-    """For every round, the step with communication less the one without."""
+    """Return, for every round, the step with communication less the one without."""
     return samples[name].round_medians - samples["plain"].round_medians
 
 
 def measure(trainers: dict[str, Trainer], found: Baselines, team: Team, budget: float, rounds: int) -> Results:
-    """One race. Collective."""
+    """Run one race. Collective."""
     runs = {name: one.step for name, one in trainers.items()}
     if team.size > 1:
         runs["waits in step"] = _waiting_in_step(trainers["sordino"])
@@ -160,22 +164,22 @@ def measure(trainers: dict[str, Trainer], found: Baselines, team: Team, budget: 
         ours, theirs = (samples[name].round_medians for name in ("sordino", "waits in step"))
         entries["sordino"]["percent_of_waiting_in_step"] = summarize(100 * ours / theirs)
     if team.rank == 0:
-        common.log(", ".join(f"{name} {common.format_seconds(one.median)}" for name, one in samples.items()))
+        records.log(", ".join(f"{name} {format_seconds(one.median)}" for name, one in samples.items()))
     return entries
 
 
 def targets(results: Results) -> list[Results]:
-    """The requirements: at several ranks against the baselines, at one rank against the time of backward."""
+    """Return the requirements: at several ranks against the baselines, at one rank against the time of backward."""
     entries = []
     for key, mode in results["modes"].items():
         if results["ranks"] == 1:
             percent = 100 * mode["contestants"]["sordino"]["exposed"]["median"] / results["backward"]["median"]
             what = f"set_to_none={key}: overhead in percent of backward"
-            entries.append(common.target(what, percent, 2.0, at_least=False))
+            entries.append(verdicts.target(what, percent, 2.0, at_least=False))
             continue
         percent = mode["contestants"]["sordino"]["percent_of_waiting_in_step"]["median"]
         what = f"set_to_none={key}: a step in percent of one that waits in step(), median of the rounds"
-        entries.append(common.target(what, percent, 101.0, at_least=False))
+        entries.append(verdicts.target(what, percent, 101.0, at_least=False))
         for name in ("horovod", "gloo"):
             value = None
             if name in mode["contestants"]:
@@ -184,13 +188,13 @@ def targets(results: Results) -> list[Results]:
                 value = theirs / max(ours, 1e-6)
             label = {"horovod": "Horovod", "gloo": "DDP-gloo"}[name]
             what = f"set_to_none={key}: exposed communication less than {label}'s"
-            entries.append(common.target(what, value, 4.0, at_least=True))
+            entries.append(verdicts.target(what, value, 4.0, at_least=True))
     return entries
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the benchmark on all ranks."""
-    options = common.parser("fusion", __doc__, 40.0, "way of zeroing gradients")
+    """Run the benchmark on all ranks."""
+    options = command_line.parser("fusion", __doc__, 40.0, "way of zeroing gradients")
     options.add_argument("--baselines", default="gloo,horovod", metavar="LIST", help="of gloo, horovod; or none")
     options.add_argument(
         "--compute-ms", type=float, default=100.0, metavar="MS", help="computation in a backward (default 100)"
@@ -199,7 +203,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     chosen = options.parse_args(argv)
     names = [name for name in baselines.parse_names(chosen.baselines) if name != "mpi"]
     team, library = baselines.start()
-    found_machine, watch = common.machine(library), Watch(team)
+    found_machine, watch = machines.machine(library), Watch(team)
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // hvd.local_size()) if team.size > 1 else 1)
     found = baselines.open_all(names, team)
     work = Work()
@@ -232,6 +236,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     found.close()
     if team.rank == 0:
         results |= {"baselines": found.notes, "targets": targets(results)}
-        report.publish(results, common.results_folder(chosen))
+        records.publish(results, command_line.results_folder(chosen), REPORTS)
     hvd.shutdown()
     return 0

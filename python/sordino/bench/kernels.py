@@ -21,12 +21,14 @@ import numpy as np
 import torch
 
 from sordino._core import kernels
-from sordino.bench import common, report
-from sordino.bench.common import Results
+from sordino.bench import command_line
+from sordino.bench.report import REPORTS
 from sordino.bench.resnet import resnet50_shapes
-from sordino.bench.timing import Run, Team, Watch, race
-from sordino.torch.operation import Sum
-from sordino.torch.tensors import DTYPE_CODES
+from sordino.report import Results, machines, records, verdicts
+from sordino.report.tables import format_bytes
+from sordino.runtime.operation import Sum
+from sordino.runtime.tensors import DTYPE_CODES
+from sordino.timing import Run, Team, Watch, race
 
 LIMIT = 1.15
 SIZES = "64MiB,256KiB"
@@ -46,7 +48,7 @@ class Buffers:
         return [operand.data_ptr() for operand in self.operands[:count]]
 
     def copies(self, moved: int) -> dict[str, Run]:
-        """Copies that read and write `moved` bytes together."""
+        """Return copies that read and write `moved` bytes together."""
         half = moved // 2
         source, target = self.source[:half], self.target[:half]
         from_array, to_array = source.numpy(), target.numpy()
@@ -58,7 +60,7 @@ def _reduce(code: int, sources: list[int], targets: list[int], count: int, facto
 
 
 def tasks(buffers: Buffers) -> list[Task]:
-    """Every kernel on every dtype that it is for."""
+    """Return every kernel on every dtype that it is for."""
     size = buffers.size
     found: list[Task] = []
     for dtype, code in DTYPE_CODES.items():
@@ -86,7 +88,7 @@ def _axpby(code: int, x: int, y: int, count: int) -> Run:
 
 
 def _packing(buffers: Buffers) -> list[Task]:
-    """flatten and unflatten of tensors with ResNet-50's proportions, each in memory of its own."""
+    """Return flatten and unflatten of tensors with ResNet-50's proportions, each in memory of its own."""
     weights = [int(np.prod(shape)) for _, shape in resnet50_shapes()]
     lengths = [max(4, weight * buffers.size // sum(weights) // 4 * 4) for weight in weights]
     lengths[int(np.argmax(lengths))] -= max(0, sum(lengths) - buffers.size)
@@ -105,7 +107,7 @@ def _packing(buffers: Buffers) -> list[Task]:
 
 
 def measure(size: int, budget: float, wanted: Callable[[str], bool]) -> list[Results]:
-    """The rows of one size."""
+    """Measure the rows of one size."""
     buffers = Buffers(size)
     rows = []
     for kernel, dtype, moved, run in tasks(buffers):
@@ -130,7 +132,7 @@ def measure(size: int, budget: float, wanted: Callable[[str], bool]) -> list[Res
 
 
 def targets(rows: Sequence[Results]) -> list[Results]:
-    """The budget, for each kernel at its worst dtype, at the largest size: it is a budget of memory traffic."""
+    """Return the budget, for each kernel at its worst dtype, at the largest size: it is a budget of memory traffic."""
     entries = []
     largest = max((row["bytes"] for row in rows), default=0)
     for kernel in dict.fromkeys(row["kernel"] for row in rows):
@@ -139,24 +141,24 @@ def targets(rows: Sequence[Results]) -> list[Results]:
             chosen = [row for row in found if (None if row["dtype"] == "any" else "float" in row["dtype"]) is group]
             if chosen:
                 worst = max(chosen, key=lambda row: row["ratio"])
-                what = f"{kernel}, {title}, {common.format_bytes(largest)} (worst: {worst['dtype']})"
-                entries.append(common.target(what, worst["ratio"], LIMIT, at_least=False))
+                what = f"{kernel}, {title}, {format_bytes(largest)} (worst: {worst['dtype']})"
+                entries.append(verdicts.target(what, worst["ratio"], LIMIT, at_least=False))
     return entries
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the benchmark in this process."""
-    options = common.parser("kernels", __doc__, 0.8, "kernel, dtype and size")
+    """Run the benchmark in this process."""
+    options = command_line.parser("kernels", __doc__, 0.8, "kernel, dtype and size")
     options.add_argument("--sizes", default=SIZES, metavar="LIST", help=f"bytes a tensor (default {SIZES})")
     options.add_argument("--only", default="", metavar="WORD", help="only kernels whose name contains this")
     chosen = options.parse_args(argv)
     torch.set_num_threads(1)
-    found_machine, watch = common.machine(None), Watch(Team())
+    found_machine, watch = machines.machine(None), Watch(Team())
     rows = []
     for text in chosen.sizes.split(","):
-        size = common.parse_bytes(text)
+        size = command_line.parse_bytes(text)
         rows += measure(size, 0.02 if chosen.quick else chosen.budget, lambda kernel: chosen.only in kernel)
-        common.log(f"{common.format_bytes(size)} a tensor: done")
+        records.log(f"{format_bytes(size)} a tensor: done")
     found_machine["others"] = watch.others()
     results: Results = {
         "benchmark": "kernels",
@@ -166,5 +168,5 @@ def main(argv: Sequence[str] | None = None) -> int:
         "rows": rows,
         "targets": targets(rows),
     }
-    report.publish(results, common.results_folder(chosen))
+    records.publish(results, command_line.results_folder(chosen), REPORTS)
     return 0

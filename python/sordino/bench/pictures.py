@@ -1,18 +1,13 @@
-"""The plots. matplotlib is loaded only when one is drawn."""
+"""The plots of these benchmarks."""
 
 from __future__ import annotations
 
-import importlib.util
-import math
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from sordino.bench import common
-from sordino.bench.common import Results, format_bytes
 from sordino.bench.tables import COLLECTIVES, FUSION
+from sordino.report import Results, verdicts
+from sordino.report.tables import format_bytes
 
-_LINES = 12  # tensors that one plot shows at most: the largest
 _COLOURS = {
     "arena": "#0b6e4f",
     "ordinary": "#5fb49c",
@@ -26,24 +21,8 @@ _COLOURS = {
 }
 
 
-def draw(picture: Callable[[Results, Any], None], results: Results, path: Path) -> bool:
-    """Draws one picture into a PNG file; False if matplotlib is not installed."""
-    if importlib.util.find_spec("matplotlib") is None:
-        return False
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure = pyplot.figure(figsize=(11, 4.5), dpi=120, layout="constrained")
-    picture(results, figure)
-    figure.savefig(path, metadata={"Software": None})
-    pyplot.close(figure)
-    return True
-
-
 def collectives(results: Results, figure: Any) -> None:
-    """Time by size, and times faster than each baseline by size."""
+    """Draw time by size, and times faster than each baseline by size."""
     rows = results["rows"]
     sizes = [row["bytes"] for row in rows]
     left, right = figure.subplots(1, 2)
@@ -58,7 +37,7 @@ def collectives(results: Results, figure: Any) -> None:
     left.set(xscale="log", yscale="log", ylabel="median time, ms", title=f"All-reduce, {results['ranks']} ranks")
     for other in ("mpi", "gloo", "horovod"):
         for key, style in (("arena", "-"), ("ordinary", ":")):
-            ratios = [common.ratio(row, other, key) for row in rows]
+            ratios = [verdicts.ratio(row, other, key) for row in rows]
             if None not in ratios:
                 right.plot(sizes, ratios, style, color=_COLOURS[other], label=f"{COLLECTIVES[other]} / {key}")
     right.axhline(1, color="black", lw=0.8)
@@ -72,7 +51,7 @@ def collectives(results: Results, figure: Any) -> None:
 
 
 def fusion(results: Results, figure: Any) -> None:
-    """What each contestant adds to a step."""
+    """Draw what each contestant adds to a step."""
     axes = figure.subplots()
     modes = list(results["modes"].values())
     names = [name for name in FUSION if name != "plain" and any(name in mode["contestants"] for mode in modes)]
@@ -101,7 +80,7 @@ def fusion(results: Results, figure: Any) -> None:
 
 
 def kernels(results: Results, figure: Any) -> None:
-    """Every kernel's time over that of a copy, a panel a size."""
+    """Draw every kernel's time over that of a copy, a panel a size."""
     sizes = list(dict.fromkeys(row["bytes"] for row in results["rows"]))
     panels = figure.subplots(1, len(sizes), squeeze=False)[0]
     kinds = list(dict.fromkeys(row["kernel"] for row in results["rows"]))
@@ -117,24 +96,3 @@ def kernels(results: Results, figure: Any) -> None:
         axes.set(title=f"{format_bytes(size)} a tensor", ylabel="time / copy of the same bytes", yscale="log")
         axes.grid(alpha=0.3)
     panels[-1].legend(fontsize=7, ncols=2)
-
-
-def skipping(results: Results, figure: Any) -> None:
-    """Of `SkippingStatistics.as_dict()`: each tensor's unchanged ratio, the threshold and what was sent, by step."""
-    points = [point for point in results["points"] if point["steps"]]
-    steps = [point["step"] for point in points]
-    left, right = figure.subplots(1, 2, width_ratios=[3, 2])
-    if points:
-        widest = sorted(range(len(results["tensors"])), key=lambda index: -results["tensors"][index]["bytes"])[:_LINES]
-        for index in sorted(widest):
-            ratios = [point["ratios"][index] for point in points]  # None before the tensor was there
-            percent = [math.nan if ratio is None else 100 * ratio for ratio in ratios]
-            left.plot(steps, percent, label=results["tensors"][index]["name"])
-        left.legend(fontsize=6)
-        sent = [100 * point["bytes_sent"] / max(point["bytes_unskipped"], 1) for point in points]
-        right.plot(steps, sent, color=_COLOURS["sordino"], label="bytes sent")
-        thresholds = [math.nan if point["threshold"] is None else point["threshold"] for point in points]
-        right.plot(steps, thresholds, "--", color=_COLOURS["horovod"], label="threshold")
-        right.legend(fontsize=7)
-    left.set(xlabel="step", ylabel="%", title="Unchanged elements")
-    right.set(xlabel="step", ylabel="%", ylim=(0, 105), title="Sent, of all parameters")

@@ -10,7 +10,7 @@ import torch
 
 
 def resnet50_shapes() -> list[tuple[str, tuple[int, ...]]]:
-    """Names and shapes of ResNet-50's 161 parameters, in the order of its modules."""
+    """Return names and shapes of ResNet-50's 161 parameters, in the order of its modules."""
     shapes: list[tuple[str, tuple[int, ...]]] = []
 
     def conv_and_norm(conv: str, norm: str, out: int, into: int, kernel: int) -> None:
@@ -44,7 +44,7 @@ class Work:
             torch.mm(self._left, self._right, out=self._product)
 
     def piece_seconds(self) -> float:
-        """How long one piece takes here and now, at best."""
+        """Measure how long one piece takes here and now, at best, in seconds."""
         best = math.inf
         for _ in range(20):
             begin = time.perf_counter()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from sordino.bench import common
-from sordino.bench.common import Results, format_bytes, format_seconds, table
+from sordino.report import Results, verdicts
+from sordino.report.tables import format_bytes, format_seconds, table
 
 COLLECTIVES = {
     "arena": "Sordino arena",
@@ -27,7 +27,7 @@ def _times(value: float | None) -> str:
 
 
 def collectives(results: Results) -> str:
-    """All-reduce: targets, ratios, times, speeds."""
+    """Return the report on all-reduce: targets, ratios, times, speeds."""
     rows, wrong = results["rows"], results["wrong"]
     what = (
         f"In-place all-reduce of float32 by {results['ranks']} ranks on {results['nodes']} node(s). Median of the "
@@ -40,18 +40,18 @@ def collectives(results: Results) -> str:
     ratios, times, speeds = [], [], []
     for row in rows:
         size, entries = format_bytes(row["bytes"]), row["contestants"]
-        over_floor = [_times(common.ratio(row, key, "floor")) for key in ("arena", "ordinary")]
-        ratios.append([size, *over_floor, *[_times(common.ratio(row, other, key)) for key, other in pairs]])
+        over_floor = [_times(verdicts.ratio(row, key, "floor")) for key in ("arena", "ordinary")]
+        ratios.append([size, *over_floor, *[_times(verdicts.ratio(row, other, key)) for key, other in pairs]])
         times.append([size, *[format_seconds(entries[name]["median"]) for name in names]])
         speeds.append([size, *[f"{entries[name]['algbw']:.2f} / {entries[name]['busbw']:.2f}" for name in names]])
     columns = ["Size", *[COLLECTIVES[name] for name in names]]
     ratio_columns = ["Size", "arena / floor", "ordinary / floor"]
     ratio_columns += [f"{COLLECTIVES[other]} / {key}" for key, other in pairs]
     blocks = [
-        *common.opening(results, "All-reduce", what),
+        *verdicts.opening(results, "All-reduce", what),
         f"**Wrong results: {', '.join(wrong)}.**" if wrong else "Every contestant's result was checked at every size.",
         "## Targets",
-        common.target_table(results["targets"]),
+        verdicts.target_table(results["targets"]),
         "## Ratios (over the floor: less is better; of baselines: more is better)",
         table(ratio_columns, ratios),
         "## Median time",
@@ -68,7 +68,7 @@ def _modes(results: Results) -> list[tuple[str, Results]]:
 
 
 def fusion(results: Results) -> str:
-    """DistributedOptimizer: exposed communication, or the overhead at one rank."""
+    """Return the report on DistributedOptimizer: exposed communication, or the overhead at one rank."""
     ranks = results["ranks"]
     what = (
         f"One training step on a ResNet-50-shaped set of {results['tensors']} tensors "
@@ -81,8 +81,8 @@ def fusion(results: Results) -> str:
             else "The overhead is what the wrapper adds to the step of the optimizer that it wraps."
         )
     )
-    blocks = [*common.opening(results, "Fused gradient averaging" if ranks > 1 else "Overhead at one rank", what)]
-    blocks += ["## Targets", common.target_table(results["targets"], unit="×" if ranks > 1 else " %")]
+    blocks = [*verdicts.opening(results, "Fused gradient averaging" if ranks > 1 else "Overhead at one rank", what)]
+    blocks += ["## Targets", verdicts.target_table(results["targets"], unit="×" if ranks > 1 else " %")]
     for title, mode in _modes(results):
         base = mode["contestants"]["sordino"]["exposed"]["median"]
         rows = []
@@ -103,12 +103,12 @@ def fusion(results: Results) -> str:
 
 
 def kernels(results: Results) -> str:
-    """Kernels: time over that of a copy of the same bytes."""
+    """Return the report on kernels: time over that of a copy of the same bytes."""
     what = (
         "One core. Each kernel against the fastest of torch's and numpy's copies that read and write as many bytes in "
         "all, interleaved in one run. A ratio of 1 is as fast as copying."
     )
-    blocks = [*common.opening(results, "Kernels", what), "## Targets", common.target_table(results["targets"])]
+    blocks = [*verdicts.opening(results, "Kernels", what), "## Targets", verdicts.target_table(results["targets"])]
     kinds = list(dict.fromkeys(row["kernel"] for row in results["rows"]))
     for size in dict.fromkeys(row["bytes"] for row in results["rows"]):
         rows = {(row["kernel"], row["dtype"]): row for row in results["rows"] if row["bytes"] == size}

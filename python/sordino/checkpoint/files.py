@@ -7,19 +7,17 @@ and unpickles with `weights_only=True`, so a foreign file cannot execute anythin
 
 from __future__ import annotations
 
-import fcntl
 import io
 import os
 import zipfile
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, cast
 
 import torch
 
 from sordino.errors import SordinoError, Unreadable, UsageError
+from sordino.files import atomic_file, checked_path
 
 _FORMAT = 1
 _MARK = "sordino_checkpoint"
@@ -35,7 +33,7 @@ _MOST = 50_000_000  # values, those of a container that is there twice counted t
 
 
 def save(path: str | os.PathLike[str], state: dict[str, Any]) -> None:
-    """Replaces the file `path` by a checkpoint of `state`, atomically and durably.
+    """Replace the file `path` by a checkpoint of `state`, atomically and durably.
 
     Args:
         path: its folder must exist and be writable.
@@ -61,7 +59,7 @@ def save(path: str | os.PathLike[str], state: dict[str, Any]) -> None:
 
 
 def load(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The `state` given to `save`, with all tensors on the CPU.
+    """Return the `state` given to `save`, with all tensors on the CPU.
 
     Raises:
         UsageError: the file is missing, unreadable, truncated, damaged, or no checkpoint of Sordino.
@@ -70,7 +68,9 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def read(path: str | os.PathLike[str]) -> bytes:
-    """The raw bytes of a checkpoint, for `decode`: what one rank reads and sends to those that cannot see the file.
+    """Return the raw bytes of a checkpoint, for `decode`.
+
+    They are what one rank reads and sends to those that cannot see the file.
 
     Raises:
         UsageError: the file is missing or unreadable.
@@ -85,7 +85,7 @@ def read(path: str | os.PathLike[str]) -> bytes:
 
 
 def decode(data: bytes, source: str) -> dict[str, Any]:
-    """The state in the bytes of a checkpoint; `source` names them in errors.
+    """Return the state in the bytes of a checkpoint; `source` names them in errors.
 
     Raises:
         UsageError: as `load`.
@@ -133,72 +133,21 @@ def decode(data: bytes, source: str) -> dict[str, Any]:
     return cast("dict[str, Any]", state)
 
 
-@contextmanager
-def atomic_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """A binary file to write to, which becomes `path` when the block ends, and vanishes when it raises.
-
-    Raises:
-        UsageError: another process is writing the same `path` at this moment, or no file can have that name.
-        OSError: as `open` and `write` do.
-    """
-    target = checked_path(path).resolve()  # A link to a checkpoint goes on being a link.
-    # One fixed name, so that what a killed writer left is taken over by the next one instead of piling up.
-    temporary = target.with_name(f".{target.name}.tmp")
-    with open(_lock(temporary), "wb") as file:  # Of a descriptor, open() truncates nothing.
-        try:
-            file.truncate(0)
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-            os.replace(temporary, target)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
-    # Without this a power cut may undo the rename, although the data is on the disk.
-    folder = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
-def _lock(path: Path) -> int:
-    """A descriptor of `path` for writing, locked; the lock ends with the descriptor, or with the process."""
-    while True:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.samestat(os.fstat(descriptor), os.stat(path)):
-                return descriptor
-        except BlockingIOError:
-            os.close(descriptor)
-            raise UsageError(f"{path}: another process is writing this file") from None
-        except FileNotFoundError:
-            pass
-        # Between open and lock another writer renamed this file to its target: it is not ours to truncate.
-        os.close(descriptor)
-
-
-def checked_path(path: str | os.PathLike[str]) -> Path:
-    """A path that a file may have. UsageError for what is none."""
-    if not isinstance(os.fspath(path) if isinstance(path, os.PathLike) else path, str):
-        raise UsageError(f"the path of a checkpoint must be a str or a pathlib.Path, not {_kind(path)}")
-    if "\0" in str(path):
-        raise UsageError(f"{str(path)!r}: no path has a NUL character in it; take it out")
-    return Path(path)
-
-
 def check(state: object, besides: tuple[type, ...] = ()) -> None:
-    """UsageError for what is to be saved and holds what a checkpoint cannot; it may hold values of the types `besides`,
-    of which something else is made before it is saved."""
+    """Raise UsageError for what is to be saved and holds what a checkpoint cannot.
+
+    It may hold values of the types `besides`, of which something else is made before it is saved.
+    """
     complaint = _wrong(state, True, besides)
     if complaint:
         raise UsageError(f"{complaint}; {_HOLDS}")
 
 
 def _wrong(state: object, attributes: bool = False, besides: tuple[type, ...] = ()) -> str | None:
-    """What a checkpoint cannot hold, or None: `weights_only=True` would refuse it when the checkpoint is needed, or
-    whoever walks through it would not come to an end.
+    """Return what a checkpoint cannot hold, or None.
+
+    `weights_only=True` would refuse it when the checkpoint is needed, or whoever walks through it would not come to an
+    end.
 
     Args:
         state: what is to be saved, or has been loaded.
@@ -256,21 +205,21 @@ def _wrong(state: object, attributes: bool = False, besides: tuple[type, ...] = 
 
 
 def _items(values: Mapping[Any, object]) -> Iterator[tuple[str, object]]:
-    """Keys and values, with where they are."""
+    """Yield keys and values, with where they are."""
     for key, item in values.items():
         yield _KEY, key
         yield f"[{shown(key)}]", item
 
 
 def shown(key: object) -> str:
-    """A key as an error shows it: in short."""
+    """Return a key as an error shows it: in short."""
     if type(key) not in _SCALARS or (isinstance(key, int) and key.bit_length() > 64):
         return "..."
     return repr(key[:_LONGEST] if isinstance(key, str) else key)
 
 
 def _named(places: list[str]) -> str:
-    """What is at the last of these places, for an error."""
+    """Return what is at the last of these places, for an error."""
     until = places.index(_KEY) if _KEY in places else len(places)
     return "a key of " * (until < len(places)) + f"state{''.join(places[:until])}"
 

@@ -18,12 +18,13 @@ from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sordino.checkpoint.files import check, checked_path, decode, load, read, save, shown
+from sordino.checkpoint.files import check, decode, load, read, save, shown
 from sordino.checkpoint.pieces import Piece, checked, encoded, joined
 from sordino.errors import SordinoError, Unreadable, UsageError
+from sordino.files import checked_path
 
 if TYPE_CHECKING:
-    from sordino.torch.process_sets import ProcessSet
+    from sordino.runtime.process_set import ProcessSet
 
 T = TypeVar("T")
 _NAME = re.compile(r"\.?step-([0-9]{8,})\.(?:pt|[0-9a-f]{16}\.shard)(?:\.tmp)?")
@@ -63,7 +64,7 @@ class Folder:
             raise UsageError(f"{path}: the folder cannot be made ({error.strerror})") from error
 
     def save(self, step: int, state: dict[str, Any], *, drop_newer: bool = False) -> None:
-        """Writes the checkpoint of a step. One rank calls it.
+        """Write the checkpoint of a step. One rank calls it.
 
         Args:
             step: its number, 0 or more.
@@ -84,7 +85,7 @@ class Folder:
     def save_shards(
         self, step: int, part: dict[str, Any], process_set: ProcessSet | None = None, *, drop_newer: bool = False
     ) -> None:
-        """Writes the checkpoint of a step, of which each rank has a part. Collective over the process set (all ranks).
+        """Write the checkpoint of a step, of which each rank has a part. Collective over the process set (all ranks).
 
         It is complete when this returns. If a rank dies or fails meanwhile, it is not there.
 
@@ -126,7 +127,7 @@ class Folder:
         _together(lambda: complete() if written[0].name == done[0][1] else None, undo, process_set)
 
     def load(self, step: int) -> dict[str, Any]:
-        """The whole state of a step, with all tensors on the CPU, on however many ranks it was saved.
+        """Return the whole state of a step, with all tensors on the CPU, on however many ranks it was saved.
 
         Raises:
             UsageError: it is missing, unreadable, incomplete or damaged.
@@ -148,7 +149,7 @@ class Folder:
         return dict(joined(parts, f"{path}: state"))
 
     def newest(self) -> Saved | None:
-        """The newest checkpoint that is complete and undamaged; None if there is none.
+        """Return the newest checkpoint that is complete and undamaged; None if there is none.
 
         Of each that is passed over a line on stderr says why. Where ranks see one folder, one of them looks and tells
         the others the step, which they `load`.
@@ -169,7 +170,7 @@ class Folder:
         return None
 
     def steps(self) -> list[int]:
-        """Of the checkpoints that are there, whole or not, in ascending order."""
+        """Return the steps of the checkpoints that are there, whole or not, in ascending order."""
         return sorted(number for path, number in self._files() if path.name == self._file(number).name)
 
     def _file(self, step: int) -> Path:
@@ -178,7 +179,7 @@ class Folder:
         return self.path / f"step-{int(step):08d}.pt"
 
     def _files(self) -> list[tuple[Path, int]]:
-        """What is ours in the folder, with its step."""
+        """Return what is ours in the folder, with its step."""
         try:
             paths = list(self.path.iterdir())
         except OSError as error:
@@ -186,7 +187,7 @@ class Folder:
         return [(path, int(found[1])) for path in paths if (found := _NAME.fullmatch(path.name))]
 
     def _remove_others(self, step: int, shards: Sequence[str], drop_newer: bool) -> None:
-        """All but this checkpoint with its shards, the `keep - 1` before it, and those after it."""
+        """Remove all but this checkpoint with its shards, the `keep - 1` before it, and those after it."""
         kept = [number for number in self.steps() if number <= step][-self.keep :]
 
         def stays(path: Path, number: int) -> bool:
@@ -219,13 +220,13 @@ def _written(path: Path, part: dict[str, Any]) -> int:
 
 
 def _together(action: Callable[[], T], undo: Callable[[], None], process_set: ProcessSet | None) -> list[T]:
-    """What `action` returns on each rank. If it fails on one, all know, and all undo what they have done.
+    """Return what `action` returns on each rank. If it fails on one, all know, and all undo what they have done.
 
     Where a rank is lost nobody undoes anything: some may know already that all went well, and go on.
     """
     # A checkpoint can be read where the core, which `sordino.torch` needs, is not built.
+    from sordino.runtime.process_set import global_process_set
     from sordino.torch.functions import allgather_object
-    from sordino.torch.process_sets import global_process_set
 
     result: T | None = None
     failure: tuple[bool, str] | None = None

@@ -33,7 +33,7 @@ class Piece:
 
 
 def share(state: dict[str, Any], rank: int, size: int) -> dict[str, Any]:
-    """What rank `rank` of `size` has to save of a state that all of them have: an equal part of the elements.
+    """Return what rank `rank` of `size` has to save of a state that all of them have: an equal part of the elements.
 
     The elements of all tensors, one behind the other, are cut into `size` ranges. All else is in every share.
 
@@ -64,7 +64,7 @@ def share(state: dict[str, Any], rank: int, size: int) -> dict[str, Any]:
 
 
 def encoded(value: Any) -> Any:
-    """The same without `Piece`s, which a file cannot hold.
+    """Return the same without `Piece`s, which a file cannot hold.
 
     Raises:
         UsageError: a piece is none of a tensor, or a dict looks like one.
@@ -90,7 +90,7 @@ def _outline(values: object) -> str:
 
 
 def checked(part: dict[str, Any], size: int, source: str) -> dict[str, Any]:
-    """An encoded part as it was read, whose pieces are what `encoded` makes of `Piece`s.
+    """Return an encoded part as it was read, whose pieces are what `encoded` makes of `Piece`s.
 
     Args:
         part: as a checkpoint holds it, so it is no deeper and no larger than one can be.
@@ -143,7 +143,9 @@ def _is_piece(piece: dict[str, Any]) -> bool:
 
 
 def joined(parts: Sequence[Any], where: str) -> Any:
-    """The whole of encoded parts. Dicts are united; what is no piece and in several parts must be the same in all.
+    """Return the whole of encoded parts.
+
+    Dicts are united; what is no piece and in several parts must be the same in all.
 
     Raises:
         UsageError: pieces overlap or leave a gap, or parts contradict each other; `where` names the value.
@@ -224,7 +226,7 @@ def _mapped(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
 
 
 def _each(value: Any, change: Callable[[Any], Any]) -> Any:
-    """A container with each of its values changed; all else as it is."""
+    """Return a container with each of its values changed; all else as it is."""
     if type(value) in (dict, OrderedDict):
         return type(value)((key, change(item)) for key, item in value.items())
     if type(value) in (list, tuple):

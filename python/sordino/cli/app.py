@@ -11,7 +11,7 @@ from sordino.errors import SordinoError, UsageError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one subcommand and returns its exit status.
+    """Run one subcommand and return its exit status.
 
     Statuses: 0 all went well; 1 something is missing or failed; 2 the command line is wrong; `run` returns the
     status of the job (see `sordino.cli.run`).
@@ -53,7 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     for module, name, text in (
         (run, "run", "start a program on several ranks (a thin front of mpirun)"),
         (doctor, "doctor", "check the installation and say how to mend what is wrong"),
-        (bench, "bench", "run a benchmark"),
+        (bench, "bench", "run a benchmark: collectives, fusion or kernels"),
         (plan, "plan", "measure the links and say which algorithm to train with"),
         (simulate, "simulate", "train virtual workers in virtual time, over links of any speed"),
     ):

@@ -1,9 +1,10 @@
-"""Runs one of Sordino's benchmarks; what follows its name goes to the benchmark.
+"""Runs one of Sordino's benchmarks: collectives, fusion or kernels. What follows its name goes to the benchmark.
 
   sordino bench kernels --help
   sordino bench -np 2 collectives --baselines mpi,gloo
 
-With -np it runs under mpirun, like `sordino run -np N -- sordino bench ...`.
+With -np it runs under mpirun, like `sordino run -np N -- sordino bench ...`. All others are scripts in a clone, such as
+`python benchmarks/gossip.py`; benchmarks/README.md lists them.
 """
 
 from __future__ import annotations
@@ -16,17 +17,18 @@ from typing import Protocol, cast
 from sordino.cli import run
 from sordino.errors import NotBuilt
 
-BENCHMARKS = (
+BENCHMARKS = ("collectives", "fusion", "kernels")
+IN_A_CLONE = (
     "accuracy",
-    "collectives",
-    "fusion",
     "gossip",
     "gpu_kernels",
     "gpu_ranks",
     "gpu_step",
-    "kernels",
+    "layered",
     "local_sgd",
     "skipping",
+    "soak",
+    "walk",
     "wide_area",
 )
 
@@ -36,15 +38,23 @@ class _Benchmark(Protocol):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the options of `sordino bench`."""
+    """Declare the options of `sordino bench`."""
     parser.usage = f"sordino bench [-np N] {{{','.join(BENCHMARKS)}}} [ARGUMENT ...]"
     parser.add_argument("-np", dest="ranks", type=int, metavar="N", help="start N ranks; without it, only this process")
-    parser.add_argument("name", choices=BENCHMARKS, help="which benchmark")
+    parser.add_argument("name", type=_name, choices=BENCHMARKS, help="which benchmark")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="for the benchmark (--help lists them)")
 
 
+def _name(text: str) -> str:
+    if text in IN_A_CLONE:
+        raise argparse.ArgumentTypeError(
+            f"{text} is not in the package; run it from a clone: python benchmarks/{text}.py"
+        )
+    return text
+
+
 def main(options: argparse.Namespace) -> int:
-    """Runs the benchmark here or, with -np, on that many ranks.
+    """Run the benchmark here or, with -np, on that many ranks.
 
     Raises:
         NotBuilt: this installation lacks the benchmark.

@@ -46,7 +46,7 @@ from sordino import _core
 gpus = {"found": _core.cuda_devices(), "names": [], "nccl": "", "error": ""}
 if gpus["found"]:
     import torch  # whose NCCL is the first choice
-    from sordino.torch.devices import find_nccl
+    from sordino.runtime.devices import find_nccl
     find_nccl()
     gpus["names"] = [_core.cuda_device(index).name for index in range(gpus["found"])]
 try:
@@ -67,12 +67,12 @@ class Check:
     mend: str = ""
 
     def as_dict(self) -> dict[str, str]:
-        """The fields, for JSON."""
+        """Return the fields, for JSON."""
         return asdict(self)
 
 
 def all_checks() -> list[Check]:
-    """Runs every check, the two-rank job last; takes some seconds, 40 at the very worst."""
+    """Run every check, the two-rank job last; takes some seconds, 40 at the very worst."""
     packages, packages_error = ask_python(_PROBE)
     core, core_error = ask_python(_PROBE_CORE)
     build: Mapping[str, Any] = core.get("build", {})
@@ -100,12 +100,12 @@ def all_checks() -> list[Check]:
 
 
 def check_python() -> Check:
-    """Which Python this is; an older one than Sordino needs would not have come this far."""
+    """Tell which Python this is; an older one than Sordino needs would not have come this far."""
     return Check("Python", "ok", f"{platform.python_implementation()} {platform.python_version()}, {sys.executable}")
 
 
 def check_package(name: str, least: tuple[int, int], probe: Mapping[str, Any], error: str, mend: str) -> Check:
-    """That a Python package can be imported and is new enough."""
+    """Check that a Python package can be imported and is new enough."""
     wanted = f"{least[0]}.{least[1]}"
     version = str(probe.get(name, ""))
     if not version:
@@ -117,21 +117,21 @@ def check_package(name: str, least: tuple[int, int], probe: Mapping[str, Any], e
 
 
 def check_core(build: Mapping[str, Any], error: str) -> Check:
-    """That the compiled module can be imported."""
+    """Check that the compiled module can be imported."""
     if not build:
         return Check("core", "fail", f"sordino._core: {error}", _REBUILD)
     return Check("core", "ok", f"{build['version']}, {build['compiler']}")
 
 
 def check_mpi_build(build: Mapping[str, Any]) -> Check:
-    """That there was an MPI when the core was built. Without one, Sordino runs on one rank only."""
+    """Check that there was an MPI when the core was built. Without one, Sordino runs on one rank only."""
     if not build["mpi"]:
         return Check("MPI of the build", "fail", "none: one rank only", f"{mpi.INSTALL}; then {_REBUILD}")
     return Check("MPI of the build", "ok", f"{_first_line(build['mpi']['library'])}, {build['mpi']['path']}")
 
 
 def check_mpi_runtime(build: Mapping[str, Any], probe: Mapping[str, Any]) -> Check:
-    """That the MPI found at run time loads and is the one of the build: two MPIs have different ABIs."""
+    """Check that the MPI found at run time loads and is the one of the build: two MPIs have different ABIs."""
     name = "MPI at run time"
     if not build["mpi"]:
         return Check(name, "warn", "not looked for: the core was built without MPI", f"{mpi.INSTALL}; then {_REBUILD}")
@@ -147,7 +147,7 @@ def check_mpi_runtime(build: Mapping[str, Any], probe: Mapping[str, Any]) -> Che
 
 
 def check_mpirun(build: Mapping[str, Any]) -> tuple[mpi.Launcher | None, Check]:
-    """That there is an mpirun that runs."""
+    """Check that there is an mpirun that runs."""
     try:
         launcher = mpi.find_launcher(build, os.environ)
     except NotBuilt as error:
@@ -156,7 +156,7 @@ def check_mpirun(build: Mapping[str, Any]) -> tuple[mpi.Launcher | None, Check]:
 
 
 def check_shared_memory() -> Check:
-    """That memory can be shared between the ranks of a node as Sordino does it: memfd, opened through /proc."""
+    """Check that the ranks of a node can share memory as Sordino does it: memfd, opened through /proc."""
     try:
         descriptor = os.memfd_create("sordino-doctor", os.MFD_CLOEXEC)
         try:
@@ -175,7 +175,7 @@ def check_shared_memory() -> Check:
 
 
 def check_cores() -> Check:
-    """How many cores this process may use."""
+    """Check how many cores this process may use."""
     usable, present = len(os.sched_getaffinity(0)), os.cpu_count() or 1
     found = f"{usable} usable of {present}"
     if usable == 1:
@@ -184,7 +184,7 @@ def check_cores() -> Check:
 
 
 def check_memlock() -> Check:
-    """That InfiniBand and GPUs may lock memory; nothing else needs it."""
+    """Check that InfiniBand and GPUs may lock memory; nothing else needs it."""
     soft, _hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if soft == resource.RLIM_INFINITY:
         return Check("locked memory", "ok", "unlimited")
@@ -195,9 +195,10 @@ def check_memlock() -> Check:
 
 
 def check_cuda(build: Mapping[str, Any], gpus: int, seen: Mapping[str, Any]) -> Check:
-    """That the core has CUDA kernels where torch sees GPUs, and sees the same ones.
+    """Check that the core has CUDA kernels where torch sees GPUs, and sees the same ones.
 
     Args:
+        build: what the core says about its build; "cuda" is empty where it has no CUDA kernels.
         gpus: that torch sees.
         seen: by the core: "found" of them, with "names".
     """
@@ -214,14 +215,14 @@ def check_cuda(build: Mapping[str, Any], gpus: int, seen: Mapping[str, Any]) -> 
 
 
 def check_nccl(seen: Mapping[str, Any]) -> Check:
-    """That there is an NCCL for ranks with a GPU each."""
+    """Check that there is an NCCL for ranks with a GPU each."""
     if seen["nccl"]:
         return Check("NCCL", "ok", seen["nccl"])
     return Check("NCCL", "warn", "none: GPUs talk by CUDA IPC within a node, else through MPI", seen["error"])
 
 
 def check_gpu_ways(seen: Mapping[str, Any], probe: Mapping[str, Any], environment: Mapping[str, str]) -> Check:
-    """Which ways operations on GPU memory take here (csrc/collectives/run_on_device.cc)."""
+    """Tell which ways operations on GPU memory take here (csrc/engine/run_on_device.cc)."""
     chosen = environment.get("SORDINO_GPU_ROUTE", "")
     asked = environment.get("SORDINO_CUDA_AWARE_MPI", "")
     takes_cuda = asked == "1" if asked else bool(probe["takes_cuda"])
@@ -234,7 +235,7 @@ def check_gpu_ways(seen: Mapping[str, Any], probe: Mapping[str, Any], environmen
 
 
 def check_smoke(launcher: mpi.Launcher) -> Check:
-    """That two ranks start, meet and average."""
+    """Check that two ranks start, meet and average."""
     name = "two ranks"
     job = mpi.Job(ranks=2, command=[sys.executable, "-m", "sordino.cli.smoke"])
     with tempfile.TemporaryFile() as output:
@@ -254,12 +255,12 @@ def check_smoke(launcher: mpi.Launcher) -> Check:
 
 
 def _mpi_version(text: str) -> str:
-    """`Open MPI 5.0.11` from what mpicc or the library says of itself, in many words and some order of them."""
+    """Return `Open MPI 5.0.11` from what mpicc or the library says of itself, in many words and some order of them."""
     family = re.search(r"Open MPI|MVAPICH|Intel\(R\) MPI|Cray MPICH|MPICH", text)
     number = re.search(r"\d+(\.\d+)+", text)
     return f"{family[0]} {number[0]}" if family and number else _first_line(text)
 
 
 def _first_line(text: str) -> str:
-    """MPI's library version may fill a page."""
+    """Return the first line: MPI's library version may fill a page."""
     return text.strip().splitlines()[0].strip(" \0") if text.strip() else "unknown"

@@ -19,12 +19,12 @@ _STYLE = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the options of `sordino doctor`."""
+    """Declare the options of `sordino doctor`."""
     parser.add_argument("--json", action="store_true", help="the checks as one JSON object")
 
 
 def main(options: argparse.Namespace) -> int:
-    """Runs every check and shows the results; 1 if one fails, else 0."""
+    """Run every check and show the results; 1 if one fails, else 0."""
     checks = all_checks()
     failed = any(check.status == "fail" for check in checks)
     if options.json:

@@ -18,7 +18,7 @@ _LONGER_S = 15.0  # the copy kills the job first, and has to tidy up
 
 
 def guarded(work: Callable[[StopSignals], int], clear: Callable[[], None], grace: float) -> int:
-    """Calls `work` in a process of its own and returns its status, 128 + N if signal N ended it.
+    """Call `work` in a process of its own and return its status, 128 + N if signal N ended it.
 
     Args:
         work: gets the signals that mean "stop the job". An exception is printed and makes status 1.
@@ -46,7 +46,7 @@ def guarded(work: Callable[[StopSignals], int], clear: Callable[[], None], grace
 
 
 def _work(parent: int, work: Callable[[StopSignals], int], clear: Callable[[], None], stop: StopSignals) -> None:
-    """The copy's life. It never returns into what the first process was doing."""
+    """Live the copy's life. It never returns into what the first process was doing."""
     status = 1
     try:
         # Ctrl-C in a terminal reaches the first process only, which hands it on.

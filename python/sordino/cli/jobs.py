@@ -29,13 +29,15 @@ class Place:
     lock: int
 
     def clear(self) -> None:
-        """Removes the folder."""
+        """Remove the folder."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
 @contextlib.contextmanager
 def place_for(launcher: mpi.Launcher, job: mpi.Job) -> Iterator[Place | None]:
-    """The place of a job; None where the launcher cannot be told, or has other hosts, which would lack the folder.
+    """Yield the place of a job.
+
+    It is None where the launcher cannot be told, or has other hosts, which would lack the folder.
 
     A killed mpirun leaves its session files and 16 MiB of shared memory for each rank; so they go where they can be
     removed.
@@ -69,7 +71,7 @@ def start(
     timeout: float | None = None,
     output: BinaryIO | None = None,
 ) -> Ended:
-    """Runs a job to its end and clears away what it leaves on this machine; arguments and end as of `supervise`."""
+    """Run a job to its end and clear away what it leaves on this machine; arguments and end as of `supervise`."""
     with contextlib.ExitStack() as stack:
         variables = dict(environment)
         folder = None
@@ -96,7 +98,7 @@ def start(
 
 
 def _deadlines(environment: Mapping[str, str]) -> Deadlines:
-    """As the ranks have them (csrc/base/config.cc), which refuse what is no number."""
+    """Return the deadlines as the ranks have them (csrc/base/config.cc), which refuse what is no number."""
 
     def seconds(default: float, *names: str) -> float:
         text = next((environment[name] for name in names if name in environment), "")
@@ -117,7 +119,7 @@ def _kept(job: mpi.Job, where: str) -> mpi.Job:
 
 @contextlib.contextmanager
 def _subfolder(folder: Path) -> Iterator[Path]:
-    """Each start has one of its own."""
+    """Make a subfolder, for each start has one of its own."""
     made = Path(tempfile.mkdtemp(dir=folder))
     try:
         yield made
@@ -126,7 +128,7 @@ def _subfolder(folder: Path) -> Iterator[Path]:
 
 
 def _judged(ended: Ended, told: Outcomes) -> Ended:
-    """mpirun's end, with the status that the ranks' ends make."""
+    """Return mpirun's end, with the status that the ranks' ends make."""
     if ended.killed:
         return ended
     status, why = told.judge(ended.status)

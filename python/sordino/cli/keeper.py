@@ -27,7 +27,7 @@ _GRACE_S = 1.0
 
 
 def main() -> None:
-    """Runs the command to its end, tells how it ended, and ends in the same way."""
+    """Run the command to its end, tell how it ended, and end in the same way."""
     where, *command = sys.argv[1:]
     launcher, me = os.getppid(), os.getpid()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
@@ -66,7 +66,10 @@ def _become(command: list[str], mask: set[int | signal.Signals]) -> None:
 
 
 def _end_the_group(rank: int) -> None:
-    """The launcher was killed, so nobody else ends this rank. SIGTERM, and after a grace SIGKILL, which ends us too."""
+    """End this rank: the launcher was killed, so nobody else does.
+
+    SIGTERM, and after a grace SIGKILL, which ends us too.
+    """
     leads = os.getpgrp() == os.getpid()  # as Open MPI has it
     end = functools.partial(os.killpg, os.getpid()) if leads else functools.partial(os.kill, rank)
     end(signal.SIGTERM)
@@ -78,7 +81,10 @@ def _end_the_group(rank: int) -> None:
 
 
 def _tell(where: str, code: int) -> None:
-    """Rank, how it ended and when. A link is made at once or not at all, and needs no space on a full disk."""
+    """Tell the rank, how it ended and when.
+
+    A link is made at once or not at all, and needs no space on a full disk.
+    """
     rank = os.environ["OMPI_COMM_WORLD_RANK"]
     scheme, _, token = where.partition(":")
     if scheme == "stderr":

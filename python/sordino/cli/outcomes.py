@@ -110,14 +110,17 @@ class Outcomes:
         self._verdict: _Hopeless | None = None
 
     def note(self, rank: int, code: int, at: float) -> None:
-        """A keeper has told."""
+        """Note what a keeper has told."""
         self._known[rank] = Outcome(at, rank, code)
 
     def hear(self, rank: int, word: str, pid: int = 0) -> None:
-        """A rank has told that it `waits` for the others to start, has `met` them, or `exits`; or another, that it has
-        `left` this one behind.
+        """Hear that a rank `waits` for the others to start, has `met` them, or `exits`; or that it was `left` behind.
+
+        A rank has told the first three of itself; another has told that it has left this one behind.
 
         Args:
+            rank: which has told, or which the others have left behind.
+            word: "waits", "met", "exits" or "left".
             pid: whose process has told, if it is one of this machine.
         """
         self._told[word].add(rank)
@@ -125,7 +128,7 @@ class Outcomes:
             self._pids[rank] = pid
 
     def known(self) -> dict[int, Outcome]:
-        """The outcomes by rank. Of ranks that end with the job, as it is over, nothing more is heard."""
+        """Return the outcomes by rank. Of ranks that end with the job, as it is over, nothing more is heard."""
         for link in self._folder.iterdir() if self._folder and not self._verdict else ():
             if link.name in self._read:
                 continue
@@ -140,7 +143,10 @@ class Outcomes:
         return self._known
 
     def over(self) -> bool:
-        """Whether there is nothing to wait for: all ranks have ended, or nothing can come of those that have not."""
+        """Return whether there is nothing to wait for.
+
+        All ranks have ended, or nothing can come of those that have not.
+        """
         if self._verdict:
             return True
         hopeless = self._hopeless()
@@ -162,7 +168,7 @@ class Outcomes:
         return self._verdict is not None
 
     def _end(self, hopeless: _Hopeless) -> None:
-        """Kills ranks of this machine for whose end the others wait, who then end by themselves, each in its way."""
+        """Kill ranks of this machine for whose end the others wait, who then end by themselves, each in its way."""
         print(f"sordino run: {hopeless.text}; killed", file=sys.stderr, flush=True)
         for rank in hopeless.ends:
             with contextlib.suppress(ProcessLookupError):
@@ -170,7 +176,7 @@ class Outcomes:
         self._since = ("", 0.0)
 
     def _hopeless(self) -> _Hopeless | None:
-        """Why there may be nothing to wait for, though some ranks have not ended."""
+        """Return why there may be nothing to wait for, though some ranks have not ended."""
         known, told = self.known(), self._told
         states = self._look()
         left = {rank for rank in range(self.ranks) if rank not in known and states.get(rank) not in _GONE}
@@ -196,7 +202,7 @@ class Outcomes:
         return None
 
     def _look(self) -> dict[int, str]:
-        """The states of the processes that are known, at most so old that hundreds of ranks cost nothing."""
+        """Return the states of the processes that are known, at most so old that hundreds of ranks cost nothing."""
         now = time.monotonic()
         if now - self._looked > _LOOK_S:
             self._looked = now
@@ -204,11 +210,11 @@ class Outcomes:
         return self._states
 
     def complete(self) -> bool:
-        """Whether all ranks have ended."""
+        """Return whether all ranks have ended."""
         return len(self.known()) == self.ranks
 
     def judge(self, launcher: int) -> tuple[int, str]:
-        """The status of the job, and what there is to say about it ("" if nothing).
+        """Return the status of the job, and what there is to say about it ("" if nothing).
 
         A rank that a signal ended is lost, and so is one that nobody has told of. The job went well if some rank
         finished with status 0 and so did all that were not lost; else it has the status of the rank that failed first.
@@ -238,7 +244,7 @@ class Outcomes:
 
 
 def keeper(where: str) -> list[str]:
-    """The words before the command of each rank; `where` as `in_folder` and `over_stderr` give it."""
+    """Return the words before the command of each rank; `where` as `in_folder` and `over_stderr` give it."""
     return [sys.executable, "-I", "-S", str(_KEEPER), where]
 
 
@@ -247,16 +253,16 @@ def _names(ranks: Collection[int]) -> str:
 
 
 def in_folder(ranks: int, folder: Path, kept: bool = True, deadlines: Deadlines | None = None) -> tuple[Outcomes, str]:
-    """The outcomes of ranks of this machine, and where they and their keepers tell."""
+    """Return the outcomes of ranks of this machine, and where they and their keepers tell."""
     folder.mkdir()
     return Outcomes(ranks, folder, kept, deadlines), str(folder)
 
 
 @contextlib.contextmanager
 def over_stderr(ranks: int, deadlines: Deadlines | None = None) -> Iterator[tuple[Outcomes, str, int]]:
-    """The outcomes of ranks on any machine, where they and their keepers tell, and the descriptor for mpirun's stderr.
+    """Yield the outcomes of ranks on any machine, where they and their keepers tell, and a descriptor.
 
-    What comes there goes on to our own stderr, without such lines.
+    The descriptor is for mpirun's stderr. What comes there goes on to our own stderr, without such lines.
     """
     outcomes, token = Outcomes(ranks, deadlines=deadlines), secrets.token_hex(8)
     reading, writing = os.pipe()
@@ -292,7 +298,7 @@ def _pass_on(reading: int, token: str, outcomes: Outcomes) -> None:
 
 
 def signal_name(number: int) -> str:
-    """As in `signal 9 (SIGKILL)`."""
+    """Return the signal's name, as in `signal 9 (SIGKILL)`."""
     try:
         return f"signal {number} ({signal.Signals(number).name})"
     except ValueError:

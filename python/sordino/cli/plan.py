@@ -18,11 +18,9 @@ from pathlib import Path
 from sordino.cli import run
 from sordino.errors import NotBuilt, UsageError
 
-_BLOCKS = 16
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the options of `sordino plan`."""
+    """Declare the options of `sordino plan`."""
     parser.usage = "sordino plan -np N [options]"
     parser.add_argument("-np", dest="ranks", type=int, metavar="N", help="start N ranks; without it, under mpirun")
     parser.add_argument("--hosts", metavar="H1:SLOTS,H2:SLOTS", help="where to run; this machine if not given")
@@ -50,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Makes the plan on this job's ranks or, with -np, on that many that it starts.
+    """Make the plan on this job's ranks or, with -np, on that many that it starts.
 
     Raises:
         UsageError: the options make no sense. NotBuilt: the core is missing.
@@ -64,9 +62,9 @@ def main(options: argparse.Namespace) -> int:
         if error.name == "sordino._core":
             raise NotBuilt("Sordino's core is not built; `sordino doctor` says how to mend that") from error
         raise
-    shapes = None if options.parameters is None else even_shapes(parse_count(options.parameters))
+    count = None if options.parameters is None else parse_count(options.parameters)
     try:
-        return plan.main(options, shapes)
+        return plan.main(options, count)
     except (UsageError, NotBuilt) as error:  # on all ranks alike: one speaks
         if plan.is_first():
             raise
@@ -88,7 +86,7 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _words(options: argparse.Namespace) -> list[str]:
-    """The options for the ranks, which are started with them."""
+    """Return the options for the ranks, which are started with them."""
     words = [word for word, chosen in (("--no-run", options.no_run), ("--json", options.json)) if chosen]
     for name in (
         *("parameters", "compute_ms", "samples", "batch", "interval", "task", "data", "data_dir", "rule", "budget"),
@@ -101,17 +99,10 @@ def _words(options: argparse.Namespace) -> list[str]:
 
 
 def parse_count(text: str) -> int:
-    """25600000, 25.6M, 350k or 1.3B. UsageError for anything else."""
+    """Read 25600000, 25.6M, 350k or 1.3B. UsageError for anything else."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kKmMbBgG]?)", text.strip())
     unit = {"": 1, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9}
     count = round(float(match[1]) * unit[match[2].lower()]) if match else 0
     if count < 1:
         raise UsageError(f"--parameters {text}: expected a number like 25600000, 25.6M or 350k")
     return count
-
-
-def even_shapes(count: int) -> list[tuple[str, tuple[int, ...]]]:
-    """So many parameters in up to 16 blocks of equal size."""
-    blocks = min(_BLOCKS, count)
-    sizes = [count // blocks + (k < count % blocks) for k in range(blocks)]
-    return [(f"blocks.{k}.weight", (size,)) for k, size in enumerate(sizes)]

@@ -15,7 +15,7 @@ TIMEOUT_S = 60.0
 
 
 def ask_python(program: str) -> tuple[dict[str, Any], str]:
-    """The JSON object that a Python program prints last, and what went wrong ("" if nothing)."""
+    """Return the JSON object that a Python program prints last, and what went wrong ("" if nothing)."""
     try:
         words = [sys.executable, "-c", program]
         answer = subprocess.run(words, capture_output=True, text=True, timeout=TIMEOUT_S)

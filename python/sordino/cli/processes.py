@@ -42,8 +42,10 @@ class Ended:
 
 
 class StopSignals:
-    """While in force: the signals that tell this process to stop are noted, and handed on to another process, which is
-    killed if it is still there `grace` seconds after the first."""
+    """While in force: the signals that tell this process to stop are noted, and handed on to another process.
+
+    That one is killed if it is still there `grace` seconds after the first.
+    """
 
     def __init__(self, grace: float = GRACE_S) -> None:
         self.received: list[int] = []
@@ -81,7 +83,7 @@ class StopSignals:
 
     @contextlib.contextmanager
     def to(self, pid: int) -> Iterator[None]:
-        """Hands on to `pid` what comes within the block, and what came before it."""
+        """Hand on to `pid` what comes within the block, and what came before it."""
         self._pid = pid
         if self.received:
             self._hand_on(self.received[-1])
@@ -93,7 +95,7 @@ class StopSignals:
                 signal.setitimer(signal.ITIMER_REAL, 0)
 
     def sleep(self, seconds: float) -> None:
-        """Sleeps, but not on after a signal."""
+        """Sleep, but not on after a signal."""
         until = time.monotonic() + seconds
         while not self.received and (left := until - time.monotonic()) > 0:
             time.sleep(min(left, _LOOK_S))
@@ -109,10 +111,11 @@ def supervise(
     inherited: Sequence[int] = (),
     over: Callable[[], bool] | None = None,
 ) -> Ended:
-    """Runs a launcher with our stdin, and our stdout and stderr unless `output` is given, which gets both.
+    """Run a launcher with our stdin, and our stdout and stderr unless `output` is given, which gets both.
 
     Args:
-        words, environment: of the launcher.
+        words: of the launcher's command line.
+        environment: of the launcher.
         stop: signals that are handed on to it.
         timeout: in seconds.
         output: gets stdout and stderr.
@@ -145,7 +148,7 @@ def supervise(
 
 
 def _wait_until(over: Callable[[], bool], child: subprocess.Popen[bytes], timeout: float | None) -> int:
-    """The launcher's status; 0 if it stayed after the ranks, and had to be ended."""
+    """Return the launcher's status; 0 if it stayed after the ranks, and had to be ended."""
     until = None if timeout is None else time.monotonic() + timeout
     with _end_of(child) as end:
         while not over():
@@ -163,7 +166,7 @@ def _wait_until(over: Callable[[], bool], child: subprocess.Popen[bytes], timeou
 
 @contextlib.contextmanager
 def _end_of(child: subprocess.Popen[bytes]) -> Iterator[select.poll]:
-    """Polls for its end, which is noticed at once: `Popen.wait(timeout)` looks again and again."""
+    """Yield what polls for its end, which is noticed at once: `Popen.wait(timeout)` looks again and again."""
     descriptor = os.pidfd_open(child.pid)
     try:
         end = select.poll()
@@ -175,7 +178,7 @@ def _end_of(child: subprocess.Popen[bytes]) -> Iterator[select.poll]:
 
 @contextlib.contextmanager
 def subreaper() -> Iterator[None]:
-    """Adopts the processes whose parents die within the block, and ends those that are left when it ends.
+    """Adopt the processes whose parents die within the block, and end those that are left when it ends.
 
     When mpirun is killed, its ranks (and their data loaders) would be nobody's children and live on.
     """
@@ -202,7 +205,7 @@ def _wait_or_kill(child: subprocess.Popen[bytes], seconds: float) -> None:
 
 
 def _end(pids: Sequence[int]) -> None:
-    """SIGTERM, and after a grace SIGKILL, to children of ours; collects them."""
+    """Send SIGTERM, and after a grace SIGKILL, to children of ours; collect them."""
     left = set(pids)
     for number, patience in ((signal.SIGTERM, _MOMENT_S), (signal.SIGKILL, 10 * _MOMENT_S)):
         for pid in left:
@@ -223,7 +226,10 @@ def _collected(pid: int) -> bool:
 
 
 def state_and_parent(pid: int) -> tuple[str, int]:
-    """A process's state, in /proc's letter, and its parent; "" and 0 if there is none, or one of another user."""
+    """Return a process's state, in /proc's letter, and its parent.
+
+    They are "" and 0 if there is none, or one of another user.
+    """
     try:
         # The name, in brackets, may hold anything; the state and the parent follow the last bracket.
         state, parent, *_ = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
@@ -233,23 +239,26 @@ def state_and_parent(pid: int) -> tuple[str, int]:
 
 
 def _children() -> list[int]:
-    """Our direct children, dead ones that nobody has collected included."""
+    """Return our direct children, dead ones that nobody has collected included."""
     pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
     return [pid for pid in pids if state_and_parent(pid)[1] == os.getpid()]
 
 
 def _prctl(option: int, value: int) -> None:
-    """Linux only; elsewhere the job runs as well, with less tidying up after a kill -9."""
+    """Call prctl, on Linux only; elsewhere the job runs as well, with less tidying up after a kill -9."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
 
 def _prepare_child() -> None:
-    """In the child, before mpirun: a group of its own, and SIGTERM for it if this process is killed with SIGKILL."""
+    """Prepare the child, in it, before mpirun.
+
+    It gets a group of its own, and SIGTERM if this process is killed with SIGKILL.
+    """
     os.setpgid(0, 0)
     end_with_parent()
 
 
 def end_with_parent() -> None:
-    """SIGTERM for this process when its parent dies, in whatever way."""
+    """Have SIGTERM sent to this process when its parent dies, in whatever way."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

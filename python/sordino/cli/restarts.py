@@ -17,7 +17,7 @@ LONGEST_WAIT_S = 60.0
 
 
 def repeat(start: Callable[[int, StopSignals], Ended], restarts: int, stop: StopSignals) -> int:
-    """The status of the last start; says on stderr what failed and what follows.
+    """Return the status of the last start; say on stderr what failed and what follows.
 
     Args:
         start: called with the number of the start, 0 first.

@@ -1,5 +1,6 @@
-"""How many ranks the hosts of a job have room for: a number that nobody can mean is refused before mpirun, which would
-take all memory for it.
+"""How many ranks the hosts of a job have room for.
+
+A number that nobody can mean is refused before mpirun, which would take all memory for it.
 
 Without --oversubscribe a machine takes 4 ranks a core, and 8 however few its cores are; with it, 64 a core. In either
 case each rank needs 100 MiB of its memory. Cores and memory of other hosts are not known here: their slots, at most
@@ -40,7 +41,7 @@ class Machine:
     memory: int | None = None
 
     def most(self, oversubscribe: bool) -> int:
-        """How many ranks it takes."""
+        """Return how many ranks it takes."""
         most = OVERSUBSCRIBED * self.cores if oversubscribe else max(AT_LEAST, RANKS_PER_CORE * self.cores)
         return most if self.memory is None else max(1, min(most, self.memory // BYTES_PER_RANK))
 
@@ -50,13 +51,13 @@ class Machine:
 
 
 def this_machine() -> Machine:
-    """The cores and the memory that this process may use."""
+    """Return the cores and the memory that this process may use."""
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return Machine(len(os.sched_getaffinity(0)), min([total, *_limits()]))
 
 
 def _limits() -> Iterator[int]:
-    """What control groups allow this process, in bytes: those of a container, for example."""
+    """Yield what control groups allow this process, in bytes: those of a container, for example."""
     for root, file in (("/sys/fs/cgroup", "memory.max"), ("/sys/fs/cgroup/memory", "memory.limit_in_bytes")):
         with contextlib.suppress(OSError):
             groups = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
@@ -75,7 +76,7 @@ def check(
     here: Machine,
     oversubscribe: bool,
 ) -> None:
-    """UsageError if there are more ranks than the hosts have room for.
+    """Raise UsageError if there are more ranks than the hosts have room for.
 
     Args:
         ranks: how many processes are to be started.

@@ -32,7 +32,7 @@ _LONGEST_GRACE_S = 86400.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the options of `sordino run`."""
+    """Declare the options of `sordino run`."""
     parser.usage = "sordino run -np N [options] -- COMMAND [ARGUMENT ...]"
     parser.add_argument("-np", "-n", dest="ranks", type=int, metavar="N", help="number of ranks (default: all slots)")
     parser.add_argument("--hosts", metavar="H1:SLOTS,H2:SLOTS", help="where to run; this machine if not given")
@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Runs the job to its end.
+    """Run the job to its end.
 
     Raises:
         UsageError: the options make no sense together.
@@ -96,7 +96,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def plain(ranks: int, command: Sequence[str], hosts: str | None = None) -> int:
-    """`sordino run` with no other options."""
+    """Run the job as `sordino run` with no other options."""
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     options = parser.parse_args([])
@@ -115,7 +115,7 @@ def _ranks(ranks: int | None, hosts: list[str]) -> int:
 
 
 def job_environment() -> dict[str, str]:
-    """The environment of mpirun, and so of the ranks on this machine."""
+    """Return the environment of mpirun, and so of the ranks on this machine."""
     environment = dict(os.environ)
     # If a rank of another job started this one, our ranks have nothing to tell that job's launcher.
     environment.pop("SORDINO_LAUNCHER", None)

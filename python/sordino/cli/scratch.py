@@ -17,7 +17,7 @@ _FRESH_S = 60.0
 
 @contextlib.contextmanager
 def scratch(base: Path) -> Iterator[tuple[Path, int]]:
-    """A new folder below `base` and a descriptor of it; the folder is removed when the block ends.
+    """Make a new folder below `base` and a descriptor of it; the folder is removed when the block ends.
 
     The descriptor holds a lock, and so does every process that inherits it. A launcher that is killed with SIGKILL
     cannot remove its folder; the next one does, as soon as nobody holds the lock.
@@ -34,7 +34,7 @@ def scratch(base: Path) -> Iterator[tuple[Path, int]]:
 
 
 def sweep(base: Path) -> None:
-    """Removes the folders of this user below `base` whose jobs are gone."""
+    """Remove the folders of this user below `base` whose jobs are gone."""
     for folder in base.glob(f"{_PREFIX}*"):
         # Another user's folder, or one that a job removes at this moment, cannot be opened or removed, and need not be.
         with contextlib.suppress(OSError):

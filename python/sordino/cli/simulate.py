@@ -18,7 +18,7 @@ from sordino.errors import NotBuilt
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the options of `sordino simulate`."""
+    """Declare the options of `sordino simulate`."""
     parser.usage = "sordino simulate --algorithm NAME [options]"
     add = parser.add_argument_group("what is simulated").add_argument
     add("--algorithm", required=True, metavar="NAME", help="scheduled-pull, adpsgd, allreduce, local-sgd, ...")
@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Simulates.
+    """Simulate.
 
     Raises:
         UsageError: the options make no sense. NotBuilt: the core, or a package, is missing.

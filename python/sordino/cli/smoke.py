@@ -6,7 +6,7 @@ import sys
 
 
 def main() -> int:
-    """0 if the average over the ranks is right."""
+    """Return 0 if the average over the ranks is right."""
     import torch
 
     import sordino.torch as hvd

@@ -7,14 +7,14 @@ difference of what the two had when they began, so a step that one of them took 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import simpy
 from torch import Tensor
 
-from sordino.algorithms.pairing import Average, Cancel, Pairing, Step
-from sordino.algorithms.pull_schedule import Message, Skip, Tell, Wake, Warn
-from sordino.algorithms.wide_area import ADPSGD
+from sordino.algorithms.adpsgd import ADPSGD
+from sordino.algorithms.adpsgd.pairing import Average, Cancel, Pairing, Step
+from sordino.runtime.actions import Message, Skip, Tell, Wake, Warn
 from sordino.simulate.events import Process, World
 from sordino.simulate.job import Job, Progress
 
@@ -43,14 +43,13 @@ class Averaging(World):
     """All workers of ADPSGD."""
 
     def __init__(self, job: Job, progress: Progress) -> None:
-        assert isinstance(job.algorithm, ADPSGD)
-        self._algorithm = job.algorithm
+        self._algorithm = cast(ADPSGD, job.algorithm)
         super().__init__(job, progress)
         pairings = (self._algorithm.pairing_of(worker, job.workers) for worker in range(job.workers))
         self._workers = [_Worker(pairing) for pairing in pairings]
 
     def work(self, worker: int) -> Process:
-        """Intervals; at the end of each an averaging begins, unless the last one is still under way."""
+        """Go through intervals; at the end of each an averaging begins, unless the last one is still under way."""
         mine = self._workers[worker]
         taken = 0  # intervals, by the averaging that is under way
         while True:

@@ -14,9 +14,10 @@ import numpy as np
 import torch
 
 import sordino.algorithms
-from sordino.algorithms import ADPSGD, Algorithm, ScheduledPull
+from sordino.algorithms import Algorithm, ScheduledPull
 from sordino.algorithms.settings import configured
 from sordino.errors import NotBuilt, UsageError
+from sordino.simulate.checks import check
 from sordino.simulate.job import Job
 from sordino.simulate.links import LONGEST, SLOWEST_GBPS, Floats, Links, exact
 from sordino.simulate.problem import problem_of
@@ -66,7 +67,7 @@ class Plan:
 
 
 def plan_of(options: argparse.Namespace) -> Plan:
-    """What the options ask for.
+    """Return what the options ask for.
 
     Raises:
         UsageError: they make no sense. NotBuilt: a package is missing.
@@ -98,25 +99,19 @@ def plan_of(options: argparse.Namespace) -> Plan:
                 points=options.points, kills=kills,
                 spans_until=_beginning(algorithm, compute, options) if place == 0 else 0.0,
             )  # fmt: skip
-            _check(job)
+            check(job)
             runs.append(Run(mode, job))
     return Plan(runs, compute_from, message_from, comparison)
 
 
 def _kind(name: str) -> type[Algorithm]:
     known = sordino.algorithms.names()
-    if name not in known:
-        raise UsageError(f"--algorithm {name}: unknown; there are: {', '.join(known)}")
-    return type(sordino.algorithms.resolve(name))
-
-
-def _check(job: Job) -> None:
-    from sordino.simulate import asynchronous, lockstep
-
-    if isinstance(job.algorithm, (ScheduledPull, ADPSGD)):
-        asynchronous.check(job)
-    else:
-        lockstep.check(job)
+    if name not in known and ":" not in name:
+        raise UsageError(f"--algorithm {name}: unknown; there are: {', '.join(known)}; or module:Class")
+    try:
+        return sordino.algorithms.class_of(name)
+    except UsageError as error:
+        raise UsageError(f"--algorithm {name}: {error}") from error
 
 
 def _check_numbers(options: argparse.Namespace) -> None:
@@ -185,7 +180,7 @@ def _links(options: argparse.Namespace) -> Links:
 
 
 def _pair(text: str, option: str, mark: str, workers: int) -> tuple[int, float]:
-    """WORKER:FACTOR or WORKER@SECONDS."""
+    """Read WORKER:FACTOR or WORKER@SECONDS."""
     first, _, second = text.partition(mark)
     try:
         worker, number = int(first), float(second)
@@ -202,7 +197,7 @@ def _pair(text: str, option: str, mark: str, workers: int) -> tuple[int, float]:
 
 
 def _compute(options: argparse.Namespace, comparison: bool) -> tuple[Floats, str]:
-    """Seconds of a step, by worker, and where they are from."""
+    """Return the seconds of a step, by worker, and where they are from."""
     said = options.compute_ms
     if said is None and (comparison or options.data == "none"):
         seconds, source = _COMPUTE, "default"
@@ -229,7 +224,7 @@ def _compute(options: argparse.Namespace, comparison: bool) -> tuple[Floats, str
 
 
 def _measure(options: argparse.Namespace) -> float:
-    """The mean of some steps on this machine, on one thread, as runs have it."""
+    """Return the mean of some steps on this machine, on one thread, as runs have it."""
     if options.data == "none":
         raise UsageError("--compute-ms measured: without data there is nothing to measure; give a number")
     threads = torch.get_num_threads()
@@ -257,7 +252,7 @@ def _message(options: argparse.Namespace, comparison: bool) -> tuple[float, str]
 
 
 def _trial(options: argparse.Namespace) -> Job:
-    """One worker of the job."""
+    """Return one worker of the job."""
     return Job(
         ScheduledPull(), 1, Links([1.0], 0.0), np.ones(1), 1.0, 1,
         data=options.data, data_dir=options.data_dir, lr=options.lr, momentum=options.momentum, batch=options.batch,
@@ -265,9 +260,9 @@ def _trial(options: argparse.Namespace) -> Job:
 
 
 def _beginning(algorithm: Any, compute: Floats, options: argparse.Namespace) -> float:
-    """Virtual seconds that a Gantt plot shows."""
+    """Return the virtual seconds that a Gantt plot shows."""
     if options.gantt is None:
         return 0.0
-    wide_area = isinstance(algorithm, (ScheduledPull, ADPSGD))
-    steps = _WINDOWS * algorithm.interval if wide_area and algorithm.interval > 1 else _OTHER_STEPS
+    windows = not algorithm.traits.synchronous
+    steps = _WINDOWS * algorithm.interval if windows and algorithm.interval > 1 else _OTHER_STEPS
     return float(steps * (np.median(compute) + options.load_ms / 1e3))

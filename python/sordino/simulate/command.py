@@ -16,10 +16,11 @@ import torch
 from rich.progress import TaskID, TaskProgressColumn
 
 from sordino import checkpoint
-from sordino.algorithms.wide_area import ADPSGD, ScheduledPull
+from sordino.algorithms.base import load
 from sordino.pool import SPAWN, pool
 from sordino.progress import bar
 from sordino.simulate import pictures, report
+from sordino.simulate.checks import check
 from sordino.simulate.choices import Run, plan_of
 from sordino.simulate.job import Job, Outcome, Progress
 
@@ -31,7 +32,7 @@ Told = tuple[int, float]
 
 
 def main(options: argparse.Namespace) -> int:
-    """Simulates, prints the table, and writes the files. Returns the exit status.
+    """Simulate, print the table, and write the files. Return the exit status.
 
     Raises:
         UsageError: the options make no sense. NotBuilt: a package is missing.
@@ -57,18 +58,19 @@ def main(options: argparse.Namespace) -> int:
 
 
 def simulate(job: Job, progress: Progress) -> Outcome:
-    """One run, in this thread."""
-    if isinstance(job.algorithm, (ScheduledPull, ADPSGD)):
-        from sordino.simulate import asynchronous
-
-        return asynchronous.run(job, progress)
+    """Do one run, in this thread."""
+    world = job.algorithm.simulation.world
+    if world is not None:
+        check(job)
+        outcome: Outcome = load(world)(job, progress).run()
+        return outcome
     from sordino.simulate import lockstep
 
     return lockstep.run(job, progress)
 
 
 def _run_all(runs: list[Run], processes: int | None, quiet: bool) -> list[Outcome]:
-    """The outcomes in the order of the runs."""
+    """Return the outcomes in the order of the runs."""
     processes = min(len(runs), processes or len(os.sched_getaffinity(0)))
     with _teller(runs, quiet) as told:
         if processes == 1:
@@ -117,7 +119,7 @@ _channel: Any = None
 
 
 def _begin(channel: Any) -> None:
-    """What a process of the pool does first."""
+    """Do what a process of the pool does first."""
     global _channel
     _channel = channel
     torch.set_num_threads(1)
@@ -139,7 +141,7 @@ class _Teller:
         self._printed = time.monotonic()
 
     def part(self, number: int, part: float) -> None:
-        """So much of a run is done."""
+        """Show that so much of a run is done."""
         self._begun.setdefault(number, time.monotonic())
         self._parts[number] = part
         if self.bar is not None:
@@ -151,7 +153,7 @@ class _Teller:
             print(f"{sum(self._parts) / len(self._parts):4.0%} of {len(self._runs)} runs", flush=True)
 
     def done(self, number: int, outcome: Outcome) -> None:
-        """A run is over."""
+        """Show that a run is over."""
         self.part(number, 1.0)
         seconds = time.monotonic() - self._begun[number]
         line = f"{self._runs[number].title}: {report.score(outcome.final)} after {outcome.seconds:.4g} virtual seconds"

@@ -14,7 +14,7 @@ from typing import Any
 import simpy
 from simpy.events import NORMAL, Event, EventPriority, Timeout
 
-from sordino.algorithms.pull_schedule import Message
+from sordino.runtime.actions import Message
 from sordino.simulate.job import Job, Outcome, Progress
 from sordino.simulate.problem import Problem, problem_of
 from sordino.simulate.record import Record
@@ -39,7 +39,7 @@ class Clock(simpy.Environment):
     """SimPy's, which knows that of equal times some come later."""
 
     def schedule(self, event: Event, priority: EventPriority = NORMAL, delay: float = 0) -> None:
-        """As SimPy's."""
+        """Schedule an event as SimPy's environment does."""
         super().schedule(event, EventPriority(event.priority) if isinstance(event, _Late) else priority, delay)
 
 
@@ -61,15 +61,15 @@ class World(ABC):
 
     @abstractmethod
     def work(self, worker: int) -> Process:
-        """What a worker does until it has done its steps."""
+        """Do what a worker does until it has done its steps."""
 
     @abstractmethod
     def heard(self, sender: int, to: int, message: Message) -> None:
-        """A message has come to a worker that is alive."""
+        """Take in a message that has come to a worker that is alive."""
 
     @abstractmethod
     def noticed(self, worker: int, dead: int) -> None:
-        """A worker that is alive notices that another has died."""
+        """Have a worker that is alive notice that another has died."""
 
     # ---- what they are offered -------------------------------------------------------------------------------------
 
@@ -79,11 +79,11 @@ class World(ABC):
         return float(self.clock.now)
 
     def alive(self, worker: int) -> bool:
-        """Whether it has not died."""
+        """Return whether a worker has not died."""
         return self._alive[worker]
 
     def at(self, time: float, call: Callable[..., None], *arguments: Any) -> None:
-        """Calls that function at that time (now, if it is past)."""
+        """Call that function at that time (now, if it is past)."""
 
         def act(_: Event) -> None:
             call(*arguments)
@@ -94,7 +94,7 @@ class World(ABC):
         event.callbacks.append(act)
 
     def tell(self, sender: int, to: int, message: Message) -> None:
-        """Sends a message of the scheduling; a worker's to itself takes no time and no link."""
+        """Send a message of the scheduling; a worker's to itself takes no time and no link."""
         if sender != to:
             self.record.sent(sender, _WORD * len(message))
         self.at(self.now + (self.job.links.latency if sender != to else 0.0), self._arrives, sender, to, message)
@@ -104,12 +104,12 @@ class World(ABC):
             self.heard(sender, to, message)
 
     def transfer(self, sender: int, to: int) -> float:
-        """A model begins to travel; returns the seconds that it takes."""
+        """Have a model begin to travel; return the seconds that it takes."""
         self.record.sent(sender, self.job.message_bytes)
         return self.job.links.seconds(sender, to, self.job.message_bytes)
 
     def compute(self, worker: int) -> Process:
-        """One step: its gradient is that of the parameters at its beginning."""
+        """Take one step: its gradient is that of the parameters at its beginning."""
         begin = self.now
         self.problem.gradient(worker)
         yield _Late(self.clock, float(self.job.compute[worker]), _STEPS + worker)
@@ -122,17 +122,17 @@ class World(ABC):
             self._progress(min(self._part(), 1.0))
 
     def mean(self, worker: int) -> float:
-        """Seconds of a step of this worker so far."""
+        """Return the mean seconds of a step of this worker so far."""
         return float(self.record.computing[worker] / self.record.steps[worker])
 
     def finished(self, worker: int) -> bool:
-        """Whether the worker has done the steps that it is to do."""
+        """Return whether the worker has done the steps that it is to do."""
         return self.job.steps is not None and self.record.steps[worker] >= self.job.steps
 
     # ---- the run ---------------------------------------------------------------------------------------------------
 
     def run(self) -> Outcome:
-        """To the end."""
+        """Run to the end."""
         self.record.evaluated(0.0, self.problem.evaluate())
         for worker, seconds in self.job.kills:
             self.at(seconds, self._dies, worker)

@@ -23,8 +23,11 @@ _SEEN = 2000  # test images that the points of a curve take
 
 
 class Net(nn.Sequential):
-    """Two convolutions of stride 2 and two linear layers: 215,370 parameters for 28 x 28 images, 31,050 for 8 x 8. A
-    step of 16 images of Fashion-MNIST takes about 2 ms on one core."""
+    """Two convolutions of stride 2 and two linear layers.
+
+    It has 215,370 parameters for 28 x 28 images, 31,050 for 8 x 8. A step of 16 images of Fashion-MNIST takes about 2
+    ms on one core.
+    """
 
     def __init__(self, image_size: int, classes: int) -> None:
         cells = (image_size + 3) // 4
@@ -37,13 +40,14 @@ class Net(nn.Sequential):
 
 @cache
 def load(data: str, data_dir: str | None) -> Dataset:
-    """The data set of that name, read once."""
+    """Return the data set of that name, read once."""
     return load_digits() if data == "digits" else load_fashion_mnist(data_dir)
 
 
 class Trainee:
-    """One worker: a network, which begins like every other worker's, and an equal part of the training images, drawn
-    without replacement and gone through in an order of its own.
+    """One worker: a network, which begins like every other worker's, and an equal part of the training images.
+
+    The part is drawn without replacement and gone through in an order of its own.
 
     Raises:
         UsageError: the part is smaller than a batch, or the data are missing.
@@ -66,13 +70,13 @@ class Trainee:
             self.model = Net(data.image_size, data.classes)
 
     def backward(self) -> None:
-        """Adds the gradient of the next batch to the parameters' `grad`."""
+        """Add the gradient of the next batch to the parameters' `grad`."""
         chosen = torch.from_numpy(next(self._batches))
         nn.functional.cross_entropy(self.model(self._images[chosen]), self._labels[chosen]).backward()
 
 
 def _batches(rows: npt.NDArray[np.int64], batch: int, seed: tuple[int, ...]) -> Iterator[npt.NDArray[np.int64]]:
-    """Rows, pass after pass, each in a new order; what does not fill a batch is left out of its pass."""
+    """Yield rows, pass after pass, each in a new order; what does not fill a batch is left out of its pass."""
     draws = np.random.Generator(np.random.PCG64(seed))
     while True:
         order = draws.permutation(rows)
@@ -159,7 +163,7 @@ class Images:
 
 
 def _into_rows(model: nn.Module, values: Tensor, gradients: Tensor) -> None:
-    """Moves a model's parameters, and their gradients, into two rows."""
+    """Move a model's parameters, and their gradients, into two rows."""
     begin = 0
     for parameter in model.parameters():
         end = begin + parameter.numel()

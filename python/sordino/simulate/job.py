@@ -1,7 +1,7 @@
 """What a simulation is given, and what it gives back.
 
-An engine is a function `run(job, progress) -> Outcome`: `sordino.simulate.asynchronous.run` for ScheduledPull and
-ADPSGD, `sordino.simulate.lockstep.run` for all other algorithms. It calls `progress` with the part that is done, from 0
+An engine is a function `run(job, progress) -> Outcome`: `sordino.simulate.lockstep.run` where workers take
+their steps together, or what the algorithm names as its world. It calls `progress` with the part that is done, from 0
 to 1, now and then. It evaluates at virtual time 0, then every `job.horizon / job.points` seconds (in lockstep: after
 the first step that ends then or later), and at the end.
 """

@@ -1,5 +1,7 @@
-"""What a transfer between two workers takes: latency, and bits over the rate of the slower end (the model of
-wan-gossip-scheduling, section 5.2)."""
+"""What a transfer between two workers takes: latency, and bits over the rate of the slower end.
+
+That is the model of wan-gossip-scheduling, section 5.2.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,11 @@ SLOWEST_GBPS = 1e-9  # a bit a second
 
 
 def exact(seconds: float) -> float:
-    """The nearest multiple of 2^-36 s (15 ps). Sums and differences of such durations have no rounding errors, so what
-    is planned to end at some time ends at that time, whatever it was added up from."""
+    """Return the nearest multiple of 2^-36 s (15 ps).
+
+    Sums and differences of such durations have no rounding errors, so what is planned to end at some time ends at that
+    time, whatever it was added up from.
+    """
     return round(seconds / _TICK) * _TICK
 
 
@@ -49,12 +54,12 @@ class Links:
 
     @classmethod
     def wide(cls, workers: int, wide: int, narrow_gbps: float, wide_gbps: float, latency: float) -> Links:
-        """The first `wide` workers have the fast links, the others the slow ones."""
+        """Return links of which the first `wide` workers have the fast ones, the others the slow ones."""
         return cls(np.where(np.arange(workers) < wide, wide_gbps, narrow_gbps), latency)
 
     @classmethod
     def read(cls, path: str | os.PathLike[str], workers: int) -> Links:
-        """From a JSON file: {"gbps": [one number a worker], "latency_ms": number}; Infinity is a number.
+        """Read a JSON file: {"gbps": [one number a worker], "latency_ms": number}; Infinity is a number.
 
         Raises:
             UsageError: there is no such file, or it is not of this form, or is for another number of workers.
@@ -80,15 +85,15 @@ class Links:
         return cls(gbps, latency / 1e3)
 
     def seconds(self, i: int, j: int, count: float) -> float:
-        """What `count` bytes take from worker i to j, or from j to i; exact."""
+        """Return what `count` bytes take from worker i to j, or from j to i; exact."""
         return exact(self.latency + 8e-9 * count / min(float(self.gbps[i]), float(self.gbps[j])))
 
     def all_seconds(self, i: Ranks, j: Ranks, count: float | Floats) -> Floats:
-        """`seconds` of many transfers at once; arrays of one length."""
+        """Return `seconds` of many transfers at once; arrays of one length."""
         seconds = self.latency + 8e-9 * count / np.minimum(self.gbps[i], self.gbps[j])
         return np.asarray(np.rint(seconds / _TICK) * _TICK)
 
 
 def _is_number(value: object) -> bool:
-    """Whether it is one that a float can be, infinity included."""
+    """Return whether a value is a number that a float can be, infinity included."""
     return (type(value) is float and not math.isnan(value)) or (type(value) is int and abs(value) < 1 << 1000)

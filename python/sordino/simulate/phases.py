@@ -56,8 +56,11 @@ Phase = Sends | Rounds
 
 
 def all_reduce(sets: Integers, count: float) -> list[Phase]:
-    """All-reduces of `count` bytes within sets of workers, [sets, members], as csrc/collectives/allreduce_messages.cc
-    does them: round a ring, or by recursive doubling where they are small."""
+    """Return all-reduces of `count` bytes within sets of workers, [sets, members].
+
+    They are as csrc/collectives/allreduce_messages.cc does them: round a ring, or by recursive doubling where they are
+    small.
+    """
     size = sets.shape[1]
     if size == 1 or count == 0:
         return []
@@ -76,10 +79,10 @@ def all_reduce(sets: Integers, count: float) -> list[Phase]:
 
 
 def ring(sets: Integers, count: float, rounds: int) -> Rounds:
-    """Rounds in which everybody sends `count` bytes to the next one of its set."""
+    """Return rounds in which everybody sends `count` bytes to the next one of its set."""
     return Rounds(sets, np.roll(sets, -1, axis=1), count, rounds, sets)
 
 
 def groups_of(workers: int, members: int) -> Integers:
-    """Neighbours, [groups, members]."""
+    """Return neighbours, [groups, members]."""
     return np.arange(workers).reshape(-1, members)

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from sordino import checkpoint
+from sordino.report import Results
 from sordino.simulate.record import Kind, Span
-from sordino.simulate.report import Results
 
 _COLOURS = ("#888888", "#c8553d", "#0b6e4f", "#3d5a80", "#e0a458")
 _KINDS: dict[Kind, tuple[str, str]] = {
@@ -20,7 +20,7 @@ _SHOWN = 16  # workers, the first ones
 
 
 def save(path: Path, draw: Callable[[Any], None]) -> None:
-    """Draws a figure into a file, whole or not at all; the format is that of the file's name."""
+    """Draw a figure into a file, whole or not at all; the format is that of the file's name."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -36,7 +36,7 @@ def save(path: Path, draw: Callable[[Any], None]) -> None:
 
 
 def curves(results: Results, figure: Any) -> None:
-    """Accuracy, or the distance from the optimum, over virtual time: a line a mode, thin ones for single seeds."""
+    """Draw accuracy, or the distance from the optimum, over virtual time: a line a mode, thin ones for single seeds."""
     axes = figure.subplots()
     modes = list(dict.fromkeys(run["mode"] for run in results["runs"]))
     what = "accuracy" if "accuracy" in results["runs"][0]["curve"][0] else "distance"
@@ -64,7 +64,7 @@ def _column(line: Sequence[Mapping[str, float]], name: str) -> list[float]:
 
 
 def gantt(spans: Mapping[str, Sequence[Span]], until: float, figure: Any) -> None:
-    """Who computes, who waits and who receives a model from whom, in the first `until` virtual seconds."""
+    """Draw who computes, who waits and who receives a model from whom, in the first `until` virtual seconds."""
     panels = figure.subplots(len(spans), 1, sharex=True, squeeze=False)[:, 0]
     figure.set_size_inches(11, 1.2 + 2.2 * len(spans))
     for axes, (mode, all_spans) in zip(panels, spans.items(), strict=True):

@@ -25,32 +25,38 @@ class Problem(Protocol):
         ...
 
     def gradient(self, worker: int) -> None:
-        """Computes the gradient of the worker's next batch at its parameters as they are now, and keeps it."""
+        """Compute the gradient of the worker's next batch at its parameters as they are now, and keep it."""
 
     def step(self, worker: int) -> None:
-        """Moves the worker's parameters by the gradient that was computed last."""
+        """Move the worker's parameters by the gradient that was computed last."""
 
     def leave(self, worker: int) -> None:
-        """The worker is dead: what is evaluated is that of the others."""
+        """Take in that the worker is dead: what is evaluated is that of the others."""
 
     def values(self, worker: int) -> Tensor:
-        """The worker's parameters, float32 [size]: the memory itself, to read and to write."""
+        """Return the worker's parameters, float32 [size]: the memory itself, to read and to write."""
         ...
 
     def evaluate(self) -> dict[str, float]:
-        """For a point of the learning curve: "consensus_distance", the mean over workers of the distance from the mean
-        of them all, as `sordino.torch.consensus_distance`; with data "accuracy", the mean over workers on a fixed part
-        of the test images; without, "distance", the mean over workers of the distance from the optimum."""
+        """Return what a point of the learning curve says.
+
+        It is "consensus_distance", the mean over workers of the distance from the mean of them all, as
+        `sordino.torch.consensus_distance`; with data "accuracy", the mean over workers on a fixed part of the test
+        images; without, "distance", the mean over workers of the distance from the optimum.
+        """
         ...
 
     def final(self) -> dict[str, float]:
-        """After the last step, as `evaluate`, but with all test images; and "best_accuracy", that of the parameters
-        that were best in `evaluate`, or of the last ones if they are better ("best_distance" without data)."""
+        """Return what is found after the last step, as `evaluate`, but with all test images; and "best_accuracy".
+
+        That is the accuracy of the parameters that were best in `evaluate`, or of the last ones if they are better
+        ("best_distance" without data).
+        """
         ...
 
 
 def problem_of(job: Job) -> Problem:
-    """The problem that the job names.
+    """Return the problem that the job names.
 
     Raises:
         UsageError, NotBuilt: its data are missing.

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import cast
 
 import simpy
 from torch import Tensor
 
-from sordino.algorithms.pull_manager import Manager
-from sordino.algorithms.pull_schedule import Action, Message, Pull, Schedule, Skip, Tell, Wake, Warn
-from sordino.algorithms.wide_area import ScheduledPull
+from sordino.algorithms.scheduled_pull import ScheduledPull
+from sordino.algorithms.scheduled_pull.manager import Manager
+from sordino.algorithms.scheduled_pull.schedule import Action, Pull, Schedule
+from sordino.runtime.actions import Message, Skip, Tell, Wake, Warn
 from sordino.simulate.events import Process, World
 from sordino.simulate.job import Job, Progress
 
@@ -34,7 +36,7 @@ class _Worker:
         self.new_window(math.inf)
 
     def new_window(self, end: float) -> None:
-        """Nothing has been pulled."""
+        """Begin a window: nothing has been pulled."""
         self.end = end
         self.pull: Pull | None = None
         self.under_way = False
@@ -47,15 +49,14 @@ class Pulling(World):
     """All workers of ScheduledPull."""
 
     def __init__(self, job: Job, progress: Progress) -> None:
-        assert isinstance(job.algorithm, ScheduledPull)
-        self._algorithm = job.algorithm
+        self._algorithm = cast(ScheduledPull, job.algorithm)
         super().__init__(job, progress)
         schedules = (self._algorithm.schedule_of(worker, job.workers) for worker in range(job.workers))
         self._workers = [_Worker(schedule) for schedule in schedules]
         self._manager: Manager | None = self._algorithm.manager_of(job.workers) if self._algorithm.managed else None
 
     def work(self, worker: int) -> Process:
-        """Windows, and averaging between them."""
+        """Go through windows, and average between them."""
         mine, values = self._workers[worker], self.problem.values(worker)
         end = math.inf
         while True:
@@ -142,7 +143,7 @@ class Pulling(World):
             self._do(worker, mine.schedule.failed(self.now, pull.peer))
 
     def _is_over(self, worker: int) -> None:
-        """This window has its pull, or will have none."""
+        """Note that this window has its pull, or will have none."""
         mine = self._workers[worker]
         mine.done = True
         if mine.ready is not None:

@@ -31,6 +31,7 @@ class Quadratic:
     Attributes:
         size: elements of a worker's parameters, `job.dimension`.
         workers: how many there are.
+        message_bytes: of a whole model, as links see it.
         tensors: that the parameters are made of: the name and the elements of each, in order. There are several, so
             that algorithms have something to cut.
         parameters: of all workers, float32 [workers, size]; 0 to begin with.
@@ -43,6 +44,7 @@ class Quadratic:
 
     def __init__(self, job: Job, noise: float = 0.1) -> None:
         self.size, self.workers = job.dimension, job.workers
+        self.message_bytes = job.message_bytes
         blocks = np.array_split(np.arange(self.size), min(_BLOCKS, self.size))
         self.tensors = [(f"layers.{number}.weight", len(block)) for number, block in enumerate(blocks)]
         self.parameters: Floats = np.zeros((self.workers, self.size), np.float32)
@@ -66,7 +68,7 @@ class Quadratic:
     # ---- one worker --------------------------------------------------------------------------------------------
 
     def gradient(self, worker: int) -> None:
-        """Computes the gradient of the worker's next step at its parameters as they are now, and keeps it."""
+        """Compute the gradient of the worker's next step at its parameters as they are now, and keep it."""
         step = int(self._drawn[worker])
         found = self._gradients[worker]
         np.subtract(self.parameters[worker], self.targets[worker], out=found)
@@ -78,26 +80,26 @@ class Quadratic:
         self._drawn[worker] += 1
 
     def kept_gradient(self, worker: int) -> torch.Tensor:
-        """What `gradient` has computed, float32 [size]."""
+        """Return what `gradient` has computed, float32 [size]."""
         return torch.from_numpy(self._gradients[worker])
 
     def step(self, worker: int) -> None:
-        """Moves the worker's parameters by the gradient that was computed last."""
+        """Move the worker's parameters by the gradient that was computed last."""
         only = slice(worker, worker + 1)
         self._move(only, self._gradients[only])
 
     def leave(self, worker: int) -> None:
-        """The worker is dead: what is evaluated is that of the others."""
+        """Take in that the worker is dead: what is evaluated is that of the others."""
         self._alive[worker] = False
 
     def values(self, worker: int) -> torch.Tensor:
-        """The worker's parameters, float32 [size]: the memory itself."""
+        """Return the worker's parameters, float32 [size]: the memory itself."""
         return torch.from_numpy(self.parameters[worker])
 
     # ---- all at once -------------------------------------------------------------------------------------------
 
     def gradients(self) -> Floats:
-        """The gradients of everybody's next step, float32 [workers, size]; the next call overwrites them."""
+        """Return the gradients of everybody's next step, float32 [workers, size]; the next call overwrites them."""
         np.subtract(self.parameters, self.targets, out=self._gradients)
         if self._noise:
             everybody = np.arange(self.workers)
@@ -106,11 +108,14 @@ class Quadratic:
         return self._gradients
 
     def move(self, gradients: Floats) -> None:
-        """Everybody's step by these gradients, float32 [workers, size] or [size]."""
+        """Take everybody's step by these gradients, float32 [workers, size] or [size]."""
         self._move(slice(0, self.workers), gradients)
 
     def evaluate(self) -> dict[str, float]:
-        """Means over the workers: `distance`, from the optimum, and `consensus_distance`, from the mean of them all."""
+        """Return means over the workers, of two distances.
+
+        `distance` is from the optimum, and `consensus_distance` from the mean of them all.
+        """
         values = self.parameters if self._alive.all() else self.parameters[self._alive]
         distance = _mean_distance(values, self.optimum)
         self._best = min(self._best, distance)
@@ -120,7 +125,7 @@ class Quadratic:
         }
 
     def final(self) -> dict[str, float]:
-        """As `evaluate`, and `best_distance`, the least that it has ever found."""
+        """Return what `evaluate` does, and `best_distance`, the least that it has ever found."""
         return {**self.evaluate(), "best_distance": self._best}
 
     def _move(self, workers: slice, gradients: Floats) -> None:
@@ -132,12 +137,38 @@ class Quadratic:
         self.parameters[workers] -= self._lr * gradients
 
 
+class Trainee:
+    """A worker of the quadratic, as a torch module: for algorithms that only the real optimizer knows."""
+
+    def __init__(self, problem: Quadratic, worker: int) -> None:
+        self._problem, self._worker = problem, worker
+        self.model = torch.nn.Module()
+        self.model.layers = torch.nn.ModuleList(torch.nn.Module() for _ in problem.tensors)
+        begin = 0
+        for layer, (_, length) in zip(self.model.layers, problem.tensors):
+            layer.weight = torch.nn.Parameter(problem.values(worker)[begin : begin + length].clone())
+            begin += length
+
+    def backward(self) -> None:
+        """Add the gradient of the next step to the parameters' `grad`."""
+        parameters = list(self.model.parameters())
+        self._problem.values(self._worker).copy_(torch.nn.utils.parameters_to_vector(parameters).detach())
+        self._problem.gradient(self._worker)
+        gradient = self._problem.kept_gradient(self._worker)
+        # Through autograd, as a network's would come.
+        (torch.nn.utils.parameters_to_vector(parameters) * gradient).sum().backward()
+
+
 def normal(seed: int, workers: Integers, steps: Integers, dimension: int) -> Floats:
-    """Normally distributed numbers that are the same for the same seed, worker, step and place, float32
-    [workers, dimension]. Box-Muller on both halves of a hash (splitmix64).
+    """Return normally distributed numbers that are the same for the same seed, worker, step and place.
+
+    They are float32 [workers, dimension]: Box-Muller on both halves of a hash (splitmix64).
 
     Args:
-        workers, steps: of the same length.
+        seed: any integer, taken modulo 2^64.
+        workers: of each row; integers [workers].
+        steps: of each row; of the same length.
+        dimension: how many numbers a row has.
     """
     pairs = -(-dimension // 2)
     with np.errstate(over="ignore"):
@@ -154,12 +185,12 @@ def normal(seed: int, workers: Integers, steps: Integers, dimension: int) -> Flo
 
 
 def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The finalizer of splitmix64: every bit of the result depends on every bit of the value."""
+    """Return the finalizer of splitmix64: every bit of the result depends on every bit of the value."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))
 
 
 def _mean_distance(values: Floats, place: NDArray[np.float64]) -> float:
-    """Of the rows from a place."""
+    """Return the mean distance of the rows from a place."""
     return float(np.sqrt(np.square(values - place).sum(axis=1)).mean())

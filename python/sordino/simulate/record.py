@@ -11,8 +11,10 @@ Kind = Literal["compute", "wait", "transfer"]
 
 
 class Span(NamedTuple):
-    """What a worker did from `begin` to `end`, in virtual seconds. "transfer" is the receiving of a model from `peer`,
-    which may be beside "compute"; `peer` is -1 where there is none."""
+    """What a worker did from `begin` to `end`, in virtual seconds.
+
+    "transfer" is the receiving of a model from `peer`, which may be beside "compute"; `peer` is -1 where there is none.
+    """
 
     worker: int
     kind: Kind
@@ -56,37 +58,37 @@ class Record:
         self._spans_until = spans_until
 
     def computed(self, worker: int, begin: float, end: float) -> None:
-        """A step is done."""
+        """Note that a step is done."""
         self.steps[worker] += 1
         self.computing[worker] += end - begin
         self._span(worker, "compute", begin, end, -1)
 
     def waited(self, worker: int, begin: float, end: float, peer: int = -1) -> None:
-        """The worker had to wait (for `peer`)."""
+        """Note that the worker had to wait (for `peer`)."""
         self.waiting[worker] += end - begin
         self._span(worker, "wait", begin, end, peer)
 
     def sent(self, worker: int, count: float) -> None:
-        """The worker has sent a message of so many bytes."""
+        """Note that the worker has sent a message of so many bytes."""
         self.messages[worker] += 1
         self.bytes[worker] += count
 
     def received(self, worker: int, peer: int, begin: float, end: float) -> None:
-        """The worker has received a model, between these times."""
+        """Note that the worker has received a model, between these times."""
         self._span(worker, "transfer", begin, end, peer)
 
     def used(self, worker: int, age: float) -> None:
-        """The worker has averaged a model that was copied `age` seconds ago into its own."""
+        """Note that the worker has averaged a model that was copied `age` seconds ago into its own."""
         self.pulls[worker] += 1
         self.ages[worker] += age
         self.oldest = max(self.oldest, age)
 
     def evaluated(self, time: float, found: Mapping[str, float]) -> None:
-        """A point of the learning curve."""
+        """Note a point of the learning curve."""
         self.curve.append({"time": time, **found})
 
     def warned(self, text: str) -> None:
-        """A warning; each text is kept once."""
+        """Note a warning; each text is kept once."""
         if text not in self.warnings:
             self.warnings.append(text)
 
@@ -95,7 +97,10 @@ class Record:
             self.spans.append(Span(worker, kind, begin, end, peer))
 
     def as_dict(self, by_worker: bool) -> dict[str, Any]:
-        """For a JSON file: means over workers (`age`: over all pulls) and the curve; if asked for, every worker's."""
+        """Return means over workers (`age`: over all pulls) and the curve, for a JSON file.
+
+        If asked for, every worker's, too.
+        """
         pulls = int(self.pulls.sum())
         found: dict[str, Any] = {
             "steps": float(self.steps.mean()),

@@ -5,15 +5,13 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
 
 import sordino
-from sordino.bench.common import format_seconds, table
+from sordino.report import Results
+from sordino.report.tables import format_seconds, table
 from sordino.simulate.choices import Plan
 from sordino.simulate.job import Job, Outcome
 from sordino.simulate.links import exact
-
-Results = dict[str, Any]
 
 _BY_WORKER = 64  # workers at most whose own numbers the JSON has
 _SOURCE = {
@@ -26,14 +24,14 @@ names naive overlap the worst, without a number."""
 
 
 def score(final: Mapping[str, float]) -> str:
-    """What a run has come to."""
+    """Return what a run has come to."""
     if "accuracy" in final:
         return f"accuracy {final['accuracy']:.2%}"
     return f"distance from the optimum {final['distance']:.4g}"
 
 
 def setting(plan: Plan) -> str:
-    """What is simulated, with all that was not said on the command line."""
+    """Return what is simulated, with all that was not said on the command line."""
     job = plan.runs[0].job
     gbps, compute = sorted(set(job.links.gbps.tolist())), sorted(set((1e3 * job.compute).round(4).tolist()))
     rates = " and ".join(f"{rate:g}" for rate in gbps) if len(gbps) < 4 else f"{gbps[0]:g} to {gbps[-1]:g}"
@@ -53,7 +51,7 @@ def _size(count: float) -> str:
 
 
 def source(job: Job) -> dict[str, float]:
-    """The source's figures for this setting, by mode; empty if it has none."""
+    """Return the source's figures for this setting, by mode; empty if it has none."""
     wide = int((job.links.gbps == 10).sum())
     fits = job.data == "fashion-mnist" and job.workers == 8 and job.links.latency == exact(5e-3)
     rates = sorted(job.links.gbps.tolist()) == [1.0] * (8 - wide) + [10.0] * wide
@@ -61,7 +59,7 @@ def source(job: Job) -> dict[str, float]:
 
 
 def results(plan: Plan, outcomes: Sequence[Outcome]) -> Results:
-    """All that was found."""
+    """Return all that was found."""
     job = plan.runs[0].job
     runs = [
         {
@@ -100,7 +98,7 @@ def results(plan: Plan, outcomes: Sequence[Outcome]) -> Results:
 
 
 def text(plan: Plan, found: Results) -> str:
-    """The table, and what else is to be said."""
+    """Return the table, and what else is to be said."""
     modes = list(dict.fromkeys(run["mode"] for run in found["runs"]))
     by_mode = {mode: [run for run in found["runs"] if run["mode"] == mode] for mode in modes}
     what = "accuracy" if "accuracy" in found["runs"][0] else "distance"
@@ -146,7 +144,7 @@ def _legend(what: str, seeds: int) -> str:
 
 
 def _gains(by_mode: Mapping[str, list[Results]], what: str) -> str:
-    """How much better each mode is than the first, seed by seed."""
+    """Return how much better each mode is than the first, seed by seed."""
     first, *others = by_mode
     parts = []
     for mode in others:

@@ -37,7 +37,7 @@ class Timeline:
         self._under_way: deque[Floats] = deque()  # when everybody has what it waits for later
 
     def step(self, phases: Sequence[Phase]) -> None:
-        """Everybody computes, takes part in the phases, and loads its next batch."""
+        """Have everybody compute, take part in the phases, and load its next batch."""
         done = self.clock + self._job.compute
         self._computed(done)
         ready = done
@@ -59,7 +59,7 @@ class Timeline:
     # ---- phases ------------------------------------------------------------------------------------------------
 
     def _send(self, phase: Sends, ready: Floats) -> Floats:
-        """When everybody has what is sent to it."""
+        """Return when everybody has what is sent to it."""
         arrived, record = ready.copy(), self.record
         seconds = self._job.links.all_seconds(phase.sources, phase.targets, phase.bytes)
         ends = np.empty(len(seconds))
@@ -88,7 +88,7 @@ class Timeline:
         return arrived
 
     def _go_round(self, phase: Rounds, ready: Floats) -> Floats:
-        """When the last round is over for everybody."""
+        """Return when the last round is over for everybody."""
         members, record = phase.members, self.record
         seconds = self._job.links.all_seconds(phase.sources, phase.targets, phase.bytes)
         takes = phase.rounds * seconds.max(axis=1)
@@ -111,7 +111,7 @@ class Timeline:
     # ---- the record --------------------------------------------------------------------------------------------
 
     def _kept(self, begin: Floats) -> bool:
-        """Whether there is one among what begins then that the record keeps a span of."""
+        """Return whether there is one among what begins then that the record keeps a span of."""
         return bool((begin < self._job.spans_until).any())
 
     def _computed(self, done: Floats) -> None:
@@ -131,8 +131,10 @@ class Timeline:
 
 
 def _without_conflict(sources: Integers, targets: Integers) -> Iterator[Integers]:
-    """The numbers of messages, cut such that in no part there are two from or to one worker, and each worker's come in
-    order."""
+    """Yield the numbers of messages, cut such that in no part there are two from or to one worker.
+
+    Each worker's come in order.
+    """
     left = np.arange(len(sources))
     seen = np.empty(int(max(sources.max(initial=0), targets.max(initial=0))) + 1, np.int64)
     while len(left) > 0:

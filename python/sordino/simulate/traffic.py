@@ -1,38 +1,32 @@
-"""Who sends how much to whom in the steps of an algorithm.
+"""An algorithm's traffic (`sordino.algorithms.traffic`) as messages between workers that have a link each.
 
-What is counted are payloads: parameters and gradients, the weights of push-sum, and the bits that say what is skipped.
-The flags beside gradients, and padding, are not; and small all-reduces that happen to be ready together, which the core
-makes one, are apart here.
+Small all-reduces that happen to be ready together, which the core makes one, are apart here.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 
-from sordino._core import Dissemination, Exponential, RandomCycle, RandomPull, Ring, Roulette, Topology
-from sordino.algorithms import (
-    AllReduce,
-    ElasticAveraging,
-    Layered,
-    LocalSGD,
-    MixingAlgorithm,
-    ParameterSkipping,
-    PushSum,
+from sordino._core import (
+    Dissemination,
+    Exponential,
+    FromOwner,
+    RandomCycle,
+    RandomPull,
+    Ring,
+    Roulette,
+    ToOwner,
+    Topology,
 )
-from sordino.algorithms.skipping import piece_bytes, place_by_size
-from sordino.simulate.phases import Booleans, Floats, Integers, Phase, Sends, all_reduce, groups_of, ring
-from sordino.torch.parameters import segment_numbers
-
-InStep = AllReduce | ElasticAveraging | Layered | LocalSGD | MixingAlgorithm | ParameterSkipping
-"""The algorithms whose workers all take the same steps."""
+from sordino.algorithms import Algorithm
+from sordino.algorithms.traffic import Exchange, Model, Operation, Reduction
+from sordino.simulate.phases import Booleans, Floats, Integers, Phase, Sends, all_reduce, ring
 
 _AVERAGES = (Dissemination, Exponential, RandomCycle, RandomPull, Ring, Roulette)  # own value and all sources', evenly
-_WEIGHT = 8  # bytes of a weight of push-sum
 
 
 class Rows(NamedTuple):
@@ -51,7 +45,7 @@ class Rows(NamedTuple):
 
     @classmethod
     def of(cls, topology: Topology, round: int, segment: int) -> Rows:
-        """All rows of a topology."""
+        """Return all rows of a topology."""
         if isinstance(topology, _AVERAGES):  # the rows follow from the sources: one call instead of one a worker
             found = topology.all_sources(round, segment)
             counts = np.fromiter(map(len, found), np.int64, len(found))
@@ -65,7 +59,7 @@ class Rows(NamedTuple):
         return cls(sources, counts, keeps_own, scale)
 
     def slots(self) -> list[tuple[Integers, Integers]]:
-        """Workers, and a source of each: first everybody's first source, then everybody's second one, ..."""
+        """Return workers and a source of each: first everybody's first source, then everybody's second one, ..."""
         begins = np.cumsum(self.counts) - self.counts
         found = []
         for slot in range(int(self.counts.max(initial=0))):
@@ -74,220 +68,123 @@ class Rows(NamedTuple):
         return found
 
 
-# ---- algorithms ------------------------------------------------------------------------------------------------------
+class SharedRows:
+    """The rows of the round that is under way.
 
-
-class Model(NamedTuple):
-    """What is sent.
-
-    Attributes:
-        names: of the tensors.
-        elements: of each; float32.
-        scale: the bytes that links see, over those that there are.
+    For those who compute with them and those who count messages: to find them takes longer than either.
     """
 
-    names: list[str]
-    elements: list[int]
-    scale: float
+    def __init__(self) -> None:
+        self._round = -1
+        self._found: dict[tuple[int, int], Rows] = {}
 
-    @property
-    def sizes(self) -> list[float]:
-        """Bytes of each tensor, as links see them."""
-        return [4 * count * self.scale for count in self.elements]
+    def of(self, number: int, topology: Topology, round: int, segment: int) -> Rows:
+        """Return the rows of a segment in a round.
 
-    def segments(self, segments: str | int | Sequence[str]) -> list[int]:
-        """The segment of each tensor."""
-        return segment_numbers(self.names, self.sizes, segments)  # type: ignore[arg-type]
-
-    def segment_sizes(self, segments: str | int | Sequence[str]) -> list[float]:
-        """Bytes of each segment."""
-        return list(np.bincount(self.segments(segments), weights=self.sizes))
-
-    def gradient_sizes(self, segment_bytes: int) -> list[float]:
-        """Bytes of each segment of gradients, which come in the order in which backward computes them."""
-        sizes = self.sizes[::-1]
-        numbers = segment_numbers(self.names[::-1], sizes, segment_bytes)  # type: ignore[arg-type]
-        return list(np.bincount(numbers, weights=sizes))
-
-    def items(self, algorithm: ParameterSkipping) -> list[int]:
-        """The elements of what parameter skipping decides about: tensors, or blocks of them."""
-        if algorithm.granularity == "tensor":
-            return self.elements
-        most = algorithm.block_bytes // 4
-        return [min(most, count - begin) for count in self.elements for begin in range(0, count, most)]
+        Args:
+            number: of the topology among those of an exchange.
+            topology: the same for the same number.
+            round: of the topology.
+            segment: that is mixed.
+        """
+        if round != self._round:
+            self._round, self._found = round, {}
+        if (number, segment) not in self._found:
+            self._found[number, segment] = Rows.of(topology, round, segment)
+        return self._found[number, segment]
 
 
-class Mixing:
-    """The exchanges of a mixing algorithm.
+class Traffic:
+    """What an algorithm sends in the steps of its workers.
 
     Attributes:
-        segments: the segment of each tensor.
-    """
-
-    def __init__(self, algorithm: MixingAlgorithm, workers: int, model: Model) -> None:
-        self.segments = model.segments(algorithm.segments)
-        self.bytes = model.segment_sizes(algorithm.segments)
-        if isinstance(algorithm, PushSum):
-            self.bytes = [count + _WEIGHT for count in self.bytes]
-        self._topologies = algorithm.rounds_of(workers, len(self.bytes))
-        self._last: tuple[int, list[list[Rows]]] = (-1, [])
-
-    def rows(self, round: int) -> list[list[Rows]]:
-        """What everybody mixes in an exchange: for each of its topologies, for each segment."""
-        if self._last[0] != round:
-            numbers = range(len(self.bytes))
-            self._last = (round, [[Rows.of(topology, round, n) for n in numbers] for topology in self._topologies])
-        return self._last[1]
-
-    def phases(self, round: int) -> list[Phase]:
-        """What is sent in an exchange."""
-        phases: list[Phase] = []
-        for of_topology in self.rows(round):
-            slots = [(slot, count) for rows, count in zip(of_topology, self.bytes) for slot in rows.slots()]
-            if slots:
-                targets, sources = (np.concatenate([slot[end] for slot, _ in slots]) for end in (0, 1))
-                sizes = np.repeat([count for _, count in slots], [len(slot[0]) for slot, _ in slots])
-                phases.append(Sends(sources, targets, sizes, models=True))
-        return phases
-
-
-class Traffic(NamedTuple):
-    """What an algorithm sends.
-
-    Attributes:
-        phases: of a step, numbered from 0. Of parameter skipping they depend on what is sent, bool [items].
         delay: how many exchanges later it is that a worker waits for one.
         behind_loading: whether what follows a step is waited for after the next batch has been loaded.
-        mixing: of a mixing algorithm.
-    """
-
-    phases: Callable[[int, Booleans | None], list[Phase]]
-    delay: int = 0
-    behind_loading: bool = False
-    mixing: Mixing | None = None
-
-
-def traffic_of(algorithm: InStep, workers: int, model: Model) -> Traffic:
-    """What `workers` workers, each with a link of its own, send.
+        rows: of exchanges that differ from round to round.
 
     Raises:
         UsageError: the algorithm cannot serve so many workers.
     """
-    everybody, count = groups_of(workers, workers), sum(model.sizes)
-    if workers == 1:
-        return Traffic(lambda step, sent: [])
-    if isinstance(algorithm, AllReduce):
-        reduction = _gradients(everybody, model, algorithm.segment_bytes)
-        return Traffic(lambda step, sent: reduction, delay=int(algorithm.double_buffering))
-    if isinstance(algorithm, Layered):
-        layers = _layered(algorithm, workers, model)
-        return Traffic(lambda step, sent: layers, behind_loading=True)
-    if isinstance(algorithm, LocalSGD):
-        return Traffic(_local_sgd(algorithm, workers, model))
-    if isinstance(algorithm, ParameterSkipping):
-        return Traffic(_skipping(algorithm, workers, model))
-    if isinstance(algorithm, ElasticAveraging):
-        average, every = all_reduce(everybody, count), algorithm.interval
-        # Before the first step, the mean of all parameters becomes the centre.
-        return Traffic(lambda step, sent: average * ((step == 0) + ((step + 1) % every == 0)))
-    return _mixing(algorithm, workers, model)
+
+    def __init__(self, algorithm: Algorithm, workers: int, model: Model) -> None:
+        told = algorithm.traffic(model, range(workers)) if workers > 1 else None
+        self._phases = [] if told is None else list(told.phases)
+        self.delay = 0 if told is None else told.delay
+        self.behind_loading = any(phase.loading for phase in self._phases)
+        self.rows = SharedRows()
+        self._messages: dict[int, list[Phase]] = {}  # of phases that are always the same, by their numbers
+
+    def phases(self, step: int, sent: Booleans | None) -> list[Phase]:
+        """Return what is sent in a step, numbered from 0.
+
+        Args:
+            step: its number, from 0.
+            sent: of parameter skipping, the items that are; bool [items].
+        """
+        found: list[Phase] = []
+        for number, phase in enumerate(self._phases):
+            round = phase.round_of(step)
+            if round is None:
+                continue
+            if phase.varies:
+                found += _messages(phase.at(round, sent), self.rows)
+            else:
+                if number not in self._messages:
+                    self._messages[number] = _messages(phase.at(round), SharedRows())
+                found += self._messages[number]
+        return found
 
 
-def _gradients(sets: Integers, model: Model, segment_bytes: int) -> list[Phase]:
-    return [phase for size in model.gradient_sizes(segment_bytes) for phase in all_reduce(sets, size)]
+def _messages(operations: Sequence[Operation], rows: SharedRows) -> list[Phase]:
+    found: list[Phase] = []
+    for number, operation in enumerate(operations):
+        if isinstance(operation, Reduction):
+            found += [phase for size in operation.buckets for phase in all_reduce(operation.sets, size)]
+        elif isinstance(operation, Exchange):
+            found += _exchange(number, operation, rows)
+    return found
 
 
-def _layered(algorithm: Layered, workers: int, model: Model) -> list[Phase]:
-    roles = algorithm.roles(range(workers))
-    groups, communicators = np.array(roles.groups), np.array([roles.communicators])
-    owners = np.repeat(communicators[0], groups.shape[1] - 1)
-    others = groups[groups != communicators.T]
-    phases: list[Phase] = []
-    for count in model.gradient_sizes(algorithm.segment_bytes):
-        inward, outward = Sends(others, owners, count), Sends(owners, others, count)
-        among = ring(communicators, count / len(groups), 2 * (len(groups) - 1))
-        phases += [phase for phase in (inward, among, outward) if len(phase.sources) > 0]
-    return phases
+def _exchange(number: int, exchange: Exchange, rows: SharedRows) -> list[Phase]:
+    if not isinstance(exchange.topology, (ToOwner, FromOwner)):
+        sends = _mixed(number, exchange, rows)
+    elif len(set(exchange.segments)) == 1 and len(exchange.segments) == exchange.sets.shape[1]:
+        # All own as much: in every turn each sends one part and gets one.
+        return [ring(exchange.sets, exchange.segments[0], exchange.sets.shape[1] - 1)] if exchange.segments[0] else []
+    else:
+        sends = _served(exchange)
+    return [sends] if len(sends.sources) > 0 else []
 
 
-def _local_sgd(algorithm: LocalSGD, workers: int, model: Model) -> Callable[[int, Booleans | None], list[Phase]]:
-    members, count = algorithm.group_size, sum(model.sizes)
-    models = algorithm.groups_of(workers)
-    groups = groups_of(workers, members)
-    between = all_reduce(groups.T, count / members if algorithm.sharded else count) if models > 1 else []
-    calendar = Calendar.of(algorithm)
-    if algorithm.sharded:
-        sizes = model.gradient_sizes(algorithm.segment_bytes)
-        shards: list[Phase] = [ring(groups, size / members, members - 1) for size in sizes]
-
-        def sharded(step: int, sent: Booleans | None) -> list[Phase]:
-            across = calendar.averages(step) or not calendar.alone(step)
-            return [*shards, *(between if across else []), *shards]
-
-        return sharded
-    within = _gradients(groups, model, algorithm.segment_bytes)
-    together = _gradients(groups_of(workers, workers), model, algorithm.segment_bytes)
-    return lambda step, sent: [
-        *(within if calendar.alone(step) else together),
-        *(between if calendar.averages(step) else []),
-    ]
+def _mixed(number: int, exchange: Exchange, rows: SharedRows) -> Sends:
+    """Return sends with everybody's first source of the first segment first, then the second one, and so on."""
+    targets, sources, sizes = [], [], []
+    for segment, size in enumerate(exchange.segments):
+        for to, source in rows.of(number, exchange.topology, exchange.round, segment).slots():
+            targets.append(exchange.sets[:, to].ravel())
+            sources.append(exchange.sets[:, source].ravel())
+            sizes.append(np.full(len(targets[-1]), size))
+    return _sends(sources, targets, sizes, exchange.models)
 
 
-class Calendar(NamedTuple):
-    """When groups of local SGD are on their own, and when their models are averaged."""
-
-    start: int
-    interval: int
-
-    @classmethod
-    def of(cls, algorithm: LocalSGD) -> Calendar:
-        """Of an algorithm whose steps are known beforehand."""
-        return cls(algorithm.start if isinstance(algorithm.start, int) else 0, algorithm.interval)
-
-    def alone(self, step: int) -> bool:
-        """Whether gradients of a step, numbered from 0, are averaged in groups alone."""
-        return step >= self.start
-
-    def averages(self, step: int) -> bool:
-        """Whether models are averaged after a step."""
-        return self.alone(step) and (step + 1 - self.start) % self.interval == 0
+def _served(exchange: Exchange) -> Sends:
+    """Return sends in turn, so that not all send to the same owner first."""
+    places, sizes = np.arange(exchange.topology.size), np.array(exchange.segments)
+    owners = np.flatnonzero(sizes > 0)
+    ends: tuple[list[Integers], list[Integers]] = ([], [])
+    counts = []
+    for turn in range(len(owners)):
+        served = owners[(places + turn) % len(owners)]
+        others = places[served != places]
+        served = served[served != places]
+        ends[0].append(exchange.sets[:, others].ravel())
+        ends[1].append(exchange.sets[:, served].ravel())
+        counts.append(np.tile(sizes[served], len(exchange.sets)))
+    inward = isinstance(exchange.topology, ToOwner)
+    return _sends(ends[1 - inward], ends[inward], counts, exchange.models)
 
 
-def _skipping(
-    algorithm: ParameterSkipping, workers: int, model: Model
-) -> Callable[[int, Booleans | None], list[Phase]]:
-    everybody = groups_of(workers, workers)
-    sizes = np.array(model.items(algorithm)) * 4 * model.scale
-    mask = all_reduce(everybody, len(sizes))
-    if algorithm.exchange == "allreduce":
-        return lambda step, sent: [*mask, *all_reduce(everybody, float(sizes[sent].sum()))]
-    servers = np.array(algorithm.serving_ranks(workers))
-    limit = piece_bytes(math.ceil(sizes.sum()), len(servers))
-
-    def serve(sent: Booleans) -> list[Phase]:
-        pieces = [min(limit, size - begin) for size in sizes[sent] for begin in np.arange(0, size, limit)]
-        placed = place_by_size(pieces, len(servers))  # type: ignore[arg-type]
-        loads = np.bincount(placed, weights=pieces, minlength=len(servers)) if pieces else np.zeros(len(servers))
-        # In turn, so that not all send to the same server first.
-        shifts = np.arange(workers)
-        targets = np.concatenate([servers[(shifts + turn) % len(servers)] for turn in range(len(servers))])
-        counts = np.concatenate([loads[(shifts + turn) % len(servers)] for turn in range(len(servers))])
-        others = np.tile(shifts, len(servers))
-        real = (targets != others) & (counts > 0)
-        targets, others, counts = targets[real], others[real], counts[real]
-        return [Sends(others, targets, counts), Sends(targets, others, counts)] if len(targets) else []
-
-    return lambda step, sent: [*mask, *serve(np.ones(len(sizes), np.bool_) if sent is None else sent)]
-
-
-def _mixing(algorithm: MixingAlgorithm, workers: int, model: Model) -> Traffic:
-    mixing = Mixing(algorithm, workers, model)
-    groups = groups_of(workers, algorithm.workers_in_group)
-    segment_bytes = getattr(algorithm, "segment_bytes", AllReduce().segment_bytes)
-    within = _gradients(groups, model, segment_bytes)
-
-    def phases(step: int, sent: Booleans | None) -> list[Phase]:
-        exchanges, rest = divmod(step + 1, algorithm.interval)
-        return [*within, *(mixing.phases(exchanges - 1) if rest == 0 else [])]
-
-    return Traffic(phases, delay=algorithm.overlap if isinstance(algorithm, PushSum) else 0, mixing=mixing)
+def _sends(sources: list[Integers], targets: list[Integers], sizes: list[Floats], models: bool) -> Sends:
+    if not sources:
+        return Sends(np.empty(0, np.int64), np.empty(0, np.int64), 0.0)
+    return Sends(np.concatenate(sources), np.concatenate(targets), np.concatenate(sizes), models)

@@ -1,5 +1,8 @@
-"""The real `DistributedOptimizer`, step by step: every virtual worker is a rank of the simulated transport, on a node
-of its own. After each step all ranks stand still while one of them looks at what there is."""
+"""The real `DistributedOptimizer`, step by step.
+
+Every virtual worker is a rank of the simulated transport, on a node of its own. After each step all ranks stand still
+while one of them looks at what there is.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,6 @@ import torch
 
 import sordino.torch as hvd
 from sordino import sim
-from sordino.algorithms import Layered, ParameterSkipping
-from sordino.algorithms.wide_area import ADPSGD, ScheduledPull
 from sordino.simulate.job import Job
 from sordino.simulate.phases import Booleans
 
@@ -28,13 +29,14 @@ class Trainee(Protocol):
         ...
 
     def backward(self) -> None:
-        """Adds the gradient of the next batch to the parameters' `grad`."""
+        """Add the gradient of the next batch to the parameters' `grad`."""
 
 
 def train(job: Job, trainees: list[Trainee], goes_on: Callable[[Booleans | None], bool]) -> None:
-    """Takes steps for as long as `goes_on` says so.
+    """Take steps for as long as `goes_on` says so.
 
     Args:
+        job: says the number of workers, the algorithm, and SGD's rate and momentum.
         trainees: of all workers.
         goes_on: called before the first step and after each, while nobody computes; parameters are those of the real
             algorithm then. Takes which items parameter skipping has sent (other algorithms, and before the first step:
@@ -57,10 +59,9 @@ def train(job: Job, trainees: list[Trainee], goes_on: Callable[[Booleans | None]
             optimizer.zero_grad()
             trainee.backward()
             optimizer.step()
-            if isinstance(job.algorithm, Layered):
-                optimizer.flush()  # it is not this thread that looks at the parameters
-            if isinstance(job.algorithm, ParameterSkipping) and job.workers > 1 and hvd.rank() == 0:
-                sent = np.asarray(optimizer.state_dict()["sordino"]["skipped"] == 0)
+            own = optimizer._strategy.state_dict() or {}  # this completes the step: others look at the parameters
+            if "skipped" in own and job.workers > 1 and hvd.rank() == 0:
+                sent = np.asarray(own["skipped"] == 0)
             barrier.wait()
 
     def rank_that_tells() -> None:
@@ -80,6 +81,5 @@ def train(job: Job, trainees: list[Trainee], goes_on: Callable[[Booleans | None]
 
 
 def _wrap(job: Job, trainee: Trainee) -> hvd.DistributedOptimizer:
-    assert not isinstance(job.algorithm, (ScheduledPull, ADPSGD))
     optimizer = torch.optim.SGD(trainee.model.parameters(), lr=job.lr, momentum=job.momentum)
     return hvd.DistributedOptimizer(optimizer, trainee.model.named_parameters(), algorithm=job.algorithm)

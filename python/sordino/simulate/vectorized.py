@@ -11,56 +11,50 @@ from typing import Protocol
 
 import numpy as np
 
-from sordino.algorithms import (
-    AllReduce,
-    ElasticAveraging,
-    Layered,
-    LocalSGD,
-    MixingAlgorithm,
-    ParameterSkipping,
-    PushSum,
-)
+from sordino.algorithms import Algorithm
+from sordino.algorithms.allreduce import AllReduce
+from sordino.algorithms.base import load
+from sordino.algorithms.caps import ParameterSkipping
+from sordino.algorithms.elastic_averaging import ElasticAveraging
+from sordino.algorithms.gossip import MixingGossip
+from sordino.algorithms.layered import Layered
+from sordino.algorithms.local_sgd import LocalSGD
+from sordino.algorithms.push_sum import PushSum as PushSumAlgorithm
+from sordino.runtime.segments import segment_numbers
 from sordino.simulate.phases import Booleans
 from sordino.simulate.quadratic import Floats, Quadratic
-from sordino.simulate.traffic import Calendar, InStep, Mixing, Model, Rows
+from sordino.simulate.traffic import Rows, SharedRows
 
 
 class Numerics(Protocol):
     """What the steps of an algorithm do to everybody's parameters."""
 
     def step(self, number: int) -> Booleans | None:
-        """Everybody's step, numbered from 0. Of parameter skipping: which items were sent."""
+        """Take everybody's step, numbered from 0. Return, of parameter skipping, which items were sent."""
 
 
-def numerics_of(algorithm: InStep, problem: Quadratic, model: Model, mixing: Mixing | None) -> Numerics:
-    """Those of an algorithm whose options have been checked.
+def numerics_of(algorithm: Algorithm, problem: Quadratic, rows: SharedRows | None = None) -> Numerics:
+    """Return the numerics of an algorithm whose options have been checked, and that says where they are.
 
     Args:
-        mixing: of a mixing algorithm, its exchanges.
+        algorithm: with its settings.
+        problem: of all workers, which the numerics change.
+        rows: of exchanges, which its traffic may have found already.
     """
     if problem.workers == 1:
         return _Alone(problem)
-    if isinstance(algorithm, AllReduce | Layered):
-        return _Synchronous(problem, isinstance(algorithm, AllReduce) and algorithm.double_buffering)
-    if isinstance(algorithm, LocalSGD):
-        return _Local(algorithm, problem)
-    if isinstance(algorithm, ParameterSkipping):
-        return _Skipping(algorithm, problem, model.items(algorithm))
-    if isinstance(algorithm, ElasticAveraging):
-        return _Elastic(algorithm, problem)
-    assert mixing is not None
-    if isinstance(algorithm, PushSum):
-        return _PushSum(algorithm, problem, model, mixing)
-    return _Mixing(algorithm, problem, model, mixing)
+    assert algorithm.simulation.arrays is not None
+    numerics: Numerics = load(algorithm.simulation.arrays)(algorithm, problem, rows or SharedRows())
+    return numerics
 
 
 def _mean(values: Floats) -> Floats:
-    """Over the first axis."""
+    """Return the mean over the first axis."""
     return np.asarray(values.mean(axis=0, dtype=np.float64).astype(np.float32))
 
 
 def _mean_in_groups(values: Floats, members: int) -> Floats:
-    """Everybody's mean over its group of neighbours, [workers, size]."""
+    """Return everybody's mean over its group of neighbours, [workers, size]."""
     groups = values.reshape(-1, members, values.shape[1])
     return np.repeat(groups.mean(axis=1, dtype=np.float64).astype(np.float32), members, axis=0)
 
@@ -76,11 +70,11 @@ class _Alone:
         return None
 
 
-class _Synchronous:
-    """Everybody moves by the mean of all gradients, or with `late` by that of the step before."""
+class Synchronous:
+    """Everybody moves by the mean of all gradients, or by that of the step before where it is late."""
 
-    def __init__(self, problem: Quadratic, late: bool) -> None:
-        self._problem, self._late = problem, late
+    def __init__(self, algorithm: AllReduce | Layered, problem: Quadratic, rows: SharedRows) -> None:
+        self._problem, self._late = problem, algorithm.traits.late
         self._before: Floats | None = None
 
     def step(self, number: int) -> Booleans | None:
@@ -92,22 +86,23 @@ class _Synchronous:
         return None
 
 
-class _Local:
+class Local:
     """Groups move by their own gradients; now and then their models are averaged."""
 
-    def __init__(self, algorithm: LocalSGD, problem: Quadratic) -> None:
+    def __init__(self, algorithm: LocalSGD, problem: Quadratic, rows: SharedRows) -> None:
         self._problem, self._members = problem, algorithm.group_size
         self._models = algorithm.groups_of(problem.workers)
-        self._calendar, self._adds_up = Calendar.of(algorithm), algorithm.aggregate == "gradients"
+        self._since = algorithm.start if isinstance(algorithm.start, int) else 0
+        self._interval, self._adds_up = algorithm.interval, algorithm.aggregate == "gradients"
         self._then: Floats | None = None  # everybody's parameters when they were last averaged
 
     def step(self, number: int) -> Booleans | None:
-        problem, alone = self._problem, self._calendar.alone(number)
+        problem, alone = self._problem, number >= self._since
         if alone and self._adds_up and self._then is None:
             self._then = problem.parameters.copy()
         gradients = problem.gradients()
         problem.move(_mean_in_groups(gradients, self._members) if alone else _mean(gradients))
-        if self._calendar.averages(number) and self._models > 1:
+        if alone and (number + 1 - self._since) % self._interval == 0 and self._models > 1:
             self._average(problem.parameters)
         return None
 
@@ -121,10 +116,10 @@ class _Local:
         self._then[:] = values
 
 
-class _Elastic:
+class Elastic:
     """Everybody is drawn towards a centre, and it towards their mean."""
 
-    def __init__(self, algorithm: ElasticAveraging, problem: Quadratic) -> None:
+    def __init__(self, algorithm: ElasticAveraging, problem: Quadratic, rows: SharedRows) -> None:
         self._problem, self._interval = problem, algorithm.interval
         self._rate = algorithm.moving_rate
         self._centre = _mean(problem.parameters)
@@ -140,11 +135,12 @@ class _Elastic:
         return None
 
 
-class _Skipping:
+class Skipping:
     """Everybody moves by its own gradient; then items that have changed are averaged. The naive detector."""
 
-    def __init__(self, algorithm: ParameterSkipping, problem: Quadratic, items: list[int]) -> None:
+    def __init__(self, algorithm: ParameterSkipping, problem: Quadratic, rows: SharedRows) -> None:
         self._algorithm, self._problem = algorithm, problem
+        items = [int(size) // 4 for size in algorithm.items_of([4 * count for _, count in problem.tensors])]
         self._item_of = np.repeat(np.arange(len(items)), items)
         self._begins = np.cumsum([0, *items[:-1]])
         self._items = np.array(items)
@@ -174,14 +170,24 @@ def _rounded(values: Floats, digits: int) -> np.ndarray[tuple[int, ...], np.dtyp
     return np.asarray(np.rint(values.astype(np.float64) * 10.0**digits))
 
 
-class _Mixing:
+class Mixing:
     """Everybody moves by its own gradient (or its group's), then takes averages of others' parameters and its own."""
 
-    def __init__(self, algorithm: MixingAlgorithm, problem: Quadratic, model: Model, mixing: Mixing) -> None:
-        self._problem, self._mixing = problem, mixing
+    def __init__(self, algorithm: MixingGossip, problem: Quadratic, rows: SharedRows) -> None:
+        self._problem = problem
         self._interval, self._members = algorithm.interval, algorithm.workers_in_group
-        segment_of = np.repeat(mixing.segments, model.elements)
-        self._columns = [np.flatnonzero(segment_of == number) for number in range(len(mixing.bytes))]
+        names, counts = zip(*problem.tensors)
+        scale = problem.message_bytes / problem.parameter_bytes  # segments are cut by the bytes that links see
+        numbers = segment_numbers(names, [4 * count * scale for count in counts], algorithm.segments)
+        segment_of = np.repeat(numbers, counts)
+        self._columns = [np.flatnonzero(segment_of == number) for number in range(max(numbers) + 1)]
+        self._topologies, self._rows = algorithm.rounds_of(problem.workers, len(self._columns)), rows
+
+    def rows(self, round: int) -> list[list[Rows]]:
+        """Return what everybody mixes in an exchange: for each of its topologies, for each segment."""
+        segments = range(len(self._columns))
+        topologies = enumerate(self._topologies)
+        return [[self._rows.of(number, one, round, segment) for segment in segments] for number, one in topologies]
 
     def step(self, number: int) -> Booleans | None:
         gradients = self._problem.gradients()
@@ -193,15 +199,17 @@ class _Mixing:
 
     def _exchange(self, round: int) -> None:
         values = self._problem.parameters
-        for of_topology in self._mixing.rows(round):
+        for of_topology in self.rows(round):
             for columns, rows in zip(self._columns, of_topology):
                 values[:, columns] = mixed(rows, values[:, columns])
 
 
 def mixed(rows: Rows, values: np.ndarray, others_only: bool = False) -> np.ndarray:  # type: ignore[type-arg]
-    """What everybody has after a mixing of `values`, [workers, elements].
+    """Return what everybody has after a mixing of `values`, [workers, elements].
 
     Args:
+        rows: what each worker mixes.
+        values: of each worker, [workers, elements]; left as they are.
         others_only: without one's own share.
     """
     found = values * rows.keeps_own[:, None] if not others_only else np.zeros_like(values)
@@ -211,11 +219,11 @@ def mixed(rows: Rows, values: np.ndarray, others_only: bool = False) -> np.ndarr
     return found
 
 
-class _PushSum(_Mixing):
+class PushSum(Mixing):
     """Push-sum: numerators and weights are mixed alike; with overlap what others send is added some exchanges later."""
 
-    def __init__(self, algorithm: PushSum, problem: Quadratic, model: Model, mixing: Mixing) -> None:
-        super().__init__(algorithm, problem, model, mixing)
+    def __init__(self, algorithm: PushSumAlgorithm, problem: Quadratic, rows: SharedRows) -> None:
+        super().__init__(algorithm, problem, rows)
         self._overlap = algorithm.overlap
         self._weights = np.ones((problem.workers, len(self._columns)))
         self._before = problem.parameters.copy()  # after the last exchange
@@ -227,8 +235,8 @@ class _PushSum(_Mixing):
             extra = (weights[:, [number]] - 1).astype(np.float32)
             values[:, columns] += extra * self._before[:, columns]
         if self._overlap == 0:
-            super()._exchange(round)
-            for number, rows in enumerate(self._mixing.rows(round)[0]):
+            for number, (columns, rows) in enumerate(zip(self._columns, self.rows(round)[0])):
+                values[:, columns] = mixed(rows, values[:, columns])
                 weights[:, [number]] = mixed(rows, weights[:, [number]])
         else:
             if len(self._under_way) == self._overlap:
@@ -243,7 +251,7 @@ class _PushSum(_Mixing):
     def _send(self, round: int) -> None:
         values, weights = self._problem.parameters, self._weights
         parcel, their_weights = np.empty_like(values), np.empty_like(weights)
-        for number, (columns, rows) in enumerate(zip(self._columns, self._mixing.rows(round)[0])):
+        for number, (columns, rows) in enumerate(zip(self._columns, self.rows(round)[0])):
             parcel[:, columns] = mixed(rows, values[:, columns], others_only=True)
             their_weights[:, [number]] = mixed(rows, weights[:, [number]], others_only=True)
             scale = rows.scale[:, None]

@@ -22,8 +22,7 @@ from sordino.errors import (
     Unreadable,
     UsageError,
 )
-from sordino.torch import elastic, mpi_lib_v2
-from sordino.torch.autograd import (
+from sordino.runtime.autograd import (
     allgather,
     allreduce,
     alltoall,
@@ -33,7 +32,37 @@ from sordino.torch.autograd import (
     grouped_reducescatter,
     reducescatter,
 )
-from sordino.torch.basics import (
+from sordino.runtime.collectives import (
+    allgather_async,
+    allreduce_,
+    allreduce_async,
+    allreduce_async_,
+    alltoall_async,
+    barrier,
+    broadcast_,
+    broadcast_async,
+    broadcast_async_,
+    grouped_allgather_async,
+    grouped_allreduce_,
+    grouped_allreduce_async,
+    grouped_allreduce_async_,
+    grouped_reducescatter_async,
+    join,
+    reducescatter_async,
+)
+from sordino.runtime.operation import Adasum, Average, Max, Min, Product, Sum, poll, synchronize
+from sordino.runtime.sparse import sparse_allreduce_async
+from sordino.torch import elastic, mpi_lib_v2
+from sordino.torch.compression import Compression
+from sordino.torch.consensus import average_parameters, consensus_distance
+from sordino.torch.functions import (
+    allgather_object,
+    broadcast_object,
+    broadcast_optimizer_state,
+    broadcast_parameters,
+)
+from sordino.torch.lars import LARS
+from sordino.torch.lifecycle import (
     ccl_built,
     check_extension,
     cross_rank,
@@ -60,39 +89,10 @@ from sordino.torch.basics import (
     stats,
     stop_timeline,
 )
-from sordino.torch.compression import Compression
-from sordino.torch.consensus import average_parameters, consensus_distance
-from sordino.torch.functions import (
-    allgather_object,
-    broadcast_object,
-    broadcast_optimizer_state,
-    broadcast_parameters,
-)
-from sordino.torch.lars import LARS
 from sordino.torch.memory import is_shared, share, shared_empty
-from sordino.torch.operation import Adasum, Average, Max, Min, Product, Sum, poll, synchronize
-from sordino.torch.ops import (
-    allgather_async,
-    allreduce_,
-    allreduce_async,
-    allreduce_async_,
-    alltoall_async,
-    barrier,
-    broadcast_,
-    broadcast_async,
-    broadcast_async_,
-    grouped_allgather_async,
-    grouped_allreduce_,
-    grouped_allreduce_async,
-    grouped_allreduce_async_,
-    grouped_reducescatter_async,
-    join,
-    reducescatter_async,
-)
 from sordino.torch.optimizer import DistributedOptimizer
 from sordino.torch.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from sordino.torch.schedules import GradualWarmup, scale_learning_rate
-from sordino.torch.sparse import sparse_allreduce_async
 from sordino.torch.sync_batch_norm import SyncBatchNorm
 
 HorovodInternalError = SordinoError

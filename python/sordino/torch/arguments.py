@@ -15,12 +15,12 @@ Groups = int | Sequence[Sequence[torch.Tensor]] | None
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """All parameters of an optimizer, group by group."""
+    """Return all parameters of an optimizer, group by group."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def name_parameters(optimizer: torch.optim.Optimizer, named: Named | None) -> dict[torch.Tensor, str]:
-    """The name of each of the optimizer's parameters. UsageError for names that repeat or are missing."""
+    """Return the name of each of the optimizer's parameters. UsageError for names that repeat or are missing."""
     if named is None:
         groups = enumerate(optimizer.param_groups)
         return {p: f"group{g}.parameter{i}" for g, group in groups for i, p in enumerate(group["params"])}
@@ -44,7 +44,7 @@ def name_parameters(optimizer: torch.optim.Optimizer, named: Named | None) -> di
 
 
 def group_indices(groups: Groups, parameters: Sequence[torch.Tensor]) -> tuple[tuple[int, ...], ...]:
-    """Horovod's `groups` argument as indices: a number of groups, or lists of parameters."""
+    """Return Horovod's `groups` argument as indices: a number of groups, or lists of parameters."""
     if groups is None:
         return ()
     if isinstance(groups, int):

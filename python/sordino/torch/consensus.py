@@ -7,13 +7,13 @@ from typing import Literal
 
 import torch
 
-from sordino.context import current
 from sordino.errors import UsageError
-from sordino.torch.autograd import allreduce
-from sordino.torch.operation import Average
-from sordino.torch.ops import grouped_allreduce_
-from sordino.torch.process_sets import ProcessSet, global_process_set
-from sordino.torch.tensors import squared_distance
+from sordino.runtime.autograd import allreduce
+from sordino.runtime.collectives import grouped_allreduce_
+from sordino.runtime.context import current
+from sordino.runtime.operation import Average
+from sordino.runtime.process_set import ProcessSet, global_process_set
+from sordino.runtime.tensors import squared_distance
 
 
 def average_parameters(
@@ -21,7 +21,7 @@ def average_parameters(
     buffers: Literal["local", "average"] = "average",
     process_set: ProcessSet = global_process_set,
 ) -> dict[str, torch.Tensor]:
-    """The mean model of all ranks, for evaluation and checkpoints; `model` stays as it is. Collective.
+    """Return the mean model of all ranks, for evaluation and checkpoints; `model` stays as it is. Collective.
 
     Args:
         model: with the same parameters on all ranks.
@@ -48,7 +48,7 @@ def average_parameters(
 
 
 def consensus_distance(model: torch.nn.Module, process_set: ProcessSet = global_process_set) -> float:
-    """D = (1/N) sum over ranks of ||w_i - mean w||_2 over all parameters, the same on all ranks. Collective.
+    """Return D = (1/N) sum over ranks of ||w_i - mean w||_2 over all parameters, the same on all ranks. Collective.
 
     Source: hierarchical local SGD, equation 9; "consensus distance" in the literature of gossip.
     """

@@ -12,8 +12,8 @@ import torch
 
 from sordino._core import Device
 from sordino.errors import UsageError
-from sordino.torch.devices import device_of
-from sordino.torch.tensors import dense_strides, dtype_code
+from sordino.runtime.devices import device_of
+from sordino.runtime.tensors import dense_strides, dtype_code
 
 _Group = dict[str, Any]
 
@@ -27,7 +27,7 @@ _RANGES: dict[str, tuple[Callable[[float], bool], str]] = {
 
 
 def _check_group(group: _Group, index: int) -> None:
-    """UsageError that names the first wrong hyper-parameter of parameter group number `index`."""
+    """Raise UsageError that names the first wrong hyper-parameter of parameter group number `index`."""
     for name, (fits, wanted) in _RANGES.items():
         value = group[name]
         number = isinstance(value, Real) and not isinstance(value, bool)
@@ -43,7 +43,7 @@ def _check_group(group: _Group, index: int) -> None:
 
 
 def _check_parameter(parameter: torch.Tensor, gradient: torch.Tensor, index: int) -> None:
-    """UsageError for what LARS has no meaning for."""
+    """Raise UsageError for what LARS has no meaning for."""
     where = f"LARS: a parameter of shape {tuple(parameter.shape)} in parameter group {index}"
     if gradient.layout != torch.strided:
         raise UsageError(
@@ -55,7 +55,7 @@ def _check_parameter(parameter: torch.Tensor, gradient: torch.Tensor, index: int
 
 
 def _rates(group: _Group, parameters: list[torch.Tensor], gradients: list[torch.Tensor]) -> list[float]:
-    """lr times the local rate of each tensor; all tensors have one device and dtype."""
+    """Return lr times the local rate of each tensor; all tensors have one device and dtype."""
     lr, decay = float(group["lr"]), float(group["weight_decay"])
     rates = [lr] * len(parameters)
     layerwise = group["layerwise"]
@@ -74,7 +74,10 @@ def _rates(group: _Group, parameters: list[torch.Tensor], gradients: list[torch.
 
 
 def _alike(parameters: list[torch.Tensor], gradients: list[torch.Tensor]) -> bool:
-    """Whether parameters and gradients lie in memory alike, without gaps: then kernels need not know their shapes."""
+    """Return whether parameters and gradients lie in memory alike, without gaps.
+
+    Then kernels need not know their shapes.
+    """
     return all(
         p.is_floating_point() and p.stride() == g.stride() == dense_strides(p) for p, g in zip(parameters, gradients)
     )
@@ -143,13 +146,13 @@ class LARS(torch.optim.Optimizer):
         super().__init__(params, defaults)
 
     def add_param_group(self, param_group: _Group) -> None:
-        """Adds parameters; keys that the group lacks are the constructor's arguments. UsageError adds nothing."""
+        """Add parameters; keys that the group lacks are the constructor's arguments. UsageError adds nothing."""
         _check_group({**self.defaults, **param_group}, len(self.param_groups))
         super().add_param_group(param_group)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
-        """Moves all parameters that have a gradient.
+        """Move all parameters that have a gradient.
 
         Args:
             closure: computes the gradients anew and returns the loss.
@@ -166,7 +169,7 @@ class LARS(torch.optim.Optimizer):
         return loss
 
     def _batches(self) -> Iterator[tuple[_Group, list[torch.Tensor]]]:
-        """The parameters with gradients by group, device and dtype: what one launch can take."""
+        """Return the parameters with gradients by group, device and dtype: what one launch can take."""
         for index, group in enumerate(self.param_groups):
             alike: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = defaultdict(list)
             for parameter in group["params"]:
@@ -204,7 +207,7 @@ class LARS(torch.optim.Optimizer):
     def _move_on(
         self, device: Device, group: _Group, parameters: list[torch.Tensor], gradients: list[torch.Tensor]
     ) -> None:
-        """The same by the core's kernels, where rates need not come to the host: nothing waits."""
+        """Do the same by the core's kernels, where rates need not come to the host: nothing waits."""
         code, counts = dtype_code(parameters[0]), [p.numel() for p in parameters]
         rows = [[p.data_ptr(), gradient.data_ptr()] for p, gradient in zip(parameters, gradients)]
         if group["momentum"] != 0:

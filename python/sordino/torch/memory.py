@@ -7,18 +7,18 @@ from collections.abc import Sequence
 import torch
 
 from sordino._core import Layout
-from sordino.context import Context, current
 from sordino.errors import UsageError
-from sordino.torch.devices import HOST
-from sordino.torch.parameters import FlatValues
-from sordino.torch.segments import WHOLE
-from sordino.torch.tensors import DTYPE_CODES, check
+from sordino.runtime.bucket import WHOLE
+from sordino.runtime.context import Context, current
+from sordino.runtime.devices import HOST
+from sordino.runtime.flat_buffer import FlatBuffer
+from sordino.runtime.tensors import DTYPE_CODES, check
 
 
 def shared_empty(
     *shape: int | Sequence[int], dtype: torch.dtype | None = None, device: torch.device | str = HOST
 ) -> torch.Tensor:
-    """A tensor of zeros in shared memory, on which in-place all-reduces of one node run at memory speed.
+    """Return a tensor of zeros in shared memory, on which in-place all-reduces of one node run at memory speed.
 
     Not collective: other ranks need not call it, but an all-reduce is fastest when all ranks' tensors are shared.
 
@@ -41,12 +41,13 @@ def _allocate(context: Context, shape: torch.Size, dtype: torch.dtype, kind: tor
     if count == 0:
         return torch.empty(shape, dtype=dtype, device=kind)
     layout = Layout([("shared", DTYPE_CODES[dtype], tuple(shape))], WHOLE)
-    return FlatValues(context, layout, kind).flat(dtype, 0, count).view(shape)
+    return FlatBuffer(context, layout, kind).flat(dtype, 0, count).view(shape)
 
 
 def share(tensor: torch.Tensor) -> torch.Tensor:
-    """Moves a tensor's values into shared memory. `tensor` itself lives there from now on; views that were taken of it
-    before keep the old memory.
+    """Move a tensor's values into shared memory.
+
+    `tensor` itself lives there from now on; views that were taken of it before keep the old memory.
 
     Args:
         tensor: of any shape, on the CPU or a GPU; it becomes contiguous.
@@ -64,5 +65,5 @@ def share(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def is_shared(tensor: torch.Tensor) -> bool:
-    """Whether a contiguous tensor lies in memory that the ranks of this node share."""
+    """Return whether a contiguous tensor lies in memory that the ranks of this node share."""
     return current().world.in_shared_memory(tensor.data_ptr(), tensor.numel() * tensor.element_size())

@@ -1,5 +1,7 @@
-"""Horovod's module of this name: scripts that import `horovod.torch.mpi_ops` find the same functions here, without the
-autograd classes behind them."""
+"""Horovod's module of this name.
+
+Scripts that import `horovod.torch.mpi_ops` find the same functions here, without the autograd classes behind them.
+"""
 
 from sordino.torch import *  # noqa: F403
 from sordino.torch import __all__ as __all__
@@ -7,5 +9,5 @@ from sordino.torch import mpi_lib_v2 as mpi_lib  # noqa: F401
 
 
 def num_rank_is_power_2(num_rank: int) -> bool:
-    """Whether a number of ranks is a power of two (Adasum does not need it here)."""
+    """Return whether a number of ranks is a power of two (Adasum does not need it here)."""
     return num_rank > 0 and num_rank & (num_rank - 1) == 0

@@ -1,5 +1,7 @@
-"""One delegating optimizer for every algorithm: it is a real `torch.optim.Optimizer`, and the wrapped one does the
-arithmetic. All that a user or a scheduler reads or writes (param_groups, state, defaults, hooks) is the wrapped one's.
+"""One delegating optimizer for every algorithm.
+
+It is a real `torch.optim.Optimizer`, and the wrapped one does the arithmetic. All that a user or a scheduler reads or
+writes (param_groups, state, defaults, hooks) is the wrapped one's.
 """
 
 from __future__ import annotations
@@ -8,27 +10,22 @@ import copy
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from sordino.algorithms import Algorithm, resolve
-from sordino.context import current
-from sordino.errors import NoSuchAttribute, StepOrderError, UsageError
-from sordino.torch.adasum import AdasumSteps
-from sordino.torch.arguments import Groups, Named, name_parameters, parameters_of
-from sordino.torch.compression import Compression, Compressor
-from sordino.torch.double_buffering import BufferedSteps
-from sordino.torch.lasting import members_of
-from sordino.torch.layered import LayeredSteps
-from sordino.torch.local_sgd import LocalSteps
-from sordino.torch.making import Reducer, check_options, make_reducer
-from sordino.torch.operation import Average, resolve_op
-from sordino.torch.pair_averaging import PairSteps
-from sordino.torch.process_sets import ProcessSet, global_process_set
-from sordino.torch.pulling import PullSteps
-from sordino.torch.skipping import SkippingSteps
-from sordino.torch.steps import ParameterSteps
+from sordino.algorithms.strategy import Strategy
+from sordino.errors import StepOrderError, UsageError
+from sordino.runtime.compression import Compression, Compressor
+from sordino.runtime.context import current, members_of
+from sordino.runtime.operation import Average, resolve_op
+from sordino.runtime.options import Groups, Options
+from sordino.runtime.process_set import ProcessSet, global_process_set
+from sordino.torch.arguments import Named, name_parameters, parameters_of
+from sordino.torch.factory import make_strategy
+from sordino.torch.scaler import step_scaled
 
 
 class DistributedOptimizer(torch.optim.Optimizer):
@@ -83,51 +80,44 @@ class DistributedOptimizer(torch.optim.Optimizer):
         # super().__init__ is not called on purpose: there is one set of groups and state, the wrapped optimizer's.
         self._inner = optimizer
         self._names = name_parameters(optimizer, named_parameters)
-        self._options: dict[str, Any] = {
-            "compression": compression,
-            "backward_passes_per_step": backward_passes_per_step,
-            "op": resolve_op(op, None),
-            "gradient_predivide_factor": gradient_predivide_factor,
-            "groups": groups if groups is not None else (num_groups or None),
-            "sparse_as_dense": sparse_as_dense,
-            "process_set": process_set,
-            "algorithm": resolve(algorithm),
-            "named_buffers": None if named_buffers is None else list(named_buffers),
-            "check_finite": check_finite,
-            "members": members_of(current(), process_set),
-        }
-        check_options(self._options)
+        self._options = Options(
+            algorithm=resolve(algorithm),
+            compression=compression,
+            backward_passes_per_step=backward_passes_per_step,
+            op=resolve_op(op, None),
+            gradient_predivide_factor=gradient_predivide_factor,
+            groups=groups if groups is not None else (num_groups or None),
+            sparse_as_dense=sparse_as_dense,
+            process_set=process_set,
+            named_buffers=None if named_buffers is None else list(named_buffers),
+            check_finite=check_finite,
+            members=members_of(current(), process_set),
+        )
+        self._options.check()
         self._may_synchronize = True
         self._asked = False  # synchronize() was called for this step's gradients
-        self._reducer = self._make_reducer(compare=True)
-
-    @property
-    def _sharded(self) -> bool:
-        reducer = self._reducer
-        return isinstance(reducer, LocalSteps) and reducer.active and reducer.algorithm.sharded
+        self._strategy = self._make_strategy(compare=True)
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
         # True: GradScaler calls step() also when gradients are infinite. Gossip needs that: such a worker must still
         # exchange. Otherwise it must unscale by itself: a wrapped optimizer that can do it would not see the scale.
         # With check_finite step() is to be called so that it can refuse; what is only looked at must not raise.
-        return self._options["check_finite"] or isinstance(self._reducer, ParameterSteps)
+        return self._options.check_finite or self._strategy.steps_always
 
-    def _make_reducer(self, compare: bool) -> Reducer:
+    def _make_strategy(self, compare: bool) -> Strategy:
         parameters = parameters_of(self._inner)
-        return make_reducer(self._inner, parameters, [self._names[p] for p in parameters], self._options, compare)
+        return make_strategy(self._inner, parameters, [self._names[p] for p in parameters], self._options, compare)
 
     @contextmanager
-    def _new_reducer(self) -> Iterator[None]:
-        """After it, another reducer goes on with what has been changed within it."""
-        old = self._reducer
-        if isinstance(old, ParameterSteps):
-            old.do_together(lambda: old.settle(self._inner))
+    def _new_strategy(self) -> Iterator[None]:
+        """Replace the strategy: after the block another one goes on with what has been changed within it."""
+        old = self._strategy
+        old.do_together(lambda: old.settle(self._inner))
         yield
-        old.release()
-        self._reducer = self._make_reducer(compare=True)
-        if isinstance(old, ParameterSteps) and isinstance(self._reducer, ParameterSteps):
-            self._reducer.take_over(old)
+        old.detach()
+        self._strategy = self._make_strategy(compare=True)
+        self._strategy.take_over(old)
 
     # ---- what the wrapped optimizer owns -----------------------------------------------------------------------
 
@@ -135,8 +125,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
         # GradScaler.unscale_ and others reach the gradients through here after backward: they must see reduced ones.
         # Not where that takes more exchanges than step() would: one rank that looks alone would wait for the others.
-        if self._may_synchronize and self._reducer.ready and not self._sharded:
-            self._reducer.synchronize()
+        if self._may_synchronize and self._strategy.ready and not self._strategy.partial_state:
+            self._strategy.synchronize()
         return self._inner.param_groups
 
     @param_groups.setter
@@ -145,7 +135,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @property
     def state(self) -> Any:  # type: ignore[override]
-        self._complete()
+        self._strategy.complete()
         return self._inner.state
 
     @state.setter
@@ -173,70 +163,66 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return self._names
 
     def state_dict(self) -> dict[str, Any]:
-        """The wrapped optimizer's state, loadable with and without Sordino. Algorithms that have a state of their own
-        keep it under the key "sordino". Collective where ranks have a shard of it each (`LocalSGD`)."""
-        if not isinstance(self._reducer, ParameterSteps):
+        """Return the wrapped optimizer's state, loadable with and without Sordino.
+
+        Algorithms that have a state of their own keep it under the key "sordino". Collective where ranks have a shard
+        of it each (`LocalSGD`).
+        """
+        own = self._strategy.state_dict()
+        if own is None:
             return self._inner.state_dict()
-        state = self._reducer.optimizer_state(self._inner)
-        state["sordino"] = self._reducer.state()
-        return state
+        return {**self._strategy.optimizer_state(self._inner), "sordino": own}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads a state of the wrapped optimizer; reductions under way are brought to their end first. Collective where
-        ranks have a shard of it each (`LocalSGD`)."""
-        if self._reducer.in_flight:
+        """Load a state of the wrapped optimizer; reductions under way are brought to their end first.
+
+        Collective where ranks have a shard of it each (`LocalSGD`).
+        """
+        if self._strategy.in_flight:
             self.synchronize()
         inner = {key: value for key, value in state_dict.items() if key != "sordino"}
-        if isinstance(self._reducer, ParameterSteps):
-            own = state_dict.get("sordino")
-            if own is not None:
-                self._reducer.check_state(own)
-            self._reducer.load_optimizer_state(self._inner, inner)
-            self._reducer.reset()
-            if own is not None:
-                self._reducer.go_on_from(own)
-        else:
-            self._inner.load_state_dict(inner)
-            self._reducer.reset()
+        own = state_dict.get("sordino")
+        if own is not None:
+            self._strategy.check_state(own)
+        self._strategy.load_optimizer_state(self._inner, inner)
+        self._strategy.reset()
+        if own is not None:
+            self._strategy.go_on_from(own)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds parameters, which are reduced like the others from now on. Collective."""
+        """Add parameters, which are reduced like the others from now on. Collective."""
         self._between_steps("add_param_group()")
         known = len(self._inner.param_groups)
-        with self._new_reducer():
+        with self._new_strategy():
             self._inner.add_param_group(param_group)
             for index, parameter in enumerate(self._inner.param_groups[known]["params"]):
                 self._names.setdefault(parameter, f"group{known}.parameter{index}")
 
     def register_step_pre_hook(self, hook: Any) -> Any:
-        """As of the wrapped optimizer; the hook sees reduced gradients (with `LocalSGD(exchange="sharded")` slices)."""
+        """Register a hook that the wrapped optimizer calls before its step.
+
+        It is as of the wrapped optimizer; the hook sees reduced gradients (with `LocalSGD(exchange="sharded")` slices).
+        """
         return self._inner.register_step_pre_hook(hook)
 
     def register_step_post_hook(self, hook: Any) -> Any:
-        """As of the wrapped optimizer."""
+        """Register a hook that the wrapped optimizer calls after its step, as of the wrapped optimizer."""
         return self._inner.register_step_post_hook(hook)
 
     def __repr__(self) -> str:
-        return f"DistributedOptimizer({self._options['algorithm']}, {self._inner!r})"
+        return f"DistributedOptimizer({self._options.algorithm}, {self._inner!r})"
 
     # ---- copies ------------------------------------------------------------------------------------------------
 
-    def _complete(self) -> None:
-        """Takes a step that `Layered` has postponed."""
-        if isinstance(self._reducer, LayeredSteps):
-            self._reducer.complete()
-
     def __getstate__(self) -> dict[str, Any]:
-        self._complete()
-        if self._sharded and self._inner.state:
+        self._strategy.complete()
+        if self._strategy.partial_state and self._inner.state:
             raise UsageError(
                 'with LocalSGD(exchange="sharded") a rank has a part of the state only; copy its state_dict() instead'
             )
         names = [self._names[parameter] for parameter in parameters_of(self._inner)]
-        state = {"inner": self._inner, "names": names, "options": self._options}
-        if isinstance(self._reducer, (BufferedSteps, SkippingSteps)):
-            state["under way"] = self._reducer.state()
-        return state
+        under_way = self._strategy.state_of_copies()
+        return {"inner": self._inner, "names": names, "options": self._options, "under way": under_way}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._inner = state["inner"]
@@ -244,49 +230,54 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._options = state["options"]
         self._may_synchronize = True
         self._asked = False  # synchronize() was called for this step's gradients
-        self._reducer = self._make_reducer(compare=False)
-        if "under way" in state and isinstance(self._reducer, (BufferedSteps, SkippingSteps)):
-            self._reducer.load_state(state["under way"])
+        self._strategy = self._make_strategy(compare=False)
+        if state.get("under way") is not None:
+            self._strategy.go_on_from(state["under way"])
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DistributedOptimizer:
-        """A wrapper of a copy of the optimizer; of the copied parameters, if the model is copied with it."""
+        """Return a wrapper of a copy of the optimizer; of the copied parameters, if the model is copied with it."""
         clone = type(self).__new__(type(self))
         memo[id(self)] = clone
         state = self.__getstate__()
-        options = dict(state["options"])
-        groups = options["groups"]
-        if isinstance(groups, Sequence):
-            options["groups"] = copy.deepcopy(groups, memo)
+        options = state["options"]
+        if isinstance(options.groups, Sequence):
+            options = replace(options, groups=copy.deepcopy(options.groups, memo))
         clone.__setstate__({**state, "inner": copy.deepcopy(self._inner, memo), "options": options})
         return clone
 
     # ---- the step ----------------------------------------------------------------------------------------------
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Changes how many backward passes are summed before a reduction. Collective, between steps."""
+        """Change how many backward passes are summed before a reduction. Collective, between steps."""
         self._between_steps("set_backward_passes_per_step()")
         if passes <= 0:
             raise UsageError(f"backward_passes_per_step must be > 0, not {passes}")
-        with self._new_reducer():
-            self._options["backward_passes_per_step"] = passes
+        with self._new_strategy():
+            self._options = replace(self._options, backward_passes_per_step=passes)
 
     def synchronize(self) -> None:
-        """Waits until all gradients are reduced, also those of backward passes that are fewer than
-        `backward_passes_per_step`. To clip or inspect gradients it is needed where `gradients_ready()` says so."""
-        self._reducer.synchronize()
+        """Wait until all gradients are reduced, also those of fewer backward passes than `backward_passes_per_step`.
+
+        To clip or inspect gradients it is needed where `gradients_ready()` says so.
+        """
+        self._strategy.synchronize()
         self._asked = True
 
     def gradients_ready(self) -> bool:
-        """Whether `.grad` of every parameter is what `step()` will use. It is when `backward()` has returned (the last
-        of `backward_passes_per_step`), but for `Layered` and `LocalSGD(exchange="sharded")`: they average gradients
-        until `step()`, and who uses one before `synchronize()` gets a `StepOrderError`."""
-        return self._reducer.final
+        """Return whether `.grad` of every parameter is what `step()` will use.
+
+        It is when `backward()` has returned (the last of `backward_passes_per_step`), but for `Layered` and
+        `LocalSGD(exchange="sharded")`: they average gradients until `step()`, and who uses one before `synchronize()`
+        gets a `StepOrderError`.
+        """
+        return self._strategy.final
 
     def clip_grad_norm_(
         self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
     ) -> torch.Tensor:
-        """Scales the gradients that `step()` will use, as `torch.nn.utils.clip_grad_norm_` does; right for every
-        algorithm. Collective, between backward and `step()`.
+        """Scale the gradients that `step()` will use, as `torch.nn.utils.clip_grad_norm_` does.
+
+        Right for every algorithm. Collective, between backward and `step()`.
 
         Args:
             max_norm: of all gradients together.
@@ -296,59 +287,62 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Returns:
             the norm before, the same on all ranks that have the same gradients.
         """
-        return self._reducer.clip(float(max_norm), float(norm_type), error_if_nonfinite)
+        return self._strategy.clip(float(max_norm), float(norm_type), error_if_nonfinite)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Within it backward passes only add to this rank's gradients, as with DDP: for all but the last one of a step.
-        They do not count as `backward_passes_per_step`."""
-        before, self._reducer.accumulates = self._reducer.accumulates, True
+        """Have backward passes within the block only add to this rank's gradients, as with DDP.
+
+        Use it for all but the last one of a step. They do not count as `backward_passes_per_step`.
+        """
+        before, self._strategy.accumulates = self._strategy.accumulates, True
         try:
             yield
         finally:
-            self._reducer.accumulates = before
+            self._strategy.accumulates = before
 
     def flush(self) -> None:
-        """Takes in what is still under way, so that parameters depend on nothing but themselves. Collective. Between
-        steps, `PushSum(overlap=...)` and `ADPSGD` have parameters under way and `AllReduce(double_buffering=True)` a
-        gradient; `ParameterSkipping` has parameters that were skipped, which it averages."""
-        if isinstance(self._reducer, BufferedSteps):
-            self._between_steps("flush()")
-        if isinstance(self._reducer, ParameterSteps):
-            steps = self._reducer
-            steps.do_together(lambda: steps.flush(self._inner))
+        """Take in what is still under way, so that parameters depend on nothing but themselves. Collective.
+
+        Between steps, `PushSum(overlap=...)` and `ADPSGD` have parameters under way and
+        `AllReduce(double_buffering=True)` a gradient; `ParameterSkipping` has parameters that were skipped, which it
+        averages.
+        """
+        strategy = self._strategy
+        strategy.do_together(lambda: strategy.drain(self._inner))
 
     @property
     def distances(self) -> list[tuple[int, float]]:
         """Of `LocalSGD(log_distance=...)`: steps, and how far the local models were from their mean after them."""
-        return self._reducer.distances if isinstance(self._reducer, LocalSteps) else []
+        return self._strategy.distances
 
     @property
     def statistics(self) -> Any:
-        """Of `ParameterSkipping` (`SkippingStatistics`): what has stayed unchanged, what was skipped, and what was
-        sent; of `ScheduledPull` (`PullStatistics`) and `ADPSGD` (`PairStatistics`): what was averaged, and what it
-        cost this rank. NoSuchAttribute for other algorithms."""
-        if not isinstance(self._reducer, (SkippingSteps, PullSteps, PairSteps)):
-            raise NoSuchAttribute(f"there are no statistics of {self._options['algorithm']}")
-        return self._reducer.statistics
+        """Of algorithms that count what they do: what it was. NoSuchAttribute for other algorithms.
+
+        Of `ParameterSkipping` (`SkippingStatistics`): what has stayed unchanged, what was skipped, and what was sent;
+        of `ScheduledPull` (`PullStatistics`) and `ADPSGD` (`PairStatistics`): what was averaged, and what it cost this
+        rank.
+        """
+        return self._strategy.statistics
 
     def report_metric(self, metric: float) -> None:
-        """Tells an algorithm that adapts itself how training goes: `LocalSGD(adaptive=...)` the loss, whenever it is
-        known, `ParameterSkipping` the metric that its scheduler is for, at the end of each epoch. Collective.
+        """Tell an algorithm that adapts itself how training goes. Collective.
+
+        Tell `LocalSGD(adaptive=...)` the loss, whenever it is known, `ParameterSkipping` the metric that its scheduler
+        is for, at the end of each epoch.
 
         Args:
             metric: this rank's; the mean over all ranks counts.
         """
-        if not isinstance(self._reducer, (LocalSteps, SkippingSteps)):
-            raise UsageError(f"report_metric() has no effect with {self._options['algorithm']}")
-        steps, rate = self._reducer, float(self._inner.param_groups[0]["lr"])
-        steps.report_metric(metric, rate)
+        self._strategy.report_metric(metric, float(self._inner.param_groups[0]["lr"]))
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """Within it, `step()` does not synchronize: for use after an explicit `synchronize()`."""
-        if isinstance(self._reducer, AdasumSteps):
-            raise StepOrderError("Skipping synchronization is not supported when using Adasum optimizer.")
+        """Have `step()` not synchronize within the block: for use after an explicit `synchronize()`."""
+        problem = self._strategy.skip_problem()
+        if problem is not None:
+            raise StepOrderError(problem)
         self._may_synchronize = False
         try:
             yield
@@ -356,74 +350,31 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._may_synchronize = True
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
-        """Reduces what is not reduced yet and runs the wrapped optimizer's step.
+        """Reduce what is not reduced yet and run the wrapped optimizer's step.
 
         Args:
             closure: as of the wrapped optimizer; gradients are reduced after each evaluation of it.
         """
-        if self._may_synchronize and self._asked and self._reducer.done:
+        if self._may_synchronize and self._asked and self._strategy.done:
             warnings.warn(
                 "optimizer.step() called without optimizer.skip_synchronize() context after optimizer.synchronize(). "
                 "The gradients are not reduced again; Horovod would.",
                 stacklevel=2,
             )
         self._asked = False
-        if self._options["check_finite"]:
-            self._refuse_scale(
-                "check_finite=True and GradScaler exclude each other: a scaler tries scales until gradients are "
-                "infinite, and leaves such steps out on all ranks by itself"
-            )
-        if isinstance(self._reducer, ParameterSteps):
-            self._reducer.begin_step(self._inner)
-            if not self._unscale():
-                self._reducer.reset()
-                self._reducer.end_step()
-                return None
-        return self._reducer.step(self._inner, closure, self._may_synchronize)
-
-    def _unscale(self) -> bool:
-        """What GradScaler leaves to optimizers that support it: divides by its scale. False if a gradient is infinite,
-        and the step must be left out."""
-        found, scale = self.__dict__.get("found_inf"), self.__dict__.get("grad_scale")
-        if found is None:
-            return True
-        problem = self._reducer.scaler_problem() if isinstance(self._reducer, ParameterSteps) else None
-        if problem is not None:
-            self._refuse_scale(problem)
-        infinite = found.item() > 0
-        if isinstance(self._reducer, ParameterSteps) and self._reducer.reducer is not None and self._reducer.active:
-            # The members of a group must decide alike, so what counts are the gradients that they all have.
-            self._reducer.synchronize()
-            gradients = [p.grad for p in parameters_of(self._inner) if p.grad is not None]
-            infinite = not all(bool(gradient.isfinite().all()) for gradient in gradients)
-        if infinite:
-            return False
-        if scale is not None:
-            torch._foreach_div_([p.grad for p in parameters_of(self._inner) if p.grad is not None], scale.item())
-        return True
-
-    def _refuse_scale(self, problem: str) -> None:
-        """UsageError if it is GradScaler that calls step()."""
-        if "found_inf" in self.__dict__:
-            # GradScaler takes these away itself, but only after a step that went well.
-            del self.__dict__["found_inf"], self.__dict__["grad_scale"]
-            raise UsageError(problem)
+        if "found_inf" in self.__dict__:  # GradScaler calls
+            synchronize, checks = self._may_synchronize, self._options.check_finite
+            return step_scaled(self, self._strategy, self._inner, closure, synchronize, checks)
+        return self._strategy.step(self._inner, closure, self._may_synchronize)
 
     def _between_steps(self, what: str) -> None:
-        """StepOrderError where gradients have been reduced, or begun to be, for a step that is still to come."""
-        if self._reducer.in_flight or self._reducer.done:
+        """Raise StepOrderError where gradients have been reduced, or begun to be, for a step that is still to come."""
+        if self._strategy.in_flight or self._strategy.done:
             raise StepOrderError(f"{what} was called between backward and step()")
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As of the wrapped optimizer. StepOrderError while gradients are being reduced (`gradients_ready()`)."""
-        if isinstance(self._reducer, LayeredSteps) and self._reducer.clear(set_to_none):
-            return
-        if self._reducer.in_flight:
-            raise StepOrderError(
-                "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or "
-                "optimizer.synchronize(). This is prohibited as it can cause a race condition."
-            )
-        if isinstance(self._reducer, BufferedSteps) and self._reducer.done:
-            raise StepOrderError("zero_grad() between backward and step() would lose the gradient that is under way")
-        self._reducer.reset()  # these gradients are not going to be used
-        self._inner.zero_grad(set_to_none=set_to_none)
+        """Clear gradients, as of the wrapped optimizer.
+
+        StepOrderError while gradients are being reduced (`gradients_ready()`).
+        """
+        self._strategy.clear(self._inner, set_to_none)

@@ -28,7 +28,7 @@ def _is_count(value: Any, least: int) -> bool:
 
 
 def scale_learning_rate(lr: float, workers: int, rule: str = "linear") -> float:
-    """The learning rate for `workers` times the batch that `lr` was tuned for.
+    """Return the learning rate for `workers` times the batch that `lr` was tuned for.
 
     Args:
         lr: the rate that is good for one worker, at least 0.
@@ -104,13 +104,13 @@ class GradualWarmup(LRScheduler):
         super().__init__(optimizer)
 
     def get_lr(self) -> list[float | torch.Tensor]:
-        """The rates of the ramp, one a group: `step()` calls it during the warm-up."""
+        """Return the rates of the ramp, one a group: `step()` calls it during the warm-up."""
         done = min(self.last_epoch / self.warmup_steps, 1.0) if self.warmup_steps > 0 else 1.0
         factor = self.start_factor + (1 - self.start_factor) * done  # exact at both ends of the ramp
         return [rate * factor for rate in self.base_rates]
 
     def step(self) -> None:  # type: ignore[override]
-        """Sets the next learning rates: call it after `optimizer.step()`."""
+        """Set the next learning rates: call it after `optimizer.step()`."""
         if self.after is None or self.last_epoch < self.warmup_steps:
             super().step()
             return
@@ -119,11 +119,11 @@ class GradualWarmup(LRScheduler):
         self._last_lr = self.after.get_last_lr()
 
     def state_dict(self) -> dict[str, Any]:
-        """All but the optimizer; `after` as its own state."""
+        """Return all but the optimizer; `after` as its own state."""
         return {**super().state_dict(), "after": None if self.after is None else self.after.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Goes on where the state was taken: in this, in `after`, and in the optimizer's learning rates.
+        """Go on where the state was taken: in this, in `after`, and in the optimizer's learning rates.
 
         Raises:
             UsageError: the state has an `after` and this has none, or the reverse, or the number of groups differs.
@@ -150,7 +150,7 @@ class GradualWarmup(LRScheduler):
 
 
 def _check_after(after: Any, optimizer: torch.optim.Optimizer) -> None:
-    """UsageError unless `after` is a scheduler of `optimizer` at its step 0 that steps without arguments."""
+    """Raise UsageError unless `after` is a scheduler of `optimizer` at its step 0 that steps without arguments."""
     if not isinstance(after, LRScheduler) or isinstance(after, ReduceLROnPlateau):
         kind = type(after).__name__
         raise UsageError(f"GradualWarmup(after=...): must be a scheduler that steps without a metric, not a {kind}")

@@ -8,9 +8,9 @@ import torch
 from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from sordino.context import current
-from sordino.torch.operation import Sum
-from sordino.torch.ops import allreduce_
+from sordino.runtime.collectives import allreduce_
+from sordino.runtime.context import current
+from sordino.runtime.operation import Sum
 
 
 class SyncBatchNorm(_BatchNorm):
@@ -25,7 +25,7 @@ class SyncBatchNorm(_BatchNorm):
             raise ValueError(f"expected at least 2D input (got {input.dim()}D input)")
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """Input and output: (batch, num_features, ...)."""
+        """Normalize a batch; input and output: (batch, num_features, ...)."""
         self._check_input_dim(input)
         batch_statistics = self.training or not self.track_running_stats
         if not batch_statistics or current().size == 1:

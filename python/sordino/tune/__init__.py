@@ -1,5 +1,7 @@
-"""Which algorithm, with how many local models: what the transport costs here, what each algorithm would take, and how
-many local models training bears (`sordino plan`)."""
+"""Which algorithm, with how many local models (`sordino plan`).
+
+What the transport costs here, what each algorithm would take, and how many local models training bears.
+"""
 
 from sordino.tune.costs import Cost, Line, Load, Phase, Rates, cost_of
 from sordino.tune.links import fit, measure, nodes_of_ranks

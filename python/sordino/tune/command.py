@@ -12,28 +12,29 @@ import torch
 
 import sordino.torch as hvd
 from sordino._core import build_info
-from sordino.bench import common, report
-from sordino.bench.common import Results
-from sordino.bench.timing import Team, Watch
 from sordino.errors import NotBuilt, SordinoError, UsageError
+from sordino.report import Results, machines, records
+from sordino.timing import Team, Watch
 from sordino.tune import tasks
 from sordino.tune.links import measure, nodes_of_ranks
 from sordino.tune.plan import Job, Shapes, as_rows, predict, recommend, trial
+from sordino.tune.report import REPORTS
 from sordino.tune.workers import Task, Workers, find_workers
 
 _DEFAULT = 25_600_000  # ResNet-50
+_BLOCKS = 16
 _SHARES = {"rates": 0.25, "trial": 0.6}  # of the budget; the rest is for local models
 _MOST_MODELS = 16
 _IMAGES = "digits"
 
 
 def is_first() -> bool:
-    """Whether this is the rank that speaks for all."""
+    """Return whether this is the rank that speaks for all."""
     return not hvd.is_initialized() or hvd.rank() == 0
 
 
-def main(options: argparse.Namespace, shapes: Shapes | None) -> int:
-    """Measures, predicts, tries and prints. Collective.
+def main(options: argparse.Namespace, count: int | None) -> int:
+    """Measure, predict, try and print, for so many parameters if it is said how many. Collective.
 
     Raises:
         UsageError: there is one rank only, or no such task.
@@ -42,15 +43,15 @@ def main(options: argparse.Namespace, shapes: Shapes | None) -> int:
     hvd.init()
     if hvd.size() == 1:
         raise UsageError("one rank has nobody to talk to; start more: sordino plan -np 4")
-    log = common.log if hvd.rank() == 0 else _silent
+    log = records.log if hvd.rank() == 0 else _silent
     task, problem = _agreed(lambda: _task(options))
     if problem is not None:
         if options.task is not None or options.data is not None or not isinstance(problem, NotBuilt):
             raise problem
         log(f"local models are not tried: {problem}")
-    job = Job(_shapes(options, shapes, task), options.compute_ms / 1e3, options.samples, options.batch)
+    job = Job(_shapes(options, count, task), options.compute_ms / 1e3, options.samples, options.batch)
     mpi = build_info()["mpi"]
-    machine = common.machine(mpi["library"] if mpi else None)
+    machine = machines.machine(mpi["library"] if mpi else None)
     watch = Watch(Team(hvd.rank(), hvd.size(), None, one_node=hvd.cross_size() == 1))
     nodes = nodes_of_ranks()
     log("measuring the links")
@@ -87,9 +88,9 @@ def main(options: argparse.Namespace, shapes: Shapes | None) -> int:
     if hvd.rank() == 0:
         if options.json:
             print(json.dumps(results, ensure_ascii=False), flush=True)
-            report.save(results, options.results)
+            records.save(results, options.results, REPORTS)
         else:
-            report.publish(results, options.results)
+            records.publish(results, options.results, REPORTS)
     hvd.shutdown()
     return 0
 
@@ -101,7 +102,7 @@ def _task(options: argparse.Namespace) -> Task | None:
 
 
 def _agreed(make: Callable[[], Task | None]) -> tuple[Task | None, SordinoError | None]:
-    """What was made, or what went wrong on the first rank that could not make it. Collective."""
+    """Return what was made, or what went wrong on the first rank that could not make it. Collective."""
     task, mine = None, None
     try:
         task = make()
@@ -115,21 +116,26 @@ def _agreed(make: Callable[[], Task | None]) -> tuple[Task | None, SordinoError 
 
 
 def _silent(_: str) -> None:
-    """Of all ranks but the first."""
+    """Say nothing: the log of all ranks but the first."""
 
 
-def _shapes(options: argparse.Namespace, shapes: Shapes | None, task: Task | None) -> Shapes:
-    if shapes is not None:
-        return shapes
+def _shapes(options: argparse.Namespace, count: int | None, task: Task | None) -> Shapes:
+    if count is not None:
+        return even_shapes(count)
     if options.task:
         assert task is not None
         found = [(name, tuple(parameter.shape)) for name, parameter in task.model().named_parameters()]
         if not found:
             raise UsageError(f"--task {options.task}: its model has no parameters")
         return found
-    from sordino.cli.plan import even_shapes
-
     return even_shapes(_DEFAULT)
+
+
+def even_shapes(count: int) -> Shapes:
+    """Return shapes of so many parameters in up to 16 blocks of equal size."""
+    blocks = min(_BLOCKS, count)
+    sizes = [count // blocks + (k < count % blocks) for k in range(blocks)]
+    return [(f"blocks.{k}.weight", (size,)) for k, size in enumerate(sizes)]
 
 
 def _workers(found: Workers, task: str) -> Results:

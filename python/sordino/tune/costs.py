@@ -11,22 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from sordino._core import FromOwner, Mean, RandomCycle, ToOwner, Topology
-from sordino.algorithms import (
-    ADPSGD,
-    Algorithm,
-    AllReduce,
-    ElasticAveraging,
-    GossipAlgorithm,
-    Layered,
-    LocalSGD,
-    ParameterSkipping,
-    PushSum,
-    ScheduledPull,
-)
-from sordino.algorithms.gossip import Segments
-from sordino.algorithms.skipping import piece_bytes, place_by_size
-from sordino.torch.parameters import segment_numbers
+from sordino._core import Topology
+from sordino.algorithms import Algorithm
+from sordino.algorithms.traffic import Exchange, Model, Operation, Reduction
+from sordino.algorithms.traffic import Phase as Told
 
 BACKWARD = 2 / 3  # of the computation: it costs about twice as much as forward
 SMALL = 16 * 1024  # bytes up to which an all-reduce by messages doubles instead of going round a ring
@@ -60,14 +48,14 @@ class Rates:
     handling: float = 0.0
 
     def as_results(self) -> dict[str, object]:
-        """For a JSON file."""
+        """Return the rates for a JSON file."""
         lines = {"inside": self.inside, "across": self.across}
         places = {place: None if line is None else line._asdict() for place, line in lines.items()}
         return {**places, "agreement": self.agreement, "hop": self.hop, "handling": self.handling}
 
     @classmethod
     def from_results(cls, results: Mapping[str, Any]) -> Rates:
-        """What `as_results` made."""
+        """Return the rates from what `as_results` made."""
         lines = {place: results[place] and Line(**results[place]) for place in ("inside", "across")}
         return cls(**{**results, **lines})
 
@@ -104,7 +92,7 @@ class Load:
         return max(*self._out, *self._into)
 
     def seconds(self, rates: Rates) -> float:
-        """How long it takes."""
+        """Return how many seconds it takes."""
         total = self.agreements * rates.agreement + self.gradients * rates.handling
         if rates.across is not None:
             total += self.messages * rates.across.alpha + self.hops * rates.hop + self.link * rates.across.beta
@@ -113,7 +101,7 @@ class Load:
         return total
 
     def send(self, source: int, target: int, count: float) -> None:
-        """Counts bytes from one rank to another, by messages."""
+        """Count bytes from one rank to another, by messages."""
         if self.nodes[source] == self.nodes[target]:
             # Into MPI's memory and out of it.
             self.memory[source] += 2 * count
@@ -124,7 +112,10 @@ class Load:
         self._into[self.nodes[target]] += count
 
     def all_reduce(self, sets: Sequence[Sequence[int]], count: float, segments: int = 1) -> None:
-        """All-reduces of `count` bytes within sets of ranks, at the same time (csrc/collectives/allreduce_*.cc)."""
+        """Count all-reduces of `count` bytes within sets of ranks, at the same time.
+
+        See csrc/collectives/allreduce_*.cc.
+        """
         if len(sets[0]) == 1:
             return
         self.agreements += segments
@@ -156,11 +147,13 @@ class Load:
     def exchange(
         self, sets: Sequence[Sequence[int]], topology: Topology, segments: Sequence[float], round: int = 0
     ) -> None:
-        """Exchanges within sets of ranks, at the same time (csrc/collectives/exchange.cc).
+        """Count exchanges within sets of ranks, at the same time (csrc/collectives/exchange.cc).
 
         Args:
+            sets: the ranks of each set.
             topology: among the members of a set, by their places.
             segments: the bytes of each.
+            round: number of the exchange, on which the topology's sources depend.
         """
         before = sum(self.sent)
         for ranks in sets:
@@ -171,7 +164,7 @@ class Load:
         self.messages += sum(self.sent) > before
 
     def _travel(self, ranks: Sequence[int], sources_of: Sequence[Sequence[int]], count: float) -> None:
-        """What a node needs of a rank elsewhere travels once."""
+        """Count the bytes that travel: what a node needs of a rank elsewhere travels once."""
         travels: dict[tuple[int, int], int] = {}
         for rank, sources in zip(ranks, sources_of):
             for source in sources:
@@ -181,8 +174,10 @@ class Load:
             self.send(source, target, count)
 
     def _mix(self, ranks: Sequence[int], rows: Sequence[tuple[list[int], bool, float]], count: float) -> None:
-        """The ranks of a node share the arithmetic: all that is averaged is read once from memory, and again from
-        caches; all results are written."""
+        """Count the memory that is read and written, where the ranks of a node share the arithmetic.
+
+        All that is averaged is read once from memory, and again from caches; all results are written.
+        """
         for node in {self.nodes[rank] for rank in ranks}:
             here = [place for place, rank in enumerate(ranks) if self.nodes[rank] == node]
             if len(here) == 1:
@@ -222,12 +217,15 @@ class Cost:
     phases: tuple[Phase, ...]
 
     def communication(self, rates: Rates) -> float:
-        """Seconds of communication a step, on average."""
+        """Return the seconds of communication a step, on average."""
         return sum(phase.load.seconds(rates) / phase.every for phase in self.phases)
 
     def exposed(self, rates: Rates, compute: float, loading: float = 0.0) -> float:
-        """Those of them that `compute` seconds of forward and backward, and `loading` seconds between two steps, cannot
-        hide."""
+        """Return the seconds of communication a step that cannot be hidden, on average.
+
+        Those of them that `compute` seconds of forward and backward, and `loading` seconds between two steps, cannot
+        hide.
+        """
         total = 0.0
         for phase in self.phases:
             seconds, room = phase.load.seconds(rates), compute * (1.0 if phase.step else BACKWARD)
@@ -236,15 +234,16 @@ class Cost:
         return total
 
     def sent(self) -> list[float]:
-        """Bytes a step that each rank sends to other nodes, on average."""
+        """Return the bytes a step that each rank sends to other nodes, on average."""
         parts = [[value / phase.every for value in phase.load.sent] for phase in self.phases]
         return [sum(values) for values in zip(*parts)]
 
 
 def cost_of(algorithm: Algorithm, nodes: Sequence[int], names: Sequence[str], sizes: Sequence[int]) -> Cost:
-    """What a step costs.
+    """Return what a step costs.
 
     Args:
+        algorithm: which sends it.
         nodes: the node of each rank, numbered from 0.
         names: of the parameters.
         sizes: their bytes.
@@ -252,142 +251,29 @@ def cost_of(algorithm: Algorithm, nodes: Sequence[int], names: Sequence[str], si
     Raises:
         UsageError: the algorithm cannot serve so many ranks.
     """
-    everybody = list(range(len(nodes)))
-    if isinstance(algorithm, AllReduce):
-        phase = _gradients(nodes, [everybody], sizes, algorithm.segment_bytes)
-        return Cost((phase._replace(hides=1.0, step=True) if algorithm.double_buffering else phase,))
-    if isinstance(algorithm, Layered):
-        return _layered(algorithm, nodes, sizes)
-    if isinstance(algorithm, LocalSGD):
-        return _local_sgd(algorithm, nodes, sizes)
-    if isinstance(algorithm, ParameterSkipping):
-        return _skipping(algorithm, nodes, sizes)
-    if isinstance(algorithm, (ADPSGD, ScheduledPull)):
-        return _asynchronous(algorithm, nodes, sizes)
-    return _gossip(algorithm, nodes, names, sizes)
+    traffic = algorithm.traffic(Model(names, sizes), nodes)
+    lasting = [phase for phase in traffic.phases if phase.until is None]
+    return Cost(tuple(found for phase in lasting for found in _phases(phase, nodes)))
 
 
-def _groups(size: int, members: int) -> list[list[int]]:
-    return [list(range(begin, begin + members)) for begin in range(0, size, members)]
+def _phases(told: Told, nodes: Sequence[int]) -> list[Phase]:
+    """Return one phase, or some rounds of one that varies, of which the mean counts."""
+    rounds = _ROUNDS if told.varies else 1
+    return [
+        Phase(_load(told.at(round), nodes), told.every * rounds, told.hides, told.step, told.loading)
+        for round in range(rounds)
+    ]
 
 
-def _gradients(nodes: Sequence[int], sets: Sequence[Sequence[int]], sizes: Sequence[int], segment_bytes: int) -> Phase:
+def _load(operations: Sequence[Operation], nodes: Sequence[int]) -> Load:
     load = Load(nodes)
-    count = sum(sizes)
-    segments = math.ceil(count / segment_bytes)
-    load.gradients = len(sizes)
-    load.all_reduce(sets, count, segments)
-    return Phase(load, hides=1 - 1 / segments)
-
-
-def _layered(algorithm: Layered, nodes: Sequence[int], sizes: Sequence[int]) -> Cost:
-    roles, count = algorithm.roles(nodes), sum(sizes)
-    groups, length = len(roles.groups), len(roles.groups[0])
-    workers = length - roles.dedicated
-    segments = math.ceil(count / algorithm.segment_bytes)
-    whole = [0.0] * roles.place + [count]  # which the communicator owns
-    load = Load(nodes)
-    load.gradients = len(sizes)
-    if groups == 1 and len(set(nodes)) == 1:
-        load.exchange(roles.groups, Mean(length, workers), whole)
-    else:
-        if length > 1:
-            load.exchange(roles.groups, ToOwner(length, workers), whole)
-            load.exchange(roles.groups, FromOwner(length, workers), whole)
-        if groups > 1:
-            parts = [count / groups] * groups
-            load.exchange([roles.communicators], ToOwner(groups), parts)
-            load.exchange([roles.communicators], FromOwner(groups), parts)
-    return Cost((Phase(load, hides=1 - 1 / segments, loading=True),))
-
-
-def _local_sgd(algorithm: LocalSGD, nodes: Sequence[int], sizes: Sequence[int]) -> Cost:
-    count, members = sum(sizes), algorithm.group_size
-    models = algorithm.groups_of(len(nodes))
-    groups = _groups(len(nodes), members)
-    peers = [list(range(place, len(nodes), members)) for place in range(members)]
-    between = Load(nodes)
-    if not algorithm.sharded:
-        between.all_reduce(peers, count)
-        within = [_gradients(nodes, groups, sizes, algorithm.segment_bytes)] if members > 1 else []
-        return Cost((*within, Phase(between, algorithm.interval)))
-    if models > 1:
-        between.all_reduce(peers, count / members)
-    segments = math.ceil(count / algorithm.segment_bytes)
-    shards = [count / members] * members
-    to_owner, from_owner = Load(nodes), Load(nodes)
-    to_owner.gradients = len(sizes)
-    to_owner.exchange(groups, ToOwner(members), shards)
-    from_owner.exchange(groups, FromOwner(members), shards)
-    return Cost((Phase(to_owner, hides=1 - 1 / segments), Phase(from_owner), Phase(between, algorithm.interval)))
-
-
-def _skipping(algorithm: ParameterSkipping, nodes: Sequence[int], sizes: Sequence[int]) -> Cost:
-    """At most: what is skipped depends on the training."""
-    everybody, load, roles = list(range(len(nodes))), Load(nodes), algorithm.roles(nodes)
-    items = _cut(sizes, algorithm.block_bytes) if algorithm.granularity == "block" else list(sizes)
-    load.all_reduce([roles.workers], len(items))
-    if algorithm.exchange == "allreduce":
-        load.all_reduce([everybody], sum(sizes))
-        return Cost((Phase(load),))
-    servers = algorithm.serving_ranks(len(nodes))
-    served = [0.0] * len(nodes)
-    pieces = _cut(items, piece_bytes(sum(sizes), len(servers)))
-    for size, place in zip(pieces, place_by_size(pieces, len(servers))):
-        served[servers[place]] += size
-    if roles.helpers:
-        load.exchange([everybody], FromOwner(len(nodes)), [len(items)])
-    load.exchange([everybody], ToOwner(len(nodes), len(roles.workers)), served)
-    load.exchange([everybody], FromOwner(len(nodes), len(roles.workers)), served)
-    return Cost((Phase(load),))
-
-
-def _cut(sizes: Sequence[int], limit: int) -> list[int]:
-    return [min(limit, size - begin) for size in sizes for begin in range(0, size, limit)]
-
-
-def _asynchronous(algorithm: ADPSGD | ScheduledPull, nodes: Sequence[int], sizes: Sequence[int]) -> Cost:
-    """On average: who is drawn how often is chance. Both have copies of the parameters to make in every step."""
-    size, count = len(nodes), sum(sizes)
-    load, copies = Load(nodes), Load(nodes)
-    pairs = isinstance(algorithm, ADPSGD)
-    for _ in range(2 if pairs else 1):
-        load.exchange([list(range(size))], RandomCycle(size, algorithm.seed), [count])
-    copies.memory = [(8 if pairs else 2) * count for _ in nodes]
-    hidden = algorithm.overlap not in (0, "none")
-    return Cost((Phase(load, algorithm.interval, float(hidden), step=hidden), Phase(copies)))
-
-
-def _gossip(algorithm: GossipAlgorithm, nodes: Sequence[int], names: Sequence[str], sizes: Sequence[int]) -> Cost:
-    size, count = len(nodes), sum(sizes)
-    if isinstance(algorithm, ElasticAveraging):
-        load = Load(nodes)
-        load.all_reduce([list(range(size))], count)
-        # A copy to average, and both movements of the worker and of its centre.
-        load.memory = [value + 8 * count if _together(nodes, rank) else value for rank, value in enumerate(load.memory)]
-        return Cost((Phase(load, algorithm.interval),))
-    segments = _segments(algorithm.segments, names, sizes)
-    overlaps = isinstance(algorithm, PushSum) and algorithm.overlap > 0
-    phases = []
-    for round in range(_ROUNDS):
-        load = Load(nodes)
-        for topology in algorithm.rounds_of(size, len(segments)):
-            load.exchange([list(range(size))], topology, segments, round)
-        phases.append(Phase(load, algorithm.interval * _ROUNDS, float(overlaps), step=overlaps))
-    members = algorithm.workers_in_group
-    if members > 1:
-        within = _gradients(nodes, _groups(size, members), sizes, algorithm.segment_bytes)  # type: ignore[union-attr]
-        phases.append(within)
-    return Cost(tuple(phases))
-
-
-def _together(nodes: Sequence[int], rank: int) -> bool:
-    return list(nodes).count(nodes[rank]) > 1
-
-
-def _segments(segments: Segments | Sequence[str], names: Sequence[str], sizes: Sequence[int]) -> list[float]:
-    numbers = segment_numbers(names, sizes, segments)
-    found = [0.0] * (max(numbers) + 1)
-    for number, size in zip(numbers, sizes):
-        found[number] += size
-    return found
+    for operation in operations:
+        if isinstance(operation, Reduction):
+            load.gradients += operation.tensors
+            load.all_reduce(operation.sets.tolist(), sum(operation.buckets), len(operation.buckets))
+        elif isinstance(operation, Exchange):
+            load.gradients += operation.tensors
+            load.exchange(operation.sets.tolist(), operation.topology, operation.segments, operation.round)
+        else:
+            load.memory = [there + operation.bytes for there in load.memory]
+    return load

@@ -1,5 +1,7 @@
-"""Measures alpha and beta of the real transport: exchanges of several sizes within nodes and between them, and a line
-through their times."""
+"""Measures alpha and beta of the real transport.
+
+Exchanges of several sizes within nodes and between them, and a line through their times.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +14,11 @@ import torch
 
 import sordino.torch as hvd
 from sordino._core import Exponential, Layout
-from sordino.bench.timing import Team, time_block
-from sordino.context import Context, current
-from sordino.torch.groups import new_channel, part_of
-from sordino.torch.parameters import FlatValues
-from sordino.torch.tensors import dtype_code
+from sordino.runtime.context import Context, current
+from sordino.runtime.flat_buffer import FlatBuffer
+from sordino.runtime.groups import new_channel, part_of
+from sordino.runtime.tensors import dtype_code
+from sordino.timing import Team, time_block
 from sordino.tune.costs import Line, Load, Rates
 
 _SMALL = 4096  # bytes; what is spent on these is latency
@@ -27,13 +29,13 @@ _LEAST, _MOST = 3, 20  # runs of one size
 
 
 def nodes_of_ranks() -> list[int]:
-    """The node of each rank, numbered from 0."""
+    """Return the node of each rank, numbered from 0."""
     numbers: dict[int, int] = {}
     return [numbers.setdefault(node, len(numbers)) for node in current().world.nodes]
 
 
 def measure(count: int, budget: float) -> tuple[Rates, list[tuple[str, int, float]]]:
-    """What things cost here, and what that was found from: place, bytes and seconds. Collective.
+    """Return what things cost here, and what that was found from: place, bytes and seconds. Collective.
 
     All nodes exchange at the same time, each rank with its neighbours on a ring. What is larger than caches
     takes longer a byte than what is not, so sizes are that of the model, half of it, and a small one.
@@ -66,7 +68,7 @@ def measure(count: int, budget: float) -> tuple[Rates, list[tuple[str, int, floa
 
 
 def fit(points: Sequence[tuple[float, float]]) -> Line:
-    """The line alpha + beta x through points (x, seconds) with the least relative errors; neither is below 0.
+    """Return the line alpha + beta x through points (x, seconds) with the least relative errors; neither is below 0.
 
     Raises:
         ValueError: fewer than two points.
@@ -87,7 +89,7 @@ def _sizes(count: int) -> list[int]:
 
 
 def _layout(count: int) -> Layout:
-    """So many bytes in segments like those of a model."""
+    """Return so many bytes in segments like those of a model."""
     code = dtype_code(torch.empty(0))
     pieces = [min(_SEGMENT, count - begin) // 4 for begin in range(0, count, _SEGMENT)]
     return Layout([(f"probe {k}", code, (piece,)) for k, piece in enumerate(pieces)], groups=list(range(len(pieces))))
@@ -96,7 +98,7 @@ def _layout(count: int) -> Layout:
 def _exchanges(
     context: Context, place: str, sets: Sequence[Sequence[int]], sizes: Sequence[int], budget: float
 ) -> list[tuple[int, float]]:
-    """Seconds of an exchange by bytes, as long as the budget lasts. Collective."""
+    """Return the seconds of an exchange by bytes, as long as the budget lasts. Collective."""
     idle = [rank for rank in range(context.size) if not any(rank in ranks for ranks in sets)]
     parts = [*map(list, sets), *([idle] if idle else [])]
     mine = part_of(context, hvd.global_process_set, (f"tune.{place}", 0), parts)
@@ -106,10 +108,10 @@ def _exchanges(
     found: list[tuple[int, float]] = []
     begin = time.perf_counter()
     for count in sizes:
-        values = FlatValues(context, _layout(count))
+        values = FlatBuffer(context, _layout(count))
         channel.compare([values])
 
-        def run(values: FlatValues = values) -> None:
+        def run(values: FlatBuffer = values) -> None:
             if context.rank not in idle:
                 channel.start(f"tune.{place}", topology, values, wait=True).wait()
 
@@ -122,14 +124,14 @@ def _exchanges(
 
 
 def _median(run: Callable[[], object]) -> float:
-    """Seconds of a short run, the slowest rank's. Collective."""
+    """Return the median seconds of a short run, the slowest rank's. Collective."""
     team = Team(hvd.rank(), hvd.size())
     time_block(run, team, 5)
     return float(np.median(team.maximum(time_block(run, team, 30))))
 
 
 def _agreement(across: Line | None) -> float:
-    """Seconds that a small operation takes beyond its messages. Collective."""
+    """Return the seconds that a small operation takes beyond its messages. Collective."""
     value = torch.zeros(1)
     seconds = _median(lambda: hvd.allreduce_(value, name="tune.agreement"))
     messages = math.ceil(math.log2(hvd.size())) * across.alpha if across is not None else 0.0
@@ -137,7 +139,7 @@ def _agreement(across: Line | None) -> float:
 
 
 def _hop(nodes: Sequence[int], across: Line, agreement: float) -> float:
-    """Seconds that the hops of a short ring take beyond their bytes. Collective."""
+    """Return the seconds that the hops of a short ring take beyond their bytes. Collective."""
     values = torch.zeros(_RING // 4)
     seconds = _median(lambda: hvd.allreduce_(values, name="tune.ring"))
     load = Load(nodes)
@@ -146,7 +148,7 @@ def _hop(nodes: Sequence[int], across: Line, agreement: float) -> float:
 
 
 def _handling(agreement: float) -> float:
-    """Seconds a tensor that averaging gradients takes where there is nothing to move. Collective."""
+    """Return the seconds a tensor that averaging gradients takes where there is nothing to move. Collective."""
     parameters = [torch.nn.Parameter(torch.zeros(1)) for _ in range(_TENSORS)]
     for parameter in parameters:
         parameter.grad = torch.zeros(1)
@@ -155,7 +157,7 @@ def _handling(agreement: float) -> float:
 
 
 def idle_sgd(parameters: Sequence[torch.nn.Parameter]) -> torch.optim.SGD:
-    """An optimizer whose step does nothing: a step of `DistributedOptimizer` is then communication alone."""
+    """Return an optimizer whose step does nothing: a step of `DistributedOptimizer` is then communication alone."""
     optimizer = torch.optim.SGD(parameters, lr=0.0)
     optimizer.step = lambda closure=None: None  # type: ignore[assignment, misc]
     return optimizer

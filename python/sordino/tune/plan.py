@@ -5,16 +5,15 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 import sordino.torch as hvd
-from sordino import algorithms
-from sordino.algorithms import Algorithm, AllReduce, Crossover, Layered, LocalSGD, PushSum
-from sordino.bench.timing import Team
+from sordino.algorithms import Algorithm, AllReduce, class_of, names
 from sordino.errors import UsageError
+from sordino.timing import Team
 from sordino.tune.costs import Rates, cost_of
 from sordino.tune.links import idle_sgd
 from sordino.tune.workers import Workers
@@ -83,37 +82,14 @@ class Prediction:
         return self.step + self.exposed * (self.measured / self.communication - 1)
 
 
-def written(algorithm: Algorithm) -> str:
-    """The algorithm as a script has it: its name and what differs from the defaults, and what local SGD is about."""
-    default = type(algorithm)()
-    told = ("interval", "group_size") if isinstance(algorithm, LocalSGD) else ()
-    chosen = [
-        f"{one.name}={getattr(algorithm, one.name)!r}"
-        for one in fields(algorithm)
-        if one.name in told or getattr(algorithm, one.name) != getattr(default, one.name)
-    ]
-    return f"{type(algorithm).__name__}({', '.join(chosen)})"
-
-
-_NO_CANDIDATES = ("adpsgd", "caps", "local-sgd", "scheduled-pull")
-
-
 def candidates(nodes: Sequence[int], interval: int) -> list[Algorithm]:
-    """Every algorithm that means something for ranks on these nodes, with all group sizes. Not ParameterSkipping: what
-    that sends depends on the training. Not ScheduledPull and ADPSGD: they hardly wait, and what a slow link costs them
-    is how old the parameters of others are.
+    """Return every algorithm that means something for ranks on these nodes, with all group sizes.
 
     Args:
+        nodes: the node of each rank, numbered from 0.
         interval: of local SGD.
     """
-    size = len(nodes)
-    groups = [members for members in range(2, size) if size % members == 0]
-    named = [name for name in algorithms.names() if name not in _NO_CANDIDATES]
-    found: list[Algorithm] = [algorithms.resolve(name) for name in named]
-    found += [AllReduce(double_buffering=True), PushSum(overlap=1)]
-    found += [Crossover(group_size=members) for members in groups]
-    found.append(LocalSGD(interval))
-    found += [LocalSGD(interval, members, way) for members in groups for way in ("sharded", "allreduce")]
+    found = [one for name in names() for one in class_of(name).candidates(nodes, interval)]
     return [one for one in found if _serves(one, nodes)]
 
 
@@ -126,28 +102,32 @@ def _serves(algorithm: Algorithm, nodes: Sequence[int]) -> bool:
 
 
 def predict(job: Job, nodes: Sequence[int], rates: Rates, interval: int) -> list[Prediction]:
-    """What every candidate takes, the quickest step first.
+    """Return what every candidate takes, the quickest step first.
 
     Args:
+        job: what is to be trained.
         nodes: the node of each rank, numbered from 0.
+        rates: what things cost here.
         interval: of local SGD.
     """
-    names, sizes = [name for name, _ in job.shapes], job.bytes
+    tensors, sizes = [name for name, _ in job.shapes], job.bytes
     steps = math.ceil(job.samples / (job.batch * len(nodes)))
     found = []
     for algorithm in candidates(nodes, interval):
-        cost = cost_of(algorithm, nodes, names, sizes)
+        cost = cost_of(algorithm, nodes, tensors, sizes)
         exposed = cost.exposed(rates, job.compute)
         step = job.compute + exposed
         sent = sum(cost.sent()) / len(nodes)
         communication = cost.communication(rates)
-        found.append(Prediction(written(algorithm), algorithm, communication, exposed, step, steps * step, sent))
+        found.append(Prediction(algorithm.written(), algorithm, communication, exposed, step, steps * step, sent))
     return sorted(found, key=lambda one: one.step)
 
 
 def trial(predictions: Sequence[Prediction], shapes: Shapes, budget: float, log: Callable[[str], None]) -> None:
-    """Runs every algorithm for some steps that compute nothing and notes how long they took. What would take more than
-    its share of the budget, in seconds, is left out. Collective."""
+    """Run every algorithm for some steps that compute nothing and note how long they took.
+
+    What would take more than its share of the budget, in seconds, is left out. Collective.
+    """
     team = Team(hvd.rank(), hvd.size())
     share = budget / len(predictions)
     for one in predictions:
@@ -159,7 +139,7 @@ def trial(predictions: Sequence[Prediction], shapes: Shapes, budget: float, log:
 
 
 def _seconds(algorithm: Algorithm, shapes: Shapes, team: Team, budget: float) -> float:
-    """The median seconds of a step, the slowest rank's, over whole intervals."""
+    """Return the median seconds of a step, the slowest rank's, over whole intervals."""
     named = [(name, torch.nn.Parameter(torch.zeros(tuple(shape)))) for name, shape in shapes]
     for _, parameter in named:
         parameter.grad = torch.zeros_like(parameter)
@@ -185,11 +165,13 @@ def _seconds(algorithm: Algorithm, shapes: Shapes, team: Team, budget: float) ->
 
 
 def recommend(predictions: Sequence[Prediction], size: int, workers: Workers | None) -> str:
-    """One line: which algorithm, and why. Not one whose gradients or parameters come late: that training bears them was
-    not tried."""
+    """Return one line: which algorithm, and why.
+
+    Not one whose gradients or parameters come late: that training bears them was not tried.
+    """
     allreduce = next(one for one in predictions if one.algorithm == AllReduce())
-    timely = [one for one in predictions if not _late(one.algorithm)]
-    bearable = [one for one in timely if workers is None or _models(one.algorithm, size) <= workers.chosen]
+    timely = [one for one in predictions if not one.algorithm.traits.late]
+    bearable = [one for one in timely if workers is None or one.algorithm.models(size) <= workers.chosen]
     best = min([*bearable, allreduce], key=lambda one: one.best_step)
     if allreduce.best_step <= CLOSE * best.best_step:
         rest = "" if best is allreduce else f" ({best.name} would be {allreduce.best_step / best.best_step:.2f} times)"
@@ -197,23 +179,12 @@ def recommend(predictions: Sequence[Prediction], size: int, workers: Workers | N
     gain = f"a step takes {best.best_step * 1e3:.3g} ms instead of AllReduce's {allreduce.best_step * 1e3:.3g} ms"
     if workers is None:
         return f"{best.name}: {gain}. How many local models training bears was not tried."
-    models = _models(best.algorithm, size)
+    models = best.algorithm.models(size)
     return f"{best.name}: {gain}, and its {models} local models are within the {workers.chosen} that training bears."
 
 
-def _late(algorithm: Algorithm) -> bool:
-    if isinstance(algorithm, AllReduce):
-        return algorithm.double_buffering
-    return isinstance(algorithm, PushSum) and algorithm.overlap > 0
-
-
-def _models(algorithm: Algorithm, size: int) -> int:
-    """How many models differ between two exchanges."""
-    return 1 if isinstance(algorithm, (AllReduce, Layered)) else size // algorithm.workers_in_group
-
-
 def as_rows(predictions: Sequence[Prediction]) -> list[Mapping[str, object]]:
-    """For the JSON file."""
+    """Return the predictions for the JSON file."""
     return [
         {
             "name": one.name,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from sordino.bench import common
-from sordino.bench.common import Results, format_seconds, table
+from sordino.report import Results, machines
+from sordino.report.records import Report
+from sordino.report.tables import format_seconds, table
 
 _COLOURS = {"inside": "#0b6e4f", "across": "#3d5a80", "predicted": "#5fb49c", "measured": "#0b6e4f", "ideal": "#aaaaaa"}
 _PLACES = {"inside": "within a node", "across": "between nodes"}
@@ -16,7 +17,7 @@ def _rate(seconds: float) -> str:
 
 
 def markdown(results: Results) -> str:
-    """What links cost, what each algorithm takes, how many local models, and what to do."""
+    """Return what links cost, what each algorithm takes, how many local models, and what to do, as Markdown."""
     rates = results["rates"]
     lines = [
         [
@@ -52,7 +53,7 @@ def markdown(results: Results) -> str:
     blocks = [
         "# Plan",
         what,
-        f"Machine: {common.describe_machine(results['machine'])}",
+        f"Machine: {machines.describe_machine(results['machine'])}",
         table(["", "α", "β, s a byte", "1/β"], lines),
         table(heads, rows),
         "Communication, step and epoch are predicted, the step's with what backward can hide.",
@@ -75,7 +76,7 @@ def _workers(found: Results) -> list[str]:
 
 
 def draw(results: Results, figure: Any) -> None:
-    """The lines through what was measured, prediction beside measurement, and D over P."""
+    """Draw the lines through what was measured, prediction beside measurement, and D over P."""
     left, middle, right = figure.subplots(1, 3, width_ratios=[2, 4, 2])
     for place, label in _PLACES.items():
         points = [(size, seconds) for where, size, seconds in results["samples_of_rates"] if where == place]
@@ -99,3 +100,6 @@ def draw(results: Results, figure: Any) -> None:
             right.plot(x, [y[0] * one / x[0] for one in x], "--", color=_COLOURS["ideal"], label="in proportion")
             right.legend(fontsize=7)
     right.set(xlabel="P, local models", title="Distance from the mean")
+
+
+REPORTS = {"plan": Report(markdown, draw)}

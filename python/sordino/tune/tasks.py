@@ -18,7 +18,7 @@ _BATCH = 32
 
 
 def from_file(text: str) -> Task:
-    """The task that a function of a file returns.
+    """Return the task that a function of a file returns.
 
     Args:
         text: "FILE.py:FUNCTION".
@@ -48,7 +48,7 @@ def from_file(text: str) -> Task:
 
 
 def images(name: str, data_dir: str | None) -> Task:
-    """Three linear layers on "digits" or "fashion-mnist", SGD with momentum, mini-batches of 32."""
+    """Return the task of three linear layers on "digits" or "fashion-mnist", SGD with momentum, mini-batches of 32."""
     found = load_digits() if name == "digits" else load_fashion_mnist(data_dir)
     inputs, labels = torch.from_numpy(found.train_images), torch.from_numpy(found.train_labels)
 

@@ -1,5 +1,6 @@
-"""How many local models are worth having: the source's rule, tried for a few steps on local models that the ranks share
-out among them, so there may be more models than ranks.
+"""How many local models are worth having: the source's rule, tried for a few steps.
+
+It is tried on local models that the ranks share out among them, so there may be more models than ranks.
 
 Source: Lee et al., "Communication-efficient local SGD with hierarchical parallelism", section III-C and equation 9.
 """
@@ -16,10 +17,10 @@ import numpy as np
 import torch
 
 import sordino.torch as hvd
-from sordino.bench.timing import Team
-from sordino.context import current_or_none
 from sordino.errors import UsageError
-from sordino.torch.tensors import squared_distance
+from sordino.runtime.context import current_or_none
+from sordino.runtime.tensors import squared_distance
+from sordino.timing import Team
 
 WARM_UP = 0.25  # of the steps
 
@@ -66,8 +67,9 @@ def find_workers(
     proportion: float = 0.85,
     budget: float = math.inf,
 ) -> Workers:
-    """How many local models P are worth having: the last P up to which their distance D from their mean grows in
-    proportion to P. Collective, if there are several ranks.
+    """Find how many local models P are worth having. Collective, if there are several ranks.
+
+    It is the last P up to which their distance D from their mean grows in proportion to P.
 
     For each P, P local models take `interval * averagings` steps and are averaged every `interval`. The learning rate
     warms up over the first quarter of the steps, from that of one worker to that of P by `rule`. Each rank trains
@@ -112,7 +114,7 @@ def find_workers(
 
 
 def choose(distances: dict[int, float], proportion: float) -> tuple[int, str]:
-    """The last number of workers up to which the distance grew in proportion, and why not more."""
+    """Return the last number of workers up to which the distance grew in proportion, and why not more."""
     tried = sorted(distances)
     if not math.isfinite(distances[tried[0]]):
         return 1, f"training with P={tried[0]} local models diverged"
@@ -126,8 +128,10 @@ def choose(distances: dict[int, float], proportion: float) -> tuple[int, str]:
 
 
 def _try(task: Task, count: int, interval: int, averagings: int, rule: str) -> tuple[list[float], list[float]]:
-    """Trains `count` local models; returns D before and the mean loss since the last averaging, for every averaging.
-    They end early where they are not finite."""
+    """Train `count` local models; return D before and the mean loss since the last averaging, for every averaging.
+
+    They end early where they are not finite.
+    """
     context = current_or_none()
     rank, size = (context.rank, context.size) if context is not None else (0, 1)
     mine = range(rank, count, size)
@@ -164,7 +168,7 @@ def _try(task: Task, count: int, interval: int, averagings: int, rule: str) -> t
 
 @torch.no_grad()
 def _average(models: Sequence[torch.nn.Module], means: list[torch.Tensor], count: int, size: int) -> float:
-    """Replaces this rank's models by the mean of all; returns the sum of their distances from it."""
+    """Replace this rank's models by the mean of all; return the sum of their distances from it."""
     for model in models:
         torch._foreach_add_(means, [p.detach() for p in model.parameters()])
     if size > 1:
@@ -179,7 +183,7 @@ def _average(models: Sequence[torch.nn.Module], means: list[torch.Tensor], count
 
 
 def _sum(values: list[float], size: int) -> list[float]:
-    """The sums over all ranks."""
+    """Return the sums over all ranks."""
     if size == 1:
         return values
     found: list[float] = hvd.allreduce(torch.tensor(values, dtype=torch.float64), op=hvd.Sum, name="tune.sum").tolist()

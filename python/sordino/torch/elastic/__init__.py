@@ -1,9 +1,9 @@
 """Training that outlives ranks, with the names of `horovod.torch.elastic`: `@hvd.elastic.run`."""
 
-from sordino.torch.basics import init, shutdown
 from sordino.torch.elastic.run import run, run_fn
 from sordino.torch.elastic.sampler import ElasticSampler
 from sordino.torch.elastic.state import HostsUpdatedInterrupt, ObjectState, State, TorchState
+from sordino.torch.lifecycle import init, shutdown
 
 __all__ = [
     "ElasticSampler",

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from sordino.context import current
+from sordino.runtime.context import current
+from sordino.runtime.process_set import global_process_set
 from sordino.torch.elastic.parts import Loadable, Part, Sampling, Stateful
 from sordino.torch.elastic.sampler import ElasticSampler
 from sordino.torch.elastic.snapshot import Snapshot
 from sordino.torch.functions import allgather_object
-from sordino.torch.process_sets import global_process_set
 
 
 class StateHandler:
@@ -22,19 +22,19 @@ class StateHandler:
         self.value = value
 
     def save(self) -> None:
-        """Saves the value in memory."""
+        """Save the value in memory."""
         raise NotImplementedError(f"{type(self).__name__}.save()")
 
     def restore(self) -> None:
-        """Goes back to what was saved last."""
+        """Go back to what was saved last."""
         raise NotImplementedError(f"{type(self).__name__}.restore()")
 
     def sync(self) -> None:
-        """Gives all ranks rank 0's value. Collective."""
+        """Give all ranks rank 0's value. Collective."""
         raise NotImplementedError(f"{type(self).__name__}.sync()")
 
     def set_value(self, value: Any) -> None:
-        """Takes another value, which is saved."""
+        """Take another value, which is saved."""
         self.value = value
         self.save()
 
@@ -102,13 +102,15 @@ _registry: Registry = [
 
 
 def get_handler_registry() -> Registry:
-    """Types, and the handler of each; the first that fits a value counts."""
+    """Return types, and the handler of each; the first that fits a value counts."""
     return _registry
 
 
 def set_handler_registry(registry: Registry) -> None:
-    """Has states that are made from now on use these handlers. What has none is saved by its `state_dict`, or as an
-    attribute."""
+    """Have states that are made from now on use these handlers.
+
+    What has none is saved by its `state_dict`, or as an attribute.
+    """
     global _registry
     _registry = registry
 
@@ -120,7 +122,7 @@ class Handled(Part[None]):
         self.handler = handler
 
     def read(self) -> None:
-        """A handler reads and saves at once."""
+        """Read and save at once, as a handler does."""
 
     def keep(self, read: None) -> None:
         self.handler.save()
@@ -137,7 +139,7 @@ class Handled(Part[None]):
 
 
 def part_of(value: object) -> Part[Any] | None:
-    """The part that a value is by itself; None for a plain attribute."""
+    """Return the part that a value is by itself; None for a plain attribute."""
     handler = next((handler for kind, handler in _registry if isinstance(value, kind)), None)
     if handler is not None and handler not in _OURS:
         return Handled(handler(value))

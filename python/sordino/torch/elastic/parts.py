@@ -9,12 +9,11 @@ from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import torch
 
+from sordino.runtime.process_set import ProcessSet, global_process_set
 from sordino.torch.arguments import parameters_of
 from sordino.torch.elastic.sampler import ElasticSampler, Memento
 from sordino.torch.elastic.snapshot import Snapshot
 from sordino.torch.optimizer import DistributedOptimizer
-from sordino.torch.process_sets import ProcessSet, global_process_set
-from sordino.torch.steps import ParameterSteps
 
 Read = TypeVar("Read")
 
@@ -24,48 +23,48 @@ class Stateful(Protocol):
     """Modules, optimizers, schedulers, scalers: what tells its state and takes it."""
 
     def state_dict(self) -> Any:
-        """Its state."""
+        """Return its state."""
 
     def load_state_dict(self, state_dict: Any) -> Any:
-        """Takes a state."""
+        """Take a state."""
 
 
 class Part(ABC, Generic[Read]):
     """A part of a state."""
 
     def prepare(self) -> None:
-        """Does what of reading is collective. What is read next is of this moment."""
+        """Do what of reading is collective. What is read next is of this moment."""
 
     def dismiss(self) -> None:
-        """Forgets what was prepared: it is not going to be read."""
+        """Forget what was prepared: it is not going to be read."""
 
     def notes(self) -> list[int]:
-        """What other ranks are to know of this one's part."""
+        """Return what other ranks are to know of this one's part."""
         return []
 
     def hear(self, notes: Sequence[int]) -> bool:
-        """Takes another rank's notes, or this one's; False if they do not fit."""
+        """Take another rank's notes, or this one's; False if they do not fit."""
         return True
 
     @abstractmethod
     def read(self) -> Read:
-        """The values of now. It may fail, and `keep` not."""
+        """Return the values of now. It may fail, and `keep` not."""
 
     @abstractmethod
     def keep(self, read: Read) -> None:
-        """Saves what was read."""
+        """Save what was read."""
 
     @abstractmethod
     def restore(self) -> None:
-        """Goes back to what is saved."""
+        """Go back to what is saved."""
 
     @abstractmethod
     def outgoing(self) -> Snapshot:
-        """What is saved, for other ranks."""
+        """Return what is saved, for other ranks."""
 
     @abstractmethod
     def install(self, snapshot: Snapshot, rank: int, size: int) -> None:
-        """Takes what a rank has sent: saves and restores it, on this rank of so many."""
+        """Take what a rank has sent: save and restore it, on this rank of so many."""
 
 
 class Attributes(Part[dict[str, Any]]):
@@ -176,7 +175,10 @@ class Sharing:
 
 
 def sharing_of(value: object, optimizers: Sequence[DistributedOptimizer]) -> Sharing:
-    """Who shares a value: an optimizer's algorithm decides of it and of a model that it steps, else all ranks do."""
+    """Return who shares a value.
+
+    An optimizer's algorithm decides of it and of a model that it steps, else all ranks do.
+    """
     if isinstance(value, torch.nn.Module):
         mine = set(map(id, value.parameters()))
         steppers = [one for one in optimizers if not mine.isdisjoint(map(id, parameters_of(one._inner)))]
@@ -186,10 +188,8 @@ def sharing_of(value: object, optimizers: Sequence[DistributedOptimizer]) -> Sha
 
 
 def _sharing_of_models(optimizer: DistributedOptimizer) -> Sharing:
-    """Models are equal among those who average gradients, which algorithms that average parameters do in groups."""
-    everybody, reducer = optimizer._options["process_set"], optimizer._reducer
-    if not isinstance(reducer, ParameterSteps):
-        return Sharing(everybody, everybody)
-    if reducer.active:
-        reducer.meet()
-    return Sharing(everybody, None if reducer.reducer is None else reducer.reducer.settings.process_set)
+    """Return who shares a model.
+
+    Models are equal among those who average gradients, which algorithms that average parameters do in groups.
+    """
+    return Sharing(optimizer._options.process_set, optimizer._strategy.ranks_of_model())

@@ -8,8 +8,9 @@ import sys
 from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
-from sordino.context import current
 from sordino.errors import NotBuilt, SordinoError, UsageError
+from sordino.runtime.context import current
+from sordino.runtime.recovery import go_on_after
 from sordino.torch.elastic.state import HostsUpdatedInterrupt, State
 
 Result = TypeVar("Result")
@@ -25,7 +26,7 @@ def run(*, reset_limit: int | None = 100) -> Callable[[Trains[Result]], Trains[R
 
 
 def run(func: Trains[Any] | None = None, *, reset_limit: int | None = 100) -> Any:
-    """Decorates a function that trains: `func(state, ...)`, of a `State` and whatever else.
+    """Decorate a function that trains: `func(state, ...)`, of a `State` and whatever else.
 
     The state is synchronized and the function called. When a `HorovodInternalError` comes out of it, the surviving
     ranks agree on who they are, go back to the last commit, call the state's reset callbacks, synchronize it, and call
@@ -49,8 +50,11 @@ def run(func: Trains[Any] | None = None, *, reset_limit: int | None = 100) -> An
 
 
 def run_fn(func: Trains[Result], reset: Callable[[], Any]) -> Trains[Result]:
-    """As `run(func)`, with a function that is called before each repetition, on all ranks that are left, once they have
-    found each other. It need not shut down and init: they have a world of their own by then."""
+    """Do as `run(func)`, with a function that is called before each repetition.
+
+    It is called on all ranks that are left, once they have found each other. It need not shut down and init: they have
+    a world of their own by then.
+    """
     return _repeated(func, 100, reset)
 
 
@@ -67,7 +71,7 @@ def _repeated(func: Trains[Result], reset_limit: int | None, reset: Callable[[],
             if cause is not None:
                 _check_limit(resets, reset_limit, cause)
             if isinstance(cause, SordinoError):
-                current().recover(cause)
+                go_on_after(current(), cause)
             try:
                 if cause is not None and reset is not None:
                     reset()

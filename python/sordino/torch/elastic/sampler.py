@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from sordino.context import current
 from sordino.errors import UsageError
+from sordino.runtime.context import current
 
 Spans = list[tuple[int, int]]  # disjoint [begin, end), in order
 
@@ -71,14 +71,18 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         self.set_epoch(0)
 
     def set_epoch(self, epoch: int) -> None:
-        """Begins an epoch, with nothing processed. Call it at the end of the epoch before, or a fault would repeat what
-        that had already processed."""
+        """Begin an epoch, with nothing processed.
+
+        Call it at the end of the epoch before, or a fault would repeat what that had already processed.
+        """
         context = current()
         self._divide(epoch, torch.zeros(len(self.dataset), dtype=torch.bool), context.rank, context.size)
 
     def reset(self) -> None:
-        """Divides what is left, as far as this rank knows, among the ranks there are. `TorchState` does it on all ranks
-        after a fault, when all know the same."""
+        """Divide what is left, as far as this rank knows, among the ranks there are.
+
+        `TorchState` does it on all ranks after a fault, when all know the same.
+        """
         context = current()
         self._divide(self.epoch, self._processed(), context.rank, context.size)
 
@@ -92,7 +96,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         self._taken: dict[int, Spans] = {}  # of each rank's list, as far as this rank knows
 
     def _order(self, epoch: int, length: int) -> torch.Tensor:
-        """Horovod's, so that what its checkpoints count is the same here."""
+        """Return the order of an epoch: Horovod's, so that what its checkpoints count is the same here."""
         order = list(range(length))
         if self.shuffle:
             random.Random(self.seed + epoch).shuffle(order)
@@ -134,7 +138,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
     # ---- what is processed -------------------------------------------------------------------------------------
 
     def get_indices(self, batch_idx: int, batch_size: int) -> list[int]:
-        """The indices of a batch of this rank; the last batch may be smaller.
+        """Return the indices of a batch of this rank; the last batch may be smaller.
 
         Args:
             batch_idx: number of the batch since the loader was last iterated anew, from 0.
@@ -148,8 +152,11 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         return indices
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
-        """Notes that this rank has processed a batch. Arguments are those of `get_indices`. A batch beyond the last one
-        stands for the next samples that are not noted: scripts may count on when the loader is iterated anew."""
+        """Note that this rank has processed a batch. Arguments are those of `get_indices`.
+
+        A batch beyond the last one stands for the next samples that are not noted: scripts may count on when the loader
+        is iterated anew.
+        """
         own = self._taken.setdefault(self.rank, [])
         if batch_idx >= 0 and batch_size >= 1 and batch_idx * batch_size >= len(self):
             spans = _first_free(own, batch_size, len(self))
@@ -159,7 +166,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
             _add(own, *span)
 
     def record_indices(self, indices: Iterable[int]) -> None:
-        """Notes that this rank has processed some indices. UsageError for one that is not this rank's."""
+        """Note that this rank has processed some indices. UsageError for one that is not this rank's."""
         wanted, places = [int(index) for index in indices], self._division.places
         for index in wanted:
             if index not in places:
@@ -183,8 +190,10 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
 
     @property
     def processed_num(self) -> int:
-        """How many samples of this epoch are processed, as Horovod counts: since they were divided, as many by each of
-        the ranks as by this one."""
+        """How many samples of this epoch are processed, as Horovod counts.
+
+        Since they were divided, as many by each of the ranks as by this one.
+        """
         own = sum(end - begin for begin, end in self._taken.get(self.rank, []))
         done = self._division.done
         return min(int(done.sum()) + own * self.num_replicas, len(done))
@@ -196,7 +205,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         return indices
 
     def _processed(self) -> torch.Tensor:
-        """By index, bool."""
+        """Return which indices are processed: by index, bool."""
         done = self._division.done.clone()
         for rank, spans in self._taken.items():
             for begin, end in spans:
@@ -206,19 +215,24 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
     # ---- checkpoints -------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """The epoch, and what is processed of it: right for all ranks after a commit. Horovod's sampler can load it."""
+        """Return the epoch, and what is processed of it: right for all ranks after a commit.
+
+        Horovod's sampler can load it.
+        """
         processed = self._processed().nonzero().flatten()
         return {"epoch": self.epoch, "processed_num": self.processed_num, "processed_indices": processed}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Goes on in an epoch, whose rest is divided among the ranks there are. Of a state of Horovod's, which has no
-        indices, the first `processed_num` of the epoch are processed. UsageError for indices that the dataset does not
-        have, or a state of something else."""
+        """Go on in an epoch, whose rest is divided among the ranks there are.
+
+        Of a state of Horovod's, which has no indices, the first `processed_num` of the epoch are processed. UsageError
+        for indices that the dataset does not have, or a state of something else.
+        """
         context = current()
         self.divide_rest_of(state_dict, context.rank, context.size)
 
     def divide_rest_of(self, state_dict: Mapping[str, Any], rank: int, size: int) -> None:
-        """`load_state_dict`, with this rank's number and how many there are as ranks have agreed."""
+        """Do as `load_state_dict`, with this rank's number and how many there are as ranks have agreed."""
         lacks = [name for name in ("epoch", "processed_indices") if name not in state_dict]
         if "processed_num" in state_dict and lacks == ["processed_indices"]:
             first = self._order(state_dict["epoch"], len(self.dataset))[: max(0, state_dict["processed_num"])]
@@ -236,21 +250,21 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
     # ---- TorchState's side -------------------------------------------------------------------------------------
 
     def memento(self) -> Memento:
-        """What `revert` goes back to: the division itself, and copies of notes."""
+        """Return what `revert` goes back to: the division itself, and copies of notes."""
         return self._division, {rank: list(spans) for rank, spans in self._taken.items()}
 
     def revert(self, memento: Memento) -> None:
-        """Goes back, without dividing: all ranks are still to hear what each has processed."""
+        """Go back, without dividing: all ranks are still to hear what each has processed."""
         self._division, taken = memento
         self._taken = {rank: list(spans) for rank, spans in taken.items()}
 
     def notes(self) -> list[int]:
-        """What this rank has processed of its list, to be told to the others."""
+        """Return what this rank has processed of its list, to be told to the others."""
         own = self._taken.get(self.rank, [])
         return [*self._division.mark, self.rank, *itertools.chain.from_iterable(own)]
 
     def hear(self, notes: Sequence[int]) -> bool:
-        """Takes another rank's notes; False if they are of another division than this rank's."""
+        """Take another rank's notes; False if they are of another division than this rank's."""
         mark, rank, spans = list(notes[:3]), notes[3], notes[4:]
         if mark != self._division.mark:
             return False
@@ -259,7 +273,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
 
 
 def _add(spans: Spans, begin: int, end: int) -> None:
-    """Adds a span to others, joining what touches."""
+    """Add a span to others, joining what touches."""
     apart = [span for span in spans if span[1] < begin or span[0] > end]
     touching = [span for span in spans if span[1] >= begin and span[0] <= end]
     begin = min([begin, *(span[0] for span in touching)])
@@ -268,7 +282,7 @@ def _add(spans: Spans, begin: int, end: int) -> None:
 
 
 def _first_free(spans: Spans, count: int, length: int) -> Spans:
-    """The first places of a list that are in no span."""
+    """Return the first places of a list that are in no span."""
     found, begin = [], 0
     for first, end in [*spans, (length, length)]:
         free = min(first - begin, count)

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from sordino.context import current
+from sordino.runtime.collectives import broadcast_
+from sordino.runtime.context import current
+from sordino.runtime.process_set import ProcessSet
 from sordino.torch.functions import broadcast_object
-from sordino.torch.ops import broadcast_
-from sordino.torch.process_sets import ProcessSet
 
 _DICTS = (dict, OrderedDict, defaultdict)
 
@@ -41,14 +41,14 @@ class Snapshot:
 
     @classmethod
     def of(cls, tree: Any) -> Snapshot:
-        """A copy of this tree."""
+        """Return a copy of this tree."""
         snapshot = cls()
         snapshot.take(tree)
         return snapshot
 
     @torch.no_grad()
     def take(self, tree: Any) -> None:
-        """Replaces the copy. If something in the tree cannot be copied, it stays as it was.
+        """Replace the copy. If something in the tree cannot be copied, it stays as it was.
 
         Args:
             tree: tensors in it are copied as memory, anything else but dicts, lists and tuples by `copy.deepcopy`.
@@ -69,7 +69,7 @@ class Snapshot:
         self._rest = rest
 
     def tree(self, own_tensors: bool = True) -> Any:
-        """The copy as a tree like the one it was taken of.
+        """Return the copy as a tree like the one it was taken of.
 
         Args:
             own_tensors: whether the caller may keep and change its tensors; else they are the snapshot's.
@@ -84,7 +84,9 @@ class Snapshot:
         return _mapped(self._rest, fill)
 
     def received(self, root: int, process_set: ProcessSet, name: str) -> Snapshot:
-        """World rank `root`'s snapshot: on that rank this one, on the others a fresh one. Collective over the set.
+        """Return world rank `root`'s snapshot: on that rank this one, on the others a fresh one.
+
+        Collective over the set.
 
         All but tensors is pickled on the way and unpickled on the other ranks; see `broadcast_object` about trust.
         """
@@ -114,7 +116,7 @@ def _alike(kept: Sequence[torch.Tensor], found: Sequence[torch.Tensor]) -> bool:
 
 
 def _mapped(tree: Any, function: Callable[[Any], Any]) -> Any:
-    """The tree with `function` of each of its leaves, always in the same order."""
+    """Return the tree with `function` of each of its leaves, always in the same order."""
     if type(tree) in _DICTS:
         result = copy.copy(tree)  # with what a state_dict() has beside its entries
         for key, value in tree.items():

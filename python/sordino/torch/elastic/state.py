@@ -18,10 +18,11 @@ from typing import Any
 
 import torch
 
-from sordino.context import current
 from sordino.errors import UsageError
-from sordino.torch.autograd import allgather
-from sordino.torch.basics import rank as rank_here
+from sordino.runtime.autograd import allgather
+from sordino.runtime.context import current
+from sordino.runtime.process_set import global_process_set
+from sordino.runtime.recovery import together
 from sordino.torch.elastic.handlers import (
     Handled,
     ModelStateHandler,
@@ -35,9 +36,8 @@ from sordino.torch.elastic.handlers import (
 from sordino.torch.elastic.parts import Attributes, Part, sharing_of
 from sordino.torch.elastic.snapshot import Snapshot
 from sordino.torch.functions import broadcast_object
+from sordino.torch.lifecycle import rank as rank_here
 from sordino.torch.optimizer import DistributedOptimizer
-from sordino.torch.process_sets import global_process_set
-from sordino.torch.surviving import together
 
 __all__ = [
     "HostsUpdatedInterrupt",
@@ -56,9 +56,10 @@ _RESIZED = 4  # of what has changed, beside Horovod's 1 (hosts were removed) and
 
 
 class HostsUpdatedInterrupt(RuntimeError):
-    """The world has another size than when the state was synchronized last, or `State.on_hosts_updated` was called on
-    some rank: `run` calls the function again, with the state as it is. Raised on all ranks alike, by `State.commit` and
-    `State.check_host_updates`.
+    """The world or its hosts have changed since the state was synchronized last.
+
+    The world has another size than then, or `State.on_hosts_updated` was called on some rank: `run` calls the function
+    again, with the state as it is. Raised on all ranks alike, by `State.commit` and `State.check_host_updates`.
 
     Attributes:
         skip_sync: whether hosts were only said to be removed. (Horovod does not synchronize then; `run` always does.)
@@ -70,8 +71,10 @@ class HostsUpdatedInterrupt(RuntimeError):
 
 
 class State(ABC):
-    """What `run` needs of a state. `ObjectState` and `TorchState` are ready made; a subclass of one's own says how it
-    is saved, restored and made equal.
+    """What `run` needs of a state.
+
+    `ObjectState` and `TorchState` are ready made; a subclass of one's own says how it is saved, restored and made
+    equal.
 
     Args:
         bcast_object, get_rank: functions that subclasses use, as `_bcast_object` and `_rank`; None for Sordino's.
@@ -94,23 +97,26 @@ class State(ABC):
 
     @abstractmethod
     def save(self) -> None:
-        """Saves the state in memory, on this rank alone: `commit` is what all ranks do together."""
+        """Save the state in memory, on this rank alone: `commit` is what all ranks do together."""
 
     @abstractmethod
     def restore(self) -> None:
-        """Goes back to what was saved last."""
+        """Go back to what was saved last."""
 
     @abstractmethod
     def sync(self) -> None:
-        """Makes the state equal on all ranks. Collective."""
+        """Make the state equal on all ranks. Collective."""
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], Any]]) -> None:
-        """Has these called, in order, when the function is about to be called again, on this rank's restored state and
-        before it is synchronized: to scale a learning rate by `size()`, for example."""
+        """Have these called, in order, when the function is about to be called again.
+
+        They are called on this rank's restored state and before it is synchronized: to scale a learning rate by
+        `size()`, for example.
+        """
         self._reset_callbacks.extend(callbacks)
 
     def on_reset(self) -> None:
-        """Forgets what was heard of hosts, and calls `reset()` and the callbacks."""
+        """Forget what was heard of hosts, and call `reset()` and the callbacks."""
         self._host_messages = queue.Queue()
         self._news = [0, 0]
         self.reset()
@@ -118,11 +124,12 @@ class State(ABC):
             callback()
 
     def reset(self) -> None:  # noqa: B027
-        """For subclasses: is called before the callbacks."""
+        """Do nothing here; for subclasses: is called before the callbacks."""
 
     def on_hosts_updated(self, timestamp: float, update_res: int) -> None:
-        """Has the next `commit` or `check_host_updates` raise `HostsUpdatedInterrupt` on all ranks. For what watches
-        the hosts, in any thread of any rank; Sordino itself calls it never.
+        """Have the next `commit` or `check_host_updates` raise `HostsUpdatedInterrupt` on all ranks.
+
+        For what watches the hosts, in any thread of any rank; Sordino itself calls it never.
 
         Args:
             timestamp: of the change; it counts once, and none that is older counts after it.
@@ -131,7 +138,8 @@ class State(ABC):
         self._host_messages.put((timestamp, update_res))
 
     def commit(self) -> None:
-        """Saves the state on all ranks, in one copy in memory: what a fault takes away is what came after the last one.
+        """Save the state on all ranks, in one copy in memory: what a fault takes away is what came after the last one.
+
         Collective, so with algorithms that wait for nobody the fastest rank waits here.
 
         Raises:
@@ -148,7 +156,7 @@ class State(ABC):
         self._interrupt(told)
 
     def check_host_updates(self) -> None:
-        """As `commit`, without saving. Collective.
+        """Do as `commit`, without saving. Collective.
 
         Raises:
             HostsUpdatedInterrupt: see there.
@@ -172,9 +180,11 @@ class State(ABC):
     # ---- run's side --------------------------------------------------------------------------------------------
 
     def rejoin(self, undo: bool) -> None:
-        """Agrees with the other ranks on the last commit and, with `undo`, goes back to it. Collective, before each
-        `sync`. Ranks that were stopped in a commit that another one has saved save it, too; but that one alone knows
-        what all had processed, so it goes first in `sync`."""
+        """Agree with the other ranks on the last commit and, with `undo`, go back to it.
+
+        Collective, before each `sync`. Ranks that were stopped in a commit that another one has saved save it, too; but
+        that one alone knows what all had processed, so it goes first in `sync`.
+        """
         told = self._exchange("rejoin")
         self._size = len(told)
         if self._stopped and self._version < max(one.version for one in told):
@@ -188,7 +198,7 @@ class State(ABC):
     # ---- what ranks tell each other ----------------------------------------------------------------------------
 
     def _exchange(self, when: str) -> list[Told]:
-        """What all ranks say of themselves, in rank order. Collective."""
+        """Return what all ranks say of themselves, in rank order. Collective."""
         context = current()
         self._hear_of_hosts()
         stamp, changes = self._news
@@ -213,7 +223,7 @@ class State(ABC):
         return notes
 
     def _hear(self, told: Sequence[Told], strict: bool) -> None:
-        """Takes what others say of their parts. UsageError with `strict` for what is of another epoch."""
+        """Take what others say of their parts. UsageError with `strict` for what is of another epoch."""
         for rank, one in enumerate(told):
             notes = one.notes
             for part in self._parts.values():
@@ -266,7 +276,7 @@ class ObjectState(State):
             self._first_copy(name)
 
     def _part_of(self, value: Any) -> Part[Any] | None:
-        """What a value is by itself, if it is more than an attribute."""
+        """Return what a value is by itself, if it is more than an attribute."""
         return None
 
     def _first_copy(self, name: str) -> None:
@@ -287,7 +297,7 @@ class ObjectState(State):
             part.restore()
 
     def sync(self) -> None:
-        """Makes the state equal on all ranks, as far as their values are to be equal. Collective.
+        """Make the state equal on all ranks, as far as their values are to be equal. Collective.
 
         The first time all take rank 0's. Later a rank that has not synchronized yet takes that of the first one that
         has, and those who have take from the first of them what ranks share. A model that differs from others' between
@@ -302,7 +312,10 @@ class ObjectState(State):
         self._version = max(one.version for one in told) + 1
 
     def _receive_all(self) -> tuple[list[Told], list[Snapshot]]:
-        """What all ranks say, and what this one is to have of each part. Changes nothing, so it can be repeated."""
+        """Return what all ranks say, and what this one is to have of each part.
+
+        Changes nothing, so it can be repeated.
+        """
         told = self._exchange("sync")
         self._hear(told, strict=False)
         self.save()
@@ -311,13 +324,13 @@ class ObjectState(State):
         return told, [own.get(name) or self._receive(name, part, versions) for name, part in self._parts.items()]
 
     def _received_by_users_function(self) -> dict[str, Snapshot]:
-        """What this rank is to have of its plain attributes."""
+        """Return what this rank is to have of its plain attributes."""
         plain = [part for part in self._parts.values() if isinstance(part, Attributes)]
         values = {name: value for part in plain for name, value in part.outgoing().tree().items()}
         return {name: Snapshot.of({name: value}) for name, value in self._bcast_object(values).items()}
 
     def _receive(self, name: str, part: Part[Any], versions: Sequence[int]) -> Snapshot:
-        """What this rank is to have of a part: its own, or another's."""
+        """Return what this rank is to have of a part: its own, or another's."""
         if isinstance(part, Handled):
             return part.outgoing()  # its handler makes it equal
         optimizers = [one for one in map(self.__dict__.get, self._parts) if isinstance(one, DistributedOptimizer)]
@@ -360,7 +373,10 @@ class TorchState(ObjectState):
         return part_of(value)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """As in Horovod, a model, an optimizer or the like that takes the place of another is saved at once."""
+        """Set an attribute.
+
+        As in Horovod, a model, an optimizer or the like that takes the place of another is saved at once.
+        """
         super().__setattr__(name, value)
         if name in self.__dict__.get("_parts", ()):
             old = self._parts[name]

@@ -1,0 +1,1 @@
+"""Test accuracy of gossip and AllReduce by mini-batch and by workers (accuracy.py)."""

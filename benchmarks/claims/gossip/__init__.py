@@ -1,0 +1,1 @@
+"""Gossip: exchanges, finding peers, and scaling over slow links (gossip.py)."""

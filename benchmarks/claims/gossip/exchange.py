@@ -1,0 +1,186 @@
+"""One exchange of ResNet-50's parameters by gossip, against all-reduces of as many bytes and the memory floor.
+
+  mpirun -np 4 python benchmarks/gossip.py exchange
+
+Contestants, each with memory of its own, each checked: the sum over the ranks stays what it was.
+  crossover_blocks, crossover_model   Crossover of the blocks, and of the whole model as one segment
+  hierarchical                        Crossover among groups of two ranks, from four ranks on (with two it is AllReduce)
+  pushsum, dpsgd                      PushSum and D-PSGD
+  allreduce                           sordino allreduce_(op=Average) of one hvd.shared_empty tensor, in place
+  horovod                             horovod.torch.allreduce_(op=Average) of one tensor
+  floor                               no communication: all ranks at once read and write an array of their own, in place
+  three_passes                        the same, reading a second array too: what a rank must that mixes by itself
+An exchange is a step of DistributedOptimizer around an SGD whose parameters have no gradients, so there is nothing else
+in it; groups leave out the reduction of gradients. Horovod is initialized for its turns only, as in collectives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+import sordino.torch as hvd
+from claims.gossip.report import REPORTS
+from sordino._core import kernels
+from sordino.algorithms import DPSGD, Algorithm, Crossover, PushSum
+from sordino.bench import baselines, command_line
+from sordino.bench.baselines import Baselines
+from sordino.bench.resnet import resnet50_shapes
+from sordino.report import Results, machines, records, verdicts
+from sordino.runtime.operation import Sum
+from sordino.runtime.tensors import DTYPE_CODES
+from sordino.timing import Team, Watch, race
+
+_GROUP = 2
+
+
+@dataclass
+class Contestant:
+    """One way to mix what the ranks hold.
+
+    Attributes:
+        tensors: what it works on.
+        run: one blocking exchange.
+        equal: neighbouring ranks whose values are equal before it.
+    """
+
+    tensors: list[torch.Tensor]
+    run: Callable[[], object]
+    equal: int = 1
+
+    @torch.no_grad()
+    def is_right(self, team: Team) -> bool:
+        """Runs it once on known input: whether every value moved and the sums over the ranks did not. Collective."""
+        values = [float(rank // self.equal + 1) ** 2 for rank in range(team.size)]
+        for tensor in self.tensors:
+            tensor.fill_(values[team.rank])
+        self.run()
+        wrong = False
+        for number, tensor in enumerate(self.tensors):
+            total = hvd.allreduce(tensor, op=hvd.Sum, name=f"bench.total.{number}")
+            kept = torch.allclose(total, torch.full_like(total, sum(values)), rtol=1e-5)
+            wrong |= not kept or bool((tensor == values[team.rank]).any())
+        return bool(team.maximum(np.array([float(wrong)]))[0] == 0)
+
+
+def _gossip(algorithm: Algorithm) -> Contestant:
+    named = [(name, torch.nn.Parameter(torch.zeros(shape))) for name, shape in resnet50_shapes()]
+    parameters = [parameter for _, parameter in named]
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=0.0), named, algorithm=algorithm)
+
+    def run() -> None:
+        with optimizer.skip_synchronize():
+            optimizer.step()
+
+    return Contestant(list(parameters), run, algorithm.workers_in_group)
+
+
+def _allreduce(count: int) -> Contestant:
+    tensor = hvd.shared_empty(count, dtype=torch.float32)
+    return Contestant([tensor], lambda: hvd.allreduce_(tensor, name="bench.arena", op=hvd.Average))
+
+
+def _horovod(found: Baselines, count: int) -> Contestant:
+    tensor = torch.zeros(count)
+    horovod = found.horovod
+    return Contestant([tensor], lambda: horovod.allreduce_(tensor, name="bench.horovod", op=horovod.Average))
+
+
+def _passes(count: int) -> dict[str, Contestant]:
+    """What reads and writes private memory only."""
+    own, other = torch.full((2, count), 1.5)
+    places = [own.data_ptr(), other.data_ptr()]
+    code = DTYPE_CODES[torch.float32]
+    return {
+        "floor": Contestant([own], lambda: kernels.scale(code, places[0], count, -1.0)),
+        "three_passes": Contestant(
+            [own, other], lambda: kernels.reduce(Sum, code, places, places[:1], count, 1.0, 0.5)
+        ),
+    }
+
+
+def algorithms(size: int) -> dict[str, Algorithm]:
+    """The gossip among the contestants that means something for this many ranks."""
+    found: dict[str, Algorithm] = {
+        "crossover_blocks": Crossover(segments="blocks"),
+        "crossover_model": Crossover(segments="model"),
+        "hierarchical": Crossover(group_size=_GROUP),
+        "pushsum": PushSum(),
+        "dpsgd": DPSGD(),
+    }
+    if size <= _GROUP or size % _GROUP:
+        del found["hierarchical"]
+    return found
+
+
+def measure(count: int, found: Baselines, team: Team, budget: float, rounds: int) -> dict[str, Results]:
+    """Every contestant on `count` parameters. Collective."""
+    contestants = {name: _gossip(algorithm) for name, algorithm in algorithms(team.size).items()}
+    contestants["allreduce"] = _allreduce(count)
+    if found.horovod is not None:
+        contestants["horovod"] = _horovod(found, count)
+    right = {}
+    for name, one in contestants.items():
+        with found.horovod_turn() if name == "horovod" else nullcontext():
+            right[name] = one.is_right(team)
+    contestants |= _passes(count)
+    runs = {name: one.run for name, one in contestants.items()}
+    samples = race(runs, team, budget, rounds=rounds, turns={"horovod": found.horovod_turn})
+    return {name: samples[name].summary() | {"right": right.get(name, True)} for name in contestants}
+
+
+def targets(results: Results) -> list[Results]:
+    """Crossover sends at most what an all-reduce does, so it must not take longer than one."""
+    entries = []
+    for key, label in (("crossover_blocks", "Crossover by blocks"), ("crossover_model", "Crossover by model")):
+        for other, name in (("allreduce", "our all-reduce"), ("horovod", "Horovod's all-reduce")):
+            what = f"{label}: not slower than {name}"
+            entries.append(verdicts.target(what, verdicts.ratio(results, other, key), 1.0, at_least=True))
+        for other, name in (("floor", "the floor"), ("three_passes", "three passes")):
+            what = f"{label}: against {name}"
+            entries.append(verdicts.target(what, verdicts.ratio(results, key, other), 1.5, at_least=False))
+    return entries
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the benchmark on all ranks. Status 1 if a contestant computed something wrong."""
+    options = command_line.parser("gossip exchange", __doc__, 60.0, "run")
+    options.add_argument("--baselines", default="horovod", metavar="LIST", help="horovod, or none")
+    chosen = options.parse_args(argv)
+    names = [name for name in baselines.parse_names(chosen.baselines) if name == "horovod"]
+    torch.set_num_threads(1)
+    team, library = baselines.start()
+    if team.size == 1:
+        records.log("gossip: an exchange needs two ranks at least: mpirun -np 2 python benchmarks/gossip.py exchange")
+        hvd.shutdown()
+        return 2
+    found_machine, watch = machines.machine(library), Watch(team)
+    found = baselines.open_all(names, team)
+    count = sum(int(np.prod(shape)) for _, shape in resnet50_shapes())
+    budget, rounds = (1.0, 5) if chosen.quick else (chosen.budget, 40)
+    entries = measure(count, found, team, budget, rounds)
+    found_machine["others"] = watch.others()
+    found.close()
+    wrong = [name for name, one in entries.items() if not one["right"]]
+    if team.rank == 0:
+        results: Results = {
+            "benchmark": "gossip_exchange",
+            "name": f"gossip_exchange_np{team.size}",
+            "machine": found_machine,
+            "ranks": team.size,
+            "nodes": hvd.cross_size(),
+            "parameters": count,
+            "baselines": found.notes,
+            "contestants": entries,
+            "wrong": wrong,
+        }
+        results["targets"] = targets(results)
+        records.publish(results, command_line.results_folder(chosen), REPORTS)
+        for name in wrong:
+            records.log(f"wrong result: {name}")
+    hvd.shutdown()
+    return 1 if wrong else 0

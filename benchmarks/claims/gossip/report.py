@@ -1,0 +1,240 @@
+"""Tables and plots of the three parts of the gossip benchmark."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sordino.report import Results, verdicts
+from sordino.report.records import Report
+from sordino.report.tables import format_seconds, table
+
+_EXCHANGES = {
+    "crossover_blocks": "Crossover, by blocks",
+    "crossover_model": "Crossover, by model",
+    "hierarchical": "Crossover, groups of 2",
+    "pushsum": "PushSum",
+    "dpsgd": "D-PSGD",
+    "allreduce": "our all-reduce",
+    "horovod": "Horovod's all-reduce",
+    "floor": "floor",
+    "three_passes": "three passes",
+}
+_TRAININGS = {
+    "alone": "one worker",
+    "allreduce": "AllReduce",
+    "allreduce_after": "AllReduce after backward",
+    "pushsum": "PushSum (SGP)",
+    "pushsum_overlap": "PushSum, overlap 1",
+    "crossover": "Crossover",
+    "hierarchical": "hierarchical Crossover",
+}
+_COLOURS = {
+    "crossover": "#0b6e4f",
+    "crossover_blocks": "#0b6e4f",
+    "crossover_model": "#5fb49c",
+    "hierarchical": "#3d5a80",
+    "pushsum": "#c8553d",
+    "pushsum_overlap": "#e8a598",
+    "dpsgd": "#e0a458",
+    "allreduce": "#555555",
+    "allreduce_after": "#aaaaaa",
+    "horovod": "#8d6a9f",
+    "floor": "#bbbbbb",
+    "three_passes": "#dddddd",
+    "combo": "#e0a458",
+}
+
+
+# ---- one exchange --------------------------------------------------------------------------------------------------
+
+
+def exchange(results: Results) -> str:
+    """Every way to mix: time, and against all-reduces and the floor."""
+    ranks = results["ranks"]
+    note = "" if "hierarchical" in results["contestants"] else " Groups of 2 need more ranks, and an even number."
+    what = (
+        f"One exchange of {results['parameters'] / 1e6:.1f} M float32 parameters (ResNet-50's) by {ranks} ranks on "
+        f"{results['nodes']} node(s). Median of the slowest rank's times, contestants interleaved in one run, Horovod "
+        "initialized only in its own turns; results are checked. The floor is what reading and writing as many bytes "
+        "takes all ranks at once, in private memory; three passes read a second array as well, as a rank must that "
+        f"mixes without the help of others.{note}"
+    )
+    rows = []
+    for name, label in _EXCHANGES.items():
+        if name not in results["contestants"]:
+            continue
+        one = results["contestants"][name]
+        ratios = [verdicts.ratio(results, name, other) for other in ("floor", "three_passes", "allreduce", "horovod")]
+        spread = f"{format_seconds(one['q1'])} … {format_seconds(one['q3'])}"
+        cells = ["–" if value is None else f"{value:.2f}×" for value in ratios]
+        rows.append([label, format_seconds(one["median"]), spread, *cells])
+    heads = ["", "Median", "Quartiles", "/ floor", "/ three passes", "/ our all-reduce", "/ Horovod's"]
+    blocks = verdicts.head(results, f"One exchange, {ranks} ranks", what, "×", _TRAININGS)
+    return "\n\n".join([*blocks, "## Times, and as multiples (less is better)", table(heads, rows)])
+
+
+def draw_exchange(results: Results, figure: Any) -> None:
+    """A bar for every way to mix."""
+    axes = figure.subplots()
+    names = [name for name in _EXCHANGES if name in results["contestants"]]
+    found = [results["contestants"][name] for name in names]
+    middle = [one["median"] * 1e3 for one in found]
+    low, high = ([abs(one[part] - one["median"]) * 1e3 for one in found] for part in ("q1", "q3"))
+    labels = [_EXCHANGES[name].replace(", ", ",\n").replace(" all", "\nall") for name in names]
+    bars = axes.bar(labels, middle, yerr=[low, high], color=[_COLOURS[name] for name in names])
+    axes.bar_label(bars, fmt="%.1f", fontsize=8)
+    title = f"One exchange of {results['parameters'] / 1e6:.1f} M parameters, {results['ranks']} ranks"
+    axes.set(ylabel="ms", title=title)
+    axes.tick_params(axis="x", labelsize=8)
+
+
+# ---- finding peers -------------------------------------------------------------------------------------------------
+
+
+def _source(row: Results) -> list[str]:
+    source = row["source"]
+    chance = f"{row['dead_end_probability']:.2%}" if "dead_end_probability" in row else "–"
+    if "over" in source:
+        return [f"over {format_seconds(source['over'])}", "not measured", "not measured", chance]
+    ratio = source["median"] / row["ours"]["median"]
+    return [format_seconds(source["median"]), f"{ratio:,.0f}×", f"{source['dead_ends']} of {source['draws']}", chance]
+
+
+def topology(results: Results) -> str:
+    """Time to find peers by number of workers; copies that the busiest worker sends."""
+    step = results["step_ms"]
+    what = (
+        f"What one worker takes in a step to find its peers for {results['segments']} segments. Ours: destinations and "
+        "sources, called from Python one by one, the calls included. The source's: its Algorithm 2 as written, in "
+        "numpy, destinations only. A dead end is a draw whose last worker finds only itself; its probability is by "
+        "recursion. Nothing is extrapolated: what took too long was stopped."
+    )
+    rows = []
+    for row in results["rows"]:
+        ours = row["ours"]["median"]
+        cells = [format_seconds(ours), f"{1e5 * ours / step:.3f} %", *_source(row)]
+        rows.append([str(row["workers"]), *cells])
+    share = f"Ours / {step:g} ms"
+    heads = ["Workers", "Ours", share, "Algorithm 2", "Algorithm 2 / ours", "Dead ends", "Probability"]
+    loads = []
+    for one in results["load"]:
+        label = {"crossover": "Crossover", "combo": "COMBO"}[one["algorithm"]]
+        parts = ("mean", "segment_busiest", "segment_worst", "model_busiest", "model_worst")
+        loads.append([f"{label}, {one['workers']} workers", *[f"{one[part]:.2f}" for part in parts]])
+    load_heads = ["", "Mean", "Segment: busiest", "Segment: worst", "Model: busiest", "Model: worst"]
+    load = (
+        "Copies that a worker sends in a round: on average; the busiest worker, on average over the rounds and at "
+        f"worst, of a segment, and of all {results['segments']} segments together in copies of the model."
+    )
+    blocks = [*verdicts.head(results, "Finding peers", what, "", _TRAININGS), "## Time a step", table(heads, rows)]
+    return "\n\n".join([*blocks, "## Load", load, table(load_heads, loads)])
+
+
+def draw_topology(results: Results, figure: Any) -> None:
+    """Time by number of workers, and the busiest worker's copies."""
+    left, right = figure.subplots(1, 2)
+    rows = results["rows"]
+    measured = [row for row in rows if "over" not in row["source"]]
+    ours = [row["ours"]["median"] * 1e3 for row in rows]
+    left.plot([row["workers"] for row in rows], ours, "-o", color=_COLOURS["crossover"], label="ours")
+    times = [row["source"]["median"] * 1e3 for row in measured]
+    left.plot([row["workers"] for row in measured], times, "-o", color=_COLOURS["pushsum"], label="Algorithm 2")
+    left.axhline(results["step_ms"], color="black", lw=0.8, ls="--", label=f"a step of {results['step_ms']:g} ms")
+    left.set(xscale="log", yscale="log", xlabel="workers", ylabel="ms a step", title="Finding peers, on one worker")
+    for name, label, shift in (("crossover", "Crossover", -0.2), ("combo", "COMBO", 0.2)):
+        found = [one for one in results["load"] if one["algorithm"] == name]
+        places = [place + shift for place in range(len(found))]
+        bars = right.bar(places, [one["segment_busiest"] for one in found], 0.38, color=_COLOURS[name], label=label)
+        right.bar_label(bars, fmt="%.1f", fontsize=8)
+        right.set_xticks(range(len(found)), [f"{one['workers']} workers" for one in found])
+    right.set(ylabel="copies", title="Copies of a segment that the busiest worker sends")
+    for axes in (left, right):
+        axes.legend(fontsize=8)
+        axes.grid(alpha=0.3)
+
+
+# ---- slow links ----------------------------------------------------------------------------------------------------
+
+
+def cluster(results: Results) -> str:
+    """Efficiency by number of workers, and what goes over the links."""
+    parameters = results["rows"][0]["parameters"]
+    what = (
+        f"Training over emulated hosts with links of {results['mbps']:g} Mbps each way. Communication, gradients and "
+        f"steps are real ({parameters / 1e6:.1f} M float32 parameters, {parameters * 4 / 1e6:.1f} MB); the computation "
+        f"is a sleep, as the hosts share this machine's cores. Efficiency is images a second ({results['batch']} a "
+        "step and worker) over the number of workers times those of one worker; quartiles in parentheses. Hierarchical "
+        "Crossover has groups of two: neighbouring hosts, or the two ranks of a host. The targets are the source's "
+        "claims (section 4.3) at most workers: the verdicts tell which of them hold here."
+    )
+    blocks = verdicts.head(results, "Scaling over slow links", what, "×", _TRAININGS)
+    placed = [row for row in results["rows"] if row["ranks"] > 1]
+    for each, compute in dict.fromkeys((row["ranks_per_host"], row["compute_ms"]) for row in placed):
+        alone = [row for row in results["rows"] if row["ranks"] == 1 and row["compute_ms"] == compute]
+        rows = [row for row in placed if (row["ranks_per_host"], row["compute_ms"]) == (each, compute)]
+        names = [name for name in _TRAININGS if any(name in row["contestants"] for row in rows)]
+        blocks.append(f"## {each} rank(s) a host, {compute:g} ms of computation")
+        speeds = [_speed(row["contestants"]["alone"]) for row in alone]
+        blocks.append(
+            f"One worker: {', '.join(speeds)} images a second. Cores busy, of {results['machine']['cores']}: "
+            + ", ".join(f"{row['busy_cores']} with {row['ranks']} workers" for row in rows)
+            + "."
+        )
+        for title, cell in (
+            ("Efficiency", _efficiency),
+            ("Images a second", _speed),
+            ("MB sent a host and step", _sent),
+        ):
+            lines = [
+                [str(row["ranks"]), *[cell(row["contestants"][n]) if n in row["contestants"] else "–" for n in names]]
+                for row in rows
+            ]
+            blocks += [f"### {title}", table(["Workers", *[_TRAININGS[name] for name in names]], lines)]
+    return "\n\n".join(blocks)
+
+
+def _efficiency(one: Results) -> str:
+    parts = one["efficiency"]
+    return f"{parts['median']:.2f} ({parts['q1']:.2f} … {parts['q3']:.2f})"
+
+
+def _speed(one: Results) -> str:
+    return f"{one['throughput']['median']:.1f}"
+
+
+def _sent(one: Results) -> str:
+    return f"{one['link_mean'] / 1e6:.1f}"
+
+
+def draw_cluster(results: Results, figure: Any) -> None:
+    """Efficiency by number of workers, a panel for each way to place them and length of computation."""
+    placed = [row for row in results["rows"] if row["ranks"] > 1]
+    places = list(dict.fromkeys((row["ranks_per_host"], row["compute_ms"]) for row in placed))
+    panels = figure.subplots(1, len(places), squeeze=False, sharey=True)[0]
+    lines = {}
+    for axes, (each, compute) in zip(panels, places, strict=True):
+        rows = [row for row in placed if (row["ranks_per_host"], row["compute_ms"]) == (each, compute)]
+        for name, label in _TRAININGS.items():
+            having = [row for row in rows if name in row["contestants"]]
+            if not having:
+                continue
+            found = [row["contestants"][name]["efficiency"] for row in having]
+            bars = [[abs(one[part] - one["median"]) for one in found] for part in ("q1", "q3")]
+            workers, medians = [row["ranks"] for row in having], [one["median"] for one in found]
+            look = {"color": _COLOURS[name], "marker": "o", "ms": 3, "capsize": 2}
+            lines[label] = axes.errorbar(workers, medians, yerr=bars, **look)
+        axes.axhline(1, color="black", lw=0.8)
+        axes.set_xscale("log", base=2)
+        axes.set_xticks([row["ranks"] for row in rows], [str(row["ranks"]) for row in rows])
+        axes.set(xlabel="workers", title=f"{each} rank(s) a host, {compute:g} ms", ylim=(0, None))
+        axes.title.set_fontsize(9)
+        axes.grid(alpha=0.3)
+    panels[0].set_ylabel(f"efficiency, links of {results['mbps']:g} Mbps")
+    figure.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=len(lines), fontsize=8)
+
+
+REPORTS = {
+    "gossip_cluster": Report(cluster, draw_cluster),
+    "gossip_exchange": Report(exchange, draw_exchange),
+    "gossip_topology": Report(topology, draw_topology),
+}

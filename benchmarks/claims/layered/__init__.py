@@ -1,0 +1,1 @@
+"""Layered SGD: exposed communication while batches are loaded, and scaling (layered.py)."""

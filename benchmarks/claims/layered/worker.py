@@ -1,0 +1,145 @@
+"""One rank of the Layered SGD benchmark: what a step waits for communication when a batch is loaded after it.
+
+Started by layered.py; rank 0 prints what it found as a line of JSON. Nothing is computed, and loading is
+sleep: a step averages gradients that lie there already, sleeps, and touches a parameter, as a forward pass would.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+import sordino.torch as hvd
+from claims.local_sgd.worker import resnet20_shapes
+from cluster import jobs
+from sordino import tune
+from sordino.algorithms import AllReduce, Layered
+from sordino.bench import baselines
+from sordino.bench.resnet import resnet50_shapes
+from sordino.report import Results
+from sordino.timing import Team, summarize
+
+SETS = {"resnet20": resnet20_shapes, "resnet50": resnet50_shapes}
+LOADS = (0.0, 0.5, 1.0, 2.0)
+"""Of the time that AllReduce (or Horovod) takes with nothing to load."""
+_WARM_UP = 3
+
+
+class IdleSGD(torch.optim.SGD):
+    """An optimizer whose step does nothing. A class, for Horovod makes a subclass of it."""
+
+    def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
+        super().__init__(parameters, lr=0.0)
+
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
+        """Changes nothing."""
+
+
+class Contestant:
+    """A wrapped optimizer that averages constant gradients."""
+
+    def __init__(self, name: str, set_name: str, team: Team, wrap: Any, algorithm: Any = None) -> None:
+        self.name, self._team = name, team
+        self._parameters = []
+        named = []
+        for label, shape in SETS[set_name]():
+            parameter = torch.nn.Parameter(torch.zeros(tuple(shape)))
+            parameter.grad = torch.full_like(parameter, float(team.rank))
+            named.append((label, parameter))
+            self._parameters.append(parameter)
+        settings = {} if algorithm is None else {"algorithm": algorithm}
+        self._optimizer = wrap(IdleSGD(self._parameters), named_parameters=named, **settings)
+
+    def step(self, load: float) -> float:
+        """Seconds of a step, without those of loading."""
+        self._team.barrier()
+        begin = time.perf_counter()
+        self._optimizer.step()
+        middle = time.perf_counter()
+        if load > 0:
+            time.sleep(load)
+        loaded = time.perf_counter()
+        self._parameters[0].detach()
+        return time.perf_counter() - loaded + middle - begin
+
+    @property
+    def right(self) -> bool:
+        """Whether gradients are their mean everywhere. Collective."""
+        mean = (self._team.size - 1) / 2
+        wrong = any(not torch.all(torch.eq(one.grad, mean)) for one in self._parameters if one.grad is not None)
+        return bool(self._team.maximum(np.array([float(wrong)]))[0] == 0)
+
+
+def race(contestants: Sequence[Contestant], team: Team, rounds: int) -> Results:
+    """Times every contestant with every load, in turns; the first one says what a load is. Collective."""
+    for one in contestants:
+        for _ in range(_WARM_UP):
+            one.step(0.0)
+    whole = float(np.median(team.maximum(np.array([contestants[0].step(0.0) for _ in range(5)]))))
+    seconds = {one.name: {load: np.empty(rounds) for load in LOADS} for one in contestants}
+    for number in range(rounds):
+        for load in LOADS:
+            for one in [*contestants[number % len(contestants) :], *contestants[: number % len(contestants)]]:
+                seconds[one.name][load][number] = one.step(load * whole)
+    entries = {}
+    for one in contestants:
+        slowest = {load: team.maximum(values) for load, values in seconds[one.name].items()}
+        exposed = {f"{load:g}": summarize(values) for load, values in slowest.items()}
+        entries[one.name] = {"exposed": exposed, "right": one.right}
+    return {"whole": whole, "contestants": entries}
+
+
+def measure(chosen: argparse.Namespace, team: Team) -> Results:
+    """AllReduce and Layered; and the links, if asked for. Collective."""
+    algorithms = {"AllReduce": AllReduce(), "Layered": Layered(chosen.members, chosen.communicator)}
+    contestants = [
+        Contestant(name, chosen.set, team, hvd.DistributedOptimizer, algorithm)
+        for name, algorithm in algorithms.items()
+    ]
+    found = race(contestants, team, chosen.rounds)
+    if chosen.links > 0:
+        rates, _ = tune.measure(4 * sum(int(np.prod(shape)) for _, shape in SETS[chosen.set]()), chosen.links)
+        found["rates"] = rates.as_results()
+    return found
+
+
+def horovod(chosen: argparse.Namespace) -> int:
+    """Horovod alone: its thread would slow others down. Prints {"missing": why} where it cannot be had."""
+    team, problem = baselines.start()
+    found = baselines.open_all(["horovod"], team)
+    results: Results = {"missing": problem or found.notes["horovod"]}
+    if found.horovod is not None:
+        with found.horovod_turn():
+            contestant = Contestant("Horovod", chosen.set, team, found.horovod.DistributedOptimizer)
+            results = race([contestant], team, chosen.rounds) | {"version": found.notes["horovod"]}
+    if team.rank == 0:
+        print(json.dumps(results), flush=True)
+    found.close()
+    hvd.shutdown()
+    return 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs on all ranks."""
+    options = argparse.ArgumentParser(prog="layered_worker", description=__doc__)
+    options.add_argument("--set", choices=SETS, required=True)
+    options.add_argument("--members", type=int, required=True, metavar="K")
+    options.add_argument("--communicator", choices=("thread", "rank", "horovod"), required=True)
+    options.add_argument("--rounds", type=int, required=True, metavar="N")
+    options.add_argument("--links", type=float, default=0.0, metavar="S", help="seconds to measure the links, if any")
+    chosen = options.parse_args(argv)
+    torch.set_num_threads(1)
+    if chosen.communicator == "horovod":
+        return horovod(chosen)
+    layered = Layered(chosen.members, chosen.communicator)
+    return jobs.work(lambda team: measure(chosen, team), layered)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

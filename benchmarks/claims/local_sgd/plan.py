@@ -1,0 +1,71 @@
+"""How well `sordino plan` predicts what every algorithm takes on emulated hosts.
+
+  python benchmarks/local_sgd.py plan        # as root, in a clone
+
+Makes the plan several times on each of a few clusters, with links of --mbps each way: alpha and beta are measured anew
+each time, and each algorithm is run beside its prediction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from claims.local_sgd.report import REPORTS
+from cluster.jobs import failed, machine_before, run_on_hosts
+from sordino.bench import command_line
+from sordino.errors import SordinoError
+from sordino.report import Results, records, verdicts
+
+_CLUSTERS = ((2, 1), (4, 1), (4, 2), (8, 1))  # hosts, and ranks a host
+
+
+def errors(rows: Sequence[Results]) -> dict[str, Results]:
+    """By algorithm: the median of absolute errors, the largest, and how many there are."""
+    found: dict[str, list[float]] = {}
+    for row in rows:
+        for one in row["rows"]:
+            if one["error"] is not None:
+                found.setdefault(one["name"], []).append(one["error"])
+    return {
+        name: {"median": float(np.median(np.abs(values))), "most": max(values, key=abs), "count": len(values)}
+        for name, values in sorted(found.items())
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Makes the plans. Status 1 if one failed, 2 if there can be no cluster."""
+    options = command_line.parser("local_sgd plan", __doc__, 60.0, "plan")
+    options.add_argument("--mbps", type=float, default=500.0, metavar="RATE", help="of each link (default 500)")
+    options.add_argument("--parameters", default="2.5M", metavar="N", help="of the model (default 2.5M)")
+    options.add_argument("--repeats", type=int, default=3, metavar="N", help="plans on each cluster (default 3)")
+    chosen = options.parse_args(argv)
+    found_machine = machine_before()
+    rows: list[Results] = []
+    budget = 3.0 if chosen.quick else chosen.budget
+    words = ["plan", "--parameters", chosen.parameters, "--data", "none", "--budget", f"{budget:g}", "--json"]
+    try:
+        for _ in range(1 if chosen.quick else chosen.repeats):
+            for hosts, each in _CLUSTERS[:1] if chosen.quick else _CLUSTERS:
+                rows.append(run_on_hosts(hosts, each, chosen.mbps, "sordino.cli", words))
+                middle = np.median([abs(one["error"]) for one in rows[-1]["rows"] if one["error"] is not None])
+                records.log(f"{hosts} hosts, {each} rank(s) each: median error {middle:.0%}")
+    except SordinoError as error:
+        return failed("local_sgd", error)
+    found = errors(rows)
+    results: Results = {
+        "benchmark": "local_sgd_plan",
+        "name": "local_sgd_plan",
+        "machine": found_machine,
+        "mbps": chosen.mbps,
+        "parameters": rows[0]["parameters"],
+        "rows": rows,
+        "errors": found,
+        "targets": [
+            verdicts.target(f"{name}: median error of {one['count']} predictions", one["median"], 0.2, at_least=False)
+            for name, one in found.items()
+        ],
+    }
+    records.publish(results, command_line.results_folder(chosen), REPORTS)
+    return 0

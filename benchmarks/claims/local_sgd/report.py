@@ -1,0 +1,233 @@
+"""Tables and plots of the parts of the local SGD benchmark."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sordino.report import Results, verdicts
+from sordino.report.records import Report
+from sordino.report.tables import format_seconds, table
+
+_METHODS = {"synchronous": "synchronous SGD", "allreduce": "whole models", "sharded": "shards"}
+_PLACES = {"here": "one machine", "ranks": "one rank a host", "groups": "a group a host", "hosts": "one rank a host"}
+_SETS = {"resnet20": "ResNet-20", "edsr": "EDSR", "resnet50": "ResNet-50"}
+_COLOURS = {"gradients": "#3d5a80", "averaging": "#c8553d", "accuracy": "#0b6e4f", "source": "#aaaaaa"}
+
+
+def per_step(entry: Results, name: str, interval: int) -> dict[str, float]:
+    """Seconds a step of each part, measured and predicted."""
+    local = name != "synchronous"
+    measured = entry["averaging"]["median"] / interval if local else 0.0
+    return {
+        "gradients": entry["gradients"]["median"],
+        "averaging": measured,
+        "total": entry["gradients"]["median"] + measured,
+        "predicted": entry["predicted"]["gradients"] + entry["predicted"]["averaging"] / interval,
+    }
+
+
+def communication(results: Results) -> str:
+    """Milliseconds a step of each part, beside the prediction."""
+    what = (
+        f"What communication takes in a step when nothing is computed, on this machine and over emulated hosts with "
+        f"links of {results['mbps']:g} Mbps each way: synchronous SGD (AllReduce over all P K ranks), and local SGD "
+        "of P groups of K, averaging whole models or shards of them. Gradients are averaged every step, models every "
+        + " and ".join(f"{interval} ({_SETS[name]})" for name, interval in results["intervals"].items())
+        + ". Predictions are T = s α + w β with α and β measured in the same job. Medians of the slowest rank's times."
+    )
+    blocks = verdicts.head(results, "Communication in a step of local SGD", what)
+    places = dict.fromkeys((row["set"], row["place"]) for row in results["rows"])
+    for name, place in places:
+        rows = [row for row in results["rows"] if (row["set"], row["place"]) == (name, place)]
+        count = rows[0]["parameters"]
+        blocks.append(f"## {_SETS[name]} ({count / 1e6:.3g} M parameters), {_PLACES[place]}")
+        lines = []
+        for row in rows:
+            for key, entry in row["contestants"].items():
+                one = per_step(entry, key, results["intervals"][name])
+                lines.append(
+                    [
+                        f"P={row['groups']} K={row['members']} {_METHODS[key]}",
+                        *[format_seconds(one[part]) for part in ("gradients", "averaging", "total", "predicted")],
+                        f"{one['predicted'] / one['total'] - 1:+.0%}",
+                        f"{entry['sent'] / 1e6:.3g} MB",
+                    ]
+                )
+        heads = ["", "Gradients", "Models", "Together", "Predicted", "Error", "Rank 0 sent, averaging every 2"]
+        blocks.append(table(heads, lines))
+    return "\n\n".join(blocks)
+
+
+def draw_communication(results: Results, figure: Any) -> None:
+    """Stacked bars as in the source's Figures 6 and 10, a panel for each set and place."""
+    places = list(dict.fromkeys((row["set"], row["place"]) for row in results["rows"]))
+    panels = figure.subplots(1, len(places), squeeze=False)[0]
+    for axes, (name, place) in zip(panels, places, strict=True):
+        labels: list[str] = []
+        parts: dict[str, list[float]] = {"gradients": [], "averaging": []}
+        for row in results["rows"]:
+            if (row["set"], row["place"]) != (name, place):
+                continue
+            for key, entry in row["contestants"].items():
+                one = per_step(entry, key, results["intervals"][name])
+                labels.append(f"{row['groups']}×{row['members']} {key}")
+                for part, values in parts.items():
+                    values.append(1e3 * one[part])
+        spots = range(len(labels))
+        axes.bar(spots, parts["gradients"], color=_COLOURS["gradients"], label="gradients")
+        axes.bar(spots, parts["averaging"], bottom=parts["gradients"], color=_COLOURS["averaging"], label="models")
+        axes.set_xticks(spots, labels, rotation=90, fontsize=5)
+        axes.set_title(f"{_SETS[name]}, {_PLACES[place]}", fontsize=7)
+        axes.tick_params(axis="y", labelsize=6)
+    panels[0].set_ylabel("ms of communication a step")
+    panels[0].legend(fontsize=6)
+
+
+def against_torch(results: Results) -> str:
+    """Seconds a step, and PyTorch's over ours."""
+    what = (
+        f"{results['ranks']} ranks, models averaged every {results['interval']} steps, SGD with momentum; forward and "
+        "backward are a sum over the parameters. PyTorch: PostLocalSGDOptimizer with a PeriodicModelAverager, and with "
+        f"groups of two DDP's post-local hook, over Gloo. Emulated hosts have links of {results['mbps']:g} Mbps. "
+        "A step is the mean of an interval's, with what is computed; ratios are medians over rounds."
+    )
+    lines = []
+    for row in results["rows"]:
+        names = [name for name in ("allreduce", "sharded", "torch") if name in row["contestants"]]
+        cells = {name: format_seconds(row["contestants"][name]["median"]) for name in names}
+        ratios = [f"{row['ratios'][name]:.2f}×" if name in row["ratios"] else "–" for name in ("allreduce", "sharded")]
+        label = f"{_SETS[row['set']]}, K={row['members']}, {_PLACES[row['place']]}"
+        lines.append([label, *[cells.get(name, "–") for name in ("allreduce", "sharded", "torch")], *ratios])
+    heads = ["", "Whole models", "Shards", "PyTorch", "PyTorch / whole models", "PyTorch / shards"]
+    return "\n\n".join([*verdicts.head(results, "Local SGD beside PyTorch's own", what), table(heads, lines)])
+
+
+def draw_torch(results: Results, figure: Any) -> None:
+    """Times faster than PyTorch."""
+    axes = figure.subplots()
+    labels, values = [], []
+    for row in results["rows"]:
+        for name, ratio in row["ratios"].items():
+            labels.append(f"{_SETS[row['set']]}, K={row['members']}, {_PLACES[row['place']]}, {_METHODS[name]}")
+            values.append(ratio)
+    axes.barh(range(len(labels)), values, color=_COLOURS["accuracy"])
+    axes.set_yticks(range(len(labels)), labels, fontsize=7)
+    axes.axvline(1, color="black", lw=0.8)
+    axes.set(xlabel="PyTorch's time a step over ours")
+
+
+def accuracy(results: Results) -> str:
+    """Accuracy and distance by P, the source's beside them, and what the rule for P says."""
+    task = results["task"]
+    what = (
+        f"P local models on {task['data']} ({task['images']} images, {task['epochs']} epochs), three linear layers, "
+        f"mini-batches of {results['batch']} a model, averaged every {results['interval']} steps, the learning rate "
+        f"scaled by P or its square root after a gradual warm-up, {results['seeds']} seeds. The source's accuracies "
+        "are of ResNet-20 on CIFAR-10, with the linear rule (Table I)."
+    )
+    blocks = verdicts.head(results, "Accuracy by the number of local models", what)
+    for rule, found in results["rules"].items():
+        rows = [_point(*pair, rule) for pair in zip([None, *found["points"]], found["points"])]
+        heads = ["P", "Learning rate", "Test accuracy, %", "D", "D over that of the row above", "Source, %"]
+        tried = found["tried"]
+        few = ", ".join(
+            f"P={count}: {'diverged' if value is None else f'{value:.3g}'}"
+            for count, value in tried["distances"].items()
+        )
+        blocks += [
+            f"## Learning rate: {rule}",
+            table(heads, rows),
+            f"Accuracy is within 0.5 points of one model's up to **P={found['borne']}**. The rule for P, tried for a "
+            f"few steps (D: {few}), says **P={tried['chosen']}**: {tried['reason']}.",
+        ]
+    return "\n\n".join(blocks)
+
+
+def _point(before: Results | None, one: Results, rule: str) -> list[str]:
+    ratio = f"{one['distance'] / before['distance']:.2f}" if before and before["distance"] and one["distance"] else "–"
+    spread = "" if one["spread"] is None else f" ± {100 * one['spread']:.2f}"
+    distance = "diverged" if one["distance"] is None else f"{one['distance']:.3g}"
+    source = f"{100 * one['source']:.2f}" if one["source"] is not None and rule == "linear" else "–"
+    return [
+        str(one["workers"]), f"{one['lr']:.3g}", f"{100 * one['accuracy']:.2f}{spread}", distance, ratio, source
+    ]  # fmt: skip
+
+
+def draw_accuracy(results: Results, figure: Any) -> None:
+    """Accuracy by P, and for each rule the distance over the averagings (the source's Figure 4)."""
+    left, *panels = figure.subplots(1, 1 + len(results["rules"]))
+    for (rule, found), axes, style in zip(results["rules"].items(), panels, ("-", "--"), strict=True):
+        points = found["points"]
+        counts, accuracies = [one["workers"] for one in points], [100 * one["accuracy"] for one in points]
+        spreads = [100 * (one["spread"] or 0) for one in points]
+        look = {"marker": "o", "capsize": 3, "ls": style, "color": _COLOURS["accuracy"]}
+        left.errorbar(counts, accuracies, yerr=spreads, label=rule, **look)
+        for one in points:
+            parts = [(k + 1) / len(one["curve"]) for k in range(len(one["curve"]))]
+            values = [float("nan") if value is None else value for value in one["curve"]]
+            axes.plot(parts, values, lw=0.8, label=f"P={one['workers']}")
+        axes.set(xlabel="part of training", ylabel="D before an averaging", yscale="log", title=rule)
+    points = next(iter(results["rules"].values()))["points"]
+    known = [(one["workers"], 100 * one["source"]) for one in points if one["source"] is not None]
+    left.plot(*zip(*known), ":o", color=_COLOURS["source"], label="source (CIFAR-10, linear)")
+    left.set_xscale("log", base=2)
+    left.set_xticks([count for count, _ in known], [str(count) for count, _ in known])
+    left.set(xlabel="P, local models", ylabel="test accuracy, %")
+    for axes in (left, *panels):
+        axes.legend(fontsize=7)
+        axes.grid(alpha=0.3)
+
+
+def plan(results: Results) -> str:
+    """Errors by algorithm, and all predictions."""
+    what = (
+        f"`sordino plan` on emulated hosts with links of {results['mbps']:g} Mbps, "
+        f"{results['parameters'] / 1e6:.3g} M parameters: predicted communication a step over measured, less one. α "
+        "and β are measured anew in each plan."
+    )
+    lines = [
+        [name, f"{one['median']:.0%}", f"{one['most']:+.0%}", str(one["count"])]
+        for name, one in results["errors"].items()
+    ]
+    blocks = verdicts.head(results, "Predictions of the cost model", what, unit="")
+    blocks.append(table(["", "Median of absolute errors", "Largest", "Runs"], lines))
+    places = dict.fromkeys((row["hosts"], row["ranks_per_host"]) for row in results["rows"])
+    for place in places:
+        rows = [row for row in results["rows"] if (row["hosts"], row["ranks_per_host"]) == place]
+        blocks.append(f"## {place[0]} hosts, {place[1]} rank(s) each")
+        lines = []
+        for name in sorted({one["name"] for row in rows for one in row["rows"] if one["measured"] is not None}):
+            found = [one for row in rows for one in row["rows"] if one["name"] == name and one["measured"] is not None]
+            pairs = [f"{1e3 * one['communication']:.4g} / {1e3 * one['measured']:.4g}" for one in found]
+            lines.append([name, "; ".join(pairs)])
+        blocks.append(table(["", "Predicted / measured, ms"], lines))
+    return "\n\n".join(blocks)
+
+
+def draw_plan(results: Results, figure: Any) -> None:
+    """Predictions over measurements."""
+    axes = figure.subplots()
+    for name in results["errors"]:
+        found = [
+            one for row in results["rows"] for one in row["rows"] if one["name"] == name and one["measured"] is not None
+        ]
+        axes.plot(
+            [1e3 * one["measured"] for one in found],
+            [1e3 * one["communication"] for one in found],
+            "o",
+            ms=3,
+            label=name,
+        )
+    ends = [min(axes.get_xlim()[0], axes.get_ylim()[0]), max(axes.get_xlim()[1], axes.get_ylim()[1])]
+    ends[0] = max(ends[0], 1.0)
+    axes.plot(ends, ends, color="black", lw=0.8)
+    axes.set(xscale="log", yscale="log", xlabel="measured, ms a step", ylabel="predicted, ms a step")
+    axes.legend(fontsize=5)
+
+
+REPORTS = {
+    "local_sgd_accuracy": Report(accuracy, draw_accuracy),
+    "local_sgd_communication": Report(communication, draw_communication),
+    "local_sgd_plan": Report(plan, draw_plan),
+    "local_sgd_torch": Report(against_torch, draw_torch),
+}

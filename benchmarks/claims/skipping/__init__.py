@@ -1,0 +1,1 @@
+"""Parameter skipping: what detection costs, accuracy against bytes, and communication (skipping.py)."""

@@ -1,0 +1,108 @@
+"""What the parts of the wide-area benchmark use that look at single pulls: a shelf on each rank, and computation."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+
+import torch
+
+import sordino.torch as hvd
+from sordino._core import Mailbox, SnapshotStore
+from sordino.errors import SordinoError, Timeout
+from sordino.runtime.async_agent import service_numbers
+from sordino.runtime.context import current
+from sordino.runtime.flat_buffer import ParameterBuffer
+
+PATIENCE = 60.0  # seconds that anything is waited for
+
+
+class Shelves:
+    """A shelf with as many bytes on every rank, which publishes what lies in `values`. Made and closed collectively."""
+
+    def __init__(self, count: int) -> None:
+        context = current()
+        self.values = torch.full((count // 4,), hvd.rank() + 1.0)
+        self._arena = ParameterBuffer(context, ["values"], [self.values], "model")
+        self._arena.adopt()
+        number = service_numbers(context, hvd.global_process_set, 2)
+        self._letters = Mailbox(context.world, number)
+        self.shelf = SnapshotStore(context.world, number + 1, self._arena.layout, self._letters)
+        self._heard: deque[str] = deque()
+        self._ended: dict[int, str] = {}  # pulls, and why they failed
+        self._steps = 0
+        self.publish()
+        for rank, place in enumerate(hvd.allgather_object(self.shelf.location, name="bench.shelf")):
+            if context.world.nodes[rank] == context.world.nodes[context.rank]:
+                self.shelf.connect(rank, tuple(place))
+
+    def publish(self) -> None:
+        """Makes a snapshot of the values."""
+        self._steps += 1
+        self.shelf.publish(self._arena.address, self._steps)
+
+    def pull(self, peer: int) -> float:
+        """The seconds from asking for a snapshot of another rank's until its bytes are known to be here.
+
+        Raises:
+            SordinoError: there came none.
+        """
+        begin = time.perf_counter()
+        pull = self.shelf.pull(peer, time.monotonic())
+        while pull.number not in self._ended:
+            self._listen(begin + PATIENCE, f"a pull from rank {peer}")
+        seconds, failure = time.perf_counter() - begin, self._ended.pop(pull.number)
+        if failure:
+            raise SordinoError(f"a pull from rank {peer} failed: {failure}")
+        self.shelf.discard(pull)
+        return seconds
+
+    def tell(self, rank: int, text: str) -> None:
+        """Sends a letter, without waiting."""
+        self._letters.send(rank, text)
+
+    def heard(self) -> str | None:
+        """The next letter, if one has come."""
+        self._take(0.0)
+        return self._heard.popleft() if self._heard else None
+
+    def hear(self) -> str:
+        """Waits for the next letter."""
+        until = time.perf_counter() + PATIENCE
+        while not self._heard:
+            self._listen(until, "a letter")
+        return self._heard.popleft()
+
+    def close(self) -> None:
+        """Ends what answers."""
+        hvd.barrier()
+        self._letters.close()
+        self.shelf.close()
+
+    def _listen(self, until: float, what: str) -> None:
+        left = until - time.perf_counter()
+        if left <= 0:
+            raise Timeout(f"{what} has not come within {PATIENCE:g} s")
+        self._take(left)
+
+    def _take(self, seconds: float) -> None:
+        for kind, _, text, number in self._letters.wait(seconds):
+            if kind == "message":
+                self._heard.append(text)
+            elif kind == "done":
+                self._ended[number] = text
+            elif kind in ("end", "lost"):
+                raise SordinoError("the other rank is gone")
+
+
+class Computation:
+    """Products of matrices on one core, by the piece of about a millisecond."""
+
+    def __init__(self) -> None:
+        self._left, self._right = torch.rand(256, 256), torch.rand(256, 256)
+        self._product = torch.empty(256, 256)
+
+    def piece(self) -> None:
+        """A piece."""
+        for _ in range(2):
+            torch.mm(self._left, self._right, out=self._product)

@@ -1,0 +1,103 @@
+"""Starts the ranks of a benchmark, here or on emulated hosts, and reads the line of JSON that rank 0 prints."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+import sordino.torch as hvd
+from cluster import Cluster
+from sordino._core import build_info
+from sordino.algorithms import Algorithm
+from sordino.cli import mpi
+from sordino.errors import NotBuilt, SordinoError, UsageError
+from sordino.report import Results, machines, records
+from sordino.timing import Team, Watch
+
+_TIMEOUT_S = 3600
+_BENCHMARKS = Path(__file__).resolve().parents[1]
+
+
+def work(measure: Callable[[Team], Results], algorithm: Algorithm | None = None) -> int:
+    """What a rank of such a job does: rank 0 prints what was measured. `algorithm` is for `hvd.init`. Returns the exit
+    status."""
+    torch.set_num_threads(1)
+    hvd.init(algorithm=algorithm)
+    # No mpi4py: its barrier would spin on cores that other hosts need.
+    found = measure(Team(hvd.rank(), hvd.size(), None, one_node=hvd.cross_size() == 1))
+    if hvd.rank() == 0:
+        print(json.dumps(found), flush=True)
+    hvd.shutdown()
+    return 0
+
+
+def machine_before() -> Results:
+    """The machine, and how busy others keep it before there are hosts: what the kernel does for their links cannot be
+    told from what other processes do."""
+    mpi, watch = build_info()["mpi"], Watch(Team())
+    found = machines.machine(mpi["library"] if mpi else None)
+    time.sleep(1.0)
+    return found | {"others": watch.others()}
+
+
+def paths() -> dict[str, str]:
+    """The variable by which ranks find the modules of benchmarks, and all that it says here already."""
+    before = os.environ.get("PYTHONPATH")
+    return {"PYTHONPATH": f"{_BENCHMARKS}{os.pathsep}{before}" if before else str(_BENCHMARKS)}
+
+
+def run_here(ranks: int, module: str, arguments: Sequence[str]) -> Results:
+    """What the ranks of one job found, all on this machine.
+
+    Raises:
+        NotBuilt: there is no mpirun. SordinoError: the job failed.
+    """
+    launcher = mpi.find_launcher(build_info(), os.environ)
+    words = mpi.command_line(launcher, mpi.Job(ranks, ["python", "-m", module, *arguments], exports=paths()))
+    try:
+        done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_TIMEOUT_S)
+    except subprocess.TimeoutExpired as error:
+        raise SordinoError(f"{ranks} ranks were not done after {_TIMEOUT_S} s") from error
+    return _found(done, f"{ranks} ranks") | {"hosts": 1, "ranks_per_host": ranks, "ranks": ranks}
+
+
+def run_on_hosts(
+    hosts: int, ranks_per_host: int, mbps: float | Sequence[float] | None, module: str, arguments: Sequence[str]
+) -> Results:
+    """What the ranks of one job found, on a cluster of its own, and the bytes of the host that sent most. `mbps` is the
+    rate of all links, or of each.
+
+    Raises:
+        NotBuilt: no cluster can be made here. SordinoError: the job failed.
+    """
+    ranks = hosts * ranks_per_host
+    with Cluster(hosts, mbps) as cluster:
+        done = cluster.run(ranks, ["python", "-m", module, *arguments], paths(), timeout=_TIMEOUT_S)
+        sent = [link.sent for link in cluster.traffic().values()]
+    found = _found(done, f"{ranks} ranks on {hosts} hosts")
+    return found | {"hosts": hosts, "ranks_per_host": ranks_per_host, "ranks": ranks, "job_bytes": max(sent)}
+
+
+def failed(program: str, error: SordinoError) -> int:
+    """Says why there are no results; the exit status: 2 if there can be none here, 1 if a job failed."""
+    records.log(f"{program}: {error}")
+    return 2 if isinstance(error, (NotBuilt, UsageError)) else 1
+
+
+def wrong_contestants(rows: Sequence[Results]) -> list[str]:
+    """Who computed something wrong."""
+    return sorted({name for row in rows for name, one in row["contestants"].items() if not one["right"]})
+
+
+def _found(done: subprocess.CompletedProcess[str], who: str) -> Results:
+    if done.returncode != 0:
+        said = machines.without_paths(done.stderr[-2000:])
+        raise SordinoError(f"{who} ended with status {done.returncode}:\n{said}")
+    found: Results = json.loads(done.stdout.splitlines()[-1])
+    return found

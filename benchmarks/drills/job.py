@@ -1,0 +1,173 @@
+"""A job of `sordino run` whose ranks are killed. Its processes are those with its mark in their environment."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sordino.cli.processes import state_and_parent
+from sordino.errors import SordinoError
+from sordino.report import machines
+
+_MARK = "SORDINO_SOAK_JOB"
+_RANK = ("OMPI_COMM_WORLD_RANK", "PMI_RANK")
+_LOOK_S = 1.0
+_GOES_WITHIN_S = 5.0
+
+
+@dataclass(frozen=True)
+class Kill:
+    """Ranks that were killed at once.
+
+    Attributes:
+        time: in seconds since the epoch.
+        ranks: as the launcher numbers them.
+        alive: the ranks that lived before.
+        start: of the job that they belonged to, 0 for its first.
+    """
+
+    time: float
+    ranks: tuple[int, ...]
+    alive: int
+    start: int
+
+
+class Job:
+    """`sordino run WORDS` in a session of its own; ended by force with the block.
+
+    Args:
+        folder: for its output, and for its temporary files, of which none may be left.
+        words: of the command.
+    """
+
+    def __init__(self, folder: Path, words: Sequence[str]) -> None:
+        folder.mkdir()
+        self._temporary = folder / "tmp"
+        self._temporary.mkdir()
+        self._output = folder / "output"
+        self._files: set[Path] = set()
+        mark = uuid.uuid4().hex
+        self._mark = f"{_MARK}={mark}".encode()
+        self.begun = time.time()
+        environment = {**os.environ, _MARK: mark, "TMPDIR": str(self._temporary)}
+        environment["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "torch")  # which torch means to leave
+        with open(self._output, "wb") as output:
+            self._front = subprocess.Popen(
+                [sys.executable, "-m", "sordino.cli", "run", *words],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=environment,
+                start_new_session=True,
+            )
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for pid in self._processes():
+            self._kill(pid)
+        self._front.wait()
+
+    @property
+    def output(self) -> str:
+        """Of the command and all ranks."""
+        return self._output.read_text(errors="replace")
+
+    def wait(self, until: float) -> int | None:
+        """Waits until a moment of `time.time()`, or for the end; the exit status, None if it still runs."""
+        while True:
+            self._remember()
+            left = until - time.time()
+            try:
+                return self._front.wait(min(max(left, 0), _LOOK_S))
+            except subprocess.TimeoutExpired:
+                if left <= _LOOK_S:
+                    return None
+
+    def ranks(self) -> dict[int, tuple[int, int]]:
+        """Of those that live: by number the process and the start of the job that it belongs to."""
+        here = {}
+        for pid, environment in self._processes().items():
+            number = next((environment[name] for name in _RANK if name in environment), None)
+            if number is not None and b"keeper.py" not in _read(pid, "cmdline"):
+                here[pid] = int(number), int(environment.get("SORDINO_RESTART", 0))
+        # A rank's own children carry its number too.
+        return {rank: (pid, start) for pid, (rank, start) in here.items() if state_and_parent(pid)[1] not in here}
+
+    def kill(self, ranks: dict[int, tuple[int, int]], victims: Sequence[int]) -> Kill:
+        """SIGKILL for some of these ranks."""
+        now = time.time()
+        for rank in victims:
+            self._kill(ranks[rank][0])
+        return Kill(now, tuple(victims), len(ranks), max(start for _, start in ranks.values()))
+
+    def left(self) -> list[str]:
+        """What there still is of a job that has ended: processes, files in shared memory, temporary files."""
+        until = time.monotonic() + _GOES_WITHIN_S
+        while (processes := self._processes()) and time.monotonic() < until:
+            time.sleep(0.05)
+        found = [f"process {_words(pid)}" for pid in processes]
+        found += [str(file) for file in sorted(self._files) if file.exists()]
+        return found + [str(file) for file in sorted(self._temporary.iterdir())]
+
+    def stuck(self, what: str) -> SordinoError:
+        """An error that shows the job as it is."""
+        commands = map(_words, self._processes())
+        text = "\n".join([f"{what}; its processes:", *commands, "and the end of its output:", self.output[-2000:]])
+        return SordinoError(machines.without_paths(text))
+
+    def _processes(self) -> dict[int, dict[str, str]]:
+        """The living ones, and the environments that they began with."""
+        found = {}
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                pid = int(entry.name)
+                words = _read(pid, "environ").split(b"\0")
+                if self._mark in words and state_and_parent(pid)[0] not in ("Z", "X", ""):
+                    texts = [word.decode(errors="replace") for word in words if b"=" in word]
+                    found[pid] = dict(text.split("=", 1) for text in texts)
+        return found
+
+    def _kill(self, pid: int) -> None:
+        try:
+            handle = os.pidfd_open(pid)
+        except ProcessLookupError:
+            return
+        try:
+            # The number may be another process's by this time; what the handle holds is not.
+            if self._mark in _read(pid, "environ").split(b"\0"):
+                signal.pidfd_send_signal(handle, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        finally:
+            os.close(handle)
+
+    def _remember(self) -> None:
+        """The files in shared memory that its processes have open or mapped."""
+        for pid in self._processes():
+            names = {line.split(maxsplit=5)[-1] for line in _read(pid, "maps").decode(errors="replace").splitlines()}
+            try:
+                names |= {os.readlink(entry) for entry in Path(f"/proc/{pid}/fd").iterdir()}
+            except OSError:  # it has just ended
+                continue
+            shared = {name for name in names if name.startswith("/dev/shm/") and not name.endswith(" (deleted)")}
+            self._files |= {Path(name) for name in shared}
+
+
+def _read(pid: int, name: str) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/{name}").read_bytes()
+    except OSError:  # it has just ended, or is another user's
+        return b""
+
+
+def _words(pid: int) -> str:
+    return _read(pid, "cmdline").replace(b"\0", b" ").decode(errors="replace")

@@ -1,0 +1,71 @@
+"""The report and the plot of gpu_kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sordino.report import Results, verdicts
+from sordino.report.records import Report
+from sordino.report.tables import format_bytes, format_seconds, table
+
+_COPY_LIMIT = 0.9
+
+
+def _spread(times: dict[str, float]) -> str:
+    return f"{format_seconds(times['median'])} ({format_seconds(times['q1'])} to {format_seconds(times['q3'])})"
+
+
+def report(results: Results) -> str:
+    """Bandwidths over that of a copy, and PyTorch's times over ours."""
+    what = (
+        f"On one {results['device']} ({results['cuda']}). Each kernel's bandwidth over that of a copy within device "
+        "memory that reads and writes as many bytes in all, interleaved in one run: 1 is as fast as copying. Medians "
+        "of times between events on the device."
+    )
+    blocks = verdicts.head(results, "Kernels on the GPU", what)
+    kinds = list(dict.fromkeys(row["kernel"] for row in results["rows"]))
+    sizes = list(dict.fromkeys(row["bytes"] for row in results["rows"]))
+    cells = {(row["kernel"], row["dtype"], row["bytes"]): row for row in results["rows"]}
+    lines = []
+    for kernel in kinds:
+        for dtype in dict.fromkeys(row["dtype"] for row in results["rows"] if row["kernel"] == kernel):
+            found = [cells.get((kernel, dtype, size)) for size in sizes]
+            lines.append(
+                [
+                    f"{kernel}, {dtype}",
+                    *(f"{one['ratio']:.2f} ({one['gbps']:.0f} GB/s)" if one else "–" for one in found),
+                ]
+            )
+    blocks += [
+        "## Bandwidth / copy",
+        table(["Kernel", *(f"{format_bytes(size)} a tensor" for size in sizes)], lines),
+    ]
+    calls = [
+        [row["kernel"], _spread(row["times"]["kernel"]), _spread(row["times"]["torch"]), f"{row['ratio']:.2f}×"]
+        for row in results["resnet"]
+    ]
+    title = "## One call on ResNet-50's 161 tensors: median (and quartiles)"
+    return "\n\n".join([*blocks, title, table(["Kernel", "Ours", "PyTorch's operations", "Faster"], calls)])
+
+
+def draw(results: Results, figure: Any) -> None:
+    """Every kernel's bandwidth over that of a copy, by size."""
+    axes = figure.subplots()
+    for kernel, dtype in dict.fromkeys((row["kernel"], row["dtype"]) for row in results["rows"]):
+        rows = [row for row in results["rows"] if (row["kernel"], row["dtype"]) == (kernel, dtype)]
+        line = "--" if dtype == "bfloat16" else "-"
+        axes.plot(
+            [row["bytes"] for row in rows],
+            [row["ratio"] for row in rows],
+            line,
+            marker="o",
+            ms=3,
+            label=f"{kernel}, {dtype}",
+        )
+    axes.axhline(_COPY_LIMIT, color="red", lw=0.8)
+    axes.set(xlabel="bytes a tensor", ylabel="bandwidth / copy", xscale="log", ylim=(0, None))
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=6, ncols=2)
+
+
+REPORTS = {"gpu_kernels": Report(report, draw)}

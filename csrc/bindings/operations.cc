@@ -1,0 +1,206 @@
+// Requests, exchanges, handles and results.
+#include "bindings/operations.h"
+
+#include <pybind11/stl.h>
+
+namespace sordino::bindings {
+namespace {
+
+// (input address, output address or 0, dtype code, shape)
+using TensorTuple = std::tuple<std::uintptr_t, std::uintptr_t, int, std::vector<std::int64_t>>;
+
+// Memory of a result; alive as long as anything in Python looks at it.
+struct PyResult {
+  std::shared_ptr<Handle> handle;
+  std::size_t index;
+  Result& result() const { return handle->results[index]; }
+};
+
+// What a request must know of the device whose memory its tensors are.
+void place(Request& request, const PyDevice* device) {
+  if (!device) return;
+  request.device = device->device;
+  request.ready = device->device->record(device->stream());
+}
+
+std::unique_ptr<PyHandle> start(std::shared_ptr<World> world, Request request, bool wait, py::object keep,
+                                std::shared_ptr<PyDevice> device) {
+  place(request, device.get());
+  std::shared_ptr<Handle> handle;
+  {
+    py::gil_scoped_release released;
+    handle = wait ? world->run(std::move(request)) : world->submit(std::move(request));
+  }
+  return std::make_unique<PyHandle>(std::move(world), std::move(handle), std::move(keep), std::move(device));
+}
+
+PyRequest make_request(int opcode, std::string name, std::vector<TensorTuple> tensors, int op, double prescale,
+                       double postscale, int root, std::vector<std::int64_t> splits, int process_set, py::object keep,
+                       std::shared_ptr<PyDevice> device) {
+  if (opcode < 0 || opcode >= static_cast<int>(Opcode::kExchange))  // which is described by another class
+    throw UsageError("unknown operation code " + std::to_string(opcode));
+  if (op < 0 || op > static_cast<int>(ReduceOp::kProduct)) throw UsageError("unknown reduction " + std::to_string(op));
+  Request request;
+  request.name = std::move(name);
+  request.opcode = static_cast<Opcode>(opcode);
+  request.set = process_set;
+  request.op = static_cast<ReduceOp>(op);
+  request.prescale = prescale;
+  request.postscale = postscale;
+  request.root = root;
+  request.splits = std::move(splits);
+  request.tensors.reserve(tensors.size());
+  for (auto& [input, output, dtype, shape] : tensors) {
+    request.tensors.push_back({dtype_of(dtype), std::move(shape), pointer(input), pointer(output)});
+  }
+  return {std::move(request), std::move(keep), std::move(device)};
+}
+
+void register_requests(py::module_& module) {
+  py::enum_<Opcode>(module, "Opcode", py::arithmetic(), "Operation codes.")
+      .value("ALLREDUCE", Opcode::kAllreduce)
+      .value("BROADCAST", Opcode::kBroadcast)
+      .value("ALLGATHER", Opcode::kAllgather)
+      .value("ALLTOALL", Opcode::kAlltoall)
+      .value("REDUCESCATTER", Opcode::kReducescatter)
+      .value("BARRIER", Opcode::kBarrier)
+      .value("JOIN", Opcode::kJoin)
+      .value("ADD_SET", Opcode::kAddSet)
+      .value("REMOVE_SET", Opcode::kRemoveSet)
+      .value("EXCHANGE", Opcode::kExchange);
+
+  py::class_<PyRequest>(
+      module, "Request",
+      "One operation, described. `keep` must own the memory of `tensors`: (input, output or 0, dtype, "
+      "shape) each.")
+      .def(py::init(&make_request), py::arg("opcode"), py::arg("name"), py::arg("tensors"), py::arg("op") = 1,
+           py::arg("prescale") = 1.0, py::arg("postscale") = 1.0, py::arg("root") = 0,
+           py::arg("splits") = std::vector<std::int64_t>{}, py::arg("process_set") = 0, py::arg("keep") = py::none(),
+           py::arg("device") = py::none());
+}
+
+void register_exchanges(py::module_& module) {
+  py::enum_<Route>(module, "Route", "How an exchange of device memory goes.")
+      .value("HOST", Route::kHost)
+      .value("DIRECT", Route::kDirect)
+      .value("NCCL", Route::kNccl);
+
+  py::class_<ReceiveBuffer, std::shared_ptr<ReceiveBuffer>>(module, "ReceiveBuffer",
+                                                            "Memory for what exchanges receive from other nodes.")
+      .def(py::init([](World& world) { return std::make_shared<ReceiveBuffer>(world.node_memory()); }),
+           py::arg("world"), py::keep_alive<1, 2>());
+
+  py::class_<PyExchange>(module, "Exchange",
+                         "The mixing of flat memory as a topology says (csrc/collectives/exchange.h), on a process set "
+                         "that is used for nothing else; all that stays the same from one to the next.")
+      .def(py::init([](int process_set, std::shared_ptr<Layout> layout, std::shared_ptr<topology::Topology> topology,
+                       std::uintptr_t source, std::uintptr_t result, bool shared, bool without_own,
+                       std::shared_ptr<ReceiveBuffer> receive_buffer, bool serving, py::object keep,
+                       std::shared_ptr<PyDevice> device, Route route) {
+             const Exchange what{std::move(layout),
+                                 std::move(topology),
+                                 pointer(source),
+                                 pointer(result),
+                                 shared,
+                                 without_own,
+                                 std::move(receive_buffer),
+                                 route};
+             return PyExchange{std::make_shared<Exchange>(what), process_set, serving, std::move(keep),
+                               std::move(device)};
+           }),
+           py::kw_only(), py::arg("process_set"), py::arg("layout"), py::arg("topology"), py::arg("source"),
+           py::arg("result"), py::arg("shared"), py::arg("without_own"), py::arg("receive_buffer"), py::arg("serving"),
+           py::arg("keep"), py::arg("device") = py::none(), py::arg("route") = Route::kHost);
+}
+
+void register_handles(py::module_& module) {
+  py::class_<PyResult>(module, "Result", py::buffer_protocol(), "Memory of a result, as bytes.")
+      .def_property_readonly(
+          "address", [](const PyResult& self) { return reinterpret_cast<std::uintptr_t>(self.result().data.get()); })
+      .def_property_readonly("bytes", [](const PyResult& self) { return self.result().bytes; })
+      .def_property_readonly(
+          "on_device", [](const PyResult& self) { return self.result().device != nullptr; },
+          "Whether it is a device's memory rather than the host's.")
+      .def(
+          "copied", [](const PyResult& self, const PyDevice& device) { *self.result().reader = device.stream(); },
+          py::arg("device"), "What has read it is on the caller's stream, behind which it may go.")
+      .def_buffer([](PyResult& self) { return as_bytes(self.result().data.get(), self.result().bytes); })
+      .def_property_readonly("shape", [](const PyResult& self) { return self.result().shape; });
+
+  py::class_<PyHandle>(module, "Handle", "An operation under way.")
+      .def("done", &PyHandle::over, "Whether the operation is over; on a device, also that its work there is.")
+      .def("wait", &PyHandle::wait, "Waits for the end of the operation; raises what became of it.")
+      .def(
+          "finish",
+          [](PyHandle& self) {
+            self.handle->finish();
+            self.world->wake();
+          },
+          "Ends a promise.")
+      .def_property_readonly(
+          "results",
+          [](const PyHandle& self) {
+            std::vector<std::unique_ptr<PyResult>> all;
+            for (std::size_t index = 0; index < self.handle->results.size(); ++index) {
+              all.push_back(std::make_unique<PyResult>(PyResult{self.handle, index}));
+            }
+            return all;
+          },
+          "Tensors that the operation made (allgather, alltoall, reducescatter).")
+      .def_property_readonly(
+          "numbers", [](const PyHandle& self) { return self.handle->numbers; },
+          "allgather and alltoall: rows from each member; join: the last rank; add set: its id.");
+}
+
+}  // namespace
+
+PyHandle::~PyHandle() {
+  try {
+    if (over() && !world->failed()) return;
+  } catch (const Error&) {
+    // A device that has failed may still read and write.
+  }
+  keep.release();
+}
+
+void PyHandle::wait() {
+  const Stream stream = device ? device->stream() : 0;
+  {
+    py::gil_scoped_release released;
+    world->wait(*handle);
+    if (handle->event && !handle->error) handle->device->wait(stream, handle->event);
+  }
+  if (handle->undone) world->rethrow();
+  if (!world->failed() && !(handle->error && handle->event)) keep = py::none();
+  if (handle->error) std::rethrow_exception(handle->error);
+}
+
+std::unique_ptr<PyHandle> start(std::shared_ptr<World> world, const PyRequest& what, bool wait) {
+  return start(std::move(world), what.request, wait, what.keep, what.device);
+}
+
+std::unique_ptr<PyHandle> start(std::shared_ptr<World> world, const PyExchange& what, std::string name,
+                                std::uint64_t round, const PyHandle* after, bool wait) {
+  const auto workers = static_cast<std::size_t>(what.exchange->topology->size());
+  if (const std::size_t ranks = world->members(what.process_set).size(); ranks != workers) {
+    throw UsageError("a topology of " + std::to_string(workers) + " workers cannot serve the " + std::to_string(ranks) +
+                     " ranks of process set " + std::to_string(what.process_set));
+  }
+  Request request;
+  request.name = std::move(name);
+  request.opcode = Opcode::kExchange;
+  request.set = what.process_set;
+  request.serving = what.serving;
+  request.exchange = what.exchange;
+  request.round = round;
+  if (after) request.after = after->handle;
+  return start(std::move(world), std::move(request), wait, what.keep, what.device);
+}
+
+void register_operations(py::module_& module) {
+  register_requests(module);
+  register_exchanges(module);
+  register_handles(module);
+}
+
+}  // namespace sordino::bindings

@@ -1,0 +1,43 @@
+#include "collectives/nccl_channel.h"
+
+#include <bit>
+#include <chrono>
+#include <thread>
+
+#include "base/error.h"
+
+namespace sordino::nccl {
+namespace {
+
+constexpr std::chrono::seconds kPatience{10};  // with what is on the queue at the end
+
+}  // namespace
+
+Channel::~Channel() {
+  if (!communicator_->close()) return;
+  try {
+    const auto over = device_->record(stream_);
+    const auto limit = std::chrono::steady_clock::now() + kPatience;
+    while (!over->done()) {
+      if (std::chrono::steady_clock::now() > limit) return;
+      std::this_thread::sleep_for(std::chrono::microseconds(50));
+    }
+    if (scratch_) device_->give_back(scratch_, stream_);
+    device_->drop_queue(stream_);
+  } catch (const Error&) {
+    // The device has failed, and takes its memory along.
+  }
+}
+
+std::byte* Channel::scratch(std::size_t bytes) {
+  if (bytes <= capacity_) return scratch_;
+  if (scratch_) device_->give_back(scratch_, stream_);
+  scratch_ = nullptr;
+  capacity_ = 0;
+  const std::size_t capacity = std::bit_ceil(bytes);
+  scratch_ = device_->take(capacity, stream_);
+  capacity_ = capacity;
+  return scratch_;
+}
+
+}  // namespace sordino::nccl

@@ -1,0 +1,50 @@
+// What NCCL's reductions leave to kernels: it folds, and scales nothing but an average.
+#pragma once
+
+#include <utility>
+
+#include "collectives/nccl_channel.h"
+
+namespace sordino::nccl {
+
+// How a reduction is split between NCCL, which only folds, and scaling before and after it.
+struct Folding {
+  ReduceOp op;
+  double pre, post;
+
+  Folding(DType dtype, ReduceOp op, double pre, double post, int ranks) : op(op), pre(pre), post(post) {
+    if (dtype == DType::kBool) {
+      this->pre = this->post = 1;  // which bools ignore
+    } else if (op == ReduceOp::kSum && is_floating(dtype) && pre == 1 && post == 1.0 / ranks) {
+      this->op = ReduceOp::kAverage;
+      this->post = 1;
+    } else if (op == ReduceOp::kSum && dtype == DType::kFloat16 && post < 1) {
+      this->pre *= std::exchange(this->post, 1.0);  // sums stay in float16's range, as in allreduce_messages.cc
+    }
+  }
+};
+
+// to[t] = factor * from[t]
+class Scaling {
+ public:
+  void add(const std::byte* from, std::byte* to, std::size_t count) {
+    rows_.addresses.push_back(const_cast<std::byte*>(from));
+    rows_.addresses.push_back(to);
+    rows_.counts.push_back(count);
+  }
+  void put(Channel& channel, DType dtype, double factor) const {
+    channel.device().kernels().reduce(ReduceOp::kSum, dtype, rows_, 1, factor, 1, channel.stream());
+  }
+
+ private:
+  Rows rows_{2, {}, {}};
+};
+
+inline void scale(Channel& channel, DType dtype, const std::byte* from, std::byte* to, std::size_t count,
+                  double factor) {
+  Scaling scaling;
+  scaling.add(from, to, count);
+  scaling.put(channel, dtype, factor);
+}
+
+}  // namespace sordino::nccl

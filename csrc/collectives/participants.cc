@@ -1,0 +1,58 @@
+#include "collectives/participants.h"
+
+#include "base/relax.h"
+
+namespace sordino {
+
+Task Participants::finished(Transfer& transfer, int index) {
+  waits_for_ = [this, index] { return std::vector<int>{ranks[static_cast<std::size_t>(index)]}; };
+  co_await until([&transfer] { return transfer.test(); });
+  waits_for_ = nullptr;
+}
+
+Task Participants::exchange(int to, std::span<const std::byte> out, int from, std::span<std::byte> in) {
+  auto receiving = receive(from, in);
+  auto sending = send(to, out);
+  co_await finished(*receiving, from);
+  co_await finished(*sending, to);
+}
+
+Task Participants::all_reached(std::atomic<std::uint64_t> SharedBlock::* counter, std::uint64_t stage) {
+  const std::uint64_t goal = stamp(stage);
+  const auto late = [this, counter, goal](std::size_t index) {
+    return static_cast<int>(index) != me && blocks[index] &&
+           (blocks[index]->*counter).load(std::memory_order_acquire) < goal;
+  };
+  waits_for_ = [this, late] {
+    std::vector<int> missing;
+    for (std::size_t index = 0; index < blocks.size(); ++index) {
+      if (late(index)) missing.push_back(ranks[index]);
+    }
+    return missing;
+  };
+  // Peers with a core of their own answer within microseconds, faster than a round of the engine.
+  co_await until([this, late, index = std::size_t{0}]() mutable {
+    for (int look = 0; index < blocks.size();) {
+      if (!late(index)) {
+        ++index;
+      } else if (look++ < patience) {
+        relax();
+      } else {
+        return false;
+      }
+    }
+    return true;
+  });
+  waits_for_ = nullptr;
+}
+
+void Participants::reach(std::atomic<std::uint64_t> SharedBlock::* counter, std::uint64_t stage) {
+  SharedBlock* own = blocks[static_cast<std::size_t>(me)];
+  if (!own) return;  // nobody shares memory with this rank
+  (own->*counter).store(stamp(stage), std::memory_order_release);
+  for (std::size_t index = 0; index < blocks.size(); ++index) {
+    if (static_cast<int>(index) != me && blocks[index]) transport.ring(ranks[index]);
+  }
+}
+
+}  // namespace sordino

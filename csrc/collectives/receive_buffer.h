@@ -1,0 +1,27 @@
+// Memory that arrives from other nodes, kept from one exchange to the next.
+#pragma once
+
+#include <memory>
+
+#include "device/device.h"
+#include "transport/node_memory.h"
+
+namespace sordino {
+
+class ReceiveBuffer {
+ public:
+  explicit ReceiveBuffer(NodeMemory& memory) : memory_(memory) {}
+  // Room for so many copies of `bytes` in memory of the device, or of the host if there is none, that the node shares
+  // if `shared`. What lay in it may be lost.
+  std::byte* reserve(std::size_t copies, std::size_t bytes, bool shared, const std::shared_ptr<Device>& device);
+  std::size_t bytes() const { return bytes_; }
+
+ private:
+  NodeMemory& memory_;
+  std::shared_ptr<Segment> segment_;
+  std::unique_ptr<std::byte[]> private_;
+  std::shared_ptr<Device> device_;
+  std::size_t bytes_ = 0;
+};
+
+}  // namespace sordino

@@ -1,0 +1,150 @@
+#include "engine/announcement.h"
+
+#include <algorithm>
+#include <functional>
+#include <numeric>
+
+namespace sordino {
+namespace {
+
+std::string text(const std::vector<std::int64_t>& shape) {
+  std::string out = "[";
+  for (std::size_t i = 0; i < shape.size(); ++i) out += (i ? ", " : "") + std::to_string(shape[i]);
+  return out + "]";
+}
+
+const char* name_of(ReduceOp op) {
+  constexpr const char* names[] = {"Average", "Sum", "Adasum", "Min", "Max", "Product"};
+  return names[static_cast<int>(op)];
+}
+
+// Operations whose members may differ in the first extent.
+bool rows_may_differ(Opcode opcode) { return opcode == Opcode::kAllgather || opcode == Opcode::kAlltoall; }
+
+bool same_shape(Opcode opcode, const std::vector<std::int64_t>& a, const std::vector<std::int64_t>& b) {
+  if (!rows_may_differ(opcode)) return a == b;
+  return a.size() == b.size() && (a.empty() || std::equal(a.begin() + 1, a.end(), b.begin() + 1));
+}
+
+void refuse_unless(bool holds, const char* what) {
+  if (!holds) throw TransportError(std::string("a control message tells of ") + what);
+}
+
+bool not_negative(const std::vector<std::int64_t>& numbers) {
+  return std::all_of(numbers.begin(), numbers.end(), [](std::int64_t number) { return number >= 0; });
+}
+
+}  // namespace
+
+std::string difference(const Announcement& a, const Announcement& b) {
+  const auto differ = [](const std::string& what, const std::string& left, const std::string& right) {
+    return what + ": " + left + " against " + right;
+  };
+  if (a.opcode != b.opcode) return differ("operation", sordino::name_of(a.opcode), sordino::name_of(b.opcode));
+  if (a.dtypes.size() != b.dtypes.size()) {
+    return differ("number of tensors", std::to_string(a.dtypes.size()), std::to_string(b.dtypes.size()));
+  }
+  for (std::size_t i = 0; i < a.dtypes.size(); ++i) {
+    const std::string which = a.dtypes.size() > 1 ? " of tensor " + std::to_string(i) : "";
+    if (a.dtypes[i] != b.dtypes[i]) {
+      return differ("dtype" + which, std::string(sordino::name_of(a.dtypes[i])),
+                    std::string(sordino::name_of(b.dtypes[i])));
+    }
+    if (!same_shape(a.opcode, a.shapes[i], b.shapes[i]))
+      return differ("shape" + which, text(a.shapes[i]), text(b.shapes[i]));
+  }
+  if ((a.device == 0) != (b.device == 0)) {
+    const auto where = [](const Announcement& one) { return std::string(one.device == 0 ? "the CPU" : "a GPU"); };
+    return differ("device", where(a), where(b));
+  }
+  if (a.op != b.op) return differ("reduction", name_of(a.op), name_of(b.op));
+  if (a.prescale != b.prescale)
+    return differ("prescale_factor", std::to_string(a.prescale), std::to_string(b.prescale));
+  if (a.postscale != b.postscale)
+    return differ("postscale_factor", std::to_string(a.postscale), std::to_string(b.postscale));
+  if (a.opcode != Opcode::kAddSet && a.root != b.root)
+    return differ("root rank", std::to_string(a.root), std::to_string(b.root));
+  if (a.opcode != Opcode::kAlltoall && a.splits != b.splits) return differ("ranks", text(a.splits), text(b.splits));
+  return "";
+}
+
+Announcement Announcement::of(const Request& request) {
+  Announcement said{request.name,
+                    request.opcode,
+                    request.op,
+                    request.prescale,
+                    request.postscale,
+                    request.root,
+                    {},
+                    {},
+                    request.splits,
+                    request.device ? request.device->identity() : 0,
+                    0};
+  for (const Tensor& tensor : request.tensors) {
+    said.dtypes.push_back(tensor.dtype);
+    said.shapes.push_back(tensor.shape);
+  }
+  return said;
+}
+
+Announcement Announcement::read(Reader& reader) {
+  Announcement said;
+  said.name = reader.text();
+  said.opcode = reader.one_of(kLastOpcode);
+  said.op = reader.one_of(kLastReduceOp);
+  said.prescale = reader.get<double>();
+  said.postscale = reader.get<double>();
+  said.root = reader.get<int>();
+  said.dtypes = reader.list<DType>();
+  for (std::size_t i = 0; i < said.dtypes.size(); ++i) said.shapes.push_back(reader.list<std::int64_t>());
+  said.splits = reader.list<std::int64_t>();
+  refuse_unless(said.root >= -1, "a rank or an id that there is not");  // -1: before the first id
+  for (const DType dtype : said.dtypes)
+    refuse_unless(static_cast<int>(dtype) < kDTypeCount, "an element type that there is not");
+  for (const auto& shape : said.shapes) {
+    refuse_unless(!shape.empty() || !rows_may_differ(said.opcode), "rows of a tensor without dimensions");
+    refuse_unless(not_negative(shape), "a negative extent");
+  }
+  refuse_unless(not_negative(said.splits), "negative splits");
+  said.device = reader.get<std::uint64_t>();
+  said.abilities = reader.get<Abilities>();
+  return said;
+}
+
+void Announcement::write(Writer& writer) const {
+  writer.put(name).put(opcode).put(op).put(prescale).put(postscale).put(root).put(dtypes);
+  for (const auto& shape : shapes) writer.put(shape);
+  writer.put(splits).put(device).put(abilities);
+}
+
+std::size_t Announcement::bytes() const {
+  std::size_t total = 0;
+  for (std::size_t i = 0; i < dtypes.size(); ++i) {
+    total += std::accumulate(
+        shapes[i].begin(), shapes[i].end(), size_of(dtypes[i]),
+        [](std::size_t product, std::int64_t extent) { return product * static_cast<std::size_t>(extent); });
+  }
+  return total;
+}
+
+Decision Decision::read(Reader& reader) {
+  Decision decision;
+  decision.names = reader.list<std::string>();
+  decision.verdict = reader.one_of(kLastVerdict);
+  decision.error = reader.text();
+  decision.lost = reader.list<int>();
+  decision.participants = reader.list<int>();
+  decision.numbers = reader.list<std::int64_t>();
+  decision.abilities = reader.get<Abilities>();
+  refuse_unless(!decision.names.empty(), "a decision on nothing");
+  const auto& some = decision.participants;
+  refuse_unless(std::adjacent_find(some.begin(), some.end(), std::greater_equal<>()) == some.end(),
+                "participants that are not in order");
+  return decision;
+}
+
+void Decision::write(Writer& writer) const {
+  writer.put(names).put(verdict).put(error).put(lost).put(participants).put(numbers).put(abilities);
+}
+
+}  // namespace sordino

@@ -1,0 +1,22 @@
+// What the parts of a world's engine share.
+#pragma once
+
+#include "base/trace.h"
+#include "engine/failure_latch.h"
+#include "engine/peers.h"
+#include "transport/traffic.h"
+#include "transport/transport.h"
+
+namespace sordino {
+
+struct Common {
+  explicit Common(Transport& transport) : transport(transport), peers(transport) {}
+
+  Transport& transport;
+  Peers peers;
+  FailureLatch failure;
+  Traffic traffic;
+  Trace trace;
+};
+
+}  // namespace sordino

@@ -1,0 +1,75 @@
+#include "engine/detour.h"
+
+#include "arena/layout.h"
+
+namespace sordino {
+
+Detour::Detour(Running& running, const std::shared_ptr<Device>& device, Where where)
+    : running_(running), device_(device) {
+  const Request& first = running.first();
+  const bool gives = first.opcode != Opcode::kBroadcast ||
+                     first.root == running.participants->ranks[static_cast<std::size_t>(running.participants->me)];
+  std::size_t bytes = 0;
+  // By dtype, and without gaps within one: then the algorithms see one tensor.
+  std::vector<std::pair<Tensor*, std::size_t>> places;
+  for (int code = 0; code < kDTypeCount; ++code) {
+    Run run{bytes, {}, {}};
+    for (Submission& submission : running.submissions) {
+      for (Tensor& tensor : submission.request.tensors) {
+        if (tensor.dtype != static_cast<DType>(code)) continue;
+        places.emplace_back(&tensor, bytes);
+        run.inputs.push_back({const_cast<std::byte*>(tensor.input), tensor.bytes()});
+        if (tensor.output) run.outputs.push_back({tensor.output, tensor.bytes()});
+        bytes += tensor.bytes();
+      }
+    }
+    if (!gives) run.inputs.clear();
+    runs_.push_back(std::move(run));
+    bytes = (bytes + Layout::kAlignment - 1) / Layout::kAlignment * Layout::kAlignment;
+  }
+  buffer_ = running.staging->take(device, where, bytes);
+  for (auto& [tensor, offset] : places) {
+    originals_.emplace_back(tensor, *tensor);
+    tensor->input = buffer_->data() + offset;
+    if (tensor->output) tensor->output = buffer_->data() + offset;
+  }
+}
+
+Until Detour::in() {
+  for (const Run& run : runs_) {
+    std::byte* place = buffer_->data() + run.offset;
+    if (at_once(run.inputs)) {
+      device_->kernels().flatten(run.inputs, place, device_->queue());
+      continue;
+    }
+    for (const kernels::Span& tensor : run.inputs) {
+      device_->copy(place, tensor.data, tensor.bytes, device_->queue());
+      place += tensor.bytes;
+    }
+  }
+  return reached(device_->record(device_->queue()));
+}
+
+void Detour::out() {
+  for (const Run& run : runs_) {
+    std::byte* place = buffer_->data() + run.offset;
+    if (at_once(run.outputs)) {
+      device_->kernels().unflatten(place, run.outputs, device_->queue());
+      continue;
+    }
+    for (const kernels::Span& tensor : run.outputs) {
+      device_->copy(tensor.data, place, tensor.bytes, device_->queue());
+      place += tensor.bytes;
+    }
+  }
+  for (auto& [tensor, original] : originals_) *tensor = original;
+  running_.staging->give_back(buffer_, device_->record(device_->queue()));
+}
+
+// Many tensors are one kernel, which reaches pinned memory of the host as well; a single one is left to the engine that
+// copies beside the kernels.
+bool Detour::at_once(const std::vector<kernels::Span>& tensors) const {
+  return tensors.size() > 1 && (buffer_->where == Where::kDevice || buffer_->pinned);
+}
+
+}  // namespace sordino

@@ -1,0 +1,36 @@
+// Another place in the stead of the tensors of an operation on device memory, and the copies there and back.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "collectives/compute.h"
+#include "engine/running.h"
+
+namespace sordino {
+
+class Detour {
+ public:
+  Detour(Running& running, const std::shared_ptr<Device>& device, Where where);
+
+  // Over when the inputs are there.
+  Until in();
+  // Puts the copies of the outputs on the queue.
+  void out();
+
+ private:
+  // The tensors of one dtype.
+  struct Run {
+    std::size_t offset;
+    std::vector<kernels::Span> inputs, outputs;
+  };
+  bool at_once(const std::vector<kernels::Span>& tensors) const;
+
+  Running& running_;
+  const std::shared_ptr<Device>& device_;
+  std::shared_ptr<StagingPool::Buffer> buffer_;
+  std::vector<Run> runs_;
+  std::vector<std::pair<Tensor*, Tensor>> originals_;
+};
+
+}  // namespace sordino

@@ -1,0 +1,243 @@
+#include "engine/failure_detector.h"
+
+#include <iostream>
+
+#include "engine/control.h"
+
+namespace sordino {
+namespace {
+
+std::string list(const std::vector<int>& ranks) {
+  std::string out;
+  for (std::size_t i = 0; i < ranks.size(); ++i) out += (i ? ", " : "") + std::to_string(ranks[i]);
+  return out;
+}
+
+std::string whole(double value) { return std::to_string(static_cast<long long>(value)); }
+
+double seconds(Time from, Time to) { return std::chrono::duration<double>(to - from).count(); }
+
+void say(const std::string& text) { std::cerr << "sordino: " + text + "\n" << std::flush; }
+
+PeerLost deserted(const Running& running, int rank) {
+  return PeerLost("'" + running.decision.names.front() + "' waits for rank " + std::to_string(rank) +
+                      ", which has shut down in the middle of it",
+                  {rank});
+}
+
+}  // namespace
+
+// ---- watching ------------------------------------------------------------------------------------------------------
+
+void FailureDetector::watch(Time now) {
+  watch_losses();
+  for (auto& [id, set] : scheduler_.sets()) {
+    if (set->running) watch_set(*set, now);
+    if (set->negotiation) watch_coordinated(*set, now);
+  }
+  scheduler_.nccl().check(now, timeout_s_);
+  watch_own(now);
+}
+
+void FailureDetector::watch_losses() {
+  const std::vector<Loss> losses = common_.transport.take_losses();
+  if (losses.empty()) return;
+  common_.transport.poll(receive_);  // a goodbye may have been sent just before the end
+  for (const Loss& loss : losses) {
+    if (common_.peers.gone(loss.rank)) continue;
+    if (common_.peers.outlived()) {
+      lose(loss.rank, loss.cause, loss.certain);
+      continue;
+    }
+    throw PeerLost(
+        "rank " + std::to_string(loss.rank) + " on " + common_.transport.host_of(loss.rank) + " is lost: " + loss.cause,
+        {loss.rank});
+  }
+}
+
+void FailureDetector::lose(int rank, const std::string& why, bool certain) {
+  if (common_.peers.gone(rank)) return;
+  say("rank " + std::to_string(rank) + " on " + common_.transport.host_of(rank) + " is lost: " + why + ". Rank " +
+      std::to_string(common_.transport.rank()) + " goes on without it.");
+  common_.transport.abandon();
+  leave(rank, certain);
+}
+
+void FailureDetector::leave(int rank, bool certain) {
+  common_.peers.leave(rank);
+  if (membership_ && certain) membership_->left(view_.members[static_cast<std::size_t>(rank)]);
+  scheduler_.leave(rank);
+  services_.lost(rank);
+}
+
+void FailureDetector::watch_set(ProcessSet& set, Time now) {
+  if (set.running->first().serving) return end_serving(set);
+  try {
+    watch_running(*set.running, now);
+  } catch (const PeerLost&) {
+    if (!common_.peers.outlived()) throw;
+    scheduler_.give_up(set, std::current_exception());
+  }
+}
+
+void FailureDetector::watch_running(Running& running, Time now) const {
+  if (running.dormant) running.since = now;
+  const double lasted = seconds(running.since, now);
+  if (lasted > 1) {
+    for (const int rank : running.participants->laggards()) {
+      if (common_.peers.gone(rank)) throw deserted(running, rank);
+    }
+  }
+  if (!is_late(lasted)) return;
+  const std::string& name = running.decision.names.front();
+  const std::vector<int> late = running.participants->laggards();
+  const std::string text = "'" + name + "' has run for " + whole(lasted) + " s and still waits for ranks " + list(late);
+  if (lasted > timeout_s_) throw Timeout(text + ", more than SORDINO_TIMEOUT_S", name, late);
+  if (running.warned) return;
+  running.warned = true;
+  say("stalled: " + text + ".");
+}
+
+// What waits for ranks that have left ends by itself; what comes after it will not begin, for they have a part in it.
+void FailureDetector::end_serving(ProcessSet& set) {
+  for (const int rank : set.running->participants->laggards()) {
+    if (!common_.peers.gone(rank)) continue;
+    scheduler_.give_up(set, std::make_exception_ptr(deserted(*set.running, rank)));
+    return;
+  }
+}
+
+void FailureDetector::watch_coordinated(ProcessSet& set, Time now) {
+  for (const Negotiation::Waiting& waiting : set.negotiation->waiting()) {
+    const double waited = seconds(waiting.since, now);
+    if (waiting.opcode == Opcode::kJoin) continue;  // the others train on, for as long as they have data
+    if (waiting.missing.empty() || !is_late(waited)) continue;
+    const std::string text = std::string(name_of(waiting.opcode)) + " '" + waiting.name + "' has waited " +
+                             whole(waited) + " s for ranks " + list(waiting.missing);
+    if (waited > timeout_s_) {
+      stuck_ = waiting.missing;
+      throw Timeout(text + ", more than SORDINO_TIMEOUT_S", waiting.name, waiting.missing);
+    }
+    if (!waiting.warned) {
+      say("stalled: " + text + ". They compute long, wait for something else, or never call it.");
+      set.negotiation->mark_warned(waiting.name);
+      common_.peers.post_to(set.ranks, Writer().put(Message::kStalled).put(set.id).put(waiting.name).take());
+    }
+  }
+}
+
+// What another rank coordinates fails here too when that rank stays silent or has left.
+void FailureDetector::watch_own(Time now) {
+  constexpr double kGrace = 2;  // the coordinator names the missing ranks better, so it goes first
+  std::vector<Submission> deserted;
+  scheduler_.visit_announced([&](Submission& submission, const ProcessSet& set) {
+    const int coordinator = set.coordinator();
+    if (set.running || !set.decisions.empty() || set.negotiation) return;
+    if (common_.peers.gone(coordinator)) deserted.push_back(submission);
+    if (submission.request.opcode == Opcode::kJoin) return;
+    const double waited = seconds(submission.since, now);
+    const bool reported = submission.warned || set.stalled.contains(submission.request.name);
+    if (!reported && waited > stall_warn_s_ + kGrace) {
+      submission.warned = true;
+      say("stalled: '" + submission.request.name + "' has waited " + whole(waited) + " s for rank " +
+          std::to_string(coordinator) + ", which coordinates it and says nothing.");
+    }
+    if (waited > timeout_s_ + kGrace) {
+      stuck_ = {coordinator};
+      throw Timeout("'" + submission.request.name + "' has waited for " + whole(timeout_s_) + " s, and rank " +
+                        std::to_string(coordinator) + ", which coordinates it, says nothing",
+                    submission.request.name, {coordinator});
+    }
+  });
+  for (Submission& submission : deserted) {
+    const int coordinator = scheduler_.sets().at(submission.request.set)->coordinator();
+    scheduler_.finish(submission,
+                      std::make_exception_ptr(PeerLost("'" + submission.request.name + "' waits for rank " +
+                                                           std::to_string(coordinator) + ", which has shut down",
+                                                       {coordinator})));
+  }
+}
+
+// ---- failing -------------------------------------------------------------------------------------------------------
+
+void FailureDetector::fail(std::exception_ptr failure, bool tell) {
+  if (!common_.failure.latch(failure)) return;
+  const bool broken = tell || told_;
+  if (broken) {
+    common_.failure.mark_broken();
+    common_.transport.abandon();
+  }
+  if (tell && membership_) {
+    tell_membership(failure);
+  } else if (tell) {
+    tell_peers(failure);
+  }
+  scheduler_.end(failure, broken);
+  services_.end(failure);
+  if (broken) scheduler_.abort_nccl();
+}
+
+void FailureDetector::tell_peers(const std::exception_ptr& failure) {
+  const int self = common_.transport.rank();
+  Writer writer;
+  writer.put(Message::kFailed);
+  try {
+    std::rethrow_exception(failure);
+  } catch (const PeerLost& error) {
+    writer.put(Failure::kPeerLost).put(std::string(error.what())).put(std::string()).put(error.ranks);
+  } catch (const Timeout& error) {
+    writer.put(Failure::kTimeout).put(std::string(error.what())).put(error.operation).put(error.missing);
+  } catch (const std::exception& error) {
+    writer.put(Failure::kOther).put(std::string(error.what())).put(std::string()).put(std::vector<int>{self});
+  }
+  const Bytes message = writer.take();
+  for (int peer = 0; peer < common_.transport.size(); ++peer) {
+    try {
+      common_.peers.post(peer, message);
+    } catch (const Error&) {
+      // The peer is the one that died; the others still have to hear of it.
+    }
+  }
+}
+
+// Any failure ends the epoch: who is left agrees on the next one.
+void FailureDetector::tell_membership(const std::exception_ptr& failure) {
+  const auto members = [this](const std::vector<int>& ranks) {
+    std::vector<int> all;
+    for (const int rank : ranks) all.push_back(view_.members[static_cast<std::size_t>(rank)]);
+    return all;
+  };
+  std::vector<int> lost;
+  std::string cause;
+  try {
+    std::rethrow_exception(failure);
+  } catch (const PeerLost& error) {
+    cause = error.what();
+    lost = members(error.ranks);
+  } catch (const std::exception& error) {
+    cause = error.what();
+  }
+  membership_->blame(lost, members(stuck_), cause);
+}
+
+void FailureDetector::receive_failure(int from, Reader& reader) {
+  if (common_.peers.outlived()) {
+    reader.one_of(kLastFailure);
+    return lose(from, "it has failed: " + reader.text(), true);
+  }
+  const auto failure = reader.one_of(kLastFailure);
+  const std::string text = reader.text(), operation = reader.text();
+  const std::vector<int> ranks = reader.list<int>();
+  for (const int rank : ranks) {
+    if (rank < 0 || rank >= common_.transport.size())
+      throw TransportError("rank " + std::to_string(from) + " tells of a rank that there is not");
+  }
+  told_ = true;  // whoever failed has told everybody
+  switch (failure) {
+    case Failure::kPeerLost: throw PeerLost(text, ranks);
+    case Failure::kTimeout: throw Timeout(text, operation, ranks);
+    case Failure::kOther: throw PeerLost("rank " + std::to_string(from) + " has failed: " + text, {from});
+  }
+}
+
+}  // namespace sordino

@@ -1,0 +1,202 @@
+#include "engine/negotiation.h"
+
+#include <algorithm>
+#include <functional>
+#include <numeric>
+#include <set>
+
+namespace sordino {
+namespace {
+
+// All-reduces up to this size are worth fusing; larger ones lose nothing by going alone, and may be averaged in place.
+constexpr std::size_t kSmall = std::size_t{1} << 20;
+
+}  // namespace
+
+void Negotiation::announce(int member, Announcement said, Time now) {
+  const auto known = pending_.find(said.name);
+  if (known != pending_.end() && known->second.said[static_cast<std::size_t>(member)])
+    throw TransportError("a control message tells of the same request twice");
+  if (said.opcode == Opcode::kJoin) {
+    joined_[member] = true;
+    last_joined_ = members_[member];
+    for (const auto& [name, pending] : pending_) ripe_.push_back(name);
+  }
+  const std::string name = said.name;
+  Pending& pending = pending_[name];
+  if (pending.said.empty()) {
+    pending.said.resize(members_.size());
+    pending.since = now;
+  }
+  pending.said[member] = std::move(said);
+  ++pending.count;
+  ripe_.push_back(name);
+}
+
+void Negotiation::leave(int member) {
+  gone_[member] = true;
+  for (const auto& [name, pending] : pending_) ripe_.push_back(name);
+}
+
+bool Negotiation::complete(const Pending& pending) const {
+  if (pending.count == static_cast<int>(members_.size())) return true;
+  for (std::size_t member = 0; member < members_.size(); ++member) {
+    if (!pending.said[member] && !joined_[member]) return false;
+  }
+  return true;
+}
+
+bool Negotiation::needs_the_gone(const Pending& pending) const {
+  for (std::size_t member = 0; member < members_.size(); ++member) {
+    // One that announced and then left cannot do its part either.
+    if (gone_[member] && (pending.said[member] || !joined_[member])) return true;
+  }
+  return false;
+}
+
+std::string Negotiation::difference(const std::vector<int>& participants, const Pending& pending) const {
+  const int first = participants.front();
+  const Announcement& reference = *pending.said[first];
+  const auto rank = [&](int member) { return "rank " + std::to_string(members_[member]); };
+  for (const int member : participants) {
+    const std::string what = sordino::difference(reference, *pending.said[member]);
+    if (!what.empty()) return rank(first) + " and " + rank(member) + " differ in " + what;
+  }
+  if (reference.opcode == Opcode::kAlltoall) {
+    for (const int member : participants) {
+      const std::size_t splits = pending.said[member]->splits.size();
+      if (splits != members_.size())
+        return rank(member) + " has splits for " + std::to_string(splits) + " of " + std::to_string(members_.size()) +
+               " ranks";
+    }
+  }
+  if (participants.size() == members_.size()) return "";
+  // Some members have joined: they can stand for zeros, and for nothing else.
+  if (reference.opcode == Opcode::kAllreduce || reference.opcode == Opcode::kBarrier) return "";
+  return std::string(sordino::name_of(reference.opcode)) + " needs every rank, but some have joined";
+}
+
+Decision Negotiation::judge(const std::string& name, const Pending& pending) {
+  Decision decision;
+  decision.names = {name};
+  for (std::size_t member = 0; member < members_.size(); ++member) {
+    if (pending.said[member]) decision.participants.push_back(static_cast<int>(member));
+  }
+  const Announcement& first = *pending.said[decision.participants.front()];
+  if (const std::string what = difference(decision.participants, pending); !what.empty()) {
+    decision.verdict = Verdict::kMismatch;
+    decision.error = std::string(sordino::name_of(first.opcode)) + " '" + name + "': " + what;
+    return decision;
+  }
+  if (first.device != 0) decision.abilities = common_abilities(pending);
+  switch (first.opcode) {
+    case Opcode::kAllgather:
+      for (std::size_t tensor = 0; tensor < first.dtypes.size(); ++tensor) {
+        for (const int member : decision.participants)
+          decision.numbers.push_back(pending.said[member]->shapes[tensor][0]);
+      }
+      break;
+    case Opcode::kAlltoall:
+      for (const int member : decision.participants) {
+        const auto& splits = pending.said[member]->splits;
+        decision.numbers.insert(decision.numbers.end(), splits.begin(), splits.end());
+      }
+      break;
+    case Opcode::kJoin:
+      decision.numbers = {last_joined_};
+      joined_.assign(members_.size(), false);
+      break;
+    case Opcode::kAddSet:
+      // Each rank has said which ids it has seen: the next one is new to all of them.
+      decision.numbers = {0};
+      for (const int member : decision.participants)
+        decision.numbers[0] = std::max(decision.numbers[0], std::int64_t{pending.said[member]->root} + 1);
+      break;
+    default: break;
+  }
+  return decision;
+}
+
+Abilities Negotiation::common_abilities(const Pending& pending) {
+  Abilities common = 0xff;
+  std::set<std::uint64_t> devices;
+  for (const auto& said : pending.said) {
+    if (!said) continue;
+    common &= said->abilities;
+    if (!devices.insert(said->device).second) common &= static_cast<Abilities>(~kNccl);
+  }
+  return common;
+}
+
+void Negotiation::fuse(std::vector<Decision>& decisions, Decision next, const Pending& pending) {
+  const Announcement& what = *pending.said[static_cast<std::size_t>(next.participants.front())];
+  std::vector<std::uint64_t> devices;
+  const std::size_t bytes = what.bytes();
+  const bool fusible = next.verdict == Verdict::kRun && what.opcode == Opcode::kAllreduce &&
+                       what.op != ReduceOp::kAdasum && bytes <= kSmall;
+  if (fusible) {
+    for (const int member : next.participants)
+      devices.push_back(pending.said[static_cast<std::size_t>(member)]->device);
+  }
+  if (fusible && fusing_ && fusing_->op == what.op && fusing_->prescale == what.prescale &&
+      fusing_->postscale == what.postscale && decisions.back().participants == next.participants &&
+      fusing_->devices == devices && fusing_->bytes + bytes <= fusion_bytes_) {
+    fusing_->bytes += bytes;
+    decisions.back().names.push_back(next.names[0]);
+    return;
+  }
+  fusing_.reset();
+  if (fusible) fusing_ = Fusing{what.op, what.prescale, what.postscale, bytes, std::move(devices)};
+  decisions.push_back(std::move(next));
+}
+
+Decision Negotiation::give_up(const std::string& name, const Pending& pending) const {
+  Decision decision;
+  decision.names = {name};
+  decision.verdict = Verdict::kPeerLost;
+  for (std::size_t member = 0; member < members_.size(); ++member) {
+    if (pending.said[member]) decision.participants.push_back(static_cast<int>(member));
+    if (gone_[member]) decision.lost.push_back(members_[member]);
+  }
+  decision.error = "'" + name + "' needs rank " + std::to_string(decision.lost.front()) + ", which has shut down";
+  return decision;
+}
+
+std::vector<Decision> Negotiation::decide() {
+  std::vector<Decision> decisions;
+  fusing_.reset();
+  const std::vector<std::string> ripe = std::exchange(ripe_, {});
+  for (const std::string& name : ripe) {
+    auto found = pending_.find(name);
+    if (found == pending_.end()) continue;
+    const Pending& pending = found->second;
+    if (needs_the_gone(pending)) {
+      decisions.push_back(give_up(name, pending));
+      fusing_.reset();
+    } else if (complete(pending)) {
+      fuse(decisions, judge(name, pending), pending);
+    } else {
+      continue;
+    }
+    pending_.erase(found);
+  }
+  return decisions;
+}
+
+std::vector<Negotiation::Waiting> Negotiation::waiting() const {
+  std::vector<Waiting> all;
+  for (const auto& [name, pending] : pending_) {
+    Waiting one{name, Opcode::kBarrier, pending.since, {}, pending.warned};
+    for (std::size_t member = 0; member < members_.size(); ++member) {
+      if (pending.said[member]) {
+        one.opcode = pending.said[member]->opcode;
+      } else if (!joined_[member]) {
+        one.missing.push_back(members_[member]);
+      }
+    }
+    all.push_back(std::move(one));
+  }
+  return all;
+}
+
+}  // namespace sordino

@@ -1,0 +1,76 @@
+// How ranks that submit in any order come to run the same operations in the same order.
+//
+// Every member of a process set announces each request to the set's first member, the coordinator. When all members
+// that have not joined have announced a name, the coordinator compares what they said and decides: run it (alone or
+// fused with other small all-reduces), or fail it on every member with the difference spelled out. Decisions reach
+// every member in the same order. Pure bookkeeping: no I/O, no clock of its own.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "base/time.h"
+#include "engine/announcement.h"
+
+namespace sordino {
+
+class Negotiation {
+ public:
+  Negotiation(std::vector<int> members, std::size_t fusion_bytes)
+      : members_(std::move(members)),
+        joined_(members_.size(), false),
+        gone_(members_.size(), false),
+        fusion_bytes_(fusion_bytes) {}
+
+  void announce(int member, Announcement announcement, Time now);
+  // The member has shut down: what still waits for it, now or later, fails.
+  void leave(int member);
+  // The decisions that have become possible, in order.
+  std::vector<Decision> decide();
+
+  // For stall reports: names that wait, since when, and the world ranks they wait for.
+  struct Waiting {
+    std::string name;
+    Opcode opcode;
+    Time since;
+    std::vector<int> missing;
+    bool warned;
+  };
+  std::vector<Waiting> waiting() const;
+  void mark_warned(const std::string& name) { pending_.at(name).warned = true; }
+
+ private:
+  struct Pending {
+    std::vector<std::optional<Announcement>> said;  // by member index
+    int count = 0;
+    Time since;
+    bool warned = false;
+  };
+
+  bool complete(const Pending& pending) const;
+  bool needs_the_gone(const Pending& pending) const;
+  Decision give_up(const std::string& name, const Pending& pending) const;
+  static Abilities common_abilities(const Pending& pending);
+  Decision judge(const std::string& name, const Pending& pending);
+  std::string difference(const std::vector<int>& participants, const Pending& pending) const;
+  void fuse(std::vector<Decision>& decisions, Decision next, const Pending& pending);
+
+  std::vector<int> members_;
+  std::vector<bool> joined_, gone_;
+  int last_joined_ = -1;
+  std::size_t fusion_bytes_;
+  std::unordered_map<std::string, Pending> pending_;
+  std::vector<std::string> ripe_;  // names that may be complete, in order
+  // What the last decision of this round fuses, to compare the next one with.
+  struct Fusing {
+    ReduceOp op;
+    double prescale, postscale;
+    std::size_t bytes;
+    std::vector<std::uint64_t> devices;  // of the participants
+  };
+  std::optional<Fusing> fusing_;
+};
+
+}  // namespace sordino

@@ -1,0 +1,49 @@
+// The other ranks of a world: who has left, and how all that are there are told something.
+#pragma once
+
+#include <vector>
+
+#include "transport/transport.h"
+
+namespace sordino {
+
+// Of the thread that polls.
+class Peers {
+ public:
+  explicit Peers(Transport& transport) : transport_(transport), gone_(static_cast<std::size_t>(transport.size())) {}
+
+  bool gone(int rank) const { return gone_[static_cast<std::size_t>(rank)]; }
+  void leave(int rank) { gone_[static_cast<std::size_t>(rank)] = true; }
+
+  // From now on ranks that are lost have left, and this one goes on without them: only operations that need them fail.
+  void outlive() {
+    outlived_ = true;
+    transport_.outlive_peers();
+  }
+  bool outlived() const { return outlived_; }
+
+  // None of these posts to this rank itself, or to one that has left.
+  void post(int to, const Bytes& message) {
+    if (to != transport_.rank() && !gone(to)) transport_.post(to, message);
+  }
+  void post_to(const std::vector<int>& ranks, const Bytes& message) {
+    for (const int rank : ranks) post(rank, message);
+  }
+  void post_to_all(const Bytes& message) {
+    for (int rank = 0; rank < transport_.size(); ++rank) post(rank, message);
+  }
+  void post_to_node(const Bytes& message) {
+    const auto& node_of = transport_.node_of();
+    for (int rank = 0; rank < transport_.size(); ++rank) {
+      if (node_of[static_cast<std::size_t>(rank)] == node_of[static_cast<std::size_t>(transport_.rank())])
+        post(rank, message);
+    }
+  }
+
+ private:
+  Transport& transport_;
+  std::vector<bool> gone_;
+  bool outlived_ = false;
+};
+
+}  // namespace sordino

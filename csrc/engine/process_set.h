@@ -1,0 +1,75 @@
+// A process set: some ranks of the world, with an order of operations of their own.
+#pragma once
+
+#include <algorithm>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "collectives/participants.h"
+#include "engine/negotiation.h"
+#include "engine/running.h"
+
+namespace sordino {
+
+// How the sets of a world are set up.
+struct SetOptions {
+  std::size_t slot_bytes;  // 0 when the ranks of a node do not share memory
+  int patience;            // of Participants
+  std::size_t fusion_bytes;
+};
+
+class ProcessSet {
+ public:
+  ProcessSet(int id, std::vector<int> ranks, Transport& transport, const SetOptions& options);
+
+  // This rank leaves the world: its block stays for peers that have yet to map it.
+  void leave_block() {
+    if (own_block_) transport_.keep(std::move(own_block_));
+  }
+  // Where this rank's block is, for the node peers; segment 0 when there is none.
+  Location block_location() const;
+  std::vector<int> node_peers() const;
+  // A node peer has said where its block is. TransportError if it is none, or has said so before.
+  void connect(int rank, const Location& block);
+  // All blocks that this rank will ever see are there.
+  bool ready() const { return unconnected_.empty(); }
+
+  // Those that a decision names, for the next operation; null if this rank is none of them.
+  std::unique_ptr<Participants> gather(const std::vector<int>& members, Traffic& traffic);
+  // What an operation that is over leaves to the next.
+  void remember(Participants& over) {
+    slot_use_ = std::move(over.slot_use);
+    shares_devices_ = over.shares_devices;
+  }
+
+  int index_of(int rank) const {
+    const auto found = std::find(ranks.begin(), ranks.end(), rank);
+    return found == ranks.end() ? -1 : static_cast<int>(found - ranks.begin());
+  }
+  int coordinator() const { return ranks.front(); }
+
+  const int id;
+  const std::vector<int> ranks;
+  const int me;                            // index of this rank, -1 for non-members
+  std::optional<Negotiation> negotiation;  // on the coordinator
+  std::deque<Decision> decisions;          // not begun yet
+  std::set<std::string> stalled;           // undecided names whose missing ranks the coordinator has reported
+  std::optional<Running> running;
+  NcclChannels channels;
+
+ private:
+  Transport& transport_;
+  const SetOptions options_;
+  std::shared_ptr<Segment> own_block_;
+  std::vector<SharedBlock*> blocks_;  // by member; null for members of other nodes
+  std::set<int> unconnected_;         // node peers that have not said where their blocks are
+  std::uint64_t sequence_ = 0;
+  SlotUse slot_use_;
+  std::optional<bool> shares_devices_;
+};
+
+}  // namespace sordino

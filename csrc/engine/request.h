@@ -1,0 +1,93 @@
+// What a user asked for, and what becomes of it.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/dtype.h"
+#include "device/device.h"
+#include "engine/opcode.h"
+
+namespace sordino {
+
+// One tensor of a request: contiguous, row-major. `output` is null where the core allocates the result (allgather,
+// alltoall, reducescatter).
+struct Tensor {
+  DType dtype;
+  std::vector<std::int64_t> shape;
+  const std::byte* input = nullptr;
+  std::byte* output = nullptr;
+
+  std::size_t count() const {
+    std::size_t product = 1;
+    for (const std::int64_t extent : shape) product *= static_cast<std::size_t>(extent);
+    return product;
+  }
+  std::size_t bytes() const { return count() * size_of(dtype); }
+  std::size_t row_bytes() const {
+    std::size_t product = size_of(dtype);
+    for (std::size_t axis = 1; axis < shape.size(); ++axis) product *= static_cast<std::size_t>(shape[axis]);
+    return product;
+  }
+};
+
+struct Exchange;
+class Handle;
+
+struct Request {
+  std::string name;
+  Opcode opcode = Opcode::kBarrier;
+  int set = 0;
+  ReduceOp op = ReduceOp::kSum;
+  double prescale = 1, postscale = 1;
+  int root = 0;                      // world rank
+  std::vector<Tensor> tensors;       // several: a grouped operation
+  std::vector<std::int64_t> splits;  // alltoall: rows for each member; process sets: ranks or the id
+  // Of an exchange: what is exchanged, in which round, and what it comes after: on this rank it begins when that is
+  // done, and fails if that failed, so nobody need wait in between.
+  std::shared_ptr<const Exchange> exchange;
+  std::uint64_t round = 0;
+  std::shared_ptr<const Handle> after;
+  // This rank only serves the others: it waits for them without a deadline, and when one has left instead of coming,
+  // this request alone fails with PeerLost.
+  bool serving = false;
+  // Whose memory the tensors are; null for the host's. They may be read, and written, after `ready`.
+  std::shared_ptr<Device> device;
+  std::shared_ptr<Event> ready;
+};
+
+// Memory for a result whose size only the operation knows.
+struct Result {
+  std::shared_ptr<std::byte> data;
+  std::shared_ptr<Device> device;  // whose memory it is, if not the host's
+  std::shared_ptr<Stream> reader;  // then, the queue that reads it last
+  std::size_t bytes = 0;
+  std::vector<std::int64_t> shape;
+};
+
+// A request under way. `error`, `results` and `numbers` may be read once done() is true.
+class Handle {
+ public:
+  bool done() const { return done_.load(std::memory_order_acquire); }
+  void finish(std::exception_ptr failure = nullptr) {
+    error = std::move(failure);
+    done_.store(true, std::memory_order_release);
+  }
+
+  std::exception_ptr error;
+  std::vector<Result> results;
+  std::vector<std::int64_t> numbers;  // alltoall: rows received from each member; join: last rank; add set: its id
+  // Of an operation on device memory: its results are there after the event.
+  std::shared_ptr<Device> device;
+  std::shared_ptr<Event> event;
+  std::atomic<bool> undone{false};  // what was put on the device was given up, and the results are nothing
+
+ private:
+  std::atomic<bool> done_{false};
+};
+
+}  // namespace sordino

@@ -1,0 +1,237 @@
+// Operations on device memory. There are four ways; which one is taken is the same on all ranks, as what decides it has
+// been negotiated:
+//
+//   NCCL     where no two ranks share a device (collectives/nccl_operations.h)
+//   IPC      on one node: device memory that all its ranks map, by the algorithm for shared memory
+//   MPI      between nodes, where messages take device memory: the algorithms by messages, in place
+//   STAGED   through the host: the operation on the host's memory, between two copies
+//
+// All work of this rank is put on one queue of the device (by NCCL, on one of each communicator), behind what computes
+// the inputs; whoever uses the outputs has its own queue wait for the event that the handle gets.
+#include <algorithm>
+
+#include "collectives/operations.h"
+#include "engine/detour.h"
+#include "engine/running.h"
+
+namespace sordino {
+namespace {
+
+constexpr std::uint64_t kTrial = 1;  // the one stage of it
+
+bool located(Participants& participants, const std::byte* data, std::size_t bytes) {
+  return participants.transport.node_memory().locate(data, bytes).device != 0;
+}
+
+// Finds whether all members of a set on one node can map each other's device memory, by trying.
+Task try_mapping(Running& running, const std::shared_ptr<Device>& device) {
+  Participants& participants = *running.participants;
+  NodeMemory& memory = participants.transport.node_memory();
+  SharedBlock* own = participants.blocks[static_cast<std::size_t>(participants.me)];
+  const auto buffer = running.staging->take(device, Where::kDevice, 1);
+  own->location = memory.locate(buffer->data(), 1);
+  participants.reach(&SharedBlock::offered, kTrial);
+  co_await participants.all_reached(&SharedBlock::offered, kTrial);
+  own->reaches_devices = true;
+  try {
+    for (std::size_t index = 0; index < participants.blocks.size(); ++index) {
+      const Location& theirs = participants.blocks[index]->location;
+      if (theirs.device == 0) throw TransportError("a rank cannot share its device's memory");
+      if (static_cast<int>(index) != participants.me) memory.map(participants.ranks[index], theirs, device);
+    }
+  } catch (const TransportError&) {
+    own->reaches_devices = false;
+  }
+  participants.reach(&SharedBlock::reduced, kTrial);
+  co_await participants.all_reached(&SharedBlock::reduced, kTrial);
+  participants.shares_devices = std::all_of(participants.blocks.begin(), participants.blocks.end(),
+                                            [](const SharedBlock* block) { return block->reaches_devices; });
+  participants.stages_used += kTrial;
+  running.staging->give_back(buffer, nullptr);
+}
+
+// Whether the operation's tensors can be averaged where they are: by dtype one piece, in memory that peers map.
+bool lies_in_place(const Running& running) {
+  for (int code = 0; code < kDTypeCount; ++code) {
+    Pieces pieces(static_cast<DType>(code));
+    for (const Submission& submission : running.submissions) {
+      for (const Tensor& tensor : submission.request.tensors) {
+        if (tensor.dtype == pieces.dtype()) pieces.add(tensor.input, tensor.output, tensor.count());
+      }
+    }
+    if (pieces.count() == 0) continue;
+    const Piece* piece = pieces.in_place();
+    if (!piece || !located(*running.participants, piece->input, pieces.bytes())) return false;
+  }
+  return true;
+}
+
+// The communicator of the operation's participants, made by the first operation of theirs.
+Task connect(Running& running, const std::shared_ptr<Device>& device) {
+  Participants& participants = *running.participants;
+  std::shared_ptr<nccl::Channel>& channel = (*running.channels)[{participants.ranks, device->identity()}];
+  if (!channel) {
+    const bool first = participants.me == 0;
+    Bytes id(sizeof(nccl::UniqueId));
+    if (first) id = nccl::Communicator::new_id();
+    co_await broadcast(participants, 0, id.data(), id.data(), id.size());
+    nccl::Communicator::Options options;
+    // On threads of the communicator's own, which end with it.
+    options.use_device = [device] {
+      static thread_local std::shared_ptr<void> used;
+      used = device->use();
+    };
+    const std::shared_ptr<void> now = device->use();
+    channel = std::make_shared<nccl::Channel>(
+        std::make_unique<nccl::Communicator>(id, participants.size(), participants.me, std::move(options)), device);
+  }
+  running.channel = channel;
+  co_await channel->ready();
+}
+
+bool nccl_folds(const Running& running) {
+  const Request& first = running.first();
+  if (first.opcode != Opcode::kAllreduce && first.opcode != Opcode::kReducescatter) return true;
+  const ReduceOp op = first.op == ReduceOp::kAverage ? ReduceOp::kSum : first.op;
+  for (const Submission& submission : running.submissions) {
+    for (const Tensor& tensor : submission.request.tensors) {
+      if (!nccl::supports(tensor.dtype, op)) return false;
+    }
+  }
+  return true;
+}
+
+// Has a queue wait for the inputs.
+void follow(const Running& running, Device& device, Stream stream) {
+  for (const Submission& submission : running.submissions) {
+    const Request& request = submission.request;
+    if (request.ready) device.wait(stream, request.ready);
+    if (request.after && request.after->event) device.wait(stream, request.after->event);
+  }
+}
+
+void work_on(Running& running, const std::shared_ptr<Device>& device, Stream stream) {
+  running.compute = device_compute(device, stream);
+  running.participants->compute = running.compute.get();
+}
+
+// Its operations are on a queue of their own from here on.
+Task begin_by_nccl(Running& running, const std::shared_ptr<Device>& device) {
+  running.route = "NCCL";
+  co_await connect(running, device);
+  follow(running, *device, running.channel->stream());
+  work_on(running, device, running.channel->stream());
+  running.participants->channel = running.channel.get();
+}
+
+// The same on the device's queue; over when the inputs are there, which peers read as soon as they are offered.
+Task begin_on_queue(Running& running, const std::shared_ptr<Device>& device) {
+  work_on(running, device, device->queue());
+  co_await reached(device->record(device->queue()));
+}
+
+// The algorithms of the host's memory, on the device's.
+Task compute_on(Running& running, const std::shared_ptr<Device>& device) {
+  co_await begin_on_queue(running, device);
+  co_await run_in_place(running);
+}
+
+Task run_exchange_on_device(Running& running, const std::shared_ptr<Device>& device) {
+  Participants& participants = *running.participants;
+  Request& request = running.submissions.front().request;
+  const Exchange& what = *request.exchange;
+  const Stream queue = device->queue();
+  co_await come_after(running, request);
+  if (what.route == Route::kNccl) {
+    co_await begin_by_nccl(running, device);
+    Exchange apart = what;
+    apart.shared = false;  // nothing but messages
+    co_await exchange_by_nccl(participants, apart, request.round, *running.channel);
+    co_return;
+  }
+  follow(running, *device, queue);
+  if (what.route == Route::kDirect) {
+    running.route = participants.one_node ? "IPC" : "MPI";
+    co_await begin_on_queue(running, device);
+    co_await exchange(participants, what, request.round);
+    co_return;
+  }
+  running.route = "STAGED";
+  const std::size_t bytes = what.layout->bytes();
+  const auto buffer = running.staging->take(device, Where::kHost, bytes);
+  if (what.shared && participants.transport.node_memory().locate(buffer->data(), bytes).segment == 0) {
+    throw TransportError("no room in shared memory for " + std::to_string(bytes) + " bytes on their way from a GPU");
+  }
+  device->copy(buffer->data(), what.source, bytes, queue);
+  co_await reached(device->record(queue));
+  Exchange on_host = what;
+  on_host.source = on_host.result = buffer->data();
+  co_await exchange(participants, on_host, request.round);
+  device->copy(what.result, buffer->data(), bytes, queue);
+  running.staging->give_back(buffer, device->record(queue));
+}
+
+Task run_collective_on_device(Running& running, const std::shared_ptr<Device>& device) {
+  Participants& participants = *running.participants;
+  const Request& first = running.first();
+  const Abilities abilities = running.decision.abilities;
+  const bool stands_for_zeros =
+      participants.size() < participants.set_size && first.op != ReduceOp::kSum && first.op != ReduceOp::kAverage;
+  const bool reduces = first.opcode == Opcode::kAllreduce;
+  const bool by_host = reduces && (first.op == ReduceOp::kAdasum || stands_for_zeros);
+  if (!by_host && participants.size() > 1 && (abilities & kNccl) && nccl_folds(running)) {
+    co_await begin_by_nccl(running, device);
+    co_await run_in_place(running);
+    co_return;
+  }
+  follow(running, *device, device->queue());
+  if (!by_host && participants.size() == 1) {
+    running.route = "ALONE";
+    co_await compute_on(running, device);
+    co_return;
+  }
+  if (!by_host && reduces && participants.one_node && (abilities & kMapsDevices)) {
+    if (!participants.shares_devices && participants.size() == participants.set_size)
+      co_await try_mapping(running, device);
+    if (participants.shares_devices.value_or(false)) {
+      running.route = "IPC";
+      if (lies_in_place(running)) {
+        co_await compute_on(running, device);
+      } else {
+        Detour detour(running, device, Where::kDevice);
+        detour.in();
+        co_await compute_on(running, device);
+        detour.out();
+      }
+      co_return;
+    }
+  }
+  if (!by_host && !participants.one_node && (abilities & kSendsDevices)) {
+    running.route = "MPI";
+    co_await compute_on(running, device);
+    co_return;
+  }
+  running.route = "STAGED";
+  Detour detour(running, device, Where::kHost);
+  co_await detour.in();
+  co_await run_in_place(running);
+  detour.out();
+}
+
+}  // namespace
+
+Task run_on_device(Running& running) {
+  const std::shared_ptr<Device> device = running.first().device;
+  if (running.first().opcode == Opcode::kExchange) {
+    co_await run_exchange_on_device(running, device);
+  } else {
+    co_await run_collective_on_device(running, device);
+  }
+  const std::shared_ptr<Event> event = device->record(running.channel ? running.channel->stream() : device->queue());
+  for (Submission& submission : running.submissions) {
+    submission.handle->device = device;
+    submission.handle->event = event;
+  }
+}
+
+}  // namespace sordino

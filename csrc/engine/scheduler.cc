@@ -1,0 +1,209 @@
+// What users call, process sets, and how operations end. What moves them on is in scheduler_poll.cc.
+#include "engine/scheduler.h"
+
+#include <algorithm>
+#include <numeric>
+#include <thread>
+
+#include "base/keep.h"
+#include "engine/control.h"
+
+namespace sordino {
+
+Scheduler::Scheduler(Common& common, const Config& config, int patience)
+    : common_(common),
+      set_options_{common.transport.shares_memory() ? config.chunk_bytes : 0, patience, config.fusion_bytes},
+      device_routes_(common.transport, config),
+      staging_(common.transport.node_memory()) {
+  std::vector<int> everybody(static_cast<std::size_t>(common.transport.size()));
+  std::iota(everybody.begin(), everybody.end(), 0);
+  add_set(0, std::move(everybody));
+}
+
+std::shared_ptr<Handle> Scheduler::submit(Request request) {
+  auto handle = std::make_shared<Handle>();
+  std::lock_guard lock(mutex_);
+  if (common_.failure.latched()) common_.failure.rethrow();  // before end() looks for what has been submitted, or after
+  const auto found = sets_.find(request.set);
+  if (found == sets_.end())
+    throw UsageError("process set " + std::to_string(request.set) + " does not exist (any more)");
+  if (found->second->me < 0) {
+    throw UsageError("rank " + std::to_string(common_.transport.rank()) + " is not a member of process set " +
+                     std::to_string(request.set));
+  }
+  if (request.opcode == Opcode::kRemoveSet) require_idle(static_cast<int>(request.splits.at(0)));
+  const auto [place, added] = outstanding_.try_emplace(key_of(request.set, request.name));
+  if (!added) {
+    throw UsageError("an operation named '" + request.name +
+                     "' is still under way on this rank; wait for it, or give this one another name");
+  }
+  in_flight_.fetch_add(1);
+  if (request.device) on_devices_.fetch_add(1);
+  submitted_.push_back({std::move(request), handle, std::chrono::steady_clock::now()});
+  submitted_any_ = true;
+  return handle;
+}
+
+void Scheduler::require_idle(int set) const {
+  const std::string prefix = key_of(set, "");
+  for (const auto& [key, submission] : outstanding_) {
+    if (!key.starts_with(prefix)) continue;
+    throw UsageError("process set " + std::to_string(set) + " cannot be removed while '" + key.substr(prefix.size()) +
+                     "' is under way on it");
+  }
+}
+
+std::vector<int> Scheduler::members(int set) const {
+  std::lock_guard lock(mutex_);
+  const auto found = sets_.find(set);
+  if (found == sets_.end()) throw UsageError("process set " + std::to_string(set) + " does not exist (any more)");
+  return found->second->ranks;
+}
+
+std::vector<int> Scheduler::set_ids() const {
+  std::lock_guard lock(mutex_);
+  std::vector<int> ids;
+  for (const auto& [id, set] : sets_) ids.push_back(id);
+  return ids;
+}
+
+std::vector<std::string> Scheduler::names_in_flight() const {
+  std::lock_guard lock(mutex_);
+  std::vector<std::string> names;
+  for (const auto& [key, submission] : outstanding_) names.push_back(key.substr(key.find('/') + 1));
+  return names;
+}
+
+std::map<std::string, std::uint64_t> Scheduler::routes() const {
+  std::lock_guard lock(mutex_);
+  return routes_;
+}
+
+ProcessSet& Scheduler::add_set(int id, std::vector<int> ranks) {
+  auto made = std::make_unique<ProcessSet>(id, std::move(ranks), common_.transport, set_options_);
+  ProcessSet& set = *made;
+  {
+    std::lock_guard lock(mutex_);
+    sets_[id] = std::move(made);
+  }
+  if (const Location block = set.block_location(); block.segment != 0) {
+    const Bytes message = Writer().put(Message::kSharedBlock).put(id).put(block).take();
+    for (const int peer : set.node_peers()) common_.transport.post(peer, message);
+  }
+  newest_set_ = std::max(newest_set_, id);
+  for (const int peer : set.ranks) {
+    if (common_.peers.gone(peer)) tell_left(set, peer);
+  }
+  for (Early& early : std::exchange(early_, {})) receive(early.from, early.message);
+  return set;
+}
+
+void Scheduler::remove_set(int id) {
+  std::unique_ptr<ProcessSet> removed;
+  std::vector<Submission> orphans;
+  {
+    std::lock_guard lock(mutex_);
+    const auto found = sets_.find(id);
+    if (found == sets_.end()) return;
+    removed = std::move(found->second);
+    sets_.erase(found);
+    for (auto& [key, submission] : outstanding_) {
+      if (submission.handle && submission.request.set == id) orphans.push_back(submission);
+    }
+    std::erase_if(submitted_, [&](Submission& submission) {
+      if (submission.request.set != id) return false;
+      orphans.push_back(submission);
+      return true;
+    });
+  }
+  const auto error = std::make_exception_ptr(
+      UsageError("process set " + std::to_string(id) + " was removed before the operation ran"));
+  for (Submission& submission : orphans) finish(submission, error);
+}
+
+void Scheduler::leave(int rank) {
+  for (auto& [id, set] : sets_) tell_left(*set, rank);
+}
+
+void Scheduler::tell_left(ProcessSet& set, int rank) {
+  const int index = set.index_of(rank);
+  if (index >= 0 && set.negotiation) set.negotiation->leave(index);
+}
+
+bool Scheduler::settled() const {
+  return std::all_of(sets_.begin(), sets_.end(),
+                     [](const auto& entry) { return !entry.second->running && entry.second->decisions.empty(); });
+}
+
+// ---- ends ----------------------------------------------------------------------------------------------------------
+
+void Scheduler::finish(Submission& submission, std::exception_ptr error) {
+  {
+    std::lock_guard lock(mutex_);
+    outstanding_.erase(key_of(submission.request.set, submission.request.name));
+    in_flight_.fetch_sub(1);
+    if (submission.request.device) on_devices_.fetch_sub(1);
+  }
+  submission.handle->finish(std::move(error));
+}
+
+void Scheduler::give_up(ProcessSet& set, const std::exception_ptr& error) {
+  Running& over = given_up_.emplace_back(std::move(*set.running));
+  set.running.reset();
+  if (over.channel) {
+    nccl_.give_up(*over.channel);
+    for (auto& [id, other] : sets_)
+      std::erase_if(other->channels, [&](const auto& entry) { return entry.second == over.channel; });
+    over.channel->communicator().abort();
+  }
+  for (Submission& submission : over.submissions) {
+    if (const auto& device = submission.request.device) {
+      submission.handle->device = device;
+      submission.handle->event = device->record(device->queue());  // what was begun still works on the tensors
+    }
+    finish(submission, error);
+  }
+}
+
+void Scheduler::end(const std::exception_ptr& failure, bool broken) {
+  std::vector<Submission> lost;
+  {
+    std::lock_guard lock(mutex_);
+    for (auto& [key, submission] : outstanding_) {
+      if (submission.handle) lost.push_back(submission);
+    }
+    for (Submission& submission : submitted_) lost.push_back(submission);
+    submitted_.clear();
+  }
+  for (auto& [id, set] : sets_) {
+    // Transfers may still be under way into memory that a task owns, so the task outlives the failure.
+    if (set->running) given_up_.push_back(std::move(*set->running));
+    set->running.reset();
+    set->decisions.clear();
+  }
+  if (broken) nccl_.give_up();
+  for (Submission& submission : lost) finish(submission, failure);
+}
+
+void Scheduler::abort_nccl() {
+  // All at once: an abort may wait for what another communicator still has on the device.
+  std::vector<std::thread> aborts;
+  for (auto& [id, set] : sets_) {
+    for (auto& [key, channel] : set->channels) aborts.emplace_back([&channel] { channel->communicator().abort(); });
+  }
+  for (std::thread& abort : aborts) abort.join();
+  nccl_.clear();
+}
+
+void Scheduler::close_nccl() {
+  nccl_.clear();
+  for (auto& [id, set] : sets_) set->channels.clear();
+}
+
+void Scheduler::leave_blocks() {
+  for (auto& [id, set] : sets_) set->leave_block();
+}
+
+void Scheduler::keep_given_up() { keep_for_ever(std::move(given_up_)); }
+
+}  // namespace sordino

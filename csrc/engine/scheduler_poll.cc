@@ -1,0 +1,234 @@
+// What moves operations on: announcements out, messages in, decisions made and obeyed, data phases advanced.
+#include <algorithm>
+#include <numeric>
+
+#include "engine/control.h"
+#include "engine/decision_check.h"
+#include "engine/scheduler.h"
+
+namespace sordino {
+namespace {
+
+using std::chrono::steady_clock;
+
+std::string upper(std::string text) {
+  std::transform(text.begin(), text.end(), text.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::toupper(c)); });
+  return text;
+}
+
+}  // namespace
+
+bool Scheduler::announce() {
+  if (!submitted_any_.exchange(false)) return false;
+  std::deque<Submission> fresh;
+  {
+    std::lock_guard lock(mutex_);
+    fresh.swap(submitted_);
+  }
+  // All are outstanding before any is announced: if an announcement fails, the failure finds every handle.
+  std::vector<std::pair<ProcessSet*, Announcement>> said;
+  {
+    std::lock_guard lock(mutex_);
+    for (Submission& submission : fresh) {
+      ProcessSet& set = *sets_.find(submission.request.set)->second;
+      if (is_direct(submission.request.opcode)) {
+        std::vector<int> everybody(set.ranks.size());
+        std::iota(everybody.begin(), everybody.end(), 0);
+        Decision& decision = set.decisions.emplace_back();
+        decision.names = {submission.request.name};
+        decision.participants = std::move(everybody);
+      } else {
+        if (submission.request.opcode == Opcode::kAddSet) submission.request.root = newest_set_;
+        said.emplace_back(&set, Announcement::of(submission.request));
+        if (const auto& device = submission.request.device) said.back().second.abilities = abilities(*device);
+      }
+      outstanding_[key_of(set.id, submission.request.name)] = std::move(submission);
+    }
+  }
+  for (auto& [set, announcement] : said) {
+    if (set->negotiation) {
+      set->negotiation->announce(set->me, std::move(announcement), steady_clock::now());
+    } else {
+      Writer writer;
+      writer.put(Message::kAnnounce).put(set->id);
+      announcement.write(writer);
+      common_.transport.post(set->coordinator(), writer.take());
+    }
+  }
+  return true;
+}
+
+bool Scheduler::decide() {
+  bool decided = false;
+  for (auto& [id, set] : sets_) {
+    if (!set->negotiation) continue;
+    for (Decision& decision : set->negotiation->decide()) {
+      Writer writer;
+      writer.put(Message::kDecision).put(id);
+      decision.write(writer);
+      common_.peers.post_to(set->ranks, writer.take());
+      set->decisions.push_back(std::move(decision));
+      decided = true;
+    }
+  }
+  return decided;
+}
+
+void Scheduler::receive(int from, std::span<const std::byte> bytes) {
+  Reader reader(bytes);
+  const auto message = reader.one_of(kLastMessage);
+  const auto refuse_unless = [&](bool holds, const char* what) {
+    if (!holds) throw TransportError("rank " + std::to_string(from) + " " + what);
+  };
+  const int id = reader.get<int>();
+  if (id > newest_set_) {
+    early_.push_back({from, Bytes(bytes.begin(), bytes.end())});  // its sender has made the set sooner
+    return;
+  }
+  const auto found = sets_.find(id);
+  if (found == sets_.end()) return;  // a set removed meanwhile
+  ProcessSet& set = *found->second;
+  const int index = set.index_of(from);
+  refuse_unless(index >= 0 && set.me >= 0, "speaks of a process set that it is not in, or this rank is not");
+  switch (message) {
+    case Message::kAnnounce:
+      refuse_unless(set.negotiation.has_value(), "announces to a rank that does not coordinate");
+      set.negotiation->announce(index, Announcement::read(reader), steady_clock::now());
+      break;
+    case Message::kDecision: {
+      refuse_unless(from == set.coordinator(), "decides and does not coordinate");
+      Decision decision = Decision::read(reader);
+      const auto& some = decision.participants;
+      refuse_unless(some.empty() || (some.front() >= 0 && some.back() < static_cast<int>(set.ranks.size())),
+                    "tells of participants that there are not");
+      for (const int lost : decision.lost)
+        refuse_unless(lost >= 0 && lost < common_.transport.size(), "tells of a rank that there is not");
+      for (const std::string& name : decision.names) set.stalled.erase(name);
+      set.decisions.push_back(std::move(decision));
+      break;
+    }
+    case Message::kStalled: set.stalled.insert(reader.text()); break;
+    case Message::kSharedBlock: set.connect(from, reader.get<Location>()); break;
+    default: break;  // not of a process set
+  }
+}
+
+bool Scheduler::advance() {
+  bool moved = false;
+  for (auto& [id, set] : sets_) {
+    if (!set->running && set->decisions.empty()) continue;
+    try {
+      moved |= advance(*set);
+    } catch (const PeerLost&) {
+      if (!common_.peers.outlived() || !set->running) throw;
+      give_up(*set, std::current_exception());
+    }
+  }
+  for (Submission& removal : std::exchange(removals_, {})) {
+    remove_set(static_cast<int>(removal.request.splits.at(0)));
+    finish(removal, nullptr);
+  }
+  return moved;
+}
+
+bool Scheduler::advance(ProcessSet& set) {
+  if (!set.running) {
+    if (!set.ready()) return false;
+    Decision decision = std::move(set.decisions.front());
+    set.decisions.pop_front();
+    obey(set, std::move(decision));
+    if (!set.running) return true;
+  }
+  Running& running = *set.running;
+  // MPI that takes device memory goes by the thread's current device.
+  const auto& device = running.first().device;
+  const std::shared_ptr<void> used = device ? device->use() : nullptr;
+  const bool moved = running.task.resume();
+  if (!running.task.done()) return moved;
+  common_.traffic.operations.fetch_add(1);
+  if (running.channel) nccl_.add(running);
+  if (*running.route) {
+    std::lock_guard lock(mutex_);
+    ++routes_[running.route];
+  }
+  set.remember(*running.participants);
+  if (common_.trace.on()) trace_run(running);
+  std::vector<Submission> done = std::move(running.submissions);
+  set.running.reset();
+  const Request& first = done.front().request;
+  if (first.opcode == Opcode::kRemoveSet) {
+    removals_.push_back(std::move(done.front()));  // whoever calls is walking over the sets
+    return true;
+  }
+  if (first.opcode == Opcode::kAddSet) {
+    add_set(static_cast<int>(done.front().handle->numbers.at(0)), {first.splits.begin(), first.splits.end()});
+  }
+  for (Submission& submission : done) finish(submission, nullptr);
+  return true;
+}
+
+void Scheduler::obey(ProcessSet& set, Decision decision) {
+  std::vector<Submission> submissions;
+  const bool takes_part =
+      std::find(decision.participants.begin(), decision.participants.end(), set.me) != decision.participants.end();
+  if (takes_part) submissions = take_decided(set, decision);
+  const Time now = steady_clock::now();
+  if (common_.trace.on()) trace_negotiated(submissions, now);
+  if (decision.verdict != Verdict::kRun) return refuse(decision, submissions);
+  if (takes_part) check_decision(set, decision, submissions, newest_set_);
+  auto participants = set.gather(decision.participants, common_.traffic);
+  if (!participants) return;
+  Running& running = set.running.emplace();
+  running.decision = std::move(decision);
+  running.submissions = std::move(submissions);
+  running.participants = std::move(participants);
+  running.since = now;
+  running.staging = &staging_;
+  running.channels = &set.channels;
+  running.task = run_operation(running);
+}
+
+std::vector<Submission> Scheduler::take_decided(ProcessSet& set, const Decision& decision) {
+  std::vector<Submission> submissions;
+  std::lock_guard lock(mutex_);
+  for (const std::string& name : decision.names) {
+    const auto found = outstanding_.find(key_of(set.id, name));
+    if (found == outstanding_.end() || !found->second.handle || std::exchange(found->second.begun, true)) {
+      throw TransportError("rank " + std::to_string(common_.transport.rank()) + " was told to run '" + name +
+                           "', which it never announced");
+    }
+    submissions.push_back(found->second);
+  }
+  return submissions;
+}
+
+void Scheduler::refuse(const Decision& decision, std::vector<Submission>& submissions) {
+  std::exception_ptr error;
+  if (decision.verdict == Verdict::kPeerLost) {
+    error = std::make_exception_ptr(PeerLost(decision.error, decision.lost));
+  } else {
+    error = std::make_exception_ptr(OperationMismatch(decision.error));
+  }
+  for (Submission& submission : submissions) finish(submission, error);
+}
+
+void Scheduler::trace_negotiated(const std::vector<Submission>& submissions, Time now) {
+  for (const Submission& submission : submissions) {
+    const std::string activity = "NEGOTIATE_" + upper(name_of(submission.request.opcode));
+    common_.trace.span(submission.request.name, activity, submission.since, now, 0);
+  }
+  common_.trace.mark("CYCLE_START");
+}
+
+void Scheduler::trace_run(const Running& running) {
+  for (const Submission& submission : running.submissions) {
+    const std::string way = *running.route ? running.route + std::string("_") : "";
+    const std::string activity = way + upper(name_of(submission.request.opcode));
+    std::size_t bytes = 0;
+    for (const Tensor& tensor : submission.request.tensors) bytes += tensor.bytes();
+    common_.trace.span(submission.request.name, activity, running.since, steady_clock::now(), bytes);
+  }
+}
+
+}  // namespace sordino

@@ -1,0 +1,83 @@
+#include "engine/staging_pool.h"
+
+#include <algorithm>
+#include <bit>
+#include <thread>
+
+#include "base/error.h"
+#include "base/keep.h"
+
+namespace sordino {
+namespace {
+
+class PrivateSegment : public Segment {
+ public:
+  explicit PrivateSegment(std::size_t size) : memory_(std::make_unique_for_overwrite<std::byte[]>(size)) {
+    data = memory_.get();
+    bytes = size;
+  }
+
+ private:
+  std::unique_ptr<std::byte[]> memory_;
+};
+
+}  // namespace
+
+// A device may still work on a buffer: of an operation that was given up, or whose results nobody has waited for.
+StagingPool::~StagingPool() {
+  const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(1);
+  for (const auto& buffer : buffers_) {
+    if (!over(*buffer, limit)) {
+      keep_for_ever(buffer);  // rather than pull the memory from under it
+    } else if (buffer->pinned) {
+      buffer->device->unpin(buffer->data());
+    }
+  }
+}
+
+bool StagingPool::over(const Buffer& buffer, std::chrono::steady_clock::time_point limit) {
+  try {
+    const auto event = buffer.taken ? buffer.device->record(buffer.device->queue()) : buffer.busy;
+    while (event && !event->done()) {
+      if (std::chrono::steady_clock::now() > limit) return false;
+      std::this_thread::sleep_for(std::chrono::microseconds(20));
+    }
+    return true;
+  } catch (const Error&) {
+    return false;  // the device has failed
+  }
+}
+
+std::shared_ptr<StagingPool::Buffer> StagingPool::take(const std::shared_ptr<Device>& device, Where where,
+                                                       std::size_t bytes) {
+  constexpr std::size_t kLeast = std::size_t{64} << 10;
+  const std::size_t room = std::bit_ceil(std::max(bytes, kLeast));
+  for (const auto& buffer : buffers_) {
+    if (buffer->taken || buffer->device != device || buffer->where != where || buffer->segment->bytes != room) continue;
+    if (buffer->busy && !buffer->busy->done()) continue;
+    buffer->taken = true;
+    return buffer;
+  }
+  auto buffer = std::make_shared<Buffer>();
+  buffer->device = device;
+  buffer->where = where;
+  if (where == Where::kDevice) {
+    buffer->segment = memory_.allocate_on(device, room);
+  } else {
+    try {
+      buffer->segment = memory_.allocate(room);
+    } catch (const TransportError&) {
+      buffer->segment = std::make_shared<PrivateSegment>(room);
+    }
+    buffer->pinned = device->pin(buffer->data(), room);
+  }
+  buffers_.push_back(buffer);
+  return buffer;
+}
+
+void StagingPool::give_back(const std::shared_ptr<Buffer>& buffer, std::shared_ptr<Event> busy) {
+  buffer->busy = std::move(busy);
+  buffer->taken = false;
+}
+
+}  // namespace sordino

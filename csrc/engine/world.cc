@@ -1,0 +1,264 @@
+#include "engine/world.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <thread>
+
+#include "base/keep.h"
+#include "engine/control.h"
+
+namespace sordino {
+namespace {
+
+using membership::Membership;
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+
+constexpr milliseconds kWatchEvery{10};
+
+// Ranks that have a core each may spin while they wait; ranks that outnumber the cores must leave them to each other.
+std::chrono::microseconds spin_for(const Transport& transport, const Config& config) {
+  const auto& node_of = transport.node_of();
+  const auto here = std::count(node_of.begin(), node_of.end(), node_of[transport.rank()]);
+  cpu_set_t cores;
+  CPU_ZERO(&cores);
+  const bool known = sched_getaffinity(0, sizeof(cores), &cores) == 0;
+  const auto available = known ? CPU_COUNT(&cores) : static_cast<int>(std::thread::hardware_concurrency());
+  return std::chrono::microseconds(here <= available ? config.spin_us : 0);
+}
+
+}  // namespace
+
+World::Place World::place_of(std::unique_ptr<Transport> transport, const Config& config) {
+  if (config.outlast) return place_in(std::make_shared<Membership>(std::move(transport), config.silence_s));
+  Place place;
+  for (int rank = 0; rank < transport->size(); ++rank) place.view.members.push_back(rank);
+  place.transport = std::move(transport);
+  return place;
+}
+
+World::Place World::place_in(std::shared_ptr<Membership> membership) {
+  Place place;
+  place.view = membership->view();
+  place.transport = membership->enter();
+  place.membership = std::move(membership);
+  return place;
+}
+
+World::World(std::unique_ptr<Transport> transport, const Config& config)
+    : World(place_of(std::move(transport), config), config, 0) {}
+
+World::World(Place place, const Config& config, std::uint64_t first_tag)
+    : config_(config),
+      membership_(std::move(place.membership)),
+      view_(std::move(place.view)),
+      transport_(std::move(place.transport)),
+      common_(*transport_) {
+  const std::chrono::microseconds spin = spin_for(*transport_, config);
+  scheduler_ = std::make_unique<Scheduler>(common_, config, spin.count() > 0 ? 200 : 0);
+  services_ = std::make_unique<ServiceHost>(common_, [this] { wake(); }, first_tag);
+  failures_ =
+      std::make_unique<FailureDetector>(common_, *scheduler_, *services_, config, receive_, membership_.get(), view_);
+  if (!config.timeline.empty() && rank() == 0 && view_.epoch == 0) trace().start(config.timeline, 0, false);
+  progress_ = std::make_unique<Progress>(
+      *transport_, [this] { return poll(); }, [this] { return busy(); },
+      [this] { return transport_->rings_always() && !scheduler_->on_devices(); }, spin);
+}
+
+std::shared_ptr<World> World::successor(std::exception_ptr error) {
+  if (!membership_ || forked() || shut_down_) std::rethrow_exception(error);
+  progress_->alone([&] { failures_->fail(error, true); });
+  progress_->wait([this] { return retired_ || may_go_on_; });
+  std::shared_ptr<World> next;
+  progress_->alone([&] {
+    if (retired_) throw UsageError("another thread has taken this world's place already");
+    if (membership_->ended()) std::rethrow_exception(membership_->reason(view_));
+    retired_ = true;
+    next = std::shared_ptr<World>(new World(place_in(membership_), config_, services_->tags()));
+  });
+  progress_->stop();
+  return next;
+}
+
+World::~World() {
+  shutdown();
+  scheduler_->leave_blocks();
+  if (retired_) {
+    scheduler_->keep_given_up();
+    services_->keep();
+  }
+  if (forked()) {
+    // The thread exists in the parent only, and so does what is under way: GPUs and NCCL do not survive a fork.
+    keep_for_ever(std::move(progress_));
+    keep_for_ever(std::move(scheduler_));
+  }
+}
+
+std::shared_ptr<Handle> World::run(Request request) {
+  auto handle = enqueue(std::move(request));
+  wait(*handle);
+  return handle;
+}
+
+std::shared_ptr<Handle> World::submit(Request request) {
+  auto handle = enqueue(std::move(request));
+  progress_->notify();
+  return handle;
+}
+
+std::shared_ptr<Handle> World::enqueue(Request request) {
+  if (forked()) {
+    throw UsageError(
+        "this process was forked after init(), so it is no rank; communicate from the parent, or start "
+        "workers before init() or with the 'spawn' method");
+  }
+  return scheduler_->submit(std::move(request));
+}
+
+void World::wait(const Handle& handle) {
+  if (handle.done()) return;
+  const Time begin = steady_clock::now();
+  progress_->wait([&] { return handle.done(); });
+  waited_ns_.fetch_add(static_cast<std::uint64_t>(std::chrono::nanoseconds(steady_clock::now() - begin).count()));
+}
+
+bool World::reaches(int rank, const Location& place, const std::shared_ptr<Device>& device) {
+  bool reached = place.segment != 0;
+  progress_->alone([&] {
+    try {
+      if (reached && rank != this->rank()) node_memory().map(rank, place, device);
+    } catch (const TransportError&) {
+      reached = false;
+    }
+  });
+  return reached;
+}
+
+void World::open_service(int number, std::shared_ptr<Service> service) {
+  if (forked()) throw UsageError("this process was forked after init(), so it is no rank");
+  progress_->alone([&] { services_->open(number, std::move(service)); });
+  progress_->notify();
+}
+
+void World::close_service(int number) {
+  if (forked()) return;
+  progress_->alone([&] { services_->close(number, !shut_down_ && !failed()); });
+}
+
+void World::outlive_peers() {
+  progress_->alone([this] { common_.peers.outlive(); });
+}
+
+// ---- what whoever waits runs ---------------------------------------------------------------------------------------
+
+bool World::poll() {
+  if (retired_) return false;
+  try {
+    bool moved = scheduler_->announce();
+    moved |= transport_->poll(receive_);
+    if (membership_) may_go_on_ = membership_->ended() || membership_->past(view_.epoch);
+    moved |= scheduler_->decide();
+    const Time now = steady_clock::now();
+    moved |= scheduler_->advance();
+    moved |= services_->advance(now);
+    if (moved) last_move_ = now;
+    if (now - last_watch_ > kWatchEvery) {
+      last_watch_ = now;
+      tell_freed();
+      failures_->watch(now);
+    }
+    return moved;
+  } catch (...) {
+    failures_->caught(std::current_exception());
+    return true;
+  }
+}
+
+void World::receive(int from, std::span<const std::byte> bytes) {
+  Reader reader(bytes);
+  switch (reader.one_of(kLastMessage)) {
+    case Message::kAnnounce:
+    case Message::kDecision:
+    case Message::kStalled:
+    case Message::kSharedBlock: scheduler_->receive(from, bytes); break;
+    case Message::kFreed:
+      for (const std::uint64_t segment : reader.list<std::uint64_t>()) node_memory().unmap(from, segment);
+      break;
+    case Message::kBye: failures_->leave(from, true); break;
+    case Message::kService: services_->receive(from, reader); break;
+    case Message::kClosed: services_->receive_closed(from, reader); break;
+    case Message::kFailed: failures_->receive_failure(from, reader); break;
+  }
+}
+
+bool World::busy() const {
+  // Without bells, what MPI has buffered leaves only when somebody polls, so go on a little after the last move.
+  constexpr milliseconds kLinger{5};
+  return scheduler_->busy() || services_->any() ||
+         (!transport_->rings_always() && steady_clock::now() - last_move_.load() < kLinger);
+}
+
+// Node peers that have mapped memory of this rank's which is gone let go of it.
+void World::tell_freed() {
+  const std::vector<std::uint64_t> freed = node_memory().take_freed();
+  if (!freed.empty()) common_.peers.post_to_node(Writer().put(Message::kFreed).put(freed).take());
+}
+
+// ---- leaving -------------------------------------------------------------------------------------------------------
+
+void World::shutdown() {
+  if (forked() || shut_down_.exchange(true)) return;
+  progress_->stop();
+  if (retired_) return;
+  const bool failed = common_.failure.latched();
+  if (!failed) {
+    // What was decided is brought to its end, so that no peer waits for this rank's part of it.
+    const Time limit = steady_clock::now() + std::chrono::seconds(1);
+    progress_->alone([this] { poll(); });
+    progress_->wait([&] { return common_.failure.latched() || scheduler_->settled() || steady_clock::now() > limit; });
+    progress_->alone([this] { say_goodbye(); });
+    flush(milliseconds(1000));
+  }
+  if (failed && membership_) {
+    progress_->alone([this] { membership_->depart("it has shut down"); });
+    flush(milliseconds(200));
+  }
+  progress_->alone([this] {
+    failures_->fail(std::make_exception_ptr(Error("Sordino has been shut down")), false);
+    scheduler_->close_nccl();
+  });
+  trace().stop();
+}
+
+void World::say_goodbye() {
+  try {
+    common_.peers.post_to_all(Writer().put(Message::kBye).take());
+    if (membership_) membership_->say_goodbye();
+  } catch (const Error&) {
+    transport_->abandon();  // a peer has died meanwhile; there is nobody to say goodbye to
+  }
+}
+
+void World::abort(const std::string& cause) {
+  if (forked() || shut_down_) return;
+  progress_->stop();
+  if (retired_) return;
+  const std::string text =
+      "rank " + std::to_string(rank()) + " on " + transport_->host_of(rank()) + " has ended: " + cause;
+  progress_->alone([&] {
+    if (membership_) membership_->depart("it has ended: " + cause);
+    failures_->fail(std::make_exception_ptr(PeerLost(text, {rank()})), membership_ == nullptr);
+  });
+  flush(milliseconds(200));
+  shut_down_ = true;
+}
+
+// Waits until what has been posted has left.
+void World::flush(milliseconds limit) {
+  const Time end = steady_clock::now() + limit;
+  const bool was_failed = failed();
+  progress_->wait([&] { return transport_->idle() || failed() != was_failed || steady_clock::now() > end; });
+}
+
+}  // namespace sordino

@@ -1,0 +1,56 @@
+// Small messages between ranks that expect them at any time, and what else wakes who waits for them: the mailbox of a
+// thread that makes decisions. Sending and waiting are safe from any thread.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "services/service.h"
+#include "services/service_context.h"
+
+namespace sordino {
+
+class Mailbox : public Service {
+ public:
+  static constexpr std::size_t kLargest = 4096;  // bytes of a message
+
+  struct Event {
+    enum class Kind { kMessage, kLost, kDone, kNudge };
+    Kind kind;
+    int rank = -1;             // who wrote, or is lost
+    std::string text;          // the message
+    std::uint64_t number = 0;  // of what is done
+  };
+
+  Mailbox(ServiceContext& context, int number) : context_(context), number_(number) {}
+
+  // Sends a message; to oneself, too. UsageError if it is too large, or there is no such rank.
+  void send(int to, std::string text);
+  // Something that a waiting thread should know of has happened.
+  void push(Event event);
+  // Waits up to so many seconds for events, and takes all that have come, in order. Throws what the world, or this
+  // service, has ended of.
+  std::vector<Event> wait(double seconds);
+
+  void receive(int from, Reader& reader) override;
+  bool advance(Time now) override;
+  void lost(int rank) override { push({Event::Kind::kLost, rank, {}, 0}); }
+  void end(std::exception_ptr why) override;
+  bool settled() const override { return true; }
+
+ private:
+  ServiceContext& context_;
+  const int number_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Event> arrived_;
+  std::deque<std::pair<int, std::string>> leaving_;
+  std::atomic<bool> sending_{false};
+  std::exception_ptr ended_;
+};
+
+}  // namespace sordino

@@ -1,0 +1,28 @@
+// What a service sees of the world that it is open in: the other ranks, ways to reach them, and no operations.
+#pragma once
+
+#include "base/trace.h"
+#include "base/wire.h"
+#include "transport/transport.h"
+
+namespace sordino {
+
+// wake() may be called from any thread, all else only by whoever calls the service's own methods; but what does not
+// change (ranks, memory, the trace) may be asked for when a service is made.
+class ServiceContext {
+ public:
+  virtual ~ServiceContext() = default;
+  // There is something for services to do.
+  virtual void wake() = 0;
+  // For bulk data, under tags of next_tag(), and for memory that the node shares.
+  virtual Transport& transport() = 0;
+  // Sends a message to the service with this number on another rank; none if that has left.
+  virtual void post(int number, int to, const Bytes& message) = 0;
+  // A tag under which nobody else sends to this rank.
+  virtual Tag next_tag() = 0;
+  virtual void count_sent(int to, std::size_t bytes) = 0;
+  virtual bool has_left(int rank) const = 0;
+  virtual Trace& trace() = 0;
+};
+
+}  // namespace sordino

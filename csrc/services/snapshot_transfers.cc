@@ -1,0 +1,244 @@
+// What a store of snapshots does on the thread that polls: pulls that begin, requests that it answers, transfers.
+#include <algorithm>
+#include <utility>
+
+#include "services/snapshot_store.h"
+
+namespace sordino {
+namespace {
+
+using std::chrono::steady_clock;
+
+enum class Word : std::uint8_t { kAsk, kGive };
+inline constexpr Word kLastWord = Word::kGive;
+
+double seconds(Time from, Time to) { return std::chrono::duration<double>(to - from).count(); }
+
+}  // namespace
+
+void SnapshotStore::begin(const std::shared_ptr<Pull>& pull, Time now) {
+  pull->begun = now;
+  pull->state = Pull::State::kUnderWay;
+  const Location& location = locations_[static_cast<std::size_t>(pull->peer)];
+  if (context_.has_left(pull->peer) || closed_[static_cast<std::size_t>(pull->peer)]) {
+    finish(pull, Pull::State::kFailed, "rank " + std::to_string(pull->peer) + " is gone");
+  } else if (location.segment != 0) {
+    try {
+      if (copy_from(context_.transport().node_memory().map(pull->peer, location), *pull)) {
+        context_.count_sent(pull->peer, layout_->bytes());
+        finish(pull, Pull::State::kDone);
+      } else {
+        receivings_.push_back({pull, nullptr});  // tried again
+      }
+    } catch (const TransportError& error) {
+      finish(pull, Pull::State::kFailed, error.what());  // its process has ended
+    }
+  } else {
+    try {
+      const Tag tag = context_.next_tag();
+      auto transfer = context_.transport().receive(pull->peer, tag, std::span(pull->values.get(), layout_->bytes()));
+      receivings_.push_back({pull, std::move(transfer)});
+      context_.post(number_, pull->peer, Writer().put(Word::kAsk).put(pull->number).put(tag).take());
+    } catch (const PeerLost& error) {
+      finish(pull, Pull::State::kFailed, error.what());
+    }
+  }
+}
+
+bool SnapshotStore::copy_from(std::byte* base, Pull& pull) const {
+  const auto facts = snapshots_.copy_newest(base, pull.values.get());
+  if (!facts) return false;
+  pull.version = facts->version;
+  pull.steps = facts->steps;
+  pull.age = seconds(facts->published, pull.begun);
+  return true;
+}
+
+void SnapshotStore::answer(const Request& request, Time now) {
+  const int place = snapshots_.pin_newest();
+  if (place < 0) {
+    early_.push_back(request);
+    return;
+  }
+  std::unique_ptr<Transfer> transfer;
+  try {
+    transfer =
+        context_.transport().send(request.from, request.tag, std::span(snapshots_.data(place), layout_->bytes()));
+  } catch (const PeerLost&) {
+    snapshots_.unpin(place);
+    return;  // whoever watches for losses will tell
+  }
+  sendings_.push_back({place, std::move(transfer)});
+  const Snapshots::Facts facts = snapshots_.facts(place);
+  context_.post(number_, request.from,
+                Writer()
+                    .put(Word::kGive)
+                    .put(request.number)
+                    .put(facts.version)
+                    .put(facts.steps)
+                    .put(seconds(facts.published, now))
+                    .take());
+  context_.count_sent(request.from, layout_->bytes());
+}
+
+void SnapshotStore::finish(const std::shared_ptr<Pull>& pull, Pull::State state, const std::string& failure) {
+  pull->ended = steady_clock::now();
+  pull->failure = failure;
+  if (state == Pull::State::kDone && context_.trace().on()) {
+    context_.trace().span("pull from " + std::to_string(pull->peer), "PULL", pull->begun, pull->ended,
+                          layout_->bytes());
+  }
+  pull->state.store(state, std::memory_order_release);
+  mailbox_->push({Mailbox::Event::Kind::kDone, pull->peer, {}, pull->number});
+}
+
+void SnapshotStore::receive(int from, Reader& reader) {
+  const auto word = reader.one_of(kLastWord);
+  const auto number = reader.get<std::uint64_t>();
+  if (word == Word::kAsk) {
+    const auto tag = reader.get<Tag>();
+    if (tag >= (Tag{1} << kTagBits)) throw TransportError("a request names a tag that there is not");
+    answer({from, number, tag}, steady_clock::now());
+    return;
+  }
+  for (Receiving& receiving : receivings_) {
+    Pull& pull = *receiving.pull;
+    if (pull.number != number || pull.peer != from) continue;
+    pull.version = reader.get<std::uint64_t>();
+    pull.steps = reader.get<std::uint64_t>();
+    pull.age = reader.get<double>();
+    receiving.told = true;
+  }
+}
+
+bool SnapshotStore::advance(Time now) {
+  bool moved = advance_armed(now);
+  if (published_.exchange(false)) {
+    for (const Request& request : std::exchange(early_, {})) answer(request, now);
+  }
+  moved |= advance_sendings();
+  moved |= advance_receivings();
+  std::erase_if(abandoned_, [](Receiving& receiving) {
+    try {
+      return receiving.transfer->test();
+    } catch (const PeerLost&) {
+      return false;  // what MPI does with the memory then, nobody knows: it stays
+    }
+  });
+  return moved;
+}
+
+// Begins pulls whose time has come, and leaves those that were cancelled.
+bool SnapshotStore::advance_armed(Time now) {
+  std::vector<std::shared_ptr<Pull>> due, cancelled;
+  {
+    std::lock_guard lock(mutex_);
+    cancelled.swap(cancelled_);
+    for (auto pull = armed_.begin(); pull != armed_.end();) {
+      const bool gone = std::find(cancelled.begin(), cancelled.end(), *pull) != cancelled.end();
+      if (gone) {
+        (*pull)->state.store(Pull::State::kFailed, std::memory_order_release);
+      } else if ((*pull)->start <= now) {
+        due.push_back(*pull);
+      } else {
+        ++pull;
+        continue;
+      }
+      pull = armed_.erase(pull);
+    }
+  }
+  for (const auto& pull : cancelled) {
+    const auto found = std::find_if(receivings_.begin(), receivings_.end(),
+                                    [&](const Receiving& receiving) { return receiving.pull == pull; });
+    if (found != receivings_.end()) abandon(found, "it was cancelled");
+  }
+  for (const auto& pull : due) begin(pull, now);
+  return !due.empty();
+}
+
+bool SnapshotStore::advance_sendings() {
+  bool moved = false;
+  for (auto sending = sendings_.begin(); sending != sendings_.end();) {
+    bool over = true;
+    try {
+      over = sending->transfer->test();
+    } catch (const PeerLost&) {
+      // It will be told of the loss by whoever watches for it.
+    }
+    if (!over) {
+      ++sending;
+      continue;
+    }
+    snapshots_.unpin(sending->place);
+    sending = sendings_.erase(sending);
+    moved = true;
+  }
+  return moved;
+}
+
+bool SnapshotStore::advance_receivings() {
+  bool moved = false;
+  std::vector<std::shared_ptr<Pull>> again;  // of this node: the snapshot was being written
+  for (auto receiving = receivings_.begin(); receiving != receivings_.end();) {
+    const std::shared_ptr<Pull> pull = receiving->pull;
+    if (!receiving->transfer) {
+      again.push_back(pull);
+      receiving = receivings_.erase(receiving);
+      continue;
+    }
+    std::string failure;
+    try {
+      receiving->here = receiving->here || receiving->transfer->test();
+    } catch (const PeerLost& error) {
+      failure = error.what();
+    }
+    if (!failure.empty() || (receiving->here && receiving->told)) {
+      receiving = receivings_.erase(receiving);
+      finish(pull, failure.empty() ? Pull::State::kDone : Pull::State::kFailed, failure);
+      moved = true;
+    } else {
+      ++receiving;
+    }
+  }
+  for (const auto& pull : again) begin(pull, pull->begun);
+  return moved;
+}
+
+// The transfer may still write. What it writes into stays with it, and the pull ends without.
+void SnapshotStore::abandon(std::list<Receiving>::iterator receiving, const std::string& why) {
+  const std::shared_ptr<Pull> pull = receiving->pull;
+  if (receiving->transfer) {
+    receiving->pull = std::make_shared<Pull>();
+    receiving->pull->values = std::move(pull->values);
+    abandoned_.splice(abandoned_.end(), receivings_, receiving);
+  } else {
+    receivings_.erase(receiving);
+  }
+  finish(pull, Pull::State::kFailed, why);
+}
+
+bool SnapshotStore::settled() const { return sendings_.empty() && abandoned_.empty(); }
+
+void SnapshotStore::lost(int rank) {
+  closed_[static_cast<std::size_t>(rank)] = true;
+  std::erase_if(early_, [rank](const Request& request) { return request.from == rank; });
+  for (auto receiving = receivings_.begin(); receiving != receivings_.end();) {
+    const auto next = std::next(receiving);
+    if (receiving->pull->peer == rank) abandon(receiving, "rank " + std::to_string(rank) + " is gone");
+    receiving = next;
+  }
+}
+
+void SnapshotStore::end(std::exception_ptr) {
+  std::deque<std::shared_ptr<Pull>> armed;
+  {
+    std::lock_guard lock(mutex_);
+    ended_ = true;
+    armed.swap(armed_);
+  }
+  snapshots_.close();
+  while (!receivings_.empty()) abandon(receivings_.begin(), "the world has ended");
+  for (const auto& pull : armed) finish(pull, Pull::State::kFailed, "the world has ended");
+}
+
+}  // namespace sordino

@@ -1,0 +1,118 @@
+"""An algorithm of one's own, as a package outside of Sordino would write it: gossip of moving averages.
+
+Every worker keeps an exponential moving average of its parameters. Every `interval` steps it averages that with one
+random peer's, and is drawn towards the result: what travels is smoother than the parameters themselves.
+
+  sordino run -np 4 -- python examples/train.py --algorithm custom_algorithm:EmaGossip --set interval=4
+  PYTHONPATH=examples sordino simulate --algorithm custom_algorithm:EmaGossip --workers 8 --data none
+
+docs/extending.md walks through it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from sordino._core import RandomCycle
+from sordino.algorithms import Algorithm, Traits
+from sordino.algorithms.exchanging import ExchangingStrategy
+from sordino.algorithms.strategy import Runtime, Strategy
+from sordino.algorithms.traffic import Copies, Exchange, Model, Phase, Traffic, groups_of
+from sordino.errors import UsageError
+from sordino.runtime.flat_buffer import FlatBuffer, ParameterBuffer
+from sordino.runtime.groups import new_channel
+
+
+@dataclass(frozen=True)
+class EmaGossip(Algorithm):
+    """Gossip of moving averages: e = decay e + (1 - decay) w after every step; every `interval` steps e becomes the
+    mean of this worker's and one random peer's, and w = w + pull (e - w).
+
+    Sent per exchange and worker: the bytes of the parameters, one message. Staleness: none. Memory: the parameters once
+    more. When a peer dies: as with every algorithm that exchanges parameters; the averages begin anew.
+
+    Attributes:
+        interval: optimizer steps from one exchange to the next.
+        decay: how much of the average each step keeps, at least 0 and below 1.
+        pull: how far the parameters are drawn towards the average, above 0 and up to 1.
+        seed: of the draws of peers; the same on all ranks.
+    """
+
+    interval: int = 1
+    decay: float = 0.9
+    pull: float = 0.5
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.interval < 1 or not 0 <= self.decay < 1 or not 0 < self.pull <= 1:
+            raise UsageError(f"{self!r}: interval must be at least 1, decay in [0, 1) and pull in (0, 1]")
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(sends_gradients=False)
+
+    def strategy(self, runtime: Runtime) -> Strategy:
+        return EmaStrategy(runtime, self)
+
+    def traffic(self, model: Model, nodes: Sequence[int]) -> Traffic:
+        everybody, peers = groups_of(len(nodes), len(nodes)), RandomCycle(len(nodes), self.seed)
+        exchange = Phase(
+            lambda round, sent: [Exchange(everybody, peers, [model.bytes], round, models=True)], self.interval
+        )
+        return Traffic([Phase([Copies(3 * model.bytes)]), exchange])  # each step reads both and writes the average
+
+
+class EmaStrategy(ExchangingStrategy):
+    """What makes the steps of an optimizer those of `EmaGossip`."""
+
+    algorithm: EmaGossip
+
+    def prepare(self) -> None:
+        self._saved: list[torch.Tensor] = []  # averages to begin with
+        self._begun = False
+
+    def attach(self) -> None:
+        everybody = self.settings.process_set
+        self._values = ParameterBuffer(self.context, self.names, self.parameters, "model")
+        self._averages = FlatBuffer(self.context, self._values.layout, self._values.kind)
+        self._channel = new_channel(self.context, everybody)
+        self._channel.compare([self._averages])
+        self._peers = RandomCycle(len(everybody.ranks or []), self.algorithm.seed)
+
+    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        if not self._begun:
+            self._values.adopt()
+            self._averages.copy_(self._values)
+            for (_, mean), saved in zip(self._averages.runs, self._saved):
+                mean.copy_(saved)
+            self._begun = True
+
+    @torch.no_grad()
+    def after_step(self) -> None:
+        self.steps += 1
+        self._values.adopt()  # somebody may have given a parameter other memory
+        for (_, mine), (_, mean) in zip(self._values.runs, self._averages.runs):
+            mean.lerp_(mine, 1 - self.algorithm.decay)
+        if self.steps % self.algorithm.interval == 0:
+            self.exchange([run for buffer in (self._values, self._averages) for _, run in buffer.runs], self._mix)
+
+    def _mix(self) -> None:
+        self.settings.judge(self._values.names, self._values.tensors)  # with check_finite=True
+        self._channel.start(f"ema.{self.round}", self._peers, self._averages, self.round, wait=True).wait()
+        for (_, mine), (_, mean) in zip(self._values.runs, self._averages.runs):
+            mine.lerp_(mean, self.algorithm.pull)
+
+    def state_dict(self) -> dict[str, Any]:
+        averages = [run.clone() for _, run in self._averages.runs] if self._begun else self._saved
+        return {"steps": self.steps, "round": self.round, "averages": averages}
+
+    def carried_state(self) -> dict[str, Any]:
+        return {"steps": self.steps, "round": self.round, "averages": []}  # those that are left have one model
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.steps, self.round = state["steps"], state["round"]
+        self._saved, self._begun = state["averages"], False

@@ -1,0 +1,296 @@
+"""AD-PSGD in an optimizer: step on one's own gradients while the parameters are averaged with those of others.
+
+What is averaged is a copy of the parameters. A step brings what averagings have changed in it into the parameters,
+steps the optimizer on them, and copies them back; meanwhile no averaging touches the copy, and otherwise no step has a
+part in averaging. So gradients are of parameters that nobody changed while they were computed.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from sordino._core import PairAveraging
+from sordino.algorithms.adpsgd import ADPSGD
+from sordino.algorithms.adpsgd.pairing import Average, Cancel
+from sordino.algorithms.exchanging import ExchangingStrategy
+from sordino.algorithms.strategy import Closure
+from sordino.errors import NonFinite
+from sordino.runtime.actions import Message, Skip
+from sordino.runtime.async_agent import Agent, meet, service_numbers
+from sordino.runtime.context import Context
+from sordino.runtime.flat_buffer import FlatBuffer, ParameterBuffer
+
+
+@dataclass
+class PairStatistics:
+    """What averagings have cost this rank.
+
+    Attributes:
+        averagings: that it took part in, its own and others'.
+        begun: intervals at which it began one.
+        failed: that came to nothing.
+        skipped: of its own, for want of somebody who was free.
+        letters: that it sent to find peers.
+        waited: seconds that training has waited for averagings.
+    """
+
+    averagings: int = 0
+    begun: int = 0
+    failed: int = 0
+    skipped: int = 0
+    letters: int = 0
+    waited: float = 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the attributes by name, for JSON."""
+        return dict(vars(self))
+
+
+class Averager(Agent):
+    """One rank's averagings."""
+
+    def __init__(self, context: Context, ranks: Sequence[int], number: int, algorithm: ADPSGD) -> None:
+        super().__init__(context, ranks, number)
+        self._pairing = algorithm.pairing_of(self._place_of[context.rank], len(self._ranks))
+        self._patience = algorithm.patience
+        self._core: PairAveraging | None = None
+        self._number: int | None = None  # of the averaging that is under way
+        self._due = 0.0
+        self._peer = -1
+        self.statistics = PairStatistics()
+
+    def use(self, core: PairAveraging) -> None:
+        """Average through `core` from now on."""
+        self._core = core
+
+    def begin(self) -> None:
+        """Begin an averaging with somebody."""
+        with self.lock:
+            self._check()
+            now = time.monotonic()
+            self.statistics.begun += 1
+            self._carry_out(now, self._pairing.begin(now))
+
+    @property
+    def under_way(self) -> bool:
+        """Whether the one that was begun is not over."""
+        with self.lock:
+            return self._pairing.under_way
+
+    def _is_over(self) -> bool:
+        return not self._pairing.under_way
+
+    def _act(self, now: float, action: Any) -> None:
+        assert self._core is not None
+        if isinstance(action, Average):
+            self._number, self._peer, self._due = action.number, action.peer, now + self._patience
+            self._core.begin(self._ranks[action.peer], action.number)
+        elif isinstance(action, Cancel):
+            self._number = None
+            self._core.cancel()
+        elif isinstance(action, Skip):
+            self.statistics.skipped += 1
+
+    def _heard(self, now: float, sender: int, message: Message) -> Iterable[Any]:
+        return self._pairing.heard(now, sender, message)
+
+    def _lost(self, now: float, place: int) -> Iterable[Any]:
+        return self._pairing.lost(now, place)
+
+    def _done(self, now: float, place: int, number: int, failure: str) -> Iterable[Any]:
+        if number != self._number:
+            return ()
+        self._number = None
+        if not failure:
+            self.statistics.averagings += 1
+            return self._pairing.exchanged(now)
+        self.statistics.failed += 1
+        return self._pairing.failed(now, place)
+
+    def _alarmed(self, now: float) -> Iterable[Any]:
+        return self._pairing.alarm(now)
+
+    def _deadline(self) -> float:
+        return self._due if self._number is not None else float("inf")
+
+    def _overdue(self, now: float) -> Iterable[Any]:
+        assert self._core is not None
+        self._number = None
+        self._core.cancel()
+        self.statistics.failed += 1
+        return self._pairing.failed(now, self._peer)
+
+
+class PairStrategy(ExchangingStrategy):
+    """What makes the steps of an optimizer those of `ADPSGD`."""
+
+    algorithm: ADPSGD
+    _was_open = False
+
+    levels = False  # asynchronous ones are never where the others are
+
+    def prepare(self) -> None:
+        self._opened = False
+        self._interval = self._began = 0  # intervals so far, and when the last averaging was begun
+
+    def attach(self) -> None:
+        everybody, context, algorithm = self.settings.process_set, self.context, self.algorithm
+        ranks = everybody.ranks or []
+        names = self.names + [f"buffer {name}" for name, _ in self.buffers]
+        self._arena = ParameterBuffer(context, names, self.parameters + [buffer for _, buffer in self.buffers], "model")
+        # Averagings work on the host: what they change comes to parameters on a GPU with the next step.
+        self._copy = FlatBuffer(context, self._arena.layout)
+        self._before = FlatBuffer(context, self._arena.layout, self._arena.kind)
+        number = service_numbers(context, everybody, 2)
+        self._averager = Averager(context, ranks, number, algorithm)
+        self._core = PairAveraging(
+            context.world, number + 1, self._arena.layout, self._copy.address, self._averager.letters, self._copy.arena
+        )
+        self._averager.use(self._core)
+        context.world.outlive_peers()
+        self._averager.start()
+        context.on_shutdown[id(self)] = weakref.WeakMethod(self._close)
+        weakref.finalize(self, self._averager.close)
+
+    @property
+    def statistics(self) -> PairStatistics:
+        """What averagings have cost this rank."""
+        if not self._met:
+            return PairStatistics()
+        self._averager.statistics.letters = self._averager.told
+        return self._averager.statistics
+
+    # ---- the step ----------------------------------------------------------------------------------------------
+
+    def renew(self) -> None:
+        told = self.statistics
+        self._was_open |= self._opened
+        super().renew()
+        if self.active:
+            self._averager.statistics = told
+        if self._was_open and self.active:
+            self._open()  # here, where all ranks come
+        self._was_open = False
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Keep averagings from changing the copy within it.
+
+        The parameters are what the copy was at the beginning; the copy is what the parameters are at the end.
+        """
+        self._core.lock()
+        try:
+            self._take_in()
+            yield
+        finally:
+            self._copy.copy_(self._arena)
+            self._before.copy_(self._arena)
+            self._core.unlock()
+
+    @torch.no_grad()
+    def _take_in(self) -> None:
+        """Change the parameters, too, by what averagings have changed in the copy since the last step.
+
+        If nobody else has changed them meanwhile, they become the copy, bit for bit.
+        """
+        for (_, mine), (_, before), (_, copy) in zip(self._arena.runs, self._before.runs, self._copy.runs):
+            if torch.equal(mine, before):
+                mine.copy_(copy)
+            else:
+                mine.add_(copy.to(mine.device)).sub_(before)
+
+    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        self._arena.adopt()
+        self._open()
+
+    def _open(self) -> None:
+        """Meet the other ranks before the first step. Collective the first time.
+
+        What a script does between wrapping the optimizer and training (broadcasting, loading) is over on all ranks.
+        """
+        if not self._opened:
+            self.settings.judge(self._arena.names, self._arena.tensors, together=True)
+            for values in (self._copy, self._before):
+                values.copy_(self._arena)
+            meet(self.context, self.settings.process_set)
+            self._opened = True
+
+    def step_optimizer(self, optimizer: torch.optim.Optimizer, closure: Closure, synchronize: bool) -> Any:
+        with self._alone():
+            result = super().step_optimizer(optimizer, closure, synchronize)
+            self._arena.adopt()
+            try:
+                self.settings.judge(self._arena.names, self._arena.tensors)
+            except NonFinite:
+                self._arena.copy_(self._copy)  # which is what they were before
+                raise
+        return result
+
+    def after_step(self) -> None:
+        if not self.active:
+            return
+        self.steps += 1
+        if self.steps % self.algorithm.interval != 0:
+            return
+        overlap = self.algorithm.overlap
+        self._interval += 1
+        if self._averager.under_way and self._interval - self._began >= overlap:
+            self._wait()
+        if not self._averager.under_way:
+            self._began = self._interval
+            self._averager.begin()
+        if overlap == 0:
+            self._wait()
+            with self._alone():
+                pass
+
+    def _wait(self) -> None:
+        begin = time.monotonic()
+        self._averager.wait()
+        self._averager.statistics.waited += time.monotonic() - begin
+
+    def drain(self, optimizer: torch.optim.Optimizer) -> None:
+        """Wait for what this rank began, and take in what was averaged."""
+        if not self._opened:
+            return
+        self._arena.adopt()
+        self._wait()
+        with self._alone():
+            pass
+
+    def settle(self, optimizer: torch.optim.Optimizer) -> None:
+        """Make sure that nobody waits for an averaging when this rank closes.
+
+        All have come here, and taken in what they began.
+        """
+        if self._met:
+            self.drain(optimizer)
+            meet(self.context, self.settings.process_set)
+            self.drain(optimizer)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.steps = state["steps"]
+
+    def before_join(self) -> None:
+        """Let others average with this rank as before: nobody waits for its steps."""
+        self._open()
+
+    def _close(self) -> None:
+        self._averager.close()
+        self._core.close()
+
+    def detach(self) -> None:
+        super().detach()
+        self.context.on_shutdown.pop(id(self), None)
+        if self._met:
+            self._close()

@@ -1,0 +1,167 @@
+"""Gradients that are used a step later: while a step computes, the average of the one before is on its way.
+
+What is under way belongs to the cycle in which it was computed, so at the end of a cycle its segments are set aside,
+with their tensors, and those of the cycle before are waited for and become the parameters' gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from sordino.algorithms.allreduce import AllReduce
+from sordino.algorithms.exchanging import ExchangingStrategy
+from sordino.algorithms.strategy import Closure
+from sordino.errors import StepOrderError, UsageError
+from sordino.runtime.bucket import Segment, Settings
+from sordino.runtime.context import Context
+from sordino.runtime.reducer import QUIETLY, GradientReducer
+
+
+class BufferedReducer(GradientReducer):
+    """Reduces gradients, and hands out those of the cycle before."""
+
+    instead_of_sparse = "with double buffering"
+
+    def __init__(
+        self, context: Context, names: Sequence[str], parameters: Sequence[torch.Tensor], settings: Settings
+    ) -> None:
+        super().__init__(context, names, parameters, settings, compare=True)
+        self._turn = 0
+        self._set_aside: list[Segment] = []  # of the cycle before
+        self._landed: dict[int, torch.Tensor] | None = None  # what became of them, once somebody has waited
+
+    def _operation_name(self, segment: Segment) -> str:
+        return f"{segment.name}.{self._turn % 2}"  # the one before may be under way
+
+    def _move_to_arena(self, segment: Segment, grads: list[torch.Tensor | None]) -> bool:
+        return False  # a gradient's memory is not free when the next one is computed
+
+    def _begin_again(self, index: int) -> None:
+        raise StepOrderError(
+            f"a backward() has added to the gradient of '{self.names[index]}', which step() was to use: the average of "
+            f"the step before. {QUIETLY}"
+        )
+
+    def _start(self, segment: Segment) -> None:
+        segment.flags = torch.zeros_like(segment.flags)
+        super()._start(segment)
+
+    @property
+    def averages(self) -> dict[int, torch.Tensor]:
+        """What the next step will use, by parameter."""
+        if not self._done:
+            return self._wait()
+        return {i: parameter.grad for i, parameter in enumerate(self.parameters) if parameter.grad is not None}
+
+    def _wait(self) -> dict[int, torch.Tensor]:
+        """Wait for the averages of the cycle before, and return them by parameter."""
+        if self._landed is None:
+            segments, self._set_aside, self._unused = self._set_aside, [], set()
+            self.settings.refusals(segments, ())  # before the optimizer's step
+            self._landed = {i: grad for segment in segments for i, grad in self._collect(segment).items()}
+        return self._landed
+
+    def restore(self, averages: dict[int, torch.Tensor]) -> None:
+        """Go on as if these were the averages of the cycle before."""
+        self._wait()
+        self._landed = averages
+
+    def use(self) -> None:
+        """Make the averages of the cycle before the parameters' gradients."""
+        averages = self._wait()
+        for i, parameter in enumerate(self.parameters):
+            parameter.grad = averages.get(i)
+        self._landed = {}
+
+    def synchronize(self) -> None:
+        """Start what is not under way yet, and make the averages of the cycle before the parameters' gradients."""
+        if not self.active or self._done:
+            return
+        self._start_rest()
+        segments = self._segments or []
+        self.use()
+        self._set_aside = [replace(segment) for segment in segments]
+        self._landed = None
+        for segment in segments:
+            segment.handle, segment.sent, segment.states = None, [], []
+        self._turn += 1
+        self._done = self._touched = True
+
+
+class BufferedStrategy(ExchangingStrategy):
+    """What makes the steps of an optimizer those of AllReduce with double buffering."""
+
+    algorithm: AllReduce
+
+    def prepare(self) -> None:
+        self._loaded: dict[str, torch.Tensor] = {}  # averages to begin with, by name
+
+    def attach(self) -> None:
+        self._buffered = BufferedReducer(self.context, self.names, self.parameters, self.settings)
+        self.reducer = self._buffered
+        self._restore(self._loaded)
+
+    def step_optimizer(self, optimizer: torch.optim.Optimizer, closure: Closure, synchronize: bool) -> Any:
+        if closure is not None:
+            raise UsageError("step(closure) needs the gradient of now; double buffering has that of the step before")
+        return super().step_optimizer(optimizer, None, synchronize)
+
+    def after_step(self) -> None:
+        self.steps += 1
+
+    def scaler_problem(self) -> str | None:
+        if not self.active:
+            return None
+        return (
+            "AllReduce(double_buffering=True) uses gradients of the step before, and GradScaler's scale is that of "
+            "now; train without a scaler (bfloat16 needs none)"
+        )
+
+    def drain(self, optimizer: torch.optim.Optimizer) -> None:
+        """Take a step by the last gradient. Collective."""
+        if self.in_flight or self.done:
+            raise StepOrderError("flush() was called between backward and step()")
+        if self._met:
+            kept = [parameter.grad for parameter in self.parameters]
+            self._buffered.use()
+            try:
+                self.guarded(optimizer).step()
+            finally:
+                for parameter, grad in zip(self.parameters, kept):
+                    parameter.grad = grad
+
+    def state_of_copies(self) -> dict[str, Any]:
+        return self.state_dict()
+
+    def clear(self, optimizer: torch.optim.Optimizer, set_to_none: bool) -> None:
+        if self.done:
+            raise StepOrderError("zero_grad() between backward and step() would lose the gradient that is under way")
+        super().clear(optimizer, set_to_none)
+
+    def settle(self, optimizer: torch.optim.Optimizer) -> None:
+        pass  # the state has it all
+
+    def state_dict(self) -> dict[str, Any]:
+        gradients = self._loaded
+        if self._met:
+            gradients = {self.names[i]: value.clone() for i, value in self._buffered.averages.items()}
+        return {"steps": self.steps, "gradients": gradients}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.steps = state["steps"]
+        self._restore(state["gradients"])
+
+    def load_optimizer_state(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+        super().load_optimizer_state(optimizer, state)
+        self._restore({})  # what is under way is of the parameters before
+
+    def _restore(self, gradients: dict[str, torch.Tensor]) -> None:
+        self._loaded = gradients
+        if self.reducer is not None:
+            numbers = {name: i for i, name in enumerate(self.names)}
+            found = {numbers[name]: value.clone() for name, value in gradients.items() if name in numbers}
+            self._buffered.restore(found)

@@ -1,0 +1,58 @@
+"""What gossip has in common in which no worker waits for another to come to some step.
+
+It is for slow links, and nodes that differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sordino._core import RandomCycle
+from sordino.algorithms.base import Algorithm, Traits
+from sordino.algorithms.checks import Buffers, require
+from sordino.algorithms.traffic import Copies, Exchange, Model, Phase, Traffic, groups_of
+
+
+@dataclass(frozen=True)
+class Asynchronous(Algorithm):
+    """Gossip in which no worker waits for another to come to some step.
+
+    Attributes:
+        interval: optimizer steps from one averaging to the next.
+        seed: of the draws of peers; the same on all ranks.
+        buffers: "average" averages the floating-point buffers given as `named_buffers` along with the parameters,
+            "local" leaves every worker its own.
+    """
+
+    interval: int = 1
+    seed: int = 0
+    buffers: Buffers = "local"
+
+    def __post_init__(self) -> None:
+        require(isinstance(self.interval, int) and self.interval >= 1, self, "interval", "must be at least 1")
+        require(isinstance(self.seed, int) and 0 <= self.seed < 1 << 64, self, "seed", "must be from 0 to 2^64 - 1")
+        require(self.buffers in ("local", "average"), self, "buffers", "must be 'local' or 'average'")
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(synchronous=False, averages_buffers=self.buffers == "average", sends_gradients=False)
+
+    def _exchanges(self, model: Model, nodes: Sequence[int], ways: int, copied: float, hidden: bool) -> Traffic:
+        """Return the mean traffic of averagings: who is drawn how often is chance.
+
+        Args:
+            model: what is trained.
+            nodes: the node of each worker.
+            ways: whether models go one way or both.
+            copied: times that the bytes of the parameters are read or written in every step.
+            hidden: whether the next steps hide it.
+        """
+        size = len(nodes)
+        draw = Exchange(groups_of(size, size), RandomCycle(size, self.seed), [model.bytes], models=True)
+        copies = Phase([Copies(copied * model.bytes)])
+        return Traffic([Phase([draw] * ways, self.interval, hides=float(hidden), step=hidden), copies])
+
+    @classmethod
+    def candidates(cls, nodes: Sequence[int], interval: int) -> list[Algorithm]:
+        return []  # they hardly wait; what a slow link costs them is how old the parameters of others are

@@ -1,0 +1,277 @@
+"""Which elements a step has left unchanged: counts for each item, found after a step from what was kept before it.
+
+A detector keeps parameters (all, or a sample of them) as they are after an exchange, and counts after the next step.
+Counting and keeping are kernels over all items at once; what they work on are tensors, so that checkpoints hold them.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from sordino._core import Device, kernels
+from sordino.algorithms import ParameterSkipping
+from sordino.algorithms.caps.items import Items, Part
+from sordino.errors import UsageError
+from sordino.runtime.flat_buffer import ParameterBuffer
+
+_GOLDEN = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio: seeds that lie close together come to lie far apart
+
+
+class Detector(ABC):
+    """Counts unchanged elements of the items of an arena.
+
+    Attributes:
+        counts: int64 [items], what `count` found.
+        compared: int64 [items], how many elements of each that was out of.
+    """
+
+    def __init__(self, arena: ParameterBuffer, items: Items, algorithm: ParameterSkipping, ratio: float = 1.0) -> None:
+        self._arena = arena
+        rows = zip(items.offsets.tolist(), items.elements.tolist(), items.dtypes.tolist())
+        self._kernels = _Kernels(kernels.Items(list(rows), ratio), arena.device)
+        self._digits = -1 if algorithm.digits is None else algorithm.digits
+        self._seed = algorithm.seed
+        self._all = torch.from_numpy(items.elements)
+        self.counts = torch.zeros(len(items), dtype=torch.int64)
+        self.compared = self._all
+        self._found = self.counts.to(arena.kind)  # the same, where the kernels count
+
+    @abstractmethod
+    def begin(self, step: int) -> None:
+        """Keep parameters as they are before step number `step`, whatever was kept before."""
+
+    @abstractmethod
+    def count(self, step: int) -> None:
+        """Count what step number `step` has left unchanged."""
+
+    @abstractmethod
+    def keep(self, step: int, sent: Sequence[Part]) -> None:
+        """Keep parameters as they are after step number `step` and the exchange of some parts."""
+
+    def state(self) -> dict[str, Any]:
+        """Return what checkpoints keep, beside what `begin` makes."""
+        return {}
+
+    def check_state(self, state: dict[str, Any]) -> None:
+        """Raise UsageError for a state of another kind of detector, or of other tensors."""
+        if state:
+            raise UsageError("this state is of detector='history'; load it with that one")
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Go on from `state()`."""
+        self.check_state(state)
+
+    def standard_errors(self) -> torch.Tensor | None:
+        """Return the standard errors of counts / compared, float64 [items].
+
+        They are those of estimates of what all elements would give; None if they are none.
+        """
+        return None
+
+
+class _Kernels:
+    """The kernels of some items: the CPU's, or those of the device that the items are on."""
+
+    def __init__(self, items: Any, device: Device | None) -> None:
+        self.items = items
+        self._device = device
+
+    def unchanged(self, now: int, before: int, counts: torch.Tensor, digits: int, counters: int = 0) -> None:
+        """Run `unchanged` of `kernels.Items`."""
+        if self._device is None:
+            self.items.unchanged(now, before, counts.data_ptr(), digits, counters)
+        else:
+            self._device.unchanged(self.items, now, before, counts.data_ptr(), digits, counters)
+
+    def draw(self, key: int, indices: torch.Tensor) -> None:
+        """Run `draw` of `kernels.Items`."""
+        if self._device is None:
+            self.items.draw(key, indices.data_ptr())
+        else:
+            self._device.draw(self.items, key, indices.data_ptr())
+
+    def select(self, counters: torch.Tensor, indices: torch.Tensor) -> None:
+        """Run `select` of `kernels.Items`."""
+        if self._device is None:
+            self.items.select(counters.data_ptr(), indices.data_ptr())
+        else:
+            self._device.select(self.items, counters.data_ptr(), indices.data_ptr())
+
+    def save_at(self, now: int, indices: torch.Tensor, saved: torch.Tensor) -> None:
+        """Run `save_at` of `kernels.Items`."""
+        if self._device is None:
+            self.items.save_at(now, indices.data_ptr(), saved.data_ptr())
+        else:
+            self._device.save_at(self.items, now, indices.data_ptr(), saved.data_ptr())
+
+    def unchanged_at(
+        self, now: int, saved: torch.Tensor, indices: torch.Tensor, counts: torch.Tensor, digits: int
+    ) -> None:
+        """Run `unchanged_at` of `kernels.Items`."""
+        places = (now, saved.data_ptr(), indices.data_ptr(), counts.data_ptr(), digits)
+        if self._device is None:
+            self.items.unchanged_at(*places)
+        else:
+            self._device.unchanged_at(self.items, *places)
+
+
+class _Copy:
+    """All parameters, as bytes at the places that they have in the arena."""
+
+    def __init__(self, arena: ParameterBuffer) -> None:
+        self._now = arena.flat(torch.uint8, 0, arena.layout.bytes)
+        self._before = torch.empty_like(self._now)
+
+    @property
+    def address(self) -> int:
+        return self._before.data_ptr()
+
+    def take(self, parts: Sequence[Part] | None = None) -> None:
+        """Copy some parts, or all."""
+        if parts is None:
+            self._before.copy_(self._now)
+        for part in parts or ():
+            inside = slice(part.offset, part.offset + part.bytes)
+            self._before[inside].copy_(self._now[inside])
+
+
+class NaiveDetector(Detector):
+    """Compares all elements: exact."""
+
+    def __init__(self, arena: ParameterBuffer, items: Items, algorithm: ParameterSkipping) -> None:
+        super().__init__(arena, items, algorithm)
+        self._copy = _Copy(arena)
+
+    def begin(self, step: int) -> None:
+        self._copy.take()
+
+    def count(self, step: int) -> None:
+        # Keeps what it reads at once, so only what an exchange changes must be kept again.
+        self._kernels.unchanged(self._arena.address, self._copy.address, self._found, self._digits)
+        self.counts.copy_(self._found)
+
+    def keep(self, step: int, sent: Sequence[Part]) -> None:
+        self._copy.take(sent)
+
+
+class _SamplingDetector(Detector):
+    """Compares some elements of each item, and keeps only those."""
+
+    def __init__(self, arena: ParameterBuffer, items: Items, algorithm: ParameterSkipping) -> None:
+        super().__init__(arena, items, algorithm, algorithm.sample_ratio)
+        sampled, kind = self._kernels.items, arena.kind
+        self._indices = torch.zeros(sampled.samples, dtype=torch.int32, device=kind)  # unsigned, to the kernels
+        self._saved = torch.zeros(sampled.sample_bytes, dtype=torch.uint8, device=kind)
+        self._sampled = torch.tensor(sampled.sample_counts, dtype=torch.int64)
+
+    def _save(self) -> None:
+        self._kernels.save_at(self._arena.address, self._indices, self._saved)
+
+    def count(self, step: int) -> None:
+        self.compared = self._sampled
+        self._kernels.unchanged_at(self._arena.address, self._saved, self._indices, self._found, self._digits)
+        self.counts.copy_(self._found)
+
+
+class RandomDetector(_SamplingDetector):
+    """Compares one random element of each of `samples` equal strata of an item: an unbiased estimate."""
+
+    def begin(self, step: int) -> None:
+        key = (self._seed * _GOLDEN + step) % 2**64
+        self._kernels.draw(key, self._indices)
+        self._save()
+
+    def keep(self, step: int, sent: Sequence[Part]) -> None:
+        self.begin(step + 1)
+
+    def standard_errors(self) -> torch.Tensor:
+        """Return sqrt(u (1 - u) / (m - 1) (1 - m / n)) for m of n elements, float64 [items].
+
+        That is the error of simple random samples without repetition, which strata improve on unless u, the share of
+        unchanged elements, varies with a period. 0 if m = n, NaN for a single sample of several.
+        """
+        sampled, everything = self._sampled.double(), self._all.double()
+        share = self.counts / sampled
+        found = (share * (1 - share) / (sampled - 1) * (1 - sampled / everything)).sqrt()
+        found[self._sampled == 1] = math.nan
+        found[self._sampled == self._all] = 0
+        return found
+
+
+class HistoryDetector(_SamplingDetector):
+    """Compares the elements that have changed most often. How often is counted for all elements, once in a while."""
+
+    def __init__(self, arena: ParameterBuffer, items: Items, algorithm: ParameterSkipping) -> None:
+        super().__init__(arena, items, algorithm)
+        self._interval = algorithm.survey_interval
+        self._copy = _Copy(arena)
+        self._counters = torch.zeros(self._kernels.items.elements, dtype=torch.uint8, device=arena.kind)
+        self._known = False  # whether counters tell anything yet
+        self._surveyed = False  # whether the last count was of all elements, too
+
+    def begin(self, step: int) -> None:
+        if self._known:
+            self._kernels.select(self._counters, self._indices)
+            self._save()
+        if self._surveys(step):
+            self._copy.take()
+
+    def _surveys(self, step: int) -> bool:
+        """Return whether changes of all elements are counted after this step.
+
+        They are until they are known, and every so often.
+        """
+        return not self._known or step % self._interval == 0
+
+    def count(self, step: int) -> None:
+        if self._known:
+            super().count(step)
+        self._surveyed = self._surveys(step)
+        if not self._surveyed:
+            return
+        counts = torch.zeros_like(self._found)
+        self._kernels.unchanged(
+            self._arena.address, self._copy.address, counts, self._digits, self._counters.data_ptr()
+        )
+        if not self._known:
+            self.counts.copy_(counts)
+            self.compared, self._known = self._all, True
+
+    def keep(self, step: int, sent: Sequence[Part]) -> None:
+        if self._surveyed:
+            self._kernels.select(self._counters, self._indices)
+        self._save()
+        if self._surveys(step + 1):
+            self._copy.take()
+
+    def state(self) -> dict[str, Any]:
+        return {"counters": self._counters.clone(), "known": self._known}
+
+    def check_state(self, state: dict[str, Any]) -> None:
+        if not state:
+            raise UsageError("this state has no counters of changes, so it is of another detector than 'history'")
+        if state["counters"].shape != self._counters.shape:
+            raise UsageError(
+                f"this state has counters of {len(state['counters'])} elements, and there are {len(self._counters)} "
+                "here: load it with the same parameters"
+            )
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        super().load_state(state)
+        self._counters.copy_(state["counters"])
+        self._known = state["known"]
+
+
+def detector_of(arena: ParameterBuffer, items: Items, algorithm: ParameterSkipping) -> Detector:
+    """Return the detector that an algorithm asks for."""
+    kinds: dict[str, type[NaiveDetector | RandomDetector | HistoryDetector]] = {
+        "naive": NaiveDetector,
+        "random": RandomDetector,
+        "history": HistoryDetector,
+    }
+    return kinds[algorithm.detector](arena, items, algorithm)

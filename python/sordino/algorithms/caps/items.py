@@ -1,0 +1,96 @@
+"""What parameter skipping decides about: the tensors of an arena, or blocks of them, as a table of numbers."""
+
+from __future__ import annotations
+
+from dataclasses import astuple, dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sordino.runtime.flat_buffer import ParameterBuffer
+from sordino.runtime.tensors import DTYPES, dtype_code
+
+
+class Part(NamedTuple):
+    """Neighbouring bytes of an arena that are exchanged as one. `group` is the rank that serves them."""
+
+    offset: int
+    bytes: int
+    dtype: int
+    group: int = 0
+
+
+@dataclass(frozen=True)
+class Items:
+    """Items in the order in which they lie in the arena, each an array with an entry an item.
+
+    Attributes:
+        offsets: where they begin, in bytes.
+        bytes: how long they are.
+        dtypes: codes of sordino.torch.tensors.
+        tensors: which of the arena's tensors they belong to, by its place there.
+    """
+
+    offsets: NDArray[np.int64]
+    bytes: NDArray[np.int64]
+    dtypes: NDArray[np.int64]
+    tensors: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, arena: ParameterBuffer, block_bytes: int | None) -> Items:
+        """Return the tensors of an arena, cut into blocks of `block_bytes` unless that is None."""
+        rows = [
+            (offset, tensor.numel() * tensor.element_size(), dtype_code(tensor), index)
+            for index, (offset, tensor) in enumerate(zip(arena.layout.offsets, arena.tensors))
+        ]
+        table = np.array(rows, dtype=np.int64).reshape(-1, 4)
+        whole = cls(*(np.ascontiguousarray(column) for column in table.T))
+        return whole if block_bytes is None else whole.cut(block_bytes)[0]
+
+    def cut(self, limit: int) -> tuple[Items, NDArray[np.int64]]:
+        """Return items of at most so many bytes (a multiple of 64), and of which of these each is a part."""
+        counts = np.maximum(-(-self.bytes // limit), 1)
+        parents = np.repeat(np.arange(len(self)), counts)
+        begins = (np.arange(len(parents)) - np.repeat(np.cumsum(counts) - counts, counts)) * limit
+        lengths = np.minimum(self.bytes[parents] - begins, limit)
+        return Items(self.offsets[parents] + begins, lengths, self.dtypes[parents], self.tensors[parents]), parents
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    @classmethod
+    def from_lists(cls, told: list[list[int]]) -> tuple[Items, int]:
+        """Return the items that `as_lists` has told, and the bytes of the arena."""
+        *columns, (count,) = told
+        return cls(*(np.array(column, dtype=np.int64) for column in columns)), count
+
+    def as_lists(self, count: int) -> list[list[int]]:
+        """Return the items for ranks that do not have the arena, of `count` bytes."""
+        return [*(column.tolist() for column in astuple(self)), [count]]
+
+    @property
+    def elements(self) -> NDArray[np.int64]:
+        """How many elements each has."""
+        widths = np.array([DTYPES[int(code)].itemsize for code in self.dtypes], dtype=np.int64)
+        return self.bytes // np.maximum(widths, 1)
+
+    def parts(self, chosen: NDArray[np.bool_], groups: NDArray[np.int64] | None = None) -> list[Part]:
+        """Return the chosen items, neighbours of one group as one part, in rising groups.
+
+        Args:
+            chosen: bool [items].
+            groups: int64 [items]; None for a single one.
+        """
+        groups = np.zeros(len(self), np.int64) if groups is None else groups
+        indices = np.flatnonzero(chosen & (self.bytes > 0))
+        indices = indices[np.argsort(groups[indices], kind="stable")]
+        parts: list[Part] = []
+        for row in zip(*(column[indices].tolist() for column in (self.offsets, self.bytes, self.dtypes, groups))):
+            one = Part(*row)
+            last = parts[-1] if parts else None
+            if last and last.offset + last.bytes == one.offset and last[2:] == one[2:]:
+                parts[-1] = last._replace(bytes=last.bytes + one.bytes)
+            else:
+                parts.append(one)
+        return parts

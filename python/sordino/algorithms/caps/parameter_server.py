@@ -1,0 +1,110 @@
+"""A parameter server: parts of an arena go to the ranks that serve them, which average and hand them back.
+
+Gathering and handing out are exchanges (`ToOwner`, `FromOwner`) whose segments are numbered by the ranks that serve
+them. What is sent and where it goes follows from one bit an item, which servers without a model are told first. Large
+items are cut, so that none of them alone fills a server.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from sordino._core import FromOwner, Handle, Layout, ToOwner
+from sordino.algorithms import ParameterSkipping
+from sordino.algorithms.caps import piece_bytes, place_by_size
+from sordino.algorithms.caps.items import Items
+from sordino.algorithms.caps.recent import Recent
+from sordino.runtime.context import Context
+from sordino.runtime.flat_buffer import FlatBuffer
+from sordino.runtime.groups import new_channel
+from sordino.runtime.helpers import Helpers
+from sordino.runtime.process_set import ProcessSet, global_process_set
+from sordino.runtime.tensors import DTYPE_CODES
+
+
+class ParameterServer:
+    """The ranks that serve items of an arena, as seen by one of them or by a worker. Collective over all.
+
+    Args:
+        context: of all workers and servers.
+        everybody: those ranks. Workers come first.
+        values: of this rank; of a server without a model whatever.
+    """
+
+    def __init__(
+        self, context: Context, everybody: ProcessSet, algorithm: ParameterSkipping, items: Items, values: FlatBuffer
+    ) -> None:
+        ranks = everybody.ranks or []
+        self._items, self._values, self._size = items, values, len(ranks)
+        self._workers = len(algorithm.roles(ranks).workers)
+        self._servers = algorithm.serving_ranks(self._size)
+        self._pieces, self._piece_of = items.cut(piece_bytes(int(items.bytes.sum()), len(self._servers)))
+        self._channel = new_channel(context, everybody)
+        self._channel.compare([values])
+        self._layouts: Recent[Layout] = Recent()  # the same sets of items are sent again and again
+        told = Layout([("sent", DTYPE_CODES[torch.uint8], (len(items),))], groups=[0])
+        self._told = FlatBuffer(context, told) if algorithm.dedicated else None
+
+    def loads(self, sent: NDArray[np.bool_]) -> list[int]:
+        """Return the bytes that each server gets of each worker when these items are sent."""
+        pieces = sent[self._piece_of]
+        sizes, owners = self._pieces.bytes[pieces], self._owners(pieces)[pieces]
+        return [int(sizes[owners == server].sum()) for server in self._servers]
+
+    def average(self, sent: NDArray[np.bool_]) -> None:
+        """Replace the items that are sent by their means over all workers.
+
+        Args:
+            sent: bool [items], the same on all workers, True for one with elements.
+        """
+        if self._told is not None:
+            told = self._told.flat(torch.uint8, 0, len(self._items))
+            told.copy_(torch.from_numpy(sent))
+            self._tell().wait()
+        self._exchange(sent)
+
+    def serve(self) -> None:
+        """Do what a server without a model does: the same again and again, until it raises.
+
+        Raises:
+            PeerLost: the workers have left, or (`World.failed`) a rank is lost.
+        """
+        assert self._told is not None
+        while True:
+            self._tell(serving=True).wait()
+            self._exchange(self._told.flat(torch.uint8, 0, len(self._items)).numpy().astype(bool))
+
+    def _tell(self, serving: bool = False) -> Handle:
+        assert self._told is not None
+        return self._channel.start("skipping.sent", FromOwner(self._size), self._told, serving=serving)
+
+    def _exchange(self, sent: NDArray[np.bool_]) -> None:
+        layout = self._layouts.get(sent.tobytes(), self._find_layout)
+        for label, topology in (("skipping.gather", ToOwner), ("skipping.scatter", FromOwner)):
+            way = topology(self._size, self._workers)
+            self._channel.start(label, way, self._values, layout=layout, wait=True).wait()
+
+    def _owners(self, pieces: NDArray[np.bool_]) -> NDArray[np.int64]:
+        owners = np.zeros(len(self._pieces), np.int64)
+        placed = place_by_size(self._pieces.bytes[pieces].tolist(), len(self._servers))
+        owners[pieces] = np.array(self._servers, np.int64)[placed]
+        return owners
+
+    def _find_layout(self, sent: bytes) -> Layout:
+        pieces = np.frombuffer(sent, dtype=bool)[self._piece_of]
+        return Layout.of_parts(self._pieces.parts(pieces, self._owners(pieces)), self._values.layout.bytes)
+
+
+def helper_server(helpers: Helpers, algorithm: ParameterSkipping, told: Any) -> ParameterServer:
+    """Return the servers of a job, as one without a model makes them of what workers tell of their items.
+
+    Collective over all.
+    """
+    items, count = Items.from_lists(told)
+    layout = Layout([("parameters", DTYPE_CODES[torch.uint8], (count,))], groups=[0])
+    values = FlatBuffer(helpers.context, layout)
+    return ParameterServer(helpers.context, global_process_set, algorithm, items, values)

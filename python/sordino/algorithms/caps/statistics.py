@@ -1,0 +1,246 @@
+"""How parameter skipping went: unchanged ratios of each tensor over time, what was skipped, and what was sent.
+
+A point sums up some steps: as many as the algorithm says, or those since the last one when an epoch ends.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from sordino.algorithms.caps.items import Items
+from sordino.errors import NotBuilt
+from sordino.files import atomic_file
+
+
+class Writer(Protocol):
+    """What is used of torch.utils.tensorboard.SummaryWriter."""
+
+    def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> None:
+        """Note a value of a step."""
+
+
+class _Counted(Protocol):
+    counts: torch.Tensor
+    compared: torch.Tensor
+
+    def standard_errors(self) -> torch.Tensor | None: ...
+
+
+@dataclass(frozen=True)
+class Point:
+    """Some steps. Lists have an entry a tensor: None where it was not there yet.
+
+    Attributes:
+        step: the last one.
+        steps: how many there are.
+        threshold: in percent, at the end of them.
+        ratios: the unchanged share of elements on this rank, on average; 1 for a tensor without elements.
+        errors: standard errors of those ratios, NaN where one sample tells none; None if they are not estimates.
+        skipped: the share of bytes that was not sent, on average.
+        bytes_sent: of parameters, in all of the steps and by flush(): what one worker contributes to averages.
+        bytes_unskipped: what it would have been with nothing skipped.
+        metric: what was reported at the end of the epoch that ends here, the mean over all workers.
+    """
+
+    step: int
+    steps: int
+    threshold: float
+    ratios: list[float | None]
+    errors: list[float | None] | None
+    skipped: list[float | None]
+    bytes_sent: int
+    bytes_unskipped: int
+    metric: float | None
+
+
+def _of_json(value: Any) -> Any:
+    """Return a value with None for what is not finite: JSON has neither NaN nor infinity."""
+    if isinstance(value, dict):
+        return {key: _of_json(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_of_json(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+class SkippingStatistics:
+    """What `optimizer.statistics` tells of `ParameterSkipping`, on this rank.
+
+    Attributes:
+        names, bytes: of the tensors, in the order of the lists in points.
+        points: oldest first.
+    """
+
+    def __init__(self, interval: int) -> None:
+        self._interval = interval
+        self._items: Items | None = None
+        self._steps = 0  # since the last point
+        self._flushed = 0  # bytes
+        self._writer: Writer | None = None
+        self.names: list[str] = []
+        self.bytes: list[int] = []
+        self.points: list[Point] = []
+
+    def describe(self, names: list[str], items: Items) -> None:
+        """Say what is counted."""
+        self.names, self._items = names, items
+        self.bytes = self._by_tensor(items.bytes).astype(int).tolist()
+        self._clear()
+
+    def go_on_from(self, other: SkippingStatistics, step: int) -> None:
+        """Take over the points and the writer of statistics that end after this step; tensors may have been added."""
+        if other._items is not None and other._steps > 0:
+            other._close(step, None)
+        self._flushed = other._flushed
+        place = {name: index for index, name in enumerate(other.names)}
+        order = [place.get(name) for name in self.names]
+        self._writer = other._writer
+        for point in other.points:
+            ratios, errors, skipped = (
+                values and [None if index is None else values[index] for index in order]
+                for values in (point.ratios, point.errors, point.skipped)
+            )
+            self.points.append(replace(point, ratios=ratios or [], errors=errors, skipped=skipped or []))
+
+    def _by_tensor(self, values: NDArray[Any]) -> NDArray[np.float64]:
+        assert self._items is not None
+        sums = np.bincount(self._items.tensors, weights=values.astype(np.float64), minlength=len(self.names))
+        return sums.astype(np.float64)
+
+    def _clear(self) -> None:
+        assert self._items is not None
+        self._steps = self._flushed = 0
+        self._threshold = 0.0
+        self._ratios, self._skipped = np.zeros(len(self._items)), np.zeros(len(self._items))
+        self._variances: NDArray[np.float64] | None = None
+
+    def add(self, step: int, threshold: float, found: _Counted, skipped: torch.Tensor) -> None:
+        """Note a step: what was counted in it, and which items were skipped."""
+        self._steps += 1
+        self._threshold = threshold
+        compared = found.compared.numpy()
+        self._ratios += np.where(compared > 0, found.counts.numpy() / np.maximum(compared, 1), 1.0)
+        self._skipped += skipped.numpy()
+        errors = found.standard_errors()
+        if errors is not None:
+            squares = errors.numpy() ** 2
+            self._variances = squares if self._variances is None else self._variances + squares
+        if step % self._interval == 0:
+            self._close(step, None)
+
+    def add_flush(self, sent: NDArray[np.bool_]) -> None:
+        """Note that some items were averaged between two steps."""
+        if self._items is not None:
+            self._flushed += int(self._items.bytes[sent].sum())
+
+    def end_epoch(self, step: int, threshold: float, metric: float) -> None:
+        """Note that an epoch has ended, and its metric."""
+        if self._items is None:  # one rank alone skips nothing
+            self._add_point(Point(step, 0, threshold, [], None, [], 0, 0, metric))
+            return
+        self._threshold = threshold
+        self._close(step, metric)
+
+    def _close(self, step: int, metric: float | None) -> None:
+        items, steps = self._items, max(self._steps, 1)
+        assert items is not None
+        elements, lengths = items.elements, items.bytes
+        counts = np.maximum(self._by_tensor(elements), 1)
+        empty = self._by_tensor(elements) == 0
+        ratios = np.where(empty, 1.0, self._by_tensor(self._ratios / steps * elements) / counts)
+        skipped = self._by_tensor(self._skipped / steps * lengths) / np.maximum(self.bytes, 1)
+        errors = None
+        if self._variances is not None:
+            errors = np.sqrt(self._by_tensor(self._variances * elements**2)) / counts / steps
+        point = Point(
+            step,
+            self._steps,
+            self._threshold,
+            ratios.tolist() if self._steps else [],
+            None if errors is None else errors.tolist(),
+            skipped.tolist() if self._steps else [],
+            *self._open_bytes(),
+            metric,
+        )
+        self._clear()
+        self._add_point(point)
+
+    def _add_point(self, point: Point) -> None:
+        self.points.append(point)
+        if self._writer is not None:
+            self._write(point, self._writer)
+
+    # ---- what users see ----------------------------------------------------------------------------------------
+
+    @property
+    def bytes_sent(self) -> int:
+        """Of parameters, so far: also in steps that no point sums up yet."""
+        return sum(point.bytes_sent for point in self.points) + self._open_bytes()[0]
+
+    @property
+    def bytes_unskipped(self) -> int:
+        """What they would have been with nothing skipped."""
+        return sum(point.bytes_unskipped for point in self.points) + self._open_bytes()[1]
+
+    def _open_bytes(self) -> tuple[int, int]:
+        """Return the bytes sent, and what it would have been with nothing skipped, since the last point."""
+        if self._items is None:
+            return 0, 0
+        whole = int(self._items.bytes.sum()) * self._steps
+        return whole - int((self._skipped * self._items.bytes).sum()) + self._flushed, whole
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return everything, of JSON's types. The steps since the last point count among the bytes only."""
+        return {
+            "tensors": [{"name": name, "bytes": count} for name, count in zip(self.names, self.bytes)],
+            "items": 0 if self._items is None else len(self._items),
+            "bytes_sent": self.bytes_sent,
+            "bytes_unskipped": self.bytes_unskipped,
+            "points": [_of_json(asdict(point)) for point in self.points],
+        }
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write `as_dict()` to a JSON file, whole or not at all."""
+        with atomic_file(path) as file:
+            file.write(json.dumps(self.as_dict(), indent=1).encode() + b"\n")
+
+    def plot(self, path: str | os.PathLike[str]) -> None:
+        """Draw ratios, threshold and bytes over the steps into a PNG file.
+
+        Raises:
+            NotBuilt: matplotlib is not installed.
+        """
+        from sordino.report import pictures
+
+        if not pictures.draw(pictures.skipping, self.as_dict(), Path(path)):
+            raise NotBuilt("plots need matplotlib (pip install matplotlib)")
+
+    def write_to(self, writer: Writer) -> None:
+        """Have points written to TensorBoard: those that there are, and from now on each when it is made.
+
+        Args:
+            writer: a torch.utils.tensorboard.SummaryWriter.
+        """
+        self._writer = writer
+        for point in self.points:
+            self._write(point, writer)
+
+    def _write(self, point: Point, writer: Writer) -> None:
+        for kind, values in (("unchanged", point.ratios), ("skipped", point.skipped)):
+            for name, value in zip(self.names, values):
+                if value is None:
+                    continue
+                writer.add_scalar(f"sordino/{kind}/{name}", value, point.step)
+        writer.add_scalar("sordino/threshold", point.threshold, point.step)
+        if point.bytes_unskipped:
+            writer.add_scalar("sordino/bytes sent", point.bytes_sent / point.steps, point.step)
+        if point.metric is not None:
+            writer.add_scalar("sordino/metric", point.metric, point.step)

@@ -1,0 +1,297 @@
+"""Parameter skipping (CaPS) in an optimizer: step on one's own gradients, then average the parameters that have moved.
+
+What a rank has found unchanged is one bit an item; the minimum of those bits over all workers is the set that all skip,
+so ranks cannot disagree. How long each item has been skipped follows from the same bits.
+"""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections import deque
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from sordino._core import Request
+from sordino.algorithms.caps import ParameterSkipping
+from sordino.algorithms.caps.detectors import Detector, detector_of
+from sordino.algorithms.caps.items import Items, Part
+from sordino.algorithms.caps.parameter_server import ParameterServer
+from sordino.algorithms.caps.recent import Recent
+from sordino.algorithms.caps.statistics import SkippingStatistics
+from sordino.algorithms.exchanging import ExchangingStrategy
+from sordino.algorithms.strategy import Closure, Strategy
+from sordino.errors import UsageError
+from sordino.runtime import opcode
+from sordino.runtime.autograd import allreduce
+from sordino.runtime.collectives import grouped_allreduce_
+from sordino.runtime.devices import device_of
+from sordino.runtime.flat_buffer import ParameterBuffer
+from sordino.runtime.helpers import helpers_of
+from sordino.runtime.operation import Average, Min
+from sordino.runtime.process_set import global_process_set
+from sordino.runtime.recovery import LOSSES
+from sordino.runtime.tensors import DTYPES, describe
+
+
+def _no_items() -> dict[str, Any]:
+    return {"skipped": torch.zeros(0, dtype=torch.int64), "detector": {}}
+
+
+class _Sent(NamedTuple):
+    """Parts of an arena, and their values."""
+
+    parts: list[Part]
+    values: list[torch.Tensor]
+
+
+class SkippingStrategy(ExchangingStrategy):
+    """What makes the steps of an optimizer those of `ParameterSkipping`."""
+
+    algorithm: ParameterSkipping
+
+    def prepare(self) -> None:
+        self.threshold = float(self.algorithm.threshold)
+        self._told = SkippingStatistics(self.algorithm.statistics_interval)
+        scheduler = self.algorithm.scheduler
+        self._metrics: deque[float] = deque(maxlen=scheduler.history_length if scheduler else 1)
+        self._epochs = 0  # metrics reported so far
+        self._warned = False
+        self._server: ParameterServer | None = None
+        self._detector: Detector | None = None
+        self._kept = False  # whether the detector knows the parameters before the next step
+        self._skipped = torch.zeros(0, dtype=torch.int64)  # [items]: steps in a row without each
+        self._loaded = _no_items()  # before there are items
+
+    def attach(self) -> None:
+        everybody, algorithm, context = self.settings.process_set, self.algorithm, self.context
+        if algorithm.dedicated:
+            helpers = helpers_of(context, algorithm)
+            if everybody.process_set_id != 0:
+                raise UsageError("dedicated_servers=True trains on all workers, not on a process set")
+            context = helpers.context  # parameters lie where servers reach them
+        names = self.names + [f"buffer {name}" for name, _ in self.buffers]
+        tensors = self.parameters + [buffer for _, buffer in self.buffers]
+        self._arena = ParameterBuffer(context, names, tensors, "model")
+        self._name = self.context.plan_name(f"skipping.{self._arena.layout.hash:x}", everybody.process_set_id)
+        block = algorithm.block_bytes if algorithm.granularity == "block" else None
+        self._items = Items.of(self._arena, block)
+        self._detector = detector_of(self._arena, self._items, algorithm)
+        self._skipped = torch.zeros(len(self._items), dtype=torch.int64)
+        self._sent: Recent[_Sent] = Recent()  # the same sets of items are sent again and again
+        self._mask = torch.zeros(len(self._items), dtype=torch.bool)
+        self._told.describe(self._arena.names, self._items)
+        if algorithm.dedicated:
+            items, arena = self._items, self._arena
+            self._server = helpers.open(
+                items.as_lists(arena.layout.bytes),
+                lambda _: ParameterServer(context, global_process_set, algorithm, items, arena),
+            )
+        elif algorithm.exchange == "parameter-server":
+            self._server = ParameterServer(self.context, everybody, algorithm, self._items, self._arena)
+        self.context.on_shutdown[id(self)] = weakref.WeakMethod(self._warn)
+        self._restore(self._detector)
+
+    # ---- the step ----------------------------------------------------------------------------------------------
+
+    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        self._arena.adopt()
+        assert self._detector is not None
+        if not self._kept:
+            self._detector.begin(self.steps)
+            self._kept = True
+
+    @torch.no_grad()
+    def after_step(self) -> None:
+        if not self.active:
+            return
+        self._arena.adopt()
+        try:
+            self.exchange([run for _, run in self._arena.runs], self._exchange_moved)
+        except LOSSES:
+            self.steps += 1  # as those count it who have taken part in all of it
+            raise
+        self.steps += 1
+
+    def _exchange_moved(self) -> None:
+        self.settings.judge(self._arena.names, self._arena.tensors)
+        detector = self._detector
+        assert detector is not None
+        detector.count(self.steps)
+        skipped = self._agree(detector)
+        detector.keep(self.steps, self._average(~skipped.numpy()))
+        self._skipped = torch.where(skipped, self._skipped + 1, 0)
+        self._told.add(self.steps + 1, self.threshold, detector, skipped)
+
+    def _agree(self, detector: Detector) -> torch.Tensor:
+        """Return which items all workers leave out: those that none has seen move, and that are not to be probed."""
+        still = detector.counts.double() * 100 >= self.threshold * detector.compared
+        return self._all_of(still & (self._skipped < self.algorithm.probe_interval))
+
+    def _all_of(self, mine: torch.Tensor) -> torch.Tensor:
+        """Return where all workers say True, bool [items]. Collective."""
+        self._mask.copy_(mine)
+        request = Request(
+            opcode.ALLREDUCE,
+            f"{self._name}.skipped",
+            [describe(self._mask, self._mask)],
+            op=Min,
+            process_set=self.settings.process_set.process_set_id or 0,
+            keep=self._mask,
+            device=device_of(self._mask.device, self.context),
+        )
+        self.context.world.run(request).wait()
+        return self._mask.clone()
+
+    def _average(self, sent: NDArray[np.bool_]) -> list[Part]:
+        """Replace the items that are sent by their means over all workers.
+
+        Returns:
+            the parts of the arena that they are.
+        """
+        parts, values = self._sent.get(sent.tobytes(), self._find_parts)
+        if parts and self._server is not None:
+            self._server.average(sent)
+        elif parts:
+            everybody = self.settings.process_set
+            grouped_allreduce_(values, op=Average, name=f"{self._name}.mean", process_set=everybody)
+        return parts
+
+    def _find_parts(self, sent: bytes) -> _Sent:
+        parts = self._items.parts(np.frombuffer(sent, dtype=bool))
+        values = [
+            self._arena.flat(DTYPES[part.dtype], part.offset, part.bytes // DTYPES[part.dtype].itemsize)
+            for part in parts
+        ]
+        return _Sent(parts, values)
+
+    def drain(self, optimizer: torch.optim.Optimizer) -> None:
+        """Average what was skipped last, so that all workers have equal parameters. Collective."""
+        if self._detector is None:
+            return
+        self._arena.adopt()
+        self.settings.judge(self._arena.names, self._arena.tensors)
+        with self._rollback.around([run for _, run in self._arena.runs]):
+            sent = ~self._all_of(self._skipped == 0).numpy()
+            parts = self._average(sent)
+        self._told.add_flush(sent)
+        if self._kept:
+            self._detector.keep(self.steps - 1, parts)
+        self._skipped.zero_()
+
+    def step(self, optimizer: torch.optim.Optimizer, closure: Closure, synchronize: bool) -> Any:
+        """Step the optimizer, and average what has moved."""
+        result = super().step(optimizer, closure, synchronize)
+        if not self.active:
+            self.steps += 1
+        return result
+
+    @property
+    def statistics(self) -> SkippingStatistics:
+        return self._told
+
+    def state_of_copies(self) -> dict[str, Any]:
+        return self.state_dict()
+
+    # ---- the threshold -----------------------------------------------------------------------------------------
+
+    def report_metric(self, metric: float, rate: float) -> None:
+        """Take the metric of an epoch; its mean over all workers moves the threshold. Collective."""
+        mean = float(metric)
+        if self.active:
+            mine = torch.tensor([mean], dtype=torch.float64)
+            mean = float(allreduce(mine, op=Average, name="skipping.metric", process_set=self.settings.process_set))
+        self._epochs += 1
+        self._metrics.append(mean)
+        self._told.end_epoch(self.steps, self.threshold, mean)
+        if self.algorithm.scheduler is not None:
+            self.threshold = self.algorithm.scheduler.threshold_after(self._epochs, self.threshold, list(self._metrics))
+
+    def _warn(self) -> None:
+        """Warn once, where it can be seen that nobody reports."""
+        if self.algorithm.scheduler is not None and self._epochs == 0 and self.steps > 0 and not self._warned:
+            self._warned = True
+            warnings.warn(
+                "ParameterSkipping(scheduler=...): optimizer.report_metric(loss) has not been called yet, so the "
+                f"threshold stays at {self.threshold:g} %; call it once an epoch",
+                stacklevel=2,
+            )
+
+    # ---- checkpoints -------------------------------------------------------------------------------------------
+
+    def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """Return the optimizer's own state.
+
+        Checkpoints come with epochs, so by then a metric should have been reported.
+        """
+        self._warn()
+        return super().optimizer_state(optimizer)
+
+    def detach(self) -> None:
+        super().detach()
+        self.context.on_shutdown.pop(id(self), None)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "steps": self.steps,
+            "threshold": self.threshold,
+            "metrics": list(self._metrics),
+            "epochs": self._epochs,
+            **(self._loaded if self._detector is None else self._items_state(self._detector)),
+        }
+
+    def _items_state(self, detector: Detector) -> dict[str, Any]:
+        return {"skipped": self._skipped.clone(), "detector": detector.state()}
+
+    def check_state(self, state: dict[str, Any]) -> None:
+        super().check_state(state)
+        if self._detector is not None:
+            self._check_items(state, self._detector)
+
+    def _check_items(self, state: dict[str, Any], detector: Detector) -> None:
+        """Raise UsageError for a state of other items or of another detector."""
+        if len(state["skipped"]) == 0:
+            return
+        if state["skipped"].shape != self._skipped.shape:
+            raise UsageError(
+                f"this state is of {len(state['skipped'])} tensors or blocks, and there are {len(self._skipped)} here: "
+                "load it with the same parameters, granularity and block_bytes"
+            )
+        detector.check_state(state["detector"])
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.steps, self.threshold = state["steps"], state["threshold"]
+        self._metrics.clear()
+        self._metrics.extend(state["metrics"])
+        self._epochs = state["epochs"]
+        self._loaded = {"skipped": state["skipped"], "detector": state["detector"]}
+        if self._detector is not None:
+            self._restore(self._detector)
+
+    def carried_state(self) -> dict[str, Any]:
+        return {**self.state_dict(), **_no_items()}  # nothing is skipped in another world, as yet
+
+    def _part(self, keeps_place: bool = False) -> None:
+        told = self._told
+        super()._part(keeps_place)
+        self._told.go_on_from(told, self.steps)
+
+    def take_over(self, old: Strategy) -> None:
+        if isinstance(old, SkippingStrategy):
+            self._told.go_on_from(old._told, old.steps)
+        self.load_state_dict(
+            {**(old.state_dict() or {}), **_no_items()}
+        )  # nothing is skipped now, and items may be others
+
+    def _restore(self, detector: Detector) -> None:
+        self._check_items(self._loaded, detector)
+        skipped, self._loaded = self._loaded, _no_items()
+        if len(skipped["skipped"]) > 0:
+            self._skipped.copy_(skipped["skipped"])
+            detector.load_state(skipped["detector"])
+        else:  # there was no other rank, or there were other items
+            self._skipped.zero_()
+        self._kept = False

@@ -1,0 +1,122 @@
+"""Crossover-SGD: gossip by segments over load-balanced random peers.
+
+A random cycle through all workers, drawn anew for every round and segment, says who mixes with whom; that is all there
+is to it. `rounds_of` names the cycles, `sordino.algorithms.gossip` takes the steps, and the core moves and averages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from sordino._core import Grouped, RandomCycle, Roulette, Star, Topology
+from sordino.algorithms.base import Algorithm, Simulation, Traits, group_size_among
+from sordino.algorithms.checks import NO_BUFFERS, require
+from sordino.algorithms.gossip import RandomGossip
+from sordino.algorithms.traffic import Model, Traffic, gradients, groups_of
+from sordino.errors import UsageError
+from sordino.runtime.segments import Segments
+
+
+@dataclass(frozen=True)
+class Crossover(RandomGossip):
+    """Crossover-SGD: after its own step each worker averages every segment with one random peer's.
+
+    It is another peer for each segment, such that everybody sends and receives exactly one copy of each.
+
+    w_i[s] = (w_i[s] + w_j[s]) / 2 with j drawn for (seed, round, s): a random cycle through all workers, so every pair
+    is equally likely and the sum over the workers stays the same. With `group_size` = K, neighbouring ranks form groups
+    that average their gradients (all-reduce in backward) and exchange as one worker; K = N is AllReduce, K = 1 plain
+    Crossover.
+
+    Sent per exchange and worker: the bytes of the parameters, one message a segment (none within a node); in groups of
+    K, the leader sends them once to every node of the receiving group, and each member 2(K-1)/K times the gradients per
+    step inside the group. Staleness: none. Memory: the parameters of one peer where that lives on another node. When a
+    peer dies: every survivor gets `PeerLost`; each element of its parameters is the one before or after the exchange.
+    Source: Yeo et al., Crossover-SGD, section 3, Algorithms 1 and 2, section 3.3. The topology differs: Algorithm 2
+    takes O(N^2) and can come to a dead end; this one takes O(1) and cannot.
+
+    Attributes:
+        group_size: ranks in a group; must divide the number of workers.
+        within: "allreduce": every member of a group applies the average gradient; "leader": only its first rank does,
+            and hands the parameters to the others after the exchange. The parameters are the same.
+        roulette: weights[i][j] of worker (or group) i sending to j, or None for equal ones; what is not doubly
+            stochastic is scaled to the nearest matrix that is. Up to 128 workers.
+        segment_bytes: gradients are reduced within groups in segments of up to this many bytes.
+    """
+
+    segments: Segments | Sequence[str] = "blocks"
+    group_size: int = 1
+    within: Literal["allreduce", "leader"] = "allreduce"
+    roulette: Sequence[Sequence[float]] | None = None
+    segment_bytes: int = 16 * 1024 * 1024
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(isinstance(self.group_size, int) and self.group_size >= 1, self, "group_size", "must be at least 1")
+        require(self.within in ("allreduce", "leader"), self, "within", "must be 'allreduce' or 'leader'")
+        require(self.segment_bytes >= 1, self, "segment_bytes", "must be at least 1")
+        if self.roulette is not None:
+            object.__setattr__(self, "roulette", tuple(tuple(float(weight) for weight in row) for row in self.roulette))
+
+    simulation = Simulation(
+        arrays="sordino.simulate.vectorized:Mixing",
+        imitated=frozenset({"interval", "segments", "seed", "group_size", "within", "roulette", "segment_bytes"}),
+        refused={"buffers": NO_BUFFERS},
+    )
+
+    @property
+    def traits(self) -> Traits:
+        return replace(super().traits, segment_bytes=self.segment_bytes)
+
+    @property
+    def workers_in_group(self) -> int:
+        return self.group_size
+
+    @property
+    def leaders_only(self) -> bool:
+        return self.within == "leader" and self.group_size > 1
+
+    def rounds_of(self, size: int, segment_count: int) -> list[Topology]:
+        if size % self.group_size != 0:
+            raise UsageError(f"Crossover(group_size={self.group_size}): does not divide {size} ranks into equal groups")
+        groups = size // self.group_size
+        among: Topology
+        if self.roulette is None:
+            among = RandomCycle(groups, self.seed)
+        else:
+            among = Roulette(groups, self.seed, [weight for row in self.roulette for weight in row])
+        if self.group_size == 1:
+            return [among]
+        rounds: list[Topology] = [Grouped(among, self.group_size, self.leaders_only)] if groups > 1 else []
+        return [*rounds, Star(size, self.group_size)] if self.leaders_only else rounds
+
+    def traffic(self, model: Model, nodes: Sequence[int]) -> Traffic:
+        size = len(nodes)
+        exchanges = self._exchanges(size, model.segments(self.segments))
+        if self.group_size == 1:
+            return Traffic([exchanges])
+        return Traffic([gradients(groups_of(size, self.group_size), model, self.segment_bytes), exchanges])
+
+    def fitted(self, before: Sequence[int], now: Sequence[int]) -> Crossover:
+        group_size = group_size_among(self.group_size, len(now))
+        roulette = None
+        if self.roulette is not None and self.group_size == 1:
+            roulette = _among(self.roulette, before, now)
+        return replace(self, group_size=group_size, roulette=roulette)
+
+    @classmethod
+    def candidates(cls, nodes: Sequence[int], interval: int) -> list[Algorithm]:
+        size = len(nodes)
+        return [cls(), *(cls(group_size=members) for members in range(2, size) if size % members == 0)]
+
+
+def _among(
+    weights: Sequence[Sequence[float]], before: Sequence[int], now: Sequence[int]
+) -> tuple[tuple[float, ...], ...] | None:
+    """Return the weights among those that are left; None, for even ones, where somebody would have nobody to meet."""
+    places = [before.index(one) for one in now]
+    part = tuple(tuple(float(weights[i][j]) for j in places) for i in places)
+    met = all(any(row[:i] + row[i + 1 :]) for i, row in enumerate(part))
+    return part if met and all(any(column[:j] + column[j + 1 :]) for j, column in enumerate(zip(*part))) else None

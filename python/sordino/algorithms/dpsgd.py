@@ -1,0 +1,31 @@
+"""D-PSGD: every worker averages with its two neighbours on a ring."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sordino._core import Ring, Topology
+from sordino.algorithms.base import Simulation
+from sordino.algorithms.checks import NO_BUFFERS
+from sordino.algorithms.gossip import MixingGossip
+
+
+@dataclass(frozen=True)
+class DPSGD(MixingGossip):
+    """D-PSGD: after its own step each worker takes the mean of its parameters and both neighbours' on a ring.
+
+    w_i = (w_{i-1} + w_i + w_{i+1}) / 3, for two workers / 2: a symmetric, doubly stochastic mixing.
+
+    Sent per exchange and worker: twice the bytes of the parameters (once for two workers), two messages a segment.
+    Staleness: none. Memory: the parameters of neighbours on other nodes. When a peer dies: as Crossover.
+    Source: Lian et al. 2017, Algorithm 1 (mixing after the local step instead of beside it).
+    """
+
+    simulation = Simulation(
+        arrays="sordino.simulate.vectorized:Mixing",
+        imitated=frozenset({"interval", "segments"}),
+        refused={"buffers": NO_BUFFERS},
+    )
+
+    def rounds_of(self, size: int, segment_count: int) -> list[Topology]:
+        return [Ring(size)]

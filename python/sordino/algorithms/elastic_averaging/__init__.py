@@ -1,0 +1,58 @@
+"""EASGD, elastic averaging: workers are drawn towards a centre that all have, and it towards their mean."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sordino.algorithms.base import Simulation, made
+from sordino.algorithms.checks import NO_BUFFERS, require
+from sordino.algorithms.gossip import Gossip
+from sordino.algorithms.traffic import Copies, Model, Phase, Reduction, Traffic, groups_of
+
+if TYPE_CHECKING:
+    from sordino.algorithms.gossip.mixing import Mixing, Peers
+    from sordino.runtime.flat_buffer import ParameterBuffer
+
+
+@dataclass(frozen=True)
+class ElasticAveraging(Gossip):
+    """EASGD, elastic averaging: every `interval` steps workers and a centre are drawn towards each other.
+
+    Each worker is drawn towards the centre, and the centre towards the workers' mean.
+
+    With alpha = moving_rate / N: w_i = w_i - alpha (w_i - c) and c = c + alpha * sum over j of (w_j - c), both from the
+    values before. Every worker has the centre, and all have the same, so nobody serves it; it begins as the mean of the
+    workers' parameters before the first step, and is kept in `state_dict()`.
+
+    Sent per exchange and worker: 2(N - 1)/N times the bytes of the parameters (an all-reduce). Staleness: none. Memory:
+    twice the parameters. When a peer dies: every survivor gets `PeerLost` and keeps its parameters of before.
+    Source: Zhang, Choromanska and LeCun 2015, Algorithm 1 (synchronous), beta = moving_rate.
+
+    Attributes:
+        moving_rate: how far the centre moves towards the mean, above 0 and up to 1; the source's beta.
+    """
+
+    moving_rate: float = 0.9
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(0 < self.moving_rate <= 1, self, "moving_rate", "must be above 0 and at most 1")
+
+    simulation = Simulation(
+        arrays="sordino.simulate.vectorized:Elastic",
+        imitated=frozenset({"interval", "moving_rate"}),
+        refused={"buffers": NO_BUFFERS},
+    )
+
+    def mixing(self, peers: Peers, values: ParameterBuffer) -> Mixing:
+        mixing: Mixing = made("sordino.algorithms.elastic_averaging.mixing:ElasticMixing", peers, values, self)
+        return mixing
+
+    def traffic(self, model: Model, nodes: Sequence[int]) -> Traffic:
+        mean = Reduction(groups_of(len(nodes), len(nodes)), [model.bytes])
+        # A copy to average, and both movements of the worker and of its centre.
+        movements = Copies(8 * model.bytes)
+        # Before the first step, the mean of all parameters becomes the centre.
+        return Traffic([Phase([mean], until=1), Phase([mean, movements], self.interval)])

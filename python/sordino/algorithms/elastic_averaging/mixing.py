@@ -1,0 +1,69 @@
+"""What an exchange of elastic averaging does: it needs no peers, only an all-reduce."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from sordino.algorithms.elastic_averaging import ElasticAveraging
+from sordino.algorithms.gossip.mixing import Peers
+from sordino.runtime.collectives import grouped_allreduce_
+from sordino.runtime.flat_buffer import FlatBuffer, ParameterBuffer
+from sordino.runtime.operation import Average
+
+
+class ElasticMixing:
+    """Every worker is drawn towards a centre that all have, and it towards their mean."""
+
+    def __init__(self, peers: Peers, arena: ParameterBuffer, algorithm: ElasticAveraging) -> None:
+        self._peers = peers
+        self._arena = arena
+        self._rate = algorithm.moving_rate
+        self._size = len(peers.process_set.ranks or [])
+        self._centre = FlatBuffer(peers.context, arena.layout, arena.kind)
+        self._mean = FlatBuffer(peers.context, arena.layout, arena.kind)
+        self._begun = False
+
+    def begin(self) -> None:
+        if not self._begun:
+            self._arena.adopt()
+            self._peers.judge(self._arena.names, self._arena.tensors)
+            self._centre.copy_(self._average())
+            self._begun = True
+
+    def all_are_alike(self) -> None:
+        # The centre is what all have. To find it in the next step would be to wait there for ranks that have no next
+        # step: where a rank has been lost, some may be a step behind others.
+        self._arena.adopt()
+        self._centre.copy_(self._arena)
+        self._begun = True
+
+    @torch.no_grad()
+    def exchange(self, round: int) -> None:
+        mean = self._average()
+        for (_, mine), (_, centre), (_, average) in zip(self._arena.runs, self._centre.runs, mean.runs):
+            mine.lerp_(centre, self._rate / self._size)
+            centre.lerp_(average, self._rate)
+
+    def flush(self) -> None:
+        pass
+
+    def state(self) -> dict[str, Any]:
+        return {"centre": [run.clone() for _, run in self._centre.runs]} if self._begun else {}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        saved = state.get("centre", [])
+        shapes = [(run.dtype, run.shape) for _, run in self._centre.runs]
+        # Of other parameters: then the centre is found anew.
+        self._begun = [(run.dtype, run.shape) for run in saved] == shapes
+        if self._begun:
+            for (_, run), values in zip(self._centre.runs, saved):
+                run.copy_(values)
+
+    def _average(self) -> FlatBuffer:
+        self._mean.copy_(self._arena)
+        runs = [run for _, run in self._mean.runs]
+        name = f"{self._peers.name}.mean"
+        grouped_allreduce_(runs, op=Average, name=name, process_set=self._peers.process_set)
+        return self._mean

@@ -1,0 +1,113 @@
+"""Gossip in an optimizer: step on one's own gradients, then mix the parameters with those of a few other workers.
+
+What is mixed with whom is the algorithm's to say, what that does to a rank's parameters is mixing.py's; moving and
+averaging is the core's. The exchanges of a process set run on a set of their own, in the order of the calls, with no
+rank that coordinates them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from sordino.algorithms.exchanging import ExchangingStrategy
+from sordino.algorithms.gossip import Gossip
+from sordino.algorithms.gossip.mixing import Mixing, Peers
+from sordino.algorithms.strategy import Closure
+from sordino.runtime.flat_buffer import ParameterBuffer
+from sordino.runtime.groups import channel_of, group_of
+from sordino.runtime.process_set import ProcessSet
+
+
+class GossipStrategy(ExchangingStrategy):
+    """What makes the steps of an optimizer those of a gossip algorithm."""
+
+    algorithm: Gossip
+    asked: Gossip
+
+    def prepare(self) -> None:
+        self._arena: ParameterBuffer | None = None
+        self._mixing: Mixing | None = None
+        self._loaded: dict[str, Any] = {}  # of the mixing, before there is one
+
+    def attach(self) -> None:
+        context, algorithm, everybody = self.context, self.algorithm, self.settings.process_set
+        ranks = everybody.ranks or []
+        arena = ParameterBuffer(
+            context,
+            self.names + [f"buffer {name}" for name, _ in self.buffers],
+            self.parameters + [buffer for _, buffer in self.buffers],
+            algorithm.cut,
+            weighted=algorithm.weighted,
+        )
+        name = context.plan_name(f"gossip.{arena.layout.hash:x}", everybody.process_set_id)
+        channel = channel_of(context, everybody)
+        channel.compare([arena])
+        place = ranks.index(context.rank)
+        mixing = algorithm.mixing(Peers(context, everybody, channel, name, place, self.settings.judge), arena)
+        mixing.load_state(self._loaded)
+        if self.asked.workers_in_group > 1:
+            self.reduce_within(group_of(context, everybody, algorithm.workers_in_group))
+        self._steps_here = not algorithm.leaders_only or place % algorithm.workers_in_group == 0
+        self._arena, self._mixing = arena, mixing
+
+    @property
+    def replicas(self) -> ProcessSet | None:
+        return None if self.algorithm.leaders_only else super().replicas  # leaders hand their model out
+
+    def drain(self, optimizer: torch.optim.Optimizer) -> None:
+        if self._mixing is not None and self._arena is not None:
+            self._arena.adopt()
+            self._mixing.flush()
+
+    def state_dict(self) -> dict[str, Any]:
+        mixing = self._loaded if self._mixing is None else self._mixing.state()
+        return {"steps": self.steps, "round": self.round, **mixing}
+
+    def carried_state(self) -> dict[str, Any]:
+        return {"steps": self.steps, "round": self.round}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.steps, self.round = state["steps"], state["round"]
+        self._loaded = {key: value for key, value in state.items() if key not in ("steps", "round")}
+        if self._mixing is not None:
+            self._mixing.load_state(self._loaded)
+
+    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        assert self._mixing is not None
+        self._mixing.begin()
+
+    def level(self, tensors: list[torch.Tensor]) -> None:
+        super().level(tensors)
+        assert self._mixing is not None
+        self._mixing.all_are_alike()
+
+    def step_optimizer(self, optimizer: torch.optim.Optimizer, closure: Closure, synchronize: bool) -> Any:
+        stepping = optimizer if self._steps_here else _Standing(optimizer)
+        return super().step_optimizer(stepping, closure, synchronize)  # type: ignore[arg-type]
+
+    def after_step(self) -> None:
+        if not self.active:
+            return
+        assert self._arena is not None and self._mixing is not None
+        self.steps += 1
+        if self.steps % self.algorithm.interval == 0:
+            self._arena.adopt()
+            self.exchange([run for _, run in self._arena.runs], self._mix)
+
+    def _mix(self) -> None:
+        assert self._arena is not None and self._mixing is not None
+        if self.settings.finite is not None:
+            self.settings.judge(self._arena.names, self._arena.tensors)
+        self._mixing.exchange(self.round)
+
+
+class _Standing:
+    """In place of the optimizer of a rank that leaves stepping to its leader: evaluates a closure, changes nothing."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+    def step(self, closure: Closure = None) -> Any:
+        return None if closure is None else closure()

@@ -1,0 +1,172 @@
+"""Layered SGD: synchronous SGD whose all-reduce hides behind whatever comes between two steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from sordino._core import Mean
+from sordino.algorithms.base import Algorithm, Simulation, Traits, made
+from sordino.algorithms.checks import require
+from sordino.algorithms.traffic import Exchange, Model, Operation, Phase, Traffic, from_owners, hidden, to_owners
+from sordino.errors import UsageError
+
+if TYPE_CHECKING:
+    from sordino.algorithms.base import Service
+    from sordino.runtime.helpers import Helpers
+    from sordino.runtime.options import Options
+
+
+@dataclass(frozen=True)
+class Roles:
+    """Who averages gradients with whom.
+
+    Attributes:
+        groups: the ranks of each group, its communicator included; all of one length.
+        place: of the communicator among the ranks of its group.
+        dedicated: whether communicators are no workers.
+    """
+
+    groups: list[list[int]]
+    place: int
+    dedicated: bool
+
+    @property
+    def communicators(self) -> list[int]:
+        """One of each group."""
+        return [group[self.place] for group in self.groups]
+
+    @property
+    def helpers(self) -> list[int]:
+        """The ranks that have no model."""
+        return self.communicators if self.dedicated else []
+
+    @property
+    def workers(self) -> list[int]:
+        """All ranks that train."""
+        return [rank for group in self.groups for rank in group if rank not in self.helpers]
+
+    def of(self, ranks: Sequence[int]) -> Roles:
+        """Return the same, where these are the ranks of a process set and the roles are those of its members."""
+        return Roles([[ranks[index] for index in group] for group in self.groups], self.place, self.dedicated)
+
+
+@dataclass(frozen=True)
+class Layered(Algorithm):
+    """Layered SGD: gradients are averaged in groups, then among the groups' communicators, then handed back.
+
+    The step that uses them is postponed until somebody looks at a parameter.
+
+    Parameters are those of `AllReduce`, to rounding, and to the last bit where both add in the same order (one group).
+    Between `step()` and the first use of a parameter nothing waits: load the next batch there. Whatever reads or writes
+    a parameter or its gradient in the thread that called `step()` (forward, `state_dict()`, clipping, evaluation,
+    moving averages) completes the step first, with the learning rate that was set when `step()` was called. Not noticed
+    are other threads, and memory that was taken out before (`numpy()`, `data_ptr()`): call `optimizer.flush()` before
+    them. `check_stale=True` finds such places.
+
+    Sent per step and worker, of M bytes and for P groups: M to its communicator and back, which sends 2(P-1)/P M to the
+    others; nobody else sends anything across groups. A single group on one node reads and writes its members' memory in
+    one pass. Staleness: none. Memory: the gradients once more. When a peer dies: every survivor, communicators
+    included, gets `PeerLost`. Source: Yu et al., Layered SGD, Algorithm 3.
+
+    Attributes:
+        group_size: K, the workers of a group, which are neighbouring ranks; must divide the number of workers. None:
+            those of a node.
+        communicator: "thread": the group's first worker, whose progress thread does it; "rank": the last rank of each
+            group has no model and does nothing else, which needs `init(algorithm=...)`.
+        check_stale: while a step is postponed, other threads that use a parameter get `StepOrderError`, and its memory
+            is filled with NaN. For debugging: it copies the parameters twice a step.
+        segment_bytes: gradients are averaged in segments of up to this many bytes, each as soon as it is complete.
+    """
+
+    group_size: int | None = None
+    communicator: Literal["thread", "rank"] = "thread"
+    check_stale: bool = False
+    segment_bytes: int = 16 * 1024 * 1024
+
+    def __post_init__(self) -> None:
+        fine = self.group_size is None or (isinstance(self.group_size, int) and self.group_size >= 1)
+        require(fine, self, "group_size", "must be at least 1, or None for the ranks of a node")
+        require(self.communicator in ("thread", "rank"), self, "communicator", "must be 'thread' or 'rank'")
+        require(isinstance(self.check_stale, bool), self, "check_stale", "must be True or False")
+        require(isinstance(self.segment_bytes, int) and self.segment_bytes >= 1, self, "segment_bytes", "must be >= 1")
+
+    steps = "sordino.algorithms.layered.strategy:LayeredStrategy"
+    simulation = Simulation(
+        arrays="sordino.simulate.vectorized:Synchronous",
+        imitated=frozenset({"group_size", "segment_bytes"}),
+        refused={"communicator": "here all ranks are workers; there are no dedicated communicators"},
+    )
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(same_gradients=True, segment_bytes=self.segment_bytes, ends_with="Layered")
+
+    def check(self, options: Options) -> None:
+        super().check(options)
+        if options.gradient_predivide_factor != 1.0:
+            raise UsageError("gradient_predivide_factor is for AllReduce; Layered averages group by group")
+
+    def traffic(self, model: Model, nodes: Sequence[int]) -> Traffic:
+        roles = self.roles(nodes)
+        groups, communicators = np.array(roles.groups), np.array([roles.communicators])
+        count, length = groups.shape
+        workers = length - roles.dedicated
+        one_place = count == 1 and len(set(nodes)) == 1
+        buckets = model.buckets(self.segment_bytes)
+        operations: list[Operation] = []
+        for number, size in enumerate(buckets):
+            whole = [0.0] * roles.place + [size]  # which the communicator owns
+            tensors = len(model.sizes) if number == 0 else 0
+            if one_place:
+                operations.append(Exchange(groups, Mean(length, workers), whole, tensors=tensors))
+                continue
+            if length > 1:
+                operations.append(to_owners(groups, whole, workers=workers, tensors=tensors))
+            if count > 1:
+                parts = [size / count] * count
+                operations += [to_owners(communicators, parts), from_owners(communicators, parts)]
+            if length > 1:
+                operations.append(from_owners(groups, whole, workers=workers))
+        return Traffic([Phase(operations, hides=hidden(buckets), loading=True)])
+
+    def models(self, size: int) -> int:
+        return 1
+
+    # ---- ranks without a model ---------------------------------------------------------------------------------
+
+    @property
+    def dedicated(self) -> bool:
+        return self.communicator == "rank"
+
+    def helped_alike(self, other: Algorithm) -> bool:
+        return isinstance(other, Layered) and other.dedicated and other.group_size == self.group_size
+
+    def open_service(self, helpers: Helpers, told: Any) -> Service:
+        service: Service = made("sordino.algorithms.layered.routes:helper_route", helpers, told)
+        return service
+
+    def roles(self, nodes: Sequence[int]) -> Roles:
+        """Return the roles of ranks 0, 1, ... that live on these nodes.
+
+        Raises:
+            UsageError: they do not make equal groups.
+        """
+        size = len(nodes)
+        if self.group_size is None:
+            length = list(nodes).count(nodes[0])
+            if size % length != 0 or any(nodes[rank] != nodes[rank - rank % length] for rank in range(size)):
+                raise UsageError("Layered(): nodes have different numbers of ranks; say group_size=1, or a divisor")
+        else:
+            length = self.group_size + self.dedicated
+        who = "a worker and a communicator" if self.dedicated else "a worker"
+        if length < 1 + self.dedicated:
+            raise UsageError(f"Layered(communicator={self.communicator!r}): a node with one rank lacks {who}")
+        if size % length != 0:
+            members = f"{length - self.dedicated} workers" + (" and a communicator" if self.dedicated else "")
+            raise UsageError(f"{self!r}: {size} ranks cannot be cut into groups of {members}")
+        groups = [list(range(begin, begin + length)) for begin in range(0, size, length)]
+        return Roles(groups, length - 1 if self.dedicated else 0, self.dedicated)

@@ -1,0 +1,327 @@
+"""Layered SGD in an optimizer: the step is postponed until somebody touches a parameter.
+
+Backward sends gradients on their way (routes.py), `step()` notes what is to be done with their averages, and whoever
+touches a parameter first (postponed.py) does it.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from sordino._core import Handle
+from sordino.algorithms.exchanging import ExchangingStrategy
+from sordino.algorithms.layered import Layered
+from sordino.algorithms.layered.routes import FlatSegment, Route, SegmentSpec, helper_route
+from sordino.algorithms.strategy import Closure
+from sordino.errors import NonFinite, UsageError
+from sordino.runtime.bucket import Segment, Settings, say_used
+from sordino.runtime.context import Context
+from sordino.runtime.deferred_step import hide, storage_of, watch, watch_modules
+from sordino.runtime.devices import common_device, on_stream, stream_of
+from sordino.runtime.flat_reducer import Flat, FlatReducer
+from sordino.runtime.helpers import Helpers, helpers_of
+from sordino.runtime.tensors import dtype_code
+
+OpenRoute = Callable[[Sequence[SegmentSpec], torch.device], Route]
+
+
+class Travelling:
+    """What travels: the gradients of a segment's members, for each whether it has one, and whether the rank trains."""
+
+    def __init__(self, flat: FlatSegment, members: Sequence[int], parameters: Sequence[torch.Tensor]) -> None:
+        self._values = flat.values
+        kind = parameters[members[0]].dtype
+        self.views: list[torch.Tensor] = []
+        offset = 0
+        for i in members:
+            self.views.append(self._values.like(parameters[i], offset * kind.itemsize))
+            offset += parameters[i].numel()
+        self._flags = self._values.flat(kind, offset * kind.itemsize, len(members) + 1)
+        self._complete = False  # this rank has a gradient for each member
+
+    def say_used(self, used: Sequence[bool]) -> None:
+        self._complete = say_used(self._flags, [*used, True])
+
+    def used(self) -> list[bool]:
+        if self._complete:
+            return [True] * len(self.views)
+        return (self._flags[:-1] > 0).tolist()
+
+    @property
+    def somebody_trains(self) -> bool:
+        """Once averaged: whether a rank has sent gradients, rather than stood in with nothing."""
+        return bool(self._flags[-1] > 0)
+
+    @torch.no_grad()
+    def clear(self) -> None:
+        """Say that this rank has no gradients and trains no more."""
+        self._complete = False
+        for _, values in self._values.runs:
+            values.zero_()
+
+
+class LayeredReducer(FlatReducer):
+    """Averages gradients in layers.
+
+    Args:
+        open_route: makes the way of some segments; collective.
+    """
+
+    instead_of_sparse = "with Layered"
+    instead_of_compression = "AllReduce"
+
+    def __init__(
+        self,
+        context: Context,
+        names: Sequence[str],
+        parameters: Sequence[torch.Tensor],
+        settings: Settings,
+        open_route: OpenRoute,
+    ) -> None:
+        super().__init__(context, names, parameters, settings)
+        self._open_route = open_route
+        self._routes: dict[str, Route] = {}
+        self._travelling: dict[str, Travelling] = {}
+        # Of the step that the averages of this cycle are for, if it was postponed: what completes it.
+        self._postponed: Callable[[], None] | None = None
+
+    def _count(self, index: int) -> None:
+        complete = self._postponed
+        if complete is not None:  # this gradient is one of a graph from before step()
+            parameter = self.parameters[index]
+            with torch.no_grad(), torch._C.DisableTorchFunction():
+                fresh, parameter.grad = parameter.grad, None
+                complete()
+                parameter.grad = fresh if parameter.grad is None else parameter.grad + fresh
+        super()._count(index)
+
+    def _agree(self, indices: Sequence[int]) -> None:
+        super()._agree(indices)
+        segments = [segment for segment in self._segments or () if segment.name not in self._routes]
+        specs = []
+        for segment in segments:
+            count = sum(self.parameters[i].numel() for i in segment.members) + len(segment.members) + 1
+            specs.append(SegmentSpec(segment.name, dtype_code(self.parameters[segment.members[0]]), count))
+        if not specs:
+            return
+        kind = common_device(self.parameters, "parameters that Layered trains")
+        route = self._open_route(specs, kind)
+        for segment in segments:
+            self._routes[segment.name] = route
+            self._travelling[segment.name] = Travelling(route.flats[segment.name], segment.members, self.parameters)
+
+    def _flat(self, segment: Segment) -> Flat:
+        return self._travelling[segment.name]
+
+    def _exchange(self, segment: Segment, serving: bool = False) -> Handle:
+        return self._routes[segment.name].start(segment.name, serving)
+
+    def views(self) -> list[torch.Tensor]:
+        """Return the views of all gradients."""
+        return [view for flat in self._travelling.values() for view in flat.views]
+
+    def _take_over(self, segment: Segment) -> None:
+        flat = self._travelling[segment.name]
+        for i, view, used in zip(segment.members, flat.views, flat.used()):
+            self.parameters[i].grad = view if used else None
+
+    def postpone(self, complete: Callable[[], None]) -> None:
+        """Start what backward has not started, and wait for nothing: `use` does, which `complete` must call.
+
+        Until then parameters have no gradients, for others may be computed. Collective.
+        """
+        self._start_rest()
+        for parameter in self.parameters:
+            parameter.grad = None
+        self._postponed = complete
+
+    def use(self) -> None:
+        """Wait for the averages of a step that was postponed."""
+        self._postponed = None
+        self._finish_all()
+        self._done = True
+
+    def stand_in(self) -> None:
+        """Take part in the others' steps without gradients, for as long as somebody trains."""
+        trains = True
+        while trains and self._segments:
+            for segment in self._segments:
+                if segment.handle is None:
+                    self._travelling[segment.name].clear()
+                    segment.handle = self._exchange(segment, serving=True)
+            self._finish_all()
+            trains = self._travelling[self._segments[-1].name].somebody_trains
+            self._begin_cycle()
+            for parameter in self.parameters:
+                parameter.grad = None
+
+
+class LayeredStrategy(ExchangingStrategy):
+    """What makes the steps of an optimizer those of Layered SGD."""
+
+    algorithm: Layered
+
+    def prepare(self) -> None:
+        self._ids = set(map(id, self.parameters))
+        self._storages: set[int] | None = None  # of the parameters, once somebody has asked for them
+        # The optimizer, and the hyper-parameters of its groups when step() was called.
+        self._postponed: tuple[torch.optim.Optimizer, list[dict[str, Any]]] | None = None
+        self._stream: torch.cuda.Stream | None = None  # that it was called on
+        self._clears: bool | None = None  # set_to_none of a zero_grad() since
+        self._show: Callable[[], None] | None = None  # undoes what check_stale did
+        self._lock = threading.RLock()  # whoever finds a step that is being completed waits for it
+        self._watch = watch()
+        watch_modules()
+
+    def attach(self) -> None:
+        self._layers = LayeredReducer(self.context, self.names, self.parameters, self.settings, self._route_opener())
+        self.reducer = self._layers
+        self.context.on_shutdown[id(self)] = weakref.WeakMethod(self._before_shutdown)
+        self.context.while_joined[id(self)] = weakref.WeakMethod(self._layers.stand_in)
+
+    def _route_opener(self) -> OpenRoute:
+        everybody, algorithm = self.settings.process_set, self.algorithm
+        if algorithm.dedicated:
+            helpers: Helpers = helpers_of(self.context, algorithm)
+            if everybody.process_set_id != 0:
+                raise UsageError('Layered(communicator="rank") trains on all workers; process_set= is for "thread"')
+            return lambda specs, kind: helpers.open(specs, lambda told: helper_route(helpers, told, kind))
+        ranks, context = everybody.ranks or [], self.context
+        roles = algorithm.roles([context.world.nodes[rank] for rank in ranks]).of(ranks)
+        return lambda specs, kind: Route(context, everybody, roles, specs, kind)
+
+    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        self.complete()
+        self._watch.leave()
+
+    def step_optimizer(self, optimizer: torch.optim.Optimizer, closure: Closure, synchronize: bool) -> Any:
+        if closure is not None or not synchronize or self._layers.done:
+            return super().step_optimizer(optimizer, closure, synchronize)
+        self._layers.postpone(self.complete)
+        rates = [{key: _copied(value) for key, value in g.items() if key != "params"} for g in optimizer.param_groups]
+        self._postponed, self._clears = (optimizer, rates), None
+        self._stream = stream_of(self.parameters[0].device)
+        self._storages = None
+        if self.algorithm.check_stale:
+            self._show = hide(self.parameters)
+        self._watch = watch()
+        self._watch.add(self)
+        return None
+
+    def changes(self, tensor: torch.Tensor) -> bool:
+        """Return whether a step changes the tensor, or one whose memory that looks at."""
+        if id(tensor) in self._ids:
+            return True
+        if self._storages is None:  # nobody can have changed them since step() without being seen
+            self._storages = {storage_of(one) for one in (*self.parameters, *self._layers.views())}
+        storage = storage_of(tensor)
+        return storage == 0 or storage in self._storages  # what has no memory of its own may wrap a parameter
+
+    def complete(self) -> None:
+        """Take the step that was postponed, if one was.
+
+        It is taken as if where `step()` was called, whatever the first use is in.
+        """
+        with (
+            self._lock,
+            torch.inference_mode(False),
+            torch.autocast("cpu", enabled=False),
+            torch.autocast("cuda", enabled=False),
+            torch._C._DisableFuncTorch(),
+        ):
+            if self._postponed is not None:
+                optimizer, rates = self._postponed
+                self._forget()
+                with on_stream(self._stream):
+                    self._take(optimizer, rates)
+
+    def _forget(self) -> None:
+        self._postponed = None
+        self._watch.remove(self)
+        if self._show is not None:
+            self._show()
+            self._show = None
+
+    def _take(self, optimizer: torch.optim.Optimizer, rates: list[dict[str, Any]]) -> None:
+        # What has been set since step() is for the next one; what the optimizer itself changes, it keeps.
+        later = []
+        for group, then in zip(optimizer.param_groups, rates):
+            later.append({key: group[key] for key, value in then.items() if group[key] is not value})
+            group.update({key: then[key] for key in later[-1]})
+        try:
+            self._layers.use()
+            self._layers.step(self.guarded(optimizer), None, synchronize=False)
+        except NonFinite:
+            self.steps -= 1  # it was counted when it was postponed
+            raise
+        finally:
+            for group, changed in zip(optimizer.param_groups, later):
+                group.update(changed)
+            if self._clears is not None:
+                optimizer.zero_grad(self._clears)
+
+    def _before_shutdown(self) -> None:
+        if self.context.world.failed:
+            self._forget()  # its averages will not come
+        else:
+            self.complete()
+
+    def clear(self, optimizer: torch.optim.Optimizer, set_to_none: bool) -> None:
+        if self._postponed is None:
+            super().clear(optimizer, set_to_none)
+        else:
+            self._clears = set_to_none  # after the step
+
+    def after_step(self) -> None:
+        self.steps += 1
+
+    @property
+    def in_flight(self) -> bool:
+        return self._postponed is None and super().in_flight
+
+    @property
+    def ready(self) -> bool:
+        return self._postponed is None and super().ready
+
+    def synchronize(self) -> None:
+        with self._lock:
+            if self._postponed is None:
+                super().synchronize()
+            self.complete()
+
+    def drain(self, optimizer: torch.optim.Optimizer) -> None:
+        self.complete()
+
+    def state_dict(self) -> dict[str, Any]:
+        self.complete()
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.complete()
+        self.steps = state["steps"]
+
+    def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        self.complete()
+        return super().optimizer_state(optimizer)
+
+    def load_optimizer_state(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+        self.complete()
+        super().load_optimizer_state(optimizer, state)
+
+    def before_join(self) -> None:
+        self.complete()
+
+    def detach(self) -> None:
+        self.complete()
+        self.context.on_shutdown.pop(id(self), None)
+        self.context.while_joined.pop(id(self), None)
+        super().detach()
+
+
+def _copied(value: Any) -> Any:
+    return value.clone() if isinstance(value, torch.Tensor) else value

@@ -1,0 +1,189 @@
+"""Hierarchical local SGD: groups of workers train a local model each, and the models are averaged now and then."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+from sordino.algorithms.base import Algorithm, Simulation, Traits, group_size_among
+from sordino.algorithms.checks import NO_BUFFERS, Buffers, require
+from sordino.algorithms.traffic import (
+    Model,
+    Phase,
+    Reduction,
+    Traffic,
+    from_owners,
+    gradients,
+    groups_of,
+    hidden,
+    to_owners,
+)
+from sordino.errors import UsageError
+
+
+@dataclass(frozen=True)
+class AdaptiveInterval:
+    """AdaComm: `LocalSGD.interval` is where the interval starts; it falls as the loss does.
+
+    With F the loss that `optimizer.report_metric` is told and lr the first parameter group's rate, in each block
+    interval = ceil(interval_0 * sqrt(lr_0 F / (lr F_0))), or half the last one (at least 1) where that is not less.
+    Source: Wang and Joshi 2018, equations 18 to 20.
+
+    Attributes:
+        block: steps before the interval is looked at again.
+    """
+
+    block: int
+
+    def __post_init__(self) -> None:
+        require(isinstance(self.block, int) and self.block >= 1, self, "block", "must be at least 1")
+
+
+@dataclass(frozen=True)
+class LocalSGD(Algorithm):
+    """Hierarchical local SGD: every group of K neighbouring ranks trains a local model, and models are averaged.
+
+    A group trains on the gradients of its members, and every `interval` steps the P = N / K local models become their
+    mean.
+
+    With exchange="sharded" (K > 1) each rank owns 1/K of the parameters: it averages its group's gradients of them
+    (all-to-all), steps the optimizer on them alone, averages them with its peers in the other groups (all-reduce) and
+    hands them to its group (all-gather). The optimizer must be element-wise (see `elementwise`), and holds 1/K of the
+    state. With exchange="allreduce" every rank all-reduces gradients within the group and whole models across groups;
+    the parameters are the same. P = 1 is AllReduce.
+
+    Sent per step and worker, of M bytes: sharded 2(K-1)/K M inside the group, and every `interval` steps
+    2(P-1)/P M/K across; allreduce 2(P-1)/P M across. Staleness: none; models of different groups drift apart for
+    `interval` steps. Memory: sharded the gradients once more at most, and 1/K of the optimizer's state. When a peer
+    dies: every survivor gets `PeerLost`. Source: Lee et al., "Communication-efficient local SGD with hierarchical
+    parallelism", sections III-A and III-B; "post-local SGD" (Lin et al. 2018) for `start`; SASGD (Cong et al. 2017) for
+    aggregate="gradients".
+
+    Attributes:
+        interval: steps from one averaging across groups to the next.
+        group_size: K; must divide the number of workers.
+        start: from which step on groups are on their own: "immediate", a number of steps, or "decay": once the first
+            parameter group's learning rate has fallen. Before, gradients are averaged over all workers in every step.
+        aggregate: "parameters" takes the mean of the local models; "gradients" adds up what they have moved since the
+            last time: w = w_then + sum over groups of (w_i - w_then).
+        adaptive: how the interval changes, or None.
+        buffers: "average" takes the mean over all workers of the floating-point buffers given as `named_buffers`
+            whenever models are averaged, "local" leaves every worker its own.
+        log_distance: every so many steps the local models' distance D from their mean is noted in
+            `optimizer.distances`; None for never. It costs as much as an averaging.
+        segment_bytes: gradients are reduced in segments of up to this many bytes.
+        elementwise: says of an optimizer that is not known to be element-wise (one of your own, or derived from
+            another) that it is, for exchange="sharded". The first step that changes something is tried on copies, whole
+            and in slices, which once takes the memory of the model and its whole state; `UsageError` if it is not so.
+    """
+
+    interval: int = 8
+    group_size: int = 1
+    exchange: Literal["sharded", "allreduce"] = "sharded"
+    start: int | Literal["immediate", "decay"] = "immediate"
+    aggregate: Literal["parameters", "gradients"] = "parameters"
+    adaptive: AdaptiveInterval | None = None
+    buffers: Buffers = "local"
+    log_distance: int | None = None
+    segment_bytes: int = 16 * 1024 * 1024
+    elementwise: bool = False
+
+    def __post_init__(self) -> None:
+        counts = ["interval", "group_size", "segment_bytes"] + ["log_distance"] * (self.log_distance is not None)
+        for name in counts:
+            value = getattr(self, name)
+            require(isinstance(value, int) and value >= 1, self, name, "must be at least 1")
+        require(self.exchange in ("sharded", "allreduce"), self, "exchange", "must be 'sharded' or 'allreduce'")
+        timed = isinstance(self.start, int) and self.start >= 0
+        require(timed or self.start in ("immediate", "decay"), self, "start", "must be 'immediate', 'decay' or a step")
+        fine = self.aggregate in ("parameters", "gradients")
+        require(fine, self, "aggregate", "must be 'parameters' or 'gradients'")
+        fine = self.adaptive is None or isinstance(self.adaptive, AdaptiveInterval)
+        require(fine, self, "adaptive", "must be an AdaptiveInterval or None")
+        require(self.buffers in ("local", "average"), self, "buffers", "must be 'local' or 'average'")
+        require(isinstance(self.elementwise, bool), self, "elementwise", "must be True or False")
+        fine = not self.elementwise or self.exchange == "sharded"
+        require(fine, self, "elementwise", "has an effect with exchange='sharded' alone")
+
+    told = ("interval", "group_size")
+    parts: ClassVar = {"adaptive": AdaptiveInterval}
+    steps = "sordino.algorithms.local_sgd.strategy:LocalSGDStrategy"
+    simulation = Simulation(
+        arrays="sordino.simulate.vectorized:Local",
+        imitated=frozenset({"interval", "group_size", "exchange", "start", "aggregate", "segment_bytes"}),
+        refused={
+            "adaptive": "the interval would follow losses that nobody reports here; give interval=...",
+            "buffers": NO_BUFFERS,
+            "elementwise": "the optimizer of a simulation is SGD, which is known to be element-wise",
+            "log_distance": "the distance is in the curve, without traffic of its own",
+        },
+    )
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(
+            averages_buffers=self.buffers == "average",
+            sends_gradients=self.group_size > 1,
+            segment_bytes=self.segment_bytes,
+            ends_with='LocalSGD(exchange="sharded")' if self.sharded else None,
+        )
+
+    @property
+    def workers_in_group(self) -> int:
+        return self.group_size
+
+    @property
+    def sharded(self) -> bool:
+        """Whether members of a group own a part of the parameters each."""
+        return self.exchange == "sharded" and self.group_size > 1
+
+    def groups_of(self, size: int) -> int:
+        """Return P, the number of local models among `size` ranks.
+
+        Raises:
+            UsageError: there cannot be groups of this size.
+        """
+        if size % self.group_size != 0:
+            raise UsageError(f"LocalSGD(group_size={self.group_size}): does not divide {size} ranks into equal groups")
+        return size // self.group_size
+
+    def traffic(self, model: Model, nodes: Sequence[int]) -> Traffic:
+        size, members, models = len(nodes), self.group_size, self.groups_of(len(nodes))
+        groups, everybody = groups_of(size, members), groups_of(size, size)
+        alone = self.start if isinstance(self.start, int) else 0  # the first step of groups on their own
+        count = model.bytes / members if self.sharded else model.bytes
+        between = [Reduction(groups.T, [count])] if models > 1 else []
+        averaging = Phase(between, self.interval, since=alone)
+        if not self.sharded:
+            together = gradients(everybody, model, self.segment_bytes, until=alone)
+            if members == 1:
+                return Traffic([together, averaging])
+            return Traffic([together, gradients(groups, model, self.segment_bytes, since=alone), averaging])
+        buckets = model.buckets(self.segment_bytes)
+        shards = [[bucket / members] * members for bucket in buckets]
+        inward = [to_owners(groups, one, tensors=len(model.sizes) if k == 0 else 0) for k, one in enumerate(shards)]
+        return Traffic(
+            [
+                Phase(inward, hides=hidden(buckets)),
+                Phase(between, until=alone),
+                averaging,
+                Phase([from_owners(groups, one) for one in shards]),
+            ]
+        )
+
+    def check_simulation(self, workers: int) -> None:
+        if self.start == "decay":
+            raise UsageError("LocalSGD(start='decay') cannot be simulated: the learning rate stays; give a step")
+
+    def fitted(self, before: Sequence[int], now: Sequence[int]) -> LocalSGD:
+        return replace(self, group_size=group_size_among(self.group_size, len(now)))
+
+    @classmethod
+    def candidates(cls, nodes: Sequence[int], interval: int) -> list[Algorithm]:
+        size = len(nodes)
+        groups = [members for members in range(2, size) if size % members == 0]
+        found: list[Algorithm] = [cls(interval)]
+        for members in groups:
+            found += [cls(interval, members, "sharded"), cls(interval, members, "allreduce")]
+        return found

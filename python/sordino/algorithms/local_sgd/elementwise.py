@@ -1,0 +1,163 @@
+"""Which optimizers may step slices of parameters.
+
+They are those known to treat every element alike, and those of which the user says so; the first step of the latter is
+tried on copies, whole and in slices.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict, defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from sordino.algorithms import LocalSGD
+from sordino.algorithms.local_sgd.sharded_state import gather_state, in_memory_order
+from sordino.algorithms.local_sgd.sharding import ShardedReducer
+from sordino.errors import UsageError
+from sordino.fingerprint import rank_list
+from sordino.runtime.autograd import allreduce
+from sordino.runtime.objects import allgather_object
+from sordino.runtime.operation import Max
+from sordino.runtime.process_set import ProcessSet
+
+_ELEMENTWISE = (
+    torch.optim.SGD,
+    torch.optim.Adam,
+    torch.optim.AdamW,
+    torch.optim.Adamax,
+    torch.optim.NAdam,
+    torch.optim.RAdam,
+    torch.optim.RMSprop,
+    torch.optim.Adagrad,
+    torch.optim.Adadelta,
+    torch.optim.ASGD,
+    torch.optim.Rprop,
+)
+_ROUNDING = 8  # times the machine's epsilon of a change, by which vectorized loops and their ends may differ
+_NAMED = 8  # parameters that an error names
+
+State = dict[str, Any]
+
+
+def require_elementwise(optimizer: torch.optim.Optimizer, algorithm: LocalSGD) -> None:
+    """Refuse an optimizer that may look at more of a parameter than the element it changes."""
+    kind = type(optimizer)
+    if kind in _ELEMENTWISE or algorithm.elementwise:
+        return
+    names = ", ".join(known.__name__ for known in _ELEMENTWISE)
+    raise UsageError(
+        f'LocalSGD(exchange="sharded") would let {kind.__name__} see slices of parameters. Of these alone it is known '
+        f"that they treat every element alike: {names}. If {kind.__name__} does, too, give elementwise=True, which is "
+        'tried in the first step; else use exchange="allreduce"'
+    )
+
+
+class Trial:
+    """Compares what an optimizer makes of slices with what it makes of whole parameters, on copies of both.
+
+    Args:
+        reducer: whose slices the optimizer steps.
+        everybody: the ranks that take the step.
+    """
+
+    def __init__(self, reducer: ShardedReducer, everybody: ProcessSet) -> None:
+        self._reducer, self._everybody = reducer, everybody
+
+    def conclusive(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Try the step that is to come, of which all ranks of the group have the gradients. Collective.
+
+        Returns:
+            False if it would change no parameter of any rank, as with a learning rate of 0.
+
+        Raises:
+            UsageError: a slice would not become what it would as a part of the whole, on any rank; on all of them.
+        """
+        reducer = self._reducer
+        numbers = {id(parameter): i for i, parameter in enumerate(reducer.parameters)}
+        state = gather_state(optimizer, reducer)["state"]
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        of_whole = {parameter: state[index] for index, parameter in enumerate(parameters) if index in state}
+        whole = _stepped(optimizer, of_whole)
+        slices = reducer.slices()
+        with reducer.on_slices(optimizer):
+            parts = _stepped(optimizer, optimizer.state)
+        moved, wrong = False, []
+        for parameter in parameters:
+            number = numbers[id(parameter)]
+            if number not in slices:
+                continue
+            piece = slices[number]
+            wanted = in_memory_order(whole[id(parameter)].detach())[piece.begin : piece.end]
+            found = parts[id(piece.values)].detach()
+            before = piece.values.detach()
+            change = _norm(wanted, before)
+            moved = moved or change > 0
+            epsilon = torch.finfo(wanted.dtype).eps
+            slack = epsilon * (_ROUNDING * change + max(_norm(wanted), _norm(before)))
+            if _norm(found, wanted) > slack:
+                wrong.append(reducer.names[number])
+        verdict = torch.tensor([2 if wrong else int(moved)])
+        verdict = allreduce(verdict, op=Max, name="local.elementwise", process_set=self._everybody)
+        if int(verdict) == 2:
+            raise self._error(type(optimizer).__name__, wrong)
+        return int(verdict) == 1
+
+    def _error(self, kind: str, wrong: list[str]) -> UsageError:
+        """Return what all say, as an error. Collective."""
+        told = allgather_object(wrong[:_NAMED], name="local.elementwise.wrong", process_set=self._everybody)
+        ranks = [rank for rank, names in zip(self._everybody.ranks or [], told) if names]
+        names = ", ".join(dict.fromkeys(name for some in told for name in some))
+        return UsageError(
+            f"LocalSGD(elementwise=True): {kind} is not element-wise. On {rank_list(ranks)} it would make something "
+            f'else of slices than of whole parameters: {names}. Nothing was changed; use exchange="allreduce"'
+        )
+
+
+@torch.no_grad()
+def _norm(values: torch.Tensor, others: torch.Tensor | None = None) -> float:
+    """Return the 2-norm of values or of differences; 0 where a value is not finite, of which nothing can be told."""
+    found = values.double() if others is None else values.double() - others.double()
+    return float(torch.linalg.vector_norm(torch.nan_to_num(found, 0.0, 0.0, 0.0)))
+
+
+def _stepped(optimizer: torch.optim.Optimizer, state: Mapping[torch.Tensor, State]) -> dict[int, torch.Tensor]:
+    """Return copies of the optimizer's parameters after a step of a copy of it, by the parameters' identities.
+
+    Args:
+        optimizer: the original, which stays as it is.
+        state: of the optimizer, by parameter.
+    """
+    # Not deepcopy: an optimizer's pickles lack what it keeps beside state and groups, and schedulers leave it a step()
+    # that is bound to the original.
+    twin = object.__new__(type(optimizer))
+    memo: dict[int, Any] = {id(optimizer): twin}
+    copies: dict[int, torch.Tensor] = {}
+    states: dict[torch.Tensor, State] = defaultdict(dict)
+    groups = []
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            one = torch.nn.Parameter(parameter.detach().clone(), parameter.requires_grad)
+            one.grad = None if parameter.grad is None else parameter.grad.clone()
+            copies[id(parameter)] = memo[id(parameter)] = one
+            if parameter in state:
+                states[one] = copy.deepcopy(state[parameter], memo)
+        groups.append({key: _copied(value, memo) for key, value in group.items()})
+    for name, value in vars(optimizer).items():
+        if name not in ("param_groups", "state", "step"):
+            twin.__dict__[name] = OrderedDict() if name.endswith("_hooks") else _copied(value, memo)
+    twin.__dict__.update(param_groups=groups, state=states)
+    devices = {one.device for one in copies.values() if one.device.type == "cuda"}
+    with torch.random.fork_rng(devices):
+        twin.step()
+    return copies
+
+
+def _copied(value: Any, memo: dict[int, Any]) -> Any:
+    """Return a copy, or the value itself where it has none, as a lock."""
+    try:
+        return copy.deepcopy(value, memo)
+    except (TypeError, RuntimeError, NotImplementedError):
+        return value

@@ -1,0 +1,89 @@
+"""The state of an optimizer that steps slices, as that of one that steps whole parameters, and back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from sordino.algorithms.local_sgd.sharding import ShardedReducer, Slice
+from sordino.runtime.objects import allgather_object
+
+
+def numbered_groups(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """Return the parameter groups as a state dict has them."""
+    groups, first = [], 0
+    for group in optimizer.param_groups:
+        count = len(group["params"])
+        groups.append({**group, "params": list(range(first, first + count))})
+        first += count
+    return groups
+
+
+def _numbered(optimizer: torch.optim.Optimizer, reducer: ShardedReducer) -> list[tuple[torch.Tensor, Slice | None]]:
+    """Return the optimizer's parameters in the order of its state dict, each with what this rank owns of it."""
+    numbers = {id(parameter): i for i, parameter in enumerate(reducer.parameters)}
+    owned = reducer.slices()
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    return [(parameter, owned.get(numbers[id(parameter)])) for parameter in parameters]
+
+
+def gather_state(optimizer: torch.optim.Optimizer, reducer: ShardedReducer) -> dict[str, Any]:
+    """Return a state dict of whole parameters, as the optimizer would have had without shards.
+
+    Collective over the group. What a state keeps for every element of a slice is put together; of the rest the first
+    owner's value is taken.
+    """
+    with reducer.on_slices(optimizer):
+        kept = optimizer.state_dict()
+    whole: dict[int, dict[str, Any]] = {}
+    parameters = _numbered(optimizer, reducer)
+    mine = [
+        (index, piece.begin, piece.end, optimizer.state[piece.values])
+        for index, (_, piece) in enumerate(parameters)
+        if piece is not None and piece.values in optimizer.state
+    ]
+    told = allgather_object(mine, name="shards.state", process_set=reducer.settings.process_set)
+    for index, begin, end, values in (entry for entries in told for entry in entries):
+        parameter = parameters[index][0]
+        state = whole.setdefault(index, {})
+        for key, value in values.items():
+            if not isinstance(value, torch.Tensor) or value.shape != (end - begin,):
+                state.setdefault(key, value)
+                continue
+            if key not in state:
+                state[key] = torch.zeros_like(parameter, dtype=value.dtype)
+            in_memory_order(state[key])[begin:end] = value
+    return {**kept, "state": whole, "param_groups": numbered_groups(optimizer)}
+
+
+def scatter_state(optimizer: torch.optim.Optimizer, reducer: ShardedReducer, full: dict[str, Any]) -> None:
+    """Load a state dict of whole parameters, of which this rank keeps what belongs to its slices."""
+    parameters = _numbered(optimizer, reducer)
+    states, groups, index, number = {}, [], 0, 0
+    for group in full["param_groups"]:
+        mine = []
+        for _ in group["params"]:
+            parameter, piece = parameters[index]
+            if piece is not None:
+                if index in full["state"]:
+                    state = full["state"][index]
+                    states[number] = {key: _cut(value, parameter, piece) for key, value in state.items()}
+                mine.append(number)
+                number += 1
+            index += 1
+        groups.append({**group, "params": mine})
+    with reducer.on_slices(optimizer):
+        optimizer.load_state_dict({**full, "state": states, "param_groups": groups})
+
+
+def in_memory_order(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a view of a dense tensor's elements as they lie in memory."""
+    return tensor.as_strided((tensor.numel(),), (1,))
+
+
+def _cut(value: Any, parameter: torch.Tensor, piece: Slice) -> Any:
+    if not isinstance(value, torch.Tensor) or value.shape != parameter.shape:
+        return value
+    ordered = torch.empty_like(parameter, dtype=value.dtype).copy_(value)  # its elements may lie in another order
+    return in_memory_order(ordered)[piece.begin : piece.end].clone()

@@ -1,0 +1,309 @@
+"""Gradients averaged in shards, of which each rank of a group owns one.
+
+Of every segment each rank of a group owns an equal part, averages the gradients of that and steps the optimizer on it
+alone; then it hands the parameters to the others.
+
+A segment's parameters and gradients are views of two arenas that are cut into one shard a rank, so both halves are
+exchanges in which a shard's owner takes the mean of all, or all take the owner's value. A shard may begin or end within
+a parameter: to the optimizer it is a list of slices.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from sordino._core import FromOwner, Handle, Layout, ToOwner
+from sordino.errors import StepOrderError
+from sordino.runtime.autograd import allreduce
+from sordino.runtime.bucket import Segment, Settings, say_used
+from sordino.runtime.channel import Channel, wait_for_all
+from sordino.runtime.collectives import grouped_allreduce_
+from sordino.runtime.context import Context
+from sordino.runtime.flat_buffer import FlatBuffer, adopt
+from sordino.runtime.flat_reducer import Flat, FlatReducer, part_length
+from sordino.runtime.operation import Average, Max, Sum
+from sordino.runtime.process_set import ProcessSet
+from sordino.runtime.tensors import dtype_code
+
+
+@dataclass(frozen=True)
+class Slice:
+    """What a rank owns of a parameter.
+
+    Attributes:
+        parameter: its number.
+        begin, end: elements of the parameter, as they lie in memory.
+        values: those, as the optimizer steps them.
+        gradient: theirs.
+    """
+
+    parameter: int
+    begin: int
+    end: int
+    values: torch.Tensor
+    gradient: torch.Tensor
+
+
+class Shards:
+    """One segment: its parameters, their gradients, and which part this rank owns.
+
+    Args:
+        members: the numbers of the parameters.
+        parameters: all of them; the members move into the arena.
+        place: this rank's number in its group of `size`.
+    """
+
+    def __init__(
+        self, context: Context, members: Sequence[int], parameters: Sequence[torch.Tensor], place: int, size: int
+    ) -> None:
+        kind = parameters[members[0]].dtype
+        self.members = list(members)
+        self._complete = False  # this rank has a gradient for each
+        self._place = place
+        count = sum(parameters[i].numel() for i in members)
+        shard = part_length(count, size, kind.itemsize)
+        code = dtype_code(parameters[members[0]])
+        specs = [(f"shard {k}", code, (shard,)) for k in range(size)]
+        flags = [(f"flags for {k}", code, (len(members),)) for k in range(size)]
+        place_in = parameters[members[0]].device
+        self.values = FlatBuffer(context, Layout(specs, groups=list(range(size))), place_in)
+        self.gradients = FlatBuffer(context, Layout(specs + flags, groups=list(range(2 * size))), place_in)
+        self._flags = [
+            self.gradients.flat(kind, offset, len(members)) for offset in self.gradients.layout.offsets[size:]
+        ]
+        self.owned = self.values.flat(kind, 0, size * shard)[place * shard : (place + 1) * shard]
+        gradients = self.gradients.flat(kind, 0, size * shard)
+        owned_gradients = gradients[place * shard : (place + 1) * shard]
+        self.owned_gradients = [owned_gradients, self._flags[place]]
+        self.views: list[torch.Tensor] = []  # of the gradients
+        self.slices: list[Slice] = []
+        self._value_views: list[torch.Tensor] = []
+        offset = 0
+        for i in self.members:
+            parameter = parameters[i]
+            self._value_views.append(self.values.like(parameter, offset * kind.itemsize))
+            self.views.append(self.gradients.like(parameter, offset * kind.itemsize))
+            begin, end = (
+                min(max(edge - offset, 0), parameter.numel()) for edge in (place * shard, (place + 1) * shard)
+            )
+            if begin < end:
+                inside = slice(offset + begin - place * shard, offset + end - place * shard)
+                values = torch.nn.Parameter(self.owned[inside], requires_grad=parameter.requires_grad)
+                self.slices.append(Slice(i, begin, end, values, owned_gradients[inside]))
+            offset += parameter.numel()
+
+    def adopt(self, parameters: Sequence[torch.Tensor]) -> None:
+        """Take in parameters whose memory somebody has replaced. UsageError if by ones of another shape or dtype."""
+        adopt([parameters[i] for i in self.members], self._value_views)
+
+    @torch.no_grad()
+    def adopt_gradients(self, parameters: Sequence[torch.Tensor]) -> None:
+        """Take in what somebody has made of averaged gradients."""
+        for number, (i, view) in enumerate(zip(self.members, self.views)):
+            grad = parameters[i].grad
+            if grad is None:
+                self._complete = False
+                for flags in self._flags:
+                    flags[number] = 0
+            elif grad.data_ptr() != view.data_ptr():
+                view.copy_(grad)
+
+    def say_used(self, used: Sequence[bool]) -> None:
+        """Note which members have a gradient on this rank."""
+        for flags in self._flags:
+            self._complete = say_used(flags, used)
+
+    def averaged(self) -> list[bool]:
+        """Return which members have an average in the part that this rank owns."""
+        if self._complete:
+            return [True] * len(self.members)
+        return (self._flags[self._place] > 0).tolist()
+
+    def used(self) -> list[bool]:
+        """Return which members had one on some rank; once all have heard from all owners."""
+        if self._complete:
+            return [True] * len(self.members)
+        return (torch.stack(self._flags).amax(0) > 0).tolist()
+
+
+class ShardedReducer(FlatReducer):
+    """Averages gradients over a group, each rank its shard, and steps the optimizer on that.
+
+    Args:
+        channel: of the group.
+    """
+
+    instead_of_sparse = 'or exchange="allreduce"'
+    instead_of_compression = 'exchange="allreduce"'
+
+    def __init__(
+        self,
+        context: Context,
+        names: Sequence[str],
+        parameters: Sequence[torch.Tensor],
+        settings: Settings,
+        channel: Channel,
+    ) -> None:
+        super().__init__(context, names, parameters, settings)
+        self.across: ProcessSet | None = None
+        """Where gradients are averaged over, besides, before they are used."""
+        self.trial: Callable[[], None] | None = None
+        """Called before the next step, when this rank has all gradients."""
+        ranks = settings.process_set.ranks or []
+        self._size, self._place = len(ranks), ranks.index(context.rank)
+        self._channel = channel
+        self._shards: dict[str, Shards] = {}
+        self._handed_out = False  # this cycle's averages are everybody's
+        self._slices: dict[int, Slice] = {}  # what this rank owns, by parameter
+        self._numbers = {id(parameter): i for i, parameter in enumerate(self.parameters)}
+        self._to_owner, self._from_owner = ToOwner(self._size), FromOwner(self._size)
+
+    @property
+    def shards(self) -> list[Shards]:
+        """Of all segments so far, in the order of the plan."""
+        return list(self._shards.values())
+
+    def slices(self) -> dict[int, Slice]:
+        """Return what this rank owns, by parameter."""
+        return self._slices
+
+    def _agree(self, indices: Sequence[int]) -> None:
+        super()._agree(indices)
+        self._channel.compare([values for shards in self.shards for values in (shards.values, shards.gradients)])
+
+    def _make_segment(self, name: str, members: list[int]) -> Segment:
+        shards = Shards(self.context, members, self.parameters, self._place, self._size)
+        shards.adopt(self.parameters)
+        self._shards[name] = shards
+        self._slices.update({piece.parameter: piece for piece in shards.slices})
+        return super()._make_segment(name, members)
+
+    # ---- gradients ---------------------------------------------------------------------------------------------
+
+    def _begin_cycle(self) -> None:
+        super()._begin_cycle()
+        self._handed_out = False
+
+    def _flat(self, segment: Segment) -> Flat:
+        return self._shards[segment.name]
+
+    def _exchange(self, segment: Segment) -> Handle:
+        return self._channel.start(f"{segment.name}.reduce", self._to_owner, self._shards[segment.name].gradients)
+
+    def _reduce(self) -> None:
+        """Average every gradient that is not averaged yet, at its owner."""
+        if not self.active or self._done:
+            return
+        super().synchronize()
+        if self.across is not None:
+            tensors = [tensor for shards in self.shards for tensor in shards.owned_gradients]
+            grouped_allreduce_(tensors, op=Average, name=f"{self._name}.across", process_set=self.across)
+
+    @property
+    def _name(self) -> str:
+        return f"shards.{self._layout.hash:x}"
+
+    def synchronize(self) -> None:
+        """Average all gradients and hand them to all ranks of the group, so that they can be clipped or inspected."""
+        if not self.active or self._done:
+            return
+        self._reduce()
+        self._hand_out_gradients()
+
+    def _hand_out_gradients(self) -> None:
+        self._give("gradients")
+        for shards in self.shards:
+            for i, view, used in zip(shards.members, shards.views, shards.used()):
+                self.parameters[i].grad = view if used else None
+        self._handed_out = True
+
+    @property
+    def final(self) -> bool:
+        return not self.active or self._handed_out
+
+    @torch.no_grad()
+    def clip(self, limit: float, kind: float, strict: bool) -> torch.Tensor:
+        """Clip as by the norm of all gradients, each rank with those that it owns."""
+        if self._handed_out or not self.active:
+            return super().clip(limit, kind, strict)
+        self._reduce()
+        owned = [shards.owned_gradients[0] for shards in self.shards]
+        norms = [torch.linalg.vector_norm(one, kind).to(torch.float64) for one in owned]
+        mine = torch.linalg.vector_norm(torch.stack(norms), kind)
+        name = f"{self._name}.norm"
+        if math.isinf(kind):
+            total = allreduce(mine, op=Max, name=name, process_set=self.settings.process_set)
+        else:
+            total = allreduce(mine**kind, op=Sum, name=name, process_set=self.settings.process_set) ** (1 / kind)
+        if strict and not bool(total.isfinite()):
+            raise RuntimeError(
+                f"the norm of order {kind} of the gradients is not finite, so it cannot be clipped; with "
+                "error_if_nonfinite=False they are scaled all the same"
+            )
+        torch._foreach_mul_(owned, torch.clamp(limit / (total + 1e-6), max=1.0).item())
+        return total
+
+    # ---- the step ----------------------------------------------------------------------------------------------
+
+    def step(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | None, synchronize: bool) -> Any:
+        """Run the optimizer's step on this rank's slices. Element-wise optimizers evaluate a closure once, first."""
+        loss = closure() if closure is not None else None
+        if synchronize:
+            self._reduce()
+        elif not self._done:
+            raise StepOrderError("step() within skip_synchronize() needs synchronize() before it: shards are averages")
+        if self.trial is not None and not self._handed_out:
+            self._hand_out_gradients()
+        for shards in self.shards:
+            shards.adopt(self.parameters)
+            if self._handed_out:
+                shards.adopt_gradients(self.parameters)
+            used = dict(zip(shards.members, shards.averaged() if self._done else [False] * len(shards.members)))
+            for piece in shards.slices:
+                piece.values.grad = piece.gradient if used[piece.parameter] else None
+        if self.trial is not None:
+            self.trial()
+        with self.on_slices(optimizer):
+            optimizer.step()
+        whole = self._handed_out
+        self.reset()
+        if not whole:
+            self._pending.hide(used=True)
+            self._touched = True  # by what zero_grad() must show again
+        return loss
+
+    def hand_out(self) -> None:
+        """Give all ranks of the group the parameters that their owners have."""
+        self._give("values")
+
+    def _give(self, what: Literal["values", "gradients"]) -> None:
+        """Have all ranks of the group take over from the owners, segment by segment."""
+        channel, topology, handles = self._channel, self._from_owner, []
+        for name, shards in self._shards.items():
+            handles.append(channel.start(f"{name}.{what}", topology, getattr(shards, what)))
+        wait_for_all(handles)
+
+    @contextmanager
+    def on_slices(self, optimizer: torch.optim.Optimizer) -> Iterator[None]:
+        """Make the optimizer's parameters, within it, the slices that this rank owns."""
+        numbers, owned = self._numbers, self._slices
+        whole: list[list[torch.Tensor]] = []
+        try:
+            for group in optimizer.param_groups:
+                mine: list[torch.Tensor] = []
+                for parameter in group["params"]:
+                    piece = owned.get(numbers[id(parameter)])
+                    if piece is not None:
+                        mine.append(piece.values)
+                whole.append(group["params"])
+                group["params"] = mine
+            yield
+        finally:
+            for group, parameters in zip(optimizer.param_groups, whole):
+                group["params"] = parameters

@@ -1,0 +1,295 @@
+"""Local SGD in an optimizer: groups step on their own gradients, and every `interval` steps their models are averaged.
+
+Whole models or shards of them, the averaging is an all-reduce of some flat tensors among the ranks that have the same
+number in their groups: all elements with exchange="allreduce", those that a rank owns with exchange="sharded".
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from sordino.algorithms.exchanging import ExchangingStrategy
+from sordino.algorithms.local_sgd import LocalSGD
+from sordino.algorithms.local_sgd.elementwise import Trial, require_elementwise
+from sordino.algorithms.local_sgd.sharded_state import gather_state, scatter_state
+from sordino.algorithms.local_sgd.sharding import ShardedReducer
+from sordino.algorithms.strategy import Runtime
+from sordino.errors import UsageError
+from sordino.runtime.autograd import allreduce
+from sordino.runtime.collectives import grouped_allreduce_
+from sordino.runtime.flat_buffer import ParameterBuffer
+from sordino.runtime.groups import group_of, new_channel, peers_of
+from sordino.runtime.operation import Average, Max, Sum
+from sordino.runtime.prepared import PreparedReduction
+from sordino.runtime.rollback import take_mean
+from sordino.runtime.tensors import squared_distance
+
+
+class LocalSGDStrategy(ExchangingStrategy):
+    """What makes the steps of an optimizer those of local SGD."""
+
+    algorithm: LocalSGD
+    asked: LocalSGD
+
+    def __init__(self, runtime: Runtime, algorithm: LocalSGD) -> None:
+        if algorithm.sharded:
+            require_elementwise(runtime.optimizer, algorithm)
+        super().__init__(runtime, algorithm)
+
+    def prepare(self) -> None:
+        self.interval = self.algorithm.interval
+        self._alone = self.algorithm.start in ("immediate", 0)  # whether groups are on their own
+        self._averaged = 0  # the step after which models were averaged last, or groups left alone
+        self._highest_rate = -math.inf
+        self._rate = 0.0  # of the first parameter group
+        self._first_metric: tuple[float, float] | None = None  # rate and loss
+        self._block_ends = 0
+        self._arena: ParameterBuffer | None = None
+        self._tried = not self.algorithm.elementwise  # whether the optimizer is what the user says
+        self._then: list[torch.Tensor] = []  # what models were when they were last averaged
+        self._prepared: tuple[int, PreparedReduction] | None = None  # of so many tensors
+        self.distances = []
+
+    @property
+    def levels(self) -> bool:  # type: ignore[override]
+        return self._alone  # until then all have one model, and take their steps together
+
+    @property
+    def partial_state(self) -> bool:  # type: ignore[override]
+        return self.active and self.algorithm.sharded
+
+    # ---- meeting -----------------------------------------------------------------------------------------------
+
+    def attach(self) -> None:
+        context, algorithm, everybody = self.context, self.algorithm, self.settings.process_set
+        self._models = algorithm.groups_of(len(everybody.ranks or []))
+        self._group = group_of(context, everybody, algorithm.group_size)
+        self._peers = peers_of(context, everybody, algorithm.group_size)
+        if algorithm.sharded:
+            channel = new_channel(context, self._group)
+            within = replace(self.settings, process_set=self._group)
+            self.reducer = ShardedReducer(context, self.names, self.parameters, within, channel)
+        elif self._models > 1:
+            self._arena = ParameterBuffer(context, self.names, self.parameters, "model")
+        self._regroup()
+
+    def _regroup(self) -> None:
+        """Have gradients averaged over the group or, until groups are on their own, over everybody."""
+        if self._shards is not None:
+            self._shards.across = None if self._alone or self._models == 1 else self._peers
+            return
+        if not self._alone or self.asked.group_size > 1:
+            self.reduce_within(self._group if self._alone else self.settings.process_set)
+        elif self.reducer is not None:
+            self.reducer.release()
+            self.reducer = None
+
+    def renew(self) -> None:
+        # Some may have taken the step from which groups are on their own, and others not.
+        mine = torch.tensor([int(self._alone)])
+        self._alone = bool(allreduce(mine, op=Max, name="local.alone", process_set=self.settings.process_set))
+        rate, distances = self._rate, self.distances
+        super().renew()
+        self._rate, self.distances = rate, distances
+        # All have just been averaged, and count from the step of the furthest, so that nobody leaves an averaging out.
+        self._averaged = max(self._averaged, self._furthest)
+        self._floor = 0
+        if self.active:
+            self._note_models()
+
+    @property
+    def _shards(self) -> ShardedReducer | None:
+        return self.reducer if isinstance(self.reducer, ShardedReducer) else None
+
+    # ---- the step ----------------------------------------------------------------------------------------------
+
+    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        self._rate = float(optimizer.param_groups[0]["lr"])
+        self._highest_rate = max(self._highest_rate, self._rate)
+        self._prepare(optimizer)
+        self._note_models()
+        if self._shards is not None:
+            self._shards.trial = None if self._tried else functools.partial(self._try, optimizer, self._shards)
+
+    def _try(self, optimizer: torch.optim.Optimizer, shards: ShardedReducer) -> None:
+        self._tried = Trial(shards, self.settings.process_set).conclusive(optimizer)
+
+    @torch.no_grad()
+    def _note_models(self) -> None:
+        """Keep what models are where none has been kept.
+
+        Parameters that have been unfrozen are new, and no group has moved them.
+        """
+        if self._alone and self.algorithm.aggregate == "gradients":
+            self._then += [value.clone() for value in self._values()[len(self._then) :]]
+
+    def _prepare(self, optimizer: torch.optim.Optimizer) -> None:
+        """Have shards, if there are to be any, and the optimizer's state in slices."""
+        if self._shards is None:
+            return
+        self._shards.prepare()
+        if optimizer.state and any(p in optimizer.state for p in self.parameters):  # from before it was wrapped
+            scatter_state(optimizer, self._shards, optimizer.state_dict())
+
+    def after_step(self) -> None:
+        if not self.active:
+            return
+        self.steps += 1
+        due = self._alone and self.steps - self._averaged >= self.interval
+        if self.settings.finite is not None and (due or self._shards is not None):
+            self._judge_all()
+        logged = self.algorithm.log_distance is not None and self.steps % self.algorithm.log_distance == 0
+        if logged and self.steps > self._furthest:  # the others have been there before
+            self.distances.append((self.steps, self._distance()))
+        if due:
+            self.exchange(self._averages() if self.context.outlasts else (), self._average)
+        if self._shards is not None:
+            self._shards.hand_out()
+        if not self._alone and self._starts():
+            self._alone = True
+            self._averaged = self.steps
+            self._regroup()
+
+    def _judge_all(self) -> None:
+        names = [f"buffer {name}" for name, _ in self.buffers]
+        self.settings.judge(self.names + names, self.parameters + [buffer for _, buffer in self.buffers])
+
+    def _starts(self) -> bool:
+        start = self.algorithm.start
+        return self._rate < self._highest_rate if start == "decay" else self.steps >= int(start)
+
+    def _values(self) -> list[torch.Tensor]:
+        """Return what this rank averages with its peers."""
+        if self._shards is not None:
+            return [shards.owned for shards in self._shards.shards]
+        if self._arena is None:
+            return []
+        self._arena.adopt()
+        return [run for _, run in self._arena.runs]
+
+    def _averages(self) -> list[torch.Tensor]:
+        """Return what an averaging changes."""
+        models = self._values() or [parameter.detach() for parameter in self.parameters]
+        return [*models, *(buffer for _, buffer in self.buffers)]
+
+    @torch.no_grad()
+    def _average(self) -> None:
+        self._averaged = self.steps
+        values = self._values() if self._models > 1 else []
+        if self.algorithm.aggregate == "parameters":
+            self._reduce_models(values, Average)
+        elif values:
+            for value, then in zip(values, self._then, strict=True):
+                value.sub_(then)
+            self._reduce_models(values, Sum)
+            for value, then in zip(values, self._then, strict=True):
+                value.add_(then)
+                then.copy_(value)
+        if self.buffers:
+            tensors = [buffer for _, buffer in self.buffers]
+            take_mean(tensors, "local.buffers", self.settings.process_set)
+
+    def _distance(self) -> float:
+        """Return D = (1/P) sum over groups of |w_i - mean w|_2, the same on all ranks. Source: equation 9."""
+        if self._models == 1:
+            return 0.0
+        values = self._values()
+        means = [value.clone() for value in values]
+        self._reduce(means, Average)
+        squares = sum(squared_distance(value, mean) for value, mean in zip(values, means))
+        told = torch.tensor([squares], dtype=torch.float64)
+        if self._shards is not None:
+            told = allreduce(told, op=Sum, name="local.squares", process_set=self._group)
+        return float(allreduce(told.sqrt(), op=Average, name="local.distance", process_set=self._peers))
+
+    def _reduce_models(self, values: list[torch.Tensor], op: int) -> None:
+        """Reduce what this rank averages with its peers, which stays where it is."""
+        if not values:
+            return
+        if self._prepared is None or self._prepared[0] != len(values):
+            reduction = PreparedReduction(self.context, values, op, "local.models", self._peers)
+            self._prepared = (len(values), reduction)
+        self._prepared[1].run()
+
+    def _reduce(self, values: list[torch.Tensor], op: int) -> None:
+        if values:
+            grouped_allreduce_(values, op=op, name="local.models", process_set=self._peers)
+
+    # ---- the interval ------------------------------------------------------------------------------------------
+
+    def report_metric(self, loss: float, rate: float) -> None:
+        """Take the loss, average it over all workers and, once in a block, set the interval. Collective."""
+        adaptive = self.algorithm.adaptive
+        if adaptive is None:
+            raise UsageError("report_metric() has no effect without LocalSGD(adaptive=AdaptiveInterval(...))")
+        if not self.active:
+            return
+        mine = torch.tensor([loss], dtype=torch.float64)
+        mean = float(allreduce(mine, op=Average, name="local.metric", process_set=self.settings.process_set))
+        if not (math.isfinite(mean) and mean > 0):
+            return
+        if self._first_metric is None:
+            self._first_metric = (rate, mean)
+            self._block_ends = self.steps + adaptive.block
+        elif self.steps >= self._block_ends:
+            first_rate, first_loss = self._first_metric
+            ratio = mean / first_loss * (first_rate / rate if rate > 0 else 1.0)
+            wanted = max(1, math.ceil(self.algorithm.interval * math.sqrt(ratio)))
+            self.interval = wanted if wanted < self.interval else max(1, self.interval // 2)
+            self._block_ends = self.steps + adaptive.block
+
+    # ---- checkpoints -------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "steps": self.steps,
+            "alone": self._alone,
+            "averaged": self._averaged,
+            "interval": self.interval,
+            "highest_rate": self._highest_rate,
+            "first_metric": self._first_metric,
+            "block_ends": self._block_ends,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        was_alone = self._alone
+        self.steps, self._alone, self._averaged = state["steps"], state["alone"], state["averaged"]
+        self.interval, self._highest_rate = state["interval"], state["highest_rate"]
+        self._first_metric, self._block_ends = state["first_metric"], state["block_ends"]
+        self._then = []  # what models are now
+        if self._met and was_alone != self._alone:
+            self._regroup()
+
+    def settle(self, optimizer: torch.optim.Optimizer) -> None:
+        if self._met and self._alone and self.algorithm.aggregate == "gradients" and self._then:
+            self._judge_all()
+            with self._rollback.around(self._averages()):
+                self._average()
+            if self._shards is not None:
+                self._shards.hand_out()
+        if self._shards is not None:
+            optimizer.load_state_dict(self.optimizer_state(optimizer))
+
+    def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """Return the optimizer's state as that of whole parameters. Collective within a group if it is sharded."""
+        if self.active and self.algorithm.sharded:
+            self.meet()
+        if self._shards is None:
+            return super().optimizer_state(optimizer)
+        self._prepare(optimizer)
+        return gather_state(optimizer, self._shards)
+
+    def load_optimizer_state(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+        """Load a state of whole parameters. Collective within a group if it is sharded."""
+        if self.active and self.algorithm.sharded:
+            self.meet()
+        if self._shards is None:
+            super().load_optimizer_state(optimizer, state)
+            return
+        self._prepare(optimizer)
+        scatter_state(optimizer, self._shards, state)

@@ -1,0 +1,89 @@
+"""Algorithms by name: those that ship, those that other packages register, and any class as module:Class.
+
+A package registers its own in its pyproject.toml:
+
+    [project.entry-points."sordino.algorithms"]
+    ema-gossip = "my_package.gossip:EmaGossip"
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import is_dataclass
+from importlib.metadata import EntryPoint, entry_points
+
+from sordino.algorithms.base import Algorithm
+from sordino.errors import UsageError
+
+GROUP = "sordino.algorithms"
+
+_SHIPPED = {
+    "adpsgd": "sordino.algorithms.adpsgd:ADPSGD",
+    "allreduce": "sordino.algorithms.allreduce:AllReduce",
+    "caps": "sordino.algorithms.caps:ParameterSkipping",
+    "crossover": "sordino.algorithms.crossover:Crossover",
+    "dpsgd": "sordino.algorithms.dpsgd:DPSGD",
+    "elasticaveraging": "sordino.algorithms.elastic_averaging:ElasticAveraging",
+    "gossipgrad": "sordino.algorithms.gossipgrad:GossipGraD",
+    "layered": "sordino.algorithms.layered:Layered",
+    "local-sgd": "sordino.algorithms.local_sgd:LocalSGD",
+    "pushsum": "sordino.algorithms.push_sum:PushSum",
+    "scheduled-pull": "sordino.algorithms.scheduled_pull:ScheduledPull",
+    "segmentedgossip": "sordino.algorithms.segmented_gossip:SegmentedGossip",
+}
+
+
+@functools.cache
+def _known() -> dict[str, EntryPoint]:
+    """Return what there is, by name. What ships keeps its name, whatever others register."""
+    shipped = {name: EntryPoint(name, where, GROUP) for name, where in _SHIPPED.items()}
+    return {one.name: one for one in entry_points(group=GROUP)} | shipped
+
+
+def names() -> list[str]:
+    """Return the names that `algorithm=` and `--algorithm` take, beside module:Class."""
+    return sorted(_known())
+
+
+def class_of(name: str) -> type[Algorithm]:
+    """Return the algorithm of a name, or of module:Class.
+
+    Raises:
+        UsageError: there is none; it cannot be imported; or it is no algorithm.
+    """
+    known = _known().get(name)
+    if known is None and ":" not in name:
+        raise UsageError(f"unknown algorithm {name!r}; known are: {', '.join(names())}; or module:Class")
+    entry = known or EntryPoint(name, name, GROUP)
+    try:
+        found = entry.load()
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UsageError(f"algorithm {name!r}: {entry.value} cannot be imported: {error}") from error
+    if not isinstance(found, type) or not issubclass(found, Algorithm) or not is_dataclass(found):
+        raise UsageError(f"algorithm {name!r}: {entry.value} is no dataclass that derives from {GROUP}.Algorithm")
+    return found
+
+
+def named(name: str) -> Algorithm:
+    """Return the algorithm of a name with its defaults. UsageError if there is none, or it has none."""
+    found = class_of(name)
+    try:
+        return found()
+    except TypeError as error:
+        raise UsageError(f"algorithm {name!r} has settings without a default: {error}") from error
+
+
+def resolve(algorithm: Algorithm | str | None) -> Algorithm:
+    """Return the algorithm that an instance, a name (with its defaults) or None (`AllReduce()`) stands for.
+
+    Raises:
+        UsageError: anything else.
+    """
+    if algorithm is None:
+        return named("allreduce")
+    if isinstance(algorithm, str):
+        return named(algorithm)
+    if isinstance(algorithm, Algorithm):
+        return algorithm
+    given = type(algorithm).__name__
+    raise UsageError(f"algorithm= takes an algorithm of sordino.algorithms, its name or None, not {given}")

@@ -1,0 +1,44 @@
+"""The options that benchmarks share."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+
+from sordino.errors import UsageError
+
+_UNITS = {"": 1, "b": 1, "k": 1 << 10, "kib": 1 << 10, "m": 1 << 20, "mib": 1 << 20, "g": 1 << 30, "gib": 1 << 30}
+
+
+def parser(program: str, description: str | None, budget: float, unit: str) -> argparse.ArgumentParser:
+    """Return an argument parser with the options that every benchmark has."""
+    options = argparse.ArgumentParser(
+        prog=program, description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    options.add_argument(
+        "--results", type=Path, metavar="DIR", help="where to write (default: benchmarks/results, else results)"
+    )
+    options.add_argument(
+        "--budget", type=float, default=budget, metavar="S", help=f"seconds a {unit} (default {budget:g})"
+    )
+    options.add_argument("--quick", action="store_true", help="a short try; writes nothing unless --results says where")
+    return options
+
+
+def results_folder(options: argparse.Namespace) -> Path | None:
+    """Return where the files go; None if none are to be written."""
+    if options.results is not None:
+        return Path(options.results)
+    if options.quick:
+        return None
+    usual = Path("benchmarks/results")
+    return usual if usual.parent.is_dir() else Path("results")
+
+
+def parse_bytes(text: str) -> int:
+    """Return the bytes that 4096, 4k, 4KiB, 64MiB and the like stand for. UsageError for anything else."""
+    match = re.fullmatch(r"\s*(\d+)\s*([a-z]*)\s*", text.lower())
+    if match is None or match[2] not in _UNITS or int(match[1]) == 0:
+        raise UsageError(f"'{text}' is not a size; expected something like 65536, 64KiB or 4MiB")
+    return int(match[1]) * _UNITS[match[2]]

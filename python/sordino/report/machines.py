@@ -1,0 +1,67 @@
+"""What is known of the machine, without which numbers mean little: what it is, and how busy others kept it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from datetime import datetime, timezone
+from pathlib import Path
+
+import torch
+
+import sordino
+from sordino._core import build_info, kernels
+from sordino.report import Results
+
+BUSY = 0.1  # cores that others may use before numbers are doubtful
+
+
+def _cpu_model() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return platform.processor() or platform.machine()
+    match = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    return match[1].strip() if match else platform.machine()
+
+
+def machine(mpi_library: str | None) -> Results:
+    """Return what the numbers depend on, as far as it can be told. Holds no host name and no path."""
+    info = build_info()
+    return {
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "cpu": _cpu_model(),
+        "cores": os.cpu_count(),
+        "cores_per_rank": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "kernel": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "sordino": sordino.__version__,
+        "compiler": info["compiler"],
+        "instruction_set": kernels.level(),
+        "mpi": without_paths(mpi_library or "no MPI"),
+    }
+
+
+def without_paths(text: str) -> str:
+    """Return the text with every absolute path cut down to its last part: results are made to be shared."""
+    return re.sub(r"(?<![\w.])(?:/[\w.+@-]+)+/([\w.+@-]+)", r"\1", text)
+
+
+def describe_machine(found: Results) -> str:
+    """Return one paragraph for the head of a report."""
+    return (
+        f"{found['cpu']}, {found['cores']} cores of which a rank may use "
+        f"{found['cores_per_rank']} ({found['instruction_set']} kernels), {found['kernel']}, Python "
+        f"{found['python']}, torch {found['torch']}, Sordino {found['sordino']}, {found['mpi']}; {found['date']}"
+        f"{describe_others(found['others'])}."
+    )
+
+
+def describe_others(cores: float | None) -> str:
+    """Return how much other processes disturbed a measurement, as the end of a sentence; nothing if it is not known."""
+    if cores is None:
+        return ""
+    warning = ": **a busy machine, take the numbers with care**" if cores > BUSY else ""
+    return f"; other processes used {cores:.2f} cores{warning}"

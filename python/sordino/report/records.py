@@ -1,0 +1,88 @@
+"""Records: what was found as a JSON file, and the Markdown and the picture beside it, made of that file alone."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sordino.errors import UsageError
+from sordino.report import Results, pictures
+
+
+@dataclass(frozen=True)
+class Report:
+    """What is made of the results of one benchmark.
+
+    Attributes:
+        markdown: the whole text, of the results.
+        draw: the picture of the results, into a figure of matplotlib's.
+    """
+
+    markdown: Callable[[Results], str]
+    draw: Callable[[Results, Any], None]
+
+
+Reports = Mapping[str, Report]
+"""Reports by the name that results have under "benchmark"."""
+
+
+def write(results: Results, folder: Path | None) -> Path | None:
+    """Write the JSON file, whole or not at all, and return its path."""
+    if folder is None:
+        return None
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{results['name']}.json"
+    half = path.with_suffix(".json.part")
+    half.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    half.replace(path)
+    return path
+
+
+def render(path: Path, reports: Reports) -> list[Path]:
+    """Write the Markdown and, where matplotlib is installed, the PNG beside a JSON file; return what was written.
+
+    Raises:
+        UsageError: the file is not the result of one of these benchmarks.
+    """
+    try:
+        results = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UsageError(f"{path}: {error}") from error
+    kind = results.get("benchmark") if isinstance(results, dict) else None
+    if not isinstance(kind, str) or kind not in reports:
+        raise UsageError(f"{path} is not a result of a benchmark")
+    try:
+        written = reports[kind].markdown(results)
+    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
+        what = f"{type(error).__name__}: {error}"
+        raise UsageError(f"{path} is no complete result of the benchmark {kind} ({what}); run it again") from error
+    text = path.with_suffix(".md")
+    text.write_text(written + "\n", encoding="utf-8")
+    picture = path.with_suffix(".png")
+    if not pictures.draw(reports[kind].draw, results, picture):
+        log(f"no {picture.name}: matplotlib is not installed (pip install matplotlib)")
+        return [text]
+    return [text, picture]
+
+
+def publish(results: Results, folder: Path | None, reports: Reports) -> None:
+    """Print a report and, if there is a folder, write the JSON file and what is made of it."""
+    print(reports[results["benchmark"]].markdown(results), flush=True)
+    save(results, folder, reports)
+
+
+def save(results: Results, folder: Path | None, reports: Reports) -> None:
+    """Write, if there is a folder, the JSON file and what is made of it."""
+    path = write(results, folder)
+    if path is not None:
+        written = [path, *render(path, reports)]
+        log(f"written: {', '.join(str(one) for one in written)}")
+
+
+def log(line: str) -> None:
+    """Print progress, apart from the report on stdout."""
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,35 @@
+"""Tables of Markdown, and sizes and times as people read them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+
+def format_bytes(count: int) -> str:
+    """Return the size in the largest unit that keeps it whole."""
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if count >= size and count % size == 0:
+            return f"{count // size} {unit}"
+    return f"{count} B"
+
+
+def format_seconds(seconds: float) -> str:
+    """Return a time with three digits, in the unit that suits."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if abs(seconds) >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} µs"
+
+
+def table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a Markdown table that reads well in a terminal too. The first column is text, the others numbers."""
+    lines = [list(headers), *[list(row) for row in rows]]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(headers))]
+
+    def padded(line: Sequence[str]) -> str:
+        cells = [line[0].ljust(widths[0])]
+        cells += [cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True)]
+        return f"| {' | '.join(cells)} |"
+
+    rule = ["-" * width if not k else "-" * (width - 1) + ":" for k, width in enumerate(widths)]
+    return "\n".join([padded(lines[0]), padded(rule), *map(padded, lines[1:])])

@@ -1,0 +1,50 @@
+"""Targets, whether they are met, and how every report begins."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from sordino.report import Results
+from sordino.report.machines import describe_machine
+from sordino.report.tables import table
+
+
+def ratio(row: Results, over: str, under: str) -> float | None:
+    """Return how many times longer `over` took than `under`; None if one was not measured."""
+    entries = row["contestants"]
+    if over not in entries or under not in entries:
+        return None
+    return float(entries[over]["median"] / entries[under]["median"])
+
+
+def target(what: str, value: float | None, limit: float, at_least: bool) -> Results:
+    """Return a requirement and what was measured. `value` is None where the other side was not found."""
+    met = None if value is None else bool(value >= limit if at_least else value <= limit)
+    return {"what": what, "value": value, "limit": limit, "at_least": at_least, "met": met}
+
+
+def target_table(targets: Iterable[Results], unit: str = "×") -> str:
+    """Return every target with its verdict, in plain words."""
+    verdicts = {True: "met", False: "**missed**", None: "not measured"}
+    rows = []
+    for one in targets:
+        sign = "≥" if one["at_least"] else "≤"
+        value = "–" if one["value"] is None else f"{one['value']:.3g}{unit}"
+        rows.append([one["what"], f"{sign} {one['limit']:g}{unit}", value, verdicts[one["met"]]])
+    return table(["Target", "Required", "Measured", "Verdict"], rows)
+
+
+def opening(results: Results, title: str, what: str) -> list[str]:
+    """Return what every report begins with: what was measured, and where."""
+    notes = "; ".join(f"{name} {note}" for name, note in results.get("baselines", {}).items())
+    blocks = [f"# {title}", what, f"Machine: {describe_machine(results['machine'])}"]
+    return [*blocks, f"Baselines: {notes}."] if notes else blocks
+
+
+def head(
+    results: Results, title: str, what: str, unit: str = "×", labels: Mapping[str, str] | None = None
+) -> list[str]:
+    """Return what `opening` does, what was wrong (by these labels, if any), and the targets."""
+    wrong = ", ".join((labels or {}).get(name, name) for name in results.get("wrong", []))
+    blocks = opening(results, title, what) + ([f"**Wrong results: {wrong}.**"] if wrong else [])
+    return [*blocks, "## Targets", target_table(results["targets"], unit)] if "targets" in results else blocks

@@ -1,0 +1,103 @@
+"""What the ranks of an optimizer compare where they meet first.
+
+They compare what they must have in common: the layout of the model and every setting. The comparison itself has the
+same name and shape whatever differs, so it cannot wait for ever.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from sordino import fingerprint
+from sordino._core import __version__
+from sordino.errors import LayoutMismatch
+from sordino.runtime.autograd import allgather
+from sordino.runtime.context import Context
+from sordino.runtime.objects import allgather_object
+from sordino.runtime.process_set import ProcessSet
+from sordino.runtime.tensors import label
+
+if TYPE_CHECKING:
+    from sordino.algorithms.base import Algorithm
+
+
+def fingerprint_of(algorithm: Algorithm, settings: dict[str, Any]) -> fingerprint.Fingerprint:
+    """Return the fingerprint of an optimizer.
+
+    The algorithm's parts are settings of their own, so that an error shows those that differ.
+    """
+    kind = type(algorithm).__name__
+    found = {"Sordino": f"Sordino {__version__}", "algorithm": kind}
+    for part in fields(algorithm):
+        found[f"{kind}.{part.name}"] = f"{kind}({part.name}={getattr(algorithm, part.name)!r})"
+    return found | {name: f"{name}={value}" for name, value in settings.items()}
+
+
+class Agreement:
+    """What the ranks of an optimizer must have in common.
+
+    Args:
+        mine: how this rank's is set up.
+        names: of its tensors.
+        tensors: parameters, and buffers that are exchanged with them.
+        process_set: the ranks.
+    """
+
+    def __init__(
+        self,
+        mine: fingerprint.Fingerprint,
+        names: Sequence[str],
+        tensors: Sequence[torch.Tensor],
+        process_set: ProcessSet,
+    ) -> None:
+        self._mine = mine
+        self._names, self._tensors = names, tensors
+        self._process_set = process_set
+        self.name = ""
+        """Of this agreement, the same on all ranks; once they have met. It stays when they meet anew, for one rank may
+        have begun what is named by it before a loss, and another after it."""
+        self._met = False
+
+    def meet(self, context: Context) -> None:
+        """Compare, the first time it is called. Collective.
+
+        Raises:
+            ConfigurationMismatch: settings differ. LayoutMismatch: models do. Both on all ranks.
+        """
+        if self._met:
+            return
+        name = context.plan_name("agreement", self._process_set.process_set_id)
+        model = [
+            f"{label(name, tensor)} {str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+            for name, tensor in zip(self._names, self._tensors)
+        ]
+        said = json.dumps([self._mine, model]).encode()
+        digest = int.from_bytes(hashlib.blake2b(said, digest_size=8).digest(), "big", signed=True)
+        digests = allgather(torch.tensor([digest]), name=name, process_set=self._process_set)
+        if bool((digests != digest).any()):
+            self._explain(name, model)
+        self.name, self._met = self.name or name, True
+
+    def part(self) -> None:
+        """Have the ranks meet anew."""
+        self._met = False
+
+    def _explain(self, name: str, model: list[str]) -> None:
+        """Raise what differs. Collective."""
+        ranks = self._process_set.ranks or []
+        mine = (fingerprint.encode(self._mine), model)
+        told = allgather_object(mine, name=f"{name}.said", process_set=self._process_set)
+        fingerprint.compare(ranks, [fingerprint.decode(text, rank) for rank, (text, _) in zip(ranks, told)])
+        models: list[list[str]] = [lines for _, lines in told]
+        for index in range(max(map(len, models))):
+            found = [lines[index] if index < len(lines) else "nothing" for lines in models]
+            if len(set(found)) > 1:
+                owners = fingerprint.by_value(ranks, [f"'{line}'" for line in found])
+                where = ", ".join(f"{line} on {fingerprint.rank_list(those)}" for line, those in owners.items())
+                raise LayoutMismatch(f"ranks wrap different models: tensor {index} is {where}")

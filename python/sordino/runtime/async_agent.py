@@ -1,0 +1,252 @@
+"""A thread that carries out the decisions of an algorithm that other ranks may address at any time.
+
+What is decided, and when, is the algorithm's; moving bytes is the core's, on its own thread and without the
+interpreter. In between there is this thread, which sleeps until a letter comes, something is done, a rank is lost or an
+alarm is due, and then runs for some microseconds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from sordino._core import Handle, Mailbox
+from sordino.errors import SordinoError, TransportError
+from sordino.runtime.actions import Message, Tell, Wake, Warn
+from sordino.runtime.autograd import allreduce
+from sordino.runtime.context import Context
+from sordino.runtime.operation import Max
+from sordino.runtime.process_set import ProcessSet
+
+_IDLE_S = 60.0  # between two looks at the clock when nothing happens
+
+
+def service_numbers(context: Context, process_set: ProcessSet, count: int) -> int:
+    """Return the first of `count` numbers of services that no rank of a process set has used. Collective."""
+    name = context.plan_name("service_numbers", process_set.process_set_id)
+    mine = torch.tensor([context.services])
+    first = int(allreduce(mine, op=Max, name=name, process_set=process_set).item())
+    context.services = first + count
+    return first
+
+
+def meet(context: Context, process_set: ProcessSet) -> None:
+    """Wait for all ranks of a process set. Collective."""
+    name = context.plan_name("meet", process_set.process_set_id)
+    allreduce(torch.zeros(1), op=Max, name=name, process_set=process_set)
+
+
+def encode(message: Message) -> str:
+    """Return a message as a letter."""
+    return json.dumps(message)
+
+
+def decode(letter: str) -> Message:
+    """Return the message that a letter is. TransportError if it is none."""
+    try:
+        message = json.loads(letter)
+    except (ValueError, RecursionError):
+        message = None
+    if (
+        not isinstance(message, list)
+        or not message
+        or not isinstance(message[0], str)
+        or not all(type(number) in (int, float) for number in message[1:])
+    ):
+        raise TransportError(f"a letter that is no message: {letter[:80]!r}")
+    return (message[0], *message[1:])
+
+
+class Agent(ABC):
+    """One rank's decisions, and the thread that carries them out.
+
+    Ranks are known to algorithms by their place in the process set. All methods that begin with an underscore are
+    called with `lock` held.
+
+    Args:
+        ranks: of the process set, in order.
+        number: of the service, the same on all of them.
+    """
+
+    def __init__(self, context: Context, ranks: Sequence[int], number: int) -> None:
+        self._world = context.world
+        self._ranks = list(ranks)
+        self._place_of = {rank: place for place, rank in enumerate(self._ranks)}
+        self.letters = Mailbox(context.world, number)
+        self.lock = threading.RLock()
+        self.told = 0
+        """Letters that this rank has sent to others."""
+        self._alarm = float("inf")
+        self._sleeps_until = float("inf")
+        self._process = os.getpid()
+        self._failure: Exception | None = None
+        self._waiting: Handle | None = None
+        self._closed = False
+        self._thread = threading.Thread(target=_work, args=(weakref.ref(self), self.letters), daemon=True)
+
+    def start(self) -> None:
+        """Begin to answer."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Answer no more. Idempotent."""
+        if os.getpid() != self._process:
+            return  # a forked child has neither the thread nor, maybe, the lock
+        with self.lock:
+            if self._closed:
+                return
+            self._closed = True
+        self.letters.close()
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    # ---- what algorithms do ------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _act(self, now: float, action: Any) -> None:
+        """Carry out an action that not all algorithms have."""
+
+    @abstractmethod
+    def _heard(self, now: float, sender: int, message: Message) -> Iterable[Any]:
+        """Return what to do about a message."""
+
+    @abstractmethod
+    def _lost(self, now: float, place: int) -> Iterable[Any]:
+        """Return what to do about a rank that has left or died."""
+
+    @abstractmethod
+    def _done(self, now: float, place: int, number: int, failure: str) -> Iterable[Any]:
+        """Return what to do about something that the core has done, or could not do."""
+
+    @abstractmethod
+    def _alarmed(self, now: float) -> Iterable[Any]:
+        """Return what to do, the time of the last `Wake` having come."""
+
+    @abstractmethod
+    def _is_over(self) -> bool:
+        """Return whether that is over which `wait` waits for."""
+
+    def _deadline(self) -> float:
+        """Return when `_overdue` is to be called (time.monotonic)."""
+        return float("inf")
+
+    def _overdue(self, now: float) -> Iterable[Any]:
+        """Return what to do about something that has taken too long."""
+        return ()
+
+    # ---- the machine -------------------------------------------------------------------------------------------
+
+    def _carry_out(self, now: float, actions: Iterable[Any]) -> None:
+        for action in actions:
+            if isinstance(action, Tell):
+                self.told += action.to != self._place_of.get(self._world.rank)
+                self.letters.send(self._ranks[action.to], encode(action.message))
+            elif isinstance(action, Wake):
+                self._alarm = action.at
+            elif isinstance(action, Warn):
+                print(f"sordino: {action.text}", file=sys.stderr, flush=True)
+            else:
+                self._act(now, action)
+        if self._waiting is not None and self._is_over():
+            self._waiting.finish()
+            self._waiting = None
+        if min(self._alarm, self._deadline()) < self._sleeps_until:
+            self._sleeps_until = -float("inf")  # once is enough
+            self.letters.nudge()
+
+    def wait(self) -> None:
+        """Wait until it is over, whatever an algorithm waits for.
+
+        The one thread that trains calls it, without `lock`.
+
+        Raises:
+            SordinoError: the world has failed, or this thread has.
+        """
+        with self.lock:
+            self._check()
+            if self._is_over():
+                return
+            promise = self._waiting = self._world.promise()
+        promise.wait()
+        with self.lock:
+            self._check()
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def next_time(self) -> float:
+        """Return when there is something to do, if nothing comes sooner (time.monotonic)."""
+        with self.lock:
+            self._sleeps_until = min(self._alarm, self._deadline())
+            return self._sleeps_until
+
+    def take(self, events: Sequence[tuple[str, int, str, int]]) -> bool:
+        """Do what these events ask for, and what is due. False at the end."""
+        with self.lock:
+            try:
+                for event in events:
+                    self._carry_out(time.monotonic(), self._answer(*event))
+                now = time.monotonic()
+                if self._alarm <= now:
+                    self._alarm = float("inf")
+                    self._carry_out(now, self._alarmed(now))
+                if self._deadline() <= now:
+                    self._carry_out(now, self._overdue(now))
+            except Exception as error:
+                self.fail(error)
+                return False
+        return True
+
+    def fail(self, error: Exception) -> None:
+        """Decide nothing any more, and tell who waits why."""
+        with self.lock:
+            self._failure = error
+            if self._waiting is not None:
+                self._waiting.finish()
+                self._waiting = None
+
+    def _answer(self, kind: str, rank: int, text: str, number: int) -> Iterable[Any]:
+        now, place = time.monotonic(), self._place_of.get(rank, -1)
+        if kind == "message" and place >= 0:
+            return self._heard(now, place, decode(text))
+        if kind == "lost" and place >= 0:
+            return self._lost(now, place)
+        if kind == "done":
+            return self._done(now, place, number, text)
+        return ()
+
+
+def _work(reference: weakref.ref[Agent], letters: Mailbox) -> None:
+    """Do what the thread does.
+
+    It keeps no decider alive, so that one nobody uses any more can close itself.
+    """
+    going = True
+    while going:
+        decider = reference()
+        if decider is None:
+            return
+        until = decider.next_time()
+        del decider
+        events: list[tuple[str, int, str, int]] = []
+        failure: SordinoError | None = None
+        try:
+            events = letters.wait(max(0.0, min(until - time.monotonic(), _IDLE_S)))
+        except SordinoError as error:
+            failure = error
+        decider = reference()
+        if decider is not None and failure is not None:
+            decider.fail(failure)
+        going = decider is not None and failure is None and decider.take(events)
+        del decider
+    letters.close()

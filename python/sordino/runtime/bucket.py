@@ -1,0 +1,138 @@
+"""What the reduction of gradients is made of: its settings, its segments, and the layout of what is reduced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from sordino._core import Device, Handle, Layout
+from sordino.runtime.agreement import Agreement
+from sordino.runtime.compression import Compression, Compressor
+from sordino.runtime.context import Context
+from sordino.runtime.flat_buffer import FlatBuffer
+from sordino.runtime.nonfinite import Evidence, FiniteCheck
+from sordino.runtime.process_set import ProcessSet
+from sordino.runtime.tensors import Described, describe, dtype_code, label
+
+Spec = tuple[str, int, tuple[int, ...]]
+
+WHOLE = 1 << 62  # segment size of a layout that is not to be cut
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How gradients are reduced.
+
+    The fields are the arguments of `DistributedOptimizer`, and what the ranks that it is used on must have in common.
+    """
+
+    op: int
+    process_set: ProcessSet
+    segment_bytes: int
+    agreement: Agreement
+    compression: type[Compressor] = Compression.none
+    passes: int = 1
+    predivide: float = 1.0
+    sparse_as_dense: bool = False
+    groups: tuple[tuple[int, ...], ...] = ()  # parameter indices that the user wants reduced together
+    finite: FiniteCheck | None = None
+    members: tuple[int, ...] = ()  # of the process set when the algorithm was chosen, by their first ranks
+
+    def look(self, members: Sequence[int], gradients: Sequence[torch.Tensor]) -> Evidence | None:
+        """Return, with check_finite, which of these, that are about to be sent, are not finite."""
+        return None if self.finite is None else Evidence(members, gradients)
+
+    def judge(self, names: Sequence[str], tensors: Sequence[torch.Tensor], together: bool = False) -> None:
+        """Judge, with check_finite, parameters that are about to be exchanged.
+
+        Collective if `together`, or if ranks exchange in step.
+        """
+        if self.finite is not None:
+            self.finite.judge_parameters(names, tensors, together)
+
+    def guarded(self, optimizer: Any, refused: Callable[[], None]) -> Any:
+        """Return the optimizer; with check_finite one that judges gradients before it steps.
+
+        That one calls `refused` if it does not step.
+        """
+        return optimizer if self.finite is None else self.finite.guard(optimizer, refused)
+
+    def refusals(self, segments: Iterable[Segment], others: Iterable[Evidence | None]) -> list[Exception]:
+        """Return, with check_finite, what is to be raised now that gradients have been reduced.
+
+        This rank had sent those of `segments`, and others.
+        """
+        if self.finite is None:
+            return []
+        return self.finite.verdict([*(segment.looked for segment in segments), *others])
+
+
+@dataclass
+class Segment:
+    """Some parameters whose gradients are reduced as one operation."""
+
+    name: str
+    members: list[int]
+    flags: torch.Tensor
+    layouts: list[tuple[torch.dtype, tuple[int, ...]]]  # dtype and strides of each member
+    device: Device | None = None  # of the core; None: the host
+    waiting: int = 0  # members whose gradient is not complete in this cycle
+    complete: bool = False  # every member had a gradient on this rank when it was started
+    handle: Handle | None = None
+    sent: list[torch.Tensor] = field(default_factory=list)  # what is under way, by member
+    states: list[Any] = field(default_factory=list)  # what compression needs to undo it
+    views: list[torch.Tensor] | None = None  # the members' places in the arena
+    arena: FlatBuffer | None = None
+    described: list[Described] = field(default_factory=list)  # of views and flags, which never move
+    templates: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)  # dtype and shape of what is sent
+    looked: Evidence | None = None  # at what was sent last, with check_finite
+
+    def gradients(self, parameters: Sequence[torch.Tensor]) -> list[torch.Tensor | None] | None:
+        """Return the gradients of the members, if each has one that is laid out like it; else None."""
+        found: list[torch.Tensor | None] = []
+        for i, (dtype, strides) in zip(self.members, self.layouts):
+            grad = parameters[i].grad
+            if grad is None or grad.is_sparse or grad.dtype != dtype or grad.stride() != strides:
+                return None
+            found.append(grad)
+        return found
+
+    def describe_sent(self, grads: list[torch.Tensor]) -> list[Described]:
+        """Return what the core needs to know of gradients that are sent as they are."""
+        self.sent, self.states, described = grads, [], []
+        if not self.templates:
+            self.templates = [(code, shape) for _, _, code, shape in map(describe, [*grads, self.flags])]
+        for tensor, (code, shape) in zip((*grads, self.flags), self.templates):
+            address = tensor.data_ptr()
+            described.append((address, address, code, shape))
+        return described
+
+    def make_arena(self, context: Context, specs: Sequence[Spec], members: Sequence[torch.Tensor]) -> None:
+        """Make places in memory that the node shares, for gradients like `members`. TransportError: there is none."""
+        flags = (f"{self.name}.flags", dtype_code(self.flags), (len(self.members),))
+        layout = Layout([*specs, flags], WHOLE)
+        self.arena = FlatBuffer(context, layout, self.flags.device)
+        *views, flags_view = (
+            self.arena.like(tensor, offset) for tensor, offset in zip([*members, self.flags], layout.offsets)
+        )
+        self.flags = flags_view.copy_(self.flags)
+        self.views = views
+        self.described = [describe(tensor, tensor) for tensor in (*views, self.flags)]
+
+
+def say_used(flags: torch.Tensor, used: Sequence[bool]) -> bool:
+    """Fill in which members have a gradient, without waiting for a GPU if all have; return whether all have."""
+    complete = all(used)
+    if complete:
+        flags.fill_(1)
+    else:
+        flags.copy_(torch.tensor(used))
+    return complete
+
+
+def whole_layout(names: Sequence[str], parameters: Sequence[torch.Tensor]) -> Layout:
+    """Return all parameters as one layout, for its hash."""
+    return Layout([(label(name, p), dtype_code(p), tuple(p.shape)) for name, p in zip(names, parameters)], WHOLE)

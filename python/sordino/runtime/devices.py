@@ -1,0 +1,102 @@
+"""Whose memory a tensor is in: the host's, or a GPU's, which the core reaches through a `Device`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache, partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sordino._core import Device, cuda_device, nccl_hint
+from sordino.errors import NotBuilt, UsageError
+from sordino.runtime.context import Context, current_or_none
+
+HOST = torch.device("cpu")
+
+
+def _current_stream(index: int) -> int:
+    return int(torch.cuda.current_stream(index).cuda_stream)
+
+
+def find_nccl() -> None:
+    """Tell the core where pip has put NCCL, in case nobody has loaded it yet."""
+    found = find_spec("nvidia")
+    for folder in found.submodule_search_locations or () if found else ():
+        path = Path(folder) / "nccl" / "lib" / "libnccl.so.2"
+        if path.is_file():
+            nccl_hint(str(path))
+
+
+@cache
+def _gpu(index: int) -> Device:
+    find_nccl()
+    device = cuda_device(index)
+    device.current_stream = partial(_current_stream, index)
+    return device
+
+
+def device_of(kind: torch.device, context: Context | None = None) -> Device | None:
+    """Return the core's device for one of torch's; None for the CPU.
+
+    Args:
+        kind: torch's device; a CUDA device without an index is the current one.
+        context: the one in force if None.
+
+    Raises:
+        NotBuilt: this build has nothing for that kind of device.
+    """
+    if kind.type == "cpu":
+        context = context or current_or_none()
+        return context.pretended if context is not None else None
+    if kind.type != "cuda":
+        raise NotBuilt(f"tensors on {kind} are not supported; move them to the CPU or to a CUDA device")
+    return _gpu(torch.cuda.current_device() if kind.index is None else kind.index)
+
+
+def common_device(tensors: Iterable[torch.Tensor], what: str) -> torch.device:
+    """Return the device that all tensors are on; the CPU if there are none. UsageError if they are on several."""
+    kinds = list(dict.fromkeys(tensor.device for tensor in tensors))
+    if len(kinds) > 1:
+        raise UsageError(f"{what} are on several devices ({', '.join(map(str, kinds))}); they must be on one")
+    return kinds[0] if kinds else HOST
+
+
+def stream_of(kind: torch.device) -> torch.cuda.Stream | None:
+    """Return the stream that this thread computes on; None for the CPU."""
+    return torch.cuda.current_stream(kind) if kind.type == "cuda" else None
+
+
+@contextmanager
+def on_stream(stream: torch.cuda.Stream | None) -> Iterator[None]:
+    """Put work, within the block, on `stream`; what the caller computes afterwards comes after it."""
+    if stream is None:
+        yield
+        return
+    with torch.cuda.stream(stream):
+        yield
+    torch.cuda.current_stream(stream.device).wait_stream(stream)
+
+
+@dataclass(frozen=True)
+class _GpuBytes:
+    """A run of bytes of a GPU that torch can make a tensor of."""
+
+    owner: object
+    address: int
+    bytes: int
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """Version 3 of the interface."""
+        place = (self.address, False)
+        return {"shape": (self.bytes,), "typestr": "|u1", "data": place, "strides": None, "version": 3}
+
+
+def gpu_tensor(owner: object, address: int, count: int, kind: torch.device) -> torch.Tensor:
+    """Return bytes of a GPU that `owner` keeps as a tensor (uint8, one dimension), which keeps `owner`; no copy."""
+    return torch.as_tensor(_GpuBytes(owner, address, count), device=kind)

@@ -1,0 +1,180 @@
+"""Parameters in flat memory that the ranks of a node share, cut into the segments that algorithms exchange.
+
+A parameter becomes a view of the arena once (strides kept), so flattening costs nothing afterwards. What a user puts in
+its place (`parameter.data = ...`) is copied back in before the next exchange.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from sordino._core import Arena, Layout
+from sordino.errors import TransportError, UsageError
+from sordino.runtime.context import Context
+from sordino.runtime.devices import HOST, common_device, device_of, gpu_tensor
+from sordino.runtime.segments import segment_numbers
+from sordino.runtime.tensors import DTYPES, check, dense_strides, dtype_code, label
+
+
+@torch.no_grad()
+def adopt(tensors: Sequence[torch.Tensor], views: Sequence[torch.Tensor]) -> None:
+    """Move tensors to the views that are kept for them, unless they are there.
+
+    Raises:
+        UsageError: one has taken another shape or dtype.
+    """
+    for tensor, view in zip(tensors, views):
+        if tensor.data_ptr() == view.data_ptr():
+            continue
+        if tensor.shape != view.shape or tensor.dtype != view.dtype:
+            raise UsageError(
+                f"a parameter of {view.dtype} {tuple(view.shape)} has become one of {tensor.dtype} "
+                f"{tuple(tensor.shape)}; wrap the optimizer anew after such a change"
+            )
+        view.copy_(tensor)
+        tensor.data = view
+
+
+class FlatBuffer:
+    """A value for each element of a layout, in an arena."""
+
+    def __init__(self, context: Context, layout: Layout, kind: torch.device = HOST) -> None:
+        self._context = context
+        self.layout = layout
+        self.kind = kind
+        self.device = device_of(kind, context)
+        """Whose memory the arena is in, if not the host's."""
+        self.arena = self._allocate()
+        self._memory = self.arena.memory if layout.bytes else None
+        self.runs: list[tuple[int, torch.Tensor]] = []
+        """What lies side by side with one dtype in one segment: the segment, and its elements as a flat tensor."""
+        for run in layout.segments:
+            if run.bytes > 0:
+                dtype = DTYPES[run.dtype]
+                self.runs.append((run.group, self.flat(dtype, run.offset, run.bytes // dtype.itemsize)))
+
+    def _allocate(self) -> Arena:
+        try:
+            return Arena(self._context.world, self.layout, self.device)
+        except TransportError:
+            if self.kind.type != "cuda":
+                raise
+            torch.cuda.empty_cache()  # torch keeps what it once had
+            return Arena(self._context.world, self.layout, self.device)
+
+    def flat(self, dtype: torch.dtype, offset: int, count: int) -> torch.Tensor:
+        """Return the elements from a byte offset on, as a tensor of one dimension."""
+        if count == 0 or self._memory is None:
+            return torch.empty(0, dtype=dtype, device=self.kind)
+        # Each has a storage of its own: what is saved of one tensor is not the whole arena.
+        if self.kind.type == "cuda":
+            place = self.address + offset
+            return gpu_tensor(self._memory, place, count * dtype.itemsize, self.kind).view(dtype)
+        view = memoryview(self._memory)  # type: ignore[arg-type]
+        return torch.frombuffer(view, dtype=dtype, count=count, offset=offset)
+
+    def like(self, tensor: torch.Tensor, offset: int) -> torch.Tensor:
+        """Return the elements from a byte offset on, with a dense tensor's dtype, shape and order in memory."""
+        return self.flat(tensor.dtype, offset, tensor.numel()).as_strided(tensor.shape, dense_strides(tensor))
+
+    @property
+    def address(self) -> int:
+        """Where the arena begins."""
+        return self.arena.address(0) if self._memory is not None else 0
+
+    @property
+    def shared(self) -> bool:
+        """Whether it is memory that the ranks of this node may be able to reach."""
+        world = self._context.world
+        return world.shares_memory and world.in_shared_memory(self.address, self.layout.bytes)
+
+    @torch.no_grad()
+    def copy_(self, other: FlatBuffer) -> None:
+        """Take the values of another one of the same layout."""
+        for (_, mine), (_, theirs) in zip(self.runs, other.runs):
+            mine.copy_(theirs)
+
+    @torch.no_grad()
+    def add_(self, other: FlatBuffer) -> None:
+        """Add the values of another one of the same layout."""
+        for (_, mine), (_, theirs) in zip(self.runs, other.runs):
+            mine.add_(theirs)
+
+
+class ParameterBuffer(FlatBuffer):
+    """Some tensors (parameters, and buffers) as views of one arena.
+
+    Attributes:
+        names, tensors: in the order in which they lie there.
+
+    Args:
+        names: of the tensors, the same on all ranks.
+        tensors: floating-point, on one device, not overlapping in memory with themselves.
+        segments: how they are cut; see `segment_numbers`.
+        weighted: whether each segment has a weight that travels with it: `weights`, float64, 1 to begin with.
+
+    Raises:
+        UsageError: tensors that cannot be exchanged. TransportError: no shared memory left.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        names: Sequence[str],
+        tensors: Sequence[torch.Tensor],
+        segments: str | int | Sequence[str],
+        weighted: bool = False,
+    ) -> None:
+        for name, tensor in zip(names, tensors):
+            check(tensor)
+            if not tensor.is_floating_point():
+                raise UsageError(f"'{name}' is of {tensor.dtype}; only floating-point tensors can be averaged")
+        numbers = segment_numbers(names, [t.numel() * t.element_size() for t in tensors], segments)
+        self.segment_count = max(numbers, default=-1) + 1
+        kind = common_device(tensors, "the tensors to be averaged")
+        self.weights = [
+            torch.ones(1, dtype=torch.float64, device=kind) for _ in range(self.segment_count if weighted else 0)
+        ]
+        labels = [label(name, tensor) for name, tensor in zip(names, tensors)]
+        labels += [f"weight of segment {number}" for number in range(len(self.weights))]
+        tensors = [*tensors, *self.weights]
+        numbers += range(len(self.weights))
+        order = sorted(range(len(labels)), key=lambda i: (numbers[i], dtype_code(tensors[i]), i))
+        self.names = [labels[i] for i in order]
+        self.tensors = [tensors[i] for i in order]
+        layout = Layout(
+            [(name, dtype_code(tensor), tuple(tensor.shape)) for name, tensor in zip(self.names, self.tensors)],
+            groups=[numbers[i] for i in order],
+        )
+        super().__init__(context, layout, kind)
+        self._views = [self.like(tensor, offset) for offset, tensor in zip(self.layout.offsets, self.tensors)]
+        self.adopt()
+
+    def adopt(self) -> None:
+        """Take in tensors whose memory somebody has replaced. UsageError if by ones of another shape or dtype."""
+        adopt(self.tensors, self._views)
+
+
+class Mirror:
+    """An arena as the host sees it: itself, or a copy of what is on a GPU, for what is done on the host only."""
+
+    def __init__(self, context: Context, arena: FlatBuffer) -> None:
+        self._arena = arena
+        self._host = arena if arena.device is None else FlatBuffer(context, arena.layout)
+
+    @property
+    def address(self) -> int:
+        """Where it begins."""
+        return self._host.address
+
+    def take(self) -> None:
+        """Take the arena's values; wait for the GPU."""
+        if self._host is not self._arena:
+            self._host.copy_(self._arena)
+
+    def give(self) -> None:
+        """Give the arena its own values."""
+        if self._host is not self._arena:
+            self._arena.copy_(self._host)

@@ -1,0 +1,119 @@
+"""Process sets that algorithms make for themselves, by all ranks of the parent; the core alone knows them.
+
+A set has memory and is never removed, for ranks let go of objects at times of their own. One that all of its ranks have
+let go of serves the next object.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+
+from sordino._core import Request
+from sordino.runtime import opcode
+from sordino.runtime.channel import Channel
+from sordino.runtime.context import Context
+from sordino.runtime.objects import allgather_object
+from sordino.runtime.process_set import ProcessSet
+
+
+def _new_set(context: Context, ranks: Sequence[int], parent: ProcessSet) -> int:
+    identity = parent.process_set_id or 0
+    name = context.plan_name("internal_process_set", identity)
+    handle = context.world.run(Request(opcode.ADD_SET, name, [], splits=list(ranks), process_set=identity))
+    handle.wait()
+    return int(handle.numbers[0])
+
+
+def _idle_or_new_set(context: Context, ranks: Sequence[int], parent: ProcessSet) -> int:
+    key = parent.process_set_id or 0, tuple(ranks)
+    if key in context.idle_channels:
+        idle = context.idle_channels[key]
+        mine = {number: context.exchanges[number] for number in idle} if context.rank in ranks else None
+        told: list[dict[int, int] | None] = allgather_object(
+            mine, name=context.plan_name("idle_channels", key[0]), process_set=parent
+        )
+        first, *others = [one for one in told if one is not None]
+        # Where exchanges were begun by some only, those would be taken for the next object's.
+        numbers = [number for number, begun in first.items() if all(one.get(number) == begun for one in others)]
+        if numbers:
+            idle.discard(min(numbers))
+            return min(numbers)
+    context.idle_channels.setdefault(key, set())
+    return _new_set(context, ranks, parent)
+
+
+def new_channel(context: Context, process_set: ProcessSet) -> Channel:
+    """Make what the exchanges of one object run on, which come in an order of their own.
+
+    Collective over the process set.
+    """
+    return own_channel(context, process_set, [process_set.ranks or []])
+
+
+def own_channel(context: Context, process_set: ProcessSet, parts: Sequence[Sequence[int]]) -> Channel:
+    """Make what `new_channel` makes, for each of some parts of a process set; return that of this rank's part.
+
+    Collective over the process set.
+    """
+    made = [(_idle_or_new_set(context, members, process_set), members) for members in parts]
+    for number, members in made:
+        if context.rank in members:
+            channel = Channel(context, process_set, number)
+            key = process_set.process_set_id or 0, tuple(members)
+            weakref.finalize(channel, _give_back, weakref.ref(context), context.epoch, key, number)
+            return channel
+    return Channel(context, process_set, None)
+
+
+def _give_back(its: weakref.ref[Context], epoch: int, key: tuple[int, tuple[int, ...]], number: int) -> None:
+    context = its()
+    if context is not None and context.epoch == epoch and key in context.idle_channels:
+        context.idle_channels[key].add(number)
+
+
+def channel_of(context: Context, process_set: ProcessSet) -> Channel:
+    """Return what exchanges of a process set run on, those of all objects. Collective over it the first time."""
+    identity = process_set.process_set_id or 0
+    if identity not in context.channels:
+        context.channels[identity] = _new_set(context, process_set.ranks or [], process_set)
+    return Channel(context, process_set, context.channels[identity])
+
+
+def part_of(context: Context, process_set: ProcessSet, key: tuple[str, int], parts: Sequence[list[int]]) -> ProcessSet:
+    """Return the one of the parts of a process set that this rank is in.
+
+    Collective the first time that a key comes.
+    """
+    name = (process_set.process_set_id or 0, *key)
+    for members in parts if name not in context.groups else ():
+        identity = _new_set(context, members, process_set)
+        if context.rank in members:
+            context.groups[name] = (identity, members)
+    identity, members = context.groups[name]
+    part = ProcessSet(members)
+    part.process_set_id = identity
+    return part
+
+
+def group_of(context: Context, process_set: ProcessSet, size: int) -> ProcessSet:
+    """Return the group of `size` neighbouring ranks that this rank is in.
+
+    Collective over `process_set` the first time.
+    """
+    ranks = list(process_set.ranks or [])
+    if size == len(ranks):
+        return process_set
+    groups = [ranks[begin : begin + size] for begin in range(0, len(ranks), size)]
+    return part_of(context, process_set, ("group", size), groups)
+
+
+def peers_of(context: Context, process_set: ProcessSet, size: int) -> ProcessSet:
+    """Return the ranks with this rank's number in their groups of `size`.
+
+    Collective over `process_set` the first time.
+    """
+    ranks = list(process_set.ranks or [])
+    if size == 1:
+        return process_set
+    return part_of(context, process_set, ("peers", size), [ranks[place::size] for place in range(size)])

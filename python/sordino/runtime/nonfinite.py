@@ -1,0 +1,257 @@
+"""`check_finite`: before a step is taken everybody knows whether somebody has NaN or Inf, and all refuse it alike.
+
+A sum is finite only if all its terms are, so looking at a tensor is adding it up: one pass at the speed of memory. What
+a rank is about to send is looked at, so that it can be named; and what the optimizer is about to use. Where that is an
+average that all ranks share they all see the same, and nobody need be asked. Else (`asks`) a flag is reduced before
+every step, which is why no rank is left behind in one that others refuse.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+
+from sordino.errors import NonFinite, SordinoError, UsageError
+from sordino.runtime.agreement import Agreement
+from sordino.runtime.autograd import allreduce
+from sordino.runtime.context import Context
+from sordino.runtime.operation import Max, Sum
+from sordino.runtime.process_set import ProcessSet
+
+_NAMED = 8  # tensors that an error names of each rank
+_KINDS = ("", "Inf", "NaN")
+
+
+def largest_of(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return the largest absolute value of each of some tensors of one dtype.
+
+    It is what a GPU does in one pass over all, without being waited for.
+    """
+    return torch.stack(torch._foreach_norm(list(tensors), math.inf))
+
+
+class Evidence:
+    """Which of some tensors are not finite. Those of a GPU are waited for when it is asked.
+
+    Args:
+        numbers: what the tensors are known by.
+        tensors: floating-point.
+    """
+
+    def __init__(self, numbers: Sequence[int], tensors: Sequence[torch.Tensor]) -> None:
+        self._found: dict[int, int] = {}
+        self._pending: list[tuple[list[int], torch.Tensor]] = []
+        on_devices: dict[tuple[torch.device, torch.dtype], list[tuple[int, torch.Tensor]]] = defaultdict(list)
+        with torch.no_grad():
+            for number, tensor in zip(numbers, tensors):
+                values = (tensor._values() if tensor.is_sparse else tensor).detach()
+                if not values.is_floating_point() or values.numel() == 0:
+                    continue
+                if values.device.type != "cpu":
+                    on_devices[values.device, values.dtype].append((number, values))
+                elif not math.isfinite(values.sum().item()):
+                    self._note(number, max(map(abs, map(float, values.aminmax()))))  # finite sums can overflow, too
+            for entries in on_devices.values():
+                largest = largest_of([values for _, values in entries])
+                self._pending.append(([number for number, _ in entries], largest))
+
+    def _note(self, number: int, largest: float) -> None:
+        if not math.isfinite(largest):
+            self._found[number] = _KINDS.index("NaN" if math.isnan(largest) else "Inf")
+
+    @property
+    def found(self) -> dict[int, int]:
+        """By number, what is the matter: 1 for Inf, 2 for NaN."""
+        for numbers, largest in self._pending:
+            for number, value in zip(numbers, largest.tolist()):
+                self._note(number, value)
+        self._pending = []
+        return self._found
+
+
+def look(numbers: Sequence[int], tensors: Sequence[torch.Tensor | None]) -> Evidence:
+    """Return which of these are not finite; None counts as finite."""
+    there = [(number, tensor) for number, tensor in zip(numbers, tensors) if tensor is not None]
+    return Evidence([number for number, _ in there], [tensor for _, tensor in there])
+
+
+class FiniteCheck:
+    """One optimizer's.
+
+    Args:
+        names: of its parameters.
+        parameters: whose gradients it uses.
+        process_set: the ranks that refuse a step together.
+        agreement: of the optimizer; they have met before anything is judged.
+        alone: this rank decides for itself: there are no others, or they do not wait for it.
+        asks: ranks do not all use the same gradients, so they must ask each other.
+        at_once: gradients are judged when they have been reduced, rather than before the optimizer's step.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        names: Sequence[str],
+        parameters: Sequence[torch.Tensor],
+        process_set: ProcessSet,
+        agreement: Agreement,
+        alone: bool,
+        asks: bool,
+        at_once: bool,
+    ) -> None:
+        self._context = context
+        self._names, self._parameters = list(names), list(parameters)
+        self._process_set = process_set
+        self._agreement = agreement
+        self._alone, self._asks, self._at_once = alone, asks and not alone, at_once
+        self.sent: list[Evidence] = []
+        """Of what this rank has sent of the gradients that are judged next; if nothing, its own are not averaged."""
+
+    # ---- gradients ---------------------------------------------------------------------------------------------
+
+    def verdict(self, sent: Iterable[Evidence | None]) -> list[Exception]:
+        """Take note of what this rank had sent of gradients that have been reduced.
+
+        Where those are judged at once, return what is to be raised.
+        """
+        self.sent = [evidence for evidence in sent if evidence is not None]
+        if not self._at_once:
+            return []
+        try:
+            self.judge_gradients()
+        except SordinoError as error:
+            return [error]
+        return []
+
+    def judge_gradients(self) -> None:
+        """Raise NonFinite on all ranks if the gradients of one of them are not finite. Collective."""
+        gradients = look(range(len(self._parameters)), [parameter.grad for parameter in self._parameters])
+        sent, self.sent = self.sent or [gradients], []
+        mine = {number: kind for evidence in sent for number, kind in evidence.found.items()}
+        if self._bad(bool(mine or gradients.found) if self._asks else bool(gradients.found), self._asks):
+            raise self._error("gradients", self._names, mine, list(gradients.found), not self._alone)
+
+    def guard(self, optimizer: Any, refused: Callable[[], None]) -> Any:
+        """Return an optimizer whose step first judges the gradients.
+
+        Args:
+            optimizer: what steps once the gradients are judged to be finite.
+            refused: called before NonFinite is raised.
+        """
+
+        def judge() -> None:
+            try:
+                self.judge_gradients()
+            except NonFinite:
+                refused()
+                raise
+
+        return _Guarded(optimizer, judge, self._asks)
+
+    def judge_changes(self, sent: Evidence | None, received: Evidence | None) -> None:
+        """Raise NonFinite on all ranks if what all have made of their parameters' changes is not finite.
+
+        Collective where it raises.
+
+        Args:
+            sent: what this rank gave.
+            received: what became of it, the same on all ranks.
+        """
+        found = received.found if received is not None else {}
+        if found:
+            mine = sent.found if sent is not None else {}
+            raise self._error("changes of parameters", self._names, mine, list(found), not self._alone)
+
+    # ---- parameters --------------------------------------------------------------------------------------------
+
+    def judge_parameters(self, names: Sequence[str], tensors: Sequence[torch.Tensor], together: bool) -> None:
+        """Raise NonFinite if parameters that are about to be exchanged are not finite.
+
+        Collective if `together`, or if ranks ask each other anyway.
+        """
+        mine = look(range(len(names)), tensors).found
+        if self._bad(bool(mine), together or self._asks):
+            raise self._error("parameters", names, mine, [], together or self._asks)
+
+    # ---- what all do -------------------------------------------------------------------------------------------
+
+    def _bad(self, mine: bool, asks: bool) -> bool:
+        """Return whether this rank, or one that it asks, has found something."""
+        if not asks:
+            return mine
+        flag = torch.tensor([int(mine)], dtype=torch.uint8)
+        name = f"{self._agreement.name}.finite"
+        return bool(allreduce(flag, op=Max, name=name, process_set=self._process_set).item())
+
+    def _error(
+        self,
+        what: str,
+        names: Sequence[str],
+        mine: dict[int, int],
+        results: Sequence[int],
+        together: bool,
+    ) -> NonFinite:
+        """Return the error that says who has what. Collective if `together`."""
+        tables = self._tell(mine) if together else {self._context.rank: mine}
+        tensors = {
+            rank: {names[number]: _KINDS[kind] for number, kind in table.items()} for rank, table in tables.items()
+        }
+        if tensors:
+            said = "; ".join(
+                f"rank {rank} has {', '.join(f'{kind} in {name!r}' for name, kind in found.items())}"
+                for rank, found in tensors.items()
+            )
+        else:
+            broken = [names[number] for number in results]
+            said = f"all ranks' were, and their reduction overflowed in {', '.join(map(repr, broken[:_NAMED]))}"
+        then = {
+            "gradients": "No step was taken; zero_grad() and the next batch go on from the same parameters.",
+            "changes of parameters": "Parameters are those before the step, but the optimizer has counted it.",
+            "parameters": "Nothing was exchanged, but the optimizer's own step was taken: go back to a checkpoint.",
+        }[what]
+        return NonFinite(f"{what} are not finite: {said}. {then}", tensors)
+
+    def _tell(self, mine: dict[int, int]) -> dict[int, dict[int, int]]:
+        """Return what ranks have found, by rank. Collective.
+
+        It is a sum, in which ranks that have joined have nothing to say.
+        """
+        ranks = self._process_set.ranks or []
+        table = torch.zeros(len(ranks), 2 * _NAMED, dtype=torch.int64)
+        for place, (number, kind) in enumerate(list(mine.items())[:_NAMED]):
+            table[ranks.index(self._context.rank), 2 * place : 2 * place + 2] = torch.tensor([number, kind])
+        name = f"{self._agreement.name}.finite.who"
+        rows: list[list[int]] = allreduce(table, op=Sum, name=name, process_set=self._process_set).tolist()
+        found = {rank: {n: kind for n, kind in zip(row[::2], row[1::2]) if kind} for rank, row in zip(ranks, rows)}
+        return {rank: table for rank, table in found.items() if table}
+
+
+class _Guarded:
+    """In place of an optimizer: judges gradients, then steps it."""
+
+    def __init__(self, optimizer: Any, judge: Callable[[], None], asks: bool) -> None:
+        self._optimizer, self._judge, self._asks = optimizer, judge, asks
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._optimizer, name)
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        if closure is None:
+            self._judge()
+            return self._optimizer.step()
+        if self._asks:
+            raise UsageError(
+                "check_finite=True asks all ranks before each step, and a closure may be evaluated more often on some; "
+                "compute gradients before step(), or use AllReduce"
+            )
+
+        def judged() -> Any:
+            loss = closure()
+            self._judge()
+            return loss
+
+        return self._optimizer.step(judged)

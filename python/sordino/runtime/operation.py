@@ -1,0 +1,247 @@
+"""One collective, described: what it is called, which tensors it moves, and how to wait for it.
+
+Every operation is keyed by its name: ranks may submit in any order, and what differs between them (shape, dtype,
+reduction, root) is an error on all of them. A name is taken from the time that an operation is started until this rank
+has waited for it (`synchronize`, a `poll` that is True), however fast it is.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from numbers import Integral
+from typing import Any
+
+import torch
+
+from sordino._core import Handle, Request
+from sordino.errors import UsageError
+from sordino.runtime import opcode
+from sordino.runtime.context import Context, current
+from sordino.runtime.devices import common_device, device_of
+from sordino.runtime.process_set import ProcessSet, global_process_set
+from sordino.runtime.recovery import LOSSES, recover, together
+from sordino.runtime.tensors import describe
+
+Average = 0
+Sum = 1
+Adasum = 2
+Min = 3
+Max = 4
+Product = 5
+_OP_NAMES = ("Average", "Sum", "Adasum", "Min", "Max", "Product")
+
+Finish = Callable[[Handle], Any]
+
+
+def resolve_op(op: int | None, average: bool | None) -> int:
+    """Return the reduction that Horovod's two arguments ask for, `op` and the deprecated `average`."""
+    if average is not None:
+        if op is not None:
+            raise UsageError("The op parameter supersedes average. Please provide only one of them.")
+        warnings.warn("Parameter `average` is deprecated; use `op=` instead.", DeprecationWarning, stacklevel=3)
+        return Average if average else Sum
+    if op is None:
+        return Average
+    if not isinstance(op, Integral) or isinstance(op, bool) or not 0 <= op < len(_OP_NAMES):
+        raise UsageError(f"unknown reduction op={op!r}; expected one of {', '.join(_OP_NAMES)}")
+    return int(op)
+
+
+def name_of_op(op: int) -> str:
+    """Return what the constant is called."""
+    return _OP_NAMES[op]
+
+
+def require_finite(name: str, factor: object) -> None:
+    """Raise UsageError for a factor that is no finite number.
+
+    It would make NaN of all ranks' tensors, and a NaN that ranks compare is not even equal to itself.
+    """
+    try:
+        finite = math.isfinite(factor)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # the last one of a tensor with several elements
+        finite = False
+    if not finite:
+        raise UsageError(f"{name}={factor!r}: must be a finite number")
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """How an all-reduce or reducescatter folds, and among whom."""
+
+    op: int
+    prescale: float
+    postscale: float
+    process_set: ProcessSet
+
+    def __post_init__(self) -> None:
+        require_finite("prescale_factor", self.prescale)
+        require_finite("postscale_factor", self.postscale)
+
+    def options(self) -> dict[str, Any]:
+        """Return the core's arguments."""
+        return {"op": self.op, "prescale": float(self.prescale), "postscale": float(self.postscale)}
+
+
+def _set_id(context: Context, process_set: ProcessSet, label: str) -> int:
+    identity = process_set.process_set_id
+    if identity is None or identity not in context.world.sets():
+        raise UsageError(f"{label}: Process set provided does not exist, or has not been registered: {process_set}")
+    if identity != 0 and context.rank not in context.world.members(identity):
+        raise UsageError(f"{label}: Rank {context.rank} is not a member of the provided process set {process_set}")
+    return identity
+
+
+class Operation:
+    """One collective, described but not started: `run()` waits for its result, `start()` gives a handle.
+
+    Where ranks go on without those that are lost, it writes to tensors of its own, which are copied to the user's when
+    all is well: what a world that has ended has begun to send may still arrive.
+    """
+
+    def __init__(
+        self,
+        kind: int,
+        label: str,
+        name: str | None,
+        tensors: Sequence[tuple[torch.Tensor, torch.Tensor | None]],
+        finish: Finish,
+        process_set: ProcessSet = global_process_set,
+        **options: Any,
+    ) -> None:
+        self.context = current()
+        set_id = _set_id(self.context, process_set, label)
+        self.finish = finish
+        self._process_set = process_set
+        self._tensors = list(tensors)
+        self._copied: list[tuple[torch.Tensor, torch.Tensor]] = []  # tensors, and those written to in their place
+        self._root = self.context.world.identities[options["root"]] if "root" in options else None
+        place = common_device([source for source, _ in tensors], f"the tensors of {label}")
+        self._device = device_of(place, self.context) if tensors else None
+        self._opcode, self._options = kind, options
+        self._name = set_id, self.context.operation_name(label, name, set_id)
+
+    def _prepared(self, plainly: bool) -> Request:
+        """Return what the core is asked for, in the world that there is."""
+        tensors = self._tensors if plainly else self._copies()
+        root = 0 if self._root is None else self.context.rank_of(self._root, "the root of a broadcast")
+        described = [describe(source, target) for source, target in tensors]
+        option = self._options.get
+        return Request(  # by position: keywords would cost a small all-reduce a microsecond
+            self._opcode,
+            self._name[1],
+            described,
+            option("op", Sum),
+            option("prescale", 1.0),
+            option("postscale", 1.0),
+            root,
+            option("splits", ()),
+            self._process_set.process_set_id,
+            tensors,
+            self._device,
+        )
+
+    @torch.no_grad()
+    def _copies(self) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
+        pairs: list[tuple[torch.Tensor, torch.Tensor | None]] = []
+        self._copied = []
+        for source, target in self._tensors:
+            if target is None:
+                pairs.append((source, None))
+                continue
+            room = source.clone() if target is source else torch.empty_like(target)
+            pairs.append((room if target is source else source, room))
+            self._copied.append((target, room))
+        return pairs
+
+    def _take_name(self) -> None:
+        """Raise UsageError if the name is that of an operation that nobody has waited for.
+
+        Whether that has ended is not asked: it would depend on how fast the others are.
+        """
+        if self._name in self.context.taken:
+            raise UsageError(
+                f"'{self._name[1]}' has been started and nobody has waited for it: call synchronize() with its handle "
+                "first (or poll() until that is True), or use another name"
+            )
+
+    def start(self) -> int:
+        self._take_name()
+        with raising_recovered(self.context, self.context.epoch):
+            handle = self.context.world.submit(self._prepared(self.context.is_plain))
+        return self.context.track(handle, self._finish, self._name)
+
+    def run(self) -> Any:
+        self._take_name()
+        if self.context.is_plain:
+            handle = self._run(plainly=True)
+        elif self._opcode == opcode.ALLTOALL:  # what goes to whom is said for this number of ranks
+            with raising_recovered(self.context, self.context.epoch):
+                handle = self._run(plainly=False)
+        else:
+            handle = together(self.context, self._process_set, lambda: self._run(plainly=False))
+        return self._finish(handle)
+
+    def _run(self, plainly: bool) -> Handle:
+        handle = self.context.world.run(self._prepared(plainly))
+        handle.wait()
+        return handle
+
+    @torch.no_grad()
+    def _finish(self, handle: Handle) -> Any:
+        for tensor, room in self._copied:
+            tensor.copy_(room)
+        return self.finish(handle)
+
+
+def poll(handle: int) -> bool:
+    """Return whether `synchronize(handle)` would return at once; if so, the operation's name is free again.
+
+    UsageError for a handle that is not under way.
+    """
+    context = current()
+    pending = context.pending.get(handle) if context.has_given(handle) else None
+    if pending is None:
+        raise UsageError(f"Handle {handle!r} was not created or has been cleared.")
+    done = pending.handle.done()
+    if done:
+        context.free_name(handle, pending.name)
+    return done
+
+
+def synchronize(handle: int) -> Any:
+    """Wait for an asynchronous operation and return its result.
+
+    None for one that was waited for before, as in Horovod. UsageError for what has never been a handle since `init()`,
+    for which Horovod returns None as well: nothing has been waited for.
+
+    Raises what became of the operation: OperationMismatch, PeerLost, Timeout, TransportError.
+    """
+    context = current()
+    if not context.has_given(handle):
+        raise UsageError(
+            f"synchronize({handle!r}): no operation of this rank has that handle; pass what an asynchronous operation, "
+            "such as allreduce_async, has returned"
+        )
+    pending = context.pending.pop(handle, None)
+    if pending is None:
+        return None
+    context.free_name(handle, pending.name)
+    with raising_recovered(context, pending.epoch):
+        pending.handle.wait()
+    return pending.finish(pending.handle)
+
+
+@contextmanager
+def raising_recovered(context: Context, epoch: int) -> Iterator[None]:
+    """Raise an error that tells of a loss only after ranks have met, where they go on without those that are lost."""
+    try:
+        yield
+    except LOSSES as error:
+        if not context.is_plain:
+            recover(context, error, epoch)
+        raise

@@ -1,0 +1,85 @@
+"""A rank's own gradients while they are being reduced, so that it can be repeated without ranks that are lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+
+from sordino.runtime.context import Context, Lockstep
+from sordino.runtime.process_set import ProcessSet
+from sordino.runtime.recovery import nothing, together
+
+
+class OwnGradients:
+    """Copies of the gradients of `parameters`, from the time that a reduction of theirs begins until it is over.
+
+    Args:
+        process_set: the ranks that take their steps together, although they may reduce in groups.
+    """
+
+    def __init__(self, context: Context, process_set: ProcessSet, parameters: Sequence[torch.Tensor]) -> None:
+        self._context, self._process_set = context, process_set
+        self._parameters = parameters
+        self._lockstep: Lockstep | None = None
+        self._values: dict[int, torch.Tensor | None] = {}
+        self._room: dict[int, torch.Tensor] = {}  # of copies that are not needed any more
+
+    @property
+    def take_part(self) -> bool:
+        """Whether this rank and others take steps together."""
+        return self._context.size > 1 and bool(self._process_set.included())
+
+    def reduce(self, work: Callable[[], None]) -> None:
+        """Do `work()`, which reduces all gradients, although ranks may be lost in it. Collective."""
+        if self._lockstep is None:
+            name = self._context.plan_name("gradients.lockstep", self._process_set.process_set_id)
+            self._lockstep = self._context.lockstep(name, self._process_set)
+        try:
+            together(self._context, self._process_set, work, self.give_back, self._lockstep)
+        finally:
+            self.forget()
+
+    @torch.no_grad()
+    def keep(self, indices: Iterable[int]) -> None:
+        """Keep what these parameters have now, unless something of theirs is kept already."""
+        for index in indices:
+            if index in self._values:
+                continue
+            gradient = self._parameters[index].grad
+            if gradient is None or gradient.is_sparse:
+                self._values[index] = gradient  # a reduction replaces these
+                continue
+            room = self._room.pop(index, None)
+            if room is None or room.shape != gradient.shape or room.dtype != gradient.dtype:
+                room = torch.empty_like(gradient)
+            self._values[index] = room.copy_(gradient)
+
+    def give_back(self) -> None:
+        """Make them the parameters' gradients again."""
+        for index, value in self._values.items():
+            self._parameters[index].grad = value
+        self._values = {}
+
+    def forget(self) -> None:
+        """Forget them: they have been used, or replaced."""
+        self._room.update({index: value for index, value in self._values.items() if value is not None})
+        self._values = {}
+
+    def release(self) -> None:
+        """Let go of the gradients, and of the copies."""
+        self.forget()
+        self._room = {}
+        if self._lockstep is not None:
+            self._lockstep.undo = nothing
+
+    def leave_world(self) -> None:
+        """Give back what the loss of a rank has interrupted, and move gradients to other memory.
+
+        No rank of an older world can reach that: one that stood still may go on.
+        """
+        if self._lockstep is None or self._lockstep.arrived == self._lockstep.committed:
+            self.give_back()
+        for parameter in self._parameters:
+            if parameter.grad is not None:
+                parameter.grad = parameter.grad.detach().clone()

@@ -1,0 +1,107 @@
+"""Process sets: collectives among some of the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from sordino._core import Request
+from sordino.errors import UsageError
+from sordino.runtime import opcode
+from sordino.runtime.context import Context, current, current_or_none
+
+
+class ProcessSet:
+    """Some ranks of the world. Register it with `init(process_sets=...)` or `add_process_set` before use.
+
+    Attributes:
+        process_set_id: its number, None while it is not registered; 0 is the set of all ranks.
+        ranks: its world ranks, sorted.
+    """
+
+    process_set_id: int | None = None
+
+    def __init__(self, ranks_or_comm: Iterable[int] | Any) -> None:
+        self.mpi_comm = None
+        if hasattr(ranks_or_comm, "py2f"):
+            self.mpi_comm = ranks_or_comm
+            self.ranks: list[int] | None = None
+            return
+        try:
+            self.ranks = sorted(ranks_or_comm)
+        except TypeError:
+            raise UsageError(
+                "ProcessSet expects world ranks or an mpi4py communicator, not " + type(ranks_or_comm).__name__
+            ) from None
+        if not all(isinstance(rank, int) for rank in self.ranks):
+            raise UsageError(f"ProcessSet expects ranks as integers, not {self.ranks!r}")
+
+    def _registered(self) -> int:
+        if self.process_set_id is None:
+            raise UsageError(f"{self} is not registered; call add_process_set first")
+        return self.process_set_id
+
+    def included(self) -> bool | None:
+        """Return whether this rank is a member (None for a communicator that is not registered)."""
+        return None if self.ranks is None else current().rank in self.ranks
+
+    def rank(self) -> int | None:
+        """Return this rank's number within the set; None while it is not registered. UsageError for non-members."""
+        if self.process_set_id is None or self.ranks is None:
+            return None
+        if not self.included():
+            raise UsageError(f"Process is not part of provided process set: {self}")
+        return self.ranks.index(current().rank)
+
+    def size(self) -> int | None:
+        """Return the number of members; None while it is not registered."""
+        return None if self.process_set_id is None or self.ranks is None else len(self.ranks)
+
+    def __str__(self) -> str:
+        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks})"
+
+
+class _GlobalProcessSet(ProcessSet):
+    """All ranks of whichever context is current."""
+
+    def __init__(self) -> None:
+        self.mpi_comm = None
+
+    @property
+    def ranks(self) -> list[int]:  # type: ignore[override]
+        context = current_or_none()
+        return [] if context is None else list(range(context.size))
+
+
+global_process_set: ProcessSet = _GlobalProcessSet()
+global_process_set.process_set_id = 0
+
+
+def unbind_all(context: Context) -> None:
+    """Unregister all sets. Called by shutdown(): sets of a world that is gone are not registered any more."""
+    for process_set in context.process_sets:
+        process_set.process_set_id = None
+    context.process_sets.clear()
+
+
+def agree(operation: int, name: str, numbers: list[int]) -> list[int]:
+    """Return what all ranks make of these numbers. Collective."""
+    handle = current().world.run(Request(operation, name, [], splits=numbers))
+    handle.wait()
+    return list(handle.numbers)
+
+
+def register_again(context: Context, process_set: ProcessSet) -> None:
+    """Have a set go on with those of its members that are left, in the world of all that are. Collective.
+
+    One that has lost all its members is not registered any more.
+    """
+    if process_set.process_set_id is None:
+        return
+    now = {identity: rank for rank, identity in enumerate(context.world.identities)}
+    members = context.members_of[id(process_set)]
+    process_set.ranks = [now[one] for one in members if one in now]
+    if process_set.ranks:
+        process_set.process_set_id = agree(opcode.ADD_SET, "add_process_set", process_set.ranks)[0]
+    else:
+        process_set.process_set_id = None

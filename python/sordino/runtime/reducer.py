@@ -1,0 +1,516 @@
+"""Averaging gradients during backward: hooks notice which are complete, segments of them are reduced as one.
+
+The plan (which gradients form a segment, in which order) is agreed at the first synchronization, when the order in
+which backward produces gradients is known. Each segment carries one flag a parameter that says whether this rank had a
+gradient for it: a parameter that no rank used keeps `grad = None`, as it would without Sordino, and one that some rank
+used gets the same gradient everywhere.
+
+When backward returns, all have been reduced, as users of DDP assume: what they clip or log is what `step()` uses. A
+backward that adds to them before that has them reduced again, which for an average comes to the same.
+
+Gradients are reduced where autograd put them. Those that survive from one step to the next (`set_to_none=False`) move
+into a shared arena once, where the reduction is one pass over memory.
+"""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from sordino._core import Layout, Request
+from sordino.errors import NonFinite, SordinoError, StepOrderError, TransportError, UsageError
+from sordino.runtime import opcode
+from sordino.runtime.autograd import allgather, allreduce
+from sordino.runtime.bucket import Segment, Settings, say_used, whole_layout
+from sordino.runtime.compression import Compression
+from sordino.runtime.context import Context, Survivor
+from sordino.runtime.devices import device_of
+from sordino.runtime.gradient_hooks import GradientHooks
+from sordino.runtime.operation import Average, Sum
+from sordino.runtime.own_gradients import OwnGradients
+from sordino.runtime.process_set import ProcessSet
+from sordino.runtime.recovery import LOSSES
+from sordino.runtime.sparse import no_rows, sparse_allreduce_async
+from sordino.runtime.tensors import Described, check, dense_strides, describe, dtype_code
+
+QUIETLY = "Put all backward() but the last one before step() in optimizer.no_sync()"
+
+
+class GradientReducer(GradientHooks):
+    """Reduces the gradients of `parameters` over a process set. One cycle is what happens between two steps.
+
+    Attributes:
+        instead_of_sparse: of a kind that cannot reduce sparse gradients, what its users can do instead.
+
+    Args:
+        compare: whether to meet the other ranks now (collective), or at the first synchronization: a copy of an
+            optimizer may be made on one rank only and never be used.
+        in_step: where ranks go on without those that are lost, the ranks that take their steps together, although each
+            group of them reduces its own gradients; by default those of the settings.
+    """
+
+    instead_of_sparse: str | None = None
+
+    def __init__(
+        self,
+        context: Context,
+        names: Sequence[str],
+        parameters: Sequence[torch.Tensor],
+        settings: Settings,
+        compare: bool,
+        in_step: ProcessSet | None = None,
+    ) -> None:
+        super().__init__(names, parameters, settings.passes)
+        self.context = context
+        self.settings = settings
+        self.active = context.size > 1 and bool(settings.process_set.included())
+        self._segments: list[Segment] | None = None
+        self._segment_of: dict[int, Segment] = {}
+        self._sparse: dict[int, str] = {}  # parameters with sparse gradients, and the names they are reduced by
+        self._unused: set[int] = set()  # parameters that no rank used in the last cycle
+        self._sparse_finish: dict[int, Callable[[], torch.Tensor]] = {}
+        self._looked: dict[int, Any] = {}  # at sparse gradients that were sent last, with check_finite
+        self._kept: dict[int, weakref.ref[torch.Tensor]] = {}
+        self._refused: NonFinite | None = None  # for step() to raise
+        self._plan = ""  # its name
+        self._again = 0  # times that gradients of one step have been reduced already
+        in_step = in_step or settings.process_set
+        self._own = OwnGradients(context, in_step, self.parameters) if context.outlasts else None
+        if not self.active:
+            return
+        if compare:
+            settings.agreement.meet(context)
+            context.on_join[id(self)] = weakref.WeakMethod(self._prepare_for_join)
+        self._layout = whole_layout(self.names, self.parameters)
+        if self._own is not None:
+            method = weakref.WeakMethod(self.renew)
+            context.survivors[id(self)] = Survivor(method, method)
+        self._watch_new()
+
+    def release(self) -> None:
+        """Let go of the parameters: another reducer takes over."""
+        super().release()
+        self.context.on_join.pop(id(self), None)
+        self.context.survivors.pop(id(self), None)
+        if self._own is not None:
+            self._own.release()
+
+    # ---- what backward has produced ----------------------------------------------------------------------------
+
+    def _completed(self, index: int) -> None:
+        segment = self._segment_of.get(index)
+        if segment is not None:
+            segment.waiting -= 1
+            if segment.waiting > 0:
+                return
+        elif index not in self._sparse:
+            return
+        if self._own is None:
+            self._start_complete(index, segment)
+            return
+        try:
+            with self.context.plainly():
+                self._start_complete(index, segment)
+        except LOSSES:
+            pass  # synchronize() begins what could not be begun, in the world of those that are left
+
+    def _start_complete(self, index: int, segment: Segment | None) -> None:
+        if segment is None:
+            self._start_sparse(index)
+        elif segment.waiting == 0:
+            self._start(segment)
+
+    @torch.no_grad()
+    def _backward_ended(self) -> None:
+        try:
+            self.synchronize()
+        except NonFinite as error:  # no step will be taken
+            self._refused, self._done = error, True
+
+    def _begin_again(self, index: int) -> None:
+        self._again += 1
+        if not any(kept() is not None and kept() is self.parameters[i].grad for i, kept in self._kept.items()):
+            return  # all were cleared
+        if self.settings.op != Average:  # of which a second one adds up what has been reduced once more
+            raise StepOrderError(
+                "Gradients were computed more than backward_passes_per_step times before call to step(): all were "
+                f"reduced when the backward() before this one ended, which adds to '{self.names[index]}'. {QUIETLY}, "
+                "or increase backward_passes_per_step"
+            )
+        warnings.warn(
+            f"gradients are reduced in every backward() of a step. {QUIETLY}: they are sent once then", stacklevel=2
+        )
+
+    def _begin_cycle(self) -> None:
+        super()._begin_cycle()
+        self._refused = None
+        for segment in self._segments or ():
+            segment.waiting = len(segment.members)
+
+    # ---- the plan ----------------------------------------------------------------------------------------------
+
+    def _prepare_for_join(self) -> None:
+        if self.active and self._segments is None:
+            self._agree(list(self._hooked))
+
+    def prepare(self) -> None:
+        """Make the plan, or add to it parameters that have been unfrozen. Collective."""
+        if not self.active:
+            return
+        found = self._watch_new()
+        if self._segments is None:
+            self._agree(list(self._hooked))
+        elif found:
+            self._agree(found)
+
+    def _agree(self, indices: Sequence[int]) -> None:
+        """Settle, with all ranks, the order of these gradients and which of them are sparse. Collective.
+
+        Their segments are added to the plan.
+        """
+        process_set = self.settings.process_set
+        self.settings.agreement.meet(self.context)
+        wanted = set(indices)
+        order = [i for i in self._order if i in wanted]
+        order += sorted(wanted - set(order), reverse=True)
+        sparse = [
+            int(grad is not None and grad.is_sparse) for grad in (self.parameters[i].grad for i in sorted(wanted))
+        ]
+        name = self.context.plan_name(f"gradients.{self._layout.hash:x}", process_set.process_set_id)
+        self._plan = name
+        mine = torch.tensor([order, sparse]).unsqueeze(0)
+        table = allgather(mine, name=f"{name}.plan", process_set=process_set)
+        agreed: list[int] = table[0, 0].tolist()
+        if not self.settings.sparse_as_dense:
+            flagged = table[:, 1].any(dim=0).tolist()
+            for i in (i for i, is_sparse in zip(sorted(wanted), flagged) if is_sparse):
+                self._sparse[i] = f"{name}.{self.names[i]}"
+        dense = [i for i in agreed if i not in self._sparse]
+        parts = [[i for i in group if i in dense] for group in self.settings.groups]
+        grouped = {i for part in parts for i in part}
+        for kind in dict.fromkeys(parameter.device for parameter in self.parameters):
+            rest = [i for i in dense if i not in grouped and self.parameters[i].device == kind]
+            layout = Layout([self._specify(i) for i in rest], self.settings.segment_bytes)
+            parts += [rest[run.first : run.last] for run in layout.segments]
+        segments = [self._make_segment(f"{name}.{k}", part) for k, part in enumerate(parts) if part]
+        for segment in segments:
+            self._segment_of.update(dict.fromkeys(segment.members, segment))
+            segment.waiting = sum(self._passes[i] < self.passes for i in segment.members)
+        self._segments = (self._segments or []) + segments
+        if self._sparse and self.instead_of_sparse is not None:
+            sparse_names = ", ".join(self.names[i] for i in sorted(self._sparse))
+            raise UsageError(f"sparse gradients ({sparse_names}) need sparse_as_dense=True {self.instead_of_sparse}")
+
+    def _specify(self, index: int) -> tuple[str, int, tuple[int, ...]]:
+        parameter = self.parameters[index]
+        return (self.names[index], dtype_code(parameter), tuple(parameter.shape))
+
+    def _make_segment(self, name: str, members: list[int]) -> Segment:
+        packed, _ = self.settings.compression.compress(self.parameters[members[0]].new_empty(0))
+        flags = packed.new_zeros(len(members))
+        layouts = [(self.parameters[i].dtype, tuple(dense_strides(self.parameters[i]))) for i in members]
+        device = device_of(flags.device, self.context)
+        return Segment(name, members, flags, layouts, device, waiting=len(members))
+
+    # ---- one segment -------------------------------------------------------------------------------------------
+
+    def _dense_gradient(self, index: int) -> torch.Tensor | None:
+        """Return the parameter's gradient, dense and laid out like the parameter; None if there is none."""
+        parameter = self.parameters[index]
+        grad = parameter.grad
+        if grad is None:
+            return None
+        if grad.is_sparse:
+            return torch.zeros_like(parameter).add_(grad)
+        if grad.stride() != dense_strides(parameter):
+            grad = torch.empty_like(parameter, memory_format=torch.preserve_format).copy_(grad)
+            parameter.grad = grad
+        return grad
+
+    def _start(self, segment: Segment) -> None:
+        """Start the reduction of a segment.
+
+        All that the core is told of it but the addresses stays what it was, unless gradients have come to be others.
+        """
+        if self._own is not None:
+            self._own.keep(segment.members)
+        grads = segment.gradients(self.parameters)
+        if grads is None:
+            grads = [self._dense_gradient(i) for i in segment.members]
+            segment.complete = say_used(segment.flags, [grad is not None for grad in grads])
+        else:
+            segment.complete = True
+            segment.flags.fill_(1)
+        if self._move_to_arena(segment, grads):
+            described = segment.described
+        elif segment.complete and self.settings.compression is Compression.none:
+            described = segment.describe_sent(grads)  # type: ignore[arg-type]
+        else:
+            described = self._pack(segment, grads)
+        if self.settings.finite is not None:
+            segment.looked = self.settings.look(segment.members, segment.sent)
+        predivide = self.settings.predivide if self.settings.op == Average else 1.0
+        request = Request(
+            opcode.ALLREDUCE,
+            self._operation_name(segment),
+            described,
+            self.settings.op,
+            1 / predivide,
+            predivide,
+            process_set=self.settings.process_set.process_set_id,
+            keep=(segment.sent, segment.flags, segment.arena),
+            device=segment.device,
+        )
+        segment.handle = self.context.world.submit(request)
+
+    def _pack(self, segment: Segment, grads: Sequence[torch.Tensor | None]) -> list[Described]:
+        """Compress what is to be sent; zeros where there is no gradient."""
+        packed = [
+            self.settings.compression.compress(torch.zeros_like(self.parameters[i]) if grad is None else check(grad))
+            for i, grad in zip(segment.members, grads)
+        ]
+        segment.sent = [tensor for tensor, _ in packed]
+        segment.states = [state for _, state in packed]
+        return [describe(tensor, tensor) for tensor in (*segment.sent, segment.flags)]
+
+    def _operation_name(self, segment: Segment) -> str:
+        return self._name_now(segment.name) if self._again else segment.name
+
+    def _name_now(self, name: str) -> str:
+        # Ranks that reduce the gradients of one step a different number of times must not take another step's.
+        return f"{name}.again{self._again}" if self._again else name
+
+    def _move_to_arena(self, segment: Segment, grads: list[torch.Tensor | None]) -> bool:
+        """Return whether the segment's gradients lie in its arena now.
+
+        They move there once they are seen to persist.
+        """
+        if self.settings.compression is not Compression.none:
+            return False
+        if segment.views is None:
+            persistent = all(
+                grad is not None and i in self._kept and self._kept[i]() is grad
+                for i, grad in zip(segment.members, grads)
+            )
+            if not persistent:
+                return False
+            try:
+                specs = [self._specify(i) for i in segment.members]
+                segment.make_arena(self.context, specs, [self.parameters[i] for i in segment.members])
+            except TransportError as error:
+                warnings.warn(f"gradients stay in private memory, where averaging is slower: {error}", stacklevel=2)
+                self._kept.clear()
+                return False
+        views = segment.views or []
+        if not any(grad is view for grad, view in zip(grads, views)) and not all(
+            i in self._kept and self._kept[i]() is grad for i, grad in zip(segment.members, grads)
+        ):
+            return False  # they are fresh each step after all
+        for i, grad, view in zip(segment.members, grads, views):
+            if grad is None:
+                view.zero_()
+            elif grad is not view:
+                view.copy_(grad)
+                self.parameters[i].grad = view
+        segment.sent = views
+        segment.states = []
+        return True
+
+    def _finish(self, segment: Segment) -> None:
+        for i, grad in self._collect(segment).items():
+            parameter = self.parameters[i]
+            if parameter.grad is None:
+                parameter.grad = grad
+            elif parameter.grad.is_sparse:
+                # Optimizers of sparse gradients want them back sparse.
+                parameter.grad = grad.to_sparse(parameter.grad.sparse_dim())
+            elif parameter.grad is not grad and grad.data_ptr() != parameter.grad.data_ptr():
+                parameter.grad.copy_(grad)
+            self._kept[i] = weakref.ref(parameter.grad)
+
+    def _collect(self, segment: Segment) -> dict[int, torch.Tensor]:
+        """Wait for a segment; return what became of the gradients of its members, but for those that no rank used."""
+        handle, segment.handle = segment.handle, None
+        assert handle is not None
+        handle.wait()
+        if segment.complete and not segment.states:
+            sent, segment.sent = segment.sent, []
+            return dict(zip(segment.members, sent))
+        # A flag is above zero where some rank had a gradient. Reductions other than sums mix the flags up, so there
+        # every parameter counts as used. A rank that had all need not look: it would wait for its GPU.
+        everybody = segment.complete or self.settings.op not in (Average, Sum)
+        used = [True] * len(segment.members) if everybody else (segment.flags > 0).tolist()
+        found = {}
+        states = segment.states or [None] * len(segment.members)
+        for i, result, state, wanted in zip(segment.members, segment.sent, states, used):
+            if wanted:
+                found[i] = self.settings.compression.decompress(result, state)
+            else:
+                self._unused.add(i)
+        segment.sent, segment.states = [], []
+        return found
+
+    # ---- sparse gradients --------------------------------------------------------------------------------------
+
+    def _start_sparse(self, index: int) -> None:
+        if self._own is not None:
+            self._own.keep([index])
+        parameter = self.parameters[index]
+        grad = parameter.grad
+        if grad is None:
+            grad = no_rows(parameter)
+        elif not grad.is_sparse:
+            grad = grad.to_sparse(1)
+        self._looked[index] = self.settings.look([index], [grad])
+        op = Sum if self.settings.op != Average else Average
+        self._sparse_finish[index] = sparse_allreduce_async(
+            grad, self._name_now(self._sparse[index]), op, self.settings.process_set
+        )
+
+    # ---- what the optimizer calls ------------------------------------------------------------------------------
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether reductions have been started and not been waited for."""
+        if self._sparse_finish:
+            return True
+        for segment in self._segments or ():  # noqa: SIM110
+            if segment.handle is not None:
+                return True
+        return False
+
+    @property
+    def final(self) -> bool:
+        """Whether gradients are those that `step()` will use."""
+        return not self.active or self._done
+
+    @property
+    def ready(self) -> bool:
+        """Whether backward has produced every gradient it is known to produce, and they have not been reduced."""
+        return self.active and not self._done and self._has_all(but=self._unused)
+
+    def synchronize(self) -> None:
+        """Reduce what is not under way yet and wait for everything. Does nothing a second time in a cycle."""
+        if self._refused is not None:
+            error = self._refused
+            self._begin_cycle()
+            raise error
+        if self._done or not (self.active if self._own is None else self._own.take_part):
+            return
+        if self._own is None:
+            self._reduce_everything()
+        else:
+            self._own.reduce(self._reduce_everything)
+        self._done = True
+
+    def _reduce_everything(self) -> None:
+        """Have all gradients reduced. Collective."""
+        if not self.active:
+            return  # nobody else is left, or in the group
+        self._start_rest()
+        for index in sorted(self._sparse.keys() - self._sparse_finish.keys()):
+            self._start_sparse(index)
+        self._finish_all()
+
+    def clip(self, limit: float, kind: float, strict: bool) -> torch.Tensor:
+        """Scale reduced gradients so that their norm is at most `limit`; return the norm before. Collective."""
+        self.synchronize()
+        return torch.nn.utils.clip_grad_norm_(self.parameters, limit, kind, strict)
+
+    def regroup(self, process_set: ProcessSet) -> None:
+        """Reduce over other ranks from now on."""
+        self.settings = replace(self.settings, process_set=process_set)
+        self.renew()
+
+    def renew(self) -> None:
+        """Go on among those that are left: the plan is made anew when it is needed."""
+        self.active = self.context.size > 1 and bool(self.settings.process_set.included())
+        self._segments, self._segment_of, self._sparse, self._sparse_finish = None, {}, {}, {}
+        self._kept.clear()
+        if self._own is not None:
+            self._own.leave_world()
+
+    def _start_rest(self) -> None:
+        """Start the segments that backward has not started. Collective."""
+        self._touched = True
+        if self._segments is None or len(self._hooked) < len(self.parameters):
+            self.prepare()
+        for segment in self._segments or ():
+            if segment.handle is None:
+                self._start(segment)
+
+    def _finish_all(self) -> None:
+        """Wait for everything under way, then raise what went wrong first, if anything did."""
+        failures: list[Exception] = []
+        self._unused = set()
+        for segment in self._segments or ():
+            if segment.handle is not None:
+                try:
+                    self._finish(segment)
+                except SordinoError as error:
+                    failures.append(error)
+        for index, finish in sorted(self._sparse_finish.items()):
+            try:
+                self.parameters[index].grad = finish()
+            except SordinoError as error:
+                failures.append(error)
+        self._sparse_finish = {}
+        if not failures and self.settings.finite is not None:
+            failures = self.settings.refusals(self._segments or (), self._looked.values())
+        if failures:
+            self._begin_cycle()
+            raise failures[0]
+
+    def step(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | None, synchronize: bool) -> Any:
+        """Run the optimizer's step on reduced gradients (reduced after each evaluation of a closure)."""
+        if not self.active:
+            optimizer = self.settings.guarded(optimizer, self.reset)
+        if closure is None:
+            if synchronize and not (self._done and self._refused is None):
+                self.synchronize()
+            result = optimizer.step()
+        else:
+            result = optimizer.step(self._evaluating(closure, synchronize))
+        self.reset()
+        return result
+
+    def _evaluating(self, closure: Callable[[], Any], synchronize: bool) -> Callable[[], Any]:
+        """Return a closure after which gradients are reduced."""
+
+        def evaluate() -> Any:
+            if self._done:
+                self._begin_cycle()
+            loss = closure()
+            if synchronize:
+                self.synchronize()
+            return self._loss_of_all(loss)
+
+        return evaluate
+
+    def _loss_of_all(self, loss: Any) -> Any:
+        """Return what a closure has returned, reduced as gradients are.
+
+        A line search decides by it, and all must decide alike.
+        """
+        if loss is None or not self.active:
+            return loss
+        op = Sum if self.settings.op == Sum else Average
+        mine = loss.detach() if isinstance(loss, torch.Tensor) else torch.tensor(loss, dtype=torch.float64)
+        whole = allreduce(mine, op=op, name=f"{self._plan}.loss", process_set=self.settings.process_set)
+        return whole if isinstance(loss, torch.Tensor) else whole.item()
+
+    def reset(self) -> None:
+        """Begin a new cycle: this one's gradients have been used, or replaced."""
+        if not (self._touched or self._done):
+            return
+        if not self._done and self.in_flight:
+            self._finish_all()
+        if self._own is not None:
+            self._own.forget()
+        self._again = 0
+        self._begin_cycle()

@@ -1,0 +1,118 @@
+"""From torch tensors to the addresses that the core works on, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils.dlpack import from_dlpack
+
+from sordino._core import Result, kernels
+from sordino.errors import UsageError
+from sordino.runtime.devices import HOST, device_of, gpu_tensor
+
+# Codes of csrc/base/dtype.h.
+DTYPE_CODES: dict[torch.dtype, int] = {
+    torch.bool: 0,
+    torch.uint8: 1,
+    torch.int8: 2,
+    torch.uint16: 3,
+    torch.int16: 4,
+    torch.uint32: 5,
+    torch.int32: 6,
+    torch.uint64: 7,
+    torch.int64: 8,
+    torch.float16: 9,
+    torch.bfloat16: 10,
+    torch.float32: 11,
+    torch.float64: 12,
+}
+DTYPES: dict[int, torch.dtype] = {code: dtype for dtype, code in DTYPE_CODES.items()}
+
+# (input address, output address or 0, dtype code, shape)
+Described = tuple[int, int, int, tuple[int, ...]]
+
+
+def dtype_code(tensor: torch.Tensor) -> int:
+    """Return the core's code of a tensor's dtype. UsageError for dtypes it has no kernels for."""
+    try:
+        return DTYPE_CODES[tensor.dtype]
+    except KeyError:
+        raise UsageError(f"Tensor type {tensor.type()} ({tensor.dtype}) is not supported.") from None
+
+
+def dense_strides(parameter: torch.Tensor) -> tuple[int, ...]:
+    """Return the strides that a gradient must have for all ranks to mean the same element at the same place."""
+    if parameter.is_contiguous():
+        return parameter.stride()
+    return torch.empty_like(parameter, memory_format=torch.preserve_format).stride()
+
+
+def label(name: str, tensor: torch.Tensor) -> str:
+    """Return what layouts call a tensor. Memory order counts: ranks reduce and average place by place."""
+    return name if tensor.is_contiguous() else f"{name} with strides {dense_strides(tensor)}"
+
+
+def as_tensor(array: Any) -> torch.Tensor:
+    """Return a tensor over the memory of an array that speaks DLPack, or the tensor that it is.
+
+    Such arrays are CuPy's, JAX's and NumPy's. What the array's stream has put on its way is ordered with torch's
+    current one, as DLPack says.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    if isinstance(array, torch.Tensor):
+        return array
+    if not (hasattr(array, "__dlpack__") and hasattr(array, "__dlpack_device__")):
+        raise UsageError(f"expected a torch.Tensor or an array with __dlpack__, not {type(array).__name__}")
+    try:
+        return from_dlpack(array)
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        raise UsageError(f"torch cannot take over this {type(array).__name__} by DLPack: {error}") from error
+
+
+def check(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor, detached, once it is known to be one that the core can move."""
+    tensor = as_tensor(tensor)
+    if tensor.is_sparse:
+        raise UsageError("a sparse tensor needs sparse_allreduce_async, or to_dense()")
+    device_of(tensor.device)
+    dtype_code(tensor)
+    return tensor.detach()
+
+
+def describe(source: torch.Tensor, target: torch.Tensor | None = None) -> Described:
+    """Return what the core needs to know of a contiguous tensor and of the one that takes its result."""
+    return (source.data_ptr(), 0 if target is None else target.data_ptr(), dtype_code(source), tuple(source.shape))
+
+
+def from_result(result: Result, dtype: torch.dtype, device: torch.device = HOST) -> torch.Tensor:
+    """Return a tensor of memory that the core allocated: over it, or a copy on another device."""
+    shape: Sequence[int] = result.shape
+    if result.bytes == 0:
+        return torch.empty(tuple(shape), dtype=dtype, device=device)
+    if result.on_device and device.type == "cuda":
+        core = device_of(device)
+        assert core is not None
+        # Torch's own memory from here on, which knows what its streams still do with it.
+        copy = gpu_tensor(result, result.address, result.bytes, device).clone().view(dtype).view(tuple(shape))
+        result.copied(core)
+        return copy
+    view = memoryview(result)  # type: ignore[arg-type]
+    return torch.frombuffer(view, dtype=dtype).view(tuple(shape)).to(device)
+
+
+def squared_distance(one: torch.Tensor, other: torch.Tensor) -> float:
+    """Return |one - other|_2 squared, summed in float64.
+
+    The two are floating-point tensors of one shape, dtype and device.
+    """
+    one, other = check(one).contiguous(), check(other).contiguous()
+    device = device_of(one.device)
+    if device is None:
+        return kernels.squared_distance(dtype_code(one), one.data_ptr(), other.data_ptr(), one.numel())
+    found = torch.zeros(1, dtype=torch.float64, device=one.device)
+    device.squared_distances(dtype_code(one), [(one.data_ptr(), other.data_ptr())], [one.numel()], found.data_ptr())
+    return float(found)

@@ -1,0 +1,62 @@
+"""Which settings of an algorithm a simulation can have: what would have no effect is refused."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import fields
+
+from sordino.errors import NotBuilt, UsageError
+from sordino.simulate.job import Job
+
+_MOST_THREADS = 256  # workers of which each is a thread with the real optimizer
+
+
+def check(job: Job) -> None:
+    """Check a job before it is run.
+
+    Raises:
+        UsageError: a setting would not have its effect in a simulation. NotBuilt: SimPy is missing.
+    """
+    algorithm, simulation, name = job.algorithm, job.algorithm.simulation, job.algorithm.label
+    for field in fields(algorithm):
+        value = getattr(algorithm, field.name)
+        if value == field.default:
+            continue
+        if field.name in simulation.refused:
+            raise UsageError(f"{name}({field.name}={value!r}) cannot be simulated: {simulation.refused[field.name]}")
+        if job.data == "none" and simulation.arrays is not None and field.name not in simulation.imitated:
+            raise UsageError(
+                f"{name}({field.name}={value!r}) cannot be simulated without data; leave it out, or train on "
+                "some (--data digits)"
+            )
+    algorithm.check_simulation(job.workers)
+    if algorithm.traits.synchronous:
+        _check_steps(job)
+    else:
+        _check_events(job)
+
+
+def _check_steps(job: Job) -> None:
+    """Check a job of workers that take their steps together."""
+    name = job.algorithm.label
+    if job.kills:
+        raise UsageError(
+            f"--kill {job.kills[0][0]}@{job.kills[0][1]:g}: when a worker of {name} dies, all others stop; "
+            "those of scheduled-pull and adpsgd go on"
+        )
+    threads = job.data == "none" and job.algorithm.simulation.arrays is None
+    if threads and job.workers > _MOST_THREADS:
+        raise UsageError(
+            f"--workers {job.workers}: {name} is simulated by the real optimizer, with a thread for each worker, up to "
+            f"{_MOST_THREADS}; name arrays for it in its `simulation` for more"
+        )
+
+
+def _check_events(job: Job) -> None:
+    """Check a job of workers that do not wait for each other."""
+    if job.algorithm.simulation.world is None:
+        raise UsageError(f"{job.algorithm.label} cannot be simulated: its `simulation` names no world")
+    if importlib.util.find_spec("simpy") is None:
+        raise NotBuilt("this simulation needs SimPy, which is missing: pip install 'sordino[simulate]'")
+    if job.load:
+        raise UsageError(f"--load-ms {1e3 * job.load:g}: is for algorithms whose workers step together; leave it out")

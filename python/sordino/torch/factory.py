@@ -1,0 +1,110 @@
+"""From the arguments of `DistributedOptimizer` to the strategy that makes its steps distributed ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from sordino.algorithms.strategy import Runtime, Strategy
+from sordino.errors import UsageError
+from sordino.runtime.agreement import Agreement, fingerprint_of
+from sordino.runtime.bucket import Settings
+from sordino.runtime.context import current
+from sordino.runtime.nonfinite import FiniteCheck
+from sordino.runtime.operation import Product, Sum, name_of_op
+from sordino.runtime.options import Options
+from sordino.torch.arguments import group_indices
+from sordino.torch.start import INSTEAD
+
+# Options that must be the same on all ranks, beside those that are compared in words of their own.
+_COMPARED = ("backward_passes_per_step", "gradient_predivide_factor", "sparse_as_dense", "check_finite")
+
+
+def make_strategy(
+    optimizer: torch.optim.Optimizer,
+    parameters: Sequence[torch.Tensor],
+    names: Sequence[str],
+    options: Options,
+    compare: bool,
+) -> Strategy:
+    """Return what makes a step of `optimizer` a distributed one.
+
+    Args:
+        optimizer: the wrapped one.
+        parameters: that it steps.
+        names: of the parameters.
+        options: the other arguments of `DistributedOptimizer`.
+        compare: whether to meet the other ranks now (collective), or at the first step.
+    """
+    context, algorithm = current(), options.algorithm
+    if context.outlasts:
+        _check_outlasting(options)
+    buffers = [(name, buffer) for name, buffer in options.named_buffers or () if buffer.is_floating_point()]
+    groups = group_indices(options.groups, parameters)
+    agreement = _agreement(optimizer, parameters, names, buffers, groups, options)
+    settings = Settings(
+        op=options.op,
+        process_set=options.process_set,
+        segment_bytes=algorithm.traits.segment_bytes,
+        compression=options.compression,
+        passes=options.backward_passes_per_step,
+        predivide=options.gradient_predivide_factor,
+        sparse_as_dense=options.sparse_as_dense,
+        groups=groups,
+        agreement=agreement,
+        finite=_finite_check(parameters, names, agreement, options) if options.check_finite else None,
+        members=options.members,
+    )
+    strategy: Strategy = algorithm.strategy(Runtime(context, optimizer, names, parameters, buffers, settings, compare))
+    return strategy
+
+
+def _check_outlasting(options: Options) -> None:
+    """Raise UsageError for options with which a rank that is lost takes something with it."""
+    problem = "op=Adasum" if options.adasum else options.algorithm.traits.ends_with
+    if problem is not None:
+        raise UsageError(f"{problem} does not go on without ranks that are lost: {INSTEAD}")
+
+
+def _finite_check(
+    parameters: Sequence[torch.Tensor], names: Sequence[str], agreement: Agreement, options: Options
+) -> FiniteCheck:
+    """Return how ranks of this optimizer find out what is not finite."""
+    context, traits, process_set = current(), options.algorithm.traits, options.process_set
+    folds = options.averages or options.op in (Sum, Product)  # what is not finite anywhere is so in the result
+    same = traits.same_gradients and folds
+    return FiniteCheck(
+        context,
+        names,
+        parameters,
+        process_set,
+        agreement,
+        alone=not traits.synchronous or context.size == 1 or not process_set.included(),
+        asks=not same,
+        at_once=traits.takes_op and not options.adasum and not traits.late,
+    )
+
+
+def _agreement(
+    optimizer: torch.optim.Optimizer,
+    parameters: Sequence[torch.Tensor],
+    names: Sequence[str],
+    buffers: Sequence[tuple[str, torch.Tensor]],
+    groups: tuple[tuple[int, ...], ...],
+    options: Options,
+) -> Agreement:
+    """Return what the ranks of this optimizer must have in common."""
+    settings = {
+        "optimizer": type(optimizer).__name__,
+        "op": name_of_op(options.op),
+        "compression": options.compression.__name__,
+        "groups": groups,
+        **{name: getattr(options, name) for name in _COMPARED},
+    }
+    return Agreement(
+        fingerprint_of(options.algorithm, settings),
+        [*names, *(f"buffer {name}" for name, _ in buffers)],
+        [*parameters, *(buffer for _, buffer in buffers)],
+        options.process_set,
+    )

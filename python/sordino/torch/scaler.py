@@ -1,0 +1,66 @@
+"""Steps that `torch.amp.GradScaler` asks for.
+
+Gradients are unscaled here, and a step whose gradients are infinite is left out by all that use the same ones, while
+the others' exchange goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from sordino.algorithms.strategy import Strategy
+from sordino.errors import UsageError
+from sordino.torch.arguments import parameters_of
+
+_CHECKED = (
+    "check_finite=True and GradScaler exclude each other: a scaler tries scales until gradients are infinite, and "
+    "leaves such steps out on all ranks by itself"
+)
+
+
+def step_scaled(
+    asked: Any,
+    strategy: Strategy,
+    optimizer: torch.optim.Optimizer,
+    closure: Callable[[], Any] | None,
+    synchronize: bool,
+    check_finite: bool,
+) -> Any:
+    """Take the step that a GradScaler asks for, or leave it out.
+
+    Args:
+        asked: the optimizer that the scaler knows; it has set `found_inf` and `grad_scale` there.
+        strategy: of its steps.
+        optimizer: that takes them.
+        closure: as of `step()`.
+        synchronize: whether gradients that are not reduced yet are to be reduced first.
+        check_finite: whether gradients with NaN or Inf are refused, which excludes a scaler.
+
+    Raises:
+        UsageError: the scaler cannot be used.
+    """
+    found, scale = asked.__dict__.get("found_inf"), asked.__dict__.get("grad_scale")
+    problem = _CHECKED if check_finite else strategy.scaler_problem()
+    if problem is not None:
+        # GradScaler takes these away itself, but only after a step that went well.
+        del asked.__dict__["found_inf"], asked.__dict__["grad_scale"]
+        raise UsageError(problem)
+    if found is None:
+        return strategy.step(optimizer, closure, synchronize)
+    strategy.begin(optimizer)
+    gradients = [p.grad for p in parameters_of(optimizer) if p.grad is not None]
+    infinite = found.item() > 0
+    if strategy.reducer is not None and strategy.reducer.active:
+        # The members of a group must decide alike, so what counts are the gradients that they all have.
+        strategy.synchronize()
+        gradients = [p.grad for p in parameters_of(optimizer) if p.grad is not None]
+        infinite = not all(bool(gradient.isfinite().all()) for gradient in gradients)
+    if infinite:
+        strategy.leave_out()
+        return None
+    if scale is not None:
+        torch._foreach_div_(gradients, scale.item())
+    return strategy.step(optimizer, closure, synchronize)

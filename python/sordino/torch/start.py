@@ -1,0 +1,29 @@
+"""What is to be known before ranks meet: do some have no model, and do the others go on when one is lost?"""
+
+from __future__ import annotations
+
+from sordino import _core
+from sordino.algorithms import Algorithm, resolve
+from sordino.errors import UsageError
+
+INSTEAD = 'use on_peer_lost="raise", and start the job with `sordino run --restarts N` to go on from checkpoints'
+
+
+def helped(algorithm: Algorithm | str | None) -> Algorithm | None:
+    """Return the algorithm if it gives some ranks no model, else None. UsageError if there is no such algorithm."""
+    chosen = resolve(algorithm)
+    return chosen if chosen.dedicated else None
+
+
+def goes_on(on_peer_lost: str | None, algorithm: Algorithm | str | None) -> bool:
+    """Return whether ranks go on without those that are lost, as `init` is told, or else the environment.
+
+    Raises:
+        UsageError: what is said is neither "raise" nor "continue", or ranks without a model are to help the others.
+    """
+    if on_peer_lost not in (None, "raise", "continue"):
+        raise UsageError(f"on_peer_lost={on_peer_lost!r} is neither 'raise' nor 'continue'")
+    wanted = _core.outlasts() if on_peer_lost is None else on_peer_lost == "continue"
+    if wanted and helped(algorithm) is not None:
+        raise UsageError(f"on_peer_lost='continue' does not go with ranks that have no model; {INSTEAD}")
+    return wanted

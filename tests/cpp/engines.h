@@ -1,0 +1,114 @@
+// Engines of ranks that are threads' without the threads: a test says who polls when, and what time it is.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/control.h"
+#include "engine/failure_detector.h"
+#include "engine/scheduler.h"
+#include "engine/service_host.h"
+#include "transport/sim/sim.h"
+
+namespace sordino::test {
+
+// One rank's.
+struct Engine {
+  std::unique_ptr<Transport> transport;
+  Common common;
+  Scheduler scheduler;
+  int wakes = 0;
+  ServiceHost services;
+  Sink sink = [this](int from, std::span<const std::byte> message) { receive(from, message); };
+  FailureDetector failures;
+  membership::View view;
+
+  Engine(std::unique_ptr<Transport> own, const Config& config)
+      : transport(std::move(own)),
+        common(*transport),
+        scheduler(common, config, 0),
+        services(
+            common, [this] { ++wakes; }, 0),
+        failures(common, scheduler, services, config, sink, nullptr, view) {}
+
+  // What World::poll does, but for watching, and for what is thrown.
+  bool poll() {
+    bool moved = scheduler.announce();
+    moved |= transport->poll(sink);
+    moved |= scheduler.decide();
+    moved |= scheduler.advance();
+    moved |= services.advance(std::chrono::steady_clock::now());
+    return moved;
+  }
+
+ private:
+  void receive(int from, std::span<const std::byte> bytes) {
+    Reader reader(bytes);
+    switch (reader.one_of(kLastMessage)) {
+      case Message::kBye: failures.leave(from, true); break;
+      case Message::kService: services.receive(from, reader); break;
+      case Message::kClosed: services.receive_closed(from, reader); break;
+      case Message::kFailed: failures.receive_failure(from, reader); break;
+      case Message::kFreed: break;
+      default: scheduler.receive(from, bytes);
+    }
+  }
+};
+
+// Those of ranks on the given nodes.
+class Engines {
+ public:
+  explicit Engines(const std::vector<int>& nodes, Config config = Config::from_environment()) : network_(nodes) {
+    for (auto& transport : network_.transports())
+      all_.push_back(std::make_unique<Engine>(std::move(transport), config));
+  }
+  Engine& operator[](int rank) { return *all_[static_cast<std::size_t>(rank)]; }
+  int size() const { return static_cast<int>(all_.size()); }
+  sim::Network& network() { return network_; }
+
+  // Polls all in turn until nothing moves any more.
+  void settle() {
+    for (bool moved = true; moved;) {
+      moved = false;
+      for (const auto& one : all_) moved |= one->poll();
+    }
+  }
+
+ private:
+  sim::Network network_;
+  std::vector<std::unique_ptr<Engine>> all_;
+};
+
+// An all-reduce of some floats in place.
+inline Request allreduce_of(const std::string& name, std::vector<float>& values) {
+  Request request;
+  request.name = name;
+  request.opcode = Opcode::kAllreduce;
+  auto* data = reinterpret_cast<std::byte*>(values.data());
+  request.tensors.push_back({DType::kFloat32, {static_cast<std::int64_t>(values.size())}, data, data});
+  return request;
+}
+
+inline Request barrier_called(const std::string& name, int set = 0) {
+  Request request;
+  request.name = name;
+  request.set = set;
+  return request;
+}
+
+// The error of type `Error` that a handle has; none if it has another one, or is not done.
+template <class Error>
+std::string error_of(const Handle& handle) {
+  if (!handle.done() || !handle.error) return {};
+  try {
+    std::rethrow_exception(handle.error);
+  } catch (const Error& error) {
+    return error.what();
+  } catch (...) {
+    return {};
+  }
+}
+
+}  // namespace sordino::test

@@ -1,0 +1,214 @@
+// The failure detector of one rank, which is told what time it is: deadlines to the second, losses, and who is told.
+#include <iostream>
+#include <sstream>
+
+#include "check.h"
+#include "engine/failure_detector.h"
+#include "engines.h"
+
+using namespace sordino;
+using namespace sordino::test;
+
+namespace {
+
+constexpr double kWarn = 10, kTimeout = 20;
+
+Config config() {
+  Config config = Config::from_environment();
+  config.stall_warn_s = kWarn;
+  config.timeout_s = kTimeout;
+  return config;
+}
+
+// What is written to std::cerr while it lives.
+class Heard {
+ public:
+  Heard() : before_(std::cerr.rdbuf(text_.rdbuf())) {}
+  ~Heard() { std::cerr.rdbuf(before_); }
+  int count(const std::string& what) const {
+    const std::string text = text_.str();
+    int found = 0;
+    for (std::size_t at = text.find(what); at != std::string::npos; at = text.find(what, at + 1)) ++found;
+    return found;
+  }
+
+ private:
+  std::ostringstream text_;
+  std::streambuf* before_;
+};
+
+Time in(double seconds) {
+  return std::chrono::steady_clock::now() +
+         std::chrono::duration_cast<Time::duration>(std::chrono::duration<double>(seconds));
+}
+
+// What watch() throws at some time, as text and the ranks that it names.
+template <class Error>
+std::string thrown(Engine& engine, double seconds) {
+  try {
+    engine.failures.watch(in(seconds));
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return {};
+}
+
+void a_coordinator_warns_once_and_then_names_who_is_missing() {
+  Engines ranks({0, 1, 2}, config());
+  ranks[0].scheduler.submit(barrier_called("late"));
+  const auto theirs = ranks[1].scheduler.submit(barrier_called("late"));
+  ranks.settle();
+  Heard heard;
+  ranks[0].failures.watch(in(kWarn - 1));
+  CHECK(heard.count("stalled") == 0);
+  ranks[0].failures.watch(in(kWarn + 1));
+  ranks[0].failures.watch(in(kWarn + 2));
+  CHECK(heard.count("stalled: barrier 'late' has waited 11 s for ranks 2") == 1);
+  ranks.settle();
+  ranks[1].failures.watch(in(kWarn + 5));  // it has been told that this is reported
+  CHECK(heard.count("stalled") == 1);
+  try {
+    ranks[0].failures.watch(in(kTimeout + 1));
+    CHECK(false && "no deadline");
+  } catch (const Timeout& error) {
+    CHECK(error.operation == "late" && (error.missing == std::vector<int>{2}));
+    CHECK(std::string(error.what()).find("more than SORDINO_TIMEOUT_S") != std::string::npos);
+  }
+  CHECK(!theirs->done());
+}
+
+void a_coordinator_that_says_nothing_is_blamed_later() {
+  Engines ranks({0, 1}, config());
+  ranks[1].scheduler.submit(barrier_called("mine"));
+  ranks[1].poll();
+  Heard heard;
+  CHECK(thrown<Timeout>(ranks[1], kTimeout + 1).empty());  // it is given time to name who is missing
+  CHECK(heard.count("for rank 0, which coordinates it and says nothing") == 1);
+  CHECK(thrown<Timeout>(ranks[1], kTimeout + 3).find("rank 0, which coordinates it, says nothing") !=
+        std::string::npos);
+}
+
+void joining_has_no_deadline() {
+  Engines ranks({0, 1}, config());
+  for (int rank = 0; rank < 2; ++rank) {
+    Request join = barrier_called("join");
+    join.opcode = Opcode::kJoin;
+    if (rank == 0) ranks[rank].scheduler.submit(join);
+  }
+  ranks.settle();
+  CHECK(thrown<Timeout>(ranks[0], 1000).empty());
+}
+
+void the_first_failure_stays_and_is_told_once() {
+  Engines ranks({0, 1, 2}, config());
+  const auto mine = ranks[0].scheduler.submit(barrier_called("x"));
+  const auto theirs = ranks[1].scheduler.submit(barrier_called("y"));
+  ranks.settle();
+  ranks[0].failures.fail(std::make_exception_ptr(Timeout("too late", "x", {2})), true);
+  ranks[0].failures.fail(std::make_exception_ptr(Error("another")), true);
+  CHECK(error_of<Timeout>(*mine) == "too late" && ranks[0].common.failure.broken());
+  CHECK_THROWS(Timeout, ranks[0].common.failure.rethrow());
+  try {
+    ranks[1].poll();
+    CHECK(false && "it has not heard");
+  } catch (const Timeout& error) {
+    CHECK(error.operation == "x" && (error.missing == std::vector<int>{2}));
+    ranks[1].failures.caught(std::current_exception());
+  }
+  CHECK(error_of<Timeout>(*theirs) == "too late");
+  CHECK(!ranks[0].transport->poll(ranks[0].sink));  // rank 0 has told all, so rank 1 does not
+  int told = 0;
+  ranks[2].transport->poll([&](int, std::span<const std::byte>) { ++told; });
+  CHECK(told == 1);
+}
+
+void a_shutdown_is_no_failure() {
+  Engines ranks({0, 1}, config());
+  const auto mine = ranks[0].scheduler.submit(barrier_called("x"));
+  ranks[0].failures.fail(std::make_exception_ptr(Error("shut down")), false);
+  CHECK(error_of<Error>(*mine) == "shut down" && !ranks[0].common.failure.broken());
+  CHECK(!ranks[1].poll());
+}
+
+void kill(Engines& ranks, int rank) {
+  ranks.network().kill(rank);
+  CHECK_THROWS(Error, ranks[rank].poll());
+}
+
+void a_loss_ends_the_world_or_what_needs_the_lost() {
+  for (const bool outlive : {false, true}) {
+    Engines ranks({0, 1, 1}, config());
+    const auto needs_it = ranks[0].scheduler.submit(barrier_called("all"));
+    ranks[1].scheduler.submit(barrier_called("all"));
+    ranks.settle();
+    if (outlive) ranks[0].common.peers.outlive();
+    kill(ranks, 2);
+    Heard heard;
+    if (!outlive) {
+      CHECK(thrown<PeerLost>(ranks[0], 0).find("rank 2 on ") == 0);
+      CHECK(!needs_it->done());
+      continue;
+    }
+    CHECK(thrown<PeerLost>(ranks[0], 0).empty());
+    CHECK(heard.count("Rank 0 goes on without it") == 1 && ranks[0].common.peers.gone(2));
+    ranks[0].poll();
+    CHECK(error_of<PeerLost>(*needs_it).find("needs rank 2") != std::string::npos);
+    CHECK(!ranks[0].common.failure.latched());
+  }
+}
+
+void a_goodbye_is_no_loss() {
+  Engines ranks({0, 1}, config());
+  ranks[1].transport->post(0, Writer().put(Message::kBye).take());
+  kill(ranks, 1);
+  CHECK(thrown<PeerLost>(ranks[0], 0).empty());
+  CHECK(ranks[0].common.peers.gone(1));
+}
+
+// Both run an operation, and rank 1 leaves in the middle of it.
+void who_leaves_in_the_middle_fails_what_runs() {
+  enum class How { kWorld, kAlone, kServing };
+  for (const How how : {How::kWorld, How::kAlone, How::kServing}) {
+    Engines ranks({0, 1}, config());
+    std::vector<float> mine(1 << 20), theirs(1 << 20);
+    Request request = allreduce_of("x", mine);
+    request.serving = how == How::kServing;
+    const auto handle = ranks[0].scheduler.submit(std::move(request));
+    ranks[1].scheduler.submit(allreduce_of("x", theirs));
+    ranks[1].poll();
+    ranks[0].poll();
+    CHECK(!ranks[0].scheduler.settled());
+    if (how == How::kAlone) ranks[0].common.peers.outlive();
+    ranks[0].failures.leave(1, true);
+    CHECK(how == How::kServing || (thrown<PeerLost>(ranks[0], 0.5).empty() && !handle->done()));
+    const std::string error = thrown<PeerLost>(ranks[0], 2);
+    if (how == How::kWorld) {
+      CHECK(error == "'x' waits for rank 1, which has shut down in the middle of it");
+    } else {
+      CHECK(error.empty() && !error_of<PeerLost>(*handle).empty() && ranks[0].scheduler.settled());
+    }
+  }
+}
+
+void nonsense_is_not_believed() {
+  Engines ranks({0, 1}, config());
+  const std::string text = "why";
+  ranks[1].transport->post(
+      0, Writer().put(Message::kFailed).put(Failure::kPeerLost).put(text).put(text).put(std::vector<int>{99}).take());
+  CHECK_THROWS(TransportError, ranks[0].poll());
+}
+
+}  // namespace
+
+int main() {
+  a_coordinator_warns_once_and_then_names_who_is_missing();
+  a_coordinator_that_says_nothing_is_blamed_later();
+  joining_has_no_deadline();
+  the_first_failure_stays_and_is_told_once();
+  a_shutdown_is_no_failure();
+  a_loss_ends_the_world_or_what_needs_the_lost();
+  a_goodbye_is_no_loss();
+  who_leaves_in_the_middle_fails_what_runs();
+  nonsense_is_not_believed();
+  return report();
+}

@@ -1,0 +1,233 @@
+// The scheduler of one rank among others, polled by hand: when an operation begins, in which order, and how it ends.
+#include <algorithm>
+
+#include "check.h"
+#include "collectives/exchange.h"
+#include "engine/scheduler.h"
+#include "engines.h"
+
+using namespace sordino;
+using namespace sordino::test;
+
+namespace {
+
+const std::vector<int> kTogether{0, 0}, kApart{0, 1};
+
+void ranks_may_submit_in_any_order(const std::vector<int>& nodes) {
+  Engines ranks(nodes);
+  std::vector<std::vector<float>> a, b;
+  std::vector<std::shared_ptr<Handle>> handles;
+  for (int rank = 0; rank < ranks.size(); ++rank) {
+    a.push_back(std::vector<float>(1000, 1.0f + static_cast<float>(rank)));
+    b.push_back(std::vector<float>(3, 10.0f * static_cast<float>(rank)));
+  }
+  for (int rank = 0; rank < ranks.size(); ++rank) {
+    auto &first = a[static_cast<std::size_t>(rank)], &second = b[static_cast<std::size_t>(rank)];
+    Scheduler& scheduler = ranks[rank].scheduler;
+    if (rank % 2 == 0) handles.push_back(scheduler.submit(allreduce_of("a", first)));
+    handles.push_back(scheduler.submit(allreduce_of("b", second)));
+    if (rank % 2 == 1) handles.push_back(scheduler.submit(allreduce_of("a", first)));
+  }
+  ranks.settle();
+  for (const auto& handle : handles) CHECK(handle->done() && !handle->error);
+  float sum_a = 0, sum_b = 0;
+  for (int rank = 0; rank < ranks.size(); ++rank) {
+    sum_a += 1.0f + static_cast<float>(rank);
+    sum_b += 10.0f * static_cast<float>(rank);
+  }
+  for (int rank = 0; rank < ranks.size(); ++rank) {
+    CHECK(a[static_cast<std::size_t>(rank)] == std::vector<float>(1000, sum_a));
+    CHECK(b[static_cast<std::size_t>(rank)] == std::vector<float>(3, sum_b));
+  }
+}
+
+void nothing_runs_before_all_have_submitted() {
+  Engines ranks(kTogether);
+  const auto mine = ranks[0].scheduler.submit(barrier_called("all"));
+  CHECK(ranks[0].scheduler.busy());
+  ranks.settle();
+  CHECK(!mine->done() && ranks[0].scheduler.settled());
+  CHECK((ranks[0].scheduler.names_in_flight() == std::vector<std::string>{"all"}));
+  const auto theirs = ranks[1].scheduler.submit(barrier_called("all"));
+  ranks.settle();
+  CHECK(mine->done() && theirs->done());
+  CHECK(!ranks[0].scheduler.busy() && ranks[0].scheduler.names_in_flight().empty());
+  const auto again = ranks[0].scheduler.submit(barrier_called("all"));  // the name is free
+  CHECK(!again->done());
+}
+
+void what_one_rank_sees_is_refused_at_once() {
+  Engines ranks(kTogether);
+  ranks[0].scheduler.submit(barrier_called("twice"));
+  CHECK_THROWS(UsageError, ranks[0].scheduler.submit(barrier_called("twice")));
+  ranks[0].poll();
+  CHECK_THROWS(UsageError, ranks[0].scheduler.submit(barrier_called("twice")));
+  CHECK_THROWS(UsageError, ranks[0].scheduler.submit(barrier_called("nowhere", 7)));
+  CHECK_THROWS(UsageError, ranks[0].scheduler.members(7));
+  CHECK((ranks[0].scheduler.names_in_flight() == std::vector<std::string>{"twice"}));
+}
+
+void a_difference_fails_that_operation_alone() {
+  Engines ranks(kApart);
+  std::vector<float> few(3), many(4), good(5), same(5);
+  const auto mine = ranks[0].scheduler.submit(allreduce_of("x", few));
+  const auto theirs = ranks[1].scheduler.submit(allreduce_of("x", many));
+  const auto first = ranks[0].scheduler.submit(allreduce_of("y", good));
+  const auto second = ranks[1].scheduler.submit(allreduce_of("y", same));
+  ranks.settle();
+  for (const auto& handle : {mine, theirs})
+    CHECK(error_of<OperationMismatch>(*handle).find("rank 0 and rank 1 differ in shape") != std::string::npos);
+  CHECK(first->done() && !first->error && second->done() && !second->error);
+}
+
+std::shared_ptr<Handle> change_set(Scheduler& scheduler, Opcode opcode, std::vector<std::int64_t> numbers) {
+  Request request;
+  request.name = "sets";
+  request.opcode = opcode;
+  request.splits = std::move(numbers);
+  return scheduler.submit(std::move(request));
+}
+
+// Rank 2 speaks of the new set to rank 1, which coordinates it, before rank 1 has made it.
+void sets_may_be_spoken_of_early() {
+  Engines ranks({0, 0, 0});
+  std::vector<std::shared_ptr<Handle>> added;
+  for (int rank = 0; rank < 3; ++rank) added.push_back(change_set(ranks[rank].scheduler, Opcode::kAddSet, {1, 2}));
+  ranks[1].poll();
+  while (!added[2]->done()) {
+    ranks[0].poll();
+    ranks[2].poll();
+  }
+  const int set = static_cast<int>(added[2]->numbers.at(0));
+  CHECK((ranks[2].scheduler.members(set) == std::vector<int>{1, 2}));
+  CHECK_THROWS(UsageError, ranks[0].scheduler.submit(barrier_called("not mine", set)));
+  const auto theirs = ranks[2].scheduler.submit(barrier_called("in the set", set));
+  ranks[2].poll();
+  CHECK(!added[1]->done());
+  ranks[1].poll();
+  ranks.settle();
+  CHECK(added[1]->done() && !theirs->done());
+  const auto mine = ranks[1].scheduler.submit(barrier_called("in the set", set));
+  ranks.settle();
+  CHECK(mine->done() && theirs->done() && !theirs->error);
+  // While something is under way on it, it stays; when it goes, its number does.
+  ranks[2].scheduler.submit(barrier_called("under way", set));
+  CHECK_THROWS(UsageError, change_set(ranks[2].scheduler, Opcode::kRemoveSet, {set}));
+  ranks[1].scheduler.submit(barrier_called("under way", set));
+  ranks.settle();
+  std::vector<std::shared_ptr<Handle>> removed;
+  for (int rank = 0; rank < 3; ++rank) removed.push_back(change_set(ranks[rank].scheduler, Opcode::kRemoveSet, {set}));
+  const auto orphan = ranks[1].scheduler.submit(barrier_called("too late", set));
+  ranks.settle();
+  for (const auto& handle : removed) CHECK(handle->done() && !handle->error);
+  CHECK(error_of<UsageError>(*orphan).find("was removed before") != std::string::npos);
+  CHECK((ranks[1].scheduler.set_ids() == std::vector<int>{0}));
+  for (int rank = 0; rank < 3; ++rank)
+    added[static_cast<std::size_t>(rank)] = change_set(ranks[rank].scheduler, Opcode::kAddSet, {0, 2});
+  ranks.settle();
+  CHECK(added[0]->numbers.at(0) == set + 1);  // it is not given again
+}
+
+void the_gone_fail_what_waits_for_them() {
+  Engines ranks({0, 0, 0});
+  const auto mine = ranks[0].scheduler.submit(barrier_called("all"));
+  const auto theirs = ranks[1].scheduler.submit(barrier_called("all"));
+  ranks.settle();
+  for (int rank = 0; rank < 2; ++rank) {
+    ranks[rank].common.peers.leave(2);
+    ranks[rank].scheduler.leave(2);
+  }
+  ranks.settle();
+  for (const auto& handle : {mine, theirs})
+    CHECK(error_of<PeerLost>(*handle).find("needs rank 2, which has shut down") != std::string::npos);
+}
+
+void the_end_fails_everything() {
+  Engines ranks(kApart);
+  std::vector<float> mine(1000, 1), theirs(1000, 2);
+  const auto running = ranks[0].scheduler.submit(allreduce_of("running", mine));
+  ranks[1].scheduler.submit(allreduce_of("running", theirs));
+  ranks[1].poll();
+  ranks[0].poll();
+  CHECK(!ranks[0].scheduler.settled());
+  const auto announced = ranks[0].scheduler.submit(barrier_called("announced"));
+  ranks[0].poll();
+  const auto submitted = ranks[0].scheduler.submit(barrier_called("submitted"));
+  const auto failure = std::make_exception_ptr(PeerLost("it is the end", {1}));
+  CHECK(ranks[0].common.failure.latch(failure));
+  ranks[0].scheduler.end(failure, true);
+  for (const auto& handle : {running, announced, submitted}) CHECK(error_of<PeerLost>(*handle) == "it is the end");
+  CHECK(!ranks[0].scheduler.busy() && ranks[0].scheduler.settled());
+  CHECK_THROWS(PeerLost, ranks[0].scheduler.submit(barrier_called("later")));
+}
+
+// What a coordinator says is believed only where it fits what this rank has asked for.
+void decisions_that_do_not_fit_are_refused() {
+  const auto hears = [](const Decision& decision, Request asked) {
+    Engines ranks(kApart);
+    ranks[1].scheduler.submit(std::move(asked));
+    ranks[1].poll();
+    Writer writer;
+    writer.put(Message::kDecision).put(0);
+    decision.write(writer);
+    ranks[0].transport->post(1, writer.take());
+    ranks[1].poll();
+  };
+  Decision decision;
+  decision.names = {"asked"};
+  decision.participants = {0, 1};
+  hears(decision, barrier_called("asked"));
+  CHECK_THROWS(TransportError, hears(decision, barrier_called("something else")));
+  decision.participants = {0, 2};
+  CHECK_THROWS(TransportError, hears(decision, barrier_called("asked")));
+  decision.participants = {1};
+  Request join = barrier_called("asked");
+  join.opcode = Opcode::kJoin;
+  CHECK_THROWS(TransportError, hears(decision, join));
+}
+
+// Operations that nobody coordinates begin on each rank by themselves, one after the other.
+void exchanges_start_in_the_order_of_the_calls() {
+  Engines ranks(kApart);
+  const auto ring = std::make_shared<topology::Ring>(2);
+  const auto layout =
+      std::make_shared<Layout>(std::vector<TensorSpec>{{"w", DType::kFloat32, {4}}}, std::size_t{1} << 20);
+  std::vector<std::vector<float>> values{std::vector<float>(layout->bytes() / sizeof(float), 1),
+                                         std::vector<float>(layout->bytes() / sizeof(float), 3)};
+  std::vector<std::shared_ptr<Handle>> handles;
+  for (int turn = 0; turn < 2; ++turn) {
+    for (int rank = 0; rank < 2; ++rank) {
+      auto* data = reinterpret_cast<std::byte*>(values[static_cast<std::size_t>(rank)].data());
+      Request request = barrier_called("exchange " + std::to_string(turn));
+      request.opcode = Opcode::kExchange;
+      request.round = static_cast<std::uint64_t>(turn);
+      request.exchange =
+          std::make_shared<Exchange>(Exchange{layout, ring, data, data, false, false,
+                                              std::make_shared<ReceiveBuffer>(ranks[rank].transport->node_memory())});
+      if (turn > 0) request.after = handles[static_cast<std::size_t>(rank)];
+      handles.push_back(ranks[rank].scheduler.submit(std::move(request)));
+    }
+  }
+  ranks[0].poll();
+  CHECK(!handles[0]->done() && !handles[2]->done());
+  ranks.settle();
+  for (const auto& handle : handles) CHECK(handle->done() && !handle->error);
+  CHECK(values[0][0] == 2 && values[1][3] == 2);
+}
+
+}  // namespace
+
+int main() {
+  ranks_may_submit_in_any_order(kTogether);
+  ranks_may_submit_in_any_order(kApart);
+  ranks_may_submit_in_any_order({0, 1, 0, 1, 2});
+  nothing_runs_before_all_have_submitted();
+  what_one_rank_sees_is_refused_at_once();
+  a_difference_fails_that_operation_alone();
+  sets_may_be_spoken_of_early();
+  the_gone_fail_what_waits_for_them();
+  the_end_fails_everything();
+  decisions_that_do_not_fit_are_refused();
+  exchanges_start_in_the_order_of_the_calls();
+  return report();
+}

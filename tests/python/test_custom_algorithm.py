@@ -1,0 +1,145 @@
+"""An algorithm that is not ours goes wherever ours go: examples/custom_algorithm.py."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import sordino.torch as hvd
+from sordino import sim, tune
+from sordino.algorithms import registry, resolve
+from sordino.errors import PeerLost, UsageError
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "examples"
+sys.path.insert(0, str(EXAMPLES))
+
+from custom_algorithm import EmaGossip  # noqa: E402
+
+NAME = "custom_algorithm:EmaGossip"
+STEPS, LR = 7, 0.1
+
+
+def trained(algorithm: EmaGossip, steps: int, state: Any = None, stop: int | None = None) -> tuple[torch.Tensor, Any]:
+    """The parameters of this rank after some steps, and a state from after step `stop`."""
+    weight = torch.nn.Parameter(torch.full((5,), float(hvd.rank()), dtype=torch.float64))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=LR), [("weight", weight)], algorithm=algorithm)
+    saved = None
+    if state is not None:
+        with torch.no_grad():
+            weight.copy_(state["weight"])
+        optimizer.load_state_dict(state["optimizer"])
+    for step in range(steps):
+        optimizer.zero_grad()
+        (weight.square().sum() * (hvd.rank() + 1) / 2).backward()
+        optimizer.step()
+        if step + 1 == stop:
+            saved = {"weight": weight.detach().clone(), "optimizer": optimizer.state_dict()}
+    return weight.detach().clone(), saved
+
+
+def by_formula(algorithm: EmaGossip, size: int) -> list[float]:
+    peers = registry.class_of("crossover")().rounds_of(size, 1)[0]  # type: ignore[attr-defined]
+    weights, averages = [float(rank) for rank in range(size)], [float(rank) for rank in range(size)]
+    for step in range(STEPS):
+        weights = [w - LR * (rank + 1) * w for rank, w in enumerate(weights)]
+        averages = [algorithm.decay * e + (1 - algorithm.decay) * w for e, w in zip(averages, weights)]
+        round, rest = divmod(step + 1, algorithm.interval)
+        if rest == 0:
+            mixed = []
+            for rank in range(size):
+                sources, keeps_own, scale = peers.row(round - 1, 0, rank)
+                mixed.append(scale * (sum(averages[one] for one in sources) + keeps_own * averages[rank]))
+            averages = mixed
+            weights = [w + algorithm.pull * (e - w) for w, e in zip(weights, averages)]
+    return weights
+
+
+@pytest.mark.parametrize("size", (2, 5))
+@pytest.mark.parametrize("interval", (1, 3))
+def test_it_does_what_it_says(size: int, interval: int) -> None:
+    algorithm = EmaGossip(interval=interval, decay=0.7, pull=0.3)
+    found = sim.run(size, lambda: trained(algorithm, STEPS)[0])
+    for values, wanted in zip(found, by_formula(algorithm, size), strict=True):
+        torch.testing.assert_close(values, torch.full((5,), wanted, dtype=torch.float64), rtol=1e-12, atol=1e-12)
+
+
+def test_a_checkpoint_goes_on_bit_for_bit() -> None:
+    algorithm = EmaGossip(interval=2)
+    whole = sim.run(3, lambda: trained(algorithm, STEPS, stop=4))
+    rest = sim.run(3, lambda: trained(algorithm, STEPS - 4, state=whole[hvd.rank()][1])[0])
+    for (wanted, _), found in zip(whole, rest, strict=True):
+        assert torch.equal(wanted, found)
+
+
+def test_the_others_go_on_when_a_rank_is_lost() -> None:
+    def train() -> tuple[int, bool]:
+        weight = torch.nn.Parameter(torch.ones(4))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=LR), [("weight", weight)], algorithm=NAME)
+        for step in range(12):
+            if step == 5 and hvd.rank() == 2 and hvd.size() == 4:
+                raise PeerLost("this rank ends here")
+            optimizer.zero_grad()
+            weight.square().sum().backward()
+            optimizer.step()
+        return hvd.size(), bool(weight.isfinite().all())
+
+    found = sim.run(4, train, on_peer_lost="continue")
+    assert [one for one in found if one is not None] == [(3, True)] * 3
+
+
+def test_a_package_registers_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = tmp_path / "ema_gossip-0.1.dist-info"
+    told.mkdir()
+    (told / "METADATA").write_text("Metadata-Version: 2.1\nName: ema-gossip\nVersion: 0.1\n")
+    (told / "entry_points.txt").write_text(f"[sordino.algorithms]\nema-gossip = {NAME}\nbroken = no_such_module:X\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    registry._known.cache_clear()
+    try:
+        assert "ema-gossip" in registry.names()
+        assert resolve("ema-gossip") == EmaGossip()
+        with pytest.raises(UsageError, match="no_such_module"):
+            resolve("broken")
+    finally:
+        monkeypatch.undo()
+        registry._known.cache_clear()
+    with pytest.raises(UsageError, match="unknown algorithm 'ema-gossip'"):
+        resolve("ema-gossip")
+    with pytest.raises(UsageError, match="no dataclass that derives from"):
+        resolve("json:JSONDecoder")
+
+
+def test_a_plan_knows_its_costs() -> None:
+    cost = tune.cost_of(EmaGossip(interval=4), [0, 1, 2, 3], ["weight"], [1_000_000])
+    assert cost.sent() == [250_000] * 4
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    paths = os.pathsep.join([str(EXAMPLES), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": paths}
+    return subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=200, env=environment)
+
+
+@pytest.mark.parametrize("data", ("none", "digits"))
+def test_a_simulation_runs_it(tmp_path: Path, data: str) -> None:
+    told = tmp_path / "out.json"
+    words = ("--algorithm", NAME, "--workers", "4", "--steps", "6", "--data", data, "--compute-ms", "10")
+    done = run("-m", "sordino.cli", "simulate", *words, "--processes", "1", "--quiet", "--json", str(told))
+    assert done.returncode == 0, done.stderr
+    assert json.loads(told.read_text())
+
+
+def test_the_training_example_takes_it(tmp_path: Path) -> None:
+    saved = tmp_path / "saved"
+    words = ("--epochs", "1", "--algorithm", NAME, "--set", "interval=2", "--checkpoint", str(saved))
+    job = ("-m", "sordino.cli", "run", "-np", "2", "--", sys.executable, str(EXAMPLES / "train.py"))
+    done = run(*job, *words)
+    assert done.returncode == 0, done.stderr
+    assert saved.exists()

@@ -1,0 +1,193 @@
+"""Imports point down: which room of the package may import which, and no modules that need each other."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from importlib.util import resolve_name
+from pathlib import Path
+
+import pytest
+
+import sordino
+from sordino.cli.bench import BENCHMARKS, IN_A_CLONE
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = ROOT / "python"
+
+# Every room, the lowest first, and the rooms that it may import; "" is `sordino` itself.
+ROOMS = {
+    "errors": "",
+    "_core": "",
+    "": "errors _core",
+    "data": "errors",
+    "files": "errors",
+    "fingerprint": "errors",
+    "pool": "",
+    "progress": "",
+    "launch": "errors _core fingerprint",
+    "report": "errors _core",
+    "runtime": "errors _core fingerprint launch",
+    "algorithms": "errors _core files fingerprint report runtime",
+    "torch": "errors _core launch runtime algorithms",
+    "sim": "_core runtime algorithms torch",
+    "timing": "torch",
+    "checkpoint": "errors files runtime torch",
+    "tune": "errors _core data report runtime algorithms torch timing",
+    "simulate": "errors _core data files pool progress report runtime algorithms torch sim checkpoint tune",
+    "bench": "errors _core report runtime torch timing",
+    "cli": "errors torch tune simulate",
+}
+
+# What goes against the rules still: these imports are to vanish, and no others may come.
+KNOWN = {
+    # Horovod's module has all names of the package that it is in.
+    ("sordino.torch.mpi_ops", "sordino.torch"),
+}
+
+Imports = dict[str, set[str]]
+"""For each module those that it imports, in functions too."""
+
+
+def modules(root: Path) -> dict[str, Path]:
+    """The modules of a folder, by their names."""
+    found = {}
+    for path in sorted(root.rglob("*.py")):
+        parts = path.relative_to(root).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def statements(node: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
+    """All imports but those for the type checker."""
+    if isinstance(node, (ast.Import, ast.ImportFrom)):
+        yield node
+    types_only = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+    for child in node.orelse if types_only else ast.iter_child_nodes(node):
+        yield from statements(child)
+
+
+def ancestors(name: str) -> set[str]:
+    """The packages that a module is in, itself included."""
+    parts = name.split(".")
+    return {".".join(parts[:count]) for count in range(1, len(parts) + 1)}
+
+
+def read(found: dict[str, Path]) -> Imports:
+    """Who imports whom of these modules. The packages of a module are imported with it, by those who are outside."""
+    imports: Imports = {}
+    for name, path in found.items():
+        package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+        imports[name] = set()
+        for node in statements(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                targets = [one.name for one in node.names]
+            else:
+                base = resolve_name("." * node.level + (node.module or ""), package)
+                inside = [f"{base}.{one.name}" for one in node.names]
+                targets = [one if one in found else base for one in inside]
+            for target in targets:
+                imports[name] |= ({target} | ancestors(target) - ancestors(name)) & found.keys()
+    return imports
+
+
+@pytest.fixture(scope="module")
+def imports() -> Imports:
+    found = modules(SOURCES)
+    found["sordino._core"] = SOURCES / "sordino" / "_core.pyi"
+    return read(found)
+
+
+def room(name: str) -> str:
+    """The room that a module is in."""
+    return name.partition(".")[2].partition(".")[0]
+
+
+def upward(imports: Imports) -> set[tuple[str, str]]:
+    """The imports that the table does not allow."""
+    return {
+        (name, target)
+        for name, targets in imports.items()
+        for target in targets
+        if room(target) not in {room(name), "", *ROOMS[room(name)].split()}
+    }
+
+
+def circle(imports: Imports, but: set[tuple[str, str]]) -> list[str]:
+    """A circle of modules, if there is one without these imports."""
+    graph = {
+        name: [target for target in targets if target != name and (name, target) not in but]
+        for name, targets in imports.items()
+    }
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def test_the_table_is_of_the_package_and_points_down() -> None:
+    assert {room(name) for name in modules(SOURCES)} | {"_core"} == set(ROOMS)
+    lower: set[str] = set()
+    for name, allowed in ROOMS.items():
+        assert set(allowed.split()) <= lower, name
+        lower.add(name)
+
+
+def test_imports_point_down(imports: Imports) -> None:
+    assert sorted(upward(imports) - KNOWN) == []
+
+
+def test_no_module_needs_itself(imports: Imports) -> None:
+    """Neither when it is imported nor, by an import in a function, later."""
+    assert circle(imports, KNOWN) == []
+
+
+def test_what_is_known_is_still_there(imports: Imports) -> None:
+    """Whoever mends one takes it off the list."""
+    assert sorted(one for one in KNOWN if one[1] not in imports[one[0]]) == []
+    for one in KNOWN:
+        assert one in upward(imports) or circle(imports, KNOWN - {one}) != [], one
+
+
+def test_what_the_rules_are_for_is_found(tmp_path: Path) -> None:
+    """Upward imports and circles, at the first level, in functions and by relative names; not those for types."""
+    package = tmp_path / "sordino"
+    for folder in ("algorithms", "torch"):
+        (package / folder).mkdir(parents=True)
+        (package / folder / "__init__.py").write_text("")
+    (package / "__init__.py").write_text("")
+    (package / "errors.py").write_text(
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import sordino.torch\n"
+    )
+    (package / "algorithms" / "gossip.py").write_text("def f():\n    from sordino.torch import ops\n")
+    (package / "torch" / "ops.py").write_text("from .tensors import g\nimport sordino.algorithms.gossip\n")
+    (package / "torch" / "tensors.py").write_text("try:\n    from . import ops\nexcept ImportError:\n    pass\n")
+    found = read(modules(tmp_path))
+    assert found["sordino.errors"] == set()
+    assert found["sordino.torch.ops"] == {"sordino.torch.tensors", "sordino.algorithms", "sordino.algorithms.gossip"}
+    below = {("sordino.algorithms.gossip", one) for one in ("sordino.torch", "sordino.torch.ops")}
+    assert upward(found) == below
+    assert set(circle(found, below)) == {"sordino.torch.ops", "sordino.torch.tensors"}
+    assert set(circle(found, {("sordino.torch.tensors", "sordino.torch.ops")})) >= {"sordino.algorithms.gossip"}
+
+
+# --- What is in the package -------------------------------------------------------------------------------------------
+
+
+def test_the_package_measures_no_more_than_its_command_offers() -> None:
+    """As it is installed, or in the clone where that is what is tested."""
+    place = Path(sordino.__file__).parent
+    assert {path.stem for path in (place / "bench").glob("*.py")} == {
+        *BENCHMARKS,
+        *("__init__", "baselines", "command_line", "pictures", "report", "resnet", "tables"),
+    }
+    assert (place / "py.typed").is_file()
+    names = {path.name for path in place.rglob("*")}
+    assert not names & {"benchmarks", "claims", "cluster", "drills", *(f"{name}.py" for name in ("accuracy", "soak"))}
+
+
+def test_every_other_benchmark_is_a_script_that_the_command_names() -> None:
+    scripts = {path.stem for path in (ROOT / "benchmarks").glob("*.py")}
+    assert scripts == {*BENCHMARKS, *IN_A_CLONE, "report", "gpu_summary"}

@@ -1,0 +1,53 @@
+"""What a loss has interrupted is undone; what has ended, well or badly, is not."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from sordino.errors import PeerLost
+from sordino.runtime.rollback import Rollback
+
+
+def undo_where_ranks_outlast(lasts: bool) -> Rollback:
+    return Rollback(SimpleNamespace(outlasts=lasts))  # type: ignore[arg-type]
+
+
+def test_a_loss_is_undone_in_memory_of_its_own() -> None:
+    undo = undo_where_ranks_outlast(True)
+    one, other = torch.arange(3.0), torch.ones(2, dtype=torch.float64)
+    arena, view = one, one[1:]
+    for turn in range(2):
+        with pytest.raises(PeerLost), undo.around([one, other]):
+            one.mul_(5)
+            other.zero_()
+            raise PeerLost("gone")
+        undo.go_back([one, view])
+        assert one.tolist() == [0, 1, 2] and view.tolist() == [1, 2] and other.tolist() == [1, 1], turn
+        assert view.data_ptr() != one[1:].data_ptr()
+    with undo.around([arena]):
+        arena.add_(1)
+    undo.go_back([arena])
+    assert arena.tolist() == [1, 2, 3]
+
+
+def test_what_ends_is_not_undone() -> None:
+    undo = undo_where_ranks_outlast(True)
+    value = torch.zeros(2)
+    with pytest.raises(ValueError), undo.around([value]):
+        value.add_(1)
+        raise ValueError
+    undo.go_back([value])
+    assert value.tolist() == [1, 1]
+
+
+def test_where_a_loss_ends_the_job_nothing_is_kept() -> None:
+    undo = undo_where_ranks_outlast(False)
+    value = torch.zeros(2)
+    with pytest.raises(PeerLost), undo.around([value]):
+        value.add_(1)
+        raise PeerLost("gone")
+    undo.go_back([value])
+    assert value.tolist() == [1, 1]
