@@ -1,6 +1,7 @@
 #include "transport/sim/sim.h"
 
 #include <atomic>
+#include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <iterator>
@@ -37,6 +38,27 @@ struct Mailbox {
   Doorbell bell;
 };
 
+struct Free {
+  void operator()(std::byte* data) const { std::free(data); }
+};
+using Pages = std::unique_ptr<std::byte, Free>;
+
+// What ranks shared stays until the last of the world is gone once one was killed: its peers read it as long as they want.
+class Remains {
+ public:
+  void begin() { begun_ = true; }
+  void take(Pages pages) {
+    if (!begun_) return;
+    std::lock_guard lock(mutex_);
+    kept_.push_back(std::move(pages));
+  }
+
+ private:
+  std::atomic<bool> begun_ = false;
+  std::mutex mutex_;
+  std::vector<Pages> kept_;
+};
+
 }  // namespace
 
 struct Machines {
@@ -52,7 +74,7 @@ struct Machines {
   std::vector<std::shared_ptr<Segment>> kept;
   std::vector<std::atomic<bool>> killed, stopped;
   std::vector<std::atomic<bool>> links;  // that are cut
-  std::shared_ptr<std::atomic<bool>> any_killed = std::make_shared<std::atomic<bool>>(false);
+  std::shared_ptr<Remains> remains = std::make_shared<Remains>();
 
   std::atomic<bool>& link(int one, int other) {
     return links[static_cast<std::size_t>(one) * nodes.size() + static_cast<std::size_t>(other)];
@@ -72,11 +94,12 @@ namespace {
 
 class HeapSegment : public Segment {
  public:
-  HeapSegment(std::shared_ptr<std::atomic<bool>> any_killed, std::shared_ptr<SegmentTable> table, std::size_t size)
-      : any_killed_(std::move(any_killed)), table_(std::move(table)) {
+  HeapSegment(std::shared_ptr<Remains> remains, std::shared_ptr<SegmentTable> table, std::size_t size)
+      : remains_(std::move(remains)), table_(std::move(table)) {
     constexpr std::size_t kPage = 4096;
     const std::size_t rounded = (size + kPage - 1) / kPage * kPage;
-    data = static_cast<std::byte*>(std::aligned_alloc(kPage, rounded));
+    pages_.reset(static_cast<std::byte*>(std::aligned_alloc(kPage, rounded)));
+    data = pages_.get();
     if (data == nullptr) throw TransportError("no memory for a segment of " + std::to_string(size) + " bytes");
     std::memset(data, 0, rounded);
     bytes = size;
@@ -86,19 +109,20 @@ class HeapSegment : public Segment {
   }
   ~HeapSegment() override {
     table_->remove(data);
-    if (!*any_killed_) std::free(data);  // peers have what a killed rank shared as long as they want
+    remains_->take(std::move(pages_));
   }
 
  private:
-  std::shared_ptr<std::atomic<bool>> any_killed_;
+  Pages pages_;
+  std::shared_ptr<Remains> remains_;
   std::shared_ptr<SegmentTable> table_;
 };
 
 class HeapMemory : public NodeMemory {
  public:
-  explicit HeapMemory(std::shared_ptr<std::atomic<bool>> any_killed) : any_killed_(std::move(any_killed)) {}
+  explicit HeapMemory(std::shared_ptr<Remains> remains) : remains_(std::move(remains)) {}
   std::shared_ptr<Segment> allocate(std::size_t bytes) override {
-    return std::make_shared<HeapSegment>(any_killed_, table_, std::max<std::size_t>(bytes, 1));
+    return std::make_shared<HeapSegment>(remains_, table_, std::max<std::size_t>(bytes, 1));
   }
 
  protected:
@@ -108,7 +132,7 @@ class HeapMemory : public NodeMemory {
   void unmap_host(int, std::uint64_t) override {}
 
  private:
-  std::shared_ptr<std::atomic<bool>> any_killed_;
+  std::shared_ptr<Remains> remains_;
 };
 
 class Sending : public Transfer {
@@ -161,7 +185,7 @@ class Receiving : public Transfer {
 class SimTransport : public Transport {
  public:
   SimTransport(std::shared_ptr<Machines> machines, int rank)
-      : machines_(std::move(machines)), rank_(rank), memory_(machines_->any_killed) {}
+      : machines_(std::move(machines)), rank_(rank), memory_(machines_->remains) {}
   ~SimTransport() override {
     if (!machines_->killed[rank_]) machines_->mourn(rank_, "its thread has ended");
   }
@@ -274,7 +298,7 @@ std::vector<std::unique_ptr<Transport>> Network::transports() const {
 }
 
 void Network::kill(int rank) {
-  *machines_->any_killed = true;
+  machines_->remains->begin();
   machines_->killed.at(static_cast<std::size_t>(rank)) = true;
   machines_->boxes[static_cast<std::size_t>(rank)].bell.ring();
 }
