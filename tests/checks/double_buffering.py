@@ -13,7 +13,7 @@ from checks.registry import Seat, check
 from sordino.algorithms import AllReduce
 from sordino.errors import StepOrderError, UsageError
 
-LATE = AllReduce(segment_bytes=200, double_buffering=True)
+LATE = AllReduce(bucket_bytes=200, double_buffering=True)
 
 
 def gradient(model: Odd, size: int, turn: int) -> list[torch.Tensor]:

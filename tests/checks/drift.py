@@ -55,7 +55,7 @@ CASES: dict[str, tuple[Options, Options, str, str]] = {
     "interval": (
         {"algorithm": LocalSGD(4)}, {"algorithm": LocalSGD(3)}, "LocalSGD(interval=4)", "LocalSGD(interval=3)"
     ),
-    "segments": ({}, {"algorithm": AllReduce(7)}, "AllReduce(segment_bytes=16777216)", "AllReduce(segment_bytes=7)"),
+    "segments": ({}, {"algorithm": AllReduce(7)}, "AllReduce(bucket_bytes=16777216)", "AllReduce(bucket_bytes=7)"),
     "op": ({}, {"op": hvd.Sum}, "op=Average", "op=Sum"),
     "adasum": ({}, {"op": hvd.Adasum}, "op=Average", "op=Adasum"),
     "compression": (

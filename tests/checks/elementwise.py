@@ -66,7 +66,7 @@ def an_optimizer_of_ones_own_is_sharded_if_one_says_so(seat: Seat, make: str) ->
         "own": lambda p: Own(p, lr=0.05),
     }
     for k in divisors(seat.size)[1:]:
-        algorithm = LocalSGD(2, k, segment_bytes=200, elementwise=True)
+        algorithm = LocalSGD(2, k, bucket_bytes=200, elementwise=True)
         near(train(seat, algorithm, 5, kinds[make]), train(seat, LocalSGD(2, k, "allreduce"), 5, kinds[make]))
     model = Odd()
     with pytest.raises(UsageError, match=r"slices of parameters.* give elementwise=True"):

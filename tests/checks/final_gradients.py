@@ -23,7 +23,7 @@ HOW = {
     "sum": lambda seat: {"op": hvd.Sum},
     "groups": lambda seat: {"groups": 2},
     "predivided": lambda seat: {"gradient_predivide_factor": 2.0},
-    "small segments": lambda seat: {"algorithm": AllReduce(segment_bytes=64)},
+    "small segments": lambda seat: {"algorithm": AllReduce(bucket_bytes=64)},
     "local sgd": lambda seat: {"algorithm": LocalSGD(1, seat.size, "allreduce")},
     "gossip": lambda seat: {"algorithm": Crossover(group_size=seat.size)},
 }

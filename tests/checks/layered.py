@@ -37,7 +37,7 @@ def layers_change_nothing(seat: Seat, name: str) -> None:
     wanted = train(seat, AllReduce(), 50, LONG[name])
     dedicated = current().helpers is not None
     for k in [seat.size] if dedicated else divisors(seat.size):
-        algorithm = layered(k, segment_bytes=300)
+        algorithm = layered(k, bucket_bytes=300)
         found = train(seat, algorithm, 50, LONG[name])
         near(found, wanted)
         if algorithm.group_size == seat.size:
@@ -233,7 +233,7 @@ def two_optimizers_are_postponed_at_once(seat: Seat) -> None:
 
 @check(least=2)
 def impossible_layers_are_refused(seat: Seat) -> None:
-    for field, value in (("group_size", 0), ("segment_bytes", 0), ("check_stale", 2), ("communicator", "leader")):
+    for field, value in (("group_size", 0), ("bucket_bytes", 0), ("check_stale", 2), ("communicator", "leader")):
         with pytest.raises(UsageError, match=field):
             Layered(**{field: value})
     with pytest.raises(UsageError, match="cannot be cut into groups"):

@@ -81,7 +81,7 @@ def divisors(size: int) -> list[int]:
 
 @check(least=2, exchange=("sharded", "allreduce"), name=tuple(OPTIMIZERS))
 def one_group_is_allreduce(seat: Seat, exchange: str, name: str) -> None:
-    local = train(seat, LocalSGD(group_size=seat.size, exchange=exchange, segment_bytes=200), 6, OPTIMIZERS[name])
+    local = train(seat, LocalSGD(group_size=seat.size, exchange=exchange, bucket_bytes=200), 6, OPTIMIZERS[name])
     near(local, train(seat, AllReduce(), 6, OPTIMIZERS[name]))
     for parameter in local.parameters():
         seat.same("parameter", parameter)

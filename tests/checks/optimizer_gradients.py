@@ -302,7 +302,7 @@ def a_large_model_in_many_segments(seat: Seat) -> None:
     """Megabytes, so that no segment is fused; with and without persistent gradients."""
     sizes = [1, 300_000, 7, 250_000, 90_000, 3]
     weights = [nn.Parameter(values(0, (size,), torch.float32, seed=i)) for i, size in enumerate(sizes)]
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(weights, lr=1.0), algorithm=AllReduce(segment_bytes=1 << 20))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(weights, lr=1.0), algorithm=AllReduce(bucket_bytes=1 << 20))
     for turn in range(4):
         optimizer.zero_grad(set_to_none=turn == 0)
         sum((weight * (seat.rank + 1 + turn)).sum() for weight in weights).backward()

@@ -202,7 +202,7 @@ def those_outside_a_set_train_alone(seat: Seat) -> None:
 
 @check(algorithm=(None, "allreduce", "instance", "tiny segments"))
 def algorithms(seat: Seat, algorithm: str | None) -> None:
-    instances = {"instance": AllReduce(), "tiny segments": AllReduce(segment_bytes=1)}
+    instances = {"instance": AllReduce(), "tiny segments": AllReduce(bucket_bytes=1)}
     twins = Twins(seat, algorithm=instances.get(algorithm, algorithm))
     twins.train(3)
     twins.train(3, set_to_none=False)
@@ -216,7 +216,7 @@ def algorithms_that_do_not_exist(seat: Seat) -> None:
     raises(UsageError, "alreduce", hvd.DistributedOptimizer, sgd(model), algorithm="alreduce")
     raises(UsageError, "int", hvd.DistributedOptimizer, sgd(model), algorithm=3)
     raises(UsageError, "", hvd.DistributedOptimizer, sgd(model), algorithm=AllReduce)
-    raises(UsageError, "segment_bytes", AllReduce, segment_bytes=0)
+    raises(UsageError, "bucket_bytes", AllReduce, bucket_bytes=0)
     assert "allreduce" in names()
 
 

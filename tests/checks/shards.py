@@ -18,7 +18,7 @@ from sordino.errors import UsageError
 def shards_change_nothing(seat: Seat, name: str) -> None:
     for k in divisors(seat.size)[1:]:
         whole = train(seat, LocalSGD(3, k, "allreduce"), 8, OPTIMIZERS[name])
-        near(train(seat, LocalSGD(3, k, "sharded", segment_bytes=300), 8, OPTIMIZERS[name]), whole)
+        near(train(seat, LocalSGD(3, k, "sharded", bucket_bytes=300), 8, OPTIMIZERS[name]), whole)
 
 
 @check(worlds=("sim-4", "mpi-4", "mpi-4x2"))
@@ -58,7 +58,7 @@ def a_state_is_that_of_whole_parameters(seat: Seat, name: str) -> None:
     models, states, optimizers = [], [], []
     for exchange in ("sharded", "allreduce"):
         model = Odd()
-        optimizer = wrap(model, LocalSGD(2, seat.size, exchange, segment_bytes=250), OPTIMIZERS[name])
+        optimizer = wrap(model, LocalSGD(2, seat.size, exchange, bucket_bytes=250), OPTIMIZERS[name])
         for turn in range(3):
             step(seat, model, optimizer, turn)
         models.append(model)
@@ -75,7 +75,7 @@ def a_state_is_that_of_whole_parameters(seat: Seat, name: str) -> None:
     plain = Odd()
     plain.load_state_dict(models[0].state_dict())
     OPTIMIZERS[name](list(plain.parameters())).load_state_dict({k: v for k, v in sharded.items() if k != "sordino"})
-    resumed = wrap(plain, LocalSGD(2, seat.size, segment_bytes=400), OPTIMIZERS[name])
+    resumed = wrap(plain, LocalSGD(2, seat.size, bucket_bytes=400), OPTIMIZERS[name])
     resumed.load_state_dict(sharded)
     for turn in range(3, 6):
         step(seat, models[0], optimizers[0], turn)
@@ -87,7 +87,7 @@ def a_state_is_that_of_whole_parameters(seat: Seat, name: str) -> None:
 @check(least=2)
 def segments_leave_during_backward(seat: Seat) -> None:
     model = Odd()
-    optimizer = wrap(model, LocalSGD(2, seat.size, segment_bytes=100))
+    optimizer = wrap(model, LocalSGD(2, seat.size, bucket_bytes=100))
     under_way = []
     model.first.register_hook(lambda _: under_way.append(optimizer._strategy.in_flight))
     for turn in range(3):
@@ -156,7 +156,7 @@ def a_state_can_be_broadcast(seat: Seat) -> None:
 def two_optimizers_do_not_meet(seat: Seat) -> None:
     """Also where their gradients come in another order on some ranks."""
     models = [Odd(), Odd()]
-    optimizers = [wrap(model, LocalSGD(2, seat.size, segment_bytes=200)) for model in models]
+    optimizers = [wrap(model, LocalSGD(2, seat.size, bucket_bytes=200)) for model in models]
     plain = [Odd(), Odd()]
     wanted = [wrap(model, AllReduce()) for model in plain]
     for turn in range(4):

@@ -104,7 +104,7 @@ OPTIONS: dict[str, dict[str, object]] = {
     "sum of two passes": {"backward_passes_per_step": 2},
     "predivided": {"gradient_predivide_factor": 2.0},
     "groups": {"groups": 2},
-    "small segments": {"algorithm": AllReduce(segment_bytes=256)},
+    "small segments": {"algorithm": AllReduce(bucket_bytes=256)},
 }
 
 

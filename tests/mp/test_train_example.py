@@ -215,7 +215,7 @@ def test_a_person_at_a_terminal_sees_a_bar(launcher: mpi.Launcher, ranks: int) -
         (["--statistics", "s.json"], "--statistics s.json: allreduce has none; they are of --algorithm caps"),
         (["--algorithm", "caps", "--set", "scheduler={'often': 1}"], "there are: history_length, frequency, step"),
         (["--algorithm", "caps", "--threshold", "-1"], "ParameterSkipping(threshold=-1): must be at least 0"),
-        (["--set", "group_size=2"], "--set group_size=2: allreduce has no setting group_size; it has: segment_bytes"),
+        (["--set", "group_size=2"], "--set group_size=2: allreduce has no setting group_size; it has: bucket_bytes"),
         (["--algorithm", "crossover", "--set", "interval=0"], "Crossover(interval=0): must be at least 1"),
         (["--label-smoothing", "1"], "--label-smoothing 1.0: must be at least 0 and below 1"),
         (["--epochs", "0"], "--epochs 0: must be 1 or more"),

@@ -45,7 +45,7 @@ MIXES: dict[str, Algorithm] = {
 CHOICES: dict[str, Algorithm] = MIXES | {
     "allreduce": AllReduce(),
     "allreduce-late": AllReduce(double_buffering=True),
-    "allreduce-segments": AllReduce(segment_bytes=16),
+    "allreduce-segments": AllReduce(bucket_bytes=16),
     "layered": Layered(),
     "layered-groups": Layered(group_size=2),
     "local-sgd": LocalSGD(interval=2),

@@ -32,7 +32,7 @@ SHAPES = {"a": (7,), "b": (3, 5), "c": (1001,), "d": (1,), "e": (2, 1, 3)}
 BAD_STEP, STEPS = 2, 6
 ALGORITHMS: dict[str, Algorithm] = {
     "allreduce": AllReduce(),
-    "allreduce in small segments": AllReduce(segment_bytes=64),
+    "allreduce in small segments": AllReduce(bucket_bytes=64),
     "caps": ParameterSkipping(threshold=101),
     "caps by servers": ParameterSkipping(exchange="parameter-server"),
     "crossover": Crossover(),

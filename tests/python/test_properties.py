@@ -131,7 +131,7 @@ def test_distributed_optimizer_is_training_on_the_whole_batch(world, passes, gro
         optimizer = torch.optim.SGD(layers.parameters(), lr=0.05, momentum=0.9)
         if wrap:
             optimizer = hvd.DistributedOptimizer(
-                optimizer, backward_passes_per_step=passes, groups=groups, algorithm=AllReduce(segment_bytes=segment)
+                optimizer, backward_passes_per_step=passes, groups=groups, algorithm=AllReduce(bucket_bytes=segment)
             )
         for step in range(steps):
             optimizer.zero_grad(set_to_none=to_none)

@@ -47,7 +47,7 @@ def traffic_seconds(job: Job, sent: list[np.ndarray | None], steps: range) -> np
 def test_bytes_are_those_that_the_transport_counts(choice: str) -> None:
     algorithm, dimension, first = CHOICES[choice], 9600, 1
     if choice in ("allreduce-segments", "crossover-bytes"):
-        small: dict[str, Any] = {"segment_bytes": 20_000} if choice == "allreduce-segments" else {"segments": 20_000}
+        small: dict[str, Any] = {"bucket_bytes": 20_000} if choice == "allreduce-segments" else {"segments": 20_000}
         algorithm = replace(algorithm, **small)
         first = 2  # the plan is made in the first step, and later gradients are the first to be sent
     if isinstance(algorithm, ParameterSkipping):

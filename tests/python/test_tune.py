@@ -31,7 +31,7 @@ def seconds(algorithm: tune.Cost) -> float:
 
 @pytest.mark.parametrize("size", [2, 3, 4, 8, 16])
 def test_allreduce_costs_what_a_ring_does(size: int) -> None:
-    cost = tune.cost_of(AllReduce(segment_bytes=1 << 40), range(size), NAMES, SIZES)
+    cost = tune.cost_of(AllReduce(bucket_bytes=1 << 40), range(size), NAMES, SIZES)
     assert seconds(cost) == pytest.approx(2 * (size - 1) * ALPHA + 2 * (size - 1) / size * M * BETA)
     assert cost.sent() == pytest.approx([2 * (size - 1) / size * M] * size)
 
@@ -43,7 +43,7 @@ def test_local_sgd_costs_equations_6_to_8(groups: int, members: int) -> None:
     size, interval = groups * members, 4
     inside = M * (members - 1) / members * BETA + ALPHA
     across = 2 * M / members * (groups - 1) / groups * BETA + 2 * (groups - 1) * ALPHA
-    algorithm = LocalSGD(interval, members, segment_bytes=1 << 40)
+    algorithm = LocalSGD(interval, members, bucket_bytes=1 << 40)
     cost = tune.cost_of(algorithm, range(size), NAMES, SIZES)
     assert seconds(cost) == pytest.approx(2 * inside + across / interval)
 
@@ -80,7 +80,7 @@ def test_software_costs_by_operation_and_tensor() -> None:
 
 
 def test_backward_hides_gradients_but_for_the_last_segment() -> None:
-    cost = tune.cost_of(AllReduce(segment_bytes=10_000_000), range(4), NAMES, SIZES)
+    cost = tune.cost_of(AllReduce(bucket_bytes=10_000_000), range(4), NAMES, SIZES)
     whole = seconds(cost)
     assert cost.exposed(APART, 0.0) == pytest.approx(whole)
     assert cost.exposed(APART, 0.15) == pytest.approx(whole - 0.1)  # backward is two thirds

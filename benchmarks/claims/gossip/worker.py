@@ -33,7 +33,7 @@ def algorithms(size: int) -> dict[str, Algorithm]:
         return {"alone": AllReduce()}
     found: dict[str, Algorithm] = {
         "allreduce": AllReduce(),
-        "allreduce_after": AllReduce(segment_bytes=1 << 40),
+        "allreduce_after": AllReduce(bucket_bytes=1 << 40),
         "pushsum": PushSum(),
         "pushsum_overlap": PushSum(overlap=1),
         "crossover": Crossover(),

@@ -38,7 +38,7 @@ class Traits:
         averages_buffers: `named_buffers` are averaged along with the parameters.
         takes_op: it reduces gradients by whatever `op=` says, not by the mean alone.
         sends_gradients: compression= and groups= have something to act on.
-        segment_bytes: gradients are reduced in buckets of up to this many bytes.
+        bucket_bytes: gradients are reduced in buckets of up to this many bytes.
         ends_with: what keeps the others from going on when a rank is lost, as an error calls it; None: nothing.
     """
 
@@ -48,7 +48,7 @@ class Traits:
     averages_buffers: bool = False
     takes_op: bool = False
     sends_gradients: bool = True
-    segment_bytes: int = 16 * 1024 * 1024
+    bucket_bytes: int = 16 * 1024 * 1024
     ends_with: str | None = None
 
 

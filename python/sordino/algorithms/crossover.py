@@ -43,32 +43,32 @@ class Crossover(RandomGossip):
             and hands the parameters to the others after the exchange. The parameters are the same.
         roulette: weights[i][j] of worker (or group) i sending to j, or None for equal ones; what is not doubly
             stochastic is scaled to the nearest matrix that is. Up to 128 workers.
-        segment_bytes: gradients are reduced within groups in segments of up to this many bytes.
+        bucket_bytes: gradients are reduced within groups in buckets of up to this many bytes.
     """
 
     segments: Segments | Sequence[str] = "blocks"
     group_size: int = 1
     within: Literal["allreduce", "leader"] = "allreduce"
     roulette: Sequence[Sequence[float]] | None = None
-    segment_bytes: int = 16 * 1024 * 1024
+    bucket_bytes: int = 16 * 1024 * 1024
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require(isinstance(self.group_size, int) and self.group_size >= 1, self, "group_size", "must be at least 1")
         require(self.within in ("allreduce", "leader"), self, "within", "must be 'allreduce' or 'leader'")
-        require(self.segment_bytes >= 1, self, "segment_bytes", "must be at least 1")
+        require(self.bucket_bytes >= 1, self, "bucket_bytes", "must be at least 1")
         if self.roulette is not None:
             object.__setattr__(self, "roulette", tuple(tuple(float(weight) for weight in row) for row in self.roulette))
 
     simulation = Simulation(
         arrays="sordino.simulate.vectorized:Mixing",
-        imitated=frozenset({"interval", "segments", "seed", "group_size", "within", "roulette", "segment_bytes"}),
+        imitated=frozenset({"interval", "segments", "seed", "group_size", "within", "roulette", "bucket_bytes"}),
         refused={"buffers": NO_BUFFERS},
     )
 
     @property
     def traits(self) -> Traits:
-        return replace(super().traits, segment_bytes=self.segment_bytes)
+        return replace(super().traits, bucket_bytes=self.bucket_bytes)
 
     @property
     def workers_in_group(self) -> int:
@@ -97,7 +97,7 @@ class Crossover(RandomGossip):
         exchanges = self._exchanges(size, model.segments(self.segments))
         if self.group_size == 1:
             return Traffic([exchanges])
-        return Traffic([gradients(groups_of(size, self.group_size), model, self.segment_bytes), exchanges])
+        return Traffic([gradients(groups_of(size, self.group_size), model, self.bucket_bytes), exchanges])
 
     def fitted(self, before: Sequence[int], now: Sequence[int]) -> Crossover:
         group_size = group_size_among(self.group_size, len(now))

@@ -45,10 +45,10 @@ class Model:
         numbers = segment_numbers(self.names, self.sizes, segments)
         return [float(size) for size in np.bincount(numbers, weights=self.sizes)]
 
-    def buckets(self, segment_bytes: int) -> list[float]:
+    def buckets(self, bucket_bytes: int) -> list[float]:
         """Return the bytes of each bucket of gradients, which come in the order in which backward computes them."""
         sizes = self.sizes[::-1]
-        numbers = segment_numbers(self.names[::-1], sizes, segment_bytes)
+        numbers = segment_numbers(self.names[::-1], sizes, bucket_bytes)
         return [float(size) for size in np.bincount(numbers, weights=sizes)]
 
 
@@ -160,16 +160,16 @@ def groups_of(workers: int, members: int) -> Sets:
     return np.arange(workers).reshape(-1, members)
 
 
-def gradients(sets: Sets, model: Model, segment_bytes: int, **options: Any) -> Phase:
+def gradients(sets: Sets, model: Model, bucket_bytes: int, **options: Any) -> Phase:
     """Return the phase in which gradients are reduced within sets of workers, behind backward.
 
     Args:
         sets: of workers, [sets, members].
         model: whose gradients they are.
-        segment_bytes: gradients are reduced in buckets of up to this many bytes.
+        bucket_bytes: gradients are reduced in buckets of up to this many bytes.
         options: of the phase, in place of those that follow from these.
     """
-    buckets = model.buckets(segment_bytes)
+    buckets = model.buckets(bucket_bytes)
     reduction = Reduction(sets, buckets, len(model.sizes))
     return Phase(**{"operations": [reduction], "hides": hidden(buckets), **options})
 

@@ -1,4 +1,4 @@
-"""What the reduction of gradients is made of: its settings, its segments, and the layout of what is reduced."""
+"""What the reduction of gradients is made of: its settings, its buckets, and the layout of what is reduced."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sordino.runtime.tensors import Described, describe, dtype_code, label
 
 Spec = tuple[str, int, tuple[int, ...]]
 
-WHOLE = 1 << 62  # segment size of a layout that is not to be cut
+WHOLE = 1 << 62  # bucket size of a layout that is not to be cut
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Settings:
 
     op: int
     process_set: ProcessSet
-    segment_bytes: int
+    bucket_bytes: int
     agreement: Agreement
     compression: type[Compressor] = Compression.none
     passes: int = 1
@@ -60,18 +60,18 @@ class Settings:
         """
         return optimizer if self.finite is None else self.finite.guard(optimizer, refused)
 
-    def refusals(self, segments: Iterable[Segment], others: Iterable[Evidence | None]) -> list[Exception]:
+    def refusals(self, buckets: Iterable[Bucket], others: Iterable[Evidence | None]) -> list[Exception]:
         """Return, with check_finite, what is to be raised now that gradients have been reduced.
 
-        This rank had sent those of `segments`, and others.
+        This rank had sent those of `buckets`, and others.
         """
         if self.finite is None:
             return []
-        return self.finite.verdict([*(segment.looked for segment in segments), *others])
+        return self.finite.verdict([*(bucket.looked for bucket in buckets), *others])
 
 
 @dataclass
-class Segment:
+class Bucket:
     """Some parameters whose gradients are reduced as one operation."""
 
     name: str
@@ -121,16 +121,6 @@ class Segment:
         self.flags = flags_view.copy_(self.flags)
         self.views = views
         self.described = [describe(tensor, tensor) for tensor in (*views, self.flags)]
-
-
-def say_used(flags: torch.Tensor, used: Sequence[bool]) -> bool:
-    """Fill in which members have a gradient, without waiting for a GPU if all have; return whether all have."""
-    complete = all(used)
-    if complete:
-        flags.fill_(1)
-    else:
-        flags.copy_(torch.tensor(used))
-    return complete
 
 
 def whole_layout(names: Sequence[str], parameters: Sequence[torch.Tensor]) -> Layout:

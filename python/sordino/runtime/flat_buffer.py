@@ -19,22 +19,19 @@ from sordino.runtime.tensors import DTYPES, check, dense_strides, dtype_code, la
 
 
 @torch.no_grad()
-def adopt(tensors: Sequence[torch.Tensor], views: Sequence[torch.Tensor]) -> None:
-    """Move tensors to the views that are kept for them, unless they are there.
+def move(tensor: torch.Tensor, view: torch.Tensor) -> None:
+    """Move a tensor to the view that is kept for it.
 
     Raises:
-        UsageError: one has taken another shape or dtype.
+        UsageError: it has taken another shape or dtype.
     """
-    for tensor, view in zip(tensors, views):
-        if tensor.data_ptr() == view.data_ptr():
-            continue
-        if tensor.shape != view.shape or tensor.dtype != view.dtype:
-            raise UsageError(
-                f"a parameter of {view.dtype} {tuple(view.shape)} has become one of {tensor.dtype} "
-                f"{tuple(tensor.shape)}; wrap the optimizer anew after such a change"
-            )
-        view.copy_(tensor)
-        tensor.data = view
+    if tensor.shape != view.shape or tensor.dtype != view.dtype:
+        raise UsageError(
+            f"a parameter of {view.dtype} {tuple(view.shape)} has become one of {tensor.dtype} "
+            f"{tuple(tensor.shape)}; wrap the optimizer anew after such a change"
+        )
+    view.copy_(tensor)
+    tensor.data = view
 
 
 class FlatBuffer:
@@ -154,7 +151,9 @@ class ParameterBuffer(FlatBuffer):
 
     def adopt(self) -> None:
         """Take in tensors whose memory somebody has replaced. UsageError if by ones of another shape or dtype."""
-        adopt(self.tensors, self._views)
+        for tensor, view in zip(self.tensors, self._views):
+            if tensor.data_ptr() != view.data_ptr():
+                move(tensor, view)
 
 
 class Mirror:

@@ -1,23 +1,23 @@
 """Gradients in flat memory that exchanges average.
 
-Exchanges are not negotiated, so segments start in the order of the plan, whenever their gradients come. They are not
-waited for when backward ends, so until they are nobody may use them.
+Exchanges are not negotiated, so buckets start in the order of the plan, whenever their gradients come. They are not
+waited for when backward ends, so until they are nobody may use them: `.grad` is a stand-in with the same memory that
+raises whatever is done with it. Only Python is kept out: autograd may go on adding to the memory below.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any
 
 import torch
 
 from sordino._core import Handle
 from sordino.errors import StepOrderError, UsageError
-from sordino.runtime.bucket import Segment, Settings
+from sordino.runtime.bucket import Bucket, Settings
 from sordino.runtime.compression import Compression
 from sordino.runtime.context import Context
-from sordino.runtime.pending_gradients import PendingGradients
 from sordino.runtime.reducer import GradientReducer
 
 _NAMED = 8  # tensors that an error names
@@ -30,16 +30,110 @@ def part_length(count: int, parts: int, itemsize: int) -> int:
     return -(-count // (parts * step)) * step
 
 
-class Flat(Protocol):
-    """Where the gradients of a segment lie."""
+class FlatGradients:
+    """Where the gradients of a bucket lie, and which of its members have one.
 
-    views: list[torch.Tensor]
+    Attributes:
+        views: a place for each.
+        complete: each member has a gradient on this rank.
+
+    Args:
+        flags: tensors of one flag a member, which are averaged like the gradients; each part that somebody owns has
+            its own.
+    """
+
+    def __init__(self, views: list[torch.Tensor], flags: list[torch.Tensor]) -> None:
+        self.views, self.flags = views, flags
+        self.complete = False
 
     def say_used(self, used: Sequence[bool]) -> None:
-        """Note which members have a gradient on this rank."""
+        """Note which members have a gradient on this rank, without waiting for a GPU if all have."""
+        self.complete = all(used)
+        for flags in self.flags:
+            if self.complete:
+                flags.fill_(1)
+            else:
+                flags.copy_(torch.tensor(used))
 
     def used(self) -> list[bool]:
         """Return which had one on some rank, once averaged."""
+        if self.complete:
+            return [True] * len(self.views)
+        return (torch.stack(self.flags).amax(0) > 0).tolist()
+
+
+# What zero_grad(set_to_none=False) of a module does, which is well once the gradient has been used.
+_CLEARING = ("zero_", "detach_", "requires_grad_", "__get__")
+
+
+class PendingGradient(torch.Tensor):
+    """A gradient that raises when it is used."""
+
+    of_parameter: str
+    is_used: bool  # by step() already, so that it may be cleared
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = _first_pending((args, kwargs))
+        called = getattr(func, "__name__", str(func))
+        if found is None or (found.is_used and called in _CLEARING):
+            return super().__torch_function__(func, types, args, kwargs or {})
+        why = "was averaged in parts, of which this rank has its own" if found.is_used else "is being averaged"
+        raise StepOrderError(
+            f"the gradient of '{found.of_parameter}' {why}: {called}() would use what this rank had alone. To clip "
+            "gradients, call optimizer.clip_grad_norm_() before step(); to read, unscale or change them, call "
+            "optimizer.synchronize(), and then step() within optimizer.skip_synchronize()"
+        )
+
+
+def _first_pending(value: Any) -> PendingGradient | None:
+    if isinstance(value, PendingGradient):
+        return value
+    if isinstance(value, dict):
+        value = tuple(value.values())
+    if isinstance(value, (list, tuple)):
+        return next((found for one in value if (found := _first_pending(one)) is not None), None)
+    return None
+
+
+class PendingGradients:
+    """Which of the gradients of `parameters` nobody may use.
+
+    Args:
+        names: of the parameters.
+    """
+
+    def __init__(self, names: Sequence[str], parameters: Sequence[torch.Tensor]) -> None:
+        self._names, self._parameters = names, parameters
+        self.hidden: dict[int, tuple[PendingGradient, torch.Tensor]] = {}
+        """Those that have a stand-in now: it, and the gradient."""
+
+    def hide(self, used: bool = False) -> None:
+        """Put stand-ins in the place of all gradients.
+
+        Args:
+            used: a step has used them; they may be cleared.
+        """
+        for index, parameter in enumerate(self._parameters):
+            gradient = parameter.grad
+            if gradient is None or isinstance(gradient, PendingGradient):
+                continue
+            stand_in: PendingGradient = torch.Tensor._make_subclass(PendingGradient, gradient)
+            stand_in.of_parameter, stand_in.is_used = self._names[index], used
+            parameter.grad = stand_in
+            self.hidden[index] = stand_in, gradient
+
+    def show(self) -> list[str]:
+        """Put the gradients back; return the names of those that were replaced or taken away before they were used."""
+        hidden, self.hidden = self.hidden, {}
+        replaced = []
+        for index, (stand_in, gradient) in hidden.items():
+            parameter = self._parameters[index]
+            if parameter.grad is stand_in:
+                parameter.grad = gradient
+            elif not stand_in.is_used:
+                replaced.append(self._names[index])
+        return replaced
 
 
 class FlatReducer(GradientReducer):
@@ -57,7 +151,9 @@ class FlatReducer(GradientReducer):
         if settings.compression is not Compression.none:
             raise UsageError(f"compression= needs {self.instead_of_compression}: gradients are averaged as they are")
         super().__init__(context, names, parameters, settings, compare=True)
-        self._complete_segments: set[str] = set()
+        self._flats: dict[str, FlatGradients] = {}
+        """Where the gradients of each bucket lie; subclasses add them."""
+        self._complete_buckets: set[str] = set()
         self._pending = PendingGradients(self.names, self.parameters)
 
     def release(self) -> None:
@@ -65,7 +161,7 @@ class FlatReducer(GradientReducer):
         super().release()
 
     def _count(self, index: int) -> None:
-        if self._pending:  # autograd has added to one
+        if self._pending.hidden:  # autograd has added to one
             self._pending.show()
         super()._count(index)
 
@@ -91,49 +187,46 @@ class FlatReducer(GradientReducer):
             )
 
     @abstractmethod
-    def _flat(self, segment: Segment) -> Flat:
-        """Return where the segment's gradients lie."""
-
-    @abstractmethod
-    def _exchange(self, segment: Segment) -> Handle:
+    def _exchange(self, bucket: Bucket) -> Handle:
         """Start what averages them."""
 
     def _begin_cycle(self) -> None:
         super()._begin_cycle()
         self._pending.show()
-        self._complete_segments = set()
+        self._complete_buckets = set()
 
-    def _start(self, segment: Segment) -> None:
-        self._complete_segments.add(segment.name)
-        for one in self._segments or ():
+    def _start(self, bucket: Bucket) -> None:
+        self._complete_buckets.add(bucket.name)
+        for one in self._buckets or ():
             if one.handle is None:
-                if one.name not in self._complete_segments:
+                if one.name not in self._complete_buckets:
                     return
                 self._launch(one)
 
     @torch.no_grad()
-    def _launch(self, segment: Segment) -> None:
-        flat = self._flat(segment)
-        grads = segment.gradients(self.parameters)
-        if grads is None:
-            grads = [self._dense_gradient(i) for i in segment.members]
-        flat.say_used([grad is not None for grad in grads])
-        for i, grad, view in zip(segment.members, grads, flat.views):
+    def _launch(self, bucket: Bucket) -> None:
+        flat, used = self._flats[bucket.name], []
+        for i, view in zip(bucket.members, flat.views):
+            grad = self.parameters[i].grad
+            used.append(grad is not None)
             if grad is None:
                 view.zero_()
-            elif grad.data_ptr() != view.data_ptr():
-                view.copy_(grad)
+            elif grad is not view:
+                view.copy_(grad.to_dense() if grad.is_sparse else grad)
                 self.parameters[i].grad = view
+        flat.say_used(used)
         if self.settings.finite is not None:
-            segment.looked = self.settings.look(segment.members, flat.views)
-        segment.handle = self._exchange(segment)
+            bucket.looked = self.settings.look(bucket.members, flat.views)
+        bucket.handle = self._exchange(bucket)
 
-    def _finish(self, segment: Segment) -> None:
-        handle, segment.handle = segment.handle, None
+    def _finish(self, bucket: Bucket) -> None:
+        handle, bucket.handle = bucket.handle, None
         assert handle is not None
         handle.wait()
-        self._take_over(segment)
-        self._unused.update(i for i in segment.members if self.parameters[i].grad is None)
+        self._take_over(bucket)
+        for i in bucket.members:
+            if self.parameters[i].grad is None:
+                self._unused.add(i)
 
-    def _take_over(self, segment: Segment) -> None:
-        """Do what follows when a segment has been averaged."""
+    def _take_over(self, bucket: Bucket) -> None:
+        """Do what follows when a bucket has been averaged."""

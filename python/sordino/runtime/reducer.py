@@ -1,7 +1,7 @@
-"""Averaging gradients during backward: hooks notice which are complete, segments of them are reduced as one.
+"""Averaging gradients during backward: hooks notice which are complete, buckets of them are reduced as one.
 
-The plan (which gradients form a segment, in which order) is agreed at the first synchronization, when the order in
-which backward produces gradients is known. Each segment carries one flag a parameter that says whether this rank had a
+The plan (which gradients form a bucket, in which order) is agreed at the first synchronization, when the order in
+which backward produces gradients is known. Each bucket carries one flag a parameter that says whether this rank had a
 gradient for it: a parameter that no rank used keeps `grad = None`, as it would without Sordino, and one that some rank
 used gets the same gradient everywhere.
 
@@ -26,7 +26,7 @@ from sordino._core import Layout, Request
 from sordino.errors import NonFinite, SordinoError, StepOrderError, TransportError, UsageError
 from sordino.runtime import opcode
 from sordino.runtime.autograd import allgather, allreduce
-from sordino.runtime.bucket import Segment, Settings, say_used, whole_layout
+from sordino.runtime.bucket import Bucket, Settings, whole_layout
 from sordino.runtime.compression import Compression
 from sordino.runtime.context import Context, Survivor
 from sordino.runtime.devices import device_of
@@ -69,8 +69,8 @@ class GradientReducer(GradientHooks):
         self.context = context
         self.settings = settings
         self.active = context.size > 1 and bool(settings.process_set.included())
-        self._segments: list[Segment] | None = None
-        self._segment_of: dict[int, Segment] = {}
+        self._buckets: list[Bucket] | None = None
+        self._bucket_of: dict[int, Bucket] = {}
         self._sparse: dict[int, str] = {}  # parameters with sparse gradients, and the names they are reduced by
         self._unused: set[int] = set()  # parameters that no rank used in the last cycle
         self._sparse_finish: dict[int, Callable[[], torch.Tensor]] = {}
@@ -103,27 +103,27 @@ class GradientReducer(GradientHooks):
     # ---- what backward has produced ----------------------------------------------------------------------------
 
     def _completed(self, index: int) -> None:
-        segment = self._segment_of.get(index)
-        if segment is not None:
-            segment.waiting -= 1
-            if segment.waiting > 0:
+        bucket = self._bucket_of.get(index)
+        if bucket is not None:
+            bucket.waiting -= 1
+            if bucket.waiting > 0:
                 return
         elif index not in self._sparse:
             return
         if self._own is None:
-            self._start_complete(index, segment)
+            self._start_complete(index, bucket)
             return
         try:
             with self.context.plainly():
-                self._start_complete(index, segment)
+                self._start_complete(index, bucket)
         except LOSSES:
             pass  # synchronize() begins what could not be begun, in the world of those that are left
 
-    def _start_complete(self, index: int, segment: Segment | None) -> None:
-        if segment is None:
+    def _start_complete(self, index: int, bucket: Bucket | None) -> None:
+        if bucket is None:
             self._start_sparse(index)
-        elif segment.waiting == 0:
-            self._start(segment)
+        elif bucket.waiting == 0:
+            self._start(bucket)
 
     @torch.no_grad()
     def _backward_ended(self) -> None:
@@ -149,13 +149,13 @@ class GradientReducer(GradientHooks):
     def _begin_cycle(self) -> None:
         super()._begin_cycle()
         self._refused = None
-        for segment in self._segments or ():
-            segment.waiting = len(segment.members)
+        for bucket in self._buckets or ():
+            bucket.waiting = len(bucket.members)
 
     # ---- the plan ----------------------------------------------------------------------------------------------
 
     def _prepare_for_join(self) -> None:
-        if self.active and self._segments is None:
+        if self.active and self._buckets is None:
             self._agree(list(self._hooked))
 
     def prepare(self) -> None:
@@ -163,7 +163,7 @@ class GradientReducer(GradientHooks):
         if not self.active:
             return
         found = self._watch_new()
-        if self._segments is None:
+        if self._buckets is None:
             self._agree(list(self._hooked))
         elif found:
             self._agree(found)
@@ -171,7 +171,7 @@ class GradientReducer(GradientHooks):
     def _agree(self, indices: Sequence[int]) -> None:
         """Settle, with all ranks, the order of these gradients and which of them are sparse. Collective.
 
-        Their segments are added to the plan.
+        Their buckets are added to the plan.
         """
         process_set = self.settings.process_set
         self.settings.agreement.meet(self.context)
@@ -195,13 +195,13 @@ class GradientReducer(GradientHooks):
         grouped = {i for part in parts for i in part}
         for kind in dict.fromkeys(parameter.device for parameter in self.parameters):
             rest = [i for i in dense if i not in grouped and self.parameters[i].device == kind]
-            layout = Layout([self._specify(i) for i in rest], self.settings.segment_bytes)
+            layout = Layout([self._specify(i) for i in rest], self.settings.bucket_bytes)
             parts += [rest[run.first : run.last] for run in layout.segments]
-        segments = [self._make_segment(f"{name}.{k}", part) for k, part in enumerate(parts) if part]
-        for segment in segments:
-            self._segment_of.update(dict.fromkeys(segment.members, segment))
-            segment.waiting = sum(self._passes[i] < self.passes for i in segment.members)
-        self._segments = (self._segments or []) + segments
+        buckets = [self._make_bucket(f"{name}.{k}", part) for k, part in enumerate(parts) if part]
+        for bucket in buckets:
+            self._bucket_of.update(dict.fromkeys(bucket.members, bucket))
+            bucket.waiting = sum(self._passes[i] < self.passes for i in bucket.members)
+        self._buckets = (self._buckets or []) + buckets
         if self._sparse and self.instead_of_sparse is not None:
             sparse_names = ", ".join(self.names[i] for i in sorted(self._sparse))
             raise UsageError(f"sparse gradients ({sparse_names}) need sparse_as_dense=True {self.instead_of_sparse}")
@@ -210,14 +210,14 @@ class GradientReducer(GradientHooks):
         parameter = self.parameters[index]
         return (self.names[index], dtype_code(parameter), tuple(parameter.shape))
 
-    def _make_segment(self, name: str, members: list[int]) -> Segment:
+    def _make_bucket(self, name: str, members: list[int]) -> Bucket:
         packed, _ = self.settings.compression.compress(self.parameters[members[0]].new_empty(0))
         flags = packed.new_zeros(len(members))
         layouts = [(self.parameters[i].dtype, tuple(dense_strides(self.parameters[i]))) for i in members]
         device = device_of(flags.device, self.context)
-        return Segment(name, members, flags, layouts, device, waiting=len(members))
+        return Bucket(name, members, flags, layouts, device, waiting=len(members))
 
-    # ---- one segment -------------------------------------------------------------------------------------------
+    # ---- one bucket -------------------------------------------------------------------------------------------
 
     def _dense_gradient(self, index: int) -> torch.Tensor | None:
         """Return the parameter's gradient, dense and laid out like the parameter; None if there is none."""
@@ -232,97 +232,100 @@ class GradientReducer(GradientHooks):
             parameter.grad = grad
         return grad
 
-    def _start(self, segment: Segment) -> None:
-        """Start the reduction of a segment.
+    def _start(self, bucket: Bucket) -> None:
+        """Start the reduction of a bucket.
 
         All that the core is told of it but the addresses stays what it was, unless gradients have come to be others.
         """
         if self._own is not None:
-            self._own.keep(segment.members)
-        grads = segment.gradients(self.parameters)
+            self._own.keep(bucket.members)
+        grads = bucket.gradients(self.parameters)
+        used: list[bool] = []
         if grads is None:
-            grads = [self._dense_gradient(i) for i in segment.members]
-            segment.complete = say_used(segment.flags, [grad is not None for grad in grads])
+            grads = [self._dense_gradient(i) for i in bucket.members]
+            used = [grad is not None for grad in grads]
+        bucket.complete = all(used)
+        if bucket.complete:  # without waiting for a GPU
+            bucket.flags.fill_(1)
         else:
-            segment.complete = True
-            segment.flags.fill_(1)
-        if self._move_to_arena(segment, grads):
-            described = segment.described
-        elif segment.complete and self.settings.compression is Compression.none:
-            described = segment.describe_sent(grads)  # type: ignore[arg-type]
+            bucket.flags.copy_(torch.tensor(used))
+        if self._move_to_arena(bucket, grads):
+            described = bucket.described
+        elif bucket.complete and self.settings.compression is Compression.none:
+            described = bucket.describe_sent(grads)  # type: ignore[arg-type]
         else:
-            described = self._pack(segment, grads)
+            described = self._pack(bucket, grads)
         if self.settings.finite is not None:
-            segment.looked = self.settings.look(segment.members, segment.sent)
+            bucket.looked = self.settings.look(bucket.members, bucket.sent)
         predivide = self.settings.predivide if self.settings.op == Average else 1.0
         request = Request(
             opcode.ALLREDUCE,
-            self._operation_name(segment),
+            self._operation_name(bucket),
             described,
             self.settings.op,
             1 / predivide,
             predivide,
             process_set=self.settings.process_set.process_set_id,
-            keep=(segment.sent, segment.flags, segment.arena),
-            device=segment.device,
+            keep=(bucket.sent, bucket.flags, bucket.arena),
+            device=bucket.device,
         )
-        segment.handle = self.context.world.submit(request)
+        bucket.handle = self.context.world.submit(request)
 
-    def _pack(self, segment: Segment, grads: Sequence[torch.Tensor | None]) -> list[Described]:
+    def _pack(self, bucket: Bucket, grads: Sequence[torch.Tensor | None]) -> list[Described]:
         """Compress what is to be sent; zeros where there is no gradient."""
         packed = [
             self.settings.compression.compress(torch.zeros_like(self.parameters[i]) if grad is None else check(grad))
-            for i, grad in zip(segment.members, grads)
+            for i, grad in zip(bucket.members, grads)
         ]
-        segment.sent = [tensor for tensor, _ in packed]
-        segment.states = [state for _, state in packed]
-        return [describe(tensor, tensor) for tensor in (*segment.sent, segment.flags)]
+        bucket.sent = [tensor for tensor, _ in packed]
+        bucket.states = [state for _, state in packed]
+        return [describe(tensor, tensor) for tensor in (*bucket.sent, bucket.flags)]
 
-    def _operation_name(self, segment: Segment) -> str:
-        return self._name_now(segment.name) if self._again else segment.name
+    def _operation_name(self, bucket: Bucket) -> str:
+        return self._name_now(bucket.name) if self._again else bucket.name
 
     def _name_now(self, name: str) -> str:
         # Ranks that reduce the gradients of one step a different number of times must not take another step's.
         return f"{name}.again{self._again}" if self._again else name
 
-    def _move_to_arena(self, segment: Segment, grads: list[torch.Tensor | None]) -> bool:
-        """Return whether the segment's gradients lie in its arena now.
+    def _move_to_arena(self, bucket: Bucket, grads: list[torch.Tensor | None]) -> bool:
+        """Return whether the bucket's gradients lie in its arena now.
 
         They move there once they are seen to persist.
         """
         if self.settings.compression is not Compression.none:
             return False
-        if segment.views is None:
+        if bucket.views is None:
             persistent = all(
                 grad is not None and i in self._kept and self._kept[i]() is grad
-                for i, grad in zip(segment.members, grads)
+                for i, grad in zip(bucket.members, grads)
             )
             if not persistent:
                 return False
             try:
-                specs = [self._specify(i) for i in segment.members]
-                segment.make_arena(self.context, specs, [self.parameters[i] for i in segment.members])
+                specs = [self._specify(i) for i in bucket.members]
+                bucket.make_arena(self.context, specs, [self.parameters[i] for i in bucket.members])
             except TransportError as error:
                 warnings.warn(f"gradients stay in private memory, where averaging is slower: {error}", stacklevel=2)
                 self._kept.clear()
                 return False
-        views = segment.views or []
+        views = bucket.views or []
         if not any(grad is view for grad, view in zip(grads, views)) and not all(
-            i in self._kept and self._kept[i]() is grad for i, grad in zip(segment.members, grads)
+            i in self._kept and self._kept[i]() is grad for i, grad in zip(bucket.members, grads)
         ):
             return False  # they are fresh each step after all
-        for i, grad, view in zip(segment.members, grads, views):
+        for i, grad, view in zip(bucket.members, grads, views):
             if grad is None:
                 view.zero_()
             elif grad is not view:
                 view.copy_(grad)
                 self.parameters[i].grad = view
-        segment.sent = views
-        segment.states = []
+        bucket.sent = views
+        bucket.states = []
         return True
 
-    def _finish(self, segment: Segment) -> None:
-        for i, grad in self._collect(segment).items():
+    def _finish(self, bucket: Bucket) -> None:
+        for i, grad in self._collect(bucket).items():
             parameter = self.parameters[i]
             if parameter.grad is None:
                 parameter.grad = grad
@@ -333,26 +336,26 @@ class GradientReducer(GradientHooks):
                 parameter.grad.copy_(grad)
             self._kept[i] = weakref.ref(parameter.grad)
 
-    def _collect(self, segment: Segment) -> dict[int, torch.Tensor]:
-        """Wait for a segment; return what became of the gradients of its members, but for those that no rank used."""
-        handle, segment.handle = segment.handle, None
+    def _collect(self, bucket: Bucket) -> dict[int, torch.Tensor]:
+        """Wait for a bucket; return what became of the gradients of its members, but for those that no rank used."""
+        handle, bucket.handle = bucket.handle, None
         assert handle is not None
         handle.wait()
-        if segment.complete and not segment.states:
-            sent, segment.sent = segment.sent, []
-            return dict(zip(segment.members, sent))
+        if bucket.complete and not bucket.states:
+            sent, bucket.sent = bucket.sent, []
+            return dict(zip(bucket.members, sent))
         # A flag is above zero where some rank had a gradient. Reductions other than sums mix the flags up, so there
         # every parameter counts as used. A rank that had all need not look: it would wait for its GPU.
-        everybody = segment.complete or self.settings.op not in (Average, Sum)
-        used = [True] * len(segment.members) if everybody else (segment.flags > 0).tolist()
+        everybody = bucket.complete or self.settings.op not in (Average, Sum)
+        used = [True] * len(bucket.members) if everybody else (bucket.flags > 0).tolist()
         found = {}
-        states = segment.states or [None] * len(segment.members)
-        for i, result, state, wanted in zip(segment.members, segment.sent, states, used):
+        states = bucket.states or [None] * len(bucket.members)
+        for i, result, state, wanted in zip(bucket.members, bucket.sent, states, used):
             if wanted:
                 found[i] = self.settings.compression.decompress(result, state)
             else:
                 self._unused.add(i)
-        segment.sent, segment.states = [], []
+        bucket.sent, bucket.states = [], []
         return found
 
     # ---- sparse gradients --------------------------------------------------------------------------------------
@@ -379,8 +382,8 @@ class GradientReducer(GradientHooks):
         """Whether reductions have been started and not been waited for."""
         if self._sparse_finish:
             return True
-        for segment in self._segments or ():  # noqa: SIM110
-            if segment.handle is not None:
+        for bucket in self._buckets or ():  # noqa: SIM110
+            if bucket.handle is not None:
                 return True
         return False
 
@@ -430,28 +433,28 @@ class GradientReducer(GradientHooks):
     def renew(self) -> None:
         """Go on among those that are left: the plan is made anew when it is needed."""
         self.active = self.context.size > 1 and bool(self.settings.process_set.included())
-        self._segments, self._segment_of, self._sparse, self._sparse_finish = None, {}, {}, {}
+        self._buckets, self._bucket_of, self._sparse, self._sparse_finish = None, {}, {}, {}
         self._kept.clear()
         if self._own is not None:
             self._own.leave_world()
 
     def _start_rest(self) -> None:
-        """Start the segments that backward has not started. Collective."""
+        """Start the buckets that backward has not started. Collective."""
         self._touched = True
-        if self._segments is None or len(self._hooked) < len(self.parameters):
+        if self._buckets is None or len(self._hooked) < len(self.parameters):
             self.prepare()
-        for segment in self._segments or ():
-            if segment.handle is None:
-                self._start(segment)
+        for bucket in self._buckets or ():
+            if bucket.handle is None:
+                self._start(bucket)
 
     def _finish_all(self) -> None:
         """Wait for everything under way, then raise what went wrong first, if anything did."""
         failures: list[Exception] = []
         self._unused = set()
-        for segment in self._segments or ():
-            if segment.handle is not None:
+        for bucket in self._buckets or ():
+            if bucket.handle is not None:
                 try:
-                    self._finish(segment)
+                    self._finish(bucket)
                 except SordinoError as error:
                     failures.append(error)
         for index, finish in sorted(self._sparse_finish.items()):
@@ -461,7 +464,7 @@ class GradientReducer(GradientHooks):
                 failures.append(error)
         self._sparse_finish = {}
         if not failures and self.settings.finite is not None:
-            failures = self.settings.refusals(self._segments or (), self._looked.values())
+            failures = self.settings.refusals(self._buckets or (), self._looked.values())
         if failures:
             self._begin_cycle()
             raise failures[0]

@@ -46,7 +46,7 @@ def make_strategy(
     settings = Settings(
         op=options.op,
         process_set=options.process_set,
-        segment_bytes=algorithm.traits.segment_bytes,
+        bucket_bytes=algorithm.traits.bucket_bytes,
         compression=options.compression,
         passes=options.backward_passes_per_step,
         predivide=options.gradient_predivide_factor,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class AllReduce(Algorithm):
     """Synchronous data parallelism: g = (1/N) sum of g_i, then the optimizer's step. All workers stay equal.
 
-    Sent per step and worker: 2(N-1)/N times the bytes of the gradients, in ceil(bytes / segment_bytes) operations.
+    Sent per step and worker: 2(N-1)/N times the bytes of the gradients, in ceil(bytes / bucket_bytes) operations.
     Staleness: none, or one step with `double_buffering`. Memory: none beyond the gradients, or one arena of their size
     where they persist between steps; with `double_buffering` the gradients once more.
     When a peer dies: every survivor gets `PeerLost`; parameters are those after the last complete step.
@@ -27,24 +27,24 @@ class AllReduce(Algorithm):
     2018, section 4); double buffering as in Oguni and Shudo (wide-area gossip, section 2.3).
 
     Attributes:
-        segment_bytes: gradients are reduced in segments of up to this many bytes, each as soon as it is complete.
+        bucket_bytes: gradients are reduced in buckets of up to this many bytes, each as soon as it is complete.
         double_buffering: a step uses the average gradient of the step before, w_{t+1} = w_t - lr g(w_{t-1}), so that a
             reduction has a whole step to hide behind. The first step changes nothing. `optimizer.flush()` uses the last
             gradient; checkpoints keep it. Not with closures, GradScaler, sparse gradients or join(). One rank alone has
             nothing to wait for: its steps use their own gradients.
     """
 
-    segment_bytes: int = 16 * 1024 * 1024
+    bucket_bytes: int = 16 * 1024 * 1024
     double_buffering: bool = False
 
     def __post_init__(self) -> None:
-        if self.segment_bytes < 1:
-            raise UsageError(f"AllReduce(segment_bytes={self.segment_bytes}): must be at least 1")
+        if self.bucket_bytes < 1:
+            raise UsageError(f"AllReduce(bucket_bytes={self.bucket_bytes}): must be at least 1")
         if not isinstance(self.double_buffering, bool):
             raise UsageError(f"AllReduce(double_buffering={self.double_buffering!r}): must be True or False")
 
     simulation = Simulation(
-        arrays="sordino.simulate.vectorized:Synchronous", imitated=frozenset({"segment_bytes", "double_buffering"})
+        arrays="sordino.simulate.vectorized:Synchronous", imitated=frozenset({"bucket_bytes", "double_buffering"})
     )
 
     @property
@@ -53,7 +53,7 @@ class AllReduce(Algorithm):
             same_gradients=True,
             late=self.double_buffering,
             takes_op=True,
-            segment_bytes=self.segment_bytes,
+            bucket_bytes=self.bucket_bytes,
             ends_with="AllReduce(double_buffering=True)" if self.double_buffering else None,
         )
 
@@ -74,8 +74,8 @@ class AllReduce(Algorithm):
     def traffic(self, model: Model, nodes: Sequence[int]) -> Traffic:
         everybody = groups_of(len(nodes), len(nodes))
         if self.double_buffering:
-            return Traffic([gradients(everybody, model, self.segment_bytes, hides=1.0, step=True)], delay=1)
-        return Traffic([gradients(everybody, model, self.segment_bytes)])
+            return Traffic([gradients(everybody, model, self.bucket_bytes, hides=1.0, step=True)], delay=1)
+        return Traffic([gradients(everybody, model, self.bucket_bytes)])
 
     @classmethod
     def candidates(cls, nodes: Sequence[int], interval: int) -> list[Algorithm]:

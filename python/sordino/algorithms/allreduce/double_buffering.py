@@ -1,6 +1,6 @@
 """Gradients that are used a step later: while a step computes, the average of the one before is on its way.
 
-What is under way belongs to the cycle in which it was computed, so at the end of a cycle its segments are set aside,
+What is under way belongs to the cycle in which it was computed, so at the end of a cycle its buckets are set aside,
 with their tensors, and those of the cycle before are waited for and become the parameters' gradients.
 """
 
@@ -16,7 +16,7 @@ from sordino.algorithms.allreduce import AllReduce
 from sordino.algorithms.exchanging import ExchangingStrategy
 from sordino.algorithms.strategy import Closure
 from sordino.errors import StepOrderError, UsageError
-from sordino.runtime.bucket import Segment, Settings
+from sordino.runtime.bucket import Bucket, Settings
 from sordino.runtime.context import Context
 from sordino.runtime.reducer import QUIETLY, GradientReducer
 
@@ -31,13 +31,13 @@ class BufferedReducer(GradientReducer):
     ) -> None:
         super().__init__(context, names, parameters, settings, compare=True)
         self._turn = 0
-        self._set_aside: list[Segment] = []  # of the cycle before
+        self._set_aside: list[Bucket] = []  # of the cycle before
         self._landed: dict[int, torch.Tensor] | None = None  # what became of them, once somebody has waited
 
-    def _operation_name(self, segment: Segment) -> str:
-        return f"{segment.name}.{self._turn % 2}"  # the one before may be under way
+    def _operation_name(self, bucket: Bucket) -> str:
+        return f"{bucket.name}.{self._turn % 2}"  # the one before may be under way
 
-    def _move_to_arena(self, segment: Segment, grads: list[torch.Tensor | None]) -> bool:
+    def _move_to_arena(self, bucket: Bucket, grads: list[torch.Tensor | None]) -> bool:
         return False  # a gradient's memory is not free when the next one is computed
 
     def _begin_again(self, index: int) -> None:
@@ -46,9 +46,9 @@ class BufferedReducer(GradientReducer):
             f"the step before. {QUIETLY}"
         )
 
-    def _start(self, segment: Segment) -> None:
-        segment.flags = torch.zeros_like(segment.flags)
-        super()._start(segment)
+    def _start(self, bucket: Bucket) -> None:
+        bucket.flags = torch.zeros_like(bucket.flags)
+        super()._start(bucket)
 
     @property
     def averages(self) -> dict[int, torch.Tensor]:
@@ -60,9 +60,9 @@ class BufferedReducer(GradientReducer):
     def _wait(self) -> dict[int, torch.Tensor]:
         """Wait for the averages of the cycle before, and return them by parameter."""
         if self._landed is None:
-            segments, self._set_aside, self._unused = self._set_aside, [], set()
-            self.settings.refusals(segments, ())  # before the optimizer's step
-            self._landed = {i: grad for segment in segments for i, grad in self._collect(segment).items()}
+            buckets, self._set_aside, self._unused = self._set_aside, [], set()
+            self.settings.refusals(buckets, ())  # before the optimizer's step
+            self._landed = {i: grad for bucket in buckets for i, grad in self._collect(bucket).items()}
         return self._landed
 
     def restore(self, averages: dict[int, torch.Tensor]) -> None:
@@ -82,12 +82,12 @@ class BufferedReducer(GradientReducer):
         if not self.active or self._done:
             return
         self._start_rest()
-        segments = self._segments or []
+        buckets = self._buckets or []
         self.use()
-        self._set_aside = [replace(segment) for segment in segments]
+        self._set_aside = [replace(bucket) for bucket in buckets]
         self._landed = None
-        for segment in segments:
-            segment.handle, segment.sent, segment.states = None, [], []
+        for bucket in buckets:
+            bucket.handle, bucket.sent, bucket.states = None, [], []
         self._turn += 1
         self._done = self._touched = True
 

@@ -79,31 +79,31 @@ class Layered(Algorithm):
             group has no model and does nothing else, which needs `init(algorithm=...)`.
         check_stale: while a step is postponed, other threads that use a parameter get `StepOrderError`, and its memory
             is filled with NaN. For debugging: it copies the parameters twice a step.
-        segment_bytes: gradients are averaged in segments of up to this many bytes, each as soon as it is complete.
+        bucket_bytes: gradients are averaged in buckets of up to this many bytes, each as soon as it is complete.
     """
 
     group_size: int | None = None
     communicator: Literal["thread", "rank"] = "thread"
     check_stale: bool = False
-    segment_bytes: int = 16 * 1024 * 1024
+    bucket_bytes: int = 16 * 1024 * 1024
 
     def __post_init__(self) -> None:
         fine = self.group_size is None or (isinstance(self.group_size, int) and self.group_size >= 1)
         require(fine, self, "group_size", "must be at least 1, or None for the ranks of a node")
         require(self.communicator in ("thread", "rank"), self, "communicator", "must be 'thread' or 'rank'")
         require(isinstance(self.check_stale, bool), self, "check_stale", "must be True or False")
-        require(isinstance(self.segment_bytes, int) and self.segment_bytes >= 1, self, "segment_bytes", "must be >= 1")
+        require(isinstance(self.bucket_bytes, int) and self.bucket_bytes >= 1, self, "bucket_bytes", "must be >= 1")
 
     steps = "sordino.algorithms.layered.strategy:LayeredStrategy"
     simulation = Simulation(
         arrays="sordino.simulate.vectorized:Synchronous",
-        imitated=frozenset({"group_size", "segment_bytes"}),
+        imitated=frozenset({"group_size", "bucket_bytes"}),
         refused={"communicator": "here all ranks are workers; there are no dedicated communicators"},
     )
 
     @property
     def traits(self) -> Traits:
-        return Traits(same_gradients=True, segment_bytes=self.segment_bytes, ends_with="Layered")
+        return Traits(same_gradients=True, bucket_bytes=self.bucket_bytes, ends_with="Layered")
 
     def check(self, options: Options) -> None:
         super().check(options)
@@ -116,7 +116,7 @@ class Layered(Algorithm):
         count, length = groups.shape
         workers = length - roles.dedicated
         one_place = count == 1 and len(set(nodes)) == 1
-        buckets = model.buckets(self.segment_bytes)
+        buckets = model.buckets(self.bucket_bytes)
         operations: list[Operation] = []
         for number, size in enumerate(buckets):
             whole = [0.0] * roles.place + [size]  # which the communicator owns

@@ -24,18 +24,18 @@ from sordino.runtime.process_set import ProcessSet, global_process_set
 from sordino.runtime.tensors import DTYPES
 
 
-class SegmentSpec(NamedTuple):
-    """What all ranks must know of a segment: its name, its dtype's code, and how many elements travel."""
+class BucketSpec(NamedTuple):
+    """What all ranks must know of a bucket: its name, its dtype's code, and how many elements travel."""
 
     name: str
     dtype: int
     elements: int
 
 
-class FlatSegment:
-    """A segment's elements, as one piece that the communicator of a group owns and in parts, one for each group."""
+class FlatBucket:
+    """A bucket's elements, as one piece that the communicator of a group owns and in parts, one for each group."""
 
-    def __init__(self, context: Context, spec: SegmentSpec, roles: Roles, kind: torch.device) -> None:
+    def __init__(self, context: Context, spec: BucketSpec, roles: Roles, kind: torch.device) -> None:
         groups = len(roles.groups)
         part = part_length(spec.elements, groups, DTYPES[spec.dtype].itemsize)
         parts = Layout([(f"part {k}", spec.dtype, (part,)) for k in range(groups)], groups=list(range(groups)))
@@ -44,7 +44,7 @@ class FlatSegment:
 
 
 class Leg(NamedTuple):
-    """One exchange of every segment."""
+    """One exchange of every bucket."""
 
     label: str
     channel: Channel
@@ -53,7 +53,7 @@ class Leg(NamedTuple):
 
 
 class Route:
-    """The legs of some segments that this rank takes part in.
+    """The legs of some buckets that this rank takes part in.
 
     Args:
         context: of all ranks that have a role.
@@ -66,10 +66,10 @@ class Route:
         context: Context,
         everybody: ProcessSet,
         roles: Roles,
-        specs: Sequence[SegmentSpec],
+        specs: Sequence[BucketSpec],
         kind: torch.device = HOST,
     ) -> None:
-        self.flats = {spec.name: FlatSegment(context, spec, roles, kind) for spec in specs}
+        self.flats = {spec.name: FlatBucket(context, spec, roles, kind) for spec in specs}
         values = [flat.values for flat in self.flats.values()]
 
         def channel(parts: Sequence[Sequence[int]]) -> Channel:
@@ -81,16 +81,14 @@ class Route:
         workers = length - roles.dedicated
         nodes = {context.world.nodes[rank] for rank in everybody.ranks or ()}
         self._legs: list[Leg] = []
-        self._under_way: dict[
-            str, list[Handle]
-        ] = {}  # by segment; a handle that is dropped before its end keeps memory
+        self._under_way: dict[str, list[Handle]] = {}  # by bucket; a handle that is dropped before its end keeps memory
         if length > 1:
             inward = channel(roles.groups)
             if groups == 1 and len(nodes) == 1 and inward.shared:
                 self._add("mean", inward, Mean(length, workers))
                 return
             self._add("inward", inward, ToOwner(length, workers))
-        # Each leg has a channel of its own: a segment may go in while the one before has yet to come out.
+        # Each leg has a channel of its own: a bucket may go in while the one before has yet to come out.
         if groups > 1:
             self._add("reduce", channel([roles.communicators]), ToOwner(groups), in_parts=True)
             self._add("gather", channel([roles.communicators]), FromOwner(groups), in_parts=True)
@@ -109,7 +107,7 @@ class Route:
         )
 
     def start(self, name: str, serving: bool = False) -> Handle:
-        """Begin to average a segment; done when this rank has the average.
+        """Begin to average a bucket; done when this rank has the average.
 
         With `serving` it waits for the others without a deadline.
         """
@@ -120,7 +118,7 @@ class Route:
         return handles[-1]
 
     def serve(self) -> None:
-        """Do what a communicator that is no worker does: the same for every segment, again and again, until it raises.
+        """Do what a communicator that is no worker does: the same for every bucket, again and again, until it raises.
 
         Raises:
             PeerLost: the workers have left, or (`World.failed`) a rank is lost.
@@ -138,7 +136,7 @@ class Route:
             wait_for_all(going)
 
 
-def helper_route(helpers: Helpers, specs: Sequence[SegmentSpec], kind: torch.device = HOST) -> Route:
+def helper_route(helpers: Helpers, specs: Sequence[BucketSpec], kind: torch.device = HOST) -> Route:
     """Return the way through the communicators of a job, as workers and communicators make it. Collective over them."""
     assert isinstance(helpers.roles, Roles)
     return Route(helpers.context, global_process_set, helpers.roles, specs, kind)

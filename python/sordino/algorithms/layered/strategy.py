@@ -16,51 +16,47 @@ import torch
 from sordino._core import Handle
 from sordino.algorithms.exchanging import ExchangingStrategy
 from sordino.algorithms.layered import Layered
-from sordino.algorithms.layered.routes import FlatSegment, Route, SegmentSpec, helper_route
+from sordino.algorithms.layered.routes import BucketSpec, FlatBucket, Route, helper_route
 from sordino.algorithms.strategy import Closure
 from sordino.errors import NonFinite, UsageError
-from sordino.runtime.bucket import Segment, Settings, say_used
+from sordino.runtime.bucket import Bucket, Settings
 from sordino.runtime.context import Context
 from sordino.runtime.deferred_step import hide, storage_of, watch, watch_modules
 from sordino.runtime.devices import common_device, on_stream, stream_of
-from sordino.runtime.flat_reducer import Flat, FlatReducer
+from sordino.runtime.flat_reducer import FlatGradients, FlatReducer
 from sordino.runtime.helpers import Helpers, helpers_of
 from sordino.runtime.tensors import dtype_code
 
-OpenRoute = Callable[[Sequence[SegmentSpec], torch.device], Route]
+OpenRoute = Callable[[Sequence[BucketSpec], torch.device], Route]
 
 
-class Travelling:
-    """What travels: the gradients of a segment's members, for each whether it has one, and whether the rank trains."""
+class Travelling(FlatGradients):
+    """What travels: the gradients of a bucket's members, for each whether it has one, and whether the rank trains."""
 
-    def __init__(self, flat: FlatSegment, members: Sequence[int], parameters: Sequence[torch.Tensor]) -> None:
+    def __init__(self, flat: FlatBucket, members: Sequence[int], parameters: Sequence[torch.Tensor]) -> None:
         self._values = flat.values
         kind = parameters[members[0]].dtype
-        self.views: list[torch.Tensor] = []
-        offset = 0
+        views, offset = [], 0
         for i in members:
-            self.views.append(self._values.like(parameters[i], offset * kind.itemsize))
+            views.append(self._values.like(parameters[i], offset * kind.itemsize))
             offset += parameters[i].numel()
-        self._flags = self._values.flat(kind, offset * kind.itemsize, len(members) + 1)
-        self._complete = False  # this rank has a gradient for each member
+        flags = self._values.flat(kind, offset * kind.itemsize, len(members) + 1)
+        super().__init__(views, [flags[:-1]])
+        self._trains = flags[-1:]
 
     def say_used(self, used: Sequence[bool]) -> None:
-        self._complete = say_used(self._flags, [*used, True])
-
-    def used(self) -> list[bool]:
-        if self._complete:
-            return [True] * len(self.views)
-        return (self._flags[:-1] > 0).tolist()
+        super().say_used(used)
+        self._trains.fill_(1)
 
     @property
     def somebody_trains(self) -> bool:
         """Once averaged: whether a rank has sent gradients, rather than stood in with nothing."""
-        return bool(self._flags[-1] > 0)
+        return bool(self._trains > 0)
 
     @torch.no_grad()
     def clear(self) -> None:
         """Say that this rank has no gradients and trains no more."""
-        self._complete = False
+        self.complete = False
         for _, values in self._values.runs:
             values.zero_()
 
@@ -69,7 +65,7 @@ class LayeredReducer(FlatReducer):
     """Averages gradients in layers.
 
     Args:
-        open_route: makes the way of some segments; collective.
+        open_route: makes the way of some buckets; collective.
     """
 
     instead_of_sparse = "with Layered"
@@ -102,32 +98,31 @@ class LayeredReducer(FlatReducer):
 
     def _agree(self, indices: Sequence[int]) -> None:
         super()._agree(indices)
-        segments = [segment for segment in self._segments or () if segment.name not in self._routes]
+        buckets = [bucket for bucket in self._buckets or () if bucket.name not in self._routes]
         specs = []
-        for segment in segments:
-            count = sum(self.parameters[i].numel() for i in segment.members) + len(segment.members) + 1
-            specs.append(SegmentSpec(segment.name, dtype_code(self.parameters[segment.members[0]]), count))
+        for bucket in buckets:
+            count = sum(self.parameters[i].numel() for i in bucket.members) + len(bucket.members) + 1
+            specs.append(BucketSpec(bucket.name, dtype_code(self.parameters[bucket.members[0]]), count))
         if not specs:
             return
         kind = common_device(self.parameters, "parameters that Layered trains")
         route = self._open_route(specs, kind)
-        for segment in segments:
-            self._routes[segment.name] = route
-            self._travelling[segment.name] = Travelling(route.flats[segment.name], segment.members, self.parameters)
+        for bucket in buckets:
+            self._routes[bucket.name] = route
+            self._travelling[bucket.name] = self._flats[bucket.name] = Travelling(
+                route.flats[bucket.name], bucket.members, self.parameters
+            )
 
-    def _flat(self, segment: Segment) -> Flat:
-        return self._travelling[segment.name]
-
-    def _exchange(self, segment: Segment, serving: bool = False) -> Handle:
-        return self._routes[segment.name].start(segment.name, serving)
+    def _exchange(self, bucket: Bucket, serving: bool = False) -> Handle:
+        return self._routes[bucket.name].start(bucket.name, serving)
 
     def views(self) -> list[torch.Tensor]:
         """Return the views of all gradients."""
-        return [view for flat in self._travelling.values() for view in flat.views]
+        return [view for flat in self._flats.values() for view in flat.views]
 
-    def _take_over(self, segment: Segment) -> None:
-        flat = self._travelling[segment.name]
-        for i, view, used in zip(segment.members, flat.views, flat.used()):
+    def _take_over(self, bucket: Bucket) -> None:
+        flat = self._flats[bucket.name]
+        for i, view, used in zip(bucket.members, flat.views, flat.used()):
             self.parameters[i].grad = view if used else None
 
     def postpone(self, complete: Callable[[], None]) -> None:
@@ -149,13 +144,13 @@ class LayeredReducer(FlatReducer):
     def stand_in(self) -> None:
         """Take part in the others' steps without gradients, for as long as somebody trains."""
         trains = True
-        while trains and self._segments:
-            for segment in self._segments:
-                if segment.handle is None:
-                    self._travelling[segment.name].clear()
-                    segment.handle = self._exchange(segment, serving=True)
+        while trains and self._buckets:
+            for bucket in self._buckets:
+                if bucket.handle is None:
+                    self._travelling[bucket.name].clear()
+                    bucket.handle = self._exchange(bucket, serving=True)
             self._finish_all()
-            trains = self._travelling[self._segments[-1].name].somebody_trains
+            trains = self._travelling[self._buckets[-1].name].somebody_trains
             self._begin_cycle()
             for parameter in self.parameters:
                 parameter.grad = None

@@ -72,7 +72,7 @@ class LocalSGD(Algorithm):
             whenever models are averaged, "local" leaves every worker its own.
         log_distance: every so many steps the local models' distance D from their mean is noted in
             `optimizer.distances`; None for never. It costs as much as an averaging.
-        segment_bytes: gradients are reduced in segments of up to this many bytes.
+        bucket_bytes: gradients are reduced in buckets of up to this many bytes.
         elementwise: says of an optimizer that is not known to be element-wise (one of your own, or derived from
             another) that it is, for exchange="sharded". The first step that changes something is tried on copies, whole
             and in slices, which once takes the memory of the model and its whole state; `UsageError` if it is not so.
@@ -86,11 +86,11 @@ class LocalSGD(Algorithm):
     adaptive: AdaptiveInterval | None = None
     buffers: Buffers = "local"
     log_distance: int | None = None
-    segment_bytes: int = 16 * 1024 * 1024
+    bucket_bytes: int = 16 * 1024 * 1024
     elementwise: bool = False
 
     def __post_init__(self) -> None:
-        counts = ["interval", "group_size", "segment_bytes"] + ["log_distance"] * (self.log_distance is not None)
+        counts = ["interval", "group_size", "bucket_bytes"] + ["log_distance"] * (self.log_distance is not None)
         for name in counts:
             value = getattr(self, name)
             require(isinstance(value, int) and value >= 1, self, name, "must be at least 1")
@@ -111,7 +111,7 @@ class LocalSGD(Algorithm):
     steps = "sordino.algorithms.local_sgd.strategy:LocalSGDStrategy"
     simulation = Simulation(
         arrays="sordino.simulate.vectorized:Local",
-        imitated=frozenset({"interval", "group_size", "exchange", "start", "aggregate", "segment_bytes"}),
+        imitated=frozenset({"interval", "group_size", "exchange", "start", "aggregate", "bucket_bytes"}),
         refused={
             "adaptive": "the interval would follow losses that nobody reports here; give interval=...",
             "buffers": NO_BUFFERS,
@@ -125,7 +125,7 @@ class LocalSGD(Algorithm):
         return Traits(
             averages_buffers=self.buffers == "average",
             sends_gradients=self.group_size > 1,
-            segment_bytes=self.segment_bytes,
+            bucket_bytes=self.bucket_bytes,
             ends_with='LocalSGD(exchange="sharded")' if self.sharded else None,
         )
 
@@ -156,11 +156,11 @@ class LocalSGD(Algorithm):
         between = [Reduction(groups.T, [count])] if models > 1 else []
         averaging = Phase(between, self.interval, since=alone)
         if not self.sharded:
-            together = gradients(everybody, model, self.segment_bytes, until=alone)
+            together = gradients(everybody, model, self.bucket_bytes, until=alone)
             if members == 1:
                 return Traffic([together, averaging])
-            return Traffic([together, gradients(groups, model, self.segment_bytes, since=alone), averaging])
-        buckets = model.buckets(self.segment_bytes)
+            return Traffic([together, gradients(groups, model, self.bucket_bytes, since=alone), averaging])
+        buckets = model.buckets(self.bucket_bytes)
         shards = [[bucket / members] * members for bucket in buckets]
         inward = [to_owners(groups, one, tensors=len(model.sizes) if k == 0 else 0) for k, one in enumerate(shards)]
         return Traffic(

@@ -1,9 +1,9 @@
 """Gradients averaged in shards, of which each rank of a group owns one.
 
-Of every segment each rank of a group owns an equal part, averages the gradients of that and steps the optimizer on it
+Of every bucket each rank of a group owns an equal part, averages the gradients of that and steps the optimizer on it
 alone; then it hands the parameters to the others.
 
-A segment's parameters and gradients are views of two arenas that are cut into one shard a rank, so both halves are
+A bucket's parameters and gradients are views of two arenas that are cut into one shard a rank, so both halves are
 exchanges in which a shard's owner takes the mean of all, or all take the owner's value. A shard may begin or end within
 a parameter: to the optimizer it is a list of slices.
 """
@@ -21,12 +21,12 @@ import torch
 from sordino._core import FromOwner, Handle, Layout, ToOwner
 from sordino.errors import StepOrderError
 from sordino.runtime.autograd import allreduce
-from sordino.runtime.bucket import Segment, Settings, say_used
+from sordino.runtime.bucket import Bucket, Settings
 from sordino.runtime.channel import Channel, wait_for_all
 from sordino.runtime.collectives import grouped_allreduce_
 from sordino.runtime.context import Context
-from sordino.runtime.flat_buffer import FlatBuffer, adopt
-from sordino.runtime.flat_reducer import Flat, FlatReducer, part_length
+from sordino.runtime.flat_buffer import FlatBuffer, move
+from sordino.runtime.flat_reducer import FlatGradients, FlatReducer, part_length
 from sordino.runtime.operation import Average, Max, Sum
 from sordino.runtime.process_set import ProcessSet
 from sordino.runtime.tensors import dtype_code
@@ -50,8 +50,8 @@ class Slice:
     gradient: torch.Tensor
 
 
-class Shards:
-    """One segment: its parameters, their gradients, and which part this rank owns.
+class Shards(FlatGradients):
+    """One bucket: its parameters, their gradients, and which part this rank owns.
 
     Args:
         members: the numbers of the parameters.
@@ -64,7 +64,6 @@ class Shards:
     ) -> None:
         kind = parameters[members[0]].dtype
         self.members = list(members)
-        self._complete = False  # this rank has a gradient for each
         self._place = place
         count = sum(parameters[i].numel() for i in members)
         shard = part_length(count, size, kind.itemsize)
@@ -74,14 +73,12 @@ class Shards:
         place_in = parameters[members[0]].device
         self.values = FlatBuffer(context, Layout(specs, groups=list(range(size))), place_in)
         self.gradients = FlatBuffer(context, Layout(specs + flags, groups=list(range(2 * size))), place_in)
-        self._flags = [
-            self.gradients.flat(kind, offset, len(members)) for offset in self.gradients.layout.offsets[size:]
-        ]
+        offsets = self.gradients.layout.offsets[size:]
+        super().__init__([], [self.gradients.flat(kind, offset, len(members)) for offset in offsets])
         self.owned = self.values.flat(kind, 0, size * shard)[place * shard : (place + 1) * shard]
         gradients = self.gradients.flat(kind, 0, size * shard)
         owned_gradients = gradients[place * shard : (place + 1) * shard]
-        self.owned_gradients = [owned_gradients, self._flags[place]]
-        self.views: list[torch.Tensor] = []  # of the gradients
+        self.owned_gradients = [owned_gradients, self.flags[place]]
         self.slices: list[Slice] = []
         self._value_views: list[torch.Tensor] = []
         offset = 0
@@ -100,7 +97,9 @@ class Shards:
 
     def adopt(self, parameters: Sequence[torch.Tensor]) -> None:
         """Take in parameters whose memory somebody has replaced. UsageError if by ones of another shape or dtype."""
-        adopt([parameters[i] for i in self.members], self._value_views)
+        for i, view in zip(self.members, self._value_views):
+            if parameters[i].data_ptr() != view.data_ptr():
+                move(parameters[i], view)
 
     @torch.no_grad()
     def adopt_gradients(self, parameters: Sequence[torch.Tensor]) -> None:
@@ -108,28 +107,17 @@ class Shards:
         for number, (i, view) in enumerate(zip(self.members, self.views)):
             grad = parameters[i].grad
             if grad is None:
-                self._complete = False
-                for flags in self._flags:
+                self.complete = False
+                for flags in self.flags:
                     flags[number] = 0
             elif grad.data_ptr() != view.data_ptr():
                 view.copy_(grad)
 
-    def say_used(self, used: Sequence[bool]) -> None:
-        """Note which members have a gradient on this rank."""
-        for flags in self._flags:
-            self._complete = say_used(flags, used)
-
     def averaged(self) -> list[bool]:
         """Return which members have an average in the part that this rank owns."""
-        if self._complete:
+        if self.complete:
             return [True] * len(self.members)
-        return (self._flags[self._place] > 0).tolist()
-
-    def used(self) -> list[bool]:
-        """Return which members had one on some rank; once all have heard from all owners."""
-        if self._complete:
-            return [True] * len(self.members)
-        return (torch.stack(self._flags).amax(0) > 0).tolist()
+        return (self.flags[self._place] > 0).tolist()
 
 
 class ShardedReducer(FlatReducer):
@@ -158,16 +146,14 @@ class ShardedReducer(FlatReducer):
         ranks = settings.process_set.ranks or []
         self._size, self._place = len(ranks), ranks.index(context.rank)
         self._channel = channel
-        self._shards: dict[str, Shards] = {}
+        self.shards: dict[str, Shards] = {}
+        """By bucket, in the order of the plan."""
+        self.owned: list[torch.Tensor] = []
+        """The parameters that this rank owns, bucket by bucket."""
         self._handed_out = False  # this cycle's averages are everybody's
         self._slices: dict[int, Slice] = {}  # what this rank owns, by parameter
         self._numbers = {id(parameter): i for i, parameter in enumerate(self.parameters)}
         self._to_owner, self._from_owner = ToOwner(self._size), FromOwner(self._size)
-
-    @property
-    def shards(self) -> list[Shards]:
-        """Of all segments so far, in the order of the plan."""
-        return list(self._shards.values())
 
     def slices(self) -> dict[int, Slice]:
         """Return what this rank owns, by parameter."""
@@ -175,14 +161,17 @@ class ShardedReducer(FlatReducer):
 
     def _agree(self, indices: Sequence[int]) -> None:
         super()._agree(indices)
-        self._channel.compare([values for shards in self.shards for values in (shards.values, shards.gradients)])
+        self._channel.compare(
+            [values for shards in self.shards.values() for values in (shards.values, shards.gradients)]
+        )
 
-    def _make_segment(self, name: str, members: list[int]) -> Segment:
+    def _make_bucket(self, name: str, members: list[int]) -> Bucket:
         shards = Shards(self.context, members, self.parameters, self._place, self._size)
         shards.adopt(self.parameters)
-        self._shards[name] = shards
+        self.shards[name] = self._flats[name] = shards
+        self.owned.append(shards.owned)
         self._slices.update({piece.parameter: piece for piece in shards.slices})
-        return super()._make_segment(name, members)
+        return super()._make_bucket(name, members)
 
     # ---- gradients ---------------------------------------------------------------------------------------------
 
@@ -190,11 +179,8 @@ class ShardedReducer(FlatReducer):
         super()._begin_cycle()
         self._handed_out = False
 
-    def _flat(self, segment: Segment) -> Flat:
-        return self._shards[segment.name]
-
-    def _exchange(self, segment: Segment) -> Handle:
-        return self._channel.start(f"{segment.name}.reduce", self._to_owner, self._shards[segment.name].gradients)
+    def _exchange(self, bucket: Bucket) -> Handle:
+        return self._channel.start(f"{bucket.name}.reduce", self._to_owner, self.shards[bucket.name].gradients)
 
     def _reduce(self) -> None:
         """Average every gradient that is not averaged yet, at its owner."""
@@ -202,7 +188,7 @@ class ShardedReducer(FlatReducer):
             return
         super().synchronize()
         if self.across is not None:
-            tensors = [tensor for shards in self.shards for tensor in shards.owned_gradients]
+            tensors = [tensor for shards in self.shards.values() for tensor in shards.owned_gradients]
             grouped_allreduce_(tensors, op=Average, name=f"{self._name}.across", process_set=self.across)
 
     @property
@@ -218,7 +204,7 @@ class ShardedReducer(FlatReducer):
 
     def _hand_out_gradients(self) -> None:
         self._give("gradients")
-        for shards in self.shards:
+        for shards in self.shards.values():
             for i, view, used in zip(shards.members, shards.views, shards.used()):
                 self.parameters[i].grad = view if used else None
         self._handed_out = True
@@ -233,7 +219,7 @@ class ShardedReducer(FlatReducer):
         if self._handed_out or not self.active:
             return super().clip(limit, kind, strict)
         self._reduce()
-        owned = [shards.owned_gradients[0] for shards in self.shards]
+        owned = [shards.owned_gradients[0] for shards in self.shards.values()]
         norms = [torch.linalg.vector_norm(one, kind).to(torch.float64) for one in owned]
         mine = torch.linalg.vector_norm(torch.stack(norms), kind)
         name = f"{self._name}.norm"
@@ -260,7 +246,7 @@ class ShardedReducer(FlatReducer):
             raise StepOrderError("step() within skip_synchronize() needs synchronize() before it: shards are averages")
         if self.trial is not None and not self._handed_out:
             self._hand_out_gradients()
-        for shards in self.shards:
+        for shards in self.shards.values():
             shards.adopt(self.parameters)
             if self._handed_out:
                 shards.adopt_gradients(self.parameters)
@@ -283,9 +269,9 @@ class ShardedReducer(FlatReducer):
         self._give("values")
 
     def _give(self, what: Literal["values", "gradients"]) -> None:
-        """Have all ranks of the group take over from the owners, segment by segment."""
+        """Have all ranks of the group take over from the owners, bucket by bucket."""
         channel, topology, handles = self._channel, self._from_owner, []
-        for name, shards in self._shards.items():
+        for name, shards in self.shards.items():
             handles.append(channel.start(f"{name}.{what}", topology, getattr(shards, what)))
         wait_for_all(handles)
 

@@ -21,11 +21,11 @@ from sordino.algorithms.local_sgd.sharding import ShardedReducer
 from sordino.algorithms.strategy import Runtime
 from sordino.errors import UsageError
 from sordino.runtime.autograd import allreduce
+from sordino.runtime.channel import PreparedReduction
 from sordino.runtime.collectives import grouped_allreduce_
 from sordino.runtime.flat_buffer import ParameterBuffer
 from sordino.runtime.groups import group_of, new_channel, peers_of
 from sordino.runtime.operation import Average, Max, Sum
-from sordino.runtime.prepared import PreparedReduction
 from sordino.runtime.rollback import take_mean
 from sordino.runtime.tensors import squared_distance
 
@@ -49,6 +49,7 @@ class LocalSGDStrategy(ExchangingStrategy):
         self._rate = 0.0  # of the first parameter group
         self._first_metric: tuple[float, float] | None = None  # rate and loss
         self._block_ends = 0
+        self._shards: ShardedReducer | None = None  # the reducer, if it is one
         self._arena: ParameterBuffer | None = None
         self._tried = not self.algorithm.elementwise  # whether the optimizer is what the user says
         self._then: list[torch.Tensor] = []  # what models were when they were last averaged
@@ -73,7 +74,7 @@ class LocalSGDStrategy(ExchangingStrategy):
         if algorithm.sharded:
             channel = new_channel(context, self._group)
             within = replace(self.settings, process_set=self._group)
-            self.reducer = ShardedReducer(context, self.names, self.parameters, within, channel)
+            self.reducer = self._shards = ShardedReducer(context, self.names, self.parameters, within, channel)
         elif self._models > 1:
             self._arena = ParameterBuffer(context, self.names, self.parameters, "model")
         self._regroup()
@@ -101,10 +102,6 @@ class LocalSGDStrategy(ExchangingStrategy):
         self._floor = 0
         if self.active:
             self._note_models()
-
-    @property
-    def _shards(self) -> ShardedReducer | None:
-        return self.reducer if isinstance(self.reducer, ShardedReducer) else None
 
     # ---- the step ----------------------------------------------------------------------------------------------
 
@@ -166,7 +163,7 @@ class LocalSGDStrategy(ExchangingStrategy):
     def _values(self) -> list[torch.Tensor]:
         """Return what this rank averages with its peers."""
         if self._shards is not None:
-            return [shards.owned for shards in self._shards.shards]
+            return self._shards.owned
         if self._arena is None:
             return []
         self._arena.adopt()
