@@ -22,10 +22,10 @@ from sordino.algorithms import Algorithm, AllReduce, Layered
 from sordino.bench import command_line
 from sordino.bench.resnet import resnet50_shapes
 from sordino.errors import SordinoError
+from sordino.plan import cost_of
+from sordino.plan.costs import Rates
 from sordino.report import Results, records, verdicts
 from sordino.report.tables import format_seconds
-from sordino.tune import cost_of
-from sordino.tune.costs import Rates
 
 _WORKER = "claims.layered.worker"
 SOURCE = {"AllReduce": 0.638, "Layered": 0.931}  # Figure 6, at 256 workers

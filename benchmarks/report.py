@@ -22,8 +22,8 @@ from gpu.ranks_report import REPORTS as GPU_RANKS
 from gpu.step_report import REPORTS as GPU_STEP
 from sordino.bench.report import REPORTS as BENCH
 from sordino.errors import UsageError
+from sordino.plan.report import REPORTS as PLAN
 from sordino.report import records
-from sordino.tune.report import REPORTS as PLAN
 
 REPORTS = {
     **BENCH,

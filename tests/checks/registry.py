@@ -51,7 +51,7 @@ MODULES = (
     "skipping_life",
     "sparse",
     "sync_batch_norm",
-    "tune",
+    "plan",
     "wide_area",
 )
 
@@ -73,7 +73,7 @@ _MOVING = {
     "shared",
     "skipping",
     "skipping_life",
-    "tune",
+    "plan",
     "wide_area",
 }
 

@@ -1,4 +1,4 @@
-"""Errors of what is around training: elastic states, checkpoints, decisions, the simulator and the tuner."""
+"""Errors of what is around training: elastic states, checkpoints, decisions, the simulator and the plan."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _ELASTIC = "python/sordino/torch/elastic/"
 _CHECKPOINT = "python/sordino/checkpoint/"
 _ALGORITHMS = "python/sordino/algorithms/"
 _SIMULATE = "python/sordino/simulate/"
-_TUNE = "python/sordino/tune/"
+_PLAN = "python/sordino/plan/"
 
 ERRORS = [
     # ---- elastic
@@ -279,30 +279,30 @@ ERRORS = [
         "used = mean",
         (tests("simulate_lockstep"),),
     ),
-    # ---- the tuner
+    # ---- the plan
     Error(
         "a ring sends all to all",
         "wrong weight",
-        "python/sordino/tune/costs.py",
+        "python/sordino/plan/costs.py",
         "2 * (len(ranks) - 1) / len(ranks) * count)",
         "2 * (len(ranks) - 1) * count)",
-        (tests("tune"),),
+        (tests("plan"),),
     ),
     Error(
         "what a node needs travels to each of its ranks",
         "wrong bucket",
-        "python/sordino/tune/costs.py",
+        "python/sordino/plan/costs.py",
         "travels.setdefault((ranks[source], self.nodes[rank]), rank)",
         "travels.setdefault((ranks[source], rank), rank)",
-        (tests("tune"), checks("tune")),
+        (tests("plan"), checks("plan")),
     ),
     Error(
         "a negative latency stays",
         "off by one",
-        "python/sordino/tune/links.py",
+        "python/sordino/plan/links.py",
         "    if alpha < 0:",
         "    if alpha > 1:",
-        (tests("tune"),),
+        (tests("plan"),),
     ),
     # ---- launching
     Error(

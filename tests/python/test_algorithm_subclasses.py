@@ -8,11 +8,11 @@ import torch
 from lockstep_cases import CHOICES, job_of, silent
 
 import sordino.torch as hvd
-from sordino import sim, tune
+from sordino import plan, sim
 from sordino.algorithms import Algorithm, LocalSGD, names, resolve
 from sordino.simulate import lockstep
 
-RATES = tune.Rates(None, tune.Line(1e-4, 1e-8), 0.0, hop=1e-4)
+RATES = plan.Rates(None, plan.Line(1e-4, 1e-8), 0.0, hop=1e-4)
 
 
 def derived(algorithm: Algorithm) -> Algorithm:
@@ -49,7 +49,7 @@ def test_a_simulation_runs_it(name: str) -> None:
 
 @pytest.mark.parametrize("name", names())
 def test_its_costs_are_known(name: str) -> None:
-    wanted, found = (tune.cost_of(one, [0, 0, 1, 1], ["w"], [1000]) for one in (resolve(name), derived(resolve(name))))
+    wanted, found = (plan.cost_of(one, [0, 0, 1, 1], ["w"], [1000]) for one in (resolve(name), derived(resolve(name))))
     assert found.phases and found.communication(RATES) == wanted.communication(RATES)
     assert found.sent() == wanted.sent()
 

@@ -10,7 +10,7 @@ import pytest
 import layered
 from claims.layered import report
 from results import ResultsOf
-from sordino.tune.costs import Line, Rates
+from sordino.plan.costs import Line, Rates
 
 
 def row(exposed: dict[str, list[float]]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import sordino.torch as hvd
-from sordino import sim, tune
+from sordino import plan, sim
 from sordino.algorithms import registry, resolve
 from sordino.errors import PeerLost, UsageError
 
@@ -117,7 +117,7 @@ def test_a_package_registers_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_plan_knows_its_costs() -> None:
-    cost = tune.cost_of(EmaGossip(interval=4), [0, 1, 2, 3], ["weight"], [1_000_000])
+    cost = plan.cost_of(EmaGossip(interval=4), [0, 1, 2, 3], ["weight"], [1_000_000])
     assert cost.sent() == [250_000] * 4
 
 

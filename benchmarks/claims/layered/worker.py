@@ -18,7 +18,7 @@ import torch
 import sordino.torch as hvd
 from claims.local_sgd.worker import resnet20_shapes
 from cluster import jobs
-from sordino import tune
+from sordino import plan
 from sordino.algorithms import AllReduce, Layered
 from sordino.bench import baselines
 from sordino.bench.resnet import resnet50_shapes
@@ -104,7 +104,7 @@ def measure(chosen: argparse.Namespace, team: Team) -> Results:
     ]
     found = race(contestants, team, chosen.rounds)
     if chosen.links > 0:
-        rates, _ = tune.measure(4 * sum(int(np.prod(shape)) for _, shape in SETS[chosen.set]()), chosen.links)
+        rates, _ = plan.measure(4 * sum(int(np.prod(shape)) for _, shape in SETS[chosen.set]()), chosen.links)
         found["rates"] = rates.as_results()
     return found
 

@@ -5,7 +5,7 @@
 Trains a network of three linear layers on Fashion-MNIST by P local models of one rank each (threads), for a fixed
 number of epochs: mini-batches of 128 a rank, models averaged every 8 steps, the learning rate that of one worker times
 P (the linear rule) or its square root, after a gradual warm-up. The rate of one worker is the one of a grid that suits
-it best on images held out of training. The rule for P (`sordino.tune.find_workers`) is tried on the same network and
+it best on images held out of training. The rule for P (`sordino.plan.find_workers`) is tried on the same network and
 images, for a few steps.
 """
 
@@ -20,7 +20,7 @@ import torch
 
 from claims.accuracy.training import INTERVAL, WARM_UP, Task, Training, load, make_model, train
 from claims.local_sgd.report import REPORTS
-from sordino import tune
+from sordino import plan
 from sordino.bench import command_line
 from sordino.report import Results, machines, records
 from sordino.torch.schedules import scale_learning_rate
@@ -72,7 +72,7 @@ def borne(points: Sequence[Results]) -> int:
     return int(last)
 
 
-def task_of(task: Task, lr: float, seed: int, batch: int, data_dir: str | None) -> tune.Task:
+def task_of(task: Task, lr: float, seed: int, batch: int, data_dir: str | None) -> plan.Task:
     """The same training for `find_workers`."""
     images, labels = load(task.data, data_dir, task.images, task.held_out)["train"]
 
@@ -80,7 +80,7 @@ def task_of(task: Task, lr: float, seed: int, batch: int, data_dir: str | None) 
         rows = torch.from_numpy(np.random.Generator(np.random.PCG64((worker, step))).integers(len(labels), size=batch))
         return torch.nn.functional.cross_entropy(model(images[rows]), labels[rows])
 
-    return tune.Task(
+    return plan.Task(
         lambda: make_model(images.shape[2], seed),
         lambda parameters: torch.optim.SGD(parameters, lr=lr, momentum=task.momentum),
         loss,
@@ -110,7 +110,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     rules: dict[str, Results] = {}
     for rule in ("linear", "sqrt"):
         points = [point(1, grid[best]), *[point(count, runs_of(count, best, rule)) for count in counts[1:]]]
-        found = tune.find_workers(trial, counts[1:], INTERVAL, averagings=16, rule=rule)
+        found = plan.find_workers(trial, counts[1:], INTERVAL, averagings=16, rule=rule)
         distances = {str(count): value if math.isfinite(value) else None for count, value in found.distances.items()}
         tried = {"distances": distances, "chosen": found.chosen, "reason": found.reason}
         rules[rule] = {"points": points, "borne": borne(points), "tried": tried}

@@ -15,11 +15,11 @@ import torch
 
 import sordino.torch as hvd
 from cluster import jobs
-from sordino import tune
+from sordino import plan
 from sordino.algorithms import Algorithm, AllReduce, LocalSGD
+from sordino.plan.links import idle_sgd
 from sordino.report import Results
 from sordino.timing import Seconds, Team, summarize
-from sordino.tune.links import idle_sgd
 
 INTERVAL = 2  # an averaging step after one without
 Shapes = list[tuple[str, tuple[int, ...]]]
@@ -89,8 +89,8 @@ def measure(chosen: argparse.Namespace, team: Team) -> Results:
     """Every contestant in turns. Collective."""
     shapes = SETS[chosen.set]()
     count = 4 * sum(int(np.prod(shape)) for _, shape in shapes)
-    nodes = tune.nodes_of_ranks()
-    rates, _ = tune.measure(count, chosen.budget)
+    nodes = plan.nodes_of_ranks()
+    rates, _ = plan.measure(count, chosen.budget)
     names, sizes = [name for name, _ in shapes], [4 * int(np.prod(shape)) for _, shape in shapes]
     algorithms = contestants(chosen.members)
     seconds: dict[str, list[Seconds]] = {name: [] for name in algorithms}
@@ -105,7 +105,7 @@ def measure(chosen: argparse.Namespace, team: Team) -> Results:
             entry["right"] &= right
     for name, algorithm in algorithms.items():
         steps = np.concatenate(seconds[name])
-        phases = tune.cost_of(algorithm, nodes, names, sizes).phases
+        phases = plan.cost_of(algorithm, nodes, names, sizes).phases
         averaging = sum(phase.load.seconds(rates) for phase in phases if phase.every > 1)
         gradients = sum(phase.load.seconds(rates) for phase in phases if phase.every == 1)
         entries[name]["gradients"] = summarize(steps if name == "synchronous" else steps[:, 0])

@@ -2,7 +2,7 @@
 
   sordino plan -np 4
   sordino plan -np 8 --hosts node1:4,node2:4 --parameters 25.6M --compute-ms 120 --samples 1281167 --batch 32
-  sordino plan -np 4 --task train.py:task        # a function that returns a sordino.tune.Task
+  sordino plan -np 4 --task train.py:task        # a function that returns a sordino.plan.Task
 
 It measures seconds a message and seconds a byte within nodes and between them, predicts what every algorithm takes from
 what it sends, runs each for a few steps beside the prediction, and tries how many local models training bears.
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", type=int, default=32, metavar="N", help="samples a step and worker (default 32)")
     parser.add_argument("--interval", type=int, default=8, metavar="N", help="of local SGD (default 8)")
     parser.add_argument(
-        "--task", metavar="FILE.py:FUNCTION", help="returns the sordino.tune.Task to try local models on"
+        "--task", metavar="FILE.py:FUNCTION", help="returns the sordino.plan.Task to try local models on"
     )
     parser.add_argument(
         "--data", choices=("digits", "fashion-mnist", "none"),
@@ -57,7 +57,7 @@ def main(options: argparse.Namespace) -> int:
     if options.ranks is not None:
         return run.plain(options.ranks, ["sordino", "plan", *_words(options)], options.hosts)
     try:
-        from sordino.tune import command as plan
+        from sordino.plan import command as plan
     except ModuleNotFoundError as error:
         if error.name == "sordino._core":
             raise NotBuilt("Sordino's core is not built; `sordino doctor` says how to mend that") from error

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sordino.tune.costs import SMALL
+from sordino.plan.costs import SMALL
 
 Integers = NDArray[np.int64]
 Booleans = NDArray[np.bool_]

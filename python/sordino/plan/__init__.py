@@ -3,10 +3,10 @@
 What the transport costs here, what each algorithm would take, and how many local models training bears.
 """
 
-from sordino.tune.costs import Cost, Line, Load, Phase, Rates, cost_of
-from sordino.tune.links import fit, measure, nodes_of_ranks
-from sordino.tune.plan import Job, Prediction, candidates, predict, recommend, trial
-from sordino.tune.workers import Task, Workers, choose, find_workers
+from sordino.plan.costs import Cost, Line, Load, Phase, Rates, cost_of
+from sordino.plan.links import fit, measure, nodes_of_ranks
+from sordino.plan.predictions import Job, Prediction, candidates, predict, recommend, trial
+from sordino.plan.workers import Task, Workers, choose, find_workers
 
 __all__ = [
     "Cost",

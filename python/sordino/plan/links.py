@@ -14,12 +14,12 @@ import torch
 
 import sordino.torch as hvd
 from sordino._core import Exponential, Layout
+from sordino.plan.costs import Line, Load, Rates
 from sordino.runtime.context import Context, current
 from sordino.runtime.flat_buffer import FlatBuffer
 from sordino.runtime.groups import new_channel, part_of
 from sordino.runtime.tensors import dtype_code
 from sordino.timing import Team, time_block
-from sordino.tune.costs import Line, Load, Rates
 
 _SMALL = 4096  # bytes; what is spent on these is latency
 _SEGMENT = 4 * 1024 * 1024  # bytes
@@ -101,7 +101,7 @@ def _exchanges(
     """Return the seconds of an exchange by bytes, as long as the budget lasts. Collective."""
     idle = [rank for rank in range(context.size) if not any(rank in ranks for ranks in sets)]
     parts = [*map(list, sets), *([idle] if idle else [])]
-    mine = part_of(context, hvd.global_process_set, (f"tune.{place}", 0), parts)
+    mine = part_of(context, hvd.global_process_set, (f"plan.{place}", 0), parts)
     channel = new_channel(context, mine)
     topology = Exponential(len(sets[0]), {0: 1})
     team = Team(context.rank, context.size)
@@ -113,7 +113,7 @@ def _exchanges(
 
         def run(values: FlatBuffer = values) -> None:
             if context.rank not in idle:
-                channel.start(f"tune.{place}", topology, values, wait=True).wait()
+                channel.start(f"plan.{place}", topology, values, wait=True).wait()
 
         first, spent = team.maximum(np.array([time_block(run, team, 2)[1], time.perf_counter() - begin]))
         if len(found) >= 2 and spent + _LEAST * first > budget:
@@ -133,7 +133,7 @@ def _median(run: Callable[[], object]) -> float:
 def _agreement(across: Line | None) -> float:
     """Return the seconds that a small operation takes beyond its messages. Collective."""
     value = torch.zeros(1)
-    seconds = _median(lambda: hvd.allreduce_(value, name="tune.agreement"))
+    seconds = _median(lambda: hvd.allreduce_(value, name="plan.agreement"))
     messages = math.ceil(math.log2(hvd.size())) * across.alpha if across is not None else 0.0
     return max(seconds - messages, 0.0)
 
@@ -141,7 +141,7 @@ def _agreement(across: Line | None) -> float:
 def _hop(nodes: Sequence[int], across: Line, agreement: float) -> float:
     """Return the seconds that the hops of a short ring take beyond their bytes. Collective."""
     values = torch.zeros(_RING // 4)
-    seconds = _median(lambda: hvd.allreduce_(values, name="tune.ring"))
+    seconds = _median(lambda: hvd.allreduce_(values, name="plan.ring"))
     load = Load(nodes)
     load.all_reduce([list(range(len(nodes)))], _RING)
     return max(seconds - agreement - load.link * across.beta, 0.0) / load.hops

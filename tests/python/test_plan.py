@@ -12,26 +12,26 @@ import pytest
 import torch
 
 from results import ResultsOf
-from sordino import sim, tune
+from sordino import plan, sim
 from sordino.algorithms import AllReduce, Crossover, LocalSGD, PushSum
 from sordino.cli.plan import parse_count
 from sordino.errors import UsageError
-from sordino.tune import tasks
-from sordino.tune.command import even_shapes
+from sordino.plan import tasks
+from sordino.plan.command import even_shapes
 
 ALPHA, BETA = 1e-4, 1e-8
-APART = tune.Rates(None, tune.Line(ALPHA, BETA), 0.0, hop=ALPHA)
+APART = plan.Rates(None, plan.Line(ALPHA, BETA), 0.0, hop=ALPHA)
 M = 40e6  # bytes of the model
 NAMES, SIZES = ["a", "b"], [10_000_000, 30_000_000]
 
 
-def seconds(algorithm: tune.Cost) -> float:
+def seconds(algorithm: plan.Cost) -> float:
     return algorithm.communication(APART)
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 8, 16])
 def test_allreduce_costs_what_a_ring_does(size: int) -> None:
-    cost = tune.cost_of(AllReduce(bucket_bytes=1 << 40), range(size), NAMES, SIZES)
+    cost = plan.cost_of(AllReduce(bucket_bytes=1 << 40), range(size), NAMES, SIZES)
     assert seconds(cost) == pytest.approx(2 * (size - 1) * ALPHA + 2 * (size - 1) / size * M * BETA)
     assert cost.sent() == pytest.approx([2 * (size - 1) / size * M] * size)
 
@@ -44,64 +44,64 @@ def test_local_sgd_costs_equations_6_to_8(groups: int, members: int) -> None:
     inside = M * (members - 1) / members * BETA + ALPHA
     across = 2 * M / members * (groups - 1) / groups * BETA + 2 * (groups - 1) * ALPHA
     algorithm = LocalSGD(interval, members, bucket_bytes=1 << 40)
-    cost = tune.cost_of(algorithm, range(size), NAMES, SIZES)
+    cost = plan.cost_of(algorithm, range(size), NAMES, SIZES)
     assert seconds(cost) == pytest.approx(2 * inside + across / interval)
 
 
 def test_a_node_hides_what_stays_in_it() -> None:
     nodes = [0, 0, 1, 1]
-    cost = tune.cost_of(LocalSGD(4, 2), nodes, NAMES, SIZES)
+    cost = plan.cost_of(LocalSGD(4, 2), nodes, NAMES, SIZES)
     # Both ranks of a node average their half with a peer: 2 (P - 1) / P M / K each, every 4 steps.
     assert cost.sent() == pytest.approx([M / 2 / 4] * 4)
     assert [phase.load.link for phase in cost.phases] == [0, M, 0]
-    whole = tune.cost_of(LocalSGD(4, 2, "allreduce"), nodes, NAMES, SIZES)
+    whole = plan.cost_of(LocalSGD(4, 2, "allreduce"), nodes, NAMES, SIZES)
     assert whole.sent() == pytest.approx([M / 4] * 4)
 
 
 def test_memory_costs_what_is_read_and_written() -> None:
-    rates = tune.Rates(tune.Line(0.0, 1e-10), None, 0.0)
+    rates = plan.Rates(plan.Line(0.0, 1e-10), None, 0.0)
 
-    def memory(algorithm: tune.Cost) -> float:
+    def memory(algorithm: plan.Cost) -> float:
         return algorithm.communication(rates) / (M * 1e-10)
 
-    assert memory(tune.cost_of(AllReduce(), [0] * 4, NAMES, SIZES)) == pytest.approx(2)
+    assert memory(plan.cost_of(AllReduce(), [0] * 4, NAMES, SIZES)) == pytest.approx(2)
     # Four averages of two: all vectors read once and once more from caches, all written.
-    assert memory(tune.cost_of(Crossover(), [0] * 4, NAMES, SIZES)) == pytest.approx(2.25)
+    assert memory(plan.cost_of(Crossover(), [0] * 4, NAMES, SIZES)) == pytest.approx(2.25)
     # Both averages are one.
-    assert memory(tune.cost_of(Crossover(), [0] * 2, NAMES, SIZES)) == pytest.approx(2)
+    assert memory(plan.cost_of(Crossover(), [0] * 2, NAMES, SIZES)) == pytest.approx(2)
 
 
 def test_software_costs_by_operation_and_tensor() -> None:
-    rates = tune.Rates(None, None, 1.0, handling=10.0)
-    assert tune.cost_of(AllReduce(), range(2), NAMES, SIZES).communication(rates) == 2 * 1.0 + 2 * 10.0
-    assert tune.cost_of(LocalSGD(1, 1), range(2), NAMES, SIZES).communication(rates) == 1.0
-    assert tune.cost_of(LocalSGD(4, 2), range(4), NAMES, SIZES).communication(rates) == 2 * 10.0 + 1.0 / 4
-    assert tune.cost_of(PushSum(), range(4), NAMES, SIZES).communication(rates) == 0
+    rates = plan.Rates(None, None, 1.0, handling=10.0)
+    assert plan.cost_of(AllReduce(), range(2), NAMES, SIZES).communication(rates) == 2 * 1.0 + 2 * 10.0
+    assert plan.cost_of(LocalSGD(1, 1), range(2), NAMES, SIZES).communication(rates) == 1.0
+    assert plan.cost_of(LocalSGD(4, 2), range(4), NAMES, SIZES).communication(rates) == 2 * 10.0 + 1.0 / 4
+    assert plan.cost_of(PushSum(), range(4), NAMES, SIZES).communication(rates) == 0
 
 
 def test_backward_hides_gradients_but_for_the_last_segment() -> None:
-    cost = tune.cost_of(AllReduce(bucket_bytes=10_000_000), range(4), NAMES, SIZES)
+    cost = plan.cost_of(AllReduce(bucket_bytes=10_000_000), range(4), NAMES, SIZES)
     whole = seconds(cost)
     assert cost.exposed(APART, 0.0) == pytest.approx(whole)
     assert cost.exposed(APART, 0.15) == pytest.approx(whole - 0.1)  # backward is two thirds
     assert cost.exposed(APART, 100.0) == pytest.approx(whole / 4)
-    gossip = tune.cost_of(PushSum(), range(4), NAMES, SIZES)
+    gossip = plan.cost_of(PushSum(), range(4), NAMES, SIZES)
     assert gossip.exposed(APART, 100.0) == gossip.communication(APART)
-    assert tune.cost_of(PushSum(overlap=1), range(4), NAMES, SIZES).exposed(APART, 100.0) == 0
-    late = tune.cost_of(AllReduce(double_buffering=True), range(4), NAMES, SIZES)
+    assert plan.cost_of(PushSum(overlap=1), range(4), NAMES, SIZES).exposed(APART, 100.0) == 0
+    late = plan.cost_of(AllReduce(double_buffering=True), range(4), NAMES, SIZES)
     assert late.exposed(APART, 0.1) == pytest.approx(late.communication(APART) - 0.1)
     assert late.exposed(APART, 100.0) == 0
 
 
 def test_a_line_goes_through_its_points() -> None:
-    line = tune.fit([(x, 3e-5 + 2e-9 * x) for x in (4e3, 6e4, 1e6, 2e7)])
+    line = plan.fit([(x, 3e-5 + 2e-9 * x) for x in (4e3, 6e4, 1e6, 2e7)])
     assert line == pytest.approx((3e-5, 2e-9), rel=1e-6)
-    assert tune.fit([(1e3, 1e-6), (1e6, 2e-3)]).alpha == 0  # steeper than any line from above 0
-    flat = tune.fit([(1e3, 5e-4), (1e6, 4e-4)])
+    assert plan.fit([(1e3, 1e-6), (1e6, 2e-3)]).alpha == 0  # steeper than any line from above 0
+    flat = plan.fit([(1e3, 5e-4), (1e6, 4e-4)])
     assert flat.beta == 0
     assert 4e-4 <= flat.alpha <= 5e-4
     with pytest.raises(ValueError, match="two points"):
-        tune.fit([(1.0, 1.0)])
+        plan.fit([(1.0, 1.0)])
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_a_line_goes_through_its_points() -> None:
 )
 def test_the_rule_names_the_last_proportional_number(distances: dict[int, float], chosen: int, said: str) -> None:
     """The first case is the source's Figure 4."""
-    found, reason = tune.choose(distances, 0.85)
+    found, reason = plan.choose(distances, 0.85)
     assert found == chosen
     assert said in reason
 
@@ -135,12 +135,12 @@ def test_impossible_trials_are_refused() -> None:
         ({"rule": "cubic"}, "rule"),
     ):
         with pytest.raises(UsageError, match=said):
-            tune.find_workers(task, **arguments)  # type: ignore[arg-type]
+            plan.find_workers(task, **arguments)  # type: ignore[arg-type]
 
 
-def predictions(compute: float, size: int = 4) -> list[tune.Prediction]:
-    job = tune.Job([("a", (1000, 1000)), ("b", (500,))], compute, samples=1000, batch=10)
-    return tune.predict(job, range(size), APART, interval=4)
+def predictions(compute: float, size: int = 4) -> list[plan.Prediction]:
+    job = plan.Job([("a", (1000, 1000)), ("b", (500,))], compute, samples=1000, batch=10)
+    return plan.predict(job, range(size), APART, interval=4)
 
 
 def test_predictions_are_of_steps_and_epochs() -> None:
@@ -155,22 +155,22 @@ def test_predictions_are_of_steps_and_epochs() -> None:
 
 def test_a_recommendation_has_its_reason() -> None:
     found = predictions(0.05)
-    free = tune.recommend(found, 4, None)
+    free = plan.recommend(found, 4, None)
     assert free.startswith("LocalSGD(interval=4, group_size=1): a step takes")
     assert "was not tried" in free
-    two = tune.Workers({2: 1.0, 4: 1.1}, 2, "")
-    assert tune.recommend(found, 4, two).startswith("LocalSGD(interval=4, group_size=2): ")
-    one = tune.Workers({2: math.inf}, 1, "")
-    assert tune.recommend(found, 4, one).startswith("AllReduce(): nothing that training bears")
-    idle = [tune.Prediction(p.name, p.algorithm, p.communication, 1e-6, 10.0, 1.0, 1.0) for p in predictions(10.0)]
-    assert tune.recommend(idle, 4, None).startswith("AllReduce(): nothing")
+    two = plan.Workers({2: 1.0, 4: 1.1}, 2, "")
+    assert plan.recommend(found, 4, two).startswith("LocalSGD(interval=4, group_size=2): ")
+    one = plan.Workers({2: math.inf}, 1, "")
+    assert plan.recommend(found, 4, one).startswith("AllReduce(): nothing that training bears")
+    idle = [plan.Prediction(p.name, p.algorithm, p.communication, 1e-6, 10.0, 1.0, 1.0) for p in predictions(10.0)]
+    assert plan.recommend(idle, 4, None).startswith("AllReduce(): nothing")
 
 
 def test_a_measurement_counts_more_than_a_prediction() -> None:
     found = predictions(0.05)
     for one in found:
         one.measured = one.communication * (0.1 if one.name == "PushSum()" else 10.0)
-    assert tune.recommend(found, 4, None).startswith("PushSum(): ")
+    assert plan.recommend(found, 4, None).startswith("PushSum(): ")
     assert found[0].error == pytest.approx(-0.9)
 
 
@@ -190,7 +190,7 @@ def test_tasks_come_from_files(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(
         "from __future__ import annotations\nfrom dataclasses import dataclass\nimport torch\nimport beside\n"
-        "from sordino.tune import Task\n@dataclass\nclass Settings:\n    lr: float = 0.1\n"
+        "from sordino.plan import Task\n@dataclass\nclass Settings:\n    lr: float = 0.1\n"
         "def task():\n    return Task(lambda: torch.nn.Linear(2, 1), lambda p: torch.optim.SGD(p, lr=0.1),\n"
         "                lambda model, worker, step: model(torch.ones(1, 2)).square().sum())\n"
         "def other():\n    return 3\n"
@@ -208,7 +208,7 @@ def test_tasks_come_from_files(tmp_path: Path) -> None:
 
 def test_a_budget_ends_the_trial() -> None:
     task = tasks.images("digits", None)
-    found = tune.find_workers(task, (2, 4, 8), interval=1, averagings=4, budget=1e-9)
+    found = plan.find_workers(task, (2, 4, 8), interval=1, averagings=4, budget=1e-9)
     assert sorted(found.distances) == [2]
     assert "the most that was tried" in found.reason
 

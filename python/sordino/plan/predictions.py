@@ -13,10 +13,10 @@ import torch
 import sordino.torch as hvd
 from sordino.algorithms import Algorithm, AllReduce, class_of, names
 from sordino.errors import UsageError
+from sordino.plan.costs import Rates, cost_of
+from sordino.plan.links import idle_sgd
+from sordino.plan.workers import Workers
 from sordino.timing import Team
-from sordino.tune.costs import Rates, cost_of
-from sordino.tune.links import idle_sgd
-from sordino.tune.workers import Workers
 
 _WARM_UP = 3  # steps: gradients that persist move into shared memory
 CLOSE = 1.05  # AllReduce, which changes nothing about training, is preferred to what is not faster than that

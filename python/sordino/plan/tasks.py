@@ -12,7 +12,7 @@ import torch
 
 from sordino.data import load_digits, load_fashion_mnist
 from sordino.errors import UsageError
-from sordino.tune.workers import Task
+from sordino.plan.workers import Task
 
 _BATCH = 32
 
@@ -43,7 +43,7 @@ def from_file(text: str) -> Task:
         raise UsageError(f"--task {text}: {path} has no function '{name}'")
     task = function()
     if not isinstance(task, Task):
-        raise UsageError(f"--task {text}: {name}() returned a {type(task).__name__}, not a sordino.tune.Task")
+        raise UsageError(f"--task {text}: {name}() returned a {type(task).__name__}, not a sordino.plan.Task")
     return task
 
 

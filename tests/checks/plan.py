@@ -7,7 +7,7 @@ import torch
 
 import sordino.torch as hvd
 from checks.registry import Seat, check
-from sordino import tune
+from sordino import plan
 from sordino.algorithms import AllReduce, ElasticAveraging, Layered, LocalSGD, ParameterSkipping
 
 SHAPES = [(f"blocks.{k}.weight", (length,)) for k, length in enumerate((30000, 50000, 41000, 60000, 25000))]
@@ -17,9 +17,9 @@ STEPS = 8
 @check(least=2, quick=("sim-5x2", "mpi-4x2"))
 def the_bytes_of_a_plan_are_those_of_the_transport(seat: Seat) -> None:
     """Of every algorithm, rank by rank, between nodes."""
-    nodes = tune.nodes_of_ranks()
+    nodes = plan.nodes_of_ranks()
     skipping = [ParameterSkipping(threshold=101, exchange=way) for way in ("allreduce", "parameter-server")]
-    for algorithm in [*tune.candidates(nodes, interval=2), *skipping]:
+    for algorithm in [*plan.candidates(nodes, interval=2), *skipping]:
         named = [(name, torch.nn.Parameter(torch.zeros(shape))) for name, shape in SHAPES]
         for _, parameter in named:
             parameter.grad = torch.zeros_like(parameter)
@@ -34,15 +34,15 @@ def the_bytes_of_a_plan_are_those_of_the_transport(seat: Seat) -> None:
             optimizer.step()
         optimizer.flush()
         found = hvd.stats()["bytes_sent_across_nodes"] - before
-        cost = tune.cost_of(algorithm, nodes, [name for name, _ in SHAPES], [4 * shape[0] for _, shape in SHAPES])
+        cost = plan.cost_of(algorithm, nodes, [name for name, _ in SHAPES], [4 * shape[0] for _, shape in SHAPES])
         # A little more is sent: flags, weights, what flush() agrees on, and shards are padded.
         assert found == pytest.approx(STEPS * cost.sent()[seat.rank], rel=2e-3, abs=100), algorithm
 
 
 @check(least=2)
 def links_are_measured(seat: Seat) -> None:
-    rates, samples = tune.measure(1 << 18, 1.0)
-    nodes = tune.nodes_of_ranks()
+    rates, samples = plan.measure(1 << 18, 1.0)
+    nodes = plan.nodes_of_ranks()
     assert (rates.across is not None) == (max(nodes) > 0)
     assert (rates.inside is not None) == (max(nodes) + 1 < seat.size)
     for line in (rates.inside, rates.across):
@@ -56,7 +56,7 @@ def links_are_measured(seat: Seat) -> None:
     seat.same("rates", rates)
 
 
-def quadratic() -> tune.Task:
+def quadratic() -> plan.Task:
     """Every worker draws its own targets."""
 
     def loss(model: torch.nn.Module, worker: int, step: int) -> torch.Tensor:
@@ -70,7 +70,7 @@ def quadratic() -> tune.Task:
         torch.nn.init.zeros_(linear.bias)
         return linear
 
-    return tune.Task(model, lambda parameters: torch.optim.SGD(parameters, lr=0.01, momentum=0.5), loss)
+    return plan.Task(model, lambda parameters: torch.optim.SGD(parameters, lr=0.01, momentum=0.5), loss)
 
 
 def reference(count: int, interval: int, averagings: int, rule: str) -> list[float]:
@@ -98,18 +98,18 @@ def reference(count: int, interval: int, averagings: int, rule: str) -> list[flo
 
 @check(rule=("linear", "sqrt", "none"))
 def local_models_are_apart_as_the_formula_says(seat: Seat, rule: str) -> None:
-    found = tune.find_workers(quadratic(), (2, 3, 5), interval=3, averagings=8, rule=rule)
+    found = plan.find_workers(quadratic(), (2, 3, 5), interval=3, averagings=8, rule=rule)
     for count, curve in found.curves.items():
         assert curve == pytest.approx(reference(count, 3, 8, rule), rel=1e-4)
         assert found.distances[count] == pytest.approx(sum(curve[2:]) / 6)
-    assert (found.chosen, found.reason) == tune.choose(found.distances, 0.85)
+    assert (found.chosen, found.reason) == plan.choose(found.distances, 0.85)
     seat.same("found", found.distances, found.chosen)
 
 
 @check()
 def local_models_that_diverge_are_not_chosen(seat: Seat) -> None:
     task = quadratic()
-    fast = tune.Task(task.model, lambda parameters: torch.optim.SGD(parameters, lr=0.15), task.loss)
-    found = tune.find_workers(fast, (2, 16), interval=3, averagings=12)
+    fast = plan.Task(task.model, lambda parameters: torch.optim.SGD(parameters, lr=0.15), task.loss)
+    found = plan.find_workers(fast, (2, 16), interval=3, averagings=12)
     assert found.distances[16] == float("inf")
     assert (found.chosen, "P=16" in found.reason) == (2, True)

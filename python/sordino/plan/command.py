@@ -13,13 +13,13 @@ import torch
 import sordino.torch as hvd
 from sordino._core import build_info
 from sordino.errors import NotBuilt, SordinoError, UsageError
+from sordino.plan import tasks
+from sordino.plan.links import measure, nodes_of_ranks
+from sordino.plan.predictions import Job, Shapes, as_rows, predict, recommend, trial
+from sordino.plan.report import REPORTS
+from sordino.plan.workers import Task, Workers, find_workers
 from sordino.report import Results, machines, records
 from sordino.timing import Team, Watch
-from sordino.tune import tasks
-from sordino.tune.links import measure, nodes_of_ranks
-from sordino.tune.plan import Job, Shapes, as_rows, predict, recommend, trial
-from sordino.tune.report import REPORTS
-from sordino.tune.workers import Task, Workers, find_workers
 
 _DEFAULT = 25_600_000  # ResNet-50
 _BLOCKS = 16
@@ -108,7 +108,7 @@ def _agreed(make: Callable[[], Task | None]) -> tuple[Task | None, SordinoError 
         task = make()
     except SordinoError as error:
         mine = (isinstance(error, NotBuilt), str(error))
-    for rank, told in enumerate(hvd.allgather_object(mine, name="tune.task")):
+    for rank, told in enumerate(hvd.allgather_object(mine, name="plan.task")):
         if told is not None:
             lacking, text = told
             return None, (NotBuilt if lacking else UsageError)(text if rank == 0 else f"rank {rank}: {text}")

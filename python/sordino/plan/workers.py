@@ -172,7 +172,7 @@ def _average(models: Sequence[torch.nn.Module], means: list[torch.Tensor], count
     for model in models:
         torch._foreach_add_(means, [p.detach() for p in model.parameters()])
     if size > 1:
-        hvd.grouped_allreduce_(means, op=hvd.Sum, name="tune.means")
+        hvd.grouped_allreduce_(means, op=hvd.Sum, name="plan.means")
     torch._foreach_div_(means, count)
     total = 0.0
     for model in models:
@@ -186,5 +186,5 @@ def _sum(values: list[float], size: int) -> list[float]:
     """Return the sums over all ranks."""
     if size == 1:
         return values
-    found: list[float] = hvd.allreduce(torch.tensor(values, dtype=torch.float64), op=hvd.Sum, name="tune.sum").tolist()
+    found: list[float] = hvd.allreduce(torch.tensor(values, dtype=torch.float64), op=hvd.Sum, name="plan.sum").tolist()
     return found
