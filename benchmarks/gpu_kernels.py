@@ -34,7 +34,7 @@ from sordino.report import Results, machines, records, verdicts
 from sordino.report.tables import format_bytes
 from sordino.runtime.operation import Sum
 from sordino.runtime.tensors import DTYPE_CODES
-from sordino.timing import Run, Samples, Team, Watch
+from sordino.timing import Participants, Run, Samples, Watch
 
 COPY_LIMIT = 0.9
 TORCH_LIMIT = 3.0
@@ -251,7 +251,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     chosen = options.parse_args(argv)
     check_device()
     budget = 0.02 if chosen.quick else chosen.budget
-    found_machine, watch = machines.machine(None), Watch(Team())
+    found_machine, watch = machines.machine(None), Watch(Participants())
     rows = []
     for text in chosen.sizes.split(","):
         size = command_line.parse_bytes(text)

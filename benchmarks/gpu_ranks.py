@@ -31,7 +31,7 @@ from sordino.bench import baselines, command_line
 from sordino.report import Results, machines, records, verdicts
 from sordino.report.tables import format_bytes, format_seconds
 from sordino.runtime.context import current
-from sordino.timing import Team, Watch, race
+from sordino.timing import Participants, Watch, race
 
 SIZES = "1MiB,25MiB,100MiB"
 OURS = ("arena", "fresh", "gossip")
@@ -52,14 +52,16 @@ class Contestant:
     run: Callable[[], object]
 
     @torch.no_grad()
-    def is_right(self, team: Team) -> bool:
+    def is_right(self, participants: Participants) -> bool:
         """Runs it once on known input: the sum over the ranks stays, and two ranks both have the mean. Collective."""
-        self.tensor.fill_(team.rank + 1)
+        self.tensor.fill_(participants.rank + 1)
         self.run()
         total = hvd.allreduce(self.tensor, op=hvd.Sum, name="bench.total")
-        mean = (team.size + 1) / 2
-        right = bool((total == mean * team.size).all()) and (team.size > 2 or bool((self.tensor == mean).all()))
-        return bool(team.maximum(np.array([float(not right)]))[0] == 0)
+        mean = (participants.size + 1) / 2
+        right = bool((total == mean * participants.size).all()) and (
+            participants.size > 2 or bool((self.tensor == mean).all())
+        )
+        return bool(participants.maximum(np.array([float(not right)]))[0] == 0)
 
 
 def _finish(place: torch.device) -> None:
@@ -89,7 +91,7 @@ def _gossip(count: int, place: torch.device) -> Contestant:
     return Contestant(parameter, run)
 
 
-def _by_hand(name: str, tensor: torch.Tensor, team: Team, mpi: bool) -> Contestant:
+def _by_hand(name: str, tensor: torch.Tensor, participants: Participants, mpi: bool) -> Contestant:
     """As Horovod does where NCCL cannot be used."""
     host = torch.zeros(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
     buffer = host.numpy()
@@ -100,38 +102,38 @@ def _by_hand(name: str, tensor: torch.Tensor, team: Team, mpi: bool) -> Contesta
         if mpi:
             from mpi4py import MPI
 
-            team.communicator.Allreduce(MPI.IN_PLACE, buffer, op=MPI.SUM)
+            participants.communicator.Allreduce(MPI.IN_PLACE, buffer, op=MPI.SUM)
         else:
             hvd.allreduce_(host, name=name, op=hvd.Average)
         tensor.copy_(host, non_blocking=True)
         if mpi:
-            tensor.div_(team.size)
+            tensor.div_(participants.size)
         _finish(tensor.device)
 
     return Contestant(tensor, run)
 
 
-def measure(size: int, place: torch.device, team: Team, budget: float) -> Results:
+def measure(size: int, place: torch.device, participants: Participants, budget: float) -> Results:
     """Every contestant in the current world on `size` bytes, and which ways ours went. Collective."""
     count, name = size // 4, f"bench.{size}"
     contestants = {
         "arena": _allreduce(f"{name}.arena", hvd.shared_empty(count, dtype=torch.float32, device=place)),
         "fresh": _allreduce(f"{name}.fresh", torch.zeros(count, device=place)),
         "gossip": _gossip(count, place),
-        "by hand": _by_hand(f"{name}.hand", torch.zeros(count, device=place), team, False),
+        "by hand": _by_hand(f"{name}.hand", torch.zeros(count, device=place), participants, False),
     }
-    if team.communicator is not None:
-        contestants["mpi"] = _by_hand("", torch.zeros(count, device=place), team, True)
+    if participants.communicator is not None:
+        contestants["mpi"] = _by_hand("", torch.zeros(count, device=place), participants, True)
     entries: Results = {}
     for key, one in contestants.items():
-        right = one.is_right(team)
+        right = one.is_right(participants)
         with torch.no_grad():
             one.tensor.fill_(1.5)  # averages of equal numbers stay what they are
         before = dict(current().world.gpu_operations)
         one.run()
         taken = [way for way, times in current().world.gpu_operations.items() if times > before.get(way, 0)]
         entries[key] = {"right": right, "ways": sorted(taken)}
-    samples = race({key: one.run for key, one in contestants.items()}, team, budget)
+    samples = race({key: one.run for key, one in contestants.items()}, participants, budget)
     for key in contestants:
         entries[key] |= samples[key].summary()
     return entries
@@ -174,35 +176,35 @@ def main(argv: Sequence[str] | None = None) -> int:
     torch.set_num_threads(1)
     rows: list[Results] = [{"bytes": size, "routes": {}} for size in sizes]
     found_machine = watch = None
-    team = Team()
+    participants = Participants()
     for route, value in ROUTES.items():
         os.environ["SORDINO_GPU_ROUTE"] = value
-        team, library = baselines.start()
-        if team.size == 1:
+        participants, library = baselines.start()
+        if participants.size == 1:
             records.log("gpu_ranks: averaging needs two ranks at least: mpirun -np 2 python benchmarks/gpu_ranks.py")
             hvd.shutdown()
             return 2
         place = torch.device("cuda", hvd.local_rank() % torch.cuda.device_count())
         torch.cuda.set_device(place)
         if watch is None or found_machine is None:
-            found_machine, watch = machines.machine(library), Watch(team)
+            found_machine, watch = machines.machine(library), Watch(participants)
         for row in rows:
-            row["routes"][route] = measure(row["bytes"], place, team, 0.5 if chosen.quick else chosen.budget)
-            if team.rank == 0:
+            row["routes"][route] = measure(row["bytes"], place, participants, 0.5 if chosen.quick else chosen.budget)
+            if participants.rank == 0:
                 times = [f"{key} {format_seconds(one['median'])}" for key, one in row["routes"][route].items()]
                 records.log(f"{format_bytes(row['bytes']):>8}, {route}: {', '.join(times)}")
         if route == list(ROUTES)[-1]:
             found_machine["others"] = watch.others()
         hvd.shutdown()
-    if team.rank == 0:
+    if participants.rank == 0:
         results: Results = {
             "benchmark": "gpu_ranks",
-            "name": f"gpu_ranks_np{team.size}",
+            "name": f"gpu_ranks_np{participants.size}",
             "machine": found_machine,
             "device": torch.cuda.get_device_name(),
-            "gpus": min(torch.cuda.device_count(), team.size),
+            "gpus": min(torch.cuda.device_count(), participants.size),
             "cuda": build_info()["cuda"],
-            "ranks": team.size,
+            "ranks": participants.size,
             "rows": rows,
             "wrong": wrong(rows),
             "targets": targets(rows),

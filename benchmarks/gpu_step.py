@@ -28,7 +28,7 @@ from sordino._core import build_info
 from sordino.bench import command_line
 from sordino.bench.resnet import Model, Work
 from sordino.report import Results, machines, records, verdicts
-from sordino.timing import Run, Samples, Team, Watch, summarize
+from sordino.timing import Participants, Run, Samples, Watch, summarize
 
 LIMIT = 2.0  # percent of a step of ResNet-50
 _ROUNDS = 30
@@ -235,7 +235,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options.add_argument("--batch", type=int, default=64, metavar="N", help="images in a step (default 64)")
     chosen = options.parse_args(argv)
     check_device("gpu_step")
-    found_machine, watch = machines.machine(None), Watch(Team())
+    found_machine, watch = machines.machine(None), Watch(Participants())
     hvd.init()
     place = torch.device("cuda", torch.cuda.current_device())
     rows = []

@@ -78,7 +78,7 @@ class EmaStrategy(ExchangingStrategy):
     def attach(self) -> None:
         everybody = self.settings.process_set
         self._values = ParameterBuffer(self.context, self.names, self.parameters, "model")
-        self._averages = FlatBuffer(self.context, self._values.layout, self._values.kind)
+        self._averages = FlatBuffer(self.context, self._values.layout, self._values.device)
         self._channel = new_channel(self.context, everybody)
         self._channel.compare([self._averages])
         self._peers = RandomCycle(len(everybody.ranks or []), self.algorithm.seed)

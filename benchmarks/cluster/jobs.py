@@ -18,19 +18,19 @@ from sordino.algorithms import Algorithm
 from sordino.cli import mpi
 from sordino.errors import NotBuilt, SordinoError, UsageError
 from sordino.report import Results, machines, records
-from sordino.timing import Team, Watch
+from sordino.timing import Participants, Watch
 
 _TIMEOUT_S = 3600
 _BENCHMARKS = Path(__file__).resolve().parents[1]
 
 
-def work(measure: Callable[[Team], Results], algorithm: Algorithm | None = None) -> int:
+def work(measure: Callable[[Participants], Results], algorithm: Algorithm | None = None) -> int:
     """What a rank of such a job does: rank 0 prints what was measured. `algorithm` is for `hvd.init`. Returns the exit
     status."""
     torch.set_num_threads(1)
     hvd.init(algorithm=algorithm)
     # No mpi4py: its barrier would spin on cores that other hosts need.
-    found = measure(Team(hvd.rank(), hvd.size(), None, one_node=hvd.cross_size() == 1))
+    found = measure(Participants(hvd.rank(), hvd.size(), None, one_node=hvd.cross_size() == 1))
     if hvd.rank() == 0:
         print(json.dumps(found), flush=True)
     hvd.shutdown()
@@ -40,7 +40,7 @@ def work(measure: Callable[[Team], Results], algorithm: Algorithm | None = None)
 def machine_before() -> Results:
     """The machine, and how busy others keep it before there are hosts: what the kernel does for their links cannot be
     told from what other processes do."""
-    mpi, watch = build_info()["mpi"], Watch(Team())
+    mpi, watch = build_info()["mpi"], Watch(Participants())
     found = machines.machine(mpi["library"] if mpi else None)
     time.sleep(1.0)
     return found | {"others": watch.others()}

@@ -130,9 +130,9 @@ def _read_idx(path: Path, dimensions: int) -> Bytes:
             magic = file.read(4)
             # The third byte is the type (8: uint8), the fourth the number of dimensions.
             if magic != bytes((0, 0, 8, dimensions)):
-                kind = "images" if dimensions == _IMAGES else "labels"
+                contents = "images" if dimensions == _IMAGES else "labels"
                 raise _damaged(
-                    path, f"starts with the magic number 0x{magic.hex()}, not 0x0000080{dimensions} ({kind})"
+                    path, f"starts with the magic number 0x{magic.hex()}, not 0x0000080{dimensions} ({contents})"
                 )
             header = file.read(4 * dimensions)
             if len(header) < 4 * dimensions:

@@ -22,7 +22,7 @@ _MOST_IN_A_TURN = 50
 
 
 @dataclass
-class Team:
+class Participants:
     """The ranks that are timed together. It talks through mpi4py where that is loaded, else through Sordino.
 
     Attributes:
@@ -82,8 +82,8 @@ def _clocks() -> tuple[float, float, float]:
 class Watch:
     """Tells how busy other processes kept this machine since it was made. All ranks make it and ask it together."""
 
-    def __init__(self, team: Team) -> None:
-        self._team = team
+    def __init__(self, participants: Participants) -> None:
+        self._participants = participants
         self._begin = _clocks()
 
     def others(self) -> float | None:
@@ -92,10 +92,10 @@ class Watch:
         None where that cannot be told.
         """
         wall, own, busy = (now - then for now, then in zip(_clocks(), self._begin, strict=True))
-        shares = np.zeros(self._team.size)
-        shares[self._team.rank] = own
-        ours = float(self._team.maximum(shares).sum())
-        if busy == 0 or not self._team.one_node:
+        shares = np.zeros(self._participants.size)
+        shares[self._participants.rank] = own
+        ours = float(self._participants.maximum(shares).sum())
+        if busy == 0 or not self._participants.one_node:
             return None
         return round(max(0.0, busy - ours) / wall, 2)
 
@@ -130,12 +130,12 @@ def summarize(values: Seconds) -> dict[str, float]:
     return {"median": median, "q1": low, "q3": high, "least": float(values.min()), "count": int(values.size)}
 
 
-def time_block(run: Run, team: Team, count: int) -> Seconds:
+def time_block(run: Run, participants: Participants, count: int) -> Seconds:
     """Return the local seconds of each of `count` runs, each after a barrier."""
     seconds = np.empty(count)
     clock = time.perf_counter
     for index in range(count):
-        team.barrier()
+        participants.barrier()
         begin = clock()
         run()
         seconds[index] = clock() - begin
@@ -144,7 +144,7 @@ def time_block(run: Run, team: Team, count: int) -> Seconds:
 
 def race(
     contestants: Mapping[str, Run],
-    team: Team,
+    participants: Participants,
     budget: float,
     rounds: int = 20,
     warmup: int = 3,
@@ -158,7 +158,7 @@ def race(
 
     Args:
         contestants: what to run, by name.
-        team: the ranks that run them.
+        participants: the ranks that run them.
         budget: seconds to spend, about. It shortens the turns, then the number of rounds.
         rounds: how many rounds to spread the budget over.
         warmup: runs of each contestant before the first round.
@@ -171,8 +171,8 @@ def race(
         surroundings = (turns or {}).get(name)
         with surroundings() if surroundings else nullcontext():
             if surroundings:
-                time_block(contestants[name], team, warmup)
-            return team.maximum(time_block(contestants[name], team, count))
+                time_block(contestants[name], participants, warmup)
+            return participants.maximum(time_block(contestants[name], participants, count))
 
     names = list(contestants)
     share = budget / rounds / len(names)
@@ -185,7 +185,7 @@ def race(
     for number in range(rounds):
         for name in random.Random(number).sample(names, len(names)):  # the same on all ranks
             samples[name].rounds.append(take_turn(name, counts[name]))
-        elapsed = float(team.maximum(np.array([time.perf_counter() - begin]))[0])
+        elapsed = float(participants.maximum(np.array([time.perf_counter() - begin]))[0])
         if number + 1 >= least_rounds and elapsed > budget:
             break
     return samples

@@ -140,8 +140,8 @@ def train(seat: Seat, model: torch.nn.Module, optimizer: hvd.DistributedOptimize
         optimizer.step()
 
 
-def linear(kind: torch.dtype = torch.float32) -> torch.nn.Module:
-    return make_model("small", 3, kind)
+def linear(dtype: torch.dtype = torch.float32) -> torch.nn.Module:
+    return make_model("small", 3, dtype)
 
 
 @check(least=2)

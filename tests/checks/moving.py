@@ -12,10 +12,10 @@ from sordino.errors import UsageError
 
 def rows(*parts: torch.Tensor) -> torch.Tensor:
     """Concatenation that also knows the dtypes that torch.cat does not."""
-    kind = parts[0].dtype
+    dtype = parts[0].dtype
     integers = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-    bits = integers[kind.itemsize] if kind in INTEGERS and kind.itemsize > 1 else kind
-    return torch.cat([part.contiguous().view(bits) for part in parts]).view(kind)
+    bits = integers[dtype.itemsize] if dtype in INTEGERS and dtype.itemsize > 1 else dtype
+    return torch.cat([part.contiguous().view(bits) for part in parts]).view(dtype)
 
 
 @check(dtype=DTYPES)

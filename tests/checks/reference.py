@@ -41,9 +41,10 @@ def values(
     if dtype == torch.bool:
         return torch.from_numpy(np.asarray(rng.random(shape) < 0.7))
     if dtype in INTEGERS:
-        kind = numpy_type(dtype)
-        low, high = (np.iinfo(kind).min, np.iinfo(kind).max) if wide else (0 if kind.kind == "u" else -20, 20)
-        return torch.from_numpy(np.asarray(rng.integers(low, high, shape, dtype=kind, endpoint=True)))
+        numpy_dtype = numpy_type(dtype)
+        limits = np.iinfo(numpy_dtype)
+        low, high = (limits.min, limits.max) if wide else (max(limits.min, -20), 20)
+        return torch.from_numpy(np.asarray(rng.integers(low, high, shape, dtype=numpy_dtype, endpoint=True)))
     return torch.from_numpy(np.asarray(rng.standard_normal(shape))).to(dtype)
 
 

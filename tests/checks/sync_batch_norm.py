@@ -249,15 +249,19 @@ def narrow_types(seat: Seat, dtype: torch.dtype, whole_layer: bool) -> None:
     layer, plain = hvd.SyncBatchNorm(3), nn.BatchNorm1d(3).double()
     if whole_layer:
         layer = layer.to(dtype)
-    kind = layer.weight.dtype
+    layer_dtype = layer.weight.dtype
     output, wanted = layer(own), plain(exact)
     output.float().square().sum().backward()
     wanted.square().sum().backward()
     assert (output.dtype, own.grad.dtype) == (dtype, dtype)
     assert (
-        layer.running_mean.dtype == layer.running_var.dtype == layer.weight.grad.dtype == layer.bias.grad.dtype == kind
+        layer.running_mean.dtype
+        == layer.running_var.dtype
+        == layer.weight.grad.dtype
+        == layer.bias.grad.dtype
+        == layer_dtype
     )
-    eps, layer_eps = torch.finfo(dtype).eps, torch.finfo(kind).eps
+    eps, layer_eps = torch.finfo(dtype).eps, torch.finfo(layer_dtype).eps
     torch.testing.assert_close(output.double(), wanted[here], atol=2 * eps, rtol=eps)
     torch.testing.assert_close(own.grad.double(), exact.grad[here], atol=8 * eps, rtol=8 * eps)
     close = {"atol": 4 * layer_eps, "rtol": 4 * layer_eps + 1e-6}

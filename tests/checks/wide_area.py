@@ -245,7 +245,7 @@ def states_optimizers_and_groups(seat: Seat, kind: str) -> None:
     seat.meet("stepped")
     spread = hvd.allgather(added.detach()[:1])
     assert float(spread.max() - spread.min()) < seat.size - 1
-    assert two.statistics.as_dict()["letters"] >= 0
+    assert two.statistics.as_dict()["messages"] >= 0
 
 
 @check(least=2, kind=tuple(ALL))

@@ -191,7 +191,7 @@ PULLS = {
 @check(least=2, each=PULLS)
 def pulled_models_are_whole(seat: Seat, which: str) -> None:
     """Every step adds one to every value; what is pulled is some steps older, and of one snapshot."""
-    big, wide = (torch.full((count,), seat.rank + 1.0, dtype=kind) for count, kind in SHAPES)
+    big, wide = (torch.full((count,), seat.rank + 1.0, dtype=dtype) for count, dtype in SHAPES)
     model = torch.nn.ParameterDict({"big": big, "wide": wide}).to(seat.device)
     optimizer = hvd.DistributedOptimizer(
         torch.optim.SGD(model.parameters(), lr=1.0), model.named_parameters(), algorithm=PULLS[which]

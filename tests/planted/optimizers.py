@@ -316,7 +316,7 @@ ERRORS = [
         "what was pulled is put aside",
         "lost message",
         "python/sordino/algorithms/scheduled_pull/strategy.py",
-        "            self._shelf.average(pull, self._mirror.address)\n",
+        "            self._snapshots.average(pull, self._mirror.address)\n",
         "",
         _WIDE,
     ),

@@ -22,7 +22,7 @@ from sordino.bench import baselines, collectives, command_line, fusion, kernels,
 from sordino.errors import UsageError
 from sordino.report import machines, records, verdicts
 from sordino.report.tables import format_bytes, format_seconds, table
-from sordino.timing import Team, Watch, race
+from sordino.timing import Participants, Watch, race
 
 MACHINE: dict[str, Any] = {"cores": 2, "cores_per_rank": 2, "others": 0.03} | dict.fromkeys(
     ("date", "cpu", "kernel", "python", "torch", "sordino", "compiler", "instruction_set", "mpi"), "known"
@@ -46,7 +46,7 @@ def test_race_takes_turns_and_tells_slow_from_fast(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: now))
     runs = {"slow": contestant("slow", 0.004), "fast": contestant("fast", 0.0005)}
-    samples = race(runs, Team(), budget=0.2, rounds=5, warmup=1)
+    samples = race(runs, Participants(), budget=0.2, rounds=5, warmup=1)
     assert samples["slow"].median == pytest.approx(0.004)
     assert len(samples["slow"].rounds) == len(samples["fast"].rounds) == 5
     assert samples["fast"].seconds.size > samples["slow"].seconds.size  # turns of equal length
@@ -56,7 +56,7 @@ def test_race_takes_turns_and_tells_slow_from_fast(monkeypatch: pytest.MonkeyPat
 
 def test_race_stops_when_the_budget_is_spent_but_not_before_the_least_number_of_rounds() -> None:
     runs = {"sleepy": lambda: time.sleep(0.02)}
-    samples = race(runs, Team(), budget=0.01, rounds=50, warmup=1, least_rounds=3)["sleepy"]
+    samples = race(runs, Participants(), budget=0.01, rounds=50, warmup=1, least_rounds=3)["sleepy"]
     summary = samples.summary()
     assert len(samples.rounds) == 3 == summary["count"]
     assert 0.02 <= summary["least"] <= summary["q1"] <= summary["median"] <= summary["q3"]
@@ -73,7 +73,7 @@ def test_a_contestant_with_surroundings_is_not_about_in_others_turns() -> None:
 
     seen: dict[str, set[bool]] = {"guest": set(), "host": set()}
     runs = {name: (lambda name=name: seen[name].add(about[0])) for name in seen}
-    race(runs, Team(), budget=0.01, rounds=3, turns={"guest": turn})
+    race(runs, Participants(), budget=0.01, rounds=3, turns={"guest": turn})
     assert seen == {"guest": {True}, "host": {False}}
 
 
@@ -81,7 +81,7 @@ def test_a_watch_sees_what_others_take() -> None:
     busy = "import time\nprint(flush=True)\nuntil = time.process_time() + 1\nwhile time.process_time() < until: pass"
     with subprocess.Popen([sys.executable, "-c", busy], stdout=subprocess.PIPE) as other:
         assert other.stdout is not None and other.stdout.readline()
-        watch = Watch(Team())
+        watch = Watch(Participants())
         time.sleep(0.3)
         taken = watch.others()
     assert taken is None or taken > 0.2
@@ -137,8 +137,8 @@ def test_baselines_are_chosen_by_name() -> None:
 
 def test_a_baseline_that_is_not_there_is_only_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "horovod.torch", None)
-    monkeypatch.setattr(Team, "maximum", lambda self, values: values)
-    found = baselines.open_all(["horovod"], Team(0, 2))
+    monkeypatch.setattr(Participants, "maximum", lambda self, values: values)
+    found = baselines.open_all(["horovod"], Participants(0, 2))
     assert found.found == []
     assert found.notes["horovod"].startswith("not found (ModuleNotFoundError")
 

@@ -23,7 +23,7 @@ from claims.gossip.topology import SEGMENTS, TooSlow, algorithm_2, copies, dead_
 from cluster import jobs
 from results import ResultsOf
 from sordino._core import RandomCycle, RandomPull
-from sordino.timing import Team
+from sordino.timing import Participants
 
 EXCHANGE = [str(Path(gossip.__file__)), "exchange"]
 
@@ -75,11 +75,11 @@ def test_copies_are_counted() -> None:
 def test_a_check_wants_values_to_move_and_their_sum_to_stay(
     monkeypatch: pytest.MonkeyPatch, after: float, right: bool
 ) -> None:
-    monkeypatch.setattr(Team, "maximum", lambda self, values: values)
+    monkeypatch.setattr(Participants, "maximum", lambda self, values: values)
     monkeypatch.setattr(hvd, "allreduce", lambda tensor, **_: 2 * tensor)  # as if both ranks had the same
     tensor = torch.zeros(5)  # the ranks begin with 1 and 4
     contestant = exchange.Contestant([tensor], lambda: tensor.fill_(after))
-    assert contestant.is_right(Team(0, 2)) is right
+    assert contestant.is_right(Participants(0, 2)) is right
 
 
 def test_groups_of_two_take_part_where_they_are_not_everybody() -> None:

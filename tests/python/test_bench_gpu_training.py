@@ -14,7 +14,7 @@ from sordino._core import sim_device
 from sordino.bench.resnet import resnet50_shapes
 from sordino.errors import NotBuilt
 from sordino.report import Results
-from sordino.timing import Team
+from sordino.timing import Participants
 
 CPU = torch.device("cpu")
 
@@ -73,7 +73,7 @@ def test_ranks_are_measured(route: str, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("SORDINO_GPU_ROUTE", route)
 
     def work() -> Results:
-        return gpu_ranks.measure(4096, CPU, Team(hvd.rank(), hvd.size()), 0.02)
+        return gpu_ranks.measure(4096, CPU, Participants(hvd.rank(), hvd.size()), 0.02)
 
     first, second = sim.run(2, work, devices=[sim_device(0)])
     assert set(first) == {"arena", "fresh", "gossip", "by hand"}

@@ -12,7 +12,7 @@ import torch
 import sordino.torch as hvd
 import wide_area
 from claims.wide_area import one_sided, pulls, pulls_worker, report, serving, serving_worker, tables
-from claims.wide_area.shelf import Shelves
+from claims.wide_area.snapshots import Snapshots
 from results import ResultsOf
 from sordino import sim
 from sordino.errors import NotBuilt, SordinoError
@@ -23,7 +23,7 @@ def told(step: float, waited: float, *ages: float) -> dict[str, Any]:
     one: dict[str, Any] = {"right": True, "step": step, "waited": waited, "bytes": 8.0}
     if ages:
         one |= {"ages": list(ages), "seconds": [1.0 for _ in ages], "behind": [2 for _ in ages]}
-        one |= {"pulls": 1.0, "failed": 0.0, "letters": 4.0, "unpublished": 0.0}
+        one |= {"pulls": 1.0, "failed": 0.0, "messages": 4.0, "unpublished": 0.0}
     return one
 
 
@@ -72,20 +72,20 @@ def test_serving_is_compared_within_rounds_and_a_snapshot_with_the_faster_copy()
     assert [one["met"] for one in serving.targets([here, across])] == [False, False, False]
 
 
-def test_gets_are_compared_with_the_shelf_and_late_ones_are_counted() -> None:
+def test_gets_are_compared_with_the_snapshot_and_late_ones_are_counted() -> None:
     def turn(*seconds: float, late: bool = False) -> dict[str, Any]:
         return {"seconds": list(seconds), "late": late, "pieces": 10.0}
 
     ways = {
         "nobody": [turn(), turn()],
-        "shelf": [turn(1.0, 2.0), turn(3.0)],
+        "snapshot": [turn(1.0, 2.0), turn(3.0)],
         "get": [turn(70.0, late=True), turn(60.0)],
     }
     job = {"cores_per_rank": 2, "sizes": [{"bytes": 1024, "ways": ways, "right": True}]}
     (row,) = one_sided.rows_of(job, None)
     assert row["ratios"] == {"get": 32.5}
     assert (row["ways"]["get"]["late"], row["ways"]["get"]["turns"]) == (1, 2)
-    assert row["ways"]["shelf"]["seconds"]["count"] == 3
+    assert row["ways"]["snapshot"]["seconds"]["count"] == 3
     assert "seconds" not in row["ways"]["nobody"]
     assert [one["met"] for one in one_sided.targets([row])] == [True, None]
 
@@ -143,27 +143,27 @@ def test_a_simulation_that_fails_says_why() -> None:
 
 def test_a_pull_brings_what_was_published() -> None:
     def work() -> None:
-        shelves = Shelves(4096)
+        snapshots = Snapshots(4096)
         if hvd.rank() == 0:
-            assert shelves.pull(1) > 0
-            shelves.tell(1, "done")
-            assert shelves.hear() == "good"
+            assert snapshots.pull(1) > 0
+            snapshots.tell(1, "done")
+            assert snapshots.hear() == "good"
         else:
-            assert shelves.hear() == "done"
-            shelves.tell(0, "good")
-        assert shelves.heard() is None
-        shelves.close()
+            assert snapshots.hear() == "done"
+            snapshots.tell(0, "good")
+        assert snapshots.heard() is None
+        snapshots.close()
 
     sim.run(2, work)
 
 
 def test_a_puller_hears_that_its_peer_is_gone() -> None:
     def work() -> None:
-        shelves = Shelves(64)
+        snapshots = Snapshots(64)
         if hvd.rank() == 1:
             raise ZeroDivisionError
         with pytest.raises(SordinoError):
-            shelves.hear()
+            snapshots.hear()
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
@@ -217,8 +217,8 @@ def test_pulls_run_on_hosts(tmp_path: Path, results_of: ResultsOf) -> None:
     assert (row["wide"], row["ranks"]) == (1, 2)
     entries = row["contestants"]
     assert entries["naive"]["age"]["median"] > entries["none"]["age"]["median"]
-    assert all(entries[name]["letters"] > 0 for name in ("manager", "autonomous"))
-    assert all(entries[name]["letters"] == 0 for name in ("none", "naive"))
+    assert all(entries[name]["messages"] > 0 for name in ("manager", "autonomous"))
+    assert all(entries[name]["messages"] == 0 for name in ("none", "naive"))
     assert entries["none"]["bytes"]["median"] == pytest.approx(1 << 20, rel=0.3)
 
 
@@ -242,8 +242,8 @@ def test_one_sided_runs_on_hosts(tmp_path: Path, results_of: ResultsOf) -> None:
     found = results_of("wide_area_one_sided")
     assert found["wrong"] == []
     (row,) = found["rows"]
-    assert row["ways"]["shelf"]["late"] == 0
-    assert row["ways"]["shelf"]["seconds"]["count"] > 1
+    assert row["ways"]["snapshot"]["late"] == 0
+    assert row["ways"]["snapshot"]["seconds"]["count"] > 1
     assert row["ways"]["nobody"]["computed"]["median"] > 0
 
 

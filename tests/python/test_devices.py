@@ -14,7 +14,7 @@ from sordino import sim
 from sordino._core import Device, cuda_device, cuda_devices, sim_device
 from sordino.errors import DeviceError, NotBuilt, OperationMismatch, UsageError
 from sordino.runtime.context import current
-from sordino.runtime.devices import common_device, device_of
+from sordino.runtime.devices import common_device, core_device
 
 
 def ways_of(work: Callable[[], object], size: int, gpus: list[Device], per_node: int = 0) -> dict[str, int]:
@@ -92,7 +92,7 @@ def test_tensors_of_one_operation_are_on_one_device() -> None:
     with pytest.raises(UsageError, match=r"the tensors are on several devices \(cpu, meta\)"):
         common_device([torch.ones(1), torch.ones(1, device="meta")], "the tensors")
     with pytest.raises(NotBuilt, match="meta"):
-        device_of(torch.device("meta"))
+        core_device(torch.device("meta"))
 
 
 @pytest.mark.skipif(cuda_devices() > 0, reason="a GPU is there")

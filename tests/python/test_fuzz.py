@@ -525,7 +525,7 @@ def test_cards(text: str) -> None:
 @example(text='"a"')
 @example(text='["pull", true]')
 @example(text="[" * 100_000)
-def test_letters(text: str) -> None:
+def test_messages(text: str) -> None:
     try:
         message = async_agent.decode(text)
     except TransportError:

@@ -27,7 +27,7 @@ class Network:
         self.workers = [Pairing(rank, size, seed, PATIENCE) for rank in range(size)]
         self.values = [Fraction(3**rank) for rank in range(size)]
         self.engaged: list[Average | None] = [None] * size
-        self.letters: dict[tuple[int, int], deque[Message]] = {}
+        self.posted: dict[tuple[int, int], deque[Message]] = {}
         self.alarms: dict[int, float] = {}
         self.now = 0.0
         self.averaged = 0
@@ -35,7 +35,7 @@ class Network:
     def does(self, rank: int, steps: list[Step]) -> None:
         for step in steps:
             if isinstance(step, Tell):
-                self.letters.setdefault((rank, step.to), deque()).append(step.message)
+                self.posted.setdefault((rank, step.to), deque()).append(step.message)
             elif isinstance(step, Average):
                 assert self.engaged[rank] is None  # in one at a time
                 assert step.peer != rank
@@ -53,11 +53,11 @@ class Network:
             self.does(rank, self.workers[rank].begin(self.now))
 
     def arrivals(self) -> list[tuple[int, int]]:
-        return sorted(way for way, letters in self.letters.items() if letters)
+        return sorted(way for way, messages in self.posted.items() if messages)
 
     def arrive(self, way: tuple[int, int]) -> None:
         sender, to = way
-        self.does(to, self.workers[to].heard(self.now, sender, self.letters[way].popleft()))
+        self.does(to, self.workers[to].heard(self.now, sender, self.posted[way].popleft()))
 
     def pairs(self) -> list[tuple[int, int]]:
         """Those that both know of the same averaging."""
@@ -228,12 +228,12 @@ def test_a_higher_question_takes_back_ones_own() -> None:
 def test_of_many_that_ask_at_once_most_find_somebody() -> None:
     size = 60
     workers = [Pairing(rank, size, 3, PATIENCE) for rank in range(size)]
-    letters = [(rank, step) for rank, worker in enumerate(workers) for step in worker.begin(0.0)]
-    for _ in range(3):  # everybody's letters arrive at the same time
-        sent, letters = letters, []
+    messages = [(rank, step) for rank, worker in enumerate(workers) for step in worker.begin(0.0)]
+    for _ in range(3):  # everybody's messages arrive at the same time
+        sent, messages = messages, []
         for sender, step in sent:
             if isinstance(step, Tell):
-                letters += [(step.to, more) for more in workers[step.to].heard(0.0, sender, step.message)]
+                messages += [(step.to, more) for more in workers[step.to].heard(0.0, sender, step.message)]
     assert sum(worker._engaged for worker in workers) > size / 3
 
 

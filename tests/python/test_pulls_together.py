@@ -103,7 +103,7 @@ def test_a_node_that_falls_silent_and_comes_back_is_pulled_from_again() -> None:
         job,
     )
     pulls = [
-        (span.begin, span.peer) for span in world.run().record.spans if span.kind == "transfer" and span.worker != 2
+        (span.begin, span.peer) for span in world.run().record.spans if span.activity == "transfer" and span.worker != 2
     ]
     assert any(begin < 0.5 and peer == 2 for begin, peer in pulls)
     assert not any(0.7 < begin < 2.0 and peer == 2 for begin, peer in pulls)
@@ -123,11 +123,11 @@ def test_pulls_end_with_their_windows_and_nobody_waits(schedule: str, wide: int)
     measured: dict[tuple[int, int], float] = {}  # when a worker first knew what a pull from another takes
     on_time = 0
     for span in sorted(record.spans, key=lambda one: one.begin):
-        if span.kind == "transfer":
+        if span.activity == "transfer":
             if span.begin > measured.setdefault((span.worker, span.peer), span.end) + window:
                 assert min(abs(span.end - end) for end in ends_of(record, span.worker)) < 1e-9
                 on_time += 1
-        elif span.kind == "wait":
+        elif span.activity == "wait":
             assert span.begin < 30 * window
     assert on_time > 8 * 40
     assert record.pulls.min() >= 58
@@ -135,7 +135,7 @@ def test_pulls_end_with_their_windows_and_nobody_waits(schedule: str, wide: int)
 
 def ends_of(record: Record, worker: int) -> list[float]:
     """When the windows of a worker ended."""
-    steps = [span.end for span in record.spans if span.worker == worker and span.kind == "compute"]
+    steps = [span.end for span in record.spans if span.worker == worker and span.activity == "compute"]
     return steps[15::16]
 
 

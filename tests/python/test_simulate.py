@@ -211,7 +211,7 @@ def test_pulls_that_meet_do_not_slow_each_other_down(overlap: Any, counting: Non
     record = (
         world(ScheduledPull(interval=4, overlap=overlap), [0.05] * 5, links, seconds=10.0, spans_until=99).run().record
     )
-    took = {span.end - span.begin for span in record.spans if span.kind == "transfer"}
+    took = {span.end - span.begin for span in record.spans if span.activity == "transfer"}
     assert took == {links.seconds(0, 1, 1e6)}
     assert record.oldest == pytest.approx(links.seconds(0, 1, 1e6) if overlap == "none" else 0.2)
 

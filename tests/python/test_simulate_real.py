@@ -121,7 +121,7 @@ def test_equal_to_real_ranks(algorithm: ScheduledPull | ADPSGD, workers: int) ->
     job = job_of(algorithm, workers)
     world = Averaging(job, lambda part: None) if isinstance(algorithm, ADPSGD) else Pulling(job, lambda part: None)
     world.run()
-    spans = sorted((span.end, span.worker) for span in world.record.spans if span.kind == "compute")
+    spans = sorted((span.end, span.worker) for span in world.record.spans if span.activity == "compute")
     assert len(spans) == STEPS * workers
     found = sim.run(workers, really, job, Turns([worker for _, worker in spans]))
     for worker in range(workers):

@@ -130,9 +130,9 @@ def test_the_gantt_shows_what_is_summed_up() -> None:
     out = seconds_of(Crossover(), [1.0, 2.0, 1.0, 4.0], 0.001, steps=6, compute=compute, spans_until=10.0)
     for kind, sums in (("compute", out.record.computing), ("wait", out.record.waiting)):
         for worker in range(4):
-            spans = [span for span in out.record.spans if span.kind == kind and span.worker == worker]
+            spans = [span for span in out.record.spans if span.activity == kind and span.worker == worker]
             assert sum(span.end - span.begin for span in spans) == pytest.approx(sums[worker])
-    transfers = [span for span in out.record.spans if span.kind == "transfer"]
+    transfers = [span for span in out.record.spans if span.activity == "transfer"]
     assert len(transfers) == out.record.messages.sum() == 6 * 4 * 4
     for one in transfers:
         for other in transfers:

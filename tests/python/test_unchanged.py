@@ -60,10 +60,10 @@ def same(now: torch.Tensor, before: torch.Tensor, digits: int) -> np.ndarray:
     equal = np.all(bits(now) == bits(before), axis=1)
     if digits < 0:
         return equal
-    kind, limit = (np.float64, 2.0**52) if now.dtype == torch.float64 else (np.float32, 2.0**23)
-    scale = kind(10.0**digits)
+    precision, limit = (np.float64, 2.0**52) if now.dtype == torch.float64 else (np.float32, 2.0**23)
+    scale = precision(10.0**digits)
     with np.errstate(all="ignore"):
-        a, b = (tensor.to(torch.float64).numpy().astype(kind) * scale for tensor in (now, before))
+        a, b = (tensor.to(torch.float64).numpy().astype(precision) * scale for tensor in (now, before))
         near = (np.abs(a) < limit) & (np.abs(b) < limit) & (np.rint(a) == np.rint(b))
     return equal | near
 

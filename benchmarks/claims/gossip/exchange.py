@@ -33,7 +33,7 @@ from sordino.bench.resnet import resnet50_shapes
 from sordino.report import Results, machines, records, verdicts
 from sordino.runtime.operation import Sum
 from sordino.runtime.tensors import DTYPE_CODES
-from sordino.timing import Team, Watch, race
+from sordino.timing import Participants, Watch, race
 
 _GROUP = 2
 
@@ -53,18 +53,18 @@ class Contestant:
     equal: int = 1
 
     @torch.no_grad()
-    def is_right(self, team: Team) -> bool:
+    def is_right(self, participants: Participants) -> bool:
         """Runs it once on known input: whether every value moved and the sums over the ranks did not. Collective."""
-        values = [float(rank // self.equal + 1) ** 2 for rank in range(team.size)]
+        values = [float(rank // self.equal + 1) ** 2 for rank in range(participants.size)]
         for tensor in self.tensors:
-            tensor.fill_(values[team.rank])
+            tensor.fill_(values[participants.rank])
         self.run()
         wrong = False
         for number, tensor in enumerate(self.tensors):
             total = hvd.allreduce(tensor, op=hvd.Sum, name=f"bench.total.{number}")
             kept = torch.allclose(total, torch.full_like(total, sum(values)), rtol=1e-5)
-            wrong |= not kept or bool((tensor == values[team.rank]).any())
-        return bool(team.maximum(np.array([float(wrong)]))[0] == 0)
+            wrong |= not kept or bool((tensor == values[participants.rank]).any())
+        return bool(participants.maximum(np.array([float(wrong)]))[0] == 0)
 
 
 def _gossip(algorithm: Algorithm) -> Contestant:
@@ -117,19 +117,19 @@ def algorithms(size: int) -> dict[str, Algorithm]:
     return found
 
 
-def measure(count: int, found: Baselines, team: Team, budget: float, rounds: int) -> dict[str, Results]:
+def measure(count: int, found: Baselines, participants: Participants, budget: float, rounds: int) -> dict[str, Results]:
     """Every contestant on `count` parameters. Collective."""
-    contestants = {name: _gossip(algorithm) for name, algorithm in algorithms(team.size).items()}
+    contestants = {name: _gossip(algorithm) for name, algorithm in algorithms(participants.size).items()}
     contestants["allreduce"] = _allreduce(count)
     if found.horovod is not None:
         contestants["horovod"] = _horovod(found, count)
     right = {}
     for name, one in contestants.items():
         with found.horovod_turn() if name == "horovod" else nullcontext():
-            right[name] = one.is_right(team)
+            right[name] = one.is_right(participants)
     contestants |= _passes(count)
     runs = {name: one.run for name, one in contestants.items()}
-    samples = race(runs, team, budget, rounds=rounds, turns={"horovod": found.horovod_turn})
+    samples = race(runs, participants, budget, rounds=rounds, turns={"horovod": found.horovod_turn})
     return {name: samples[name].summary() | {"right": right.get(name, True)} for name in contestants}
 
 
@@ -153,25 +153,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     chosen = options.parse_args(argv)
     names = [name for name in baselines.parse_names(chosen.baselines) if name == "horovod"]
     torch.set_num_threads(1)
-    team, library = baselines.start()
-    if team.size == 1:
+    participants, library = baselines.start()
+    if participants.size == 1:
         records.log("gossip: an exchange needs two ranks at least: mpirun -np 2 python benchmarks/gossip.py exchange")
         hvd.shutdown()
         return 2
-    found_machine, watch = machines.machine(library), Watch(team)
-    found = baselines.open_all(names, team)
+    found_machine, watch = machines.machine(library), Watch(participants)
+    found = baselines.open_all(names, participants)
     count = sum(int(np.prod(shape)) for _, shape in resnet50_shapes())
     budget, rounds = (1.0, 5) if chosen.quick else (chosen.budget, 40)
-    entries = measure(count, found, team, budget, rounds)
+    entries = measure(count, found, participants, budget, rounds)
     found_machine["others"] = watch.others()
     found.close()
     wrong = [name for name, one in entries.items() if not one["right"]]
-    if team.rank == 0:
+    if participants.rank == 0:
         results: Results = {
             "benchmark": "gossip_exchange",
-            "name": f"gossip_exchange_np{team.size}",
+            "name": f"gossip_exchange_np{participants.size}",
             "machine": found_machine,
-            "ranks": team.size,
+            "ranks": participants.size,
             "nodes": hvd.cross_size(),
             "parameters": count,
             "baselines": found.notes,

@@ -24,7 +24,7 @@ from sordino._core import RandomCycle, RandomPull, Topology
 from sordino.bench import command_line
 from sordino.report import Results, machines, records, verdicts
 from sordino.report.tables import format_seconds
-from sordino.timing import Team, Watch, race, summarize
+from sordino.timing import Participants, Watch, race, summarize
 
 SEGMENTS = 16
 STEP_MS = 100.0
@@ -90,7 +90,7 @@ def measure_ours(size: int, budget: float) -> Results:
             topology.row(turn, segment, turn % size)
             topology.destinations(turn, segment, turn % size)
 
-    return race({"ours": run}, Team(), budget)["ours"].summary()
+    return race({"ours": run}, Participants(), budget)["ours"].summary()
 
 
 def measure_source(size: int, budget: float, limit: float) -> Results:
@@ -148,7 +148,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options.add_argument("--limit", type=float, default=60.0, metavar="S", help="longest step (default 60)")
     chosen = options.parse_args(argv)
     budget, limit = (0.3, 1.0) if chosen.quick else (chosen.budget, chosen.limit)
-    found_machine, watch = machines.machine(None), Watch(Team())
+    found_machine, watch = machines.machine(None), Watch(Participants())
     rows = []
     for size in [int(text) for text in chosen.sizes.split(",")]:
         row: Results = {"workers": size, "ours": measure_ours(size, min(budget, 2.0))}

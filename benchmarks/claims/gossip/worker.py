@@ -20,7 +20,7 @@ from cluster import jobs
 from sordino.algorithms import Algorithm, AllReduce, Crossover, PushSum
 from sordino.bench.resnet import resnet50_shapes
 from sordino.report import Results
-from sordino.timing import Team, Watch, race
+from sordino.timing import Participants, Watch, race
 
 GROUP = 2
 LEARNING_RATE = 1e-4
@@ -114,16 +114,16 @@ class Training:
                 signal.register_hook(lambda _: time.sleep(share))  # type: ignore[no-untyped-call]
         return signal
 
-    def is_right(self, team: Team) -> bool:
+    def is_right(self, participants: Participants) -> bool:
         """Whether the workers' mean is where their mean gradient leads, as every one of the algorithms keeps it.
         Collective."""
-        expected = -LEARNING_RATE * self.done * (team.size + 1) / 2
+        expected = -LEARNING_RATE * self.done * (participants.size + 1) / 2
         means = [
             float(hvd.allreduce(p.detach(), name="bench.mean").mean())
             for p in self.parameters[:: len(self.parameters) - 1]
         ]
         wrong = not np.allclose(means, expected, rtol=1e-3)
-        return bool(team.maximum(np.array([float(wrong)]))[0] == 0)
+        return bool(participants.maximum(np.array([float(wrong)]))[0] == 0)
 
 
 def link_bytes() -> int:
@@ -142,24 +142,24 @@ def _busy(watch: Watch, begin: tuple[float, float]) -> float | None:
     return None if others is None else round(others + own / wall, 2)
 
 
-def measure(chosen: argparse.Namespace, team: Team) -> Results:
+def measure(chosen: argparse.Namespace, participants: Participants) -> Results:
     """Every algorithm at every length of computation. Collective."""
     around = Surroundings()
     trainings = {
-        name: Training(algorithm, around, team.rank + 1.0, chosen.steps)
-        for name, algorithm in algorithms(team.size).items()
+        name: Training(algorithm, around, participants.rank + 1.0, chosen.steps)
+        for name, algorithm in algorithms(participants.size).items()
     }
     runs = {name: one.run for name, one in trainings.items()}
     turns = {name: one.turn for name, one in trainings.items() if name == "pushsum_overlap"}
     rows = []
     for compute_ms in chosen.compute_ms:
         around.seconds = compute_ms / 1e3
-        watch, begin = Watch(Team()), (time.perf_counter(), time.process_time())
-        samples = race(runs, team, chosen.budget, rounds=10, warmup=1, least_rounds=3, turns=turns)
+        watch, begin = Watch(Participants()), (time.perf_counter(), time.process_time())
+        samples = race(runs, participants, chosen.budget, rounds=10, warmup=1, least_rounds=3, turns=turns)
         row: Results = {"compute_ms": compute_ms, "busy_cores": _busy(watch, begin)}
         row["seconds"] = {name: [float(value) for value in one.seconds] for name, one in samples.items()}
         rows.append(row)
-    team.barrier()
+    participants.barrier()
     around.enter(None)
     traffic = {}
     for name, one in trainings.items():
@@ -169,7 +169,7 @@ def measure(chosen: argparse.Namespace, team: Team) -> Results:
         hosts, most = hvd.cross_size(), float(table[:, 0].max())
         traffic[name] = {"link_mean": float(table[:, 0].sum()) / hosts, "link_most": most}
         traffic[name]["payload_mean"] = float(table[:, 1].sum()) / hosts
-    right = {name: one.is_right(team) for name, one in trainings.items()}
+    right = {name: one.is_right(participants) for name, one in trainings.items()}
     parameters = sum(parameter.numel() for parameter in next(iter(trainings.values())).parameters)
     return {"rows": rows, "traffic": traffic, "right": right, "parameters": parameters}
 
@@ -181,7 +181,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options.add_argument("--budget", type=float, required=True, metavar="S")
     options.add_argument("--steps", type=int, required=True, metavar="N")
     chosen = options.parse_args(argv)
-    return jobs.work(lambda team: measure(chosen, team))
+    return jobs.work(lambda participants: measure(chosen, participants))
 
 
 if __name__ == "__main__":

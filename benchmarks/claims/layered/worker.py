@@ -23,7 +23,7 @@ from sordino.algorithms import AllReduce, Layered
 from sordino.bench import baselines
 from sordino.bench.resnet import resnet50_shapes
 from sordino.report import Results
-from sordino.timing import Team, summarize
+from sordino.timing import Participants, summarize
 
 SETS = {"resnet20": resnet20_shapes, "resnet50": resnet50_shapes}
 LOADS = (0.0, 0.5, 1.0, 2.0)
@@ -44,13 +44,13 @@ class IdleSGD(torch.optim.SGD):
 class Contestant:
     """A wrapped optimizer that averages constant gradients."""
 
-    def __init__(self, name: str, set_name: str, team: Team, wrap: Any, algorithm: Any = None) -> None:
-        self.name, self._team = name, team
+    def __init__(self, name: str, set_name: str, participants: Participants, wrap: Any, algorithm: Any = None) -> None:
+        self.name, self._participants = name, participants
         self._parameters = []
         named = []
         for label, shape in SETS[set_name]():
             parameter = torch.nn.Parameter(torch.zeros(tuple(shape)))
-            parameter.grad = torch.full_like(parameter, float(team.rank))
+            parameter.grad = torch.full_like(parameter, float(participants.rank))
             named.append((label, parameter))
             self._parameters.append(parameter)
         settings = {} if algorithm is None else {"algorithm": algorithm}
@@ -58,7 +58,7 @@ class Contestant:
 
     def step(self, load: float) -> float:
         """Seconds of a step, without those of loading."""
-        self._team.barrier()
+        self._participants.barrier()
         begin = time.perf_counter()
         self._optimizer.step()
         middle = time.perf_counter()
@@ -71,17 +71,17 @@ class Contestant:
     @property
     def right(self) -> bool:
         """Whether gradients are their mean everywhere. Collective."""
-        mean = (self._team.size - 1) / 2
+        mean = (self._participants.size - 1) / 2
         wrong = any(not torch.all(torch.eq(one.grad, mean)) for one in self._parameters if one.grad is not None)
-        return bool(self._team.maximum(np.array([float(wrong)]))[0] == 0)
+        return bool(self._participants.maximum(np.array([float(wrong)]))[0] == 0)
 
 
-def race(contestants: Sequence[Contestant], team: Team, rounds: int) -> Results:
+def race(contestants: Sequence[Contestant], participants: Participants, rounds: int) -> Results:
     """Times every contestant with every load, in turns; the first one says what a load is. Collective."""
     for one in contestants:
         for _ in range(_WARM_UP):
             one.step(0.0)
-    whole = float(np.median(team.maximum(np.array([contestants[0].step(0.0) for _ in range(5)]))))
+    whole = float(np.median(participants.maximum(np.array([contestants[0].step(0.0) for _ in range(5)]))))
     seconds = {one.name: {load: np.empty(rounds) for load in LOADS} for one in contestants}
     for number in range(rounds):
         for load in LOADS:
@@ -89,20 +89,20 @@ def race(contestants: Sequence[Contestant], team: Team, rounds: int) -> Results:
                 seconds[one.name][load][number] = one.step(load * whole)
     entries = {}
     for one in contestants:
-        slowest = {load: team.maximum(values) for load, values in seconds[one.name].items()}
+        slowest = {load: participants.maximum(values) for load, values in seconds[one.name].items()}
         exposed = {f"{load:g}": summarize(values) for load, values in slowest.items()}
         entries[one.name] = {"exposed": exposed, "right": one.right}
     return {"whole": whole, "contestants": entries}
 
 
-def measure(chosen: argparse.Namespace, team: Team) -> Results:
+def measure(chosen: argparse.Namespace, participants: Participants) -> Results:
     """AllReduce and Layered; and the links, if asked for. Collective."""
     algorithms = {"AllReduce": AllReduce(), "Layered": Layered(chosen.members, chosen.communicator)}
     contestants = [
-        Contestant(name, chosen.set, team, hvd.DistributedOptimizer, algorithm)
+        Contestant(name, chosen.set, participants, hvd.DistributedOptimizer, algorithm)
         for name, algorithm in algorithms.items()
     ]
-    found = race(contestants, team, chosen.rounds)
+    found = race(contestants, participants, chosen.rounds)
     if chosen.links > 0:
         rates, _ = plan.measure(4 * sum(int(np.prod(shape)) for _, shape in SETS[chosen.set]()), chosen.links)
         found["rates"] = rates.as_results()
@@ -111,14 +111,14 @@ def measure(chosen: argparse.Namespace, team: Team) -> Results:
 
 def horovod(chosen: argparse.Namespace) -> int:
     """Horovod alone: its thread would slow others down. Prints {"missing": why} where it cannot be had."""
-    team, problem = baselines.start()
-    found = baselines.open_all(["horovod"], team)
+    participants, problem = baselines.start()
+    found = baselines.open_all(["horovod"], participants)
     results: Results = {"missing": problem or found.notes["horovod"]}
     if found.horovod is not None:
         with found.horovod_turn():
-            contestant = Contestant("Horovod", chosen.set, team, found.horovod.DistributedOptimizer)
-            results = race([contestant], team, chosen.rounds) | {"version": found.notes["horovod"]}
-    if team.rank == 0:
+            contestant = Contestant("Horovod", chosen.set, participants, found.horovod.DistributedOptimizer)
+            results = race([contestant], participants, chosen.rounds) | {"version": found.notes["horovod"]}
+    if participants.rank == 0:
         print(json.dumps(results), flush=True)
     found.close()
     hvd.shutdown()
@@ -138,7 +138,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if chosen.communicator == "horovod":
         return horovod(chosen)
     layered = Layered(chosen.members, chosen.communicator)
-    return jobs.work(lambda team: measure(chosen, team), layered)
+    return jobs.work(lambda participants: measure(chosen, participants), layered)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from sordino.bench import baselines
 from sordino.bench.resnet import resnet50_shapes
 from sordino.errors import NotBuilt
 from sordino.report import Results
-from sordino.timing import Run, Team, race
+from sordino.timing import Participants, Run, race
 
 INTERVAL = 4
 SETS = {"resnet20": resnet20_shapes, "resnet50": resnet50_shapes}
@@ -67,14 +67,14 @@ def _steps(forward: Callable[[], torch.Tensor], optimizer: torch.optim.Optimizer
     return run
 
 
-def measure(chosen: argparse.Namespace, team: Team) -> Results:
+def measure(chosen: argparse.Namespace, participants: Participants) -> Results:
     """Every contestant. Collective."""
-    found = baselines.open_all(["gloo"], team)
+    found = baselines.open_all(["gloo"], participants)
     if found.gloo is None:
         raise NotBuilt(f"Gloo: {found.notes['gloo']}")
     shapes = SETS[chosen.set]()
     names = ("allreduce", "sharded", "torch") if chosen.members > 1 else ("allreduce", "torch")
-    models = {name: _Sums(shapes, team.rank + 1.0) for name in names}
+    models = {name: _Sums(shapes, participants.rank + 1.0) for name in names}
     runs = {}
     for name, model in models.items():
         if name == "torch":
@@ -85,7 +85,7 @@ def measure(chosen: argparse.Namespace, team: Team) -> Results:
     # After the same gradients; at which steps models are averaged does not change their mean.
     means = {name: hvd.allreduce(one.weights[0].detach(), name="bench.mean") for name, one in models.items()}
     wrong = [name for name, mean in means.items() if not torch.allclose(mean, means["torch"], rtol=1e-4)]
-    samples = race(runs, team, chosen.budget, rounds=15, warmup=2)
+    samples = race(runs, participants, chosen.budget, rounds=15, warmup=2)
     theirs = samples["torch"].round_medians
     ratios = {name: float(np.median(theirs / samples[name].round_medians)) for name in names if name != "torch"}
     steps = {name: {key: value / INTERVAL for key, value in one.summary().items()} for name, one in samples.items()}
@@ -109,7 +109,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options.add_argument("--members", type=int, required=True, metavar="K")
     options.add_argument("--budget", type=float, required=True, metavar="S")
     chosen = options.parse_args(argv)
-    return jobs.work(lambda team: measure(chosen, team))
+    return jobs.work(lambda participants: measure(chosen, participants))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from sordino import plan
 from sordino.algorithms import Algorithm, AllReduce, LocalSGD
 from sordino.plan.links import idle_sgd
 from sordino.report import Results
-from sordino.timing import Seconds, Team, summarize
+from sordino.timing import Participants, Seconds, summarize
 
 INTERVAL = 2  # an averaging step after one without
 Shapes = list[tuple[str, tuple[int, ...]]]
@@ -63,11 +63,11 @@ def contestants(members: int) -> dict[str, Algorithm]:
     return found | ({"sharded": LocalSGD(INTERVAL, members, "sharded")} if members > 1 else {})
 
 
-def times(algorithm: Algorithm, shapes: Shapes, team: Team, rounds: int) -> tuple[Seconds, bool]:
+def times(algorithm: Algorithm, shapes: Shapes, participants: Participants, rounds: int) -> tuple[Seconds, bool]:
     """The slowest rank's seconds of `rounds` steps without and as many with averaging, [rounds, 2], and whether models
     are their mean at the end. Collective."""
-    members = algorithm.workers_in_group if isinstance(algorithm, LocalSGD) else team.size
-    group = team.rank // members
+    members = algorithm.workers_in_group if isinstance(algorithm, LocalSGD) else participants.size
+    group = participants.rank // members
     named = [(name, torch.nn.Parameter(torch.full(shape, float(group)))) for name, shape in shapes]
     for _, parameter in named:
         parameter.grad = torch.ones_like(parameter)
@@ -75,17 +75,17 @@ def times(algorithm: Algorithm, shapes: Shapes, team: Team, rounds: int) -> tupl
     optimizer = hvd.DistributedOptimizer(idle, named, algorithm=algorithm)
     found = np.empty((rounds + 1, INTERVAL))
     for index in range(found.size):
-        team.barrier()
+        participants.barrier()
         begin = time.perf_counter()
         optimizer.step()
         found.flat[index] = time.perf_counter() - begin
-    mean = (team.size // members - 1) / 2
+    mean = (participants.size // members - 1) / 2
     wrong = any(bool((parameter != mean).any()) for _, parameter in named)
-    right = bool(team.maximum(np.array([float(wrong)]))[0] == 0)
-    return team.maximum(found[1:].ravel()).reshape(rounds, INTERVAL), right
+    right = bool(participants.maximum(np.array([float(wrong)]))[0] == 0)
+    return participants.maximum(found[1:].ravel()).reshape(rounds, INTERVAL), right
 
 
-def measure(chosen: argparse.Namespace, team: Team) -> Results:
+def measure(chosen: argparse.Namespace, participants: Participants) -> Results:
     """Every contestant in turns. Collective."""
     shapes = SETS[chosen.set]()
     count = 4 * sum(int(np.prod(shape)) for _, shape in shapes)
@@ -98,7 +98,7 @@ def measure(chosen: argparse.Namespace, team: Team) -> Results:
     for _ in range(chosen.turns):
         for name, algorithm in algorithms.items():
             sent = hvd.stats()["bytes_sent_across_nodes"]
-            found, right = times(algorithm, shapes, team, chosen.rounds)
+            found, right = times(algorithm, shapes, participants, chosen.rounds)
             sent = hvd.stats()["bytes_sent_across_nodes"] - sent
             seconds[name].append(found)
             entry = entries.setdefault(name, {"right": True, "sent": sent / (INTERVAL * (chosen.rounds + 1))})
@@ -115,7 +115,7 @@ def measure(chosen: argparse.Namespace, team: Team) -> Results:
         "set": chosen.set,
         "parameters": count // 4,
         "members": chosen.members,
-        "groups": team.size // chosen.members,
+        "groups": participants.size // chosen.members,
         "rates": rates.as_results(),
         "contestants": entries,
     }
@@ -130,7 +130,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options.add_argument("--rounds", type=int, required=True, metavar="N")
     options.add_argument("--budget", type=float, required=True, metavar="S", help="to measure the links")
     chosen = options.parse_args(argv)
-    return jobs.work(lambda team: measure(chosen, team))
+    return jobs.work(lambda participants: measure(chosen, participants))
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ from sordino.bench.resnet import resnet50_shapes
 from sordino.report import Results, machines, records, verdicts
 from sordino.runtime.context import current
 from sordino.runtime.flat_buffer import ParameterBuffer
-from sordino.timing import Run, Samples, Team, Watch, race, summarize
+from sordino.timing import Participants, Run, Samples, Watch, race, summarize
 
 LIMIT = 1.15
 SOURCE_MS = 23  # CaPS, detection on a P100
@@ -45,8 +45,8 @@ _PATTERNS = 1 << 16  # half-changes that follow from one array, each from anothe
 _QUICK = 20  # tensors
 
 
-class Changes(Team):
-    """A team of one whose barrier, which is outside of the timing, changes half of the elements of an arena."""
+class Changes(Participants):
+    """A single participant whose barrier, which is outside of the timing, changes half of the elements of an arena."""
 
     def __init__(self, arena: ParameterBuffer) -> None:
         super().__init__()
@@ -207,7 +207,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     chosen = options.parse_args(argv)
     torch.set_num_threads(1)
     hvd.init()
-    found_machine, watch = machines.machine("one process"), Watch(Team())
+    found_machine, watch = machines.machine("one process"), Watch(Participants())
     size, budget, least_rounds = (_QUICK, 0.02, 2) if chosen.quick else (None, chosen.budget, 20)
     rows = [measure(granularity, size, budget, least_rounds) for granularity in ("tensor", "block")]
     found_machine["others"] = watch.others()

@@ -22,7 +22,7 @@ from claims.skipping.training import BATCH, RATE, all_equal, make_network
 from cluster import jobs
 from sordino.algorithms import Algorithm, AllReduce, ParameterSkipping
 from sordino.report import Results
-from sordino.timing import Seconds, Team, summarize
+from sordino.timing import Participants, Seconds, summarize
 
 _IMAGES = {"fashion-mnist": 20000, "digits": 1280}
 _HELD_OUT = 0
@@ -70,13 +70,13 @@ class Training:
         rows = slice(begin, begin + BATCH)
         return nn.functional.cross_entropy(self.model(self._images[rows]), self._labels[rows])
 
-    def step(self, team: Team, measured: bool) -> None:
+    def step(self, participants: Participants, measured: bool) -> None:
         """One step. Collective."""
         self.optimizer.zero_grad()
         loss = self._loss()
         if not self._early:
             loss.backward()
-        team.barrier()
+        participants.barrier()
         before = hvd.stats()
         if self._early:
             loss.backward()
@@ -89,12 +89,12 @@ class Training:
             self.rest.append(max(seconds - exposed, 0.0))
             self.sent += after["bytes_sent"] - before["bytes_sent"]
 
-    def results(self, team: Team, warm_up: int) -> Results:
+    def results(self, participants: Participants, warm_up: int) -> Results:
         """Of all measured steps, the slowest rank's times and the mean rank's bytes. Collective."""
         self.optimizer.flush()
         steps = len(self.exposed)
         sent = float(hvd.allreduce(torch.tensor([self.sent], dtype=torch.float64), name="bench.sent")) / steps
-        exposed, rest = (team.maximum(np.array(values)) for values in (self.exposed, self.rest))
+        exposed, rest = (participants.maximum(np.array(values)) for values in (self.exposed, self.rest))
         found: Results = {"exposed": _with_mean(exposed), "rest": _with_mean(rest), "bytes": sent}
         found["right"] = all_equal(self.model)
         if self._skips:
@@ -107,7 +107,7 @@ def _with_mean(values: Seconds) -> dict[str, float]:
     return summarize(values) | {"mean": float(values.mean())}
 
 
-def measure(chosen: argparse.Namespace, team: Team) -> Results:
+def measure(chosen: argparse.Namespace, participants: Participants) -> Results:
     """Every contestant warms up for so many turns, then they take turns. Collective."""
     warm_up = chosen.warm_up * chosen.steps
     trainings = {}
@@ -117,15 +117,15 @@ def measure(chosen: argparse.Namespace, team: Team) -> Results:
         trainings[name] = Training(algorithm, chosen.data, chosen.data_dir)
     for one in trainings.values():
         for _ in range(warm_up):
-            one.step(team, measured=False)
+            one.step(participants, measured=False)
     names = list(trainings)
     for number in range(chosen.turns):
         first = number % len(names)
         for name in names[first:] + names[:first]:
             for _ in range(chosen.steps):
-                trainings[name].step(team, measured=True)
+                trainings[name].step(participants, measured=True)
     parameters = sum(parameter.numel() for parameter in trainings["unskipped"].model.parameters())
-    found = {name: one.results(team, warm_up) for name, one in trainings.items()}
+    found = {name: one.results(participants, warm_up) for name, one in trainings.items()}
     return {"parameters": parameters, "contestants": found}
 
 
@@ -138,7 +138,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options.add_argument("--turns", type=int, required=True, metavar="N", help="of each contestant")
     options.add_argument("--steps", type=int, required=True, metavar="N", help="of a turn")
     chosen = options.parse_args(argv)
-    return jobs.work(lambda team: measure(chosen, team))
+    return jobs.work(lambda participants: measure(chosen, participants))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
   python benchmarks/wide_area.py one_sided            # as root, in a clone: two of the jobs are on emulated hosts
 
 Rank 1 computes for --turn-ms, rank 0 takes the same bytes of it meanwhile, over and over:
-  shelf          a pull as of scheduled pull gossip: on one machine a copy, else request and reply
+  snapshot       a pull as of scheduled pull gossip: on one machine a copy, else request and reply
   get            MPI_Get under MPI_Win_lock, the window made by MPI_Win_create; rank 1 makes no MPI call
   get_calls      the same while rank 1 calls MPI_Iprobe every millisecond
   get_allocated  as get, the window made by MPI_Win_allocate
@@ -46,8 +46,8 @@ def rows_of(job: Results, mbps: float | None) -> list[Results]:
             ways[name] = one
         ratios = {}
         for name in GETS:
-            if "seconds" in ways.get(name, {}) and "seconds" in ways["shelf"]:
-                ratios[name] = ways[name]["seconds"]["median"] / ways["shelf"]["seconds"]["median"]
+            if "seconds" in ways.get(name, {}) and "seconds" in ways["snapshot"]:
+                ratios[name] = ways[name]["seconds"]["median"] / ways["snapshot"]["seconds"]["median"]
         row = {"bytes": size["bytes"], "mbps": mbps, "cores_per_rank": job["cores_per_rank"], "ways": ways}
         rows.append(row | {"right": size["right"], "ratios": ratios})
     return rows
@@ -58,7 +58,7 @@ def targets(rows: Sequence[Results]) -> list[Results]:
     entries = []
     for row in rows:
         place, ratios = f"{format_bytes(row['bytes'])}, {where(row)}", row["ratios"]
-        what = f"{place}: MPI_Get from a rank that makes no MPI call, over shelf"
+        what = f"{place}: MPI_Get from a rank that makes no MPI call, over snapshot"
         entries.append(verdicts.target(what, ratios.get("get"), 1.0, at_least=True))
         what = f"{place}: the same of an allocated window"
         entries.append(verdicts.target(what, ratios.get("get_allocated"), 0.95, at_least=True))

@@ -22,11 +22,11 @@ import numpy as np
 import torch
 
 import sordino.torch as hvd
-from claims.wide_area.shelf import Computation, Shelves
+from claims.wide_area.snapshots import Computation, Snapshots
 from sordino.report import Results
 
 ALONE = ("nobody", "get", "get_calls", "get_allocated")  # before Sordino is initialized
-BESIDE = ("shelf", "get_beside")  # after that
+BESIDE = ("snapshot", "get_beside")  # after that
 _HEAD_START = 0.02  # seconds until rank 1 surely computes
 _PAUSE = 2e-3  # seconds between two gets
 _LATE = 0.9  # of the time that rank 1 computes for
@@ -121,11 +121,11 @@ def measure(mpi: Any, chosen: argparse.Namespace) -> Results:
                 if name == "nobody" or window is not None:
                     ways[name].append(turns.take(window.get if window else None, name == "get_calls"))
             hvd.init()
-            shelves = Shelves(size)
-            ways["shelf"].append(turns.take(partial(shelves.pull, 1), False))
+            snapshots = Snapshots(size)
+            ways["snapshot"].append(turns.take(partial(snapshots.pull, 1), False))
             if "get" in windows:
                 ways["get_beside"].append(turns.take(windows["get"].get, False))
-            shelves.close()
+            snapshots.close()
             hvd.shutdown()
         closed = [window.close() for window in windows.values()]
         right = turns.rank == 1 or all(closed)

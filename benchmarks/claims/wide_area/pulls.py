@@ -55,7 +55,7 @@ def row_of(job: Results, wide: int, model_bytes: int) -> Results:
         one["over_alone"] = summarize(np.array(steps) / np.array(alone))
         pulled = [told for turn in rounds for told in turn if "ages" in told]
         if pulled:
-            for key in ("pulls", "failed", "letters", "unpublished"):
+            for key in ("pulls", "failed", "messages", "unpublished"):
                 one[key] = float(np.mean([told[key] for told in pulled]))
             one |= _of_pulls(pulled)
         one["rounds"] = rounds

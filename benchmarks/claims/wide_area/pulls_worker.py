@@ -19,7 +19,7 @@ import sordino.torch as hvd
 from cluster import jobs
 from sordino.algorithms import Algorithm, Crossover, LocalSGD, ScheduledPull
 from sordino.report import Results
-from sordino.timing import Team
+from sordino.timing import Participants
 
 _BLOCKS = 16  # of the model: what Crossover exchanges one by one
 _RATE = 1e-3
@@ -88,7 +88,7 @@ def turn(algorithm: Algorithm | None, chosen: argparse.Namespace) -> list[Result
     waited = "waited" if "waited" in after else "exposed_seconds"
     found["waited"] = (after[waited] - before[waited]) / chosen.windows
     found["bytes"] = (after["bytes_sent"] - before["bytes_sent"]) / chosen.windows
-    for name in ("pulls", "failed", "letters", "unpublished"):
+    for name in ("pulls", "failed", "messages", "unpublished"):
         if name in after:
             found[name] = (after[name] - before[name]) / chosen.windows
     for name in ("ages", "seconds", "behind"):
@@ -125,7 +125,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options.add_argument("--rounds", type=int, required=True, metavar="N", help="turns of each contestant")
     chosen = options.parse_args(argv)
 
-    def work(_: Team) -> Results:
+    def work(_: Participants) -> Results:
         return measure(chosen)
 
     return jobs.work(work)

@@ -26,7 +26,7 @@ _SERVING = {
     "publishing_pulled": "publishing, pulled from",
 }
 _WAYS = {
-    "shelf": "shelf",
+    "snapshot": "snapshot",
     "get": "MPI_Get",
     "get_calls": "MPI_Get, MPI_Iprobe every ms",
     "get_allocated": "MPI_Get, allocated window",
@@ -53,7 +53,7 @@ def _spread(one: Results) -> str:
 
 
 def pulls(results: Results) -> str:
-    """Steps, waiting, ages and letters, a table a number of wide links."""
+    """Steps, waiting, ages and messages, a table a number of wide links."""
     settings, mbps = results["settings"], results["mbps"]
     interval, compute = settings["interval"], settings["compute-ms"]
     what = (
@@ -64,7 +64,7 @@ def pulls(results: Results) -> str:
         "contestants in turn. Median and quartiles: of steps and waiting over the turns (a turn's is the mean over the "
         "ranks), of ages over all pulls. Age: of a pulled model when it is averaged in, since it was published. Pull: "
         "what the pull took, so the age cannot be less; beyond: their difference. Behind: steps of the puller less "
-        "those of the peer when it published. Letters: a window and rank."
+        "those of the peer when it published. Messages: a window and rank."
     )
     blocks = verdicts.head(results, "Pulls over links that differ", what, labels=_CONTESTANTS)
     for row in results["rows"]:
@@ -76,12 +76,12 @@ def pulls(results: Results) -> str:
             if "age" in one:
                 behind = f"{one['behind']['mean']:+.1f} ± {one['behind']['deviation']:.1f}"
                 parts = [_spread(one["age"]), *(format_seconds(one[key]["median"]) for key in ("pull", "beyond"))]
-                counts = [f"{one[key]:.3g}" for key in ("letters", "failed", "unpublished")]
+                counts = [f"{one[key]:.3g}" for key in ("messages", "failed", "unpublished")]
                 ages.append([_CONTESTANTS[name], *parts, behind, *counts])
         blocks += [
             f"## {row['wide']} of {row['hosts']} links wide",
             table(["", "A step", "Over alone", "Waited a window", "Sent a window"], steps),
-            table(["", "Age", "Pull", "Beyond", "Behind, steps", "Letters", "Failed", "Unpublished"], ages),
+            table(["", "Age", "Pull", "Beyond", "Behind, steps", "Messages", "Failed", "Unpublished"], ages),
         ]
     return "\n\n".join(blocks)
 
@@ -185,7 +185,7 @@ def one_sided(results: Results) -> str:
             late = f"{one['late']} of {one['turns']}"
             computed = f"{one['computed']['median'] / undisturbed:.0%}"
             lines.append([label, _spread(one["seconds"]), ratio, str(one["seconds"]["count"]), late, computed])
-        heads = ["", "Until the bytes are here", "Over shelf", "Times", "Late", "Computed"]
+        heads = ["", "Until the bytes are here", "Over snapshot", "Times", "Late", "Computed"]
         blocks += [f"## {format_bytes(row['bytes'])}, {where(row)}", table(heads, lines)]
     return "\n\n".join(blocks)
 
@@ -196,7 +196,7 @@ def draw_one_sided(results: Results, figure: Any) -> None:
     panels = figure.subplots(1, len(places), sharey=True, squeeze=False)[0]
     for axes, mbps in zip(panels, places, strict=True):
         rows = [row for row in results["rows"] if row["mbps"] == mbps]
-        for k, name in enumerate(("shelf", *GETS)):
+        for k, name in enumerate(("snapshot", *GETS)):
             found = [row for row in rows if "seconds" in row["ways"].get(name, {})]
             sizes = [row["bytes"] / 2**20 for row in found]
             ways = [row["ways"][name] for row in found]

@@ -1,6 +1,6 @@
 """One rank of the wide-area benchmark's serving: rank 0 computes, rank 1 pulls from it all the time, or does not.
 
-Started by claims.wide_area.serving; rank 0 prints what it found as a line of JSON. Rank 0 rules by letters, for
+Started by claims.wide_area.serving; rank 0 prints what it found as a line of JSON. Rank 0 rules by messages, for
 it must not wait in a collective operation while it is served.
 """
 
@@ -15,10 +15,10 @@ import numpy as np
 import torch
 
 import sordino.torch as hvd
-from claims.wide_area.shelf import Computation, Shelves
+from claims.wide_area.snapshots import Computation, Snapshots
 from cluster import jobs
 from sordino.report import Results
-from sordino.timing import Run, Team, race, summarize
+from sordino.timing import Participants, Run, race, summarize
 
 WAYS = {  # what rank 1 does meanwhile, and whether rank 0 publishes after each step
     "alone": ("rest", False),
@@ -30,7 +30,7 @@ WAYS = {  # what rank 1 does meanwhile, and whether rank 0 publishes after each 
 _WARM_UP = 2  # steps of a turn
 
 
-def serve(shelves: Shelves, chosen: argparse.Namespace) -> dict[str, Results]:
+def serve(snapshots: Snapshots, chosen: argparse.Namespace) -> dict[str, Results]:
     """What rank 0 does: turns of steps in every way."""
     computation = Computation()
     pieces = _pieces(computation, chosen.step_ms / 1e3)
@@ -41,42 +41,42 @@ def serve(shelves: Shelves, chosen: argparse.Namespace) -> dict[str, Results]:
         first = number % len(names)
         for name in names[first:] + names[:first]:
             what, publishes = WAYS[name]
-            shelves.tell(1, what)
+            snapshots.tell(1, what)
             for step in range(_WARM_UP + chosen.steps):
                 begin = time.perf_counter()
                 for _ in range(pieces):
                     computation.piece()
                 if publishes:
-                    shelves.publish()
+                    snapshots.publish()
                 if step >= _WARM_UP:
                     seconds[name].append(time.perf_counter() - begin)
-            shelves.tell(1, "stop")
-            rates[name].append(float(shelves.hear()))
-    shelves.tell(1, "end")
+            snapshots.tell(1, "stop")
+            rates[name].append(float(snapshots.hear()))
+    snapshots.tell(1, "end")
     found = {}
     for name in names:
         found[name] = {"step": summarize(np.array(seconds[name])), "times_a_second": float(np.median(rates[name]))}
-        found[name]["unpublished"] = shelves.shelf.unpublished
+        found[name]["unpublished"] = snapshots.store.unpublished
         turns = np.array(seconds[name]).reshape(chosen.rounds, chosen.steps)
         found[name]["rounds"] = [float(value) for value in np.median(turns, axis=1)]
     return found
 
 
-def follow(shelves: Shelves) -> None:
+def follow(snapshots: Snapshots) -> None:
     """What rank 1 does: what it is told to, until it is told to stop. Answers how often a second."""
-    source, target = torch.ones_like(shelves.values), torch.ones_like(shelves.values)
+    source, target = torch.ones_like(snapshots.values), torch.ones_like(snapshots.values)
     work: dict[str, Callable[[], object]] = {
-        "pull": lambda: shelves.pull(0),
+        "pull": lambda: snapshots.pull(0),
         "copy": lambda: target.copy_(source),
         "rest": lambda: time.sleep(1e-3),
     }
-    while (what := shelves.hear()) != "end":
+    while (what := snapshots.hear()) != "end":
         count, begin = 1, time.perf_counter()
         work[what]()
-        while shelves.heard() is None:  # the next letter can be nothing but "stop"
+        while snapshots.heard() is None:  # the next message can be nothing but "stop"
             work[what]()
             count += 1
-        shelves.tell(0, f"{count / (time.perf_counter() - begin):.6g}")
+        snapshots.tell(0, f"{count / (time.perf_counter() - begin):.6g}")
 
 
 def _pieces(computation: Computation, seconds: float) -> int:
@@ -89,9 +89,9 @@ def _pieces(computation: Computation, seconds: float) -> int:
     return max(1, round(seconds / float(np.median(took))))
 
 
-def publication(shelves: Shelves, budget: float) -> Results:
+def publication(snapshots: Snapshots, budget: float) -> Results:
     """What a snapshot costs, and copies of as many bytes, the peers: to three places in turn, as snapshots go."""
-    source, turn = shelves.values, [0]
+    source, turn = snapshots.values, [0]
     targets = [torch.ones_like(source) for _ in range(3)]
     arrays = [target.numpy() for target in targets]
 
@@ -100,25 +100,25 @@ def publication(shelves: Shelves, budget: float) -> Results:
         return turn[0]
 
     ways: dict[str, Run] = {
-        "publish": shelves.publish,
+        "publish": snapshots.publish,
         "torch": lambda: targets[place()].copy_(source),
         "numpy": lambda: np.copyto(arrays[place()], source.numpy()),
     }
-    return {name: one.summary() for name, one in race(ways, Team(), budget, warmup=6).items()}
+    return {name: one.summary() for name, one in race(ways, Participants(), budget, warmup=6).items()}
 
 
 def measure(chosen: argparse.Namespace) -> Results:
     """Every size. Collective."""
     found: Results = {"cores_per_rank": len(os.sched_getaffinity(0)), "sizes": []}
     for size in chosen.sizes:
-        shelves = Shelves(size)
+        snapshots = Snapshots(size)
         row: Results = {"bytes": size}
         if hvd.rank() == 0:
-            row["publication"] = publication(shelves, chosen.budget)
-            row["ways"] = serve(shelves, chosen)
+            row["publication"] = publication(snapshots, chosen.budget)
+            row["ways"] = serve(snapshots, chosen)
         elif hvd.rank() == 1:
-            follow(shelves)
-        shelves.close()
+            follow(snapshots)
+        snapshots.close()
         found["sizes"].append(row)
     return found
 

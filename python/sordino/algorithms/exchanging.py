@@ -19,7 +19,7 @@ from sordino.algorithms.base import Algorithm
 from sordino.algorithms.strategy import Closure, Runtime, Strategy
 from sordino.errors import UsageError
 from sordino.runtime.autograd import allreduce
-from sordino.runtime.context import Survivor, members_of
+from sordino.runtime.context import Recoverable, members_of
 from sordino.runtime.operation import Max
 from sordino.runtime.process_set import ProcessSet
 from sordino.runtime.recovery import LOSSES, again, recover, together
@@ -145,7 +145,7 @@ class ExchangingStrategy(Strategy):
         self._met = True
         self.context.on_join[id(self)] = weakref.WeakMethod(self.before_join)
         if self.context.outlasts:
-            self.context.survivors[id(self)] = Survivor(
+            self.context.recoverables[id(self)] = Recoverable(
                 weakref.WeakMethod(self.renew),
                 weakref.WeakMethod(self.give_up),
                 self.context.lasting_name(self.settings.agreement.name, self.settings.process_set),
@@ -153,13 +153,13 @@ class ExchangingStrategy(Strategy):
             )
 
     def _part(self, keeps_place: bool = False) -> None:
-        """Undo a meeting; with `keeps_place` for another one, after which this is among the survivors as before."""
+        """Undo a meeting; with `keeps_place` for another one, after which this is to be recovered as before."""
         state = self.carried_state()
-        survivor = self.context.survivors.get(id(self))
+        recoverable = self.context.recoverables.get(id(self))
         reducer, self.reducer = self.reducer, None  # which may be at work
         self.detach()
-        if keeps_place and survivor is not None:
-            self.context.survivors[id(self)] = survivor
+        if keeps_place and recoverable is not None:
+            self.context.recoverables[id(self)] = recoverable
         self.settings.agreement.part()
         self.prepare()
         self._met = False
@@ -178,7 +178,7 @@ class ExchangingStrategy(Strategy):
 
     def detach(self) -> None:
         self.context.on_join.pop(id(self), None)
-        self.context.survivors.pop(id(self), None)
+        self.context.recoverables.pop(id(self), None)
         super().detach()
 
     # ---- losses ------------------------------------------------------------------------------------------------

@@ -13,11 +13,11 @@ from sordino.errors import UsageError
 T = TypeVar("T", bound=Algorithm)
 
 
-def configured(kind: type[T], name: str, texts: Sequence[str], **others: Any) -> T:
-    """Return an algorithm of this kind, with these settings.
+def configured(cls: type[T], name: str, texts: Sequence[str], **others: Any) -> T:
+    """Return an algorithm of this class, with these settings.
 
     Args:
-        kind: its class.
+        cls: its class.
         name: by which the user called it.
         texts: NAME=VALUE; a value is a Python literal, or else a word such as blocks.
         others: settings that `texts` may overrule.
@@ -25,7 +25,7 @@ def configured(kind: type[T], name: str, texts: Sequence[str], **others: Any) ->
     Raises:
         UsageError: it has no such setting, or not with this value.
     """
-    known = [setting.name for setting in fields(kind)]  # type: ignore[arg-type]
+    known = [setting.name for setting in fields(cls)]  # type: ignore[arg-type]
     settings: dict[str, Any] = dict(others)
     for text in texts:
         setting, _, value = text.partition("=")
@@ -35,14 +35,14 @@ def configured(kind: type[T], name: str, texts: Sequence[str], **others: Any) ->
             settings[setting] = ast.literal_eval(value)
         except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):  # all that it may raise
             settings[setting] = value
-        if setting in kind.parts and isinstance(settings[setting], dict):
-            settings[setting] = _part(kind.parts[setting], setting, settings[setting])
-    return kind(**settings)
+        if setting in cls.parts and isinstance(settings[setting], dict):
+            settings[setting] = _part(cls.parts[setting], setting, settings[setting])
+    return cls(**settings)
 
 
-def _part(kind: type, name: str, settings: dict[str, Any]) -> Any:
+def _part(cls: type, name: str, settings: dict[str, Any]) -> Any:
     try:
-        return kind(**settings)
+        return cls(**settings)
     except TypeError as error:
-        known = ", ".join(setting.name for setting in fields(kind))
+        known = ", ".join(setting.name for setting in fields(cls))
         raise UsageError(f"--set {name}={settings}: {error}; there are: {known}") from error

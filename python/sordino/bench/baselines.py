@@ -17,7 +17,7 @@ import torch
 from sordino._core import build_info, launcher
 from sordino.errors import UsageError
 from sordino.report.machines import without_paths
-from sordino.timing import Team
+from sordino.timing import Participants
 
 KNOWN = ("mpi", "gloo", "horovod")
 LABELS = {"mpi": "MPI", "gloo": "Gloo", "horovod": "Horovod"}
@@ -71,13 +71,13 @@ def parse_names(text: str) -> list[str]:
     return [name for name in KNOWN if name in names]
 
 
-def start() -> tuple[Team, str | None]:
+def start() -> tuple[Participants, str | None]:
     """Initialize MPI (through mpi4py, if it is there) and Sordino. Collective.
 
     mpi4py goes first and so is the one that ends MPI at exit: Horovod can then be shut down before Sordino, or after.
 
     Returns:
-        The team of all ranks, and what the MPI library calls itself.
+        The participants of all ranks, and what the MPI library calls itself.
     """
     import sordino.torch as hvd
 
@@ -94,23 +94,23 @@ def start() -> tuple[Team, str | None]:
     elif hvd.mpi_enabled():
         built_with = build_info()["mpi"]
         library = built_with["library"] if built_with else None
-    return Team(hvd.rank(), hvd.size(), communicator, hvd.local_size() == hvd.size()), library
+    return Participants(hvd.rank(), hvd.size(), communicator, hvd.local_size() == hvd.size()), library
 
 
 def _version(mpi: Any) -> str:
     return str(mpi.Get_library_version().split(",")[0].strip(" \0\n"))
 
 
-def open_all(names: Sequence[str], team: Team) -> Baselines:
+def open_all(names: Sequence[str], participants: Participants) -> Baselines:
     """Load and initialize the baselines that every rank has. Collective; never fails for want of one."""
     found = Baselines()
-    openers: dict[str, Callable[[Team], tuple[Any, str]]] = {
+    openers: dict[str, Callable[[Participants], tuple[Any, str]]] = {
         "mpi": _open_mpi,
         "gloo": _open_gloo,
         "horovod": _open_horovod,
     }
     for name in names:
-        module, note = (None, "needs two ranks") if team.size == 1 else openers[name](team)
+        module, note = (None, "needs two ranks") if participants.size == 1 else openers[name](participants)
         setattr(found, name, module)
         found.notes[name] = without_paths(note)
     return found
@@ -124,49 +124,51 @@ def _import(name: str) -> tuple[Any, str]:
         return None, f"{type(error).__name__}: {error}".splitlines()[0]
 
 
-def _on_all(team: Team, available: bool) -> bool:
-    return bool(team.maximum(np.array([0.0 if available else 1.0]))[0] == 0)
+def _on_all(participants: Participants, available: bool) -> bool:
+    return bool(participants.maximum(np.array([0.0 if available else 1.0]))[0] == 0)
 
 
-def _open_mpi(team: Team) -> tuple[Any, str]:
-    module, problem = _import("mpi4py.MPI") if team.communicator is not None else (None, "mpi4py is not installed")
-    if not _on_all(team, module is not None):
+def _open_mpi(participants: Participants) -> tuple[Any, str]:
+    module, problem = (
+        _import("mpi4py.MPI") if participants.communicator is not None else (None, "mpi4py is not installed")
+    )
+    if not _on_all(participants, module is not None):
         return None, f"not found ({problem or 'other ranks lack it'})"
     return module, _version(module)
 
 
-def _open_gloo(team: Team) -> tuple[Any, str]:
+def _open_gloo(participants: Participants) -> tuple[Any, str]:
     import sordino.torch as hvd
 
     distributed: Any = torch.distributed
-    if not _on_all(team, distributed.is_available() and distributed.is_gloo_available()):
+    if not _on_all(participants, distributed.is_available() and distributed.is_gloo_available()):
         return None, "not found (torch is built without it)"
-    if team.one_node:
+    if participants.one_node:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     limit = timedelta(seconds=60)
     address = store = None
-    if team.rank == 0:
-        host = "127.0.0.1" if team.one_node else socket.gethostname()
-        store = distributed.TCPStore(host, 0, team.size, True, timeout=limit, wait_for_workers=False)
+    if participants.rank == 0:
+        host = "127.0.0.1" if participants.one_node else socket.gethostname()
+        store = distributed.TCPStore(host, 0, participants.size, True, timeout=limit, wait_for_workers=False)
         address = (host, store.port)
     host, port = hvd.broadcast_object(address, root_rank=0, name="bench.gloo")
     if store is None:
-        store = distributed.TCPStore(host, port, team.size, False, timeout=limit)
-    distributed.init_process_group("gloo", store=store, rank=team.rank, world_size=team.size)
+        store = distributed.TCPStore(host, port, participants.size, False, timeout=limit)
+    distributed.init_process_group("gloo", store=store, rank=participants.rank, world_size=participants.size)
     return distributed, f"of torch {torch.__version__}"
 
 
-def _open_horovod(team: Team) -> tuple[Any, str]:
+def _open_horovod(participants: Participants) -> tuple[Any, str]:
     module, problem = _import("horovod.torch")
-    if not _on_all(team, module is not None):
+    if not _on_all(participants, module is not None):
         return None, f"not found ({problem or 'other ranks lack it'})"
     starts = False
     try:
         module.init()
-        starts = module.size() == team.size
+        starts = module.size() == participants.size
         module.shutdown()
     except Exception as error:
         problem = f"{type(error).__name__}: {error}".splitlines()[0]
-    if not _on_all(team, starts):
+    if not _on_all(participants, starts):
         return None, f"does not start ({problem or 'other ranks failed'})"
     return module, str(importlib.import_module("horovod").__version__)

@@ -34,7 +34,7 @@ from sordino.report import Results, machines, records, verdicts
 from sordino.report.tables import format_bytes, format_seconds
 from sordino.runtime.operation import Sum
 from sordino.runtime.tensors import DTYPE_CODES
-from sordino.timing import Team, Watch, race
+from sordino.timing import Participants, Watch, race
 
 SIZES = "4KiB,16KiB,64KiB,256KiB,1MiB,4MiB,16MiB,64MiB,256MiB"
 ORDER = ("arena", "ordinary", "floor", "mpi", "gloo", "horovod")
@@ -54,13 +54,13 @@ class Contestant:
     run: Callable[[], object]
     averages: bool = True
 
-    def is_right(self, team: Team) -> bool:
+    def is_right(self, participants: Participants) -> bool:
         """Run it once on known input. Collective."""
-        self.tensor.fill_(team.rank + 1)
+        self.tensor.fill_(participants.rank + 1)
         self.run()
-        expected = team.size * (team.size + 1) / 2 / (team.size if self.averages else 1)
+        expected = participants.size * (participants.size + 1) / 2 / (participants.size if self.averages else 1)
         wrong = not bool((self.tensor == expected).all())
-        return bool(team.maximum(np.array([float(wrong)]))[0] == 0)
+        return bool(participants.maximum(np.array([float(wrong)]))[0] == 0)
 
 
 def _arena(name: str, count: int) -> Contestant:
@@ -73,28 +73,28 @@ def _ordinary(name: str, count: int) -> Contestant:
     return Contestant(tensor, lambda: hvd.allreduce_(tensor, name=name, op=hvd.Average))
 
 
-def _floor(team: Team, count: int) -> Contestant:
+def _floor(participants: Participants, count: int) -> Contestant:
     """Read and write one rank's share of all ranks' arrays, as an in-place average must."""
-    share = -(-count // team.size)
-    arrays = torch.full((team.size, share), 1.5)
+    share = -(-count // participants.size)
+    arrays = torch.full((participants.size, share), 1.5)
     places = [row.data_ptr() for row in arrays]
     code = DTYPE_CODES[torch.float32]
-    return Contestant(arrays, lambda: kernels.reduce(Sum, code, places, places, share, 1.0, 1 / team.size))
+    return Contestant(arrays, lambda: kernels.reduce(Sum, code, places, places, share, 1.0, 1 / participants.size))
 
 
-def _mpi(found: Baselines, team: Team, count: int) -> Contestant:
-    mpi, communicator = found.mpi, team.communicator
+def _mpi(found: Baselines, participants: Participants, count: int) -> Contestant:
+    mpi, communicator = found.mpi, participants.communicator
     tensor = torch.zeros(count)
     buffer = tensor.numpy()
     return Contestant(tensor, lambda: communicator.Allreduce(mpi.IN_PLACE, buffer, op=mpi.SUM), averages=False)
 
 
-def _gloo(found: Baselines, team: Team, count: int) -> Contestant:
+def _gloo(found: Baselines, participants: Participants, count: int) -> Contestant:
     tensor = torch.zeros(count)
 
     def run() -> None:
         found.gloo.all_reduce(tensor)
-        tensor.div_(team.size)
+        tensor.div_(participants.size)
 
     return Contestant(tensor, run)
 
@@ -105,38 +105,38 @@ def _horovod(found: Baselines, name: str, count: int) -> Contestant:
     return Contestant(tensor, lambda: horovod.allreduce_(tensor, name=name, op=horovod.Average))
 
 
-def measure(size: int, found: Baselines, team: Team, budget: float) -> Results:
+def measure(size: int, found: Baselines, participants: Participants, budget: float) -> Results:
     """Measure one row of the results: every contestant on `size` bytes. Collective."""
     count = size // 4
     name = f"bench.{size}"
     contestants = {
         "arena": _arena(f"{name}.arena", count),
         "ordinary": _ordinary(f"{name}.ordinary", count),
-        "floor": _floor(team, count),
+        "floor": _floor(participants, count),
     }
     if found.mpi is not None:
-        contestants["mpi"] = _mpi(found, team, count)
+        contestants["mpi"] = _mpi(found, participants, count)
     if found.gloo is not None:
-        contestants["gloo"] = _gloo(found, team, count)
+        contestants["gloo"] = _gloo(found, participants, count)
     if found.horovod is not None:
         contestants["horovod"] = _horovod(found, name, count)
     right = {"floor": True}
     for key, one in contestants.items():
         if key != "floor":
             with found.horovod_turn() if key == "horovod" else nullcontext():
-                right[key] = one.is_right(team)
+                right[key] = one.is_right(participants)
         # Sums grow from call to call unless they are of zeros; averages of equal numbers stay what they are.
         one.tensor.fill_(1.5 if one.averages else 0.0)
-    watch = Watch(team)
+    watch = Watch(participants)
     runs = {key: one.run for key, one in contestants.items()}
-    samples = race(runs, team, budget, turns={"horovod": found.horovod_turn})
+    samples = race(runs, participants, budget, turns={"horovod": found.horovod_turn})
     entries = {}
     for key in contestants:
         summary = samples[key].summary()
         speed = size / summary["median"] / 1e9
         entries[key] = summary | {
             "algbw": speed,
-            "busbw": speed * 2 * (team.size - 1) / team.size,
+            "busbw": speed * 2 * (participants.size - 1) / participants.size,
             "right": right[key],
         }
     return {"bytes": size, "contestants": entries, "others": watch.others()}
@@ -182,13 +182,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     sizes = [command_line.parse_bytes(text) for text in chosen.sizes.split(",")]
     names = baselines.parse_names(chosen.baselines)
     torch.set_num_threads(1)
-    team, library = baselines.start()
-    found_machine, watch = machines.machine(library), Watch(team)
-    found = baselines.open_all(names, team)
+    participants, library = baselines.start()
+    found_machine, watch = machines.machine(library), Watch(participants)
+    found = baselines.open_all(names, participants)
     rows = []
     for size in sizes:
-        rows.append(measure(size, found, team, 0.3 if chosen.quick else chosen.budget))
-        if team.rank == 0:
+        rows.append(measure(size, found, participants, 0.3 if chosen.quick else chosen.budget))
+        if participants.rank == 0:
             times = [f"{key} {format_seconds(one['median'])}" for key, one in rows[-1]["contestants"].items()]
             others = machines.describe_others(rows[-1]["others"])
             records.log(f"{format_bytes(size):>8}: {', '.join(times)}{others}")
@@ -200,12 +200,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         for key, one in row["contestants"].items()
         if not one["right"]
     ]
-    if team.rank == 0:
+    if participants.rank == 0:
         results: Results = {
             "benchmark": "collectives",
             "name": "collectives",
             "machine": found_machine,
-            "ranks": team.size,
+            "ranks": participants.size,
             "nodes": hvd.cross_size(),
             "baselines": found.notes,
             "rows": rows,

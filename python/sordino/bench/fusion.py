@@ -32,7 +32,7 @@ from sordino.bench.report import REPORTS
 from sordino.bench.resnet import Model, Work, resnet50_shapes
 from sordino.report import Results, machines, records, verdicts
 from sordino.report.tables import format_seconds
-from sordino.timing import Samples, Seconds, Team, Watch, race, summarize
+from sordino.timing import Participants, Samples, Seconds, Watch, race, summarize
 
 LEARNING_RATE = 1e-6
 
@@ -101,47 +101,47 @@ def _gloo(model: Model, found: Baselines) -> tuple[Any, Any]:
 _MAKERS = {"plain": _plain, "sordino": _sordino, "horovod": _horovod, "gloo": _gloo}
 
 
-def _agree(team: Team, fine: bool) -> bool:
-    return bool(team.maximum(np.array([0.0 if fine else 1.0]))[0] == 0)
+def _agree(participants: Participants, fine: bool) -> bool:
+    return bool(participants.maximum(np.array([0.0 if fine else 1.0]))[0] == 0)
 
 
 def prepare(
-    names: Sequence[str], found: Baselines, team: Team, work: Work, pieces: int, set_to_none: bool
+    names: Sequence[str], found: Baselines, participants: Participants, work: Work, pieces: int, set_to_none: bool
 ) -> tuple[dict[str, Trainer], dict[str, str]]:
     """Return the trainers that work and give the right gradients, and what is wrong with the others. Collective."""
     trainers: dict[str, Trainer] = {}
     failed: dict[str, str] = {}
-    average = (team.size + 1) / 2
+    average = (participants.size + 1) / 2
     for name in names:
         problem = ""
         try:
-            model = Model(work, pieces, team.rank + 1.0)
+            model = Model(work, pieces, participants.rank + 1.0)
             with found.horovod_turn() if name == "horovod" else nullcontext():
                 forward, optimizer = _MAKERS[name](model, found)
                 trainer = Trainer(model, forward, optimizer, set_to_none)
                 for _ in range(3):
                     trainer.step()
-            if not trainer.gradients_are(team.rank + 1.0 if name == "plain" else average):
+            if not trainer.gradients_are(participants.rank + 1.0 if name == "plain" else average):
                 problem = "wrong gradients"
         except Exception as error:
             if name in ("plain", "sordino"):
                 raise
             problem = f"{type(error).__name__}: {error}".splitlines()[0]
-        if _agree(team, not problem):
+        if _agree(participants, not problem):
             trainers[name] = trainer
         else:
             failed[name] = machines.without_paths(problem or "failed on another rank")
     return trainers, failed
 
 
-def backward_time(trainer: Trainer, team: Team, count: int) -> dict[str, float]:
+def backward_time(trainer: Trainer, participants: Participants, count: int) -> dict[str, float]:
     """Measure how long backward takes without communication."""
     seconds = []
     for _ in range(count):
-        team.barrier()
+        participants.barrier()
         trainer.step()
         seconds.append(trainer.backward_seconds)
-    return summarize(team.maximum(np.array(seconds)))
+    return summarize(participants.maximum(np.array(seconds)))
 
 
 def exposed(samples: dict[str, Samples], name: str) -> Seconds:
@@ -149,12 +149,14 @@ def exposed(samples: dict[str, Samples], name: str) -> Seconds:
     return samples[name].round_medians - samples["plain"].round_medians
 
 
-def measure(trainers: dict[str, Trainer], found: Baselines, team: Team, budget: float, rounds: int) -> Results:
+def measure(
+    trainers: dict[str, Trainer], found: Baselines, participants: Participants, budget: float, rounds: int
+) -> Results:
     """Run one race. Collective."""
     runs = {name: one.step for name, one in trainers.items()}
-    if team.size > 1:
+    if participants.size > 1:
         runs["waits in step"] = _waiting_in_step(trainers["sordino"])
-    samples = race(runs, team, budget, rounds=rounds, turns={"horovod": found.horovod_turn})
+    samples = race(runs, participants, budget, rounds=rounds, turns={"horovod": found.horovod_turn})
     entries: Results = {}
     for name, one in samples.items():
         entries[name] = {"step": one.summary()}
@@ -163,7 +165,7 @@ def measure(trainers: dict[str, Trainer], found: Baselines, team: Team, budget: 
     if "waits in step" in samples:  # round by round, for the machine's speed varies by more than what is asked for
         ours, theirs = (samples[name].round_medians for name in ("sordino", "waits in step"))
         entries["sordino"]["percent_of_waiting_in_step"] = summarize(100 * ours / theirs)
-    if team.rank == 0:
+    if participants.rank == 0:
         records.log(", ".join(f"{name} {format_seconds(one.median)}" for name, one in samples.items()))
     return entries
 
@@ -202,39 +204,39 @@ def main(argv: Sequence[str] | None = None) -> int:
     options.add_argument("--rounds", type=int, help="turns of each contestant, at most (default 20, 60 at one rank)")
     chosen = options.parse_args(argv)
     names = [name for name in baselines.parse_names(chosen.baselines) if name != "mpi"]
-    team, library = baselines.start()
-    found_machine, watch = machines.machine(library), Watch(team)
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // hvd.local_size()) if team.size > 1 else 1)
-    found = baselines.open_all(names, team)
+    participants, library = baselines.start()
+    found_machine, watch = machines.machine(library), Watch(participants)
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // hvd.local_size()) if participants.size > 1 else 1)
+    found = baselines.open_all(names, participants)
     work = Work()
-    piece = float(team.maximum(np.array([work.piece_seconds()]))[0])
+    piece = float(participants.maximum(np.array([work.piece_seconds()]))[0])
     pieces = max(0, round(chosen.compute_ms / 1e3 / piece))
     shapes = resnet50_shapes()
     results: Results = {
         "benchmark": "fusion",
-        "name": "fusion_one_rank" if team.size == 1 else "fusion" if names else "fusion_alone",
+        "name": "fusion_one_rank" if participants.size == 1 else "fusion" if names else "fusion_alone",
         "machine": found_machine,
-        "ranks": team.size,
+        "ranks": participants.size,
         "tensors": len(shapes),
         "parameters": sum(int(np.prod(shape)) for _, shape in shapes),
         "compute_ms": chosen.compute_ms,
         "modes": {},
     }
     budget = 2.0 if chosen.quick else chosen.budget
-    rounds = 3 if chosen.quick else chosen.rounds or (20 if team.size > 1 else 60)
+    rounds = 3 if chosen.quick else chosen.rounds or (20 if participants.size > 1 else 60)
 
     entrants = ["plain", "sordino", *[name for name in ("horovod", "gloo") if name in found.found]]
     for set_to_none in (True, False):
-        trainers, failed = prepare(entrants, found, team, work, pieces, set_to_none)
+        trainers, failed = prepare(entrants, found, participants, work, pieces, set_to_none)
         if set_to_none:
-            results["backward"] = backward_time(trainers["plain"], team, 3 if chosen.quick else 15)
-        entries = measure(trainers, found, team, budget, rounds)
+            results["backward"] = backward_time(trainers["plain"], participants, 3 if chosen.quick else 15)
+        entries = measure(trainers, found, participants, budget, rounds)
         results["modes"][str(set_to_none)] = {"contestants": entries, "failed": failed}
         del trainers
         gc.collect()
     found_machine["others"] = watch.others()
     found.close()
-    if team.rank == 0:
+    if participants.rank == 0:
         results |= {"baselines": found.notes, "targets": targets(results)}
         records.publish(results, command_line.results_folder(chosen), REPORTS)
     hvd.shutdown()

@@ -28,7 +28,7 @@ from sordino.report import Results, machines, records, verdicts
 from sordino.report.tables import format_bytes
 from sordino.runtime.operation import Sum
 from sordino.runtime.tensors import DTYPE_CODES
-from sordino.timing import Run, Team, Watch, race
+from sordino.timing import Participants, Run, Watch, race
 
 LIMIT = 1.15
 SIZES = "64MiB,256KiB"
@@ -113,7 +113,7 @@ def measure(size: int, budget: float, wanted: Callable[[str], bool]) -> list[Res
     for kernel, dtype, moved, run in tasks(buffers):
         if not wanted(kernel):
             continue
-        samples = race({"kernel": run} | buffers.copies(moved), Team(), budget)
+        samples = race({"kernel": run} | buffers.copies(moved), Participants(), budget)
         entries = {name: one.summary() for name, one in samples.items()}
         copy = min(("torch", "numpy"), key=lambda name: entries[name]["median"])
         rows.append(
@@ -153,7 +153,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options.add_argument("--only", default="", metavar="WORD", help="only kernels whose name contains this")
     chosen = options.parse_args(argv)
     torch.set_num_threads(1)
-    found_machine, watch = machines.machine(None), Watch(Team())
+    found_machine, watch = machines.machine(None), Watch(Participants())
     rows = []
     for text in chosen.sizes.split(","):
         size = command_line.parse_bytes(text)

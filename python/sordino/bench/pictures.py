@@ -83,16 +83,16 @@ def kernels(results: Results, figure: Any) -> None:
     """Draw every kernel's time over that of a copy, a panel a size."""
     sizes = list(dict.fromkeys(row["bytes"] for row in results["rows"]))
     panels = figure.subplots(1, len(sizes), squeeze=False)[0]
-    kinds = list(dict.fromkeys(row["kernel"] for row in results["rows"]))
+    kernels = list(dict.fromkeys(row["kernel"] for row in results["rows"]))
     for axes, size in zip(panels, sizes, strict=True):
         rows = [row for row in results["rows"] if row["bytes"] == size]
         for dtype in dict.fromkeys(row["dtype"] for row in rows):
             found = [row for row in rows if row["dtype"] == dtype]
             axes.plot(
-                [kinds.index(row["kernel"]) for row in found], [row["ratio"] for row in found], "o", ms=4, label=dtype
+                [kernels.index(row["kernel"]) for row in found], [row["ratio"] for row in found], "o", ms=4, label=dtype
             )
         axes.axhline(results["limit"], color="red", lw=0.8)
-        axes.set_xticks(range(len(kinds)), kinds, rotation=30, fontsize=8)
+        axes.set_xticks(range(len(kernels)), kernels, rotation=30, fontsize=8)
         axes.set(title=f"{format_bytes(size)} a tensor", ylabel="time / copy of the same bytes", yscale="log")
         axes.grid(alpha=0.3)
     panels[-1].legend(fontsize=7, ncols=2)

@@ -109,14 +109,14 @@ def kernels(results: Results) -> str:
         "all, interleaved in one run. A ratio of 1 is as fast as copying."
     )
     blocks = [*verdicts.opening(results, "Kernels", what), "## Targets", verdicts.target_table(results["targets"])]
-    kinds = list(dict.fromkeys(row["kernel"] for row in results["rows"]))
+    kernels = list(dict.fromkeys(row["kernel"] for row in results["rows"]))
     for size in dict.fromkeys(row["bytes"] for row in results["rows"]):
         rows = {(row["kernel"], row["dtype"]): row for row in results["rows"] if row["bytes"] == size}
         lines = []
         for dtype in dict.fromkeys(dtype for _, dtype in rows):
-            cells = [f"{rows[kind, dtype]['ratio']:.2f}" if (kind, dtype) in rows else "–" for kind in kinds]
+            cells = [f"{rows[kernel, dtype]['ratio']:.2f}" if (kernel, dtype) in rows else "–" for kernel in kernels]
             lines.append([dtype, *cells])
-        blocks += [f"## {format_bytes(size)} a tensor: time / copy", table(["dtype", *kinds], lines)]
+        blocks += [f"## {format_bytes(size)} a tensor: time / copy", table(["dtype", *kernels], lines)]
         speeds = [one["gbps"] for one in rows.values()]
         blocks.append(f"Speeds: {min(speeds):.1f} to {max(speeds):.1f} GB/s read and written.")
     return "\n\n".join(blocks)

@@ -176,8 +176,8 @@ def joined(parts: Sequence[Any], where: str) -> Any:
 
 
 def _assembled(pieces: Sequence[dict[str, Any]], where: str) -> torch.Tensor:
-    shape, kind = pieces[0]["shape"], pieces[0][_MARK].dtype
-    if any(piece["shape"] != shape or piece[_MARK].dtype != kind for piece in pieces):
+    shape, dtype = pieces[0]["shape"], pieces[0][_MARK].dtype
+    if any(piece["shape"] != shape or piece[_MARK].dtype != dtype for piece in pieces):
         raise UsageError(f"{where}: its pieces are of tensors of different shapes or dtypes")
     total, filled = math.prod(shape), 0
     found = [piece for piece in pieces if piece[_MARK].numel()]
@@ -190,7 +190,7 @@ def _assembled(pieces: Sequence[dict[str, Any]], where: str) -> torch.Tensor:
     if filled != total:
         raise UsageError(f"{where}: elements {filled} to {total - 1} are in no shard")
     # Made only now that it is known to be no larger than its pieces, whatever they say of its shape.
-    whole = torch.cat([piece[_MARK] for piece in found]) if found else torch.empty(0, dtype=kind)
+    whole = torch.cat([piece[_MARK] for piece in found]) if found else torch.empty(0, dtype=dtype)
     return whole.reshape(shape)
 
 

@@ -68,14 +68,14 @@ class _Hopeless:
     """Why it seems that nothing can come of the ranks that have not ended.
 
     Attributes:
-        kind: stays the same while the ranks that it is about change.
+        cause: stays the same while the ranks that it is about change.
         text: what there is to say.
         patience_s: after so many seconds it is certain.
         status: of the job then; if None, the ranks' ends decide.
         ends: ranks to be killed then, rather than the job.
     """
 
-    kind: str
+    cause: str
     text: str
     patience_s: float
     status: int | None = None
@@ -154,10 +154,10 @@ class Outcomes:
             self._since = ("", 0.0)
             return self.complete()
         now = time.monotonic()
-        if self._since[0] != hopeless.kind:
-            self._since = (hopeless.kind, now)
+        if self._since[0] != hopeless.cause:
+            self._since = (hopeless.cause, now)
         waited = now - self._since[1]
-        if hopeless.kind == _START and waited > self._deadlines.warning and not self._warned:
+        if hopeless.cause == _START and waited > self._deadlines.warning and not self._warned:
             self._warned = True
             print(f"sordino run: stalled: {hopeless.text}, for {waited:.0f} s", file=sys.stderr, flush=True)
         if waited > hopeless.patience_s:
@@ -225,7 +225,7 @@ class Outcomes:
         """
         verdict = self._verdict
         if verdict and verdict.status is not None:
-            late = f", for more than {self._deadlines.start:g} s (SORDINO_TIMEOUT_S)" if verdict.kind == _START else ""
+            late = f", for more than {self._deadlines.start:g} s (SORDINO_TIMEOUT_S)" if verdict.cause == _START else ""
             return verdict.status, verdict.text + late
         if not self.kept:
             return launcher, ""

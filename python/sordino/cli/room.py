@@ -61,7 +61,7 @@ def _limits() -> Iterator[int]:
     for root, file in (("/sys/fs/cgroup", "memory.max"), ("/sys/fs/cgroup/memory", "memory.limit_in_bytes")):
         with contextlib.suppress(OSError):
             groups = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
-            for path in [path for _, kinds, path in groups if not kinds or "memory" in kinds.split(",")]:
+            for path in [path for _, names, path in groups if not names or "memory" in names.split(",")]:
                 inner = Path(root, path.lstrip("/"))
                 for folder in (inner, *inner.parents):
                     with contextlib.suppress(OSError, ValueError):  # "max": no limit

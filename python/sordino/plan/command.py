@@ -19,7 +19,7 @@ from sordino.plan.predictions import Job, Shapes, as_rows, predict, recommend, t
 from sordino.plan.report import REPORTS
 from sordino.plan.workers import Task, Workers, find_workers
 from sordino.report import Results, machines, records
-from sordino.timing import Team, Watch
+from sordino.timing import Participants, Watch
 
 _DEFAULT = 25_600_000  # ResNet-50
 _BLOCKS = 16
@@ -52,7 +52,7 @@ def main(options: argparse.Namespace, count: int | None) -> int:
     job = Job(_shapes(options, count, task), options.compute_ms / 1e3, options.samples, options.batch)
     mpi = build_info()["mpi"]
     machine = machines.machine(mpi["library"] if mpi else None)
-    watch = Watch(Team(hvd.rank(), hvd.size(), None, one_node=hvd.cross_size() == 1))
+    watch = Watch(Participants(hvd.rank(), hvd.size(), None, one_node=hvd.cross_size() == 1))
     nodes = nodes_of_ranks()
     log("measuring the links")
     rates, samples = measure(sum(job.bytes), _SHARES["rates"] * options.budget)

@@ -19,7 +19,7 @@ from sordino.runtime.context import Context, current
 from sordino.runtime.flat_buffer import FlatBuffer
 from sordino.runtime.groups import new_channel, part_of
 from sordino.runtime.tensors import dtype_code
-from sordino.timing import Team, time_block
+from sordino.timing import Participants, time_block
 
 _SMALL = 4096  # bytes; what is spent on these is latency
 _SEGMENT = 4 * 1024 * 1024  # bytes
@@ -104,7 +104,7 @@ def _exchanges(
     mine = part_of(context, hvd.global_process_set, (f"plan.{place}", 0), parts)
     channel = new_channel(context, mine)
     topology = Exponential(len(sets[0]), {0: 1})
-    team = Team(context.rank, context.size)
+    participants = Participants(context.rank, context.size)
     found: list[tuple[int, float]] = []
     begin = time.perf_counter()
     for count in sizes:
@@ -115,19 +115,21 @@ def _exchanges(
             if context.rank not in idle:
                 channel.start(f"plan.{place}", topology, values, wait=True).wait()
 
-        first, spent = team.maximum(np.array([time_block(run, team, 2)[1], time.perf_counter() - begin]))
+        first, spent = participants.maximum(
+            np.array([time_block(run, participants, 2)[1], time.perf_counter() - begin])
+        )
         if len(found) >= 2 and spent + _LEAST * first > budget:
             break
         runs = int(np.clip((budget - spent) / len(sizes) / first, _LEAST, _MOST))
-        found.append((count, float(np.median(team.maximum(time_block(run, team, runs))))))
+        found.append((count, float(np.median(participants.maximum(time_block(run, participants, runs))))))
     return found
 
 
 def _median(run: Callable[[], object]) -> float:
     """Return the median seconds of a short run, the slowest rank's. Collective."""
-    team = Team(hvd.rank(), hvd.size())
-    time_block(run, team, 5)
-    return float(np.median(team.maximum(time_block(run, team, 30))))
+    participants = Participants(hvd.rank(), hvd.size())
+    time_block(run, participants, 5)
+    return float(np.median(participants.maximum(time_block(run, participants, 30))))
 
 
 def _agreement(across: Line | None) -> float:

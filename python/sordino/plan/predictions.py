@@ -16,7 +16,7 @@ from sordino.errors import UsageError
 from sordino.plan.costs import Rates, cost_of
 from sordino.plan.links import idle_sgd
 from sordino.plan.workers import Workers
-from sordino.timing import Team
+from sordino.timing import Participants
 
 _WARM_UP = 3  # steps: gradients that persist move into shared memory
 CLOSE = 1.05  # AllReduce, which changes nothing about training, is preferred to what is not faster than that
@@ -128,17 +128,17 @@ def trial(predictions: Sequence[Prediction], shapes: Shapes, budget: float, log:
 
     What would take more than its share of the budget, in seconds, is left out. Collective.
     """
-    team = Team(hvd.rank(), hvd.size())
+    participants = Participants(hvd.rank(), hvd.size())
     share = budget / len(predictions)
     for one in predictions:
         interval = getattr(one.algorithm, "interval", 1)
         if (_WARM_UP + 2 * interval) * one.communication > 2 * share:
             continue
-        one.measured = _seconds(one.algorithm, shapes, team, share)
+        one.measured = _seconds(one.algorithm, shapes, participants, share)
         log(f"{one.name}: {one.measured * 1e3:.3g} ms of communication a step, predicted {one.communication * 1e3:.3g}")
 
 
-def _seconds(algorithm: Algorithm, shapes: Shapes, team: Team, budget: float) -> float:
+def _seconds(algorithm: Algorithm, shapes: Shapes, participants: Participants, budget: float) -> float:
     """Return the median seconds of a step, the slowest rank's, over whole intervals."""
     named = [(name, torch.nn.Parameter(torch.zeros(tuple(shape)))) for name, shape in shapes]
     for _, parameter in named:
@@ -147,7 +147,7 @@ def _seconds(algorithm: Algorithm, shapes: Shapes, team: Team, budget: float) ->
     interval = getattr(algorithm, "interval", 1)
 
     def run() -> float:
-        team.barrier()
+        participants.barrier()
         begin = time.perf_counter()
         for _ in range(interval):
             optimizer.step()
@@ -159,9 +159,9 @@ def _seconds(algorithm: Algorithm, shapes: Shapes, team: Team, budget: float) ->
     begin = time.perf_counter()
     seconds = [run()]
     # All ranks must stop after the same round.
-    while len(seconds) < 50 and float(team.maximum(np.array([time.perf_counter() - begin]))[0]) < budget / 2:
+    while len(seconds) < 50 and float(participants.maximum(np.array([time.perf_counter() - begin]))[0]) < budget / 2:
         seconds.append(run())
-    return float(np.median(team.maximum(np.array(seconds))))
+    return float(np.median(participants.maximum(np.array(seconds))))
 
 
 def recommend(predictions: Sequence[Prediction], size: int, workers: Workers | None) -> str:

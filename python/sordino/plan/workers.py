@@ -20,7 +20,7 @@ import sordino.torch as hvd
 from sordino.errors import UsageError
 from sordino.runtime.context import current_or_none
 from sordino.runtime.tensors import squared_distance
-from sordino.timing import Team
+from sordino.timing import Participants
 
 WARM_UP = 0.25  # of the steps
 
@@ -97,7 +97,7 @@ def find_workers(
         raise UsageError(f"find_workers(proportion={proportion}): must be above 0 and at most 1")
     curves: dict[int, list[float]] = {}
     distances: dict[int, float] = {}
-    ranks = Team(*((context.rank, context.size) if (context := current_or_none()) is not None else (0, 1)))
+    ranks = Participants(*((context.rank, context.size) if (context := current_or_none()) is not None else (0, 1)))
     begin = time.perf_counter()
     for number, count in enumerate(workers):
         curves[count], losses = _try(task, count, interval, averagings, rule)

@@ -52,18 +52,18 @@ def render(path: Path, reports: Reports) -> list[Path]:
         results = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{path}: {error}") from error
-    kind = results.get("benchmark") if isinstance(results, dict) else None
-    if not isinstance(kind, str) or kind not in reports:
+    benchmark = results.get("benchmark") if isinstance(results, dict) else None
+    if not isinstance(benchmark, str) or benchmark not in reports:
         raise UsageError(f"{path} is not a result of a benchmark")
     try:
-        written = reports[kind].markdown(results)
+        written = reports[benchmark].markdown(results)
     except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
         what = f"{type(error).__name__}: {error}"
-        raise UsageError(f"{path} is no complete result of the benchmark {kind} ({what}); run it again") from error
+        raise UsageError(f"{path} is no complete result of the benchmark {benchmark} ({what}); run it again") from error
     text = path.with_suffix(".md")
     text.write_text(written + "\n", encoding="utf-8")
     picture = path.with_suffix(".png")
-    if not pictures.draw(reports[kind].draw, results, picture):
+    if not pictures.draw(reports[benchmark].draw, results, picture):
         log(f"no {picture.name}: matplotlib is not installed (pip install matplotlib)")
         return [text]
     return [text, picture]

@@ -32,10 +32,10 @@ def fingerprint_of(algorithm: Algorithm, settings: dict[str, Any]) -> fingerprin
 
     The algorithm's parts are settings of their own, so that an error shows those that differ.
     """
-    kind = type(algorithm).__name__
-    found = {"Sordino": f"Sordino {__version__}", "algorithm": kind}
+    label = type(algorithm).__name__
+    found = {"Sordino": f"Sordino {__version__}", "algorithm": label}
     for part in fields(algorithm):
-        found[f"{kind}.{part.name}"] = f"{kind}({part.name}={getattr(algorithm, part.name)!r})"
+        found[f"{label}.{part.name}"] = f"{label}({part.name}={getattr(algorithm, part.name)!r})"
     return found | {name: f"{name}={value}" for name, value in settings.items()}
 
 

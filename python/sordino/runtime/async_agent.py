@@ -1,8 +1,8 @@
 """A thread that carries out the decisions of an algorithm that other ranks may address at any time.
 
 What is decided, and when, is the algorithm's; moving bytes is the core's, on its own thread and without the
-interpreter. In between there is this thread, which sleeps until a letter comes, something is done, a rank is lost or an
-alarm is due, and then runs for some microseconds.
+interpreter. In between there is this thread, which sleeps until a message comes, something is done, a rank is lost or
+an alarm is due, and then runs for some microseconds.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ def meet(context: Context, process_set: ProcessSet) -> None:
 
 
 def encode(message: Message) -> str:
-    """Return a message as a letter."""
+    """Return a message as text."""
     return json.dumps(message)
 
 
-def decode(letter: str) -> Message:
-    """Return the message that a letter is. TransportError if it is none."""
+def decode(text: str) -> Message:
+    """Return the message that a text is. TransportError if it is none."""
     try:
-        message = json.loads(letter)
+        message = json.loads(text)
     except (ValueError, RecursionError):
         message = None
     if (
@@ -62,7 +62,7 @@ def decode(letter: str) -> Message:
         or not isinstance(message[0], str)
         or not all(type(number) in (int, float) for number in message[1:])
     ):
-        raise TransportError(f"a letter that is no message: {letter[:80]!r}")
+        raise TransportError(f"a text that is no message: {text[:80]!r}")
     return (message[0], *message[1:])
 
 
@@ -81,17 +81,17 @@ class Agent(ABC):
         self._world = context.world
         self._ranks = list(ranks)
         self._place_of = {rank: place for place, rank in enumerate(self._ranks)}
-        self.letters = Mailbox(context.world, number)
+        self.mailbox = Mailbox(context.world, number)
         self.lock = threading.RLock()
         self.told = 0
-        """Letters that this rank has sent to others."""
+        """Messages that this rank has sent to others."""
         self._alarm = float("inf")
         self._sleeps_until = float("inf")
         self._process = os.getpid()
         self._failure: Exception | None = None
         self._waiting: Handle | None = None
         self._closed = False
-        self._thread = threading.Thread(target=_work, args=(weakref.ref(self), self.letters), daemon=True)
+        self._thread = threading.Thread(target=_work, args=(weakref.ref(self), self.mailbox), daemon=True)
 
     def start(self) -> None:
         """Begin to answer."""
@@ -105,7 +105,7 @@ class Agent(ABC):
             if self._closed:
                 return
             self._closed = True
-        self.letters.close()
+        self.mailbox.close()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join()
 
@@ -149,7 +149,7 @@ class Agent(ABC):
         for action in actions:
             if isinstance(action, Tell):
                 self.told += action.to != self._place_of.get(self._world.rank)
-                self.letters.send(self._ranks[action.to], encode(action.message))
+                self.mailbox.send(self._ranks[action.to], encode(action.message))
             elif isinstance(action, Wake):
                 self._alarm = action.at
             elif isinstance(action, Warn):
@@ -161,7 +161,7 @@ class Agent(ABC):
             self._waiting = None
         if min(self._alarm, self._deadline()) < self._sleeps_until:
             self._sleeps_until = -float("inf")  # once is enough
-            self.letters.nudge()
+            self.mailbox.nudge()
 
     def wait(self) -> None:
         """Wait until it is over, whatever an algorithm waits for.
@@ -215,18 +215,18 @@ class Agent(ABC):
                 self._waiting.finish()
                 self._waiting = None
 
-    def _answer(self, kind: str, rank: int, text: str, number: int) -> Iterable[Any]:
+    def _answer(self, event: str, rank: int, text: str, number: int) -> Iterable[Any]:
         now, place = time.monotonic(), self._place_of.get(rank, -1)
-        if kind == "message" and place >= 0:
+        if event == "message" and place >= 0:
             return self._heard(now, place, decode(text))
-        if kind == "lost" and place >= 0:
+        if event == "lost" and place >= 0:
             return self._lost(now, place)
-        if kind == "done":
+        if event == "done":
             return self._done(now, place, number, text)
         return ()
 
 
-def _work(reference: weakref.ref[Agent], letters: Mailbox) -> None:
+def _work(reference: weakref.ref[Agent], mailbox: Mailbox) -> None:
     """Do what the thread does.
 
     It keeps no decider alive, so that one nobody uses any more can close itself.
@@ -241,7 +241,7 @@ def _work(reference: weakref.ref[Agent], letters: Mailbox) -> None:
         events: list[tuple[str, int, str, int]] = []
         failure: SordinoError | None = None
         try:
-            events = letters.wait(max(0.0, min(until - time.monotonic(), _IDLE_S)))
+            events = mailbox.wait(max(0.0, min(until - time.monotonic(), _IDLE_S)))
         except SordinoError as error:
             failure = error
         decider = reference()
@@ -249,4 +249,4 @@ def _work(reference: weakref.ref[Agent], letters: Mailbox) -> None:
             decider.fail(failure)
         going = decider is not None and failure is None and decider.take(events)
         del decider
-    letters.close()
+    mailbox.close()

@@ -15,7 +15,7 @@ from sordino.runtime import opcode
 from sordino.runtime.autograd import allgather
 from sordino.runtime.collectives import grouped_allreduce_
 from sordino.runtime.context import Context
-from sordino.runtime.devices import common_device, device_of
+from sordino.runtime.devices import common_device, core_device
 from sordino.runtime.flat_buffer import FlatBuffer
 from sordino.runtime.objects import allgather_object
 from sordino.runtime.process_set import ProcessSet
@@ -53,8 +53,8 @@ class Channel:
     def compare(self, values: Sequence[FlatBuffer]) -> None:
         """Find how all ranks can reach what they exchange. Collective."""
         world = self._context.world
-        shared = all(one.shared or one.device is not None for one in values) and world.shares_memory
-        devices = [one.device for one in values]
+        shared = all(one.shared or one.core_device is not None for one in values) and world.shares_memory
+        devices = [one.core_device for one in values]
         device = devices[0] if devices and all(one is not None for one in devices) else None
         label = self._context.plan_name("channel.shared", self._members.process_set_id)
         mine = torch.tensor([[shared, device is not None, device is not None and world.can(device, "nccl")]])
@@ -138,7 +138,7 @@ class Channel:
             receive_buffer=self._buffer,
             serving=serving,
             keep=values.arena,
-            device=values.device,
+            device=values.core_device,
             route=self.route,
         )
 
@@ -172,7 +172,7 @@ class PreparedReduction:
         self._op, self._name, self._process_set = op, name, process_set
         self._full_name = context.operation_name("grouped_allreduce", name, process_set.process_set_id or 0)
         self._described = [describe(tensor, tensor) for tensor in tensors]
-        self._device = device_of(common_device(tensors, "the tensors to be averaged"), context)
+        self._device = core_device(common_device(tensors, "the tensors to be averaged"), context)
 
     def run(self) -> None:
         """Reduce them. Collective."""

@@ -73,7 +73,7 @@ class Lockstep:
 
 
 @dataclass
-class Survivor:
+class Recoverable:
     """What is made again when the ranks meet anew after a loss.
 
     Attributes:
@@ -130,7 +130,7 @@ class Context:
     # Where ranks go on without those that are lost: what they do together; what is made again, in the order in which it
     # was registered; and who wants to know of the number of ranks.
     locksteps: dict[str, Lockstep] = field(default_factory=dict)
-    survivors: dict[int, Survivor] = field(default_factory=dict)
+    recoverables: dict[int, Recoverable] = field(default_factory=dict)
     on_resize: list[Resized] = field(default_factory=list)
     recovering: threading.RLock = field(default_factory=threading.RLock)
     fruitless: int = 0  # times in a row that the ranks have met anew with nobody missing
@@ -177,10 +177,10 @@ class Context:
         identities = [self.world.identities[rank] for rank in process_set.ranks or []]
         return self.locksteps.setdefault(name, Lockstep(name, identities))
 
-    def living_survivors(self) -> list[Survivor]:
+    def living_recoverables(self) -> list[Recoverable]:
         """Return what is to be made again after a loss."""
-        self.survivors = {key: one for key, one in self.survivors.items() if one.renew() is not None}
-        return list(self.survivors.values())
+        self.recoverables = {key: one for key, one in self.recoverables.items() if one.renew() is not None}
+        return list(self.recoverables.values())
 
     @contextmanager
     def plainly(self) -> Iterator[None]:

@@ -128,28 +128,28 @@ class _Stale:
         )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        # A copy is of the kind that this is, so the step has to be completed before, as any use does, or raises.
+        # A copy is of the class that this is, so the step has to be completed before, as any use does, or raises.
         with torch.no_grad():
             torch.Tensor.detach(self)  # type: ignore[arg-type]
         return copy.deepcopy(self, memo)
 
 
 @cache
-def _stale_kind(kind: type[torch.Tensor]) -> type[torch.Tensor]:
-    return type(f"Stale{kind.__name__}", (_Stale, kind), {})
+def _stale_class(cls: type[torch.Tensor]) -> type[torch.Tensor]:
+    return type(f"Stale{cls.__name__}", (_Stale, cls), {})
 
 
 @torch.no_grad()
 def hide(tensors: Iterable[torch.Tensor]) -> Callable[[], None]:
     """Fill tensors with NaN and make whoever uses them raise `StepOrderError`; return what undoes that."""
     hidden = [(tensor, type(tensor), tensor.data.clone()) for tensor in tensors]
-    for tensor, kind, _ in hidden:
+    for tensor, cls, _ in hidden:
         tensor.data.fill_(torch.nan)
-        tensor.__class__ = _stale_kind(kind)
+        tensor.__class__ = _stale_class(cls)
 
     def show() -> None:
-        for tensor, kind, values in hidden:
-            tensor.__class__ = kind
+        for tensor, cls, values in hidden:
+            tensor.__class__ = cls
             tensor.data.copy_(values)
 
     return show

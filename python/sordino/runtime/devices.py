@@ -40,35 +40,35 @@ def _gpu(index: int) -> Device:
     return device
 
 
-def device_of(kind: torch.device, context: Context | None = None) -> Device | None:
+def core_device(device: torch.device, context: Context | None = None) -> Device | None:
     """Return the core's device for one of torch's; None for the CPU.
 
     Args:
-        kind: torch's device; a CUDA device without an index is the current one.
+        device: torch's device; a CUDA device without an index is the current one.
         context: the one in force if None.
 
     Raises:
         NotBuilt: this build has nothing for that kind of device.
     """
-    if kind.type == "cpu":
+    if device.type == "cpu":
         context = context or current_or_none()
         return context.pretended if context is not None else None
-    if kind.type != "cuda":
-        raise NotBuilt(f"tensors on {kind} are not supported; move them to the CPU or to a CUDA device")
-    return _gpu(torch.cuda.current_device() if kind.index is None else kind.index)
+    if device.type != "cuda":
+        raise NotBuilt(f"tensors on {device} are not supported; move them to the CPU or to a CUDA device")
+    return _gpu(torch.cuda.current_device() if device.index is None else device.index)
 
 
 def common_device(tensors: Iterable[torch.Tensor], what: str) -> torch.device:
     """Return the device that all tensors are on; the CPU if there are none. UsageError if they are on several."""
-    kinds = list(dict.fromkeys(tensor.device for tensor in tensors))
-    if len(kinds) > 1:
-        raise UsageError(f"{what} are on several devices ({', '.join(map(str, kinds))}); they must be on one")
-    return kinds[0] if kinds else HOST
+    devices = list(dict.fromkeys(tensor.device for tensor in tensors))
+    if len(devices) > 1:
+        raise UsageError(f"{what} are on several devices ({', '.join(map(str, devices))}); they must be on one")
+    return devices[0] if devices else HOST
 
 
-def stream_of(kind: torch.device) -> torch.cuda.Stream | None:
+def stream_of(device: torch.device) -> torch.cuda.Stream | None:
     """Return the stream that this thread computes on; None for the CPU."""
-    return torch.cuda.current_stream(kind) if kind.type == "cuda" else None
+    return torch.cuda.current_stream(device) if device.type == "cuda" else None
 
 
 @contextmanager
@@ -97,6 +97,6 @@ class _GpuBytes:
         return {"shape": (self.bytes,), "typestr": "|u1", "data": place, "strides": None, "version": 3}
 
 
-def gpu_tensor(owner: object, address: int, count: int, kind: torch.device) -> torch.Tensor:
+def gpu_tensor(owner: object, address: int, count: int, device: torch.device) -> torch.Tensor:
     """Return bytes of a GPU that `owner` keeps as a tensor (uint8, one dimension), which keeps `owner`; no copy."""
-    return torch.as_tensor(_GpuBytes(owner, address, count), device=kind)
+    return torch.as_tensor(_GpuBytes(owner, address, count), device=device)

@@ -13,7 +13,7 @@ import torch
 from sordino._core import Arena, Layout
 from sordino.errors import TransportError, UsageError
 from sordino.runtime.context import Context
-from sordino.runtime.devices import HOST, common_device, device_of, gpu_tensor
+from sordino.runtime.devices import HOST, common_device, core_device, gpu_tensor
 from sordino.runtime.segments import segment_numbers
 from sordino.runtime.tensors import DTYPES, check, dense_strides, dtype_code, label
 
@@ -37,11 +37,11 @@ def move(tensor: torch.Tensor, view: torch.Tensor) -> None:
 class FlatBuffer:
     """A value for each element of a layout, in an arena."""
 
-    def __init__(self, context: Context, layout: Layout, kind: torch.device = HOST) -> None:
+    def __init__(self, context: Context, layout: Layout, device: torch.device = HOST) -> None:
         self._context = context
         self.layout = layout
-        self.kind = kind
-        self.device = device_of(kind, context)
+        self.device = device
+        self.core_device = core_device(device, context)
         """Whose memory the arena is in, if not the host's."""
         self.arena = self._allocate()
         self._memory = self.arena.memory if layout.bytes else None
@@ -54,21 +54,21 @@ class FlatBuffer:
 
     def _allocate(self) -> Arena:
         try:
-            return Arena(self._context.world, self.layout, self.device)
+            return Arena(self._context.world, self.layout, self.core_device)
         except TransportError:
-            if self.kind.type != "cuda":
+            if self.device.type != "cuda":
                 raise
             torch.cuda.empty_cache()  # torch keeps what it once had
-            return Arena(self._context.world, self.layout, self.device)
+            return Arena(self._context.world, self.layout, self.core_device)
 
     def flat(self, dtype: torch.dtype, offset: int, count: int) -> torch.Tensor:
         """Return the elements from a byte offset on, as a tensor of one dimension."""
         if count == 0 or self._memory is None:
-            return torch.empty(0, dtype=dtype, device=self.kind)
+            return torch.empty(0, dtype=dtype, device=self.device)
         # Each has a storage of its own: what is saved of one tensor is not the whole arena.
-        if self.kind.type == "cuda":
+        if self.device.type == "cuda":
             place = self.address + offset
-            return gpu_tensor(self._memory, place, count * dtype.itemsize, self.kind).view(dtype)
+            return gpu_tensor(self._memory, place, count * dtype.itemsize, self.device).view(dtype)
         view = memoryview(self._memory)  # type: ignore[arg-type]
         return torch.frombuffer(view, dtype=dtype, count=count, offset=offset)
 
@@ -130,9 +130,9 @@ class ParameterBuffer(FlatBuffer):
                 raise UsageError(f"'{name}' is of {tensor.dtype}; only floating-point tensors can be averaged")
         numbers = segment_numbers(names, [t.numel() * t.element_size() for t in tensors], segments)
         self.segment_count = max(numbers, default=-1) + 1
-        kind = common_device(tensors, "the tensors to be averaged")
+        device = common_device(tensors, "the tensors to be averaged")
         self.weights = [
-            torch.ones(1, dtype=torch.float64, device=kind) for _ in range(self.segment_count if weighted else 0)
+            torch.ones(1, dtype=torch.float64, device=device) for _ in range(self.segment_count if weighted else 0)
         ]
         labels = [label(name, tensor) for name, tensor in zip(names, tensors)]
         labels += [f"weight of segment {number}" for number in range(len(self.weights))]
@@ -145,7 +145,7 @@ class ParameterBuffer(FlatBuffer):
             [(name, dtype_code(tensor), tuple(tensor.shape)) for name, tensor in zip(self.names, self.tensors)],
             groups=[numbers[i] for i in order],
         )
-        super().__init__(context, layout, kind)
+        super().__init__(context, layout, device)
         self._views = [self.like(tensor, offset) for offset, tensor in zip(self.layout.offsets, self.tensors)]
         self.adopt()
 
@@ -161,7 +161,7 @@ class Mirror:
 
     def __init__(self, context: Context, arena: FlatBuffer) -> None:
         self._arena = arena
-        self._host = arena if arena.device is None else FlatBuffer(context, arena.layout)
+        self._host = arena if arena.core_device is None else FlatBuffer(context, arena.layout)
 
     @property
     def address(self) -> int:

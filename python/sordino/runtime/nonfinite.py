@@ -23,7 +23,7 @@ from sordino.runtime.operation import Max, Sum
 from sordino.runtime.process_set import ProcessSet
 
 _NAMED = 8  # tensors that an error names of each rank
-_KINDS = ("", "Inf", "NaN")
+_WHAT = ("", "Inf", "NaN")
 
 
 def largest_of(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -61,7 +61,7 @@ class Evidence:
 
     def _note(self, number: int, largest: float) -> None:
         if not math.isfinite(largest):
-            self._found[number] = _KINDS.index("NaN" if math.isnan(largest) else "Inf")
+            self._found[number] = _WHAT.index("NaN" if math.isnan(largest) else "Inf")
 
     @property
     def found(self) -> dict[int, int]:
@@ -131,7 +131,7 @@ class FiniteCheck:
         """Raise NonFinite on all ranks if the gradients of one of them are not finite. Collective."""
         gradients = look(range(len(self._parameters)), [parameter.grad for parameter in self._parameters])
         sent, self.sent = self.sent or [gradients], []
-        mine = {number: kind for evidence in sent for number, kind in evidence.found.items()}
+        mine = {number: code for evidence in sent for number, code in evidence.found.items()}
         if self._bad(bool(mine or gradients.found) if self._asks else bool(gradients.found), self._asks):
             raise self._error("gradients", self._names, mine, list(gradients.found), not self._alone)
 
@@ -198,11 +198,11 @@ class FiniteCheck:
         """Return the error that says who has what. Collective if `together`."""
         tables = self._tell(mine) if together else {self._context.rank: mine}
         tensors = {
-            rank: {names[number]: _KINDS[kind] for number, kind in table.items()} for rank, table in tables.items()
+            rank: {names[number]: _WHAT[code] for number, code in table.items()} for rank, table in tables.items()
         }
         if tensors:
             said = "; ".join(
-                f"rank {rank} has {', '.join(f'{kind} in {name!r}' for name, kind in found.items())}"
+                f"rank {rank} has {', '.join(f'{code} in {name!r}' for name, code in found.items())}"
                 for rank, found in tensors.items()
             )
         else:
@@ -222,11 +222,11 @@ class FiniteCheck:
         """
         ranks = self._process_set.ranks or []
         table = torch.zeros(len(ranks), 2 * _NAMED, dtype=torch.int64)
-        for place, (number, kind) in enumerate(list(mine.items())[:_NAMED]):
-            table[ranks.index(self._context.rank), 2 * place : 2 * place + 2] = torch.tensor([number, kind])
+        for place, (number, code) in enumerate(list(mine.items())[:_NAMED]):
+            table[ranks.index(self._context.rank), 2 * place : 2 * place + 2] = torch.tensor([number, code])
         name = f"{self._agreement.name}.finite.who"
         rows: list[list[int]] = allreduce(table, op=Sum, name=name, process_set=self._process_set).tolist()
-        found = {rank: {n: kind for n, kind in zip(row[::2], row[1::2]) if kind} for rank, row in zip(ranks, rows)}
+        found = {rank: {n: code for n, code in zip(row[::2], row[1::2]) if code} for rank, row in zip(ranks, rows)}
         return {rank: table for rank, table in found.items() if table}
 
 

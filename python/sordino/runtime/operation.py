@@ -21,7 +21,7 @@ from sordino._core import Handle, Request
 from sordino.errors import UsageError
 from sordino.runtime import opcode
 from sordino.runtime.context import Context, current
-from sordino.runtime.devices import common_device, device_of
+from sordino.runtime.devices import common_device, core_device
 from sordino.runtime.process_set import ProcessSet, global_process_set
 from sordino.runtime.recovery import LOSSES, recover, together
 from sordino.runtime.tensors import describe
@@ -105,7 +105,7 @@ class Operation:
 
     def __init__(
         self,
-        kind: int,
+        code: int,
         label: str,
         name: str | None,
         tensors: Sequence[tuple[torch.Tensor, torch.Tensor | None]],
@@ -121,8 +121,8 @@ class Operation:
         self._copied: list[tuple[torch.Tensor, torch.Tensor]] = []  # tensors, and those written to in their place
         self._root = self.context.world.identities[options["root"]] if "root" in options else None
         place = common_device([source for source, _ in tensors], f"the tensors of {label}")
-        self._device = device_of(place, self.context) if tensors else None
-        self._opcode, self._options = kind, options
+        self._device = core_device(place, self.context) if tensors else None
+        self._opcode, self._options = code, options
         self._name = set_id, self.context.operation_name(label, name, set_id)
 
     def _prepared(self, plainly: bool) -> Request:

@@ -207,8 +207,8 @@ def _meet_again(context: Context) -> None:
     others are about to let go.
     """
     mine = {key: (one.arrived, one.committed) for key, one in context.locksteps.items()}
-    survivors = context.living_survivors()
-    made = [one.name for one in survivors]
+    recoverables = context.living_recoverables()
+    made = [one.name for one in recoverables]
     gathered = _gather(context, (context.identity, mine, made), f"survivors {context.epoch}")
     told: dict[int, Any] = {identity: counts for identity, counts, _ in gathered}
     for key, lockstep in context.locksteps.items():
@@ -219,7 +219,7 @@ def _meet_again(context: Context) -> None:
             lockstep.arrived = lockstep.begun - 1
     for process_set in context.process_sets:
         register_again(context, process_set)
-    for one in survivors:
+    for one in recoverables:
         others = one.process_set.ranks if one.name else []
         method = one.renew() if all(one.name in gathered[rank][2] for rank in others) else one.give_up()
         if method is not None:

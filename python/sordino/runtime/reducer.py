@@ -28,8 +28,8 @@ from sordino.runtime import opcode
 from sordino.runtime.autograd import allgather, allreduce
 from sordino.runtime.bucket import Bucket, Settings, whole_layout
 from sordino.runtime.compression import Compression
-from sordino.runtime.context import Context, Survivor
-from sordino.runtime.devices import device_of
+from sordino.runtime.context import Context, Recoverable
+from sordino.runtime.devices import core_device
 from sordino.runtime.gradient_hooks import GradientHooks
 from sordino.runtime.operation import Average, Sum
 from sordino.runtime.own_gradients import OwnGradients
@@ -45,7 +45,7 @@ class GradientReducer(GradientHooks):
     """Reduces the gradients of `parameters` over a process set. One cycle is what happens between two steps.
 
     Attributes:
-        instead_of_sparse: of a kind that cannot reduce sparse gradients, what its users can do instead.
+        instead_of_sparse: of a reducer that cannot reduce sparse gradients, what its users can do instead.
 
     Args:
         compare: whether to meet the other ranks now (collective), or at the first synchronization: a copy of an
@@ -89,14 +89,14 @@ class GradientReducer(GradientHooks):
         self._layout = whole_layout(self.names, self.parameters)
         if self._own is not None:
             method = weakref.WeakMethod(self.renew)
-            context.survivors[id(self)] = Survivor(method, method)
+            context.recoverables[id(self)] = Recoverable(method, method)
         self._watch_new()
 
     def release(self) -> None:
         """Let go of the parameters: another reducer takes over."""
         super().release()
         self.context.on_join.pop(id(self), None)
-        self.context.survivors.pop(id(self), None)
+        self.context.recoverables.pop(id(self), None)
         if self._own is not None:
             self._own.release()
 
@@ -193,8 +193,8 @@ class GradientReducer(GradientHooks):
         dense = [i for i in agreed if i not in self._sparse]
         parts = [[i for i in group if i in dense] for group in self.settings.groups]
         grouped = {i for part in parts for i in part}
-        for kind in dict.fromkeys(parameter.device for parameter in self.parameters):
-            rest = [i for i in dense if i not in grouped and self.parameters[i].device == kind]
+        for device in dict.fromkeys(parameter.device for parameter in self.parameters):
+            rest = [i for i in dense if i not in grouped and self.parameters[i].device == device]
             layout = Layout([self._specify(i) for i in rest], self.settings.bucket_bytes)
             parts += [rest[run.first : run.last] for run in layout.segments]
         buckets = [self._make_bucket(f"{name}.{k}", part) for k, part in enumerate(parts) if part]
@@ -214,7 +214,7 @@ class GradientReducer(GradientHooks):
         packed, _ = self.settings.compression.compress(self.parameters[members[0]].new_empty(0))
         flags = packed.new_zeros(len(members))
         layouts = [(self.parameters[i].dtype, tuple(dense_strides(self.parameters[i]))) for i in members]
-        device = device_of(flags.device, self.context)
+        device = core_device(flags.device, self.context)
         return Bucket(name, members, flags, layouts, device, waiting=len(members))
 
     # ---- one bucket -------------------------------------------------------------------------------------------
@@ -420,10 +420,10 @@ class GradientReducer(GradientHooks):
             self._start_sparse(index)
         self._finish_all()
 
-    def clip(self, limit: float, kind: float, strict: bool) -> torch.Tensor:
+    def clip(self, limit: float, norm_type: float, strict: bool) -> torch.Tensor:
         """Scale reduced gradients so that their norm is at most `limit`; return the norm before. Collective."""
         self.synchronize()
-        return torch.nn.utils.clip_grad_norm_(self.parameters, limit, kind, strict)
+        return torch.nn.utils.clip_grad_norm_(self.parameters, limit, norm_type, strict)
 
     def regroup(self, process_set: ProcessSet) -> None:
         """Reduce over other ranks from now on."""

@@ -10,7 +10,7 @@ from torch.utils.dlpack import from_dlpack
 
 from sordino._core import Result, kernels
 from sordino.errors import UsageError
-from sordino.runtime.devices import HOST, device_of, gpu_tensor
+from sordino.runtime.devices import HOST, core_device, gpu_tensor
 
 # Codes of csrc/base/dtype.h.
 DTYPE_CODES: dict[torch.dtype, int] = {
@@ -78,7 +78,7 @@ def check(tensor: torch.Tensor) -> torch.Tensor:
     tensor = as_tensor(tensor)
     if tensor.is_sparse:
         raise UsageError("a sparse tensor needs sparse_allreduce_async, or to_dense()")
-    device_of(tensor.device)
+    core_device(tensor.device)
     dtype_code(tensor)
     return tensor.detach()
 
@@ -94,7 +94,7 @@ def from_result(result: Result, dtype: torch.dtype, device: torch.device = HOST)
     if result.bytes == 0:
         return torch.empty(tuple(shape), dtype=dtype, device=device)
     if result.on_device and device.type == "cuda":
-        core = device_of(device)
+        core = core_device(device)
         assert core is not None
         # Torch's own memory from here on, which knows what its streams still do with it.
         copy = gpu_tensor(result, result.address, result.bytes, device).clone().view(dtype).view(tuple(shape))
@@ -110,7 +110,7 @@ def squared_distance(one: torch.Tensor, other: torch.Tensor) -> float:
     The two are floating-point tensors of one shape, dtype and device.
     """
     one, other = check(one).contiguous(), check(other).contiguous()
-    device = device_of(one.device)
+    device = core_device(one.device)
     if device is None:
         return kernels.squared_distance(dtype_code(one), one.data_ptr(), other.data_ptr(), one.numel())
     found = torch.zeros(1, dtype=torch.float64, device=one.device)

@@ -74,9 +74,9 @@ def plan_of(options: argparse.Namespace) -> Plan:
     """
     _check_numbers(options)
     _check_files(options)
-    kind = _kind(options.algorithm)
+    cls = _class_of(options.algorithm)
     named = {text.partition("=")[0] for text in options.set}
-    comparison = kind is ScheduledPull and not named & {"overlap", "schedule"}
+    comparison = cls is ScheduledPull and not named & {"overlap", "schedule"}
     modes = _MODES if comparison else {options.algorithm: ()}
     links = _links(options)
     compute, compute_from = _compute(options, comparison)
@@ -87,12 +87,12 @@ def plan_of(options: argparse.Namespace) -> Plan:
     if seconds is None and options.steps is None:
         steps = _STEPS_WITHOUT_DATA if options.data == "none" else _STEPS
         seconds = steps * exact(float(np.median(compute)))  # so that the last step is not cut off
-    seeded = any(field.name == "seed" for field in fields(kind))
+    seeded = any(field.name == "seed" for field in fields(cls))
     runs = []
     for place, seed in enumerate(seeds):
         for mode, words in modes.items():
             more = {"seed": seed} if seeded else {}
-            algorithm = configured(kind, options.algorithm, [*options.set, *words], **more)
+            algorithm = configured(cls, options.algorithm, [*options.set, *words], **more)
             job = Job(
                 algorithm, options.workers, links, compute, message, options.steps, seconds, seed, options.data,
                 options.data_dir, options.lr, options.momentum, options.batch, load=options.load_ms / 1e3,
@@ -104,7 +104,7 @@ def plan_of(options: argparse.Namespace) -> Plan:
     return Plan(runs, compute_from, message_from, comparison)
 
 
-def _kind(name: str) -> type[Algorithm]:
+def _class_of(name: str) -> type[Algorithm]:
     known = sordino.algorithms.names()
     if name not in known and ":" not in name:
         raise UsageError(f"--algorithm {name}: unknown; there are: {', '.join(known)}; or module:Class")

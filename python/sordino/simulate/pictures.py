@@ -8,10 +8,10 @@ from typing import Any
 
 from sordino import checkpoint
 from sordino.report import Results
-from sordino.simulate.record import Kind, Span
+from sordino.simulate.record import Activity, Span
 
 _COLOURS = ("#888888", "#c8553d", "#0b6e4f", "#3d5a80", "#e0a458")
-_KINDS: dict[Kind, tuple[str, str]] = {
+_ACTIVITIES: dict[Activity, tuple[str, str]] = {
     "compute": ("computes", "#3d5a80"),
     "wait": ("waits", "#e0a458"),
     "transfer": ("receives a model", "#0b6e4f"),
@@ -69,22 +69,22 @@ def gantt(spans: Mapping[str, Sequence[Span]], until: float, figure: Any) -> Non
     figure.set_size_inches(11, 1.2 + 2.2 * len(spans))
     for axes, (mode, all_spans) in zip(panels, spans.items(), strict=True):
         found = [span for span in all_spans if span.worker < _SHOWN]
-        for kind, (label, colour) in _KINDS.items():
-            of_kind = [span for span in found if span.kind == kind]
-            low, height = (-0.45, 0.35) if kind == "transfer" else (-0.05, 0.45)
+        for activity, (label, colour) in _ACTIVITIES.items():
+            of_it = [span for span in found if span.activity == activity]
+            low, height = (-0.45, 0.35) if activity == "transfer" else (-0.05, 0.45)
             axes.barh(
-                [span.worker + low for span in of_kind],
-                [1e3 * (span.end - span.begin) for span in of_kind],
+                [span.worker + low for span in of_it],
+                [1e3 * (span.end - span.begin) for span in of_it],
                 height,
-                left=[1e3 * span.begin for span in of_kind],
+                left=[1e3 * span.begin for span in of_it],
                 align="edge",
                 color=colour,
                 edgecolor="white",
                 linewidth=0.3,
                 label=label,
             )
-            if kind == "transfer":
-                for span in of_kind:
+            if activity == "transfer":
+                for span in of_it:
                     middle = 1e3 * (span.begin + min(span.end, until)) / 2
                     axes.text(middle, span.worker - 0.27, str(span.peer), color="white", fontsize=5, ha="center",
                               va="center", clip_on=True)  # fmt: skip

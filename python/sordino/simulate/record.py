@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-Kind = Literal["compute", "wait", "transfer"]
+Activity = Literal["compute", "wait", "transfer"]
 
 
 class Span(NamedTuple):
@@ -17,7 +17,7 @@ class Span(NamedTuple):
     """
 
     worker: int
-    kind: Kind
+    activity: Activity
     begin: float
     end: float
     peer: int
@@ -92,9 +92,9 @@ class Record:
         if text not in self.warnings:
             self.warnings.append(text)
 
-    def _span(self, worker: int, kind: Kind, begin: float, end: float, peer: int) -> None:
+    def _span(self, worker: int, activity: Activity, begin: float, end: float, peer: int) -> None:
         if begin < self._spans_until and end > begin:
-            self.spans.append(Span(worker, kind, begin, end, peer))
+            self.spans.append(Span(worker, activity, begin, end, peer))
 
     def as_dict(self, by_worker: bool) -> dict[str, Any]:
         """Return means over workers (`age`: over all pulls) and the curve, for a JSON file.

@@ -35,12 +35,12 @@ def broadcast_parameters(params: Mapping[str, Any] | Iterable[Any], root_rank: i
     elif isinstance(params, Iterable) and not isinstance(params, (str, torch.Tensor)):
         entries = [entry if isinstance(entry, tuple) else (None, entry) for entry in params]
     else:
-        kind = type(params).__name__
-        raise UsageError(f"invalid params of type: {kind}; expected a state_dict, tensors or named tensors")
+        name = type(params).__name__
+        raise UsageError(f"invalid params of type: {name}; expected a state_dict, tensors or named tensors")
     for name, tensor in entries:
         if name is None and not isinstance(tensor, torch.Tensor):
-            kind = type(tensor).__name__
-            raise UsageError(f"invalid params: an entry is a {kind}, not a tensor or a (name, tensor) pair")
+            name = type(tensor).__name__
+            raise UsageError(f"invalid params: an entry is a {name}, not a tensor or a (name, tensor) pair")
     root, context = Root(root_rank), current()
     named = [(name, tensor) for name, tensor in entries if isinstance(tensor, torch.Tensor)]
 
@@ -102,7 +102,7 @@ def _broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root: Root, mod
 
         def unpack(value: Any) -> Any:
             if isinstance(value, _TensorPlace):
-                tensors.append(torch.empty(value.shape, dtype=value.dtype, device=value.kind))
+                tensors.append(torch.empty(value.shape, dtype=value.dtype, device=value.device_type))
                 return tensors[-1]
             return value
 
@@ -128,7 +128,7 @@ def _zero_missing_gradients(optimizer: torch.optim.Optimizer, model: torch.nn.Mo
 class _TensorPlace:
     """Stands for a tensor in a pickled skeleton; the tensor itself travels by broadcast."""
 
-    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, kind: str) -> None:
+    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device_type: str) -> None:
         self.shape = shape
         self.dtype = dtype
-        self.kind = kind  # of device; ranks may number theirs differently
+        self.device_type = device_type  # not the device; ranks may number theirs differently

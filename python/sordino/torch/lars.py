@@ -12,7 +12,7 @@ import torch
 
 from sordino._core import Device
 from sordino.errors import UsageError
-from sordino.runtime.devices import device_of
+from sordino.runtime.devices import core_device
 from sordino.runtime.tensors import dense_strides, dtype_code
 
 _Group = dict[str, Any]
@@ -181,7 +181,7 @@ class LARS(torch.optim.Optimizer):
 
     def _move(self, group: _Group, parameters: list[torch.Tensor]) -> None:
         gradients = [p.grad for p in parameters if p.grad is not None]
-        device = device_of(parameters[0].device)
+        device = core_device(parameters[0].device)
         if device is not None and _alike(parameters, gradients):
             self._move_on(device, group, parameters, gradients)
             return

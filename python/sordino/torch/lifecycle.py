@@ -147,13 +147,13 @@ def _install_exit_handlers() -> None:
     atexit.register(_shutdown_at_exit)
     previous = sys.excepthook
 
-    def tell_the_others(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    def tell_the_others(cls: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         """Tell the others of an exception that ends this rank, which must not leave them waiting for it."""
-        previous(kind, error, trace)
+        previous(cls, error, trace)
         context = current_or_none()
-        if context is None or context.size == 1 or issubclass(kind, KeyboardInterrupt):
+        if context is None or context.size == 1 or issubclass(cls, KeyboardInterrupt):
             return
-        context.abort("".join(traceback.format_exception_only(kind, error)).strip())
+        context.abort("".join(traceback.format_exception_only(cls, error)).strip())
         sys.stdout.flush()
         sys.stderr.flush()
         # MPI's own exit would wait for ranks that no longer answer. The launcher ends the job on this status; under

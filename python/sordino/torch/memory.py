@@ -34,14 +34,14 @@ def shared_empty(
     return _allocate(current(), torch.Size(extents), dtype or torch.get_default_dtype(), torch.device(device))  # type: ignore[arg-type]
 
 
-def _allocate(context: Context, shape: torch.Size, dtype: torch.dtype, kind: torch.device) -> torch.Tensor:
+def _allocate(context: Context, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     if dtype not in DTYPE_CODES:
         raise UsageError(f"{dtype} tensors cannot be reduced, so there is no use in sharing them")
     count = shape.numel()
     if count == 0:
-        return torch.empty(shape, dtype=dtype, device=kind)
+        return torch.empty(shape, dtype=dtype, device=device)
     layout = Layout([("shared", DTYPE_CODES[dtype], tuple(shape))], WHOLE)
-    return FlatBuffer(context, layout, kind).flat(dtype, 0, count).view(shape)
+    return FlatBuffer(context, layout, device).flat(dtype, 0, count).view(shape)
 
 
 def share(tensor: torch.Tensor) -> torch.Tensor:

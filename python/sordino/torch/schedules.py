@@ -152,8 +152,8 @@ class GradualWarmup(LRScheduler):
 def _check_after(after: Any, optimizer: torch.optim.Optimizer) -> None:
     """Raise UsageError unless `after` is a scheduler of `optimizer` at its step 0 that steps without arguments."""
     if not isinstance(after, LRScheduler) or isinstance(after, ReduceLROnPlateau):
-        kind = type(after).__name__
-        raise UsageError(f"GradualWarmup(after=...): must be a scheduler that steps without a metric, not a {kind}")
+        name = type(after).__name__
+        raise UsageError(f"GradualWarmup(after=...): must be a scheduler that steps without a metric, not a {name}")
     if after.optimizer is not optimizer:
         raise UsageError(
             "GradualWarmup(after=...): belongs to another optimizer; make both for the same one, "

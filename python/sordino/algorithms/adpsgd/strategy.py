@@ -37,7 +37,7 @@ class PairStatistics:
         begun: intervals at which it began one.
         failed: that came to nothing.
         skipped: of its own, for want of somebody who was free.
-        letters: that it sent to find peers.
+        messages: that it sent to find peers.
         waited: seconds that training has waited for averagings.
     """
 
@@ -45,7 +45,7 @@ class PairStatistics:
     begun: int = 0
     failed: int = 0
     skipped: int = 0
-    letters: int = 0
+    messages: int = 0
     waited: float = 0.0
 
     def as_dict(self) -> dict[str, Any]:
@@ -147,11 +147,11 @@ class PairStrategy(ExchangingStrategy):
         self._arena = ParameterBuffer(context, names, self.parameters + [buffer for _, buffer in self.buffers], "model")
         # Averagings work on the host: what they change comes to parameters on a GPU with the next step.
         self._copy = FlatBuffer(context, self._arena.layout)
-        self._before = FlatBuffer(context, self._arena.layout, self._arena.kind)
+        self._before = FlatBuffer(context, self._arena.layout, self._arena.device)
         number = service_numbers(context, everybody, 2)
         self._averager = Averager(context, ranks, number, algorithm)
         self._core = PairAveraging(
-            context.world, number + 1, self._arena.layout, self._copy.address, self._averager.letters, self._copy.arena
+            context.world, number + 1, self._arena.layout, self._copy.address, self._averager.mailbox, self._copy.arena
         )
         self._averager.use(self._core)
         context.world.outlive_peers()
@@ -164,7 +164,7 @@ class PairStrategy(ExchangingStrategy):
         """What averagings have cost this rank."""
         if not self._met:
             return PairStatistics()
-        self._averager.statistics.letters = self._averager.told
+        self._averager.statistics.messages = self._averager.told
         return self._averager.statistics
 
     # ---- the step ----------------------------------------------------------------------------------------------

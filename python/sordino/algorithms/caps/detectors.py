@@ -33,13 +33,13 @@ class Detector(ABC):
     def __init__(self, arena: ParameterBuffer, items: Items, algorithm: ParameterSkipping, ratio: float = 1.0) -> None:
         self._arena = arena
         rows = zip(items.offsets.tolist(), items.elements.tolist(), items.dtypes.tolist())
-        self._kernels = _Kernels(kernels.Items(list(rows), ratio), arena.device)
+        self._kernels = _Kernels(kernels.Items(list(rows), ratio), arena.core_device)
         self._digits = -1 if algorithm.digits is None else algorithm.digits
         self._seed = algorithm.seed
         self._all = torch.from_numpy(items.elements)
         self.counts = torch.zeros(len(items), dtype=torch.int64)
         self.compared = self._all
-        self._found = self.counts.to(arena.kind)  # the same, where the kernels count
+        self._found = self.counts.to(arena.device)  # the same, where the kernels count
 
     @abstractmethod
     def begin(self, step: int) -> None:
@@ -164,9 +164,9 @@ class _SamplingDetector(Detector):
 
     def __init__(self, arena: ParameterBuffer, items: Items, algorithm: ParameterSkipping) -> None:
         super().__init__(arena, items, algorithm, algorithm.sample_ratio)
-        sampled, kind = self._kernels.items, arena.kind
-        self._indices = torch.zeros(sampled.samples, dtype=torch.int32, device=kind)  # unsigned, to the kernels
-        self._saved = torch.zeros(sampled.sample_bytes, dtype=torch.uint8, device=kind)
+        sampled, device = self._kernels.items, arena.device
+        self._indices = torch.zeros(sampled.samples, dtype=torch.int32, device=device)  # unsigned, to the kernels
+        self._saved = torch.zeros(sampled.sample_bytes, dtype=torch.uint8, device=device)
         self._sampled = torch.tensor(sampled.sample_counts, dtype=torch.int64)
 
     def _save(self) -> None:
@@ -210,7 +210,7 @@ class HistoryDetector(_SamplingDetector):
         super().__init__(arena, items, algorithm)
         self._interval = algorithm.survey_interval
         self._copy = _Copy(arena)
-        self._counters = torch.zeros(self._kernels.items.elements, dtype=torch.uint8, device=arena.kind)
+        self._counters = torch.zeros(self._kernels.items.elements, dtype=torch.uint8, device=arena.device)
         self._known = False  # whether counters tell anything yet
         self._surveyed = False  # whether the last count was of all elements, too
 
@@ -269,9 +269,9 @@ class HistoryDetector(_SamplingDetector):
 
 def detector_of(arena: ParameterBuffer, items: Items, algorithm: ParameterSkipping) -> Detector:
     """Return the detector that an algorithm asks for."""
-    kinds: dict[str, type[NaiveDetector | RandomDetector | HistoryDetector]] = {
+    detectors: dict[str, type[NaiveDetector | RandomDetector | HistoryDetector]] = {
         "naive": NaiveDetector,
         "random": RandomDetector,
         "history": HistoryDetector,
     }
-    return kinds[algorithm.detector](arena, items, algorithm)
+    return detectors[algorithm.detector](arena, items, algorithm)

@@ -234,11 +234,11 @@ class SkippingStatistics:
             self._write(point, writer)
 
     def _write(self, point: Point, writer: Writer) -> None:
-        for kind, values in (("unchanged", point.ratios), ("skipped", point.skipped)):
+        for ratio, values in (("unchanged", point.ratios), ("skipped", point.skipped)):
             for name, value in zip(self.names, values):
                 if value is None:
                     continue
-                writer.add_scalar(f"sordino/{kind}/{name}", value, point.step)
+                writer.add_scalar(f"sordino/{ratio}/{name}", value, point.step)
         writer.add_scalar("sordino/threshold", point.threshold, point.step)
         if point.bytes_unskipped:
             writer.add_scalar("sordino/bytes sent", point.bytes_sent / point.steps, point.step)

@@ -28,7 +28,7 @@ from sordino.errors import UsageError
 from sordino.runtime import opcode
 from sordino.runtime.autograd import allreduce
 from sordino.runtime.collectives import grouped_allreduce_
-from sordino.runtime.devices import device_of
+from sordino.runtime.devices import core_device
 from sordino.runtime.flat_buffer import ParameterBuffer
 from sordino.runtime.helpers import helpers_of
 from sordino.runtime.operation import Average, Min
@@ -141,7 +141,7 @@ class SkippingStrategy(ExchangingStrategy):
             op=Min,
             process_set=self.settings.process_set.process_set_id or 0,
             keep=self._mask,
-            device=device_of(self._mask.device, self.context),
+            device=core_device(self._mask.device, self.context),
         )
         self.context.world.run(request).wait()
         return self._mask.clone()

@@ -21,8 +21,8 @@ class ElasticMixing:
         self._arena = arena
         self._rate = algorithm.moving_rate
         self._size = len(peers.process_set.ranks or [])
-        self._centre = FlatBuffer(peers.context, arena.layout, arena.kind)
-        self._mean = FlatBuffer(peers.context, arena.layout, arena.kind)
+        self._centre = FlatBuffer(peers.context, arena.layout, arena.device)
+        self._mean = FlatBuffer(peers.context, arena.layout, arena.device)
         self._begun = False
 
     def begin(self) -> None:

@@ -35,11 +35,11 @@ class BucketSpec(NamedTuple):
 class FlatBucket:
     """A bucket's elements, as one piece that the communicator of a group owns and in parts, one for each group."""
 
-    def __init__(self, context: Context, spec: BucketSpec, roles: Roles, kind: torch.device) -> None:
+    def __init__(self, context: Context, spec: BucketSpec, roles: Roles, device: torch.device) -> None:
         groups = len(roles.groups)
         part = part_length(spec.elements, groups, DTYPES[spec.dtype].itemsize)
         parts = Layout([(f"part {k}", spec.dtype, (part,)) for k in range(groups)], groups=list(range(groups)))
-        self.values = FlatBuffer(context, parts, kind)
+        self.values = FlatBuffer(context, parts, device)
         self.whole = Layout([("whole", spec.dtype, (groups * part,))], groups=[roles.place])
 
 
@@ -58,7 +58,7 @@ class Route:
     Args:
         context: of all ranks that have a role.
         everybody: those ranks. Collective over them.
-        kind: where this rank has its gradients.
+        device: where this rank has its gradients.
     """
 
     def __init__(
@@ -67,9 +67,9 @@ class Route:
         everybody: ProcessSet,
         roles: Roles,
         specs: Sequence[BucketSpec],
-        kind: torch.device = HOST,
+        device: torch.device = HOST,
     ) -> None:
-        self.flats = {spec.name: FlatBucket(context, spec, roles, kind) for spec in specs}
+        self.flats = {spec.name: FlatBucket(context, spec, roles, device) for spec in specs}
         values = [flat.values for flat in self.flats.values()]
 
         def channel(parts: Sequence[Sequence[int]]) -> Channel:
@@ -136,7 +136,7 @@ class Route:
             wait_for_all(going)
 
 
-def helper_route(helpers: Helpers, specs: Sequence[BucketSpec], kind: torch.device = HOST) -> Route:
+def helper_route(helpers: Helpers, specs: Sequence[BucketSpec], device: torch.device = HOST) -> Route:
     """Return the way through the communicators of a job, as workers and communicators make it. Collective over them."""
     assert isinstance(helpers.roles, Roles)
-    return Route(helpers.context, global_process_set, helpers.roles, specs, kind)
+    return Route(helpers.context, global_process_set, helpers.roles, specs, device)

@@ -35,12 +35,12 @@ class Travelling(FlatGradients):
 
     def __init__(self, flat: FlatBucket, members: Sequence[int], parameters: Sequence[torch.Tensor]) -> None:
         self._values = flat.values
-        kind = parameters[members[0]].dtype
+        dtype = parameters[members[0]].dtype
         views, offset = [], 0
         for i in members:
-            views.append(self._values.like(parameters[i], offset * kind.itemsize))
+            views.append(self._values.like(parameters[i], offset * dtype.itemsize))
             offset += parameters[i].numel()
-        flags = self._values.flat(kind, offset * kind.itemsize, len(members) + 1)
+        flags = self._values.flat(dtype, offset * dtype.itemsize, len(members) + 1)
         super().__init__(views, [flags[:-1]])
         self._trains = flags[-1:]
 
@@ -105,8 +105,8 @@ class LayeredReducer(FlatReducer):
             specs.append(BucketSpec(bucket.name, dtype_code(self.parameters[bucket.members[0]]), count))
         if not specs:
             return
-        kind = common_device(self.parameters, "parameters that Layered trains")
-        route = self._open_route(specs, kind)
+        device = common_device(self.parameters, "parameters that Layered trains")
+        route = self._open_route(specs, device)
         for bucket in buckets:
             self._routes[bucket.name] = route
             self._travelling[bucket.name] = self._flats[bucket.name] = Travelling(
@@ -185,10 +185,10 @@ class LayeredStrategy(ExchangingStrategy):
             helpers: Helpers = helpers_of(self.context, algorithm)
             if everybody.process_set_id != 0:
                 raise UsageError('Layered(communicator="rank") trains on all workers; process_set= is for "thread"')
-            return lambda specs, kind: helpers.open(specs, lambda told: helper_route(helpers, told, kind))
+            return lambda specs, device: helpers.open(specs, lambda told: helper_route(helpers, told, device))
         ranks, context = everybody.ranks or [], self.context
         roles = algorithm.roles([context.world.nodes[rank] for rank in ranks]).of(ranks)
-        return lambda specs, kind: Route(context, everybody, roles, specs, kind)
+        return lambda specs, device: Route(context, everybody, roles, specs, device)
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         self.complete()

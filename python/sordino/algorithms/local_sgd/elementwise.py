@@ -44,13 +44,13 @@ State = dict[str, Any]
 
 def require_elementwise(optimizer: torch.optim.Optimizer, algorithm: LocalSGD) -> None:
     """Refuse an optimizer that may look at more of a parameter than the element it changes."""
-    kind = type(optimizer)
-    if kind in _ELEMENTWISE or algorithm.elementwise:
+    cls = type(optimizer)
+    if cls in _ELEMENTWISE or algorithm.elementwise:
         return
     names = ", ".join(known.__name__ for known in _ELEMENTWISE)
     raise UsageError(
-        f'LocalSGD(exchange="sharded") would let {kind.__name__} see slices of parameters. Of these alone it is known '
-        f"that they treat every element alike: {names}. If {kind.__name__} does, too, give elementwise=True, which is "
+        f'LocalSGD(exchange="sharded") would let {cls.__name__} see slices of parameters. Of these alone it is known '
+        f"that they treat every element alike: {names}. If {cls.__name__} does, too, give elementwise=True, which is "
         'tried in the first step; else use exchange="allreduce"'
     )
 
@@ -105,13 +105,13 @@ class Trial:
             raise self._error(type(optimizer).__name__, wrong)
         return int(verdict) == 1
 
-    def _error(self, kind: str, wrong: list[str]) -> UsageError:
+    def _error(self, name: str, wrong: list[str]) -> UsageError:
         """Return what all say, as an error. Collective."""
         told = allgather_object(wrong[:_NAMED], name="local.elementwise.wrong", process_set=self._everybody)
         ranks = [rank for rank, names in zip(self._everybody.ranks or [], told) if names]
         names = ", ".join(dict.fromkeys(name for some in told for name in some))
         return UsageError(
-            f"LocalSGD(elementwise=True): {kind} is not element-wise. On {rank_list(ranks)} it would make something "
+            f"LocalSGD(elementwise=True): {name} is not element-wise. On {rank_list(ranks)} it would make something "
             f'else of slices than of whole parameters: {names}. Nothing was changed; use exchange="allreduce"'
         )
 

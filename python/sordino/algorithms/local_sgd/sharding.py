@@ -62,11 +62,11 @@ class Shards(FlatGradients):
     def __init__(
         self, context: Context, members: Sequence[int], parameters: Sequence[torch.Tensor], place: int, size: int
     ) -> None:
-        kind = parameters[members[0]].dtype
+        dtype = parameters[members[0]].dtype
         self.members = list(members)
         self._place = place
         count = sum(parameters[i].numel() for i in members)
-        shard = part_length(count, size, kind.itemsize)
+        shard = part_length(count, size, dtype.itemsize)
         code = dtype_code(parameters[members[0]])
         specs = [(f"shard {k}", code, (shard,)) for k in range(size)]
         flags = [(f"flags for {k}", code, (len(members),)) for k in range(size)]
@@ -74,9 +74,9 @@ class Shards(FlatGradients):
         self.values = FlatBuffer(context, Layout(specs, groups=list(range(size))), place_in)
         self.gradients = FlatBuffer(context, Layout(specs + flags, groups=list(range(2 * size))), place_in)
         offsets = self.gradients.layout.offsets[size:]
-        super().__init__([], [self.gradients.flat(kind, offset, len(members)) for offset in offsets])
-        self.owned = self.values.flat(kind, 0, size * shard)[place * shard : (place + 1) * shard]
-        gradients = self.gradients.flat(kind, 0, size * shard)
+        super().__init__([], [self.gradients.flat(dtype, offset, len(members)) for offset in offsets])
+        self.owned = self.values.flat(dtype, 0, size * shard)[place * shard : (place + 1) * shard]
+        gradients = self.gradients.flat(dtype, 0, size * shard)
         owned_gradients = gradients[place * shard : (place + 1) * shard]
         self.owned_gradients = [owned_gradients, self.flags[place]]
         self.slices: list[Slice] = []
@@ -84,8 +84,8 @@ class Shards(FlatGradients):
         offset = 0
         for i in self.members:
             parameter = parameters[i]
-            self._value_views.append(self.values.like(parameter, offset * kind.itemsize))
-            self.views.append(self.gradients.like(parameter, offset * kind.itemsize))
+            self._value_views.append(self.values.like(parameter, offset * dtype.itemsize))
+            self.views.append(self.gradients.like(parameter, offset * dtype.itemsize))
             begin, end = (
                 min(max(edge - offset, 0), parameter.numel()) for edge in (place * shard, (place + 1) * shard)
             )
@@ -214,22 +214,24 @@ class ShardedReducer(FlatReducer):
         return not self.active or self._handed_out
 
     @torch.no_grad()
-    def clip(self, limit: float, kind: float, strict: bool) -> torch.Tensor:
+    def clip(self, limit: float, norm_type: float, strict: bool) -> torch.Tensor:
         """Clip as by the norm of all gradients, each rank with those that it owns."""
         if self._handed_out or not self.active:
-            return super().clip(limit, kind, strict)
+            return super().clip(limit, norm_type, strict)
         self._reduce()
         owned = [shards.owned_gradients[0] for shards in self.shards.values()]
-        norms = [torch.linalg.vector_norm(one, kind).to(torch.float64) for one in owned]
-        mine = torch.linalg.vector_norm(torch.stack(norms), kind)
+        norms = [torch.linalg.vector_norm(one, norm_type).to(torch.float64) for one in owned]
+        mine = torch.linalg.vector_norm(torch.stack(norms), norm_type)
         name = f"{self._name}.norm"
-        if math.isinf(kind):
+        if math.isinf(norm_type):
             total = allreduce(mine, op=Max, name=name, process_set=self.settings.process_set)
         else:
-            total = allreduce(mine**kind, op=Sum, name=name, process_set=self.settings.process_set) ** (1 / kind)
+            total = allreduce(mine**norm_type, op=Sum, name=name, process_set=self.settings.process_set) ** (
+                1 / norm_type
+            )
         if strict and not bool(total.isfinite()):
             raise RuntimeError(
-                f"the norm of order {kind} of the gradients is not finite, so it cannot be clipped; with "
+                f"the norm of order {norm_type} of the gradients is not finite, so it cannot be clipped; with "
                 "error_if_nonfinite=False they are scaled all the same"
             )
         torch._foreach_mul_(owned, torch.clamp(limit / (total + 1e-6), max=1.0).item())

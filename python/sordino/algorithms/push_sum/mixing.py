@@ -61,7 +61,7 @@ class PushSumMixing(Averaging):
         self._before = None
 
     def _new_values(self) -> FlatBuffer:
-        return FlatBuffer(self.peers.context, self.arena.layout, self.arena.kind)
+        return FlatBuffer(self.peers.context, self.arena.layout, self.arena.device)
 
     def _send(self, round: int) -> None:
         parcel = self._spare.pop() if self._spare else self._new_values()

@@ -44,7 +44,7 @@ class PullStatistics:
         windows: that have ended.
         pulls: that were averaged with.
         failed: pulls that came to nothing; another took their place.
-        letters: that were sent for the scheduling.
+        messages: that were sent for the scheduling.
         unpublished: steps after which there was no place for a snapshot.
         waited: seconds that training has waited at the ends of windows.
         ages: of what was averaged with, in seconds, the last 1,000.
@@ -55,7 +55,7 @@ class PullStatistics:
     windows: int = 0
     pulls: int = 0
     failed: int = 0
-    letters: int = 0
+    messages: int = 0
     unpublished: int = 0
     waited: float = 0.0
     ages: deque[float] = field(default_factory=lambda: deque(maxlen=1000))
@@ -77,15 +77,15 @@ class Puller(Agent):
         manages = algorithm.managed and place == algorithm.manager
         self._manager = algorithm.manager_of(len(self._ranks)) if manages else None
         self._patience = algorithm.patience
-        self._shelf: SnapshotStore | None = None
+        self._snapshots: SnapshotStore | None = None
         self._pull: CorePull | None = None  # that is armed, under way or done in this window
         self._pulled = self._skipped = False  # the pull is done, and the schedule knows; there is none
         self._began, self._lasts = 0.0, math.inf  # this window
         self.failed = 0
 
-    def use(self, shelf: SnapshotStore) -> None:
-        """Pull to and from this shelf."""
-        self._shelf = shelf
+    def use(self, snapshots: SnapshotStore) -> None:
+        """Pull to and from these snapshots."""
+        self._snapshots = snapshots
 
     # ---- the thread that trains calls these --------------------------------------------------------------------
 
@@ -115,13 +115,13 @@ class Puller(Agent):
         return self._skipped or self._pulled
 
     def _act(self, now: float, action: Any) -> None:
-        assert self._shelf is not None
+        assert self._snapshots is not None
         if isinstance(action, Skip):
             self._pull, self._skipped = None, True
         elif isinstance(action, Pull):
             if self._pull is not None:
-                self._shelf.cancel(self._pull)
-            self._pull = self._shelf.pull(self._ranks[action.peer], action.start)
+                self._snapshots.cancel(self._pull)
+            self._pull = self._snapshots.pull(self._ranks[action.peer], action.start)
             self._due = max(now, action.start) + self._patience
 
     def _heard(self, now: float, sender: int, message: Message) -> Iterable[Any]:
@@ -162,9 +162,9 @@ class Puller(Agent):
         return self._due if self._pull is not None and self._pull.state in ("armed", "under way") else math.inf
 
     def _overdue(self, now: float) -> Iterable[Any]:
-        assert self._pull is not None and self._shelf is not None
+        assert self._pull is not None and self._snapshots is not None
         place = self._place_of[self._pull.peer]
-        self._shelf.cancel(self._pull)
+        self._snapshots.cancel(self._pull)
         self._pull = None
         self.failed += 1
         return self._schedule.failed(now, place)
@@ -193,12 +193,12 @@ class PullStrategy(ExchangingStrategy):
         self._mirror = Mirror(context, self._arena)
         number = service_numbers(context, everybody, 2)
         self._puller = Puller(context, ranks, number, algorithm)
-        self._shelf = SnapshotStore(context.world, number + 1, self._arena.layout, self._puller.letters)
-        self._puller.use(self._shelf)
-        name = context.plan_name("shelf", everybody.process_set_id)
-        for rank, place in zip(ranks, allgather_object(self._shelf.location, name=name, process_set=everybody)):
+        self._snapshots = SnapshotStore(context.world, number + 1, self._arena.layout, self._puller.mailbox)
+        self._puller.use(self._snapshots)
+        name = context.plan_name("snapshots", everybody.process_set_id)
+        for rank, place in zip(ranks, allgather_object(self._snapshots.location, name=name, process_set=everybody)):
             if context.world.nodes[rank] == context.world.nodes[context.rank]:
-                self._shelf.connect(rank, tuple(place))
+                self._snapshots.connect(rank, tuple(place))
         context.world.outlive_peers()
         self._puller.start()
         context.on_shutdown[id(self)] = weakref.WeakMethod(self._close)
@@ -225,7 +225,7 @@ class PullStrategy(ExchangingStrategy):
         self._publish_mirror()
 
     def _publish_mirror(self) -> None:
-        self._shelf.publish(self._mirror.address, self.steps)
+        self._snapshots.publish(self._mirror.address, self.steps)
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         self._arena.adopt()
@@ -270,10 +270,14 @@ class PullStrategy(ExchangingStrategy):
             told.ages.append(pull.age + now - pull.begun)
             told.seconds.append(pull.seconds)
             told.behind.append(self.steps - pull.steps)
-            self._shelf.average(pull, self._mirror.address)
+            self._snapshots.average(pull, self._mirror.address)
             self._mirror.give()
             self._publish_mirror()
-        told.failed, told.letters, told.unpublished = self._puller.failed, self._puller.told, self._shelf.unpublished
+        told.failed, told.messages, told.unpublished = (
+            self._puller.failed,
+            self._puller.told,
+            self._snapshots.unpublished,
+        )
         self._begin_window()
 
     def state_dict(self) -> dict[str, Any]:
@@ -296,7 +300,7 @@ class PullStrategy(ExchangingStrategy):
 
     def _close(self) -> None:
         self._puller.close()
-        self._shelf.close()
+        self._snapshots.close()
 
     def detach(self) -> None:
         super().detach()

@@ -42,10 +42,10 @@ class StateHandler:
 class _PartHandler(StateHandler):
     """By the part that `TorchState` makes of the value."""
 
-    def __init__(self, value: Any, kind: Callable[[Any], Part[Any]]) -> None:
+    def __init__(self, value: Any, make: Callable[[Any], Part[Any]]) -> None:
         super().__init__(value)
-        self._kind = kind
-        self._part = kind(value)
+        self._make = make
+        self._part = make(value)
         self.save()
 
     def save(self) -> None:
@@ -62,7 +62,7 @@ class _PartHandler(StateHandler):
         self._part.install(received, context.rank, context.size)
 
     def set_value(self, value: Any) -> None:
-        self._part = self._kind(value)
+        self._part = self._make(value)
         super().set_value(value)
 
 
@@ -140,7 +140,7 @@ class Handled(Part[None]):
 
 def part_of(value: object) -> Part[Any] | None:
     """Return the part that a value is by itself; None for a plain attribute."""
-    handler = next((handler for kind, handler in _registry if isinstance(value, kind)), None)
+    handler = next((handler for cls, handler in _registry if isinstance(value, cls)), None)
     if handler is not None and handler not in _OURS:
         return Handled(handler(value))
     if isinstance(value, ElasticSampler):

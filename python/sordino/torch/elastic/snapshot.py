@@ -29,7 +29,7 @@ class _Place:
     number: int
     shape: tuple[int, ...]
     dtype: torch.dtype
-    kind: str  # of device; ranks may number theirs differently
+    device_type: str  # not the device; ranks may number theirs differently
 
 
 class Snapshot:
@@ -98,7 +98,9 @@ class Snapshot:
             result._rest = rest
             places: list[_Place] = []
             _mapped(rest, lambda value: places.append(value) if isinstance(value, _Place) else None)
-            result._tensors = [torch.empty(place.shape, dtype=place.dtype, device=place.kind) for place in places]
+            result._tensors = [
+                torch.empty(place.shape, dtype=place.dtype, device=place.device_type) for place in places
+            ]
         for number, tensor in enumerate(result._tensors):
             broadcast_(tensor, root, name=f"{name}.{number}", process_set=process_set)
         return result

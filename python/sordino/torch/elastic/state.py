@@ -284,8 +284,8 @@ class ObjectState(State):
         try:
             part.keep(part.read())
         except (TypeError, NotImplementedError) as error:  # what copy.deepcopy makes of a lock, a generator, a file
-            kind = type(getattr(self, name)).__name__
-            raise UsageError(f"{type(self).__name__}({name}=...): a {kind} cannot be copied ({error})") from error
+            found = type(getattr(self, name)).__name__
+            raise UsageError(f"{type(self).__name__}({name}=...): a {found} cannot be copied ({error})") from error
 
     def save(self) -> None:
         read = [(part, part.read()) for part in self._parts.values()]

@@ -1,4 +1,4 @@
-"""What the parts of the wide-area benchmark use that look at single pulls: a shelf on each rank, and computation."""
+"""What the parts of the wide-area benchmark use that look at single pulls: snapshots on each rank, and computation."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from sordino.runtime.flat_buffer import ParameterBuffer
 PATIENCE = 60.0  # seconds that anything is waited for
 
 
-class Shelves:
-    """A shelf with as many bytes on every rank, which publishes what lies in `values`. Made and closed collectively."""
+class Snapshots:
+    """Snapshots of as many bytes on every rank, which publish what lies in `values`. Made and closed collectively."""
 
     def __init__(self, count: int) -> None:
         context = current()
@@ -26,20 +26,20 @@ class Shelves:
         self._arena = ParameterBuffer(context, ["values"], [self.values], "model")
         self._arena.adopt()
         number = service_numbers(context, hvd.global_process_set, 2)
-        self._letters = Mailbox(context.world, number)
-        self.shelf = SnapshotStore(context.world, number + 1, self._arena.layout, self._letters)
+        self._mailbox = Mailbox(context.world, number)
+        self.store = SnapshotStore(context.world, number + 1, self._arena.layout, self._mailbox)
         self._heard: deque[str] = deque()
         self._ended: dict[int, str] = {}  # pulls, and why they failed
         self._steps = 0
         self.publish()
-        for rank, place in enumerate(hvd.allgather_object(self.shelf.location, name="bench.shelf")):
+        for rank, place in enumerate(hvd.allgather_object(self.store.location, name="bench.snapshots")):
             if context.world.nodes[rank] == context.world.nodes[context.rank]:
-                self.shelf.connect(rank, tuple(place))
+                self.store.connect(rank, tuple(place))
 
     def publish(self) -> None:
         """Makes a snapshot of the values."""
         self._steps += 1
-        self.shelf.publish(self._arena.address, self._steps)
+        self.store.publish(self._arena.address, self._steps)
 
     def pull(self, peer: int) -> float:
         """The seconds from asking for a snapshot of another rank's until its bytes are known to be here.
@@ -48,36 +48,36 @@ class Shelves:
             SordinoError: there came none.
         """
         begin = time.perf_counter()
-        pull = self.shelf.pull(peer, time.monotonic())
+        pull = self.store.pull(peer, time.monotonic())
         while pull.number not in self._ended:
             self._listen(begin + PATIENCE, f"a pull from rank {peer}")
         seconds, failure = time.perf_counter() - begin, self._ended.pop(pull.number)
         if failure:
             raise SordinoError(f"a pull from rank {peer} failed: {failure}")
-        self.shelf.discard(pull)
+        self.store.discard(pull)
         return seconds
 
     def tell(self, rank: int, text: str) -> None:
-        """Sends a letter, without waiting."""
-        self._letters.send(rank, text)
+        """Sends a message, without waiting."""
+        self._mailbox.send(rank, text)
 
     def heard(self) -> str | None:
-        """The next letter, if one has come."""
+        """The next message, if one has come."""
         self._take(0.0)
         return self._heard.popleft() if self._heard else None
 
     def hear(self) -> str:
-        """Waits for the next letter."""
+        """Waits for the next message."""
         until = time.perf_counter() + PATIENCE
         while not self._heard:
-            self._listen(until, "a letter")
+            self._listen(until, "a message")
         return self._heard.popleft()
 
     def close(self) -> None:
         """Ends what answers."""
         hvd.barrier()
-        self._letters.close()
-        self.shelf.close()
+        self._mailbox.close()
+        self.store.close()
 
     def _listen(self, until: float, what: str) -> None:
         left = until - time.perf_counter()
@@ -86,12 +86,12 @@ class Shelves:
         self._take(left)
 
     def _take(self, seconds: float) -> None:
-        for kind, _, text, number in self._letters.wait(seconds):
-            if kind == "message":
+        for event, _, text, number in self._mailbox.wait(seconds):
+            if event == "message":
                 self._heard.append(text)
-            elif kind == "done":
+            elif event == "done":
                 self._ended[number] = text
-            elif kind in ("end", "lost"):
+            elif event in ("end", "lost"):
                 raise SordinoError("the other rank is gone")
 
 
