@@ -32,10 +32,12 @@ class Crossover(RandomGossip):
 
     Sent per exchange and worker: the bytes of the parameters, one message a segment (none within a node); in groups of
     K, the leader sends them once to every node of the receiving group, and each member 2(K-1)/K times the gradients per
-    step inside the group. Staleness: none. Memory: the parameters of one peer where that lives on another node. When a
-    peer dies: every survivor gets `PeerLost`; each element of its parameters is the one before or after the exchange.
-    Source: Yeo et al., Crossover-SGD, section 3, Algorithms 1 and 2, section 3.3. The topology differs: Algorithm 2
-    takes O(N^2) and can come to a dead end; this one takes O(1) and cannot.
+    step inside the group. Staleness: none. Memory: the parameters of one peer where that lives on another node. A
+    checkpoint keeps how many steps and exchanges there have been. When a peer dies: every survivor gets `PeerLost`;
+    each element of its parameters is the one before or after the exchange. With on_peer_lost="continue" all that are
+    left undo the exchange, take the mean of their models and go on, in groups as large as divide their number
+    (`fitted`). Source: Yeo et al., Crossover-SGD, section 3, Algorithms 1 and 2, section 3.3. The topology differs:
+    Algorithm 2 takes O(N^2) and can come to a dead end; this one takes O(1) and cannot.
 
     Attributes:
         group_size: ranks in a group; must divide the number of workers.
