@@ -333,7 +333,7 @@ ERRORS = [
         "every look begins the deadline of the start anew",
         "off by one",
         "python/sordino/cli/outcomes.py",
-        "        if self._since[0] != hopeless.kind:\n",
+        "        if self._since[0] != hopeless.cause:\n",
         "        if self._since[0] != hopeless.text:\n",
         ("tests/faults/test_meeting.py -k 'deadline'",),
     ),

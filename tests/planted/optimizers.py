@@ -37,11 +37,11 @@ ERRORS = [
         (checks("optimizer_options.gradient_predivide_factor"),),
     ),
     Error(
-        "a segment leaves before its last gradient",
+        "a bucket leaves before its last gradient",
         "off by one",
         "python/sordino/runtime/reducer.py",
-        "            segment.waiting = len(segment.members)",
-        "            segment.waiting = len(segment.members) - 1",
+        "            bucket.waiting = len(bucket.members)",
+        "            bucket.waiting = len(bucket.members) - 1",
         (checks("optimizer_gradients"),),
     ),
     Error(
@@ -429,8 +429,8 @@ ERRORS = [
         "shards are clipped by their owner's norm",
         "wrong weight",
         "python/sordino/algorithms/local_sgd/sharding.py",
-        "allreduce(mine**kind, op=Sum, name=name, process_set=self.settings.process_set) ** (1 / kind)",
-        "mine",
+        "total = powers ** (1 / norm_type)",
+        "total = mine",
         (checks("final_gradients"),),
     ),
     Error(

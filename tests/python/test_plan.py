@@ -225,7 +225,7 @@ def test_the_same_task_gives_the_same_start() -> None:
 # --- The command ------------------------------------------------------------------------------------------------------
 
 
-def plan(*words: str) -> subprocess.CompletedProcess[str]:
+def run_plan(*words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "sordino.cli", "plan", *words]
     return subprocess.run(command, capture_output=True, text=True, timeout=240, env=dict(os.environ))
 
@@ -242,7 +242,7 @@ def plan(*words: str) -> subprocess.CompletedProcess[str]:
     ],
 )
 def test_nonsense_is_refused(words: tuple[str, ...], said: str) -> None:
-    done = plan(*words)
+    done = run_plan(*words)
     assert done.returncode == 2, done.stderr
     assert said in done.stderr
     assert "Traceback" not in done.stderr
@@ -250,7 +250,7 @@ def test_nonsense_is_refused(words: tuple[str, ...], said: str) -> None:
 
 @pytest.mark.usefixtures("launcher")
 def test_every_rank_refuses_but_one_speaks(tmp_path: Path) -> None:
-    done = plan("-np", "2", "--task", f"{tmp_path}/none.py:task")
+    done = run_plan("-np", "2", "--task", f"{tmp_path}/none.py:task")
     assert done.returncode == 2
     assert done.stderr.count("no file") == 1
     assert "Traceback" not in done.stderr
@@ -260,7 +260,7 @@ def test_every_rank_refuses_but_one_speaks(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("launcher")
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_a_plan_is_made(tmp_path: Path, ranks: int, results_of: ResultsOf) -> None:
-    done = plan("-np", str(ranks), "--parameters", "200k", "--budget", "4", "--results", str(tmp_path))
+    done = run_plan("-np", str(ranks), "--parameters", "200k", "--budget", "4", "--results", str(tmp_path))
     assert done.returncode == 0, done.stderr
     found = results_of("plan")
     assert found["recommendation"] in done.stdout

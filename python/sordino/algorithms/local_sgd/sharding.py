@@ -226,9 +226,8 @@ class ShardedReducer(FlatReducer):
         if math.isinf(norm_type):
             total = allreduce(mine, op=Max, name=name, process_set=self.settings.process_set)
         else:
-            total = allreduce(mine**norm_type, op=Sum, name=name, process_set=self.settings.process_set) ** (
-                1 / norm_type
-            )
+            powers = allreduce(mine**norm_type, op=Sum, name=name, process_set=self.settings.process_set)
+            total = powers ** (1 / norm_type)
         if strict and not bool(total.isfinite()):
             raise RuntimeError(
                 f"the norm of order {norm_type} of the gradients is not finite, so it cannot be clipped; with "
