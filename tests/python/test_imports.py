@@ -59,13 +59,13 @@ def modules(root: Path) -> dict[str, Path]:
     return found
 
 
-def statements(node: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
-    """All imports but those for the type checker."""
+def statements(node: ast.AST, for_types: bool) -> Iterator[ast.Import | ast.ImportFrom]:
+    """All imports, with or without those for the type checker."""
     if isinstance(node, (ast.Import, ast.ImportFrom)):
         yield node
     types_only = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
-    for child in node.orelse if types_only else ast.iter_child_nodes(node):
-        yield from statements(child)
+    for child in node.orelse if types_only and not for_types else ast.iter_child_nodes(node):
+        yield from statements(child, for_types)
 
 
 def ancestors(name: str) -> set[str]:
@@ -74,13 +74,13 @@ def ancestors(name: str) -> set[str]:
     return {".".join(parts[:count]) for count in range(1, len(parts) + 1)}
 
 
-def read(found: dict[str, Path]) -> Imports:
+def read(found: dict[str, Path], for_types: bool = False) -> Imports:
     """Who imports whom of these modules. The packages of a module are imported with it, by those who are outside."""
     imports: Imports = {}
     for name, path in found.items():
         package = name if path.name == "__init__.py" else name.rpartition(".")[0]
         imports[name] = set()
-        for node in statements(ast.parse(path.read_text())):
+        for node in statements(ast.parse(path.read_text()), for_types):
             if isinstance(node, ast.Import):
                 targets = [one.name for one in node.names]
             else:
@@ -93,10 +93,13 @@ def read(found: dict[str, Path]) -> Imports:
 
 
 @pytest.fixture(scope="module")
-def imports() -> Imports:
-    found = modules(SOURCES)
-    found["sordino._core"] = SOURCES / "sordino" / "_core.pyi"
-    return read(found)
+def package() -> dict[str, Path]:
+    return modules(SOURCES) | {"sordino._core": SOURCES / "sordino" / "_core.pyi"}
+
+
+@pytest.fixture(scope="module")
+def imports(package: dict[str, Path]) -> Imports:
+    return read(package)
 
 
 def room(name: str) -> str:
@@ -135,8 +138,9 @@ def test_the_table_is_of_the_package_and_points_down() -> None:
         lower.add(name)
 
 
-def test_imports_point_down(imports: Imports) -> None:
-    assert sorted(upward(imports) - KNOWN) == []
+def test_imports_point_down(package: dict[str, Path]) -> None:
+    """Those for the type checker, too: a room does not even name what is above it."""
+    assert sorted(upward(read(package, for_types=True)) - KNOWN) == []
 
 
 def test_no_module_needs_itself(imports: Imports) -> None:
@@ -152,7 +156,7 @@ def test_what_is_known_is_still_there(imports: Imports) -> None:
 
 
 def test_what_the_rules_are_for_is_found(tmp_path: Path) -> None:
-    """Upward imports and circles, at the first level, in functions and by relative names; not those for types."""
+    """Upward imports and circles, at the first level, in functions and by relative names."""
     package = tmp_path / "sordino"
     for folder in ("algorithms", "torch"):
         (package / folder).mkdir(parents=True)
@@ -166,6 +170,7 @@ def test_what_the_rules_are_for_is_found(tmp_path: Path) -> None:
     (package / "torch" / "tensors.py").write_text("try:\n    from . import ops\nexcept ImportError:\n    pass\n")
     found = read(modules(tmp_path))
     assert found["sordino.errors"] == set()
+    assert ("sordino.errors", "sordino.torch") in upward(read(modules(tmp_path), for_types=True))
     assert found["sordino.torch.ops"] == {"sordino.torch.tensors", "sordino.algorithms", "sordino.algorithms.gossip"}
     below = {("sordino.algorithms.gossip", one) for one in ("sordino.torch", "sordino.torch.ops")}
     assert upward(found) == below

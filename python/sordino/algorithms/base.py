@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from sordino.algorithms.strategy import Runtime, Strategy
     from sordino.algorithms.traffic import Model, Traffic
-    from sordino.runtime.helpers import Helpers
+    from sordino.runtime.helpers import Helpers, Service
     from sordino.runtime.options import Options
 
 
@@ -69,13 +69,6 @@ class Simulation:
     arrays: str | None = None
     imitated: frozenset[str] = frozenset()
     refused: Mapping[str, str] = field(default_factory=dict)
-
-
-class Service(Protocol):
-    """What a rank without a model does for the others."""
-
-    def serve(self) -> None:
-        """Do it until the workers have left, which raises PeerLost."""
 
 
 class HelperRoles(Protocol):

@@ -24,10 +24,10 @@ from sordino.runtime.process_set import ProcessSet
 from sordino.runtime.tensors import label
 
 if TYPE_CHECKING:
-    from sordino.algorithms.base import Algorithm
+    from _typeshed import DataclassInstance
 
 
-def fingerprint_of(algorithm: Algorithm, settings: dict[str, Any]) -> fingerprint.Fingerprint:
+def fingerprint_of(algorithm: DataclassInstance, settings: dict[str, Any]) -> fingerprint.Fingerprint:
     """Return the fingerprint of an optimizer.
 
     The algorithm's parts are settings of their own, so that an error shows those that differ.

@@ -8,8 +8,8 @@ helper makes of that is the algorithm's (`Algorithm.open_service`).
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -22,10 +22,27 @@ from sordino.runtime.objects import broadcast_object
 from sordino.runtime.process_set import global_process_set
 from sordino.runtime.tensors import DTYPE_CODES
 
-if TYPE_CHECKING:
-    from sordino.algorithms.base import Algorithm, Service
-
 Opened = TypeVar("Opened")
+
+
+class Service(Protocol):
+    """What a rank without a model does for the others."""
+
+    def serve(self) -> None:
+        """Do it until the workers have left, which raises PeerLost."""
+
+
+class Helped(Protocol):
+    """What is asked of an algorithm with helpers; see `sordino.algorithms.base.Algorithm`."""
+
+    def roles(self, nodes: Sequence[int]) -> Any:
+        """Return who trains and who helps, of the ranks that live on these nodes."""
+
+    def helped_alike(self, other: Any) -> bool:
+        """Return whether the helpers that were made for this algorithm can help the other one."""
+
+    def open_service(self, helpers: Helpers, told: Any) -> Service:
+        """Return what a helper serves, of what the workers have told it."""
 
 
 class Helpers:
@@ -36,7 +53,7 @@ class Helpers:
         algorithm: whose `dedicated` is true.
     """
 
-    def __init__(self, context: Context, algorithm: Algorithm) -> None:
+    def __init__(self, context: Context, algorithm: Helped) -> None:
         self.context, self.algorithm = context, algorithm
         self.roles = algorithm.roles(context.world.nodes)
         with use(context):
@@ -105,7 +122,7 @@ class Helpers:
                 raise
 
 
-def helpers_of(context: Context, algorithm: Algorithm) -> Helpers:
+def helpers_of(context: Context, algorithm: Helped) -> Helpers:
     """Return those of this rank's job. UsageError unless `init()` made them for such an algorithm."""
     helpers = context.helpers
     if not isinstance(helpers, Helpers) or not helpers.algorithm.helped_alike(algorithm):

@@ -25,8 +25,7 @@ from sordino.algorithms.traffic import (
 from sordino.errors import UsageError
 
 if TYPE_CHECKING:
-    from sordino.algorithms.base import Service
-    from sordino.runtime.helpers import Helpers
+    from sordino.runtime.helpers import Helpers, Service
 
 Detection = Literal["naive", "random", "history"]
 _MOST_MESSAGES = 10_000_000  # a step, of all workers, in a simulation

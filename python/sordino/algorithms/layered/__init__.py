@@ -15,8 +15,7 @@ from sordino.algorithms.traffic import Exchange, Model, Operation, Phase, Traffi
 from sordino.errors import UsageError
 
 if TYPE_CHECKING:
-    from sordino.algorithms.base import Service
-    from sordino.runtime.helpers import Helpers
+    from sordino.runtime.helpers import Helpers, Service
     from sordino.runtime.options import Options
 
 
