@@ -87,8 +87,10 @@ class EmaStrategy(ExchangingStrategy):
         if not self._begun:
             self._values.adopt()
             self._averages.copy_(self._values)
-            for (_, mean), saved in zip(self._averages.runs, self._saved):
-                mean.copy_(saved)
+            means = [mean for _, mean in self._averages.runs]
+            if [saved.shape for saved in self._saved] == [mean.shape for mean in means]:
+                for mean, saved in zip(means, self._saved):
+                    mean.copy_(saved)
             self._begun = True
 
     @torch.no_grad()

@@ -140,7 +140,9 @@ Task through_slots(Participants& participants, Pieces& pieces, ReduceOp op, doub
     co_await participants.all_reached(&SharedBlock::reduced, SlotPipeline::stage(chunk));
     pipeline.copy_out(chunk);
   }
-  participants.slot_use = {participants.stamp(SlotPipeline::stage(chunks - 1)), participants.blocks};
+  // Member by member: the blocks' copy takes the memory of the last.
+  participants.slot_use.stamp = participants.stamp(SlotPipeline::stage(chunks - 1));
+  participants.slot_use.blocks = participants.blocks;
   participants.stages_used += SlotPipeline::stage(chunks - 1);
 }
 

@@ -15,7 +15,6 @@
 #include "collectives/nccl_channel.h"
 #include "collectives/operations.h"
 #include "collectives/shards.h"
-#include "kernels/mix.h"
 
 namespace sordino {
 namespace {

@@ -1,8 +1,6 @@
 #include "engine/negotiation.h"
 
 #include <algorithm>
-#include <functional>
-#include <numeric>
 #include <set>
 
 namespace sordino {

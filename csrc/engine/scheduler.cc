@@ -175,6 +175,7 @@ void Scheduler::end(const std::exception_ptr& failure, bool broken) {
     for (Submission& submission : submitted_) lost.push_back(submission);
     submitted_.clear();
   }
+  removals_.clear();  // they are outstanding, too
   for (auto& [id, set] : sets_) {
     // Transfers may still be under way into memory that a task owns, so the task outlives the failure.
     if (set->running) given_up_.push_back(std::move(*set->running));

@@ -5,6 +5,7 @@
 // ranks start them in the order of their calls. Each process set runs one operation at a time.
 #pragma once
 
+#include <atomic>
 #include <deque>
 #include <map>
 #include <memory>

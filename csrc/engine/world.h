@@ -7,6 +7,8 @@
 
 #include <unistd.h>
 
+#include <atomic>
+#include <chrono>
 #include <map>
 #include <memory>
 #include <string>

@@ -1,7 +1,7 @@
 #include "services/pair_averaging.h"
 
-#include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "base/keep.h"
 #include "kernels/kernels.h"

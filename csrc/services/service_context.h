@@ -7,8 +7,8 @@
 
 namespace sordino {
 
-// wake() may be called from any thread, all else only by whoever calls the service's own methods; but what does not
-// change (ranks, memory, the trace) may be asked for when a service is made.
+// wake() may be called from any thread, and what does not change (ranks, memory, the trace) may be asked for from any.
+// All else is only for whoever calls the service's own methods.
 class ServiceContext {
  public:
   virtual ~ServiceContext() = default;

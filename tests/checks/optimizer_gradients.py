@@ -298,8 +298,8 @@ def sparse_gradients_on_some_ranks(seat: Seat) -> None:
 
 
 @check()
-def a_large_model_in_many_segments(seat: Seat) -> None:
-    """Megabytes, so that no segment is fused; with and without persistent gradients."""
+def a_large_model_in_many_buckets(seat: Seat) -> None:
+    """Megabytes, so that no bucket is fused; with and without persistent gradients."""
     sizes = [1, 300_000, 7, 250_000, 90_000, 3]
     weights = [nn.Parameter(values(0, (size,), torch.float32, seed=i)) for i, size in enumerate(sizes)]
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(weights, lr=1.0), algorithm=AllReduce(bucket_bytes=1 << 20))
@@ -311,3 +311,24 @@ def a_large_model_in_many_segments(seat: Seat) -> None:
             mean = (seat.size + 1) / 2 + turn
             assert torch.allclose(weight.grad, torch.full_like(weight, mean))
             seat.same("weight", weight)
+
+
+@check(least=2, to=("half", "smaller", "larger"))
+def parameters_become_others(seat: Seat, to: str) -> None:
+    """A model that is cast or cut between steps: what is sent is what there is, not what there was."""
+    model = nn.Linear(6, 8)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.0), model.named_parameters())
+    for step in range(4):
+        if step == 2 and to == "half":
+            model.bfloat16()
+        elif step == 2:
+            for parameter in model.parameters():
+                parameter.data = (
+                    parameter.data[:5].clone() if to == "smaller" else parameter.data.repeat_interleave(2, 0)
+                )
+        optimizer.zero_grad()
+        model(torch.full((1, 6), 1.0 + seat.rank, dtype=model.weight.dtype)).sum().backward()
+        optimizer.step()
+        mean = torch.full_like(model.weight, (seat.size + 1) / 2)
+        torch.testing.assert_close(model.weight.grad, mean)
+        torch.testing.assert_close(model.bias.grad, torch.ones_like(model.bias))

@@ -432,7 +432,7 @@ void all_shards_are_waited_for() {
 }
 
 // A receive buffer is kept while it is large enough, and lies where the next exchange wants it when it has to grow.
-void inboxes_grow() {
+void receive_buffers_grow() {
   Nodes nodes({0}, kRoom);
   World& world = *nodes.ranks[0].world;
   ReceiveBuffer buffer(world.node_memory());
@@ -488,7 +488,7 @@ int main() {
     means_are_alike<double>(DType::kFloat64, world);
   }
   whatever_is_exchanged();
-  inboxes_grow();
+  receive_buffers_grow();
   all_shards_are_waited_for();
   what_comes_first_is_waited_for();
   return sordino::test::report();

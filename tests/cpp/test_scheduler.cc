@@ -1,6 +1,4 @@
 // The scheduler of one rank among others, polled by hand: when an operation begins, in which order, and how it ends.
-#include <algorithm>
-
 #include "check.h"
 #include "collectives/exchange.h"
 #include "engine/scheduler.h"
@@ -186,6 +184,42 @@ void decisions_that_do_not_fit_are_refused() {
   CHECK_THROWS(TransportError, hears(decision, join));
 }
 
+// A set is to be removed, and another one fails before it is: the removal ends once, with the failure.
+void a_removal_in_the_middle_of_the_end_fails_once() {
+  int interrupted = 0;
+  for (int turns = 0; turns < 12; ++turns) {
+    Engines ranks({0, 0, 0});
+    std::vector<std::shared_ptr<Handle>> handles;
+    for (int rank = 0; rank < 3; ++rank) handles.push_back(change_set(ranks[rank].scheduler, Opcode::kAddSet, {1, 2}));
+    ranks.settle();
+    const int set = static_cast<int>(handles[2]->numbers.at(0));
+    handles.clear();
+    for (int rank = 0; rank < 3; ++rank)
+      handles.push_back(change_set(ranks[rank].scheduler, Opcode::kRemoveSet, {set}));
+    for (int turn = 0; turn < turns; ++turn) {
+      for (int rank = 0; rank < 3; ++rank) ranks[rank].poll();
+    }
+    if (handles[2]->done()) break;
+    Decision decision;  // of what nobody has asked for
+    decision.names = {"never"};
+    decision.participants = {0, 1};
+    Writer writer;
+    writer.put(Message::kDecision).put(set);
+    decision.write(writer);
+    ranks[1].transport->post(2, writer.take());
+    ranks[0].poll();
+    ranks[1].poll();
+    CHECK_THROWS(TransportError, ranks[2].poll());
+    const auto failure = std::make_exception_ptr(PeerLost("it is the end", {1}));
+    ranks[2].common.failure.latch(failure);
+    ranks[2].scheduler.end(failure, true);
+    ranks[2].scheduler.advance();
+    CHECK(error_of<PeerLost>(*handles[2]) == "it is the end");
+    ++interrupted;
+  }
+  CHECK(interrupted > 0);
+}
+
 // Operations that nobody coordinates begin on each rank by themselves, one after the other.
 void exchanges_start_in_the_order_of_the_calls() {
   Engines ranks(kApart);
@@ -228,6 +262,7 @@ int main() {
   the_gone_fail_what_waits_for_them();
   the_end_fails_everything();
   decisions_that_do_not_fit_are_refused();
+  a_removal_in_the_middle_of_the_end_fails_once();
   exchanges_start_in_the_order_of_the_calls();
   return report();
 }

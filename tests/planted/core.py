@@ -186,6 +186,14 @@ ERRORS = [
         ("cpp.test_scheduler",),
     ),
     Error(
+        "a set is removed after the end",
+        "forgotten rollback",
+        _SCHEDULER,
+        "  removals_.clear();  // they are outstanding, too\n",
+        "",
+        ("cpp.test_scheduler",),
+    ),
+    Error(
         "what is said of a new set comes too early",
         "lost message",
         "csrc/engine/scheduler_poll.cc",

@@ -1,4 +1,4 @@
-"""Errors of the optimizers (python/sordino/torch)."""
+"""Errors of the optimizers and algorithms (python/sordino/torch, runtime and algorithms)."""
 
 from __future__ import annotations
 
@@ -42,6 +42,14 @@ ERRORS = [
         "python/sordino/runtime/reducer.py",
         "            bucket.waiting = len(bucket.members)",
         "            bucket.waiting = len(bucket.members) - 1",
+        (checks("optimizer_gradients"),),
+    ),
+    Error(
+        "gradients are what they were in the first step",
+        "stale copy",
+        "python/sordino/runtime/bucket.py",
+        "                self.templates = []\n",
+        "",
         (checks("optimizer_gradients"),),
     ),
     Error(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +16,18 @@ import torch
 
 import sordino.torch as hvd
 from sordino import plan, sim
-from sordino.algorithms import registry, resolve
+from sordino._core import RandomCycle, Ring
+from sordino.algorithms import AllReduce, registry, resolve
+from sordino.algorithms.strategy import Runtime, Strategy
+from sordino.algorithms.traffic import Exchange, Model, Phase, Traffic, groups_of
 from sordino.errors import PeerLost, UsageError
+from sordino.simulate.traffic import Traffic as SimulatedTraffic
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
 sys.path.insert(0, str(EXAMPLES))
 
-from custom_algorithm import EmaGossip  # noqa: E402
+from custom_algorithm import EmaGossip, EmaStrategy  # noqa: E402
 
 NAME = "custom_algorithm:EmaGossip"
 STEPS, LR = 7, 0.1
@@ -107,6 +113,9 @@ def test_a_package_registers_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         assert resolve("ema-gossip") == EmaGossip()
         with pytest.raises(UsageError, match="no_such_module"):
             resolve("broken")
+        with pytest.warns(UserWarning, match="broken is not compared: .*no_such_module"):
+            compared = plan.candidates([0, 0], 4)
+        assert EmaGossip() in compared and AllReduce() in compared
     finally:
         monkeypatch.undo()
         registry._known.cache_clear()
@@ -114,6 +123,87 @@ def test_a_package_registers_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         resolve("ema-gossip")
     with pytest.raises(UsageError, match="no dataclass that derives from"):
         resolve("json:JSONDecoder")
+
+
+class Noting(EmaStrategy):
+    """Notes what is called around its steps."""
+
+    def prepare(self) -> None:
+        super().prepare()
+        self.calls: list[str] = []
+
+    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        self.calls.append("before")
+        super().before_step(optimizer)
+
+    def after_step(self) -> None:
+        self.calls.append("after")
+        super().after_step()
+
+
+class NotingGossip(EmaGossip):
+    """`EmaGossip`, whose strategy notes what is called."""
+
+    def strategy(self, runtime: Runtime) -> Strategy:
+        return Noting(runtime, self)
+
+
+@pytest.mark.parametrize("size", (1, 3))
+def test_a_scaled_step_begins_and_ends_once_taken_or_left_out(size: int) -> None:
+    def train() -> list[str]:
+        weight = torch.nn.Parameter(torch.ones(4))
+        inner = torch.optim.SGD([weight], lr=LR)
+        optimizer = hvd.DistributedOptimizer(inner, [("weight", weight)], algorithm=NotingGossip())
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+        for factor in (1.0, math.inf, 1.0):
+            optimizer.zero_grad()
+            scaler.scale((weight * factor).sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        assert bool(weight.isfinite().all())
+        return optimizer._strategy.calls  # type: ignore[attr-defined, no-any-return]
+
+    assert sim.run(size, train) == [["before", "after"] * 3 if size > 1 else []] * size
+
+
+def test_it_begins_anew_with_other_parameters() -> None:
+    def train() -> torch.Tensor:
+        weights = [torch.nn.Parameter(torch.full((count,), 1.0 + hvd.rank())) for count in (1, 5)]
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(weights[:1], lr=LR), [("0", weights[0])], algorithm=EmaGossip(pull=1.0)
+        )
+        for step in range(4):
+            if step == 2:
+                optimizer.add_param_group({"params": weights[1:]})
+            optimizer.zero_grad()
+            sum(weight.sum() for weight in weights).backward()
+            optimizer.step()
+        return weights[1].detach().clone()
+
+    for found in sim.run(2, train):
+        assert bool((found == found[0]).all()) and 0.5 < float(found[0]) < 2
+
+
+def test_the_simulator_draws_every_phase_by_itself() -> None:
+    """Two that come at once, of other topologies."""
+    size, everybody = 6, groups_of(6, 6)
+    peers = [Ring(size), RandomCycle(size, 5)]
+    phases = [Phase(lambda round, sent, one=one: [Exchange(everybody, one, [8.0], round)]) for one in peers]
+
+    class Told(EmaGossip):
+        phases: Sequence[Phase] = ()
+
+        def traffic(self, model: Model, nodes: Sequence[int]) -> Traffic:
+            return Traffic(self.phases)
+
+    def sends(chosen: Sequence[Phase]) -> list[tuple[list[int], list[int]]]:
+        algorithm = Told()
+        object.__setattr__(algorithm, "phases", chosen)
+        found = SimulatedTraffic(algorithm, size, Model(["w"], [8.0])).phases(3, None)
+        return [(one.sources.tolist(), one.targets.tolist()) for one in found]
+
+    first, second = sends(phases[:1]), sends(phases[1:])
+    assert first != second and sends(phases) == first + second
 
 
 def test_a_plan_knows_its_costs() -> None:

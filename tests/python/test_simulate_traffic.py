@@ -22,6 +22,7 @@ from sordino.algorithms import (
     ParameterSkipping,
     PushSum,
 )
+from sordino.algorithms.traffic import Model
 from sordino.simulate import lockstep
 from sordino.simulate.job import Job
 from sordino.simulate.links import Links
@@ -31,6 +32,17 @@ from sordino.simulate.record import Record
 from sordino.simulate.timeline import Timeline
 
 # ---- traffic ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scale", (0.1, 0.3, 0.7, 3.3))
+@pytest.mark.parametrize("exchange", ("allreduce", "parameter-server"))
+def test_there_are_as_many_blocks_as_in_training(scale: float, exchange: Any) -> None:
+    """Links may see more or fewer bytes than there are; tensors are cut where they are cut in training."""
+    sizes = [786432, 4096, 3 * 4096, 4 * 999]
+    algorithm = ParameterSkipping(granularity="block", block_bytes=4096, exchange=exchange)
+    count = len(algorithm.items_of(sizes))
+    (phase,) = algorithm.traffic(Model("abcd", [size * scale for size in sizes], scale), range(4)).phases
+    assert len(phase.at(0, np.ones(count, dtype=bool))) >= 2
 
 
 def traffic_seconds(job: Job, sent: list[np.ndarray | None], steps: range) -> np.ndarray:

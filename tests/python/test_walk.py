@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
+import subprocess
+import sys
+from pathlib import Path
 
-import walk
+WALK = Path(__file__).resolve().parents[2] / "benchmarks" / "walk.py"
 
 
-@pytest.mark.parametrize("name", walk.WALKS)
-def test_a_step_calls_few_functions_in_few_files(name: str) -> None:
-    found = walk.walk(walk.WALKS[name])
-    files = {file for file, _ in found}
-    functions, most_files = walk.MOST[name]
-    assert len(found) <= functions and len(files) <= most_files, "\n".join(f"{file}: {one}" for file, one in found)
-    assert len(found) > functions / 2  # it has counted something
+def test_a_step_calls_few_functions_in_few_files() -> None:
+    """In a process of its own: what others have wrapped a torch function in would be counted, too."""
+    done = subprocess.run([sys.executable, str(WALK)], capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert all(name in done.stdout for name in ("allreduce", "crossover", "local-sgd"))

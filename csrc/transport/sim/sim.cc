@@ -43,7 +43,7 @@ struct Free {
 };
 using Pages = std::unique_ptr<std::byte, Free>;
 
-// What ranks shared stays until the last of the world is gone once one was killed: its peers read it as long as they want.
+// Once a rank was killed, what ranks shared stays as long as anybody has a transport: peers read it when they want.
 class Remains {
  public:
   void begin() { begun_ = true; }
@@ -94,7 +94,7 @@ namespace {
 
 class HeapSegment : public Segment {
  public:
-  HeapSegment(std::shared_ptr<Remains> remains, std::shared_ptr<SegmentTable> table, std::size_t size)
+  HeapSegment(std::weak_ptr<Remains> remains, std::shared_ptr<SegmentTable> table, std::size_t size)
       : remains_(std::move(remains)), table_(std::move(table)) {
     constexpr std::size_t kPage = 4096;
     const std::size_t rounded = (size + kPage - 1) / kPage * kPage;
@@ -109,12 +109,12 @@ class HeapSegment : public Segment {
   }
   ~HeapSegment() override {
     table_->remove(data);
-    remains_->take(std::move(pages_));
+    if (const auto remains = remains_.lock()) remains->take(std::move(pages_));
   }
 
  private:
   Pages pages_;
-  std::shared_ptr<Remains> remains_;
+  std::weak_ptr<Remains> remains_;  // a segment that is never freed does not keep the others
   std::shared_ptr<SegmentTable> table_;
 };
 

@@ -118,11 +118,10 @@ class Algorithm(ABC):
 
     def written(self) -> str:
         """Return the algorithm as a script has it: its name, and the settings that differ from the defaults."""
-        default = type(self)()
         chosen = [
             f"{one.name}={getattr(self, one.name)!r}"
             for one in fields(self)
-            if one.name in self.told or getattr(self, one.name) != getattr(default, one.name)
+            if one.name in self.told or getattr(self, one.name) != one.default
         ]
         return f"{self.label}({', '.join(chosen)})"
 

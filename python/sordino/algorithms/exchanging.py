@@ -259,6 +259,9 @@ class ExchangingStrategy(Strategy):
 
     def step(self, optimizer: torch.optim.Optimizer, closure: Closure, synchronize: bool) -> Any:
         self.begin(optimizer)
+        return self.step_begun(optimizer, closure, synchronize)
+
+    def step_begun(self, optimizer: torch.optim.Optimizer, closure: Closure, synchronize: bool) -> Any:
         if not self.active:
             return self.guarded(optimizer).step(closure)
         result = self.step_optimizer(optimizer, closure, synchronize)
@@ -283,6 +286,8 @@ class ExchangingStrategy(Strategy):
 
     def end(self) -> None:
         """Do what follows a step, also one that was left out."""
+        if not self.active:  # or not any more
+            return
         if not self.context.outlasts:
             self.after_step()
             return
@@ -309,8 +314,13 @@ class ExchangingStrategy(Strategy):
 
     # ---- state -------------------------------------------------------------------------------------------------
 
+    @property
+    def optional_state(self) -> frozenset[str]:
+        """What of the state a checkpoint may lack."""
+        return frozenset()
+
     def check_state(self, state: dict[str, Any]) -> None:
-        missing = self.state_dict().keys() - state.keys() - {"centre"}
+        missing = self.state_dict().keys() - state.keys() - self.optional_state
         if missing:
             raise UsageError(f"this is not a state of {self.label}: it lacks {', '.join(sorted(missing))}")
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from sordino.algorithms.base import Algorithm
+from sordino.algorithms.traffic import Sent
 from sordino.errors import NoSuchAttribute, StepOrderError, UsageError
 from sordino.runtime.bucket import Settings
 from sordino.runtime.context import Context
@@ -156,6 +157,10 @@ class Strategy(ABC):
     def begin(self, optimizer: torch.optim.Optimizer) -> None:
         """Do what precedes a step, also one that is going to be left out."""
 
+    def step_begun(self, optimizer: torch.optim.Optimizer, closure: Closure, synchronize: bool) -> Any:
+        """Step the optimizer after `begin`."""
+        return self.step(optimizer, closure, synchronize)
+
     def leave_out(self) -> None:
         """Count a step that is left out because gradients are infinite."""
         self.reset()
@@ -227,6 +232,11 @@ class Strategy(ABC):
             rate: the learning rate of the first parameter group.
         """
         raise UsageError(f"report_metric() has no effect with {self.algorithm}")
+
+    @property
+    def sent(self) -> Sent | None:
+        """Which items the last step has sent, for an algorithm that leaves some out; see `traffic.Phase`."""
+        return None
 
     def scaler_problem(self) -> str | None:
         """Return why GradScaler cannot be used now; None if it can."""

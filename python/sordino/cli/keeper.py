@@ -37,7 +37,7 @@ def main() -> None:
     if rank == 0:
         _at_parents_death(signal.SIGKILL)
         if os.getppid() == me:
-            os.environ["SORDINO_LAUNCHER"] = where  # where the rank itself tells more (torch/telling.py)
+            os.environ["SORDINO_LAUNCHER"] = where  # where the rank itself tells more (launch/telling.py)
             _become(command, before)
         os._exit(1)
     while True:

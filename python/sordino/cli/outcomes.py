@@ -1,7 +1,7 @@
 """What is known of the ranks of a job, and what that makes of it: when it is over, and with which status.
 
 A rank tells that it waits for the others to start, that it has met them, whom it goes on without, and that it exits
-(torch/telling.py). Under fault tolerance a keeper tells how it ended, for mpirun's own status is 0 there even if every
+(launch/telling.py). Under fault tolerance a keeper tells how it ended, for mpirun's own status is 0 there even if every
 rank was killed.
 """
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -89,7 +90,12 @@ def candidates(nodes: Sequence[int], interval: int) -> list[Algorithm]:
         nodes: the node of each rank, numbered from 0.
         interval: of local SGD.
     """
-    found = [one for name in names() for one in class_of(name).candidates(nodes, interval)]
+    found: list[Algorithm] = []
+    for name in names():
+        try:
+            found += class_of(name).candidates(nodes, interval)
+        except (UsageError, TypeError) as error:  # somebody's that cannot be imported, or has no defaults
+            warnings.warn(f"{name} is not compared: {error}", stacklevel=2)
     return [one for one in found if _serves(one, nodes)]
 
 

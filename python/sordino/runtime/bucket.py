@@ -77,7 +77,7 @@ class Bucket:
     name: str
     members: list[int]
     flags: torch.Tensor
-    layouts: list[tuple[torch.dtype, tuple[int, ...]]]  # dtype and strides of each member
+    layouts: list[tuple[torch.dtype, torch.Size, tuple[int, ...]]]  # dtype, shape and strides of each member
     device: Device | None = None  # of the core; None: the host
     waiting: int = 0  # members whose gradient is not complete in this cycle
     complete: bool = False  # every member had a gradient on this rank when it was started
@@ -91,11 +91,12 @@ class Bucket:
     looked: Evidence | None = None  # at what was sent last, with check_finite
 
     def gradients(self, parameters: Sequence[torch.Tensor]) -> list[torch.Tensor | None] | None:
-        """Return the gradients of the members, if each has one that is laid out like it; else None."""
+        """Return the gradients of the members, if each has one that is laid out as it was; else None."""
         found: list[torch.Tensor | None] = []
-        for i, (dtype, strides) in zip(self.members, self.layouts):
+        for i, (dtype, shape, strides) in zip(self.members, self.layouts):
             grad = parameters[i].grad
-            if grad is None or grad.is_sparse or grad.dtype != dtype or grad.stride() != strides:
+            if grad is None or grad.is_sparse or grad.dtype != dtype or grad.shape != shape or grad.stride() != strides:
+                self.templates = []
                 return None
             found.append(grad)
         return found

@@ -21,7 +21,7 @@ from sordino.runtime.objects import allgather_object
 from sordino.runtime.process_set import ProcessSet
 from sordino.runtime.tensors import describe
 
-_PREPARED = 32  # exchanges that a channel remembers
+_PREPARED = 256  # exchanges that a channel remembers
 _Key = tuple[Topology, FlatBuffer, Layout | None, bool, bool]
 
 
@@ -118,7 +118,7 @@ class Channel:
         what = self._prepared.get(key)
         if what is None:
             if len(self._prepared) == _PREPARED:
-                self._prepared.clear()
+                del self._prepared[next(iter(self._prepared))]  # the oldest
             what = self._prepared[key] = self._prepare(*key)
         return self._context.world.exchange(what, name, round, after, wait)
 

@@ -213,7 +213,7 @@ class GradientReducer(GradientHooks):
     def _make_bucket(self, name: str, members: list[int]) -> Bucket:
         packed, _ = self.settings.compression.compress(self.parameters[members[0]].new_empty(0))
         flags = packed.new_zeros(len(members))
-        layouts = [(self.parameters[i].dtype, tuple(dense_strides(self.parameters[i]))) for i in members]
+        layouts = [(one.dtype, one.shape, tuple(dense_strides(one))) for one in (self.parameters[i] for i in members)]
         device = core_device(flags.device, self.context)
         return Bucket(name, members, flags, layouts, device, waiting=len(members))
 
@@ -471,13 +471,15 @@ class GradientReducer(GradientHooks):
 
     def step(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | None, synchronize: bool) -> Any:
         """Run the optimizer's step on reduced gradients (reduced after each evaluation of a closure)."""
-        if not self.active:
-            optimizer = self.settings.guarded(optimizer, self.reset)
         if closure is None:
             if synchronize and not (self._done and self._refused is None):
                 self.synchronize()
+            if not self.active:  # now: the others may have been lost in it
+                optimizer = self.settings.guarded(optimizer, self.reset)
             result = optimizer.step()
         else:
+            if not self.active:
+                optimizer = self.settings.guarded(optimizer, self.reset)
             result = optimizer.step(self._evaluating(closure, synchronize))
         self.reset()
         return result

@@ -5,6 +5,7 @@ Small all-reduces that happen to be ready together, which the core makes one, ar
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from itertools import chain
 from typing import NamedTuple
@@ -82,7 +83,7 @@ class SharedRows:
         """Return the rows of a segment in a round.
 
         Args:
-            number: of the topology among those of an exchange.
+            number: of the exchange among those of a phase.
             topology: the same for the same number.
             round: of the topology.
             segment: that is mixed.
@@ -112,6 +113,7 @@ class Traffic:
         self.delay = 0 if told is None else told.delay
         self.behind_loading = any(phase.loading for phase in self._phases)
         self.rows = SharedRows()
+        self._shares_rows = sum(phase.varies for phase in self._phases) == 1  # for which there is but one number
         self._messages: dict[int, list[Phase]] = {}  # of phases that are always the same, by their numbers
 
     def phases(self, step: int, sent: Booleans | None) -> list[Phase]:
@@ -127,7 +129,7 @@ class Traffic:
             if round is None:
                 continue
             if phase.varies:
-                found += _messages(phase.at(round, sent), self.rows)
+                found += _messages(phase.at(round, sent), self.rows if self._shares_rows else SharedRows())
             else:
                 if number not in self._messages:
                     self._messages[number] = _messages(phase.at(round), SharedRows())
@@ -137,11 +139,12 @@ class Traffic:
 
 def _messages(operations: Sequence[Operation], rows: SharedRows) -> list[Phase]:
     found: list[Phase] = []
-    for number, operation in enumerate(operations):
+    exchanges = itertools.count()
+    for operation in operations:
         if isinstance(operation, Reduction):
             found += [phase for size in operation.buckets for phase in all_reduce(operation.sets, size)]
         elif isinstance(operation, Exchange):
-            found += _exchange(number, operation, rows)
+            found += _exchange(next(exchanges), operation, rows)
     return found
 
 

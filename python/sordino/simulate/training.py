@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
-import numpy as np
 import torch
 
 import sordino.torch as hvd
@@ -59,9 +58,9 @@ def train(job: Job, trainees: list[Trainee], goes_on: Callable[[Booleans | None]
             optimizer.zero_grad()
             trainee.backward()
             optimizer.step()
-            own = optimizer._strategy.state_dict() or {}  # this completes the step: others look at the parameters
-            if "skipped" in own and job.workers > 1 and hvd.rank() == 0:
-                sent = np.asarray(own["skipped"] == 0)
+            optimizer._strategy.complete()  # others look at the parameters
+            if job.workers > 1 and hvd.rank() == 0:
+                sent = optimizer._strategy.sent
             barrier.wait()
 
     def rank_that_tells() -> None:

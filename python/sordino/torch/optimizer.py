@@ -218,7 +218,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._strategy.complete()
         if self._strategy.partial_state and self._inner.state:
             raise UsageError(
-                'with LocalSGD(exchange="sharded") a rank has a part of the state only; copy its state_dict() instead'
+                f"with {self._options.algorithm} a rank has a part of the state only; copy its state_dict() instead"
             )
         names = [self._names[parameter] for parameter in parameters_of(self._inner)]
         under_way = self._strategy.state_of_copies()

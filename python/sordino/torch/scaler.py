@@ -63,4 +63,4 @@ def step_scaled(
         return None
     if scale is not None:
         torch._foreach_div_(gradients, scale.item())
-    return strategy.step(optimizer, closure, synchronize)
+    return strategy.step_begun(optimizer, closure, synchronize)

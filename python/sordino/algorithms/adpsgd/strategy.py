@@ -234,8 +234,6 @@ class PairStrategy(ExchangingStrategy):
         return result
 
     def after_step(self) -> None:
-        if not self.active:
-            return
         self.steps += 1
         if self.steps % self.algorithm.interval != 0:
             return

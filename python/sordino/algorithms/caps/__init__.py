@@ -229,11 +229,11 @@ class ParameterSkipping(Algorithm):
     def traffic(self, model: Model, nodes: Sequence[int]) -> Traffic:
         roles, size = self.roles(nodes), len(nodes)
         everybody = groups_of(size, size)
-        items = [model.scale * item for item in self.items_of([size / model.scale for size in model.sizes])]
+        items = [model.scale * item for item in self.items_of([round(size / model.scale) for size in model.sizes])]
         mask = Reduction(everybody[:, roles.workers], [float(len(items))])
 
         def reduced(round: int, sent: Sent | None) -> list[Operation]:
-            return [mask, Reduction(everybody, [_total(items, sent)])]
+            return [mask, Reduction(everybody, [sum(_going(items, sent))])]
 
         if self.exchange == "allreduce":
             return Traffic([Phase(reduced)])
@@ -242,7 +242,7 @@ class ParameterSkipping(Algorithm):
 
         def served(round: int, sent: Sent | None) -> list[Operation]:
             loads = [0.0] * size
-            pieces = cut(items if sent is None else [item for item, goes in zip(items, sent) if goes], limit)
+            pieces = cut(_going(items, sent), limit)
             for piece, place in zip(pieces, place_by_size(pieces, len(servers))):
                 loads[servers[place]] += piece
             told: list[Operation] = [from_owners(everybody, [float(len(items))])] if roles.helpers else []
@@ -305,8 +305,8 @@ class ParameterSkipping(Algorithm):
         return [index * size // self.servers for index in range(self.servers)]
 
 
-def _total(items: Sequence[float], sent: Sent | None) -> float:
-    return sum(items if sent is None else (item for item, goes in zip(items, sent) if goes))
+def _going(items: Sequence[float], sent: Sent | None) -> Sequence[float]:
+    return items if sent is None else [item for item, goes in zip(items, sent, strict=True) if goes]
 
 
 def cut(sizes: Sequence[float], limit: float) -> list[float]:

@@ -28,7 +28,7 @@ class Items:
     Attributes:
         offsets: where they begin, in bytes.
         bytes: how long they are.
-        dtypes: codes of sordino.torch.tensors.
+        dtypes: codes of sordino.runtime.tensors.
         tensors: which of the arena's tensors they belong to, by its place there.
     """
 

@@ -24,6 +24,7 @@ from sordino.algorithms.caps.recent import Recent
 from sordino.algorithms.caps.statistics import SkippingStatistics
 from sordino.algorithms.exchanging import ExchangingStrategy
 from sordino.algorithms.strategy import Closure, Strategy
+from sordino.algorithms.traffic import Sent
 from sordino.errors import UsageError
 from sordino.runtime import opcode
 from sordino.runtime.autograd import allreduce
@@ -106,8 +107,6 @@ class SkippingStrategy(ExchangingStrategy):
 
     @torch.no_grad()
     def after_step(self) -> None:
-        if not self.active:
-            return
         self._arena.adopt()
         try:
             self.exchange([run for _, run in self._arena.runs], self._exchange_moved)
@@ -182,12 +181,16 @@ class SkippingStrategy(ExchangingStrategy):
             self._detector.keep(self.steps - 1, parts)
         self._skipped.zero_()
 
-    def step(self, optimizer: torch.optim.Optimizer, closure: Closure, synchronize: bool) -> Any:
+    def step_begun(self, optimizer: torch.optim.Optimizer, closure: Closure, synchronize: bool) -> Any:
         """Step the optimizer, and average what has moved."""
-        result = super().step(optimizer, closure, synchronize)
+        result = super().step_begun(optimizer, closure, synchronize)
         if not self.active:
             self.steps += 1
         return result
+
+    @property
+    def sent(self) -> Sent | None:
+        return (self._skipped == 0).numpy()
 
     @property
     def statistics(self) -> SkippingStatistics:

@@ -40,6 +40,7 @@ class ElasticAveraging(Gossip):
         super().__post_init__()
         require(0 < self.moving_rate <= 1, self, "moving_rate", "must be above 0 and at most 1")
 
+    optional_state = frozenset({"centre"})  # which there is from the first step on
     simulation = Simulation(
         arrays="sordino.simulate.vectorized:Elastic",
         imitated=frozenset({"interval", "moving_rate"}),

@@ -45,6 +45,8 @@ class Gossip(Algorithm):
     simulation = Simulation(refused={"buffers": NO_BUFFERS})
     weighted: ClassVar[bool] = False
     """Whether every segment of the parameters has a weight that travels along."""
+    optional_state: ClassVar[frozenset[str]] = frozenset()
+    """What of its mixing's state a checkpoint may lack."""
 
     @property
     def traits(self) -> Traits:

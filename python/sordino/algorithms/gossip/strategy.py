@@ -56,6 +56,10 @@ class GossipStrategy(ExchangingStrategy):
     def replicas(self) -> ProcessSet | None:
         return None if self.algorithm.leaders_only else super().replicas  # leaders hand their model out
 
+    @property
+    def optional_state(self) -> frozenset[str]:
+        return self.algorithm.optional_state
+
     def drain(self, optimizer: torch.optim.Optimizer) -> None:
         if self._mixing is not None and self._arena is not None:
             self._arena.adopt()
@@ -88,8 +92,6 @@ class GossipStrategy(ExchangingStrategy):
         return super().step_optimizer(stepping, closure, synchronize)  # type: ignore[arg-type]
 
     def after_step(self) -> None:
-        if not self.active:
-            return
         assert self._arena is not None and self._mixing is not None
         self.steps += 1
         if self.steps % self.algorithm.interval == 0:

@@ -134,8 +134,6 @@ class LocalSGDStrategy(ExchangingStrategy):
             scatter_state(optimizer, self._shards, optimizer.state_dict())
 
     def after_step(self) -> None:
-        if not self.active:
-            return
         self.steps += 1
         due = self._alone and self.steps - self._averaged >= self.interval
         if self.settings.finite is not None and (due or self._shards is not None):

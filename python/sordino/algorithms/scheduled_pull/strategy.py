@@ -248,8 +248,6 @@ class PullStrategy(ExchangingStrategy):
         self._puller.begin_window(statistics.median(self._windows) if self._windows else math.inf)
 
     def after_step(self) -> None:
-        if not self.active:
-            return
         self._arena.adopt()
         self.settings.judge(self._arena.names, self._arena.tensors)
         self.steps += 1

@@ -1,0 +1,1 @@
+"""Who started this rank, how the ranks meet, and what they tell the launcher."""

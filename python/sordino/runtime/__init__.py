@@ -1,0 +1,1 @@
+"""What strategies are made of; docs/extending.md names the building stones."""
