@@ -63,12 +63,14 @@ class Simulation:
             without data, too, every worker is a thread with the real optimizer.
         imitated: the settings that `arrays` imitates.
         refused: settings that mean nothing in a simulation, and why.
+        modes: what is compared with each other, by settings as of `--set`, if none of these settings is given.
     """
 
     world: str | None = None
     arrays: str | None = None
     imitated: frozenset[str] = frozenset()
     refused: Mapping[str, str] = field(default_factory=dict)
+    modes: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 class HelperRoles(Protocol):

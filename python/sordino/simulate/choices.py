@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 import sordino.algorithms
-from sordino.algorithms import Algorithm, ScheduledPull
+from sordino.algorithms import Algorithm, AllReduce
 from sordino.algorithms.settings import configured
 from sordino.errors import NotBuilt, UsageError
 from sordino.simulate.checks import check
@@ -22,12 +22,6 @@ from sordino.simulate.job import Job
 from sordino.simulate.links import LONGEST, SLOWEST_GBPS, Floats, Links, exact
 from sordino.simulate.problem import problem_of
 
-_MODES = {
-    "no overlap": ("overlap=none",),
-    "naive overlap": ("overlap=naive",),
-    "scheduled, manager": ("overlap=scheduled", "schedule=manager"),
-    "scheduled, autonomous": ("overlap=scheduled", "schedule=autonomous"),
-}
 _STEPS, _STEPS_WITHOUT_DATA = 2400, 400  # in the virtual seconds that are the default
 _COMPUTE = 10e-3  # seconds; long against a transfer, as the source's on Fashion-MNIST
 _MESSAGE = 3.5 * 2**20  # bytes of the source's network
@@ -76,8 +70,10 @@ def plan_of(options: argparse.Namespace) -> Plan:
     _check_files(options)
     cls = _class_of(options.algorithm)
     named = {text.partition("=")[0] for text in options.set}
-    comparison = cls is ScheduledPull and not named & {"overlap", "schedule"}
-    modes = _MODES if comparison else {options.algorithm: ()}
+    modes = cls.simulation.modes
+    comparison = bool(modes) and not named & {word.partition("=")[0] for words in modes.values() for word in words}
+    if not comparison:
+        modes = {options.algorithm: ()}
     links = _links(options)
     compute, compute_from = _compute(options, comparison)
     message, message_from = _message(options, comparison)
@@ -254,7 +250,7 @@ def _message(options: argparse.Namespace, comparison: bool) -> tuple[float, str]
 def _trial(options: argparse.Namespace) -> Job:
     """Return one worker of the job."""
     return Job(
-        ScheduledPull(), 1, Links([1.0], 0.0), np.ones(1), 1.0, 1,
+        AllReduce(), 1, Links([1.0], 0.0), np.ones(1), 1.0, 1,
         data=options.data, data_dir=options.data_dir, lr=options.lr, momentum=options.momentum, batch=options.batch,
     )  # fmt: skip
 

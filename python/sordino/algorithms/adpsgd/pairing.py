@@ -14,7 +14,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from sordino.algorithms.draws import Draws, Peers
-from sordino.algorithms.scheduled_pull.schedule import Action
 from sordino.runtime.actions import Message, Skip, Tell, Wake
 
 _DECLINES = 8  # before a worker leaves it for this time
@@ -32,7 +31,7 @@ class Cancel(NamedTuple):
     """Leave the averaging that is under way."""
 
 
-Step = Action | Average | Cancel
+Step = Tell | Wake | Skip | Average | Cancel
 
 
 class Pairing:

@@ -68,7 +68,16 @@ class ScheduledPull(Asynchronous):
         require(self.patience > 0, self, "patience", "must be above 0")
 
     steps = "sordino.algorithms.scheduled_pull.strategy:PullStrategy"
-    simulation = Simulation(world="sordino.simulate.pulling:Pulling", refused={"buffers": NO_BUFFERS})
+    simulation = Simulation(
+        world="sordino.simulate.pulling:Pulling",
+        refused={"buffers": NO_BUFFERS},
+        modes={
+            "no overlap": ("overlap=none",),
+            "naive overlap": ("overlap=naive",),
+            "scheduled, manager": ("overlap=scheduled", "schedule=manager"),
+            "scheduled, autonomous": ("overlap=scheduled", "schedule=autonomous"),
+        },
+    )
 
     def traffic(self, model: Model, nodes: Sequence[int]) -> Traffic:
         return self._exchanges(model, nodes, ways=1, copied=2, hidden=self.overlap != "none")
