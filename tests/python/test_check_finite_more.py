@@ -15,6 +15,7 @@ from sordino.algorithms import (  # fmt: skip
     Algorithm,
     LocalSGD,
 )
+from sordino.errors import NonFinite, PeerLost
 from sordino.runtime.nonfinite import Evidence, largest_of
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -184,3 +185,23 @@ def dropped(algorithm: Algorithm) -> None:
 @pytest.mark.parametrize("algorithm", (LocalSGD(9, 4), LocalSGD(9, 2), LocalSGD(9, 2, "allreduce")), ids=str)
 def test_gradients_that_are_dropped_leave_no_trace(algorithm: Algorithm) -> None:
     sim.run(4, dropped, algorithm)
+
+
+def test_the_last_one_left_is_judged_when_the_loss_is_seen_in_its_step() -> None:
+    """Gradients that backward has not made are first asked after in step(), where the other rank is found lost."""
+
+    def train() -> tuple[list[int], list[float]]:
+        weight = torch.nn.Parameter(torch.ones(2))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=0.5), [("weight", weight)], check_finite=True)
+        refusals = []
+        for step in range(3):
+            if step == 1 and hvd.rank() == 1:
+                raise PeerLost("this rank ends here")
+            weight.grad = torch.full_like(weight, math.nan if step == 1 else 1.0)
+            try:
+                optimizer.step()
+            except NonFinite:
+                refusals.append(step)
+        return refusals, weight.tolist()
+
+    assert sim.run(2, train, on_peer_lost="continue")[0] == ([1], [0.0, 0.0])
