@@ -6,7 +6,7 @@ import itertools
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sordino.algorithms import ParameterSkipping, ThresholdScheduler
@@ -54,6 +54,8 @@ def test_the_threshold_follows_the_metric(scheduler, epochs, metrics, after) -> 
     st.floats(0.1, 30),
     st.sampled_from(["min", "max"]),
 )
+@example([3.0, 2.0, 1.0], 2, 1, 7.0, "min")  # falls below, if nothing stops it
+@example([3.0, 2.0, 1.0], 2, 1, 17.0, "max")  # rises above
 def test_the_threshold_never_crosses_its_bounds(metrics, length, frequency, step, mode) -> None:
     scheduler = ThresholdScheduler(length, frequency, step, lower=5, upper=20, mode=mode)
     threshold = 10.0
