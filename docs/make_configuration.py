@@ -13,6 +13,9 @@ LAUNCHED = """
 |---|---|
 | `SORDINO_RESTART` | the number of this start of the job: 0, and with `--restarts` 1 and more |
 | `SORDINO_ON_PEER_LOST` | what `--on-peer-lost` says, where it is given |
+| `SORDINO_RANK`, `SORDINO_SIZE` | which rank it is, and of how many, where mpirun has not started it |
+| `SORDINO_TOKEN` | the job's secret, which ranks show when they meet; with torchrun set it yourself |
+| `SORDINO_RENDEZVOUS` | where they meet; not for scripts |
 | `SORDINO_LAUNCHER` | where a rank tells that it has met the others, or goes on without one; not for scripts |
 """
 HEADER = """# Configuration

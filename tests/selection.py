@@ -4,7 +4,8 @@ The quick tier is chosen by rule:
 
 - a check (tests/checks) runs in one world, and every value of its parameters once: see checks/worlds.py;
 - so does any other test that is parametrized: every value of every parameter once;
-- of the drills, `@pytest.mark.drill("a class of fault")`, and of other jobs that are dear, the first of each class;
+- of the drills, `@pytest.mark.drill("a class of fault")`, and of other jobs that are dear, the first of each class, by
+  one of those who can start its ranks;
 - tests marked `run_of_a_benchmark`, which run one for real, and those marked `soak` wait for `--tier all`.
 
 The slices of a run are equal shares of all tests, dealt by their names: M of them together are everything.
@@ -69,7 +70,7 @@ def quick(items: list[pytest.Item]) -> set[pytest.Item]:
     """Return the tests of the quick tier."""
     pairs = quick_pairs()
     functions: dict[str, list[pytest.Item]] = defaultdict(list)
-    drills: dict[str, pytest.Item] = {}
+    drills: dict[str, list[pytest.Item]] = defaultdict(list)
     wanted = set()
     for item in items:
         values = parameters(item)
@@ -77,16 +78,23 @@ def quick(items: list[pytest.Item]) -> set[pytest.Item]:
         if any(item.get_closest_marker(name) for name in ("run_of_a_benchmark", "soak")):
             continue
         if drill is not None:
-            drills.setdefault(drill.args[0], item)
+            drills[drill.args[0]].append(item)
         elif "check" in values and "world" in values:
             if (values["world"], values["check"].name) in pairs:
                 wanted.add(item)
         else:
             functions[item.nodeid.partition("[")[0]].append(item)
-    wanted |= set(drills.values())
+    wanted |= {first_of(name, group) for name, group in drills.items()}
     for name, group in functions.items():
         wanted |= set(covering(group, parameters, name))
     return wanted
+
+
+def first_of(drill: str, group: list[pytest.Item]) -> pytest.Item:
+    """Return the first of a class of drills, with the starter (tests/faults/conftest.py) whose turn it is."""
+    starters = sorted({str(parameters(item).get("starter", "")) for item in group})
+    turn = starters[zlib.crc32(drill.encode()) % len(starters)]
+    return next(item for item in group if parameters(item).get("starter", "") == turn)
 
 
 def parameters(item: pytest.Item) -> dict[str, Any]:

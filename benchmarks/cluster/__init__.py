@@ -1,4 +1,5 @@
-"""Nodes out of one Linux machine: hosts in namespaces, joined by links of a chosen rate, with Open MPI jobs over them.
+"""Nodes out of one Linux machine: hosts in namespaces, joined by links of a chosen rate, with jobs over them by mpirun
+or by torchrun.
 
 A cluster is one process namespace. Its first process waits on a pipe from this one, so it ends when this one does,
 however that happens, and the kernel then ends every other process in it. Network namespaces, links, host names, shared
@@ -16,6 +17,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -96,15 +98,16 @@ class Cluster:
         self._mbps = rates
         self._head: subprocess.Popen[str] | None = None
         self._hosts: list[subprocess.Popen[str]] = []
+        self._pids: list[int] = []  # in the head's numbers, of what holds the hosts' namespaces
 
     def __enter__(self) -> Cluster:
         self._launcher = _requirements()
         try:
             self._start_head()
-            pids = [self._start_host(name) for name in self.names]
-            for k, pid in enumerate(pids):
+            self._pids = [self._start_host(name) for name in self.names]
+            for k, pid in enumerate(self._pids):
                 self._link(k, pid)
-            cases = "\n".join(f"{name}) pid={pid} ;;" for name, pid in zip(self.names, pids))
+            cases = "\n".join(f"{name}) pid={pid} ;;" for name, pid in zip(self.names, self._pids))
             agent = _AGENT.format(cases=cases, enter=" ".join(_enter("$pid")))
             self._do("sh", "-c", "cat > /dev/shm/agent && chmod +x /dev/shm/agent", given=agent)
         except BaseException:
@@ -133,6 +136,7 @@ class Cluster:
         capture: bool = True,
         timeout: float | None = None,
         options: Sequence[str] = (),
+        per_host: Sequence[int] | None = None,
     ) -> subprocess.CompletedProcess[str]:
         """Runs an MPI job, its ranks in blocks over the hosts, and returns its exit status and output.
 
@@ -143,15 +147,13 @@ class Cluster:
             capture: False lets the job write where this process writes.
             timeout: in seconds.
             options: more of them for mpirun.
+            per_host: how many ranks each host has, if not as many as possible the same.
 
         Raises:
             UsageError: no rank is to run, or the cluster is not open.
             subprocess.TimeoutExpired: the job took longer and was ended.
         """
-        if ranks < 1:
-            raise UsageError(f"{ranks} ranks: at least one must run")
-        each, more = divmod(ranks, len(self.names))
-        slots = [each + (k < more) for k in range(len(self.names))]
+        slots = self._slots(ranks, per_host)
         job = mpi.Job(
             ranks=ranks,
             # Open MPI's daemons can miss the end of a process that ends at once, and then wait for ever.
@@ -178,6 +180,65 @@ class Cluster:
         if timeout is not None and done.returncode in (124, 137) and time.monotonic() - started >= timeout:
             raise subprocess.TimeoutExpired(list(command), timeout, done.stdout, done.stderr)
         return done
+
+    def torchrun(
+        self,
+        ranks: int,
+        command: Sequence[str],
+        env: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+        options: Sequence[str] = (),
+        per_host: Sequence[int] | None = None,
+    ) -> subprocess.CompletedProcess[str]:
+        """Runs a job by a torchrun on each host, its ranks in blocks as in `run`; its output is that of all hosts.
+
+        Args:
+            ranks: how many in all, as in `run`.
+            command: the program and its arguments.
+            env: environment variables, on top of this process's. UCX is told to take the links alone.
+            timeout: in seconds.
+            options: more of them for torchrun.
+            per_host: as in `run`.
+
+        Raises:
+            UsageError: no rank is to run, or the cluster is not open.
+            subprocess.TimeoutExpired: the job took longer and was ended.
+        """
+        slots = [count for count in self._slots(ranks, per_host) if count]
+        # torch looks its host up to know which one it is.
+        links = {"UCX_NET_DEVICES": "eth0", "UCX_TLS": "tcp,self", "GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1"}
+        environment = {**job_environment(), **links, **(env or {})}
+        agents = []
+        for k, count in enumerate(slots):
+            words = [sys.executable, "-m", "torch.distributed.run", "--nnodes", str(len(slots)), "--node-rank", str(k)]
+            words += ["--master-addr", _address(0), "--master-port", "29500", "--nproc-per-node", str(count)]
+            words += [*options, "--no-python", *mpi.resolve(command)]
+            if timeout is not None:
+                words = ["timeout", "--kill-after=5", f"{timeout}", *words]
+            there = [*self._inside(), *_enter(str(self._pids[k])), "--", "env", f"--chdir={os.getcwd()}"]
+            agents.append(
+                subprocess.Popen(
+                    [*there, *words], env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE, text=True, errors="replace",
+                )
+            )  # fmt: skip
+        said = [agent.communicate() for agent in agents]
+        out, errors = ("".join(texts) for texts in zip(*said))
+        status = next((agent.returncode for agent in agents if agent.returncode), 0)
+        if timeout is not None and status in (124, 137):
+            raise subprocess.TimeoutExpired(list(command), timeout, out, errors)
+        return subprocess.CompletedProcess(list(command), status, out, errors)
+
+    def _slots(self, ranks: int, per_host: Sequence[int] | None) -> list[int]:
+        """How many ranks each host has."""
+        if ranks < 1:
+            raise UsageError(f"{ranks} ranks: at least one must run")
+        if per_host is not None:
+            if len(per_host) != len(self.names) or sum(per_host) != ranks or min(per_host) < 0:
+                raise UsageError(f"{list(per_host)} are not {ranks} ranks on {len(self.names)} hosts")
+            return list(per_host)
+        each, more = divmod(ranks, len(self.names))
+        return [each + (k < more) for k in range(len(self.names))]
 
     def cut(self, host: str, is_cut: bool = True) -> None:
         """Takes a host's cable out of the switch, or puts it back."""

@@ -17,7 +17,7 @@ from sordino.errors import SordinoError
 from sordino.report import machines
 
 _MARK = "SORDINO_SOAK_JOB"
-_RANK = ("OMPI_COMM_WORLD_RANK", "PMI_RANK")
+_RANK = ("SORDINO_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 _LOOK_S = 1.0
 _GOES_WITHIN_S = 5.0
 

@@ -41,6 +41,17 @@ const std::vector<Row>& rows() {
         "what becomes of the ranks that are left when one is lost: raise (every operation raises PeerLost) or continue "
         "(they go on without it); init(on_peer_lost=...) comes first"},
        [](Config& c, auto& n, auto& v) { c.outlast = goes_on(n, v); }},
+      {{"SORDINO_TRANSPORT", "", "auto",
+        "how ranks reach each other: mpi, ucx, local (one machine, shared memory alone), or auto: MPI where its "
+        "launcher "
+        "started them, else local on one machine and UCX between several"},
+       [](Config& c, auto& n, auto& v) {
+         c.transport = v;
+         for (const char* known : {"auto", "mpi", "ucx", "local"}) {
+           if (v == known) return;
+         }
+         throw UsageError(n + "='" + v + "' is none of auto, mpi, ucx, local");
+       }},
       {{"SORDINO_SILENCE_S", "", "10",
         "with on_peer_lost=continue: seconds after which a rank that says nothing (stopped, or cut off) is left out"},
        [](Config& c, auto& n, auto& v) { c.silence_s = number(n, v, 0.05, 1e6); }},
@@ -54,7 +65,7 @@ const std::vector<Row>& rows() {
         "cut each machine's ranks into nodes of this size, to try multi-node paths on one machine (0: do not)"},
        [](Config& c, auto& n, auto& v) { c.ranks_per_node = static_cast<int>(number(n, v, 0, 1e6)); }},
       {{"SORDINO_SHARED_MEMORY", "", "1",
-        "0 keeps ranks of one machine from sharing memory (everything goes over MPI)"},
+        "0 keeps ranks of one machine from averaging in shared memory (everything goes in messages)"},
        [](Config& c, auto& n, auto& v) { c.shared_memory = number(n, v, 0, 1) != 0; }},
       {{"SORDINO_SPIN_US", "", "50",
         "microseconds a waiting rank spins before it sleeps, where ranks do not outnumber cores (else it yields at "

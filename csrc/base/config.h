@@ -17,6 +17,7 @@ struct Config {
   int ranks_per_node = 0;        // 0 = as the machine says; 1 = treat every rank as a node of its own
   bool shared_memory = true;     // node-local averaging through shared memory
   bool outlast = false;          // whether the ranks go on without those that are lost
+  std::string transport;         // how ranks reach each other: auto, mpi, ucx, local
   double silence_s = 10;         // after which a rank that says nothing is lost, if they do
   int spin_us = 0;               // how long a waiting rank spins before it sleeps
   std::string gpu_route;         // which way operations on device memory go; empty: the best there is

@@ -6,6 +6,7 @@
 #include "build_info.h"
 #include "kernels/kernels.h"
 #include "transport/mpi/plugin.h"
+#include "transport/ucx/plugin.h"
 
 namespace sordino::bindings {
 
@@ -29,10 +30,11 @@ void register_build(py::module_& module) {
           mpi["path"] = build::kMpiLibraryPath;
           info["mpi"] = mpi;
         }
+        info["ucx"] = build::kUcx;
         return info;
       },
-      "What this build contains: version, compiler, cpu_level, cuda (empty without), and mpi (library, mpicc, path) or "
-      "None.");
+      "What this build contains: version, compiler, cpu_level, cuda and ucx (empty without), and mpi (library, mpicc, "
+      "path) or None.");
 
   module.def(
       "probe_mpi",
@@ -53,6 +55,21 @@ void register_build(py::module_& module) {
       },
       "Whether the MPI library loads now, and takes CUDA memory: {ok, library, takes_cuda, error}. Does not initialize "
       "MPI.");
+
+  module.def(
+      "probe_ucx",
+      [] {
+        py::dict found;
+        try {
+          found["library"] = ucx::describe();
+          found["error"] = "";
+        } catch (const Error& error) {
+          found["library"] = "";
+          found["error"] = error.what();
+        }
+        return found;
+      },
+      "Whether UCX loads now: {library, error}, one of which is empty.");
 
   module.def(
       "variables",

@@ -6,7 +6,10 @@
 #include "engine/world.h"
 #include "kernels/kernels.h"
 #include "transport/mpi/plugin.h"
+#include "transport/process/machine.h"
+#include "transport/process/process_transport.h"
 #include "transport/sim/sim.h"
+#include "transport/ucx/plugin.h"
 
 namespace sordino::bindings {
 namespace {
@@ -22,6 +25,41 @@ std::shared_ptr<World> make_world(std::unique_ptr<Transport> transport, const Co
   return std::make_shared<World>(std::move(transport), config);
 }
 
+// Processes that meet in Python: through a store of torch's, or at the launcher.
+class PythonMeeting : public Meeting {
+ public:
+  using Gather = std::function<std::vector<py::bytes>(py::bytes)>;
+
+  PythonMeeting(int rank, int size, Gather gather) : rank_(rank), size_(size), gather_(std::move(gather)) {}
+  ~PythonMeeting() override {
+    py::gil_scoped_acquire held;
+    gather_ = nullptr;
+  }
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+  std::vector<Bytes> gather(Bytes mine) override {
+    py::gil_scoped_acquire held;
+    std::vector<Bytes> shown;
+    for (const py::bytes& one : gather_(py::bytes(reinterpret_cast<const char*>(mine.data()), mine.size()))) {
+      const std::string_view text(one);
+      const auto* data = reinterpret_cast<const std::byte*>(text.data());
+      shown.emplace_back(data, data + text.size());
+    }
+    if (static_cast<int>(shown.size()) != size_) throw UsageError("gather() must return a value for each rank");
+    return shown;
+  }
+
+ private:
+  const int rank_, size_;
+  Gather gather_;
+};
+
+Config config_for(std::optional<bool> outlast) {
+  Config config = Config::from_environment();
+  config.outlast = outlast.value_or(config.outlast);
+  return config;
+}
+
 }  // namespace
 
 void register_worlds(py::module_& module) {
@@ -35,8 +73,7 @@ void register_worlds(py::module_& module) {
   module.def(
       "sim_worlds",
       [](const sim::Network& network, std::optional<bool> outlast) {
-        Config config = Config::from_environment();
-        config.outlast = outlast.value_or(config.outlast);
+        const Config config = config_for(outlast);
         std::vector<std::shared_ptr<World>> worlds;
         for (auto& transport : network.transports()) worlds.push_back(make_world(std::move(transport), config));
         return worlds;
@@ -47,9 +84,8 @@ void register_worlds(py::module_& module) {
       "mpi_world",
       [](std::optional<int> fortran_handle, std::vector<int> ranks, std::string fingerprint,
          std::function<void(const std::vector<std::string>&)> compare, std::optional<bool> outlast) {
-        Config config = Config::from_environment();
-        config.outlast = outlast.value_or(config.outlast);
-        const mpi::Members members{fortran_handle, std::move(ranks), std::move(fingerprint), std::move(compare)};
+        const Config config = config_for(outlast);
+        const mpi::Members members{fortran_handle, std::move(ranks), {std::move(fingerprint), std::move(compare)}};
         py::gil_scoped_release released;
         return make_world(mpi::open(members, config), config);
       },
@@ -58,8 +94,42 @@ void register_worlds(py::module_& module) {
       "The world of an MPI communicator (MPI_COMM_WORLD by default). Collective. Before anything else `compare` is "
       "called with the fingerprints of all its ranks; what it raises ends the call.");
   module.def(
+      "process_world",
+      [](int rank, int size, PythonMeeting::Gather gather, std::string fingerprint,
+         std::function<void(const std::vector<std::string>&)> compare, bool by_ucx, const std::string& token,
+         std::optional<bool> outlast) {
+        const Config config = config_for(outlast);
+        const Comparison comparison{std::move(fingerprint), std::move(compare)};
+        PythonMeeting meeting(rank, size, std::move(gather));
+        LinkMaker far;
+        if (by_ucx)
+          far = [&](Meeting& with) { return ucx::connect(with, config, token.empty() ? shared_secret(with) : token); };
+        py::gil_scoped_release released;
+        return make_world(process::meet(meeting, comparison, config, far), config);
+      },
+      py::arg("rank"), py::arg("size"), py::arg("gather"), py::arg("fingerprint") = "", py::arg("compare") = py::none(),
+      py::arg("by_ucx") = false, py::arg("token") = "", py::arg("outlast") = py::none(),
+      "The world of processes that meet by `gather`, which shows what it is given to all ranks and returns what each "
+      "has "
+      "shown, by rank. Collective. Ranks of other nodes are reached by UCX, or there are none. Then as mpi_world.");
+  module.def(
+      "machine", &process::machine,
+      "Names this machine, since it was started, and its process namespace: the same for ranks that may share memory.");
+  module.def("host_name", &process::host_name, "The name of this host.");
+  module.def("hint_ucx", &ucx::hint, py::arg("folder"), "Where the libraries of UCX's wheel are.");
+  module.def(
       "outlasts", [] { return Config::from_environment().outlast; },
       "Whether SORDINO_ON_PEER_LOST says that ranks go on without those that are lost.");
+  module.def(
+      "transport", [] { return Config::from_environment().transport; },
+      "How SORDINO_TRANSPORT says that ranks reach each other: auto, mpi, ucx or local.");
+  module.def(
+      "deadlines",
+      [] {
+        const Config config = Config::from_environment();
+        return std::pair(config.timeout_s, config.stall_warn_s);
+      },
+      "Seconds after which who waits for others fails (SORDINO_TIMEOUT_S), and says so (SORDINO_STALL_WARN_S).");
   module.def("mpi_initialized", &mpi::initialized, "Whether somebody has initialized MPI in this process.");
   module.def(
       "launcher",

@@ -25,17 +25,17 @@ def train_compiled(seat: Seat, kind: str, backend: str) -> None:
     twins.check(1e-9)
 
 
-@check(on=("mpi",), kind=("small", "tied", "conv"))
+@check(on=("processes",), kind=("small", "tied", "conv"))
 def eager_backend(seat: Seat, kind: str) -> None:
     train_compiled(seat, kind, "eager")
 
 
-@check(on=("mpi",))
+@check(on=("processes",))
 def aot_eager_backend(seat: Seat) -> None:
     train_compiled(seat, "small", "aot_eager")
 
 
-@check(on=("mpi",))
+@check(on=("processes",))
 def inductor_backend(seat: Seat) -> None:
     """Where a C++ compiler works, as everywhere where Sordino was built; where it does not, torch itself says so."""
     try:
@@ -49,7 +49,7 @@ def inductor_backend(seat: Seat) -> None:
         train_compiled(seat, "small", "inductor")
 
 
-@check(on=("mpi",))
+@check(on=("processes",))
 def sync_batch_norm_in_a_compiled_model(seat: Seat) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(2, 3), hvd.SyncBatchNorm(3)).double()
     hvd.broadcast_parameters(model.state_dict(), 0)
@@ -58,7 +58,7 @@ def sync_batch_norm_in_a_compiled_model(seat: Seat) -> None:
     torch.testing.assert_close(torch.compile(model, backend="eager")(x), wanted)
 
 
-@check(on=("mpi",))
+@check(on=("processes",))
 def a_compiled_step_with_collectives_inside(seat: Seat) -> None:
     """Collectives break the graph, and work."""
 

@@ -1,4 +1,4 @@
-"""Runs checks on this rank of an MPI job: `mpirun -np N python driver.py FOLDER ORDERS`.
+"""Runs checks on this rank of a job of processes: `mpirun -np N python driver.py FOLDER ORDERS`, or `sordino run`.
 
 ORDERS is JSON: a list of checks, each with the environment that makes the job the world in which it is to run, and
 whether all ranks take their tensors to be in the memory of one simulated GPU.
@@ -51,7 +51,7 @@ def main() -> None:
             try:
                 hvd.init(algorithm=check.algorithm(size))
                 current().pretended = gpu if order["gpu"] else None
-                line["log"] = check.run("mpi", str(scratch))
+                line["log"] = check.run("processes", str(scratch))
             except SystemExit as end:  # of a helper
                 line.update(helper=True, error=None if end.code == 0 else f"status {end.code}")
             except BaseException as error:

@@ -149,7 +149,7 @@ def stale_reads_raise_if_asked_to(seat: Seat) -> None:
     assert all(type(parameter) is torch.nn.Parameter for parameter in model.parameters())
 
 
-@check(least=2, on=("mpi",))
+@check(least=2, on=("processes",))
 def a_child_sees_the_completed_step(seat: Seat) -> None:
     model = Odd()
     optimizer = wrap(model, Layered(seat.size))
@@ -197,7 +197,7 @@ def modes_of_users_end_as_they_began(seat: Seat) -> None:
     assert torch._C._len_torch_function_stack() == depth
 
 
-@check(least=2, on=("mpi",))  # the default device is the process's
+@check(least=2, on=("processes",))  # the default device is the process's
 def a_default_device_stays_at_the_bottom(seat: Seat) -> None:
     model = Odd()
     optimizer = wrap(model, Layered(seat.size))
@@ -214,7 +214,7 @@ def a_default_device_stays_at_the_bottom(seat: Seat) -> None:
     assert not postponed(optimizer)
 
 
-@check(least=2, on=("mpi",))  # the compiler is for one thread
+@check(least=2, on=("processes",))  # the compiler is for one thread
 def compiled_models_complete_the_step(seat: Seat) -> None:
     model, plain = Odd(), Odd()
     compiled = torch.compile(model, backend="eager", fullgraph=True)

@@ -84,7 +84,7 @@ class Seat:
 
     rank: int
     size: int
-    transport: str  # "sim" or "mpi"
+    transport: str  # "sim" (threads) or "processes"
     folder: str  # the same on all ranks, empty at the start
     log: list[tuple[str, str]] = field(default_factory=list)
 
@@ -168,7 +168,7 @@ _CHECKS: dict[str, Check] = {}
 
 def check(
     least: int = 1,
-    on: tuple[str, ...] = ("sim", "mpi"),
+    on: tuple[str, ...] = ("sim", "processes"),
     helpers: tuple[str, ...] = ("",),
     worlds: tuple[str, ...] = (),
     quick: tuple[str, ...] = (),

@@ -98,7 +98,7 @@ def outlives_the_world(seat: Seat) -> None:
     hvd.shutdown()
     mine.fill_(3.0)
     assert mine.sum() == 3000
-    if seat.transport == "mpi":
+    if seat.transport == "processes":
         hvd.init()
 
 

@@ -21,9 +21,10 @@ from checks.registry import Check, all_checks
 
 @dataclass(frozen=True)
 class World:
-    """Some ranks, and how they reach each other. `kind`: "sim" (threads), "mpi" (processes under mpirun), or where the
-    tensors of ranks that are threads are: on one GPU that ranks map ("direct") or not ("staged"), or on one each, with
-    NCCL ("nccl"); all of them simulated. `per_node`: ranks of a node, 0 for all. `whole`: of mpirun's, all checks run
+    """Some ranks, and how they reach each other. `kind`: "sim" (threads), "mpi" (processes under mpirun), "local" and
+    "ucx" (processes that `sordino run` starts, in shared memory or over UCX between nodes), or where the tensors of
+    ranks that are threads are: on one GPU that ranks map ("direct") or not ("staged"), or on one each, with NCCL
+    ("nccl"); all of them simulated. `per_node`: ranks of a node, 0 for all. `whole`: of processes, all checks run
     there, not only those that depend on how bytes move."""
 
     kind: str
@@ -40,14 +41,21 @@ class World:
     @property
     def environment(self) -> dict[str, str]:
         """What makes processes of one machine such a world."""
-        return {"SORDINO_RANKS_PER_NODE": str(self.per_node), "SORDINO_SHARED_MEMORY": str(int(self.shared))}
+        layout = {"SORDINO_RANKS_PER_NODE": str(self.per_node), "SORDINO_SHARED_MEMORY": str(int(self.shared))}
+        return layout | {"SORDINO_TRANSPORT": self.kind}
+
+    @property
+    def launcher(self) -> str:
+        """Who starts its processes; "" where ranks are threads."""
+        return {"mpi": "mpi", "local": "local", "ucx": "local"}.get(self.kind, "")
 
     def fits(self, check: Check) -> bool:
         """Whether the check runs in this world at all."""
         if check.worlds and str(self) not in check.worlds:
             return False
-        if self.kind == "mpi":
-            return check.serves("mpi", self.ranks) and (self.whole or check.moves_bytes)
+        if self.launcher:
+            serves = check.serves("processes", self.ranks) or check.serves(self.kind, self.ranks)
+            return serves and (self.whole or check.moves_bytes)
         if self.kind == "sim":
             return check.serves("sim", self.ranks)
         # Helpers have no GPU. Two ranks on one GPU run all checks.
@@ -71,10 +79,22 @@ MPI = [
     World("mpi", 3, shared=False, whole=False),
     World("mpi", 3, gpu=True, whole=False),
 ]
-# One start of mpirun serves all worlds of as many ranks: `make test` has three.
-STARTS = (2, 3, 4)
-WORLDS = [*SIM, *DEVICES, *MPI]
-QUICK_WORLDS = [world for world in WORLDS if world.kind != "mpi" or world.ranks in STARTS]
+LOCAL = [
+    World("local", 2),
+    World("local", 4, whole=False),
+    World("local", 4, 2, whole=False),
+    World("local", 5, whole=False),
+    World("ucx", 2, 1),
+    World("ucx", 4, 2, whole=False),
+    World("ucx", 4, 1, shared=False, whole=False),
+    World("ucx", 5, 2, whole=False),
+]
+PROCESSES = [*MPI, *LOCAL]
+# One start of a launcher serves all worlds of as many ranks.
+STARTS = {"mpi": (2, 3), "local": (2, 4)}
+"""Of how many ranks, by launcher; those of `make test`."""
+WORLDS = [*SIM, *DEVICES, *PROCESSES]
+QUICK_WORLDS = [world for world in WORLDS if not world.launcher or world.ranks in STARTS[world.launcher]]
 
 Case = TypeVar("Case")
 

@@ -19,7 +19,8 @@
 #include "services/mailbox.h"
 #include "services/pair_averaging.h"
 #include "services/snapshot_store.h"
-#include "transport/shm/shm.h"
+#include "transport/shm/mailboxes.h"
+#include "transport/shm/memory.h"
 #include "transport/sim/sim.h"
 
 namespace {
@@ -522,7 +523,7 @@ void shared_blocks() {
 
 // Whoever waited for the end of such a message would take in all others for it.
 void absurd_lengths_are_not_waited_for() {
-  constexpr std::size_t kLength = 100, kCounters = 64 + sizeof(std::uint64_t);  // of a ring, before its bytes
+  constexpr std::size_t kLength = 100, kCounters = 2 * 64;  // of a ring, before its bytes
   for (const std::uint32_t length : {(1u << 28) + 1, 0x80000000u, 0xffffffffu}) {
     shm::ShmMemory memory;
     const auto mine = memory.allocate(shm::Mailboxes::bytes_for(2));

@@ -1,12 +1,16 @@
-// Shared memory between real processes, mailboxes with messages larger than their rings, and the sim transport.
+// Shared memory between real processes, mailboxes with messages larger than their rings, pipes, and the sim transport.
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <numeric>
 
 #include "check.h"
-#include "transport/shm/shm.h"
+#include "transport/shm/mailboxes.h"
+#include "transport/shm/memory.h"
+#include "transport/shm/pipes.h"
+#include "transport/shm/ring.h"
 #include "transport/sim/sim.h"
 
 using namespace sordino;
@@ -59,6 +63,141 @@ void messages_cross_processes() {
   waitpid(child, &status, 0);
   CHECK(right);
   CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+void a_ring_goes_round_and_is_not_overrun() {
+  constexpr std::size_t kCapacity = 100;
+  Bytes memory(shm::Ring::bytes_for(kCapacity) + 64);
+  const auto misaligned = reinterpret_cast<std::uintptr_t>(memory.data()) % 64;
+  std::byte* place = memory.data() + (64 - misaligned) % 64;
+  shm::Ring writer(place, kCapacity), reader(place, kCapacity);
+  int put = 0, taken = 0;
+  for (int turn = 0; turn < 50; ++turn) {
+    const std::size_t room = writer.room();
+    CHECK(room == kCapacity - static_cast<std::size_t>(put - taken));
+    for (std::size_t i = 0; i < std::min<std::size_t>(room, 37); ++i) {
+      const auto value = static_cast<unsigned char>(put++);
+      writer.put(&value, 1);
+    }
+    writer.publish();
+    const std::size_t ready = std::min<std::size_t>(reader.ready(), turn % 3 == 0 ? 61 : 20);
+    Bytes got(ready);
+    reader.take(got.data(), ready);
+    reader.release();
+    for (const std::byte one : got) CHECK(one == static_cast<std::byte>(taken++));
+  }
+  std::uint64_t absurd = 1000;
+  std::memcpy(place, &absurd, sizeof(absurd));  // as a peer that has gone mad would leave it
+  CHECK_THROWS(TransportError, reader.ready());
+}
+
+// Two ranks of one process with pipes between them, driven by hand.
+struct Plumbing {
+  shm::ShmMemory memory[2];
+  std::vector<std::pair<int, Location>> told[2];
+  shm::Pipes pipes[2] = {
+      {memory[0], {0, 1}, [this](int to, const Location& at) { told[0].emplace_back(to, at); }, [](int) {}},
+      {memory[1], {0, 1}, [this](int to, const Location& at) { told[1].emplace_back(to, at); }, [](int) {}}};
+  Plumbing() {
+    for (auto& one : memory) {
+      one.introduce(0, getpid());
+      one.introduce(1, getpid());
+    }
+  }
+  void introduce() {
+    for (int self : {0, 1}) {
+      for (const auto& [to, at] : std::exchange(told[self], {})) pipes[to].open(self, at);
+    }
+  }
+  // Until nothing moves.
+  void settle() {
+    introduce();
+    for (bool moved = true; moved;) {
+      moved = pipes[0].poll();
+      moved |= pipes[1].poll();
+    }
+  }
+};
+
+void pipes_bring_each_message_to_who_waits_for_it() {
+  Plumbing plumbing;
+  std::vector<Bytes> data, got;
+  for (const std::size_t size : {0u, 1u, 4096u, 300'000u, 5'000'000u, 17u}) {
+    data.push_back(pattern(size, static_cast<int>(data.size())));
+    got.emplace_back(size);
+  }
+  std::vector<std::unique_ptr<Transfer>> sends, receives;
+  for (std::size_t i = 0; i < 3; ++i) receives.push_back(plumbing.pipes[1].receive(0, static_cast<Tag>(i), got[i]));
+  for (std::size_t i = data.size(); i-- > 0;) sends.push_back(plumbing.pipes[0].send(1, static_cast<Tag>(i), data[i]));
+  plumbing.introduce();
+  for (const auto& one : sends) {
+    plumbing.pipes[0].poll();
+    CHECK(!one->test());  // nobody has taken anything yet, and whoever left now would take it along
+  }
+  for (int turn = 0; turn < 3; ++turn) {  // some of it comes before the rest is asked for
+    plumbing.pipes[0].poll();
+    plumbing.pipes[1].poll();
+  }
+  for (std::size_t i = 3; i < data.size(); ++i)
+    receives.push_back(plumbing.pipes[1].receive(0, static_cast<Tag>(i), got[i]));
+  plumbing.settle();
+  for (const auto& one : sends) CHECK(one->test());
+  for (std::size_t i = 0; i < data.size(); ++i) CHECK(receives[i]->test() && got[i] == data[i], i);
+}
+
+void messages_of_one_tag_keep_their_order() {
+  Plumbing plumbing;
+  const Bytes first = pattern(600'000, 1), second = pattern(600'000, 2);
+  Bytes a(first.size()), b(first.size());
+  auto one = plumbing.pipes[0].send(1, 7, first), two = plumbing.pipes[0].send(1, 7, second);
+  plumbing.settle();
+  auto into_a = plumbing.pipes[1].receive(0, 7, a), into_b = plumbing.pipes[1].receive(0, 7, b);
+  plumbing.settle();
+  CHECK(one->test() && two->test() && into_a->test() && into_b->test());
+  CHECK(a == first && b == second);
+}
+
+void what_is_given_up_is_not_received() {
+  Plumbing plumbing;
+  const Bytes data = pattern(3'000'000, 5), after = pattern(1000, 6);
+  Bytes got(data.size()), got_after(after.size());
+  auto sending = plumbing.pipes[0].send(1, 3, data);
+  auto receiving = plumbing.pipes[1].receive(0, 3, got);
+  plumbing.introduce();
+  plumbing.pipes[1].poll();  // the first chunks are there
+  auto next = plumbing.pipes[0].send(1, 4, after);
+  sending.reset();
+  plumbing.settle();
+  auto receiving_next = plumbing.pipes[1].receive(0, 4, got_after);
+  CHECK(!receiving->test());
+  CHECK(next->test() && receiving_next->test() && got_after == after);
+  // The other way round: who gives up receiving does not keep others from it, nor is its memory written to.
+  auto again = plumbing.pipes[0].send(1, 5, data);
+  Bytes untouched(data.size());
+  auto abandoned = plumbing.pipes[1].receive(0, 5, untouched);
+  abandoned.reset();
+  auto last = plumbing.pipes[0].send(1, 6, after);
+  plumbing.settle();
+  auto receiving_last = plumbing.pipes[1].receive(0, 6, got_after);
+  CHECK(again->test() && last->test() && receiving_last->test());
+  CHECK(untouched == Bytes(data.size()));
+}
+
+void pipes_do_not_believe_what_they_are_told() {
+  Plumbing plumbing;
+  const Bytes data = pattern(10, 1);
+  Bytes got(9);
+  auto short_one = plumbing.pipes[1].receive(0, 1, got);
+  auto sending = plumbing.pipes[0].send(1, 1, data);
+  plumbing.settle();
+  CHECK(sending->test());
+  CHECK_THROWS(TransportError, short_one->test());
+  auto early = plumbing.pipes[0].send(1, 2, data);
+  plumbing.settle();
+  auto late = plumbing.pipes[1].receive(0, 2, got);
+  CHECK_THROWS(TransportError, late->test());
+  const auto small = plumbing.memory[0].allocate(1000);
+  CHECK_THROWS(TransportError, plumbing.pipes[1].open(1, plumbing.memory[0].locate(small->data, 1000)));
 }
 
 void segments_know_what_lies_in_them() {
@@ -133,6 +272,11 @@ void sim_gives_each_message_once() {
 
 int main() {
   messages_cross_processes();
+  a_ring_goes_round_and_is_not_overrun();
+  pipes_bring_each_message_to_who_waits_for_it();
+  messages_of_one_tag_keep_their_order();
+  what_is_given_up_is_not_received();
+  pipes_do_not_believe_what_they_are_told();
   segments_know_what_lies_in_them();
   memory_that_is_not_there_is_not_mapped();
   sim_delivers_in_order();

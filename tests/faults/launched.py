@@ -32,15 +32,20 @@ def eventually(condition: Callable[[], bool], seconds: float) -> bool:
 class Launched:
     """`BEFORE sordino run WORDS`, in a session of its own; ended by force with the block."""
 
+    starter = "local"  # or "mpi", or "hosts"; set by the fixtures of conftest.py
+
     def __init__(self, folder: Path, words: Sequence[str], before: Sequence[str] = ()) -> None:
         clean = {name: value for name, value in os.environ.items() if not name.startswith(("SORDINO_", "HOROVOD_"))}
         self._mark = f"{MARK}={uuid.uuid4().hex}"
         self._output = folder / f"output.{uuid.uuid4().hex}"
         self.files: set[Path] = set()
         self.begun = time.monotonic()
+        by = ["--launcher", "local" if self.starter == "local" else "mpi"]
+        if self.starter == "hosts":
+            by += ["--hosts", f"localhost:{words[words.index('-np') + 1]}"]
         with open(self._output, "wb") as output:
             self.front = subprocess.Popen(
-                [*before, *SORDINO, "run", *words],
+                [*before, *SORDINO, "run", *by, *words],
                 stdout=output,
                 stderr=output,
                 stdin=subprocess.DEVNULL,
@@ -96,7 +101,7 @@ class Launched:
         """Its process: not its keeper's, not one that stands for it (tests/forked), and not one that it has started."""
         here = self._those(
             lambda pid, words, environ: (
-                environ.get("OMPI_COMM_WORLD_RANK") == str(number)
+                environ.get("SORDINO_RANK", environ.get("OMPI_COMM_WORLD_RANK")) == str(number)
                 and "keeper.py" not in words
                 and "forked/client.py" not in words
             )

@@ -30,7 +30,7 @@ VARIABLES = (
     "SORDINO_TIMEOUT_S=4",
 )
 folder, cases, odd = Path(sys.argv[1]), sys.argv[2].split(","), int(sys.argv[3])
-me = int(os.environ["OMPI_COMM_WORLD_RANK"])
+me = int(os.environ.get("SORDINO_RANK") or os.environ["OMPI_COMM_WORLD_RANK"])
 faulthandler.dump_traceback_later(STUCK_S, exit=True)
 (folder / f"pid.{me}").write_text(str(os.getpid()))
 if cases == ["version"] and me == odd:

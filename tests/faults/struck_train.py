@@ -31,7 +31,8 @@ if __name__ == "__main__":
     folder, *sys.argv[1:] = sys.argv[1:]
     signal.signal(signal.SIGUSR1, leave)
     signal.signal(signal.SIGUSR2, boom)
-    name = f"pid.{os.environ.get('SORDINO_RESTART', 0)}.{os.environ['OMPI_COMM_WORLD_RANK']}"
+    rank = os.environ.get("SORDINO_RANK") or os.environ["OMPI_COMM_WORLD_RANK"]
+    name = f"pid.{os.environ.get('SORDINO_RESTART', 0)}.{rank}"
     draft = Path(folder, f"new.{name}")
     draft.write_text(str(os.getpid()))
     draft.rename(Path(folder, name))

@@ -22,8 +22,6 @@ from launched import Launched, environ_of
 from pace import stretched
 from struck_train import STATUS
 
-from sordino.cli import mpi
-
 FAULTS = int(os.environ.get("SORDINO_TEST_STRIKES", 200))
 SEED = int(os.environ.get("SORDINO_TEST_SEED", 21))
 WORKER = Path(__file__).with_name("struck_train.py")
@@ -168,9 +166,7 @@ class Job(Launched):
 
 @pytest.mark.drill("any fault")
 @pytest.mark.parametrize("case", [case(number) for number in range(FAULTS)], ids=str)
-def test_a_fault_ends_well(launcher: mpi.Launcher, tmp_path: Path, case: Case) -> None:
-    if launcher.family != "openmpi":
-        pytest.skip("written for Open MPI's launcher")
+def test_a_fault_ends_well(starter: str, tmp_path: Path, case: Case) -> None:
     with Job(tmp_path, case) as job:
         job.wait_for(job.due)
         time.sleep(case.delay_s)

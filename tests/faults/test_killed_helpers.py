@@ -12,8 +12,6 @@ import pytest
 from launched import Launched
 from pace import bound
 
-from sordino.cli import mpi
-
 WORKER = Path(__file__).parents[1] / "mp" / "helper_worker.py"
 ENDS_WITHIN_S = 0.25  # on an idle machine
 
@@ -21,11 +19,9 @@ ENDS_WITHIN_S = 0.25  # on an idle machine
 @pytest.mark.drill("a helper killed")
 @pytest.mark.parametrize(("what", "helpers"), [("communicator", "groups of 2"), ("server", "1 servers")])
 def test_the_job_ends_with_it(
-    launcher: mpi.Launcher, tmp_path: Path, note_time: Callable[[str, float], None], what: str, helpers: str
+    starter: str, tmp_path: Path, note_time: Callable[[str, float], None], what: str, helpers: str
 ) -> None:
     """Its workers cannot go on without it, so the job fails with the status of the kill."""
-    if launcher.family != "openmpi":
-        pytest.skip("written for Open MPI's launcher")
     program = [*forked.python(), str(WORKER), str(tmp_path), helpers, "kill helper", "none"]
     with Launched(tmp_path, ["-np", "3", "--", *program]) as job:
         job.wait_for(lambda: all((tmp_path / f"trained.{rank}").exists() for rank in range(2)))

@@ -16,18 +16,11 @@ from hypothesis import strategies as st
 from launched import Launched
 from pace import HANG_S, bound
 
-from sordino.cli import mpi
 from sordino.cli.outcomes import Outcomes, over_stderr
 
 WORKER = Path(__file__).with_name("launched_worker.py")
 CONTINUE = ["--on-peer-lost", "continue"]
 ENDS_WITHIN_S = 2.0  # after the last rank, though mpirun stays
-
-
-@pytest.fixture(autouse=True)
-def openmpi(launcher: mpi.Launcher) -> None:
-    if launcher.family != "openmpi":
-        pytest.skip("written for Open MPI's launcher")
 
 
 # --- The launcher killed ----------------------------------------------------------------------------------------------
@@ -37,11 +30,14 @@ def openmpi(launcher: mpi.Launcher) -> None:
 @pytest.mark.parametrize("options", [[], CONTINUE], ids=["plain", "continue"])
 @pytest.mark.parametrize("victim", ["front", "copy", "mpirun"])
 def test_kill_9_of_the_launcher_leaves_nothing(
-    tmp_path: Path, note_time: Callable[[str, float], None], victim: str, options: list[str]
+    starter: str, tmp_path: Path, note_time: Callable[[str, float], None], victim: str, options: list[str]
 ) -> None:
+    if victim == "mpirun" and starter == "local":
+        victim = "copy"  # there is none above it
     with Launched(tmp_path, ["-np", "2", *options, "--", "python", str(WORKER), str(tmp_path)]) as job:
         job.wait_for(lambda: all((tmp_path / f"ready.{rank}").exists() for rank in range(2)))
-        assert len(job.processes()) == 7 + 2 * bool(options)  # front, copy, mpirun; rank, its child, its keeper
+        by_mpirun = 1 + 2 * bool(options)  # itself, and a keeper above each rank
+        assert len(job.processes()) == 6 + by_mpirun * (starter == "mpi")  # front, copy; ranks, their children
         assert job.files, "the job has nothing in shared memory, so nothing can be left there"
         pid = {"front": lambda: job.front.pid, "copy": job.copy, "mpirun": job.mpirun}[victim]()
         struck = time.monotonic()
@@ -52,7 +48,7 @@ def test_kill_9_of_the_launcher_leaves_nothing(
 
 
 @pytest.mark.drill("keepers left alone")
-def test_keepers_end_the_ranks_when_nobody_else_is_left(tmp_path: Path) -> None:
+def test_keepers_end_the_ranks_when_nobody_else_is_left(by_mpirun: None, tmp_path: Path) -> None:
     """As on another host, where only mpirun's daemon is above them."""
     with Launched(tmp_path, ["-np", "2", *CONTINUE, "--", "python", str(WORKER), str(tmp_path)]) as job:
         job.wait_for(lambda: all((tmp_path / f"ready.{rank}").exists() for rank in range(2)))
@@ -66,7 +62,7 @@ def test_keepers_end_the_ranks_when_nobody_else_is_left(tmp_path: Path) -> None:
 
 
 @pytest.mark.drill("mpirun that stays")
-def test_mpirun_that_stays_is_ended(tmp_path: Path, note_time: Callable[[str, float], None]) -> None:
+def test_mpirun_that_stays_is_ended(by_mpirun: None, tmp_path: Path, note_time: Callable[[str, float], None]) -> None:
     program = "import os, pathlib, sys, time; pathlib.Path(sys.argv[1], str(os.getpid())).touch(); time.sleep(100)"
     ready = tmp_path / "ready"
     ready.mkdir()
@@ -86,7 +82,7 @@ def test_mpirun_that_stays_is_ended(tmp_path: Path, note_time: Callable[[str, fl
 @pytest.mark.drill("a launcher that does not stop")
 @pytest.mark.parametrize("options", [[], CONTINUE], ids=["plain", "continue"])
 @pytest.mark.parametrize("killed", ["", "front"])
-def test_mpirun_that_does_not_stop_is_killed(tmp_path: Path, options: list[str], killed: str) -> None:
+def test_mpirun_that_does_not_stop_is_killed(by_mpirun: None, tmp_path: Path, options: list[str], killed: str) -> None:
     """It has the grace that the user gives, from the first signal on."""
     program = "import os, pathlib, sys, time; pathlib.Path(sys.argv[1], str(os.getpid())).touch(); time.sleep(1000)"
     ready = tmp_path / "ready"
@@ -106,7 +102,8 @@ def test_mpirun_that_does_not_stop_is_killed(tmp_path: Path, options: list[str],
 # which is when their keepers have seen it, and a moment more, in which these tell.
 ENDS = """
 import json, os, pathlib, sys, time
-hows, folder, rank = json.loads(sys.argv[1]), pathlib.Path(sys.argv[2]), int(os.environ["OMPI_COMM_WORLD_RANK"])
+hows, folder = json.loads(sys.argv[1]), pathlib.Path(sys.argv[2])
+rank = int(os.environ.get("SORDINO_RANK") or os.environ["OMPI_COMM_WORLD_RANK"])
 code, turn = hows[rank]
 (folder / f"new.{rank}").write_text(str(os.getpid()))
 (folder / f"new.{rank}").rename(folder / f"pid.{rank}")
@@ -120,7 +117,6 @@ os.kill(os.getpid(), -code) if code < 0 else sys.exit(code)
 """
 
 
-@pytest.mark.parametrize("hosts", [[], ["--hosts", "localhost:3"]], ids=["here", "hosts"])
 @pytest.mark.parametrize(
     ("how", "status", "text"),
     [
@@ -132,9 +128,11 @@ os.kill(os.getpid(), -code) if code < 0 else sys.exit(code)
         ([(0, 1), (-9, 0), (7, 1)], 137, "rank 1 was ended by signal 9 (SIGKILL), the first that failed"),
     ],
 )
-def test_the_ranks_decide(tmp_path: Path, hosts: list[str], how: list[tuple[int, int]], status: int, text: str) -> None:
+def test_the_ranks_decide(
+    starter_anywhere: str, tmp_path: Path, how: list[tuple[int, int]], status: int, text: str
+) -> None:
     """`how`: the status of each rank, or -N for signal N, and its turn to end."""
-    words = ["-np", "3", *hosts, *CONTINUE, "--", "python", "-c", ENDS, json.dumps(how), str(tmp_path)]
+    words = ["-np", "3", *CONTINUE, "--", "python", "-c", ENDS, json.dumps(how), str(tmp_path)]
     with Launched(tmp_path, words) as job:
         assert job.ends() == status, job.output
         job.leaves_nothing()
@@ -143,7 +141,7 @@ def test_the_ranks_decide(tmp_path: Path, hosts: list[str], how: list[tuple[int,
         assert ("sordino run: " in job.output) == bool(text)
 
 
-def test_the_variable_reaches_the_ranks(tmp_path: Path) -> None:
+def test_the_variable_reaches_the_ranks(starter: str, tmp_path: Path) -> None:
     program = "import os; print('said', os.environ.get('SORDINO_ON_PEER_LOST'), os.environ['SORDINO_RESTART'])"
     for options, said in ((CONTINUE, "continue"), (["--on-peer-lost", "raise"], "raise"), ([], "None")):
         with Launched(tmp_path, ["-np", "2", *options, "--", "python", "-c", program]) as job:
@@ -151,7 +149,7 @@ def test_the_variable_reaches_the_ranks(tmp_path: Path) -> None:
             assert job.output.count(f"said {said} 0") == 2
 
 
-def test_a_program_that_does_not_exist_is_named(tmp_path: Path) -> None:
+def test_a_program_that_does_not_exist_is_named(starter: str, tmp_path: Path) -> None:
     with Launched(tmp_path, ["-np", "2", *CONTINUE, "--", "/no/such/program"]) as job:
         assert job.ends() == 127
         assert "/no/such/program: No such file or directory" in job.output
@@ -172,7 +170,7 @@ while True:
 """
 
 
-def test_a_rank_gets_each_signal_once(tmp_path: Path) -> None:
+def test_a_rank_gets_each_signal_once(by_mpirun: None, tmp_path: Path) -> None:
     ready, got = tmp_path / "ready", tmp_path / "ready.got"
     with Launched(tmp_path, ["-np", "1", *CONTINUE, "--", "python", "-c", COUNTS, str(ready)]) as job:
         job.wait_for(ready.exists)

@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 from launched import Launched
 
-from sordino.cli import mpi, restarts
+from sordino.cli import restarts
 
 # Fails in the first starts, as many as argv[2] says, in the way that argv[1] says; then all is well.
 FAILS = """
 import os, pathlib, sys, time
-start, rank = int(os.environ["SORDINO_RESTART"]), int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["PMI_RANK"])
+start = int(os.environ["SORDINO_RESTART"])
+rank = int(os.environ.get("SORDINO_RANK") or os.environ["OMPI_COMM_WORLD_RANK"])
 pathlib.Path(sys.argv[3], f"start.{start}.{rank}").touch()
 if rank == 1 and start < int(sys.argv[2]):
     exec(sys.argv[1])
@@ -30,21 +31,15 @@ def words(restarts: int, how: str, starts: int, folder: Path, *options: str) -> 
     return ["-np", "2", "--restarts", str(restarts), *options, "--", *program]
 
 
-@pytest.fixture(autouse=True)
-def openmpi(launcher: mpi.Launcher) -> None:
-    if launcher.family != "openmpi":
-        pytest.skip("written for Open MPI's launcher")
-
-
 @pytest.mark.drill("restarted")
 @pytest.mark.parametrize(
     ("how", "status"), [("os.kill(os.getpid(), 9)", 137), ("sys.exit(3)", 3), ("raise ValueError", 1)]
 )
-def test_a_failed_job_is_started_again(tmp_path: Path, how: str, status: int) -> None:
+def test_a_failed_job_is_started_again(starter: str, tmp_path: Path, how: str, status: int) -> None:
     with Launched(tmp_path, words(3, how, 2, tmp_path)) as job:
         assert job.ends() == 0
         job.leaves_nothing()
-        said = re.findall(r"sordino run: (.*)", job.output)
+        said = re.findall(r"sordino run: (the job .*)", job.output)
         assert len(said) == 2
         lived = [int(seconds) for seconds in re.findall(r"the job failed after (\d+) s ", job.output)]
         for number, text in enumerate(said, 1):
@@ -59,7 +54,7 @@ def test_a_failed_job_is_started_again(tmp_path: Path, how: str, status: int) ->
 
 
 @pytest.mark.drill("restarts used up")
-def test_the_restarts_are_used_up(tmp_path: Path) -> None:
+def test_the_restarts_are_used_up(starter: str, tmp_path: Path) -> None:
     with Launched(tmp_path, words(1, "sys.exit(3)", 5, tmp_path)) as job:
         assert job.ends() == 3
         job.leaves_nothing()
@@ -68,7 +63,7 @@ def test_the_restarts_are_used_up(tmp_path: Path) -> None:
 
 
 @pytest.mark.drill("mpirun killed, restarted")
-def test_a_killed_mpirun_is_one_more_failure(tmp_path: Path) -> None:
+def test_a_killed_mpirun_is_one_more_failure(by_mpirun: None, tmp_path: Path) -> None:
     with Launched(tmp_path, words(1, "time.sleep(100)", 1, tmp_path)) as job:
         job.wait_for((tmp_path / "start.0.1").exists)
         job.send(job.mpirun(), signal.SIGKILL)
@@ -81,7 +76,7 @@ def test_a_killed_mpirun_is_one_more_failure(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("when", ["running", "waiting"])
 def test_who_stops_the_command_wants_no_restart(
-    tmp_path: Path, note_time: Callable[[str, float], None], when: str, number: signal.Signals
+    starter: str, tmp_path: Path, note_time: Callable[[str, float], None], when: str, number: signal.Signals
 ) -> None:
     how, ready = ("time.sleep(100)", "start.0.1") if when == "running" else ("sys.exit(3)", "start.2.1")
     with Launched(tmp_path, words(9, how, 9, tmp_path)) as job:

@@ -17,17 +17,10 @@ import pytest
 from launched import Launched, own_mounts
 
 from sordino import checkpoint
-from sordino.cli import mpi
 
 TRAIN = [str(Path(__file__).resolve().parents[2] / "examples" / "train.py"), "--max-steps", "60"]
 WORKER = Path(__file__).with_name("saving_worker.py")
 WHOLE_JOB_S = 250  # on a machine that others use as well; alone it takes a tenth
-
-
-@pytest.fixture(autouse=True)
-def openmpi(launcher: mpi.Launcher) -> None:
-    if launcher.family != "openmpi":
-        pytest.skip("written for Open MPI's launcher")
 
 
 def results(folder: Path) -> dict[str, Any]:
@@ -45,7 +38,9 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.mark.drill("damaged checkpoints")
-def test_training_continues_from_the_newest_whole_checkpoint(tmp_path: Path, undisturbed: dict[str, Any]) -> None:
+def test_training_continues_from_the_newest_whole_checkpoint(
+    starter: str, tmp_path: Path, undisturbed: dict[str, Any]
+) -> None:
     folder = checkpoint.Folder(tmp_path / "saved")
     first = ["--checkpoint", f"{folder.path}/", "--checkpoint-every", "5", "--max-steps", "10"]
     with Launched(tmp_path, ["-np", "2", "--", *forked.python(), *TRAIN, *first]) as job:
@@ -72,7 +67,9 @@ def test_training_continues_from_the_newest_whole_checkpoint(tmp_path: Path, und
 
 
 @pytest.mark.drill("a full disk")
-def test_a_full_disk_costs_the_checkpoint_and_not_the_training(tmp_path: Path, undisturbed: dict[str, Any]) -> None:
+def test_a_full_disk_costs_the_checkpoint_and_not_the_training(
+    starter: str, tmp_path: Path, undisturbed: dict[str, Any]
+) -> None:
     full, copy = tmp_path / "full", tmp_path / "copy"
     full.mkdir()
     # One checkpoint takes 580 KB, and a second one has no place beside it.
@@ -95,7 +92,7 @@ def test_a_full_disk_costs_the_checkpoint_and_not_the_training(tmp_path: Path, u
 
 
 @pytest.mark.drill("killed while saving")
-def test_ranks_killed_while_saving_leave_whole_checkpoints(tmp_path: Path) -> None:
+def test_ranks_killed_while_saving_leave_whole_checkpoints(starter: str, tmp_path: Path) -> None:
     """In shards: whatever each had written by then, what is found is whole, and nothing that was complete is lost."""
     folder, generator, last = checkpoint.Folder(tmp_path / "saved"), random.Random(2), 45
     command = [*forked.python(), str(WORKER), str(folder.path), str(last)]

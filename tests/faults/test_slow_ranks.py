@@ -19,7 +19,6 @@ from pace import HANG_S, bound, stretched
 
 from cluster import Cluster
 from sordino.algorithms import ScheduledPull
-from sordino.cli import mpi
 
 WORKER = Path(__file__).with_name("surviving_worker.py")
 SLOWER_S = 0.18
@@ -48,15 +47,9 @@ def reports_of(folder: Path, ranks: int, plan: dict[str, Any], **variables: str)
         return [json.loads((folder / f"report.{rank}").read_text()) for rank in range(ranks)]
 
 
-@pytest.fixture(autouse=True)
-def openmpi(launcher: mpi.Launcher) -> None:
-    if launcher.family != "openmpi":
-        pytest.skip("written for Open MPI's fault tolerance")
-
-
 @pytest.mark.drill("a busy machine")
 @pytest.mark.timeout(60 + 3 * HANG_S * RUNS)
-def test_nobody_is_left_out_on_a_busy_machine(tmp_path: Path, busy_cores: None) -> None:
+def test_nobody_is_left_out_on_a_busy_machine(starter: str, tmp_path: Path, busy_cores: None) -> None:
     """Eight ranks, which are four times as many as cores, with two busy loops beside them. What else the machine does
     stretches the silence."""
     silence_s = str(stretched(5))
@@ -67,7 +60,7 @@ def test_nobody_is_left_out_on_a_busy_machine(tmp_path: Path, busy_cores: None) 
 
 @pytest.mark.drill("a slow rank")
 @pytest.mark.parametrize("algorithm", ["scheduled-pull", "adpsgd"])
-def test_asynchronous_gossip_does_not_wait_for_a_slow_rank(tmp_path: Path, algorithm: str) -> None:
+def test_asynchronous_gossip_does_not_wait_for_a_slow_rank(starter: str, tmp_path: Path, algorithm: str) -> None:
     """One becomes ten times slower than the others: they take their steps meanwhile as if it were not there."""
     plan: dict[str, Any] = {"algorithm": algorithm, "steps": 30, "pause_s": 0.02}
     reports = reports_of(tmp_path, 3, plan | {"slow": {"2": SLOWER_S}, "slow_from": 15})

@@ -7,8 +7,6 @@ from pathlib import Path
 import pytest
 from launched import Launched, own_mounts
 
-from sordino.cli import mpi
-
 PROGRAM = """
 import torch, sordino.torch as hvd
 hvd.init()
@@ -18,15 +16,9 @@ print("right", hvd.rank(), flush=True)
 """
 
 
-@pytest.fixture(autouse=True)
-def openmpi(launcher: mpi.Launcher) -> None:
-    if launcher.family != "openmpi":
-        pytest.skip("written for Open MPI's launcher")
-
-
 @pytest.mark.drill("small shared memory")
 @pytest.mark.parametrize("size", ["64k", "20m"])
-def test_a_small_dev_shm(tmp_path: Path, size: str) -> None:
+def test_a_small_dev_shm(by_mpirun: None, tmp_path: Path, size: str) -> None:
     before = own_mounts('mount -t tmpfs -o size=$1 tmpfs /dev/shm; shift; exec "$@"', size)
     with Launched(tmp_path, ["-np", "3", "--", "python", "-c", PROGRAM], before) as job:
         assert job.ends() == 0, job.output

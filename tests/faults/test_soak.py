@@ -47,7 +47,7 @@ def test_kills_at_random_moments_cost_time_and_nothing_else(
 
 PROGRAM = """
 import os, subprocess, sys, tempfile, time
-rank = os.environ["OMPI_COMM_WORLD_RANK"]
+rank = os.environ.get("SORDINO_RANK") or os.environ["OMPI_COMM_WORLD_RANK"]
 null = subprocess.DEVNULL  # mpirun waits for all that hold its pipes
 child = subprocess.Popen(["sleep", "100"], stdin=null, stdout=null, stderr=null)
 if sys.argv[1] == "litter":

@@ -1,4 +1,4 @@
-"""Ranks that train on when others are killed, stopped, raise or leave: real processes of a real mpirun."""
+"""Ranks that train on when others are killed, stopped, raise or leave: real processes, by `sordino run` or mpirun."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ import pytest
 from launched import Launched, eventually
 from pace import HANG_S, bound, stretched
 
-from sordino.cli import mpi
-
 WORKER = Path(__file__).with_name("surviving_worker.py")
 # On an idle machine; what it took is told.
 ENDS_WITHIN_S = 0.5  # the job, after its last rank's report
@@ -28,10 +26,7 @@ SILENCE_S = 2
 Note = Callable[[str, float], None]
 
 
-@pytest.fixture(autouse=True)
-def openmpi(launcher: mpi.Launcher) -> None:
-    if launcher.family != "openmpi":
-        pytest.skip("other launchers end the job when a rank is killed")
+pytestmark = pytest.mark.usefixtures("starter")
 
 
 class Job(Launched):

@@ -93,6 +93,7 @@ def main(how: str, out: str) -> None:
     if rank == 0:
         Path(out).write_text(json.dumps(told))
     if how == "ddp":
+        del model, no_sync  # a DDP that is freed after its group may wait for ever
         torch.distributed.destroy_process_group()
 
 

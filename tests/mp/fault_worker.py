@@ -153,7 +153,7 @@ def main() -> None:
     folder, what, when, victim = Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4])
     faulthandler.dump_traceback_later(STUCK_S, exit=True)
     torch.set_num_threads(1)
-    write(folder / f"pid.{os.environ['OMPI_COMM_WORLD_RANK']}", {"pid": os.getpid()})
+    write(folder / f"pid.{os.environ.get('SORDINO_RANK') or os.environ['OMPI_COMM_WORLD_RANK']}", {"pid": os.getpid()})
     hvd.init()
     rank = hvd.rank()
     maps = Path("/proc/self/maps").read_text().splitlines()

@@ -50,7 +50,7 @@ def train(algorithm: Algorithm, what: str, victim: bool) -> list[float]:
 
 def main() -> None:
     folder, algorithm = Path(sys.argv[1]), algorithm_of(sys.argv[2])
-    what, place = sys.argv[3], os.environ["OMPI_COMM_WORLD_RANK"]
+    what, place = sys.argv[3], os.environ.get("SORDINO_RANK") or os.environ["OMPI_COMM_WORLD_RANK"]
     faulthandler.dump_traceback_later(STUCK_S, exit=True)
     torch.set_num_threads(1)
     told: dict[str, object] = {"worker": False}

@@ -76,7 +76,9 @@ def main() -> None:
         "collective": collective,
     }
     hvd.shutdown()
-    (folder / f"report.{os.environ['OMPI_COMM_WORLD_RANK']}").write_text(json.dumps(report))
+    (folder / f"report.{os.environ.get('SORDINO_RANK') or os.environ['OMPI_COMM_WORLD_RANK']}").write_text(
+        json.dumps(report)
+    )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""Ranks that another launcher than MPI's has started say so, rather than train alone beside each other."""
+"""Ranks that torchrun, srun without an MPI, or torch.distributed itself have started meet all the same."""
 
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,13 +12,16 @@ import pytest
 from checks.commands import SORDINO
 from pace import HANG_S
 
+# One write a line: torchrun starts `python -u`, whose print() writes the end of a line alone, after another rank's.
 SCRIPT = """
+import os
 import sordino.torch as hvd
 try:
     hvd.init()
-    print(f"world {hvd.rank()} of {hvd.size()}", flush=True)
+    said = f"world {hvd.rank()} of {hvd.size()}"
 except hvd.SordinoError as error:
-    print(f"refused: {error}", flush=True)
+    said = f"refused: {error}"
+os.write(1, f"{said}\\n".encode())
 """
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 
@@ -34,23 +38,45 @@ def said(words: list[str], folder: Path, **more: str) -> list[str]:
 
 
 def test_torchrun(tmp_path: Path) -> None:
-    lines = said([*TORCHRUN, "2"], tmp_path)
-    assert len(lines) == 2
-    for rank, line in enumerate(lines):
-        assert line.startswith(f"refused: WORLD_SIZE=2, RANK={rank}: torchrun has started 2 processes")
-        assert "`sordino run -np 2 -- python script.py`" in line
+    assert said([*TORCHRUN, "2"], tmp_path) == ["world 0 of 2", "world 1 of 2"]
     assert said([*TORCHRUN, "1"], tmp_path) == ["world 0 of 1"]
 
 
-@pytest.mark.usefixtures("launcher")
-def test_an_srun_that_mpi_does_not_know(tmp_path: Path) -> None:
-    (line,) = said([sys.executable], tmp_path, SLURM_STEP_NUM_TASKS="4", SLURM_PROCID="1", SLURM_STEP_ID="0")
-    assert line.startswith("refused: SLURM_STEP_NUM_TASKS says that a launcher started 4 processes, but MPI sees one")
+def test_srun_without_an_mpi(tmp_path: Path) -> None:
+    """Two processes as srun starts them, with none of the variables that tell an MPI of it."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    slurm = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "localhost", "MASTER_PORT": port}
+    words = 'SLURM_PROCID=0 "$@" & SLURM_PROCID=1 "$@"; wait $!'
+    assert said(["sh", "-c", words, "sh", sys.executable], tmp_path, **slurm) == ["world 0 of 2", "world 1 of 2"]
+
+
+GROUP = """
+import os, sys, torch.distributed as dist, sordino.torch as hvd
+dist.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=int(sys.argv[2]), world_size=2)
+for turn in range(2):
+    hvd.init()
+    os.write(1, f"world {hvd.rank()} of {hvd.size()}\\n".encode())
+    hvd.shutdown()
+dist.destroy_process_group()
+"""
+
+
+def test_torch_distributed_that_is_initialised(tmp_path: Path) -> None:
+    """Its store is where ranks meet, also twice; no variable says who they are."""
+    script = tmp_path / "group.py"
+    script.write_text(GROUP)
+    words = [sys.executable, str(script), str(tmp_path / "store")]
+    ranks = [subprocess.Popen([*words, str(rank)], stdout=subprocess.PIPE, text=True) for rank in (0, 1)]
+    lines = [rank.communicate(timeout=HANG_S)[0].splitlines() for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0]
+    assert lines == [["world 0 of 2"] * 2, ["world 1 of 2"] * 2]
 
 
 @pytest.mark.usefixtures("launcher")
 def test_mpi_comes_before_what_is_left_over(tmp_path: Path) -> None:
-    one, two = ([*SORDINO, "run", "-np", ranks, "--", "python"] for ranks in "12")
+    one, two = ([*SORDINO, "run", "--launcher", "mpi", "-np", ranks, "--", "python"] for ranks in "12")
     assert said(two, tmp_path, WORLD_SIZE="4", RANK="0") == ["world 0 of 2", "world 1 of 2"]
     assert said(one, tmp_path, WORLD_SIZE="1", RANK="0") == ["world 0 of 1"]
     (line,) = said(one, tmp_path, WORLD_SIZE="4", RANK="2")

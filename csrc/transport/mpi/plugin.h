@@ -2,25 +2,23 @@
 // package imports, and says what is missing, where the MPI it was built with is not there.
 #pragma once
 
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "base/config.h"
+#include "transport/meeting.h"
 #include "transport/transport.h"
 
 namespace sordino::mpi {
 
 // What init() was given: nothing (MPI_COMM_WORLD), a communicator as its Fortran handle (as mpi4py gives it), or
-// world ranks. Before anything else the members show each other their fingerprints, and `compare` throws if they do not
-// fit.
+// world ranks.
 struct Members {
   std::optional<int> fortran_handle;
   std::vector<int> ranks;
-  std::string fingerprint;
-  std::function<void(const std::vector<std::string>& fingerprints)> compare;  // by rank
+  Comparison comparison;
 };
 
 // The C functions that the plugin exports; loader.cc looks them up by these names.

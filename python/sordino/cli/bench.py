@@ -3,8 +3,8 @@
   sordino bench kernels --help
   sordino bench -np 2 collectives --baselines mpi,gloo
 
-With -np it runs under mpirun, like `sordino run -np N -- sordino bench ...`. All others are scripts in a clone, such as
-`python benchmarks/gossip.py`; benchmarks/README.md lists them.
+With -np it runs like `sordino run -np N -- sordino bench ...`, by mpirun where there is one. All others are scripts in
+a clone, such as `python benchmarks/gossip.py`; benchmarks/README.md lists them.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ def main(options: argparse.Namespace) -> int:
         NotBuilt: this installation lacks the benchmark.
     """
     if options.ranks is not None:
-        return run.plain(options.ranks, ["sordino", "bench", options.name, *options.arguments])
+        # MPI is a contestant.
+        return run.plain(options.ranks, ["sordino", "bench", options.name, *options.arguments], prefers_mpi=True)
     module = f"sordino.bench.{options.name}"
     try:
         benchmark = cast(_Benchmark, importlib.import_module(module))

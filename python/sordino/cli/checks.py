@@ -12,18 +12,20 @@ import platform
 import re
 import resource
 import sys
-import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
 
-from sordino.cli import jobs, mpi, run
+from sordino.cli.check import REBUILD, Check
+from sordino.cli.check_transports import (
+    check_choice,
+    check_mpi_build,
+    check_mpi_runtime,
+    check_mpirun,
+    check_two_ranks,
+    check_ucx,
+)
 from sordino.cli.probe import ask_python
-from sordino.cli.processes import StopSignals
-from sordino.errors import NotBuilt
 
-_REBUILD = "`pip install --force-reinstall --no-deps .` in a checkout of Sordino"
-_SMOKE_TIMEOUT_S = 30.0
 _PROBE = """
 import json, sys
 answer = {}
@@ -53,26 +55,15 @@ try:
     gpus["nccl"] = _core.nccl()
 except Exception as error:
     gpus["error"] = str(error)
-print(json.dumps({"build": _core.build_info(), "mpi": _core.probe_mpi(), "gpus": gpus}))
+from sordino.launch.starts import find_ucx
+find_ucx()
+answer = {"build": _core.build_info(), "mpi": _core.probe_mpi(), "ucx": _core.probe_ucx(), "gpus": gpus}
+print(json.dumps(answer))
 """
 
 
-@dataclass(frozen=True)
-class Check:
-    """One line of the doctor's table: `mend` is empty when there is nothing to do."""
-
-    name: str
-    status: Literal["ok", "warn", "fail"]
-    found: str
-    mend: str = ""
-
-    def as_dict(self) -> dict[str, str]:
-        """Return the fields, for JSON."""
-        return asdict(self)
-
-
 def all_checks() -> list[Check]:
-    """Run every check, the two-rank job last; takes some seconds, 40 at the very worst."""
+    """Run every check, the jobs of two ranks last; takes some seconds, two minutes at the very worst."""
     packages, packages_error = ask_python(_PROBE)
     core, core_error = ask_python(_PROBE_CORE)
     build: Mapping[str, Any] = core.get("build", {})
@@ -87,6 +78,8 @@ def all_checks() -> list[Check]:
             Check("CPU kernels", "ok", f"{build['cpu_level']} on {platform.machine()}"),
             check_mpi_build(build),
             check_mpi_runtime(build, core["mpi"]),
+            check_ucx(build, core["ucx"]),
+            check_choice(build, os.environ),
         ]
     launcher, launcher_check = check_mpirun(build)
     checks += [launcher_check, check_shared_memory(), check_cores(), check_memlock()]
@@ -94,8 +87,8 @@ def all_checks() -> list[Check]:
         checks.append(check_cuda(build, int(packages.get("gpus", 0)), core["gpus"]))
         if core["gpus"]["found"]:
             checks += [check_nccl(core["gpus"]), check_gpu_ways(core["gpus"], core["mpi"], os.environ)]
-    if launcher and build.get("mpi"):
-        checks.append(check_smoke(launcher))
+    if build:
+        checks += check_two_ranks(build, launcher)
     return checks
 
 
@@ -119,40 +112,8 @@ def check_package(name: str, least: tuple[int, int], probe: Mapping[str, Any], e
 def check_core(build: Mapping[str, Any], error: str) -> Check:
     """Check that the compiled module can be imported."""
     if not build:
-        return Check("core", "fail", f"sordino._core: {error}", _REBUILD)
+        return Check("core", "fail", f"sordino._core: {error}", REBUILD)
     return Check("core", "ok", f"{build['version']}, {build['compiler']}")
-
-
-def check_mpi_build(build: Mapping[str, Any]) -> Check:
-    """Check that there was an MPI when the core was built. Without one, Sordino runs on one rank only."""
-    if not build["mpi"]:
-        return Check("MPI of the build", "fail", "none: one rank only", f"{mpi.INSTALL}; then {_REBUILD}")
-    return Check("MPI of the build", "ok", f"{_first_line(build['mpi']['library'])}, {build['mpi']['path']}")
-
-
-def check_mpi_runtime(build: Mapping[str, Any], probe: Mapping[str, Any]) -> Check:
-    """Check that the MPI found at run time loads and is the one of the build: two MPIs have different ABIs."""
-    name = "MPI at run time"
-    if not build["mpi"]:
-        return Check(name, "warn", "not looked for: the core was built without MPI", f"{mpi.INSTALL}; then {_REBUILD}")
-    if not probe["ok"]:
-        return Check(name, "fail", _first_line(probe["error"]), f"{mpi.INSTALL}; then {_REBUILD}")
-    found, built = _mpi_version(probe["library"]), _mpi_version(build["mpi"]["library"])
-    if found == built:
-        return Check(name, "ok", found)
-    mend = f"unset LD_LIBRARY_PATH if it names another MPI; or build for this one: {_REBUILD}"
-    # Within a major version the ABI stays.
-    status: Literal["warn", "fail"] = "warn" if found.partition(".")[0] == built.partition(".")[0] else "fail"
-    return Check(name, status, f"{found}; the core was built with {built}", mend)
-
-
-def check_mpirun(build: Mapping[str, Any]) -> tuple[mpi.Launcher | None, Check]:
-    """Check that there is an mpirun that runs."""
-    try:
-        launcher = mpi.find_launcher(build, os.environ)
-    except NotBuilt as error:
-        return None, Check("mpirun", "fail", str(error).partition(";")[0], mpi.INSTALL)
-    return launcher, Check("mpirun", "ok", f"{launcher.version}, {launcher.path}")
 
 
 def check_shared_memory() -> Check:
@@ -204,7 +165,7 @@ def check_cuda(build: Mapping[str, Any], gpus: int, seen: Mapping[str, Any]) -> 
     """
     found = f"{build['cuda'] or 'not built'}; torch sees {gpus} GPU{'' if gpus == 1 else 's'}"
     if gpus and not build["cuda"]:
-        return Check("CUDA", "warn", found, f"put nvcc on PATH (or set CUDACXX), then {_REBUILD}")
+        return Check("CUDA", "warn", found, f"put nvcc on PATH (or set CUDACXX), then {REBUILD}")
     if seen["found"] != gpus and build["cuda"]:
         found += f", the core {seen['found']}"
         mend = (
@@ -232,35 +193,3 @@ def check_gpu_ways(seen: Mapping[str, Any], probe: Mapping[str, Any], environmen
         ways = [way for way in ways if way.startswith(chosen)]
     found = ", else ".join([*ways, "through the host"])
     return Check("GPU ways", "ok", found + (f"; as SORDINO_GPU_ROUTE={chosen} says" if chosen else ""))
-
-
-def check_smoke(launcher: mpi.Launcher) -> Check:
-    """Check that two ranks start, meet and average."""
-    name = "two ranks"
-    job = mpi.Job(ranks=2, command=[sys.executable, "-m", "sordino.cli.smoke"])
-    with tempfile.TemporaryFile() as output:
-        with jobs.place_for(launcher, job) as place, StopSignals() as stop:
-            environment = run.job_environment()
-            status = jobs.start(launcher, job, environment, place, stop, _SMOKE_TIMEOUT_S, output).status
-        output.seek(0)
-        said = [line.strip() for line in output.read().decode(errors="replace").splitlines() if line.strip("- \r")]
-    if status == 0 and "ranks=2 right" in said:
-        return Check(name, "ok", "started by mpirun, averaged a tensor, all right")
-    if status == 124:
-        return Check(name, "fail", f"no answer within {_SMOKE_TIMEOUT_S:.0f} s", "try `sordino run -np 2 -- hostname`")
-    # The last line of a traceback says what happened; mpirun's own words come after it.
-    telling = [line for line in said if re.match(r"[\w.]+(Error|Lost|Timeout|Mismatch|NotBuilt)\b", line)] or said
-    found = f"exit status {status}: {telling[0] if telling else 'no output'}"
-    return Check(name, "fail", found, "see the whole output with `sordino run -np 2 -- python -m sordino.cli.smoke`")
-
-
-def _mpi_version(text: str) -> str:
-    """Return `Open MPI 5.0.11` from what mpicc or the library says of itself, in many words and some order of them."""
-    family = re.search(r"Open MPI|MVAPICH|Intel\(R\) MPI|Cray MPICH|MPICH", text)
-    number = re.search(r"\d+(\.\d+)+", text)
-    return f"{family[0]} {number[0]}" if family and number else _first_line(text)
-
-
-def _first_line(text: str) -> str:
-    """Return the first line: MPI's library version may fill a page."""
-    return text.strip().splitlines()[0].strip(" \0") if text.strip() else "unknown"

@@ -13,7 +13,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from sordino.cli.checks import Check, all_checks
+from sordino.cli.check import Check
+from sordino.cli.checks import all_checks
 
 _STYLE = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 

@@ -12,7 +12,7 @@ import sys
 import traceback
 from collections.abc import Callable
 
-from sordino.cli.processes import StopSignals, end_with_parent, subreaper
+from sordino.cli.processes import StopSignals, end_with_parent, sender, subreaper
 
 _LONGER_S = 15.0  # the copy kills the job first, and has to tidy up
 
@@ -35,7 +35,7 @@ def guarded(work: Callable[[StopSignals], int], clear: Callable[[], None], grace
                 if child == 0:
                     stop.grace = grace
                     _work(me, work, clear, stop)
-                with stop.to(child):
+                with stop.to(sender(child)):
                     _, status = os.waitpid(child, 0)
         finally:
             clear()

@@ -1,4 +1,4 @@
-"""One start of a job: where its files go on this machine, and how it went."""
+"""One start of a job, by mpirun or by ourselves: where its files go on this machine, and how it went."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from sordino.cli import mpi, outcomes
+from sordino.cli.local import LocalJob
 from sordino.cli.outcomes import Deadlines, Outcomes
 from sordino.cli.processes import Ended, StopSignals, supervise
 from sordino.cli.scratch import scratch
@@ -34,8 +35,43 @@ class Place:
 
 
 @contextlib.contextmanager
+def local_place() -> Iterator[Place]:
+    """Yield the place of a job that we start ourselves: some links and a socket."""
+    shm = Path("/dev/shm")
+    with scratch(shm if os.access(shm, os.W_OK | os.X_OK) else Path(tempfile.gettempdir())) as (folder, lock):
+        yield Place(folder, lock)
+
+
+def start_locally(
+    job: mpi.Job,
+    environment: Mapping[str, str],
+    place: Place,
+    outlasts: bool,
+    stop: StopSignals,
+    timeout: float | None = None,
+    output: BinaryIO | None = None,
+) -> Ended:
+    """Run a job to its end with ranks that we start ourselves; arguments and end as of `supervise`.
+
+    Args:
+        job: what to start, on this machine.
+        environment: of the ranks.
+        place: for its files.
+        outlasts: whether the others go on when a rank is lost.
+        stop: signals that are handed on to the ranks.
+        timeout: in seconds.
+        output: gets stdout and stderr.
+    """
+    variables = {**environment, **(job.exports or {})}
+    with _subfolder(place.folder) as folder:
+        words = mpi.resolve(job.command)
+        made = LocalJob(job.ranks, words, variables, folder, outlasts, _deadlines(variables), output)
+        return made.run(stop, timeout)
+
+
+@contextlib.contextmanager
 def place_for(launcher: mpi.Launcher, job: mpi.Job) -> Iterator[Place | None]:
-    """Yield the place of a job.
+    """Yield the place of a job for mpirun.
 
     It is None where the launcher cannot be told, or has other hosts, which would lack the folder.
 

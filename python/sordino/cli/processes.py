@@ -1,4 +1,4 @@
-"""Runs mpirun to its end, hands signals on, and leaves no process behind."""
+"""Signals that stop a job, handed on; mpirun run to its end; and no process left behind."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ class Ended:
 
 
 class StopSignals:
-    """While in force: the signals that tell this process to stop are noted, and handed on to another process.
+    """While in force: the signals that tell this process to stop are noted, and handed on to other processes.
 
-    That one is killed if it is still there `grace` seconds after the first.
+    They are killed if they are still there `grace` seconds after the first.
     """
 
     def __init__(self, grace: float = GRACE_S) -> None:
         self.received: list[int] = []
         self.grace = grace
-        self._pid: int | None = None
+        self._send: Callable[[int], None] | None = None
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> StopSignals:
@@ -68,29 +68,27 @@ class StopSignals:
         self._hand_on(number)
 
     def _hand_on(self, number: int) -> None:
-        if self._pid is None:
+        if self._send is None:
             return
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self._pid, number)
+        self._send(number)
         # An alarm, so that whoever waits need not look at a clock. One that is set already stays as it is.
         if signal.getitimer(signal.ITIMER_REAL)[0] == 0:
             signal.setitimer(signal.ITIMER_REAL, max(self.grace, _LOOK_S))
 
     def _kill(self, _number: int, _frame: FrameType | None) -> None:
-        if self._pid is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._pid, signal.SIGKILL)
+        if self._send is not None:
+            self._send(signal.SIGKILL)
 
     @contextlib.contextmanager
-    def to(self, pid: int) -> Iterator[None]:
-        """Hand on to `pid` what comes within the block, and what came before it."""
-        self._pid = pid
+    def to(self, send: Callable[[int], None]) -> Iterator[None]:
+        """Hand on by `send(number)` what comes within the block, and what came before it."""
+        self._send = send
         if self.received:
             self._hand_on(self.received[-1])
         try:
             yield
         finally:
-            self._pid = None
+            self._send = None
             if self.received:
                 signal.setitimer(signal.ITIMER_REAL, 0)
 
@@ -99,6 +97,16 @@ class StopSignals:
         until = time.monotonic() + seconds
         while not self.received and (left := until - time.monotonic()) > 0:
             time.sleep(min(left, _LOOK_S))
+
+
+def sender(pid: int) -> Callable[[int], None]:
+    """Return what sends a signal to a process, which may have ended."""
+
+    def send(number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+    return send
 
 
 def supervise(
@@ -134,7 +142,7 @@ def supervise(
             pass_fds=inherited,
             preexec_fn=_prepare_child,
         )
-        with stop.to(child.pid):
+        with stop.to(sender(child.pid)):
             try:
                 status = child.wait(timeout) if over is None else _wait_until(over, child, timeout)
             except subprocess.TimeoutExpired:

@@ -1,4 +1,4 @@
-"""Starts a program on several ranks: a thin front of mpirun.
+"""Starts a program on several ranks: on this machine by itself, on others by mpirun.
 
   sordino run -np 4 -- python train.py --epochs 2
   sordino run -np 4 --hosts node1:2,node2:2 -x NCCL_DEBUG=INFO -- python train.py
@@ -7,8 +7,8 @@
 `python` and `sordino` as the command mean the ones that run this command; write a path for another.
 A machine takes 4 ranks a core, 8 at least, and one for every 100 MiB of its memory; with --oversubscribe, 64 a core.
 The exit status is that of the first rank that failed, 128 + N if signal N ended it; Ctrl-C and SIGTERM reach
-the ranks; if mpirun is still there --grace seconds later, it and all ranks of this machine are killed. When the
-command returns, none of the processes it started on this machine is left.
+the ranks; what is still there --grace seconds later on this machine is killed. When the command returns, none of the
+processes it started on this machine is left.
 With --on-peer-lost continue a rank that a signal ended is lost, and the others decide.
 """
 
@@ -26,7 +26,8 @@ from sordino.cli import jobs, mpi, room
 from sordino.cli.guard import guarded
 from sordino.cli.processes import GRACE_S, Ended, StopSignals
 from sordino.cli.restarts import repeat
-from sordino.errors import UsageError
+from sordino.errors import NotBuilt, UsageError
+from sordino.launch.environment import RANK, RENDEZVOUS, SIZE
 
 _LONGEST_GRACE_S = 86400.0
 
@@ -36,6 +37,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "sordino run -np N [options] -- COMMAND [ARGUMENT ...]"
     parser.add_argument("-np", "-n", dest="ranks", type=int, metavar="N", help="number of ranks (default: all slots)")
     parser.add_argument("--hosts", metavar="H1:SLOTS,H2:SLOTS", help="where to run; this machine if not given")
+    parser.add_argument(
+        "--launcher", choices=("local", "mpi"),
+        help="who starts the ranks: this command itself (the default), or mpirun (so with --hosts or --mpi-args)",
+    )  # fmt: skip
     parser.add_argument("--oversubscribe", action="store_true", help="allow up to 64 ranks a core, rather than 4")
     parser.add_argument(
         "-x", "--env", dest="env", action="append", default=[], metavar="NAME[=VALUE]",
@@ -47,14 +52,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--on-peer-lost", choices=("raise", "continue"), metavar="raise|continue",
-        help="what the others do when a rank is lost (SORDINO_ON_PEER_LOST); continue needs Open MPI 5",
+        help="what the others do when a rank is lost (SORDINO_ON_PEER_LOST); with mpirun, continue needs Open MPI 5",
     )  # fmt: skip
     parser.add_argument(
         "--grace", type=float, default=GRACE_S, metavar="S",
         help=f"seconds from a signal that stops the job until what is left of it is killed (default {GRACE_S:g})",
     )  # fmt: skip
     parser.add_argument("--mpi-args", default="", metavar="OPTIONS", help="more options for mpirun, as one word")
-    parser.add_argument("--verbose", action="store_true", help="show the mpirun command line first")
+    parser.add_argument("--verbose", action="store_true", help="show first how the ranks are started")
+    parser.set_defaults(prefers_mpi=False)
     parser.add_argument("command", nargs=argparse.REMAINDER, help="the program and its arguments")
 
 
@@ -78,29 +84,64 @@ def main(options: argparse.Namespace) -> int:
     ranks, exports = _ranks(options.ranks, hosts), mpi.parse_exports(options.env, hosts, environment)
     extra = mpi.parse_extra(options.mpi_args)
     room.check(ranks, hosts, extra, environment, room.this_machine(), options.oversubscribe)
+    job = mpi.Job(ranks, options.command, hosts, exports, extra)
+    by_mpi = options.launcher == "mpi" or (options.launcher is None and bool(hosts or extra))
+    by_mpi = by_mpi or (options.prefers_mpi and _has_mpirun(environment))
+    if not by_mpi and (hosts or extra):
+        raise UsageError(f"--launcher local does not take {'--hosts' if hosts else '--mpi-args'}; use --launcher mpi")
+    return (_by_mpi if by_mpi else _locally)(options, job, environment)
+
+
+def _has_mpirun(environment: dict[str, str]) -> bool:
+    try:
+        mpi.find_launcher(mpi.build_info(), environment)
+    except NotBuilt:
+        return False
+    return True
+
+
+def _locally(options: argparse.Namespace, job: mpi.Job, environment: dict[str, str]) -> int:
+    outlasts = environment.get("SORDINO_ON_PEER_LOST") == "continue"
+    if options.verbose:
+        print(f"sordino run: {job.ranks} ranks: {shlex.join(mpi.resolve(job.command))}", file=sys.stderr, flush=True)
+    with jobs.local_place() as place:
+
+        def start(number: int, stop: StopSignals) -> Ended:
+            return jobs.start_locally(job, {**environment, "SORDINO_RESTART": str(number)}, place, outlasts, stop)
+
+        return guarded(partial(repeat, start, options.restarts), place.clear, options.grace)
+
+
+def _by_mpi(options: argparse.Namespace, job: mpi.Job, environment: dict[str, str]) -> int:
     launcher = mpi.find_launcher(mpi.build_info(), environment)
     if options.on_peer_lost == "continue":
-        extra = [*mpi.fault_tolerance(launcher), *extra]
-    job = mpi.Job(ranks, options.command, hosts, exports, extra)
+        job = replace(job, extra=[*mpi.fault_tolerance(launcher), *job.extra])
     if options.verbose:
         print(f"sordino run: {shlex.join(mpi.command_line(launcher, job))}", file=sys.stderr, flush=True)
     with jobs.place_for(launcher, job) as place:
 
         def start(number: int, stop: StopSignals) -> Ended:
             told = {"SORDINO_RESTART": str(number)}
-            numbered = replace(job, exports={**exports, **told}) if hosts else job
+            numbered = replace(job, exports={**(job.exports or {}), **told}) if job.hosts else job
             return jobs.start(launcher, numbered, {**environment, **told}, place, stop)
 
         work = partial(repeat, start, options.restarts)
         return guarded(work, place.clear if place else lambda: None, options.grace)
 
 
-def plain(ranks: int, command: Sequence[str], hosts: str | None = None) -> int:
-    """Run the job as `sordino run` with no other options."""
+def plain(ranks: int, command: Sequence[str], hosts: str | None = None, prefers_mpi: bool = False) -> int:
+    """Run the job as `sordino run` with no other options than these.
+
+    Args:
+        ranks: how many.
+        command: the program and its arguments.
+        hosts: as of `--hosts`.
+        prefers_mpi: have mpirun start the ranks where there is one.
+    """
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     options = parser.parse_args([])
-    options.ranks, options.hosts, options.command = ranks, hosts, command
+    options.ranks, options.hosts, options.command, options.prefers_mpi = ranks, hosts, command, prefers_mpi
     return main(options)
 
 
@@ -115,13 +156,14 @@ def _ranks(ranks: int | None, hosts: list[str]) -> int:
 
 
 def job_environment() -> dict[str, str]:
-    """Return the environment of mpirun, and so of the ranks on this machine."""
+    """Return the environment of mpirun, or of the ranks on this machine."""
     environment = dict(os.environ)
-    # If a rank of another job started this one, our ranks have nothing to tell that job's launcher.
-    environment.pop("SORDINO_LAUNCHER", None)
+    # If a rank of another job started this one, our ranks have nothing to do with that job's launcher.
+    for name in ("SORDINO_LAUNCHER", RENDEZVOUS, RANK, SIZE):
+        environment.pop(name, None)
     # The UCX one-sided component prints warnings on machines without InfiniBand; Sordino uses no MPI windows.
     environment.setdefault("OMPI_MCA_osc", "^ucx")
-    # Open MPI gives each rank a pseudo-terminal whatever its own output is. Only this process knows whether a person
-    # watches, so it tells the ranks in the way that rich (and others) understand.
+    # Each rank has a pseudo-terminal whatever our own output is, as mpirun has it. Only this process knows whether a
+    # person watches, so it tells the ranks in the way that rich (and others) understand.
     environment.setdefault("TTY_COMPATIBLE", "1" if sys.stdout.isatty() else "0")
     return environment

@@ -1,17 +1,20 @@
-"""Who has started this process beside others, where it was not MPI's launcher: what it says of that in the environment.
+"""What the environment says of who has started this process, beside which others.
 
-What MPI's launchers and srun say the core reads (`_core.launcher`), and MPI then makes that world or does not. A batch
-system's counts (SLURM_NTASKS) are no sign: a script on its first node has them, and runs alone. Only srun sets
-SLURM_STEP_NUM_TASKS.
+What MPI's launchers say the core reads (`_core.launcher`). A batch system's counts (SLURM_NTASKS) are no sign: a script
+on its first node has them, and runs alone. Only srun sets SLURM_STEP_NUM_TASKS.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from sordino.errors import UsageError
 
+RENDEZVOUS = "SORDINO_RENDEZVOUS"  # where ranks that `sordino run` has started meet
+RANK, SIZE = "SORDINO_RANK", "SORDINO_SIZE"
+TOKEN = "SORDINO_TOKEN"
 _TORCHRUN = "TORCHELASTIC_RUN_ID"  # which nothing else sets; Accelerate starts torchrun
 _LIKE_TORCHRUN = "a launcher of torch.distributed's kind (torchrun, Accelerate, DeepSpeed, Ray, Kubeflow)"
 _LAUNCHERS = (
@@ -20,6 +23,10 @@ _LAUNCHERS = (
     ("MVAPICH's launcher", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK"),
     ("jsrun", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_RANK"),
 )
+_SRUN = ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID")
+_PMI = ("PMI_RANK", "PMIX_RANK", "PMI_FD")  # srun tells an MPI by these who its ranks are
+_STORE = ("MASTER_ADDR", "MASTER_PORT")
+_FIRST_PORT, _PORTS = 15000, 10000  # for jobs of Slurm that name none
 
 
 @dataclass(frozen=True)
@@ -37,44 +44,165 @@ class Launch:
     size_variable: str
     variables: Mapping[str, str]
 
+    def __str__(self) -> str:
+        said = ", ".join(f"{name}={value}" for name, value in self.variables.items())
+        return f"{said}: {self.launcher} has started {self.size} processes"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Who this process is among others, and where they meet.
+
+    Attributes:
+        rank: from 0.
+        size: how many there are.
+        launch: who says so.
+        address: the host and the port of the store at which they meet; None at `sordino run`'s own.
+        hosts_store: whether rank 0 opens that store; else the launcher has.
+        run: names this start of the job, so that what an earlier one has left in the store is not taken for its own.
+    """
+
+    rank: int
+    size: int
+    launch: Launch
+    address: tuple[str, int] | None = None
+    hosts_store: bool = True
+    run: str = ""
+
+
+def _launch(environment: Mapping[str, str], launcher: str, size_variable: str, *others: str) -> Launch | None:
+    text = environment.get(size_variable, "")
+    if not text:
+        return None
+    if not text.isdecimal() or int(text) < 1:
+        raise UsageError(f"{size_variable}={text!r} is no number of processes; correct it or unset it")
+    variables = {name: environment[name] for name in (size_variable, *others) if environment.get(name)}
+    return Launch(launcher, int(text), size_variable, variables)
+
 
 def launches(environment: Mapping[str, str]) -> Iterator[Launch]:
-    """Yield what launchers other than MPI's say.
+    """Yield what launchers other than MPI's and our own say.
 
     Raises:
         UsageError: a number of processes is none.
     """
     for launcher, size_variable, rank_variable in _LAUNCHERS:
-        text = environment.get(size_variable, "")
-        if not text:
-            continue
-        if not text.isdecimal() or int(text) < 1:
-            raise UsageError(f"{size_variable}={text!r} is no number of processes; correct it or unset it")
-        variables = {name: environment[name] for name in (size_variable, rank_variable) if environment.get(name)}
         by_torchrun = launcher == _LIKE_TORCHRUN and environment.get(_TORCHRUN)
-        yield Launch("torchrun" if by_torchrun else launcher, int(text), size_variable, variables)
+        found = _launch(environment, "torchrun" if by_torchrun else launcher, size_variable, rank_variable)
+        if found is not None:
+            yield found
 
 
-def refuse_to_be_alone(mpi_size: int, environment: Mapping[str, str]) -> None:
-    """Raise UsageError where a launcher has started others that MPI does not reach: each would train on its own.
-
-    Where MPI's launcher has started several, they are the world, whatever else the environment has from before; but a
-    torchrun with another number was started by one of them, and its processes only have that one's variables.
+def place_of(environment: Mapping[str, str], mpi_size: int, mpi_variable: str) -> Place | None:
+    """Return this process's place among those that a launcher without MPI has started; None if MPI's has, or none.
 
     Args:
-        mpi_size: of the world that MPI makes, as far as is known before it starts; 0 without MPI's launcher.
         environment: of this process.
+        mpi_size: how many processes MPI's launcher or srun has started; 0 without one.
+        mpi_variable: in which that stands.
+
+    Raises:
+        UsageError: what launchers say contradicts itself, or others were started that there is no way to.
     """
-    if mpi_size > 1 and not environment.get(_TORCHRUN):
-        return
+    ours = _ours(environment)
+    torch = next(launches({name: environment.get(name, "") for name in ("WORLD_SIZE", "RANK", _TORCHRUN)}), None)
+    if ours is not None:
+        if torch is not None and environment.get(_TORCHRUN) and torch.size != ours.size:
+            raise _contradiction(torch, str(ours.launch), list(ours.launch.variables))
+        return ours
+    if _by_srun_alone(environment, mpi_variable) and mpi_size > 1:
+        if torch is not None and torch.size > 1:
+            return _among(torch, environment)
+        return _in_slurm(environment)
+    if mpi_size > 0 and mpi_variable != _SRUN[0]:
+        if torch is not None and torch.size not in (1, mpi_size) and (mpi_size == 1 or environment.get(_TORCHRUN)):
+            raise _contradiction(torch, f"{mpi_variable}={mpi_size}: MPI's launcher has started {mpi_size}", [])
+        return None
     for launch in launches(environment):
-        if launch.size in (1, mpi_size):
+        if launch.size == 1:
             continue
-        said = ", ".join(f"{name}={value}" for name, value in launch.variables.items())
-        names = list(launch.variables)
+        if launch.size_variable == "WORLD_SIZE":
+            return _among(launch, environment)
         raise UsageError(
-            f"{said}: {launch.launcher} has started {launch.size} processes, which do not reach each other without "
-            f"MPI, so each would train alone. Start the script with `sordino run -np {launch.size} -- python "
-            f"script.py`, or with mpirun. If the variables are left from something else: `unset {' '.join(names)}`, or "
-            f"before init() in a notebook: for name in {names}: os.environ.pop(name)"
+            f"{launch}, which do not reach each other without MPI, so each would train alone. Start the script with "
+            f"`sordino run -np {launch.size} -- python script.py`, or with mpirun. {_left_over(launch.variables)}"
         )
+    return None
+
+
+def _ours(environment: Mapping[str, str]) -> Place | None:
+    if not environment.get(RENDEZVOUS):
+        return None
+    launch = _launch(environment, "`sordino run`", SIZE, RANK)
+    if launch is None:
+        raise UsageError(f"{RENDEZVOUS} is set and {SIZE} is not; {_left_over([RENDEZVOUS])}")
+    return Place(_rank(environment, RANK, launch), launch.size, launch)
+
+
+def _by_srun_alone(environment: Mapping[str, str], mpi_variable: str) -> bool:
+    """Return whether srun has started this process, and tells no MPI of it."""
+    return mpi_variable == _SRUN[0] and not any(environment.get(name) for name in _PMI)
+
+
+def _among(launch: Launch, environment: Mapping[str, str]) -> Place:
+    """Return the place that torch.distributed's variables give."""
+    missing = [name for name in ("RANK", *_STORE) if not environment.get(name)]
+    if missing:
+        raise UsageError(
+            f"{launch}, and {' and '.join(missing)}, by which they would find each other, "
+            f"{'is' if len(missing) == 1 else 'are'} not set, so each would train alone. Set what is missing, or start "
+            f"the script with torchrun, or with `sordino run -np {launch.size} -- python script.py`. "
+            f"{_left_over(launch.variables)}"
+        )
+    port = environment["MASTER_PORT"]
+    if not port.isdecimal() or not 0 < int(port) < 65536:
+        raise UsageError(f"MASTER_PORT={port!r} is no port; correct it or unset it")
+    agents = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    run = f"{environment.get(_TORCHRUN, '')}.{environment.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    address = environment["MASTER_ADDR"], int(port)
+    return Place(_rank(environment, "RANK", launch), launch.size, launch, address, not agents, run)
+
+
+def _in_slurm(environment: Mapping[str, str]) -> Place:
+    """Return the place that srun gives, the store being on the first node, at a port made from the job's number."""
+    launch = _launch(environment, "srun", *_SRUN)
+    assert launch is not None
+    job, step = environment.get("SLURM_JOB_ID", "0"), environment.get("SLURM_STEP_ID", "0")
+    numbers = [int(text) if text.isdecimal() else 0 for text in (job, step)]
+    port = environment.get("MASTER_PORT") or str(_FIRST_PORT + (numbers[0] * 16 + numbers[1]) % _PORTS)
+    nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST") or "127.0.0.1"
+    named = {"MASTER_ADDR": environment.get("MASTER_ADDR") or first_host(nodes), "MASTER_PORT": port}
+    seen = {**environment, **named, "RANK": environment.get(_SRUN[1], "")}
+    place = _among(launch, seen)
+    return Place(place.rank, place.size, launch, place.address, True, f"slurm.{job}.{step}")
+
+
+def first_host(nodes: str) -> str:
+    """Return the first of a list of nodes as Slurm writes it, as in `gpu[017-020,031]` or `a1,b2`."""
+    found = re.match(r"([^,\[]+)(?:\[(\d+)[^\]]*\]([^,\[]*))?", nodes)
+    return "".join(part for part in found.groups() if part) if found else nodes
+
+
+def _rank(environment: Mapping[str, str], variable: str, launch: Launch) -> int:
+    text = environment.get(variable, "")
+    if not text.isdecimal() or int(text) >= launch.size:
+        raise UsageError(
+            f"{variable}={text!r} is no rank of {launch.size_variable}={launch.size}; correct it. "
+            f"{_left_over(launch.variables)}"
+        )
+    return int(text)
+
+
+def _contradiction(launch: Launch, other: str, variables: list[str]) -> UsageError:
+    return UsageError(
+        f"{launch}, and {other}: which of them are the ranks cannot be told. Start the script by one launcher alone. "
+        f"{_left_over([*launch.variables, *variables])}"
+    )
+
+
+def _left_over(variables: Mapping[str, str] | list[str]) -> str:
+    names = list(variables)
+    return (
+        f"If the variables are left from something else: `unset {' '.join(names)}`, or before init() in a notebook: "
+        f"for name in {names}: os.environ.pop(name)"
+    )

@@ -1,4 +1,4 @@
-"""Joining a world of MPI: the first that its ranks do is to compare what they are.
+"""Joining a world: the first that its ranks do is to compare what they are.
 
 Which settings must be the same: those without which ranks misread each other (SORDINO_CHUNK_BYTES), and those of which
 one rank's would silently become that of all, or of its node. The others are each rank's own affair.
@@ -7,7 +7,7 @@ one rank's would silently become that of all, or of its node. The others are eac
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from sordino import _core, fingerprint
 from sordino.launch.telling import awaited_by_the_launcher
@@ -18,6 +18,7 @@ _SETTINGS = (
     "SORDINO_GPU_ROUTE",  # ways that one rank does not take, none takes
     "SORDINO_RANKS_PER_NODE",  # nodes would be of different sizes
     "SORDINO_SHARED_MEMORY",  # a node shares memory only if all its ranks do
+    "SORDINO_TRANSPORT",  # ranks that take different ways do not meet
 )
 
 
@@ -43,6 +44,15 @@ def _plain(value: str) -> str:
     return str(int(number)) if number.is_integer() else value
 
 
+def comparing(dedicated: object, outlast: bool) -> tuple[str, Callable[[list[str]], None]]:
+    """Return this process's fingerprint as ranks show it, and what raises where those of all do not fit together."""
+
+    def compare(texts: list[str]) -> None:
+        fingerprint.compare(range(len(texts)), [fingerprint.decode(text, rank) for rank, text in enumerate(texts)])
+
+    return fingerprint.encode(fingerprint_of_process(dedicated, outlast)), compare
+
+
 def mpi_world(
     dedicated: object, outlast: bool, ranks: Sequence[int] = (), fortran_handle: int | None = None
 ) -> _core.World:
@@ -57,12 +67,8 @@ def mpi_world(
     Raises:
         ConfigurationMismatch: the processes do not fit together; on all of them.
     """
-
-    def compare(texts: list[str]) -> None:
-        fingerprint.compare(range(len(texts)), [fingerprint.decode(text, rank) for rank, text in enumerate(texts)])
-
-    mine = fingerprint.encode(fingerprint_of_process(dedicated, outlast))
-    with awaited_by_the_launcher():
+    mine, compare = comparing(dedicated, outlast)
+    with awaited_by_the_launcher(_core.mpi_initialized):
         return _core.mpi_world(
             fortran_handle=fortran_handle, ranks=list(ranks), fingerprint=mine, compare=compare, outlast=outlast
         )

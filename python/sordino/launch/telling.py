@@ -1,7 +1,7 @@
 """What a rank tells `sordino run`.
 
 It says that it waits for all others to start, that they have met, whom they go on without, and that it exits. For ranks
-that are gone or stand still MPI would wait for ever, and only the launcher can end them.
+that are gone or stand still the others would wait at the start or at the end, and only the launcher can end them.
 
 `SORDINO_LAUNCHER` says where: a folder of this machine, where every word is a link (made at once or not at all, and on
 a full disk, too), or `stderr:TOKEN`, where it is a line that the launcher takes out.
@@ -11,32 +11,38 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
-from sordino import _core
-
+# By these a rank knows its number at the launcher, and how many there were: of `sordino run`, of Open MPI's mpirun.
+_NUMBERS = (("SORDINO_RANK", "SORDINO_SIZE"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"))
 _rank_process = 0  # what it has started has its environment, and is no rank
 
 
 @contextmanager
-def awaited_by_the_launcher() -> Iterator[None]:
-    """Surround what starts MPI, and tell the launcher that this rank waits, and that the ranks have met.
+def awaited_by_the_launcher(met: Callable[[], bool]) -> Iterator[None]:
+    """Surround what has this rank meet the others, and tell the launcher that it waits, and that they have met.
 
-    Tells nothing where MPI has been started already, or no launcher listens.
+    Tells nothing where they have met already, or no launcher listens.
+
+    Args:
+        met: whether the ranks have met. They have, too, if they do not fit together.
     """
-    if _core.mpi_initialized():
+    if met():
         yield
         return
     global _rank_process
     _rank_process = os.getpid()
-    mine = int(os.environ.get("OMPI_COMM_WORLD_RANK", 0))
-    _tell("waits", mine)
+    _tell("waits", _own_number())
     try:
         yield
     finally:
-        if _core.mpi_initialized():  # also if the ranks do not fit together
-            _tell("met", mine)
+        if met():
+            _tell("met", _own_number())
+
+
+def _own_number() -> int:
+    return next((int(os.environ[rank]) for rank, _ in _NUMBERS if os.environ.get(rank)), 0)
 
 
 def tell_of_the_lost(identities: Iterable[int], identity: int, started: int) -> None:
@@ -47,8 +53,8 @@ def tell_of_the_lost(identities: Iterable[int], identity: int, started: int) -> 
         identity: this rank's there.
         started: how many there were. The launcher knows the ranks by these numbers only if that were all of its own.
     """
-    numbers = {"OMPI_COMM_WORLD_RANK": identity, "OMPI_COMM_WORLD_SIZE": started}
-    if all(os.environ.get(name) == str(number) for name, number in numbers.items()):
+    known = ((os.environ.get(rank), os.environ.get(size)) for rank, size in _NUMBERS)
+    if (str(identity), str(started)) in known:
         for lost in identities:
             _tell("left", lost)
 
@@ -56,7 +62,7 @@ def tell_of_the_lost(identities: Iterable[int], identity: int, started: int) -> 
 def tell_of_the_exit() -> None:
     """Say that this process has nothing more to do, and will end as soon as MPI lets it."""
     if os.getpid() == _rank_process:
-        _tell("exits", int(os.environ.get("OMPI_COMM_WORLD_RANK", 0)))
+        _tell("exits", _own_number())
 
 
 def _tell(word: str, rank: int) -> None:

@@ -88,6 +88,7 @@ from sordino.torch.lifecycle import (
     start_timeline,
     stats,
     stop_timeline,
+    transport,
 )
 from sordino.torch.memory import is_shared, share, shared_empty
 from sordino.torch.optimizer import DistributedOptimizer
@@ -194,6 +195,7 @@ __all__ = [
     "stats",
     "stop_timeline",
     "synchronize",
+    "transport",
 ]
 
 from sordino.torch import mpi_ops as mpi_ops  # noqa: E402  # which takes what is above

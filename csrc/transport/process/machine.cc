@@ -1,0 +1,26 @@
+#include "transport/process/machine.h"
+
+#include <limits.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <fstream>
+
+namespace sordino::process {
+
+std::string machine() {
+  std::string boot;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
+  struct stat names{};
+  if (stat("/proc/self/ns/pid", &names) != 0)
+    names.st_ino = static_cast<ino_t>(getpid());  // then for this process alone
+  return boot + "/" + std::to_string(names.st_ino);
+}
+
+std::string host_name() {
+  char text[HOST_NAME_MAX + 1] = {};
+  gethostname(text, sizeof(text) - 1);
+  return text;
+}
+
+}  // namespace sordino::process

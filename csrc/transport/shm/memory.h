@@ -1,0 +1,36 @@
+// Memory that the processes of one machine share. A segment is a memfd: it never has a name, so nothing can be left
+// behind in /dev/shm, whoever is killed when. A peer opens it as /proc/<pid>/fd/<fd> on first use and keeps the
+// mapping.
+#pragma once
+
+#include <sys/types.h>
+
+#include <memory>
+#include <unordered_map>
+
+#include "transport/node_memory.h"
+
+namespace sordino::shm {
+
+class ShmMemory : public NodeMemory {
+ public:
+  std::shared_ptr<Segment> allocate(std::size_t bytes) override;
+
+  // Tells where `rank` lives, before anything of it is mapped. This process itself counts as a peer.
+  void introduce(int rank, pid_t pid) { pids_[rank] = pid; }
+  ~ShmMemory() override;
+
+ protected:
+  std::byte* map_host(int rank, const Location& location) override;
+  void unmap_host(int rank, std::uint64_t segment) override;
+
+ private:
+  struct Mapping {
+    std::byte* data;
+    std::size_t bytes;
+  };
+  std::unordered_map<int, pid_t> pids_;
+  std::unordered_map<int, std::unordered_map<std::uint64_t, Mapping>> mapped_;
+};
+
+}  // namespace sordino::shm

@@ -1,0 +1,114 @@
+#include <dlfcn.h>
+#include <signal.h>
+
+#include <array>
+#include <cstdlib>
+#include <filesystem>
+#include <mutex>
+
+#include "base/error.h"
+#include "transport/ucx/plugin.h"
+
+namespace sordino::ucx {
+namespace {
+
+constexpr const char* kPluginName = "libsordino_ucx.so";
+// Each needs those before it.
+constexpr const char* kLibraries[] = {"libucm.so.0", "libucs.so.0", "libuct.so.0", "libucp.so.0"};
+
+std::mutex mutex;
+std::string hinted;
+
+// Loaded libraries are found by their names whatever their folder, so the plugin finds these. RTLD_LOCAL is enough for
+// that (UCX's wheel loads itself so), and nobody else's symbols are replaced.
+void load_from(const std::filesystem::path& folder) {
+  for (const char* name : kLibraries) {
+    if (dlopen((folder / name).c_str(), RTLD_NOW | RTLD_LOCAL) == nullptr) return;
+  }
+}
+
+// UCX takes these when it is loaded: a rank would no longer end when its terminal does (SIGHUP), and Python's
+// faulthandler would not tell where it has crashed. They stay as they were, unless the user has told UCX what to do.
+class Signals {
+ public:
+  Signals() {
+    for (std::size_t i = 0; i < kSignals.size(); ++i) sigaction(kSignals[i], nullptr, &before_[i]);
+  }
+  ~Signals() {
+    for (const char* name : {"UCX_DEBUG_SIGNO", "UCX_HANDLE_ERRORS", "UCX_ERROR_SIGNALS"}) {
+      if (std::getenv(name) != nullptr) return;
+    }
+    for (std::size_t i = 0; i < kSignals.size(); ++i) sigaction(kSignals[i], &before_[i], nullptr);
+  }
+
+ private:
+  static constexpr std::array kSignals{SIGHUP, SIGILL, SIGBUS, SIGFPE, SIGSEGV};
+  std::array<struct sigaction, kSignals.size()> before_;
+};
+
+// To know when memory goes, UCX rewrites mmap(), munmap() and others in the running process when it is loaded, which
+// takes 0.4 s of a core, in which threads that call them wait. Only what registers memory with a network card needs it.
+class MemoryEvents {
+ public:
+  MemoryEvents() {
+    std::error_code none;
+    const std::filesystem::directory_iterator cards("/sys/class/infiniband", none), end;
+    if (cards == end && std::getenv(kName) == nullptr) is_ours_ = setenv(kName, "n", 1) == 0;
+  }
+  ~MemoryEvents() {
+    if (is_ours_) unsetenv(kName);
+  }
+
+ private:
+  static constexpr const char* kName = "UCX_MEM_EVENTS";
+  bool is_ours_ = false;
+};
+
+void* open_plugin() {
+  Dl_info self;
+  if (dladdr(reinterpret_cast<void*>(&describe), &self) == 0) throw TransportError("dladdr failed");
+  const auto path = std::filesystem::path(self.dli_fname).parent_path() / kPluginName;
+  if (!std::filesystem::exists(path)) {
+    throw NotBuilt(
+        "Sordino was built without UCX. Install it (`pip install libucx-cu13` or libucx-cu12, or `apt-get install "
+        "libucx-dev`), then build again: `pip install --force-reinstall --no-deps .`");
+  }
+  const Signals signals;
+  const MemoryEvents events;
+  void* handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (handle == nullptr && !hinted.empty()) {
+    load_from(hinted);
+    handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  }
+  if (handle == nullptr) {
+    throw NotBuilt(std::string("UCX does not load: ") + dlerror() +
+                   ". Install it again (`pip install libucx-cu13` or libucx-cu12, or `apt-get install libucx0`), or "
+                   "build Sordino again with the one you have.");
+  }
+  return handle;
+}
+
+void* symbol(const char* name) {
+  static void* library = nullptr;
+  std::lock_guard lock(mutex);
+  if (library == nullptr) library = open_plugin();
+  void* found = dlsym(library, name);
+  if (found == nullptr) throw TransportError(std::string(kPluginName) + " is of another version: no " + name);
+  return found;
+}
+
+}  // namespace
+
+void hint(const std::string& folder) {
+  std::lock_guard lock(mutex);
+  hinted = folder;
+}
+
+std::unique_ptr<Link> connect(Meeting& meeting, const Config& config, const std::string& token) {
+  const auto function = reinterpret_cast<ConnectFunction>(symbol(kConnectSymbol));
+  return std::unique_ptr<Link>(function(&meeting, &config, &token));
+}
+
+std::string describe() { return reinterpret_cast<DescribeFunction>(symbol(kDescribeSymbol))(); }
+
+}  // namespace sordino::ucx

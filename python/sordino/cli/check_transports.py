@@ -1,0 +1,132 @@
+"""What `sordino doctor` checks of the ways between ranks: MPI, UCX, shared memory, each tried with two ranks."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from sordino.cli import jobs, mpi, run
+from sordino.cli.check import REBUILD, Check
+from sordino.cli.processes import Ended, StopSignals
+from sordino.errors import NotBuilt
+
+_SMOKE = [sys.executable, "-m", "sordino.cli.smoke"]
+_SMOKE_TIMEOUT_S = 30.0
+_UCX = "`pip install libucx-cu13` (without CUDA, too)"
+
+
+def check_mpi_build(build: Mapping[str, Any]) -> Check:
+    """Tell whether there was an MPI when the core was built. Without one mpirun cannot start ranks; others can."""
+    if not build["mpi"]:
+        return Check("MPI of the build", "ok", "none: for mpirun and srun; `sordino run` and torchrun do without it")
+    return Check("MPI of the build", "ok", f"{_first_line(build['mpi']['library'])}, {build['mpi']['path']}")
+
+
+def check_mpi_runtime(build: Mapping[str, Any], probe: Mapping[str, Any]) -> Check:
+    """Check that the MPI found at run time loads and is the one of the build: two MPIs have different ABIs."""
+    name = "MPI at run time"
+    if not build["mpi"]:
+        return Check(name, "ok", "not looked for: the core was built without MPI")
+    if not probe["ok"]:
+        return Check(name, "fail", _first_line(probe["error"]), f"{mpi.INSTALL}; then {REBUILD}")
+    found, built = _mpi_version(probe["library"]), _mpi_version(build["mpi"]["library"])
+    if found == built:
+        return Check(name, "ok", found)
+    mend = f"unset LD_LIBRARY_PATH if it names another MPI; or build for this one: {REBUILD}"
+    # Within a major version the ABI stays.
+    status: Literal["warn", "fail"] = "warn" if found.partition(".")[0] == built.partition(".")[0] else "fail"
+    return Check(name, status, f"{found}; the core was built with {built}", mend)
+
+
+def check_ucx(build: Mapping[str, Any], probe: Mapping[str, str]) -> Check:
+    """Check that the UCX of the build loads. Without one, ranks on several machines need MPI."""
+    if not build["ucx"]:
+        mend = f"{_UCX}; then {REBUILD}"
+        status: Literal["ok", "warn"] = "ok" if build["mpi"] else "warn"
+        return Check("UCX", status, "none: between machines by MPI alone", mend if status == "warn" else "")
+    if not probe["library"]:
+        return Check("UCX", "fail", _first_line(probe["error"]), f"{_UCX}, or build again: {REBUILD}")
+    return Check("UCX", "ok", f"{probe['library']}; the core was built with {build['ucx']}")
+
+
+def check_choice(build: Mapping[str, Any], environment: Mapping[str, str]) -> Check:
+    """Tell how ranks reach each other here, and why."""
+    chosen = environment.get("SORDINO_TRANSPORT", "auto")
+    if chosen != "auto":
+        return Check("transport", "ok", f"{chosen}, as SORDINO_TRANSPORT says")
+    ways = ["started by mpirun or srun: MPI"] * bool(build["mpi"])
+    ways += ["else on one machine: shared memory", *["on several: UCX"] * bool(build["ucx"])]
+    return Check("transport", "ok", ", ".join(ways).removeprefix("else "))
+
+
+def check_mpirun(build: Mapping[str, Any]) -> tuple[mpi.Launcher | None, Check]:
+    """Check that there is an mpirun that runs."""
+    try:
+        launcher = mpi.find_launcher(build, os.environ)
+    except NotBuilt as error:
+        status: Literal["ok", "fail"] = "fail" if build.get("mpi") else "ok"
+        return None, Check("mpirun", status, str(error).partition(";")[0], mpi.INSTALL if status == "fail" else "")
+    return launcher, Check("mpirun", "ok", f"{launcher.version}, {launcher.path}")
+
+
+def check_two_ranks(build: Mapping[str, Any], launcher: mpi.Launcher | None) -> list[Check]:
+    """Check, in each way that there is, that two ranks start, meet and average."""
+    checks = [check_locally("local", {}, "started by `sordino run`, in shared memory")]
+    if build["ucx"]:
+        apart = {"SORDINO_TRANSPORT": "ucx", "SORDINO_RANKS_PER_NODE": "1"}
+        checks.append(check_locally("ucx", apart, "started by `sordino run`, over UCX as between machines"))
+    if launcher and build["mpi"]:
+        checks.append(check_smoke(launcher))
+    return checks
+
+
+def check_locally(name: str, more: Mapping[str, str], how: str) -> Check:
+    """Check that two ranks do that `sordino run` starts, with these environment variables."""
+    job = mpi.Job(ranks=2, command=_SMOKE)
+    environment = {**run.job_environment(), "SORDINO_TRANSPORT": "local", **more}
+    with tempfile.TemporaryFile() as output, jobs.local_place() as place, StopSignals() as stop:
+        ended = jobs.start_locally(job, environment, place, False, stop, _SMOKE_TIMEOUT_S, output)
+        output.seek(0)
+        words = [f"{variable}={value}" for variable, value in more.items()]
+        return _judged(f"two ranks, {name}", ended, output.read(), how, [*words, "sordino run -np 2"])
+
+
+def check_smoke(launcher: mpi.Launcher) -> Check:
+    """Check that two ranks start, meet and average."""
+    job = mpi.Job(ranks=2, command=_SMOKE)
+    with tempfile.TemporaryFile() as output:
+        with jobs.place_for(launcher, job) as place, StopSignals() as stop:
+            environment = run.job_environment()
+            ended = jobs.start(launcher, job, environment, place, stop, _SMOKE_TIMEOUT_S, output)
+        output.seek(0)
+        said = output.read()
+    return _judged("two ranks, mpi", ended, said, "started by mpirun", ["sordino run --launcher mpi -np 2"])
+
+
+def _judged(name: str, ended: Ended, output: bytes, how: str, words: list[str]) -> Check:
+    said = [line.strip() for line in output.decode(errors="replace").splitlines() if line.strip("- \r")]
+    if ended.status == 0 and "ranks=2 right" in said:
+        return Check(name, "ok", f"{how}: averaged a tensor, all right")
+    whole = f"`{' '.join(words)} -- python -m sordino.cli.smoke`"
+    if ended.status == 124:
+        return Check(name, "fail", f"no answer within {_SMOKE_TIMEOUT_S:.0f} s", f"try {whole}")
+    # The last line of a traceback says what happened; mpirun's own words come after it.
+    telling = [line for line in said if re.match(r"[\w.]+(Error|Lost|Timeout|Mismatch|NotBuilt)\b", line)] or said
+    found = f"exit status {ended.status}: {telling[0] if telling else 'no output'}"
+    return Check(name, "fail", found, f"see the whole output with {whole}")
+
+
+def _mpi_version(text: str) -> str:
+    """Return `Open MPI 5.0.11` from what mpicc or the library says of itself, in many words and some order of them."""
+    family = re.search(r"Open MPI|MVAPICH|Intel\(R\) MPI|Cray MPICH|MPICH", text)
+    number = re.search(r"\d+(\.\d+)+", text)
+    return f"{family[0]} {number[0]}" if family and number else _first_line(text)
+
+
+def _first_line(text: str) -> str:
+    """Return the first line: MPI's library version may fill a page."""
+    return text.strip().splitlines()[0].strip(" \0") if text.strip() else "unknown"

@@ -1,0 +1,268 @@
+"""Starts the ranks of a job on this machine itself, without MPI, and runs them to their end.
+
+One loop waits for all that can happen: what ranks print, that they meet (launch/socket_rendezvous.py), that they end,
+and what they tell. A rank's output comes through a pseudo-terminal, as mpirun has it, so that it is written line by
+line; lines of several ranks are never mixed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+import selectors
+import signal
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from sordino.cli import outcomes
+from sordino.cli.outcomes import Deadlines, Outcome
+from sordino.cli.processes import Ended, StopSignals, end_with_parent, subreaper
+from sordino.launch.environment import RANK, RENDEZVOUS, SIZE, TOKEN
+from sordino.launch.socket_rendezvous import Desk
+
+_LOOK_S = 0.05
+_SAY_S = 0.3  # that the others have, after the first failure, to say what they think of it
+_GRACE_S = 1.0  # from the signal to end until what does not is killed
+_LONGEST_LINE = 1 << 16
+
+
+class _Rank:
+    """One process, and what it has printed that is not a whole line yet."""
+
+    def __init__(self, number: int, process: subprocess.Popen[bytes]) -> None:
+        self.number, self.process = number, process
+        self.pidfd = os.pidfd_open(process.pid)
+        self.streams: dict[int, tuple[int, bytes]] = {}  # ours, by the descriptor that the rank's comes from
+
+    def send(self, number: int) -> None:
+        """Send a signal to the rank and what it has started in its group."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, number)
+
+    def read(self, descriptor: int) -> bool:
+        """Pass on what it has printed, in whole lines; False at the end."""
+        try:
+            data = os.read(descriptor, 1 << 16)
+        except BlockingIOError:
+            return True
+        except OSError:  # how a pseudo-terminal tells its end
+            data = b""
+        target, held = self.streams[descriptor]
+        held += data
+        cut = held.rfind(b"\n") + 1
+        if not data or len(held) - cut > _LONGEST_LINE:
+            cut = len(held)
+        _write(target, held[:cut])
+        self.streams[descriptor] = target, held[cut:]
+        return bool(data)
+
+    def flush(self) -> None:
+        """Write what is no whole line, as when it asks for something."""
+        for descriptor, (target, held) in self.streams.items():
+            _write(target, held)
+            self.streams[descriptor] = target, b""
+
+
+class LocalJob:
+    """The ranks of one start.
+
+    Args:
+        ranks: how many.
+        words: of the command of each.
+        environment: of all of them.
+        folder: for the job's files.
+        outlasts: whether the others go on when one is lost.
+        deadlines: for the start.
+        output: gets stdout and stderr; None: ours do.
+    """
+
+    def __init__(
+        self,
+        ranks: int,
+        words: Sequence[str],
+        environment: Mapping[str, str],
+        folder: Path,
+        outlasts: bool,
+        deadlines: Deadlines,
+        output: BinaryIO | None = None,
+    ) -> None:
+        self._size, self._words, self._folder, self._outlasts = ranks, list(words), folder, outlasts
+        self._told, where = outcomes.in_folder(ranks, folder / "told", True, deadlines)
+        token = secrets.token_hex(32)
+        self._environment = {
+            **environment,
+            "SORDINO_LAUNCHER": where,
+            RENDEZVOUS: str(folder / "meet"),
+            TOKEN: token,
+            SIZE: str(ranks),
+        }
+        self._targets = (output.fileno(), output.fileno()) if output else (1, 2)
+        self._events = selectors.DefaultSelector()
+        self._desk = Desk(folder / "meet", token.encode(), self._events)
+        self._living: dict[int, _Rank] = {}
+        self._failures: list[Outcome] = []  # in the order in which they were seen, where one ends the job
+        self._ends: list[tuple[float, int]] | None = None  # when what signal goes to those that are left
+
+    def run(self, stop: StopSignals, timeout: float | None = None) -> Ended:
+        """Run the job to its end; leave nothing of it."""
+        until = None if timeout is None else time.monotonic() + timeout
+        late = False
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._close)
+            stack.enter_context(subreaper())
+            stack.enter_context(stop.to(self._send))
+            if not stop.received:
+                for number in range(self._size):
+                    self._start(number)
+            while self._living:
+                self._wait(_LOOK_S)
+                late = late or (until is not None and time.monotonic() > until)
+                self._end_if_over(late)
+        stopped = stop.received[0] if stop.received else 0
+        if late:
+            return Ended(124)
+        status, why = self._judged()
+        if stopped and status != 0:
+            return Ended(128 + stopped, stopped)
+        if why:
+            print(f"sordino run: {why}", file=sys.stderr, flush=True)
+        return Ended(status, stopped)
+
+    # ---- ranks
+
+    def _start(self, number: int) -> None:
+        master, slave = os.openpty()
+        _make_raw(slave)
+        errors, errors_in = os.pipe()
+        try:
+            process = subprocess.Popen(
+                self._words,
+                env={**self._environment, RANK: str(number)},
+                stdin=None if number == 0 else subprocess.DEVNULL,
+                stdout=slave,
+                stderr=errors_in,
+                preexec_fn=_prepare_rank,
+            )
+        except OSError as error:
+            print(f"sordino run: {self._words[0]}: {error.strerror}", file=sys.stderr, flush=True)
+            for descriptor in (master, errors):
+                os.close(descriptor)
+            self._note(number, 127)
+            return
+        finally:
+            os.close(slave)
+            os.close(errors_in)
+        rank = _Rank(number, process)
+        self._living[number] = rank
+        for descriptor, target in zip((master, errors), self._targets):
+            fcntl.fcntl(descriptor, fcntl.F_SETFL, os.O_NONBLOCK)
+            rank.streams[descriptor] = target, b""
+            self._events.register(descriptor, selectors.EVENT_READ, self._reader(rank, descriptor))
+        self._events.register(rank.pidfd, selectors.EVENT_READ, rank)
+
+    def _reader(self, rank: _Rank, descriptor: int) -> Callable[[], None]:
+        def read() -> None:
+            if not rank.read(descriptor):
+                self._shut(rank, descriptor)
+
+        return read
+
+    def _shut(self, rank: _Rank, descriptor: int) -> None:
+        if rank.streams.pop(descriptor, None) is not None:
+            self._events.unregister(descriptor)
+            os.close(descriptor)
+
+    def _collect(self, rank: _Rank) -> None:
+        """Note that a rank has ended; what its own children still print is nobody's."""
+        self._events.unregister(rank.pidfd)
+        os.close(rank.pidfd)
+        for descriptor in list(rank.streams):
+            for _ in range(1 << 10):  # what is there; a child of the rank's may hold the other end open, and write
+                before = rank.streams[descriptor]
+                if not rank.read(descriptor) or rank.streams[descriptor] == before:
+                    break
+            rank.flush()
+            self._shut(rank, descriptor)
+        del self._living[rank.number]
+        self._note(rank.number, rank.process.wait())
+
+    def _note(self, number: int, code: int) -> None:
+        self._desk.left(number)
+        if self._ends is not None and not self._failures:
+            return  # it was ended because there was nothing to wait for
+        outcome = Outcome(time.time(), number, code)
+        self._told.note(outcome.rank, outcome.code, outcome.at)
+        if code != 0 and not self._outlasts:
+            self._failures.append(outcome)
+
+    def _send(self, number: int) -> None:
+        for rank in list(self._living.values()):
+            rank.send(number)
+
+    # ---- the loop
+
+    def _wait(self, seconds: float) -> None:
+        """Wait until something happens, and do what is to be done about it."""
+        events = [key.data for key, _ in self._events.select(seconds)]
+        ended = [happened for happened in events if isinstance(happened, _Rank)]
+        for happened in events:
+            if not isinstance(happened, _Rank):
+                happened()
+        # Of two that are seen at once, the one that a signal has ended is what the other died of.
+        for rank in sorted(ended, key=lambda rank: rank.process.wait() >= 0):
+            self._collect(rank)
+        if not events:
+            for rank in self._living.values():
+                rank.flush()
+
+    def _end_if_over(self, late: bool) -> None:
+        """End what is left when there is nothing to wait for: first politely, after a grace by force."""
+        now = time.monotonic()
+        if self._ends is None and self._living:
+            if late or self._told.over():
+                self._ends = [(now, signal.SIGTERM), (now + _GRACE_S, signal.SIGKILL)]
+            elif self._failures:
+                self._ends = [(now + _SAY_S, signal.SIGTERM), (now + _SAY_S + _GRACE_S, signal.SIGKILL)]
+        while self._ends and now >= self._ends[0][0]:
+            self._send(self._ends.pop(0)[1])
+
+    def _judged(self) -> tuple[int, str]:
+        if self._failures:
+            first, *others = self._failures
+            return first.status, f"{first}" + (", the first that failed" if others else "")
+        return self._told.judge(0)
+
+    def _close(self) -> None:
+        for rank in self._living.values():
+            for descriptor in list(rank.streams):
+                self._shut(rank, descriptor)
+        self._desk.close()
+        self._events.close()
+
+
+def _make_raw(terminal: int) -> None:
+    """Have a pseudo-terminal pass on bytes as they are."""
+    attributes = termios.tcgetattr(terminal)
+    attributes[1] &= ~termios.OPOST
+    attributes[3] &= ~termios.ECHO
+    termios.tcsetattr(terminal, termios.TCSANOW, attributes)
+
+
+def _prepare_rank() -> None:
+    """Give the rank, in it, a group of its own, and SIGTERM if the launcher is killed."""
+    os.setpgid(0, 0)
+    end_with_parent()
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    """Write all; where nobody reads any more it is lost, as with mpirun."""
+    with contextlib.suppress(OSError):
+        while data:
+            data = data[os.write(descriptor, data) :]

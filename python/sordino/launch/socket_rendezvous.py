@@ -1,0 +1,230 @@
+"""Where ranks of one machine meet without MPI or torch: at the launcher, by a socket in its folder.
+
+What a rank shows for a round goes to the launcher; when all who are to show something have, each gets everything. A
+rank says who it is once, with the job's token; a round is named by its key and its ranks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import json
+import selectors
+import socket
+import struct
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from sordino.errors import PeerLost, Timeout, TransportError
+
+_LENGTHS = struct.Struct("!II")  # of a frame's head (JSON) and of its payload
+_MOST_BYTES = 1 << 20
+_MOST_OF_STRANGERS = 1 << 10  # before the token
+_LOOK_S = 1.0
+
+
+class SocketRendezvous:
+    """A rank's side.
+
+    Args:
+        path: of the launcher's socket.
+        token: that the launcher has given to all its ranks.
+        rank: of this process.
+        timeout: in seconds, for the others to come.
+    """
+
+    def __init__(self, path: str, token: bytes, rank: int, timeout: float) -> None:
+        self._rank, self._timeout = rank, timeout
+        self._socket = socket.socket(socket.AF_UNIX)
+        try:
+            self._socket.connect(path)
+            self._socket.sendall(_frame({"rank": rank}, token))
+        except OSError as error:
+            raise TransportError(f"the launcher that started this rank does not answer at {path}: {error}") from error
+
+    def gather(self, key: str, ranks: Sequence[int], mine: bytes) -> list[bytes]:
+        """Return what each of these ranks has shown for this key, in their order; `mine` is this rank's.
+
+        Raises:
+            Timeout: not all have come in time; it names them.
+            PeerLost: one has ended before it came.
+            TransportError: the launcher is gone.
+        """
+        until = time.monotonic() + self._timeout
+        try:
+            self._socket.settimeout(None)
+            self._socket.sendall(_frame({"key": key, "ranks": list(ranks)}, mine))
+            shown: list[bytes] = []
+            while len(shown) < len(ranks):
+                self._socket.settimeout(max(until - time.monotonic(), 0.001))
+                head, payload = _received(self._socket)
+                if "lost" in head:
+                    raise PeerLost(f"rank {head['lost']} has ended before all ranks had met", [head["lost"]])
+                shown.append(payload)
+            return shown
+        except TimeoutError:
+            missing = self._missing(key, ranks)
+            text = f"waited {self._timeout:g} s for ranks {', '.join(map(str, missing))} to come to init()"
+            raise Timeout(text, "init", missing) from None
+        except OSError as error:
+            raise TransportError(f"the launcher that started this rank is gone: {error}") from error
+
+    def _missing(self, key: str, ranks: Sequence[int]) -> list[int]:
+        with contextlib.suppress(OSError):
+            self._socket.settimeout(_LOOK_S)
+            self._socket.sendall(_frame({"missing": key, "ranks": list(ranks)}, b""))
+            return list(_received(self._socket)[0]["missing"])
+        return []
+
+
+class Desk:
+    """The launcher's side: it answers ranks from within the launcher's loop of events.
+
+    Args:
+        path: where the socket is made.
+        token: that ranks must show.
+        events: to which the socket and its connections are added; their data is what to call.
+    """
+
+    def __init__(self, path: Path, token: bytes, events: selectors.BaseSelector) -> None:
+        self._token, self._events = token, events
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(path))
+        self._listener.listen(1024)
+        self._listener.setblocking(False)
+        events.register(self._listener, selectors.EVENT_READ, self._accept)
+        self._rounds: dict[tuple[str, tuple[int, ...]], dict[int, tuple[_Visitor, bytes]]] = {}
+        self._gone: set[int] = set()
+        self._visitors: set[_Visitor] = set()
+
+    def close(self) -> None:
+        """Let go of all connections."""
+        for visitor in list(self._visitors):
+            self._dismiss(visitor)
+        self._events.unregister(self._listener)
+        self._listener.close()
+
+    def left(self, rank: int) -> None:
+        """Note that a rank has ended: whoever waits for it is told."""
+        self._gone.add(rank)
+        for (key, ranks), shown in list(self._rounds.items()):
+            self._answer(key, ranks, shown)
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            connection, _ = self._listener.accept()
+            connection.setblocking(False)
+            visitor = _Visitor(connection)
+            self._visitors.add(visitor)
+            self._events.register(connection, selectors.EVENT_READ, lambda: self._hear(visitor))
+
+    def _hear(self, visitor: _Visitor) -> None:
+        try:
+            data = visitor.connection.recv(1 << 16)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            return self._dismiss(visitor)
+        visitor.heard += data
+        try:
+            for head, payload in visitor.frames():
+                self._take(visitor, head, payload)
+        except (ValueError, KeyError, TypeError, RecursionError):  # nobody of ours
+            self._dismiss(visitor)
+        return None
+
+    def _take(self, visitor: _Visitor, head: dict[str, Any], payload: bytes) -> None:
+        if visitor.rank is None:
+            if not hmac.compare_digest(payload, self._token):
+                raise ValueError("a wrong token")
+            visitor.rank = int(head["rank"])
+            return
+        ranks = tuple(int(rank) for rank in head["ranks"])
+        if "missing" in head:
+            shown = self._rounds.get((head["missing"], ranks), {})
+            visitor.say({"missing": [rank for rank in ranks if rank not in shown]}, b"")
+            return
+        if visitor.rank not in ranks:
+            raise ValueError("a round of others")
+        key = str(head["key"])
+        round_ = self._rounds.setdefault((key, ranks), {})
+        round_[visitor.rank] = visitor, payload
+        self._answer(key, ranks, round_)
+
+    def _answer(self, key: str, ranks: tuple[int, ...], shown: dict[int, tuple[_Visitor, bytes]]) -> None:
+        missing = [rank for rank in ranks if rank not in shown]
+        lost = [rank for rank in missing if rank in self._gone]
+        if missing and not lost:
+            return
+        del self._rounds[key, ranks]
+        for visitor, _ in shown.values():
+            if lost:
+                visitor.say({"lost": lost[0]}, b"")
+            else:
+                for rank in ranks:
+                    visitor.say({}, shown[rank][1])
+
+    def _dismiss(self, visitor: _Visitor) -> None:
+        self._visitors.discard(visitor)
+        self._events.unregister(visitor.connection)
+        visitor.connection.close()
+
+
+class _Visitor:
+    """One connection to the desk: which rank it is, and what of a frame has come so far."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self.rank: int | None = None
+        self.heard = b""
+
+    def frames(self) -> Iterator[tuple[dict[str, Any], bytes]]:
+        """Yield the frames that are there whole.
+
+        Raises:
+            ValueError: it says what no rank says.
+        """
+        while len(self.heard) >= _LENGTHS.size:
+            head, payload = _LENGTHS.unpack_from(self.heard)
+            if head + payload > (_MOST_BYTES if self.rank is not None else _MOST_OF_STRANGERS):
+                raise ValueError("a frame longer than any can be")
+            end = _LENGTHS.size + head + payload
+            if len(self.heard) < end:
+                break
+            parsed = json.loads(self.heard[_LENGTHS.size : _LENGTHS.size + head])
+            if not isinstance(parsed, dict):
+                raise ValueError("no head")
+            payload_there, self.heard = self.heard[_LENGTHS.size + head : end], self.heard[end:]
+            yield parsed, payload_there
+
+    def say(self, head: dict[str, Any], payload: bytes) -> None:
+        """Send a frame; who has ended does not get it."""
+        with contextlib.suppress(OSError):
+            self.connection.setblocking(True)
+            self.connection.sendall(_frame(head, payload))
+            self.connection.setblocking(False)
+
+
+def _frame(head: dict[str, Any], payload: bytes) -> bytes:
+    text = json.dumps(head).encode()
+    return _LENGTHS.pack(len(text), len(payload)) + text + payload
+
+
+def _received(connection: socket.socket) -> tuple[dict[str, Any], bytes]:
+    head, payload = _LENGTHS.unpack(_exactly(connection, _LENGTHS.size))
+    text = _exactly(connection, head)
+    return json.loads(text), _exactly(connection, payload)
+
+
+def _exactly(connection: socket.socket, count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        more = connection.recv(count - len(data))
+        if not more:
+            raise ConnectionResetError("it has closed the connection")
+        data += more
+    return data

