@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 from checks.worlds import covering, quick_pairs
 
+_WAYS = ("starter", "starter_anywhere", "way")  # fixtures of drills, each with a value for every way to do it
 MARKERS = (
     "drill(kind): a job with a real fault, or another dear one; `make test` has the first of each kind",
     "run_of_a_benchmark: runs a benchmark for real; not in `make test`",
@@ -91,10 +92,10 @@ def quick(items: list[pytest.Item]) -> set[pytest.Item]:
 
 
 def first_of(drill: str, group: list[pytest.Item]) -> pytest.Item:
-    """Return the first of a class of drills, with the starter (tests/faults/conftest.py) whose turn it is."""
-    starters = sorted({str(parameters(item).get("starter", "")) for item in group})
-    turn = starters[zlib.crc32(drill.encode()) % len(starters)]
-    return next(item for item in group if parameters(item).get("starter", "") == turn)
+    """Return the first of a class of drills whose turn it is: who starts its ranks, what is between its hosts."""
+    ways = [next((str(parameters(item)[name]) for name in _WAYS if name in parameters(item)), "") for item in group]
+    turn = sorted(set(ways))[zlib.crc32(drill.encode()) % len(set(ways))]
+    return group[ways.index(turn)]
 
 
 def parameters(item: pytest.Item) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from sordino.errors import NotBuilt, UsageError
 Rates = float | Sequence[float | None] | None
 
 _MOST_HOSTS = 200  # they share one /24
+_PORT = "29500"  # of a job's store; every cluster has a network of its own
 _NAMESPACES = ("--mount-proc", "--pid", "--fork", "--kill-child", "--net", "--uts", "--ipc")
 
 # Both end with their first process. Files in memory are theirs alone: what a killed job leaves there goes with them.
@@ -205,27 +206,59 @@ class Cluster:
             subprocess.TimeoutExpired: the job took longer and was ended.
         """
         slots = [count for count in self._slots(ranks, per_host) if count]
-        # torch looks its host up to know which one it is.
-        links = {"UCX_NET_DEVICES": "eth0", "UCX_TLS": "tcp,self", "GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1"}
-        environment = {**job_environment(), **links, **(env or {})}
         agents = []
         for k, count in enumerate(slots):
             words = [sys.executable, "-m", "torch.distributed.run", "--nnodes", str(len(slots)), "--node-rank", str(k)]
-            words += ["--master-addr", _address(0), "--master-port", "29500", "--nproc-per-node", str(count)]
-            words += [*options, "--no-python", *mpi.resolve(command)]
-            if timeout is not None:
-                words = ["timeout", "--kill-after=5", f"{timeout}", *words]
+            words += ["--master-addr", _address(0), "--master-port", _PORT, "--nproc-per-node", str(count)]
+            agents.append((k, [*words, *options, "--no-python", *mpi.resolve(command)], {}))
+        return self._together(agents, command, env, timeout)
+
+    def processes(
+        self,
+        ranks: int,
+        command: Sequence[str],
+        env: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+        per_host: Sequence[int] | None = None,
+    ) -> subprocess.CompletedProcess[str]:
+        """Runs a job without a launcher that would end the others when one fails: ranks know each other by variables.
+
+        They are torch.distributed's: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT. Arguments and errors as of `torchrun`.
+        """
+        slots = self._slots(ranks, per_host)
+        hosts = [k for k, count in enumerate(slots) for _ in range(count)]
+        meeting = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": _address(0), "MASTER_PORT": _PORT}
+        started = [(k, mpi.resolve(command), {**meeting, "RANK": str(rank)}) for rank, k in enumerate(hosts)]
+        return self._together(started, command, env, timeout)
+
+    def _together(
+        self,
+        started: Sequence[tuple[int, list[str], Mapping[str, str]]],
+        command: Sequence[str],
+        env: Mapping[str, str] | None,
+        timeout: float | None,
+    ) -> subprocess.CompletedProcess[str]:
+        """Runs words on hosts, each with variables of its own, to their end."""
+        # torch looks its host up to know which one it is; UCX would find ways that there are not between machines.
+        links = {"UCX_NET_DEVICES": "eth0", "UCX_TLS": "tcp,self", "GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1"}
+        children = []
+        for k, words, variables in started:
+            limited = words if timeout is None else ["timeout", "--kill-after=5", f"{timeout}", *words]
             there = [*self._inside(), *_enter(str(self._pids[k])), "--", "env", f"--chdir={os.getcwd()}"]
-            agents.append(
+            children.append(
                 subprocess.Popen(
-                    [*there, *words], env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE, text=True, errors="replace",
+                    [*there, *limited],
+                    env={**job_environment(), **links, **(env or {}), **variables},
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                    errors="replace",
                 )
-            )  # fmt: skip
-        said = [agent.communicate() for agent in agents]
-        out, errors = ("".join(texts) for texts in zip(*said))
-        status = next((agent.returncode for agent in agents if agent.returncode), 0)
-        if timeout is not None and status in (124, 137):
+            )
+        out, errors = ("".join(texts) for texts in zip(*(child.communicate() for child in children)))
+        status = next((child.returncode for child in children if child.returncode), 0)
+        if timeout is not None and status == 124:
             raise subprocess.TimeoutExpired(list(command), timeout, out, errors)
         return subprocess.CompletedProcess(list(command), status, out, errors)
 

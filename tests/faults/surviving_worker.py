@@ -177,7 +177,9 @@ def main() -> None:
     folder, plan = Path(sys.argv[1]), Plan(**json.loads(sys.argv[2]))
     faulthandler.dump_traceback_later(STUCK_S, exit=True)
     torch.set_num_threads(1)
-    rank = int(os.environ.get("SORDINO_RANK") or os.environ["OMPI_COMM_WORLD_RANK"])
+    rank = int(
+        next(os.environ[name] for name in ("SORDINO_RANK", "RANK", "OMPI_COMM_WORLD_RANK") if name in os.environ)
+    )
     write(folder / f"pid.{rank}", {"pid": os.getpid()})
     hvd.init(on_peer_lost="continue")
     worker = Worker(folder, plan)

@@ -16,6 +16,7 @@ from launched import eventually
 from pace import HANG_S, bound, stretched
 
 from cluster import Cluster
+from sordino._core import build_info
 
 WORKER = Path(__file__).with_name("surviving_worker.py")
 SILENCE_S = 3
@@ -25,20 +26,19 @@ GOES_ON_WITHIN_S = 0.25  # after it, on an idle machine
 class Hosts:
     """Four hosts with a rank each that train, and what the ranks wrote."""
 
-    def __init__(self, folder: Path, cluster: Cluster, plan: dict[str, Any], silence_s: float) -> None:
-        self.folder, self.cluster, self.plan, self.silence_s = folder, cluster, plan, silence_s
+    def __init__(self, folder: Path, cluster: Cluster, plan: dict[str, Any], silence_s: float, way: str) -> None:
+        self.folder, self.cluster, self.plan, self.silence_s, self.way = folder, cluster, plan, silence_s, way
         self.output = ""
         self.thread = threading.Thread(target=self.run)
         self.thread.start()
 
     def run(self) -> None:
-        done = self.cluster.run(
-            4,
-            [*forked.python(), str(WORKER), str(self.folder), json.dumps(self.plan)],
-            env={"SORDINO_SILENCE_S": str(self.silence_s), "SORDINO_TIMEOUT_S": "60", **forked.environment()},
-            timeout=HANG_S,
-            options=["--with-ft", "ulfm"],
-        )
+        command = [*forked.python(), str(WORKER), str(self.folder), json.dumps(self.plan)]
+        env = {"SORDINO_SILENCE_S": str(self.silence_s), "SORDINO_TIMEOUT_S": "60", **forked.environment()}
+        if self.way == "ucx":
+            done = self.cluster.processes(4, command, env, HANG_S)
+        else:
+            done = self.cluster.run(4, command, env, timeout=HANG_S, options=["--with-ft", "ulfm"])
         self.output = done.stdout + done.stderr
 
     def read(self, name: str) -> Any:
@@ -51,10 +51,10 @@ class Hosts:
 
 
 @contextmanager
-def hosts(folder: Path, plan: dict[str, Any], silence_s: float = SILENCE_S) -> Iterator[Hosts]:
+def hosts(folder: Path, plan: dict[str, Any], way: str, silence_s: float = SILENCE_S) -> Iterator[Hosts]:
     """A silence that a busy machine does not pass for: it is stretched."""
     with Cluster(hosts=4, mbps=1000) as cluster:
-        running = Hosts(folder, cluster, plan, stretched(silence_s))
+        running = Hosts(folder, cluster, plan, stretched(silence_s), way)
         try:
             yield running
         finally:
@@ -65,15 +65,23 @@ def hosts(folder: Path, plan: dict[str, Any], silence_s: float = SILENCE_S) -> I
             running.thread.join(20)
 
 
+@pytest.fixture(params=["mpi", "ucx"])
+def way(request: pytest.FixtureRequest, emulated_hosts: None) -> str:
+    """What is between the hosts."""
+    if request.param == "ucx" and not build_info()["ucx"]:
+        pytest.skip("this build has no UCX")
+    return str(request.param)
+
+
 PLAN = {"steps": 60, "pause_s": 0.02, "wait_for": "go"}
 
 
 @pytest.mark.drill("one host cut off")
 @pytest.mark.parametrize("algorithm", ["allreduce", "crossover"])
 def test_three_go_on_without_one(
-    emulated_hosts: None, tmp_path: Path, note_time: Callable[[str, float], None], algorithm: str
+    way: str, tmp_path: Path, note_time: Callable[[str, float], None], algorithm: str
 ) -> None:
-    with hosts(tmp_path, {**PLAN, "algorithm": algorithm}) as running:
+    with hosts(tmp_path, {**PLAN, "algorithm": algorithm}, way) as running:
         running.wait_for("step.0", "step.1", "step.2", "step.3")
         running.cluster.cut("node3")
         cut = time.time()
@@ -92,9 +100,26 @@ def test_three_go_on_without_one(
             assert report["ended"] == "well" and report["members"] == [0, 1, 2], report
 
 
+@pytest.mark.drill("killed on another host")
+def test_three_go_on_when_one_is_killed(way: str, tmp_path: Path, note_time: Callable[[str, float], None]) -> None:
+    """Nobody on another machine sees the process end: UCX or MPI tells that it is not reached, or its silence does."""
+    with hosts(
+        tmp_path, {**PLAN, "faults": [{"victim": 1, "step": 8, "when": "backward", "what": "kill"}]}, way
+    ) as running:
+        running.wait_for("resized.0", "resized.2", "resized.3")
+        struck = running.read("fault.1")["at"]
+        for rank in (0, 2, 3):
+            note_time(f"kill -9 on another host, by {way}", running.read(f"resized.{rank}")[0]["at"] - struck)
+        (tmp_path / "go").touch()
+        running.wait_for("report.0", "report.2", "report.3")
+        for rank in (0, 2, 3):
+            report = running.read(f"report.{rank}")
+            assert report["ended"] == "well" and report["members"] == [0, 2, 3], report
+
+
 @pytest.mark.drill("two halves")
-def test_two_halves_both_stop(emulated_hosts: None, tmp_path: Path, note_time: Callable[[str, float], None]) -> None:
-    with hosts(tmp_path, PLAN) as running:
+def test_two_halves_both_stop(way: str, tmp_path: Path, note_time: Callable[[str, float], None]) -> None:
+    with hosts(tmp_path, PLAN, way) as running:
         running.wait_for("step.0", "step.1", "step.2", "step.3")
         running.cluster.part(["node2", "node3"])
         cut = time.time()
@@ -108,9 +133,9 @@ def test_two_halves_both_stop(emulated_hosts: None, tmp_path: Path, note_time: C
 
 
 @pytest.mark.drill("a short cut")
-def test_a_short_cut_costs_nobody(emulated_hosts: None, tmp_path: Path) -> None:
+def test_a_short_cut_costs_nobody(way: str, tmp_path: Path) -> None:
     """Three seconds, which is less than the ten that are waited for if nothing else is said."""
-    with hosts(tmp_path, PLAN, silence_s=10) as running:
+    with hosts(tmp_path, PLAN, way, silence_s=10) as running:
         running.wait_for("step.0", "step.1", "step.2", "step.3")
         running.cluster.cut("node3")
         (tmp_path / "go").touch()  # a step that was waiting for it begins while the host is cut off

@@ -42,6 +42,38 @@ def test_torchrun(tmp_path: Path) -> None:
     assert said([*TORCHRUN, "1"], tmp_path) == ["world 0 of 1"]
 
 
+# Counts steps and saves each; in the first start rank 1 fails after the third.
+ELASTIC = """
+import os, sys, torch
+import sordino.torch as hvd
+from sordino import checkpoint
+hvd.init()
+folder, start = checkpoint.Folder(sys.argv[1]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+newest = folder.newest()
+step, total = (newest.step, newest.state["total"]) if newest else (0, torch.zeros(1))
+os.write(1, f"start {start} from {step}\\n".encode())
+while step < 6:
+    total = total + hvd.allreduce(torch.tensor([float(hvd.rank() + 1)]), op=hvd.Sum)
+    step += 1
+    if hvd.rank() == 0:
+        folder.save(step, {"total": total})
+    hvd.barrier()
+    if start == 0 and step == 3 and hvd.rank() == 1:
+        os._exit(3)
+os.write(1, f"total {total.item():g}\\n".encode())
+"""
+
+
+def test_a_restart_of_torchrun_is_a_new_world_from_the_newest_checkpoint(tmp_path: Path) -> None:
+    script = tmp_path / "elastic.py"
+    script.write_text(ELASTIC)
+    words = [*TORCHRUN, "2", "--max-restarts", "2", str(script), str(tmp_path / "saved")]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=HANG_S)
+    assert done.returncode == 0, done.stderr
+    said = sorted(line for line in done.stdout.splitlines() if line.startswith(("start", "total")))
+    assert said == ["start 0 from 0"] * 2 + ["start 1 from 3"] * 2 + ["total 18"] * 2
+
+
 def test_srun_without_an_mpi(tmp_path: Path) -> None:
     """Two processes as srun starts them, with none of the variables that tell an MPI of it."""
     with socket.socket() as free:

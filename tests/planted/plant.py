@@ -167,8 +167,7 @@ class Copy:
         targets = [words.removeprefix("cpp.") for words in commands if is_native(words)]
         if len(targets) < len(commands):
             targets += ["_core", "fake_nccl"]  # and what they use
-            if (self.tree / "libsordino_mpi.so").is_file():
-                targets.append("sordino_mpi")
+            targets += [name for name in ("sordino_mpi", "sordino_ucx") if (self.tree / f"lib{name}.so").is_file()]
         words = ["cmake", "--build", str(self.tree), "--parallel", str(os.cpu_count() or 1), "--target", *targets]
         status, _ = self.commands.run(words, BUILD_S)
         return status == 0

@@ -13,8 +13,7 @@ namespace sordino::ucx {
 namespace {
 
 constexpr const char* kPluginName = "libsordino_ucx.so";
-// Each needs those before it.
-constexpr const char* kLibraries[] = {"libucm.so.0", "libucs.so.0", "libuct.so.0", "libucp.so.0"};
+constexpr const char* kLibraries[] = {"libucs.so.0", "libuct.so.0", "libucp.so.0"};  // each needs those before it
 
 std::mutex mutex;
 std::string hinted;
