@@ -47,7 +47,8 @@ def check_ucx(build: Mapping[str, Any], probe: Mapping[str, str]) -> Check:
     if not build["ucx"]:
         mend = f"{_UCX}; then {REBUILD}"
         status: Literal["ok", "warn"] = "ok" if build["mpi"] else "warn"
-        return Check("UCX", status, "none: between machines by MPI alone", mend if status == "warn" else "")
+        found = "none: between machines by MPI alone" if build["mpi"] else "none: one machine only, for want of MPI too"
+        return Check("UCX", status, found, mend if status == "warn" else "")
     if not probe["library"]:
         return Check("UCX", "fail", _first_line(probe["error"]), f"{_UCX}, or build again: {REBUILD}")
     return Check("UCX", "ok", f"{probe['library']}; the core was built with {build['ucx']}")
