@@ -206,7 +206,7 @@ class Cluster:
             subprocess.TimeoutExpired: the job took longer and was ended.
         """
         slots = [count for count in self._slots(ranks, per_host) if count]
-        agents = []
+        agents: list[tuple[int, list[str], Mapping[str, str]]] = []
         for k, count in enumerate(slots):
             words = [sys.executable, "-m", "torch.distributed.run", "--nnodes", str(len(slots)), "--node-rank", str(k)]
             words += ["--master-addr", _address(0), "--master-port", _PORT, "--nproc-per-node", str(count)]

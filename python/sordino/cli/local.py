@@ -29,6 +29,7 @@ from sordino.launch.socket_rendezvous import Desk
 
 _LOOK_S = 0.05
 _SAY_S = 0.3  # that the others have, after the first failure, to say what they think of it
+_TOLD_S = 10.0  # for those who wait for a rank that has ended, of which they are told, to end by themselves
 _GRACE_S = 1.0  # from the signal to end until what does not is killed
 _LONGEST_LINE = 1 << 16
 
@@ -95,6 +96,7 @@ class LocalJob:
     ) -> None:
         self._size, self._words, self._folder, self._outlasts = ranks, list(words), folder, outlasts
         self._told, where = outcomes.in_folder(ranks, folder / "told", True, deadlines)
+        self._told.patience_s = _TOLD_S
         token = secrets.token_hex(32)
         self._environment = {
             **environment,

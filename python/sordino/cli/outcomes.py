@@ -97,6 +97,7 @@ class Outcomes:
     ) -> None:
         self.ranks = ranks
         self.kept = kept
+        self.patience_s = _PATIENCE_S  # with those that wait for one that has ended
         self._folder = folder
         self._deadlines = deadlines or Deadlines()
         self._known: dict[int, Outcome] = {}
@@ -185,7 +186,7 @@ class Outcomes:
         if missed and waiting:
             # One that has started MPI by other means has met the others without a word, which are about to say so.
             text = f"{missed} before it had met the others, who cannot start without it"
-            return _Hopeless("missed", text, _PATIENCE_S, missed.status or 1)
+            return _Hopeless("missed", text, self.patience_s, missed.status or 1)
         if waiting:
             absent = left - told["waits"] - told["met"]
             text = f"in init() {_names(waiting)} {'wait' if len(waiting) > 1 else 'waits'}"
