@@ -43,8 +43,7 @@ const std::vector<Row>& rows() {
        [](Config& c, auto& n, auto& v) { c.outlast = goes_on(n, v); }},
       {{"SORDINO_TRANSPORT", "", "auto",
         "how ranks reach each other: mpi, ucx, local (one machine, shared memory alone), or auto: MPI where its "
-        "launcher "
-        "started them, else local on one machine and UCX between several"},
+        "launcher started them, else local on one machine and UCX between several"},
        [](Config& c, auto& n, auto& v) {
          c.transport = v;
          for (const char* known : {"auto", "mpi", "ucx", "local"}) {

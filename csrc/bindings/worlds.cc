@@ -102,16 +102,14 @@ void register_worlds(py::module_& module) {
         const Comparison comparison{std::move(fingerprint), std::move(compare)};
         PythonMeeting meeting(rank, size, std::move(gather));
         LinkMaker far;
-        if (by_ucx)
-          far = [&](Meeting& with) { return ucx::connect(with, config, token.empty() ? shared_secret(with) : token); };
+        if (by_ucx) far = [&](Meeting& with) { return ucx::connect(with, config, token); };
         py::gil_scoped_release released;
         return make_world(process::meet(meeting, comparison, config, far), config);
       },
       py::arg("rank"), py::arg("size"), py::arg("gather"), py::arg("fingerprint") = "", py::arg("compare") = py::none(),
       py::arg("by_ucx") = false, py::arg("token") = "", py::arg("outlast") = py::none(),
       "The world of processes that meet by `gather`, which shows what it is given to all ranks and returns what each "
-      "has "
-      "shown, by rank. Collective. Ranks of other nodes are reached by UCX, or there are none. Then as mpi_world.");
+      "has shown, by rank. Collective. Ranks of other nodes are reached by UCX, or there are none. Then as mpi_world.");
   module.def(
       "machine", &process::machine,
       "Names this machine, since it was started, and its process namespace: the same for ranks that may share memory.");

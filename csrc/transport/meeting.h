@@ -22,7 +22,7 @@ class Meeting {
   virtual int host_leader() { return -1; }
 };
 
-// 32 bytes that rank 0 has drawn, where the launcher has given the ranks no secret of their own. Collective.
+// 32 bytes that rank 0 has drawn: another secret each time. Collective.
 std::string shared_secret(Meeting& meeting);
 
 // What the ranks show each other before anything else: `compare` throws if they do not fit together.

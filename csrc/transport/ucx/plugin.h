@@ -22,7 +22,8 @@ void hint(const std::string& folder);
 
 // These load the plugin on first use. They throw NotBuilt if this build has none, or UCX does not load.
 
-// Makes the link between ranks that meet. Collective. What comes without the token, the job's secret, is dropped.
+// Makes the link between ranks that meet. Collective. What comes without the token, the job's secret if it has one, and
+// a secret that the ranks draw is dropped.
 std::unique_ptr<Link> connect(Meeting& meeting, const Config& config, const std::string& token);
 std::string describe();  // "UCX 1.22.0"
 

@@ -1,10 +1,6 @@
 #include "transport/ucx/ucx_link.h"
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <chrono>
-#include <cstdlib>
 #include <cstring>
 #include <iostream>
 #include <optional>
