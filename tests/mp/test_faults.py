@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -62,6 +63,8 @@ class Running:
             "SORDINO_TIMEOUT_S": str(self.timeout_s),
             "SORDINO_STALL_WARN_S": str(self.timeout_s / 3),
             "SORDINO_SHARED_MEMORY": str(int(fault.shared)),
+            # A killed mpirun leaves its session files, named after its number; the next one with it would not start.
+            "PRTE_MCA_prte_local_tmpdir_base": str(folder),
         }
         self.folder, self.names_before = folder, set(os.listdir(SHM))
         with open(folder / "stdout", "wb") as out, open(folder / "stderr", "wb") as err:
@@ -275,6 +278,8 @@ def test_killing_everything_leaves_nothing(start: Start) -> None:
         job.send(rank, signal.SIGKILL)
     job.launcher.wait(HANG_S)
     job.leaves_nothing()
+    left = Path(tempfile.gettempdir(), f"ompi.{job.launcher.pid}")
+    assert not left.exists(), f"no mpirun that gets this number can start beside {left}"
 
 
 BAD_VALUES = [
