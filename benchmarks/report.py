@@ -24,6 +24,7 @@ from sordino.bench.report import REPORTS as BENCH
 from sordino.errors import UsageError
 from sordino.plan.report import REPORTS as PLAN
 from sordino.report import records
+from ways.report import REPORTS as WAYS
 
 REPORTS = {
     **BENCH,
@@ -38,6 +39,7 @@ REPORTS = {
     **GPU_KERNELS,
     **GPU_RANKS,
     **GPU_STEP,
+    **WAYS,
 }
 
 

@@ -20,6 +20,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -187,6 +188,7 @@ class Cluster:
         ranks: int,
         command: Sequence[str],
         env: Mapping[str, str] | None = None,
+        capture: bool = True,
         timeout: float | None = None,
         options: Sequence[str] = (),
         per_host: Sequence[int] | None = None,
@@ -197,6 +199,7 @@ class Cluster:
             ranks: how many in all, as in `run`.
             command: the program and its arguments.
             env: environment variables, on top of this process's. UCX is told to take the links alone.
+            capture: False lets the job write where this process writes.
             timeout: in seconds.
             options: more of them for torchrun.
             per_host: as in `run`.
@@ -211,7 +214,7 @@ class Cluster:
             words = [sys.executable, "-m", "torch.distributed.run", "--nnodes", str(len(slots)), "--node-rank", str(k)]
             words += ["--master-addr", _address(0), "--master-port", _PORT, "--nproc-per-node", str(count)]
             agents.append((k, [*words, *options, "--no-python", *mpi.resolve(command)], {}))
-        return self._together(agents, command, env, timeout)
+        return self._together(agents, command, env, timeout, capture)
 
     def processes(
         self,
@@ -237,11 +240,12 @@ class Cluster:
         command: Sequence[str],
         env: Mapping[str, str] | None,
         timeout: float | None,
+        capture: bool = True,
     ) -> subprocess.CompletedProcess[str]:
         """Runs words on hosts, each with variables of its own, to their end."""
         # torch looks its host up to know which one it is; UCX would find ways that there are not between machines.
         links = {"UCX_NET_DEVICES": "eth0", "UCX_TLS": "tcp,self", "GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1"}
-        children = []
+        children, pipe = [], subprocess.PIPE if capture else None
         for k, words, variables in started:
             limited = words if timeout is None else ["timeout", "--kill-after=5", f"{timeout}", *words]
             there = [*self._inside(), *_enter(str(self._pids[k])), "--", "env", f"--chdir={os.getcwd()}"]
@@ -250,13 +254,16 @@ class Cluster:
                     [*there, *limited],
                     env={**job_environment(), **links, **(env or {}), **variables},
                     stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
+                    stdout=pipe,
+                    stderr=pipe,
                     text=True,
                     errors="replace",
                 )
             )
-        out, errors = ("".join(texts) for texts in zip(*(child.communicate() for child in children)))
+        # All at once: a child that nobody reads from would stop writing, and the others would wait for it.
+        with ThreadPoolExecutor(len(children)) as readers:
+            written = list(readers.map(lambda child: child.communicate(), children))
+        out, errors = ("".join(text or "" for text in texts) for texts in zip(*written))
         status = next((child.returncode for child in children if child.returncode), 0)
         if timeout is not None and status == 124:
             raise subprocess.TimeoutExpired(list(command), timeout, out, errors)

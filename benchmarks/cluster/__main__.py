@@ -1,6 +1,7 @@
-"""Runs one Open MPI job on a cluster that lives as long as the job does.
+"""Runs one job on a cluster that lives as long as the job does, by mpirun or by a torchrun on each host.
 
   cd benchmarks && python -m cluster --hosts 4 --mbps 1000 --ranks-per-host 1 -- python train.py
+  cd benchmarks && python -m cluster --hosts 2 --ranks-per-host 2 --starter torchrun -- python train.py
   cd benchmarks && python -m cluster --hosts 4 --mbps 1000,1000,10000,10000 -- python train.py
 
 The exit status is the job's; 2 if the command line is wrong or no cluster can be made here.
@@ -36,13 +37,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--mbps", type=_rates, metavar="RATE", help="of each link, each way, or RATE,RATE,... of the "
         "hosts' one after the other (default: unlimited)")  # fmt: skip
     parser.add_argument("--ranks-per-host", type=int, default=1, metavar="N", help="(default 1)")
+    parser.add_argument("--starter", choices=("mpirun", "torchrun"), default="mpirun", help="of the ranks: with "
+        "torchrun they meet at torch's store, and UCX is between the hosts (default mpirun)")  # fmt: skip
     options = parser.parse_args(words[:cut])
     if not command:
         parser.error("no command; write it after `--`")
     try:
         with Cluster(options.hosts, options.mbps) as cluster:
             ranks = options.hosts * options.ranks_per_host
-            return cluster.run(ranks, command, capture=False).returncode
+            start = cluster.torchrun if options.starter == "torchrun" else cluster.run
+            return start(ranks, command, capture=False).returncode
     except (NotBuilt, UsageError) as error:
         print(f"cluster: {error}", file=sys.stderr)
         return 2

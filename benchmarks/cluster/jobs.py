@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -19,6 +21,9 @@ from sordino.cli import mpi
 from sordino.errors import NotBuilt, SordinoError, UsageError
 from sordino.report import Results, machines, records
 from sordino.timing import Participants, Watch
+
+Starter = Literal["mpirun", "torchrun", "local"]
+"""Who starts the ranks of a job; "local" is `sordino run`, for one machine."""
 
 _TIMEOUT_S = 3600
 _BENCHMARKS = Path(__file__).resolve().parents[1]
@@ -52,33 +57,56 @@ def paths() -> dict[str, str]:
     return {"PYTHONPATH": f"{_BENCHMARKS}{os.pathsep}{before}" if before else str(_BENCHMARKS)}
 
 
-def run_here(ranks: int, module: str, arguments: Sequence[str]) -> Results:
+def words_here(ranks: int, words: Sequence[str], starter: Starter) -> list[str]:
+    """The words that start `words` as the ranks of one job on this machine.
+
+    Raises:
+        NotBuilt: there is no mpirun.
+    """
+    if starter == "mpirun":
+        launcher = mpi.find_launcher(build_info(), os.environ)
+        return mpi.command_line(launcher, mpi.Job(ranks, list(words), exports=paths()))
+    if starter == "torchrun":
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+        return [*torchrun, "--no-python", *mpi.resolve(words)]
+    return [sys.executable, "-m", "sordino.cli", "run", "-np", str(ranks), "--", *words]
+
+
+def run_here(ranks: int, module: str, arguments: Sequence[str], starter: Starter = "mpirun") -> Results:
     """What the ranks of one job found, all on this machine.
 
     Raises:
         NotBuilt: there is no mpirun. SordinoError: the job failed.
     """
-    launcher = mpi.find_launcher(build_info(), os.environ)
-    words = mpi.command_line(launcher, mpi.Job(ranks, ["python", "-m", module, *arguments], exports=paths()))
+    words = words_here(ranks, ["python", "-m", module, *arguments], starter)
+    environment = {"OMP_NUM_THREADS": "1", **os.environ, **paths()}  # torchrun has a word to say where it is not set
     try:
-        done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_TIMEOUT_S)
+        done = subprocess.run(
+            words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_TIMEOUT_S, env=environment
+        )
     except subprocess.TimeoutExpired as error:
         raise SordinoError(f"{ranks} ranks were not done after {_TIMEOUT_S} s") from error
     return _found(done, f"{ranks} ranks") | {"hosts": 1, "ranks_per_host": ranks, "ranks": ranks}
 
 
 def run_on_hosts(
-    hosts: int, ranks_per_host: int, mbps: float | Sequence[float] | None, module: str, arguments: Sequence[str]
+    hosts: int,
+    ranks_per_host: int,
+    mbps: float | Sequence[float] | None,
+    module: str,
+    arguments: Sequence[str],
+    starter: Starter = "mpirun",
 ) -> Results:
     """What the ranks of one job found, on a cluster of its own, and the bytes of the host that sent most. `mbps` is the
-    rate of all links, or of each.
+    rate of all links, or of each. By torchrun, ranks have UCX between hosts.
 
     Raises:
         NotBuilt: no cluster can be made here. SordinoError: the job failed.
     """
-    ranks = hosts * ranks_per_host
+    ranks, words = hosts * ranks_per_host, ["python", "-m", module, *arguments]
     with Cluster(hosts, mbps) as cluster:
-        done = cluster.run(ranks, ["python", "-m", module, *arguments], paths(), timeout=_TIMEOUT_S)
+        run = cluster.torchrun if starter == "torchrun" else cluster.run
+        done = run(ranks, words, paths(), timeout=_TIMEOUT_S)
         sent = [link.sent for link in cluster.traffic().values()]
     found = _found(done, f"{ranks} ranks on {hosts} hosts")
     return found | {"hosts": hosts, "ranks_per_host": ranks_per_host, "ranks": ranks, "job_bytes": max(sent)}
@@ -99,5 +127,9 @@ def _found(done: subprocess.CompletedProcess[str], who: str) -> Results:
     if done.returncode != 0:
         said = machines.without_paths(done.stderr[-2000:])
         raise SordinoError(f"{who} ended with status {done.returncode}:\n{said}")
-    found: Results = json.loads(done.stdout.splitlines()[-1])
+    # Of several hosts the lines of one come after another's, and UCX writes its warnings among them.
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    if not lines:
+        raise SordinoError(f"{who} found nothing; they wrote:\n{machines.without_paths(done.stdout[-2000:])}")
+    found: Results = json.loads(lines[-1])
     return found

@@ -8,7 +8,8 @@
 //   reduce     my shard: my input and the peers' slots     -> output, my slot  reduced  = chunk + 1
 //   copy out   the peers' shards from their slots          -> output           finished = chunk + 1
 //
-// A slot is written again only when every peer has finished with the chunk before it in that slot.
+// Within an operation no rank waits for a slot: it copies chunk k + 1 in when all have reduced chunk k - 1, and so have
+// copied out all chunks up to k - 2. The slot that it takes had chunk k + 1 - kSlots, which is one of these.
 #include <array>
 
 #include "collectives/operations.h"
@@ -20,6 +21,8 @@ namespace {
 // Smaller tensors are not worth the extra round in which ranks tell each other where theirs lie.
 constexpr std::size_t kLeastInPlace = 32 * 1024;
 constexpr std::uint64_t kOfferStage = 1;  // stages of chunks start after it
+
+static_assert(SharedBlock::kSlots >= 3, "with fewer a slot may hold what a peer has not copied out yet");
 
 void count_bytes(Participants& participants, std::size_t bytes) {
   // As in a ring: each rank gives away (N-1)/N of its input, and N-1 copies of its result shard.
@@ -130,11 +133,7 @@ Task through_slots(Participants& participants, Pieces& pieces, ReduceOp op, doub
   co_await slots_free(participants);
   pipeline.copy_in(0);
   for (std::uint64_t chunk = 0; chunk < chunks; ++chunk) {
-    if (chunk + 1 < chunks) {
-      if (chunk + 1 >= SharedBlock::kSlots)
-        co_await participants.all_reached(&SharedBlock::finished, SlotPipeline::stage(chunk + 1 - SharedBlock::kSlots));
-      pipeline.copy_in(chunk + 1);
-    }
+    if (chunk + 1 < chunks) pipeline.copy_in(chunk + 1);
     co_await participants.all_reached(&SharedBlock::offered, SlotPipeline::stage(chunk));
     pipeline.reduce(chunk);
     co_await participants.all_reached(&SharedBlock::reduced, SlotPipeline::stage(chunk));

@@ -76,7 +76,8 @@ void joined_members_are_not_waited_for() {
   const Announcement join{"join", Opcode::kJoin, ReduceOp::kSum, 1, 1, 0, {}, {}, {}};
   talk.announce(0, say("a"), kNow);
   talk.announce(2, say("a"), kNow);
-  talk.announce(1, join, kNow);
+  CHECK(talk.decide().empty());
+  talk.announce(1, join, kNow);  // and so completes it
   auto decisions = talk.decide();
   CHECK(decisions.size() == 1 && (decisions[0].participants == std::vector<int>{0, 2}));
   for (const int member : {0, 2}) talk.announce(member, say("g", {1}, Opcode::kAllgather), kNow);

@@ -117,6 +117,26 @@ def test_three_go_on_when_one_is_killed(way: str, tmp_path: Path, note_time: Cal
             assert report["ended"] == "well" and report["members"] == [0, 2, 3], report
 
 
+@pytest.mark.drill("stopped on another host")
+def test_three_go_on_when_one_stands_still(way: str, tmp_path: Path, note_time: Callable[[str, float], None]) -> None:
+    """Its connections stay, and the kernel of its host goes on answering: nothing but its silence tells."""
+    plan = {**PLAN, "faults": [{"victim": 1, "step": 8, "when": "backward", "what": "stop"}]}
+    with hosts(tmp_path, plan, way) as running:
+        running.wait_for("resized.0", "resized.2", "resized.3")
+        struck = running.read("fault.1")["at"]
+        for rank in (0, 2, 3):
+            [resize] = running.read(f"resized.{rank}")
+            assert (resize["before"], resize["now"]) == (4, 3)
+            note_time(f"SIGSTOP on another host, {running.silence_s:g} s of silence, by {way}", resize["at"] - struck)
+            # Rank 0 hears of two others alone, as in the test of two halves.
+            assert resize["at"] - struck < bound(GOES_ON_WITHIN_S, 2 * running.silence_s)
+        (tmp_path / "go").touch()
+        running.wait_for("report.0", "report.2", "report.3")
+        for rank in (0, 2, 3):
+            report = running.read(f"report.{rank}")
+            assert report["ended"] == "well" and report["members"] == [0, 2, 3], report
+
+
 @pytest.mark.drill("two halves")
 def test_two_halves_both_stop(way: str, tmp_path: Path, note_time: Callable[[str, float], None]) -> None:
     with hosts(tmp_path, PLAN, way) as running:

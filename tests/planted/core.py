@@ -267,14 +267,6 @@ ERRORS = [
         _ALLREDUCE,
     ),
     Error(
-        "a slot is used again too soon",
-        "missing wait",
-        _NODE,
-        "all_reached(&SharedBlock::finished, SlotPipeline::stage(chunk + 1 - SharedBlock::kSlots));",
-        "all_reached(&SharedBlock::finished, SlotPipeline::stage(0));",
-        _ALLREDUCE,
-    ),
-    Error(
         "the ring folds into the part that it sends",
         "off by one",
         _MESSAGES,

@@ -13,6 +13,7 @@ from claims.local_sgd import accuracy, communication, plan
 from claims.local_sgd.report import per_step
 from claims.local_sgd.worker import edsr_shapes, resnet20_shapes
 from results import ResultsOf
+from sordino._core import build_info
 
 
 def entry(gradients: float, averaging: float | None, predicted: tuple[float, float]) -> dict[str, Any]:
@@ -100,3 +101,12 @@ def test_communication_and_plans_run_on_hosts(tmp_path: Path, results_of: Result
     assert shards == pytest.approx(whole / 2, rel=0.01)
     assert local_sgd.main(["plan", "--quick", "--mbps", "2000", "--parameters", "50k", "--results", str(tmp_path)]) == 0
     assert results_of("local_sgd_plan")["errors"]
+
+
+@pytest.mark.run_of_a_benchmark
+@pytest.mark.usefixtures("emulated_hosts")
+@pytest.mark.skipif(not build_info()["ucx"], reason="this build has no UCX")
+def test_plans_are_made_over_ucx(tmp_path: Path, results_of: ResultsOf) -> None:
+    words = ["--starter", "torchrun", "--quick", "--mbps", "2000", "--parameters", "50k", "--results", str(tmp_path)]
+    assert local_sgd.main(["plan", *words]) == 0
+    assert results_of("local_sgd_plan_ucx")["errors"]

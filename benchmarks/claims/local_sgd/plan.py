@@ -1,6 +1,7 @@
 """How well `sordino plan` predicts what every algorithm takes on emulated hosts.
 
-  python benchmarks/local_sgd.py plan        # as root, in a clone
+  python benchmarks/local_sgd.py plan                     # as root, in a clone: by mpirun, over MPI
+  python benchmarks/local_sgd.py plan --starter torchrun  # over UCX
 
 Makes the plan several times on each of a few clusters, with links of --mbps each way: alpha and beta are measured anew
 each time, and each algorithm is run beside its prediction.
@@ -18,6 +19,7 @@ from sordino.bench import command_line
 from sordino.errors import SordinoError
 from sordino.report import Results, records, verdicts
 
+_NAMES = {"mpirun": "local_sgd_plan", "torchrun": "local_sgd_plan_ucx"}  # of the results, by who starts the ranks
 _CLUSTERS = ((2, 1), (4, 1), (4, 2), (8, 1))  # hosts, and ranks a host
 
 
@@ -40,6 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options.add_argument("--mbps", type=float, default=500.0, metavar="RATE", help="of each link (default 500)")
     options.add_argument("--parameters", default="2.5M", metavar="N", help="of the model (default 2.5M)")
     options.add_argument("--repeats", type=int, default=3, metavar="N", help="plans on each cluster (default 3)")
+    options.add_argument("--starter", choices=_NAMES, default="mpirun", help="of the ranks (default mpirun)")
     chosen = options.parse_args(argv)
     found_machine = machine_before()
     rows: list[Results] = []
@@ -48,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         for _ in range(1 if chosen.quick else chosen.repeats):
             for hosts, each in _CLUSTERS[:1] if chosen.quick else _CLUSTERS:
-                rows.append(run_on_hosts(hosts, each, chosen.mbps, "sordino.cli", words))
+                rows.append(run_on_hosts(hosts, each, chosen.mbps, "sordino.cli", words, chosen.starter))
                 middle = np.median([abs(one["error"]) for one in rows[-1]["rows"] if one["error"] is not None])
                 records.log(f"{hosts} hosts, {each} rank(s) each: median error {middle:.0%}")
     except SordinoError as error:
@@ -56,8 +59,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     found = errors(rows)
     results: Results = {
         "benchmark": "local_sgd_plan",
-        "name": "local_sgd_plan",
+        "name": _NAMES[chosen.starter],
         "machine": found_machine,
+        "starter": chosen.starter,
         "mbps": chosen.mbps,
         "parameters": rows[0]["parameters"],
         "rows": rows,

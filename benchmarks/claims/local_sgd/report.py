@@ -180,8 +180,9 @@ def draw_accuracy(results: Results, figure: Any) -> None:
 
 def plan(results: Results) -> str:
     """Errors by algorithm, and all predictions."""
+    by = {"mpirun": "mpirun, over MPI", "torchrun": "torchrun, over UCX"}[results.get("starter", "mpirun")]
     what = (
-        f"`sordino plan` on emulated hosts with links of {results['mbps']:g} Mbps, "
+        f"`sordino plan` on emulated hosts with links of {results['mbps']:g} Mbps, started by {by}, "
         f"{results['parameters'] / 1e6:.3g} M parameters: predicted communication a step over measured, less one. α "
         "and β are measured anew in each plan."
     )

@@ -1,0 +1,114 @@
+"""All-reduce of float32 between two hosts: Sordino over MPI and over UCX, MPI_Allreduce, and Gloo.
+
+  python benchmarks/transports.py allreduce           # as root, in a clone
+
+Every contestant is alone in its job; jobs take turns, in another order each round. Hosts are emulated, their links have
+--mbps each way (0: as fast as the machine). On one machine Sordino is started by `sordino run` and by mpirun. A time is
+the slowest rank's, from a common barrier to the return of the call; all give the average. The limit is what 2 (H-1)/H
+of the bytes take at the link's rate, headers included.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import numpy as np
+
+from cluster.jobs import Starter, failed, machine_before, run_here, run_on_hosts, wrong_contestants
+from sordino.bench import command_line
+from sordino.errors import SordinoError
+from sordino.report import Results, records
+from sordino.report.tables import format_bytes, format_seconds
+from sordino.timing import summarize
+from ways.report import REPORTS, place_of
+
+_WORKER = "ways.allreduce_worker"
+_PAYLOAD = 0.956  # of a link's rate: what Ethernet's, IP's and TCP's headers leave
+SIZES = "4KiB,64KiB,1MiB,4MiB,16MiB,64MiB,256MiB"
+# Who takes part: the contestant of the worker, and who starts it.
+BETWEEN_HOSTS: dict[str, tuple[str, Starter]] = {
+    "sordino_ucx": ("sordino", "torchrun"),
+    "sordino_mpi": ("sordino", "mpirun"),
+    "mpi": ("mpi", "mpirun"),
+    "gloo": ("gloo", "torchrun"),
+}
+HERE: dict[str, tuple[str, Starter]] = {
+    "sordino_local": ("sordino", "local"),
+    "sordino_mpi": ("sordino", "mpirun"),
+    "mpi": ("mpi", "mpirun"),
+    "gloo": ("gloo", "torchrun"),
+}
+_TRANSPORTS = {"sordino_ucx": "ucx", "sordino_mpi": "mpi", "sordino_local": "local", "mpi": "mpi", "gloo": "gloo"}
+
+
+def limit(size: int, hosts: int, mbps: float) -> float | None:
+    """The seconds that an all-reduce cannot be faster than; None where links have no rate."""
+    if not mbps or hosts < 2:
+        return None
+    return size * 8 * 2 * (hosts - 1) / hosts / (mbps * 1e6 * _PAYLOAD)
+
+
+def measure(hosts: int, each: int, mbps: float, words: Sequence[str], rounds: int) -> list[Results]:
+    """A row a size of what all contestants took in one place. `hosts` is 0 for this machine itself."""
+    contestants = BETWEEN_HOSTS if hosts else HERE
+    found: dict[str, list[Results]] = {name: [] for name in contestants}
+    for number in range(rounds):
+        for name in random.Random(number).sample(sorted(contestants), len(contestants)):
+            by, starter = contestants[name]
+            arguments = ["--by", by, *words]
+            if hosts:
+                job = run_on_hosts(hosts, each, mbps or None, _WORKER, arguments, starter)
+            else:
+                job = run_here(each, _WORKER, arguments, starter)
+            if job["transport"].split()[0] != _TRANSPORTS[name]:
+                raise SordinoError(f"{name} went by {job['transport']}")
+            found[name].append(job)
+    rows = []
+    for k, first in enumerate(found["gloo"][0]["rows"]):
+        entries = {}
+        for name, jobs in found.items():
+            turns = [np.array(job["rows"][k]["seconds"]) for job in jobs]
+            entries[name] = summarize(np.concatenate(turns)) | {
+                "turns": [float(np.median(turn)) for turn in turns],
+                "right": all(job["rows"][k]["right"] for job in jobs),
+            }
+        row = {"hosts": hosts, "ranks_per_host": each, "mbps": mbps, "bytes": first["bytes"], "contestants": entries}
+        rows.append(row | {"limit": limit(first["bytes"], hosts, mbps)})
+    return rows
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Starts the jobs. Status 1 if one failed or computed something wrong, 2 if there can be no cluster."""
+    options = command_line.parser("transports allreduce", __doc__, 2.0, "size and turn")
+    options.add_argument("--sizes", default=SIZES, metavar="LIST", help=f"default {SIZES}")
+    options.add_argument("--hosts", default="0,2", metavar="LIST", help="0: one machine, two ranks (default 0,2)")
+    options.add_argument("--ranks-per-host", type=int, default=1, metavar="N", help="of more hosts (default 1)")
+    options.add_argument("--mbps", default="1000,10000,0", metavar="LIST", help="default 1000,10000,0")
+    options.add_argument("--rounds", type=int, default=3, metavar="N", help="jobs of each contestant (default 3)")
+    chosen = options.parse_args(argv)
+    sizes = [command_line.parse_bytes(text) for text in chosen.sizes.split(",")]
+    budget = 0.2 if chosen.quick else chosen.budget
+    words = ["--sizes", ",".join(map(str, sizes)), "--budget", f"{budget:g}"]
+    found_machine = machine_before()
+    rows: list[Results] = []
+    try:
+        for hosts in (int(text) for text in chosen.hosts.split(",")):
+            for mbps in (float(text) for text in chosen.mbps.split(",")) if hosts else (0.0,):
+                each = chosen.ranks_per_host if hosts else 2
+                for row in measure(hosts, each, mbps, words, 1 if chosen.quick else chosen.rounds):
+                    rows.append(row)
+                    times = [f"{name} {format_seconds(one['median'])}" for name, one in row["contestants"].items()]
+                    records.log(f"{format_bytes(row['bytes'])}, {place_of(row)}: {', '.join(times)}")
+    except SordinoError as error:
+        return failed("transports", error)
+    wrong = wrong_contestants(rows)
+    results: Results = {
+        "benchmark": "transports_allreduce",
+        "name": "transports_allreduce",
+        "machine": found_machine,
+        "rows": rows,
+        "wrong": wrong,
+    }
+    records.publish(results, command_line.results_folder(chosen), REPORTS)
+    return 1 if wrong else 0

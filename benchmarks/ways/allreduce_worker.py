@@ -1,0 +1,138 @@
+"""One rank of a job that all-reduces by one contestant alone: nothing else that talks is even imported.
+
+Started by ways.allreduce; rank 0 prints the slowest rank's seconds as a line of JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from sordino.timing import Participants, Seconds, time_block
+
+_WARMUP = 3
+_LEAST, _MOST = 3, 200  # runs of one size
+
+
+@dataclass
+class Contestant:
+    """Averages tensors, and says by what.
+
+    Attributes:
+        participants: the ranks, which meet and compare by the contestant's own means.
+        empty: a vector of so many float32, where the contestant likes it best.
+        run: averages a vector in place.
+        close: ends it.
+        transport: what carries the bytes between hosts.
+    """
+
+    participants: Participants
+    empty: Callable[[int], torch.Tensor]
+    run: Callable[[torch.Tensor], object]
+    close: Callable[[], object]
+    transport: str
+
+
+def _sordino() -> Contestant:
+    import sordino.torch as hvd
+
+    hvd.init()
+
+    def run(tensor: torch.Tensor) -> None:
+        hvd.allreduce_(tensor, name=f"bench.{tensor.numel()}", op=hvd.Average)
+
+    def empty(count: int) -> torch.Tensor:
+        return hvd.shared_empty(count, dtype=torch.float32)
+
+    return Contestant(Participants(hvd.rank(), hvd.size()), empty, run, hvd.shutdown, hvd.transport())
+
+
+def _mpi() -> Contestant:
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+
+    def run(tensor: torch.Tensor) -> None:
+        world.Allreduce(MPI.IN_PLACE, tensor.numpy(), op=MPI.SUM)
+        tensor.div_(world.size)
+
+    return Contestant(Participants(world.rank, world.size, world), torch.empty, run, _nothing, "mpi")
+
+
+class _GlooParticipants(Participants):
+    """Meets through torch.distributed."""
+
+    def barrier(self) -> None:
+        """Waits for all."""
+        torch.distributed.barrier()
+
+    def maximum(self, values: Seconds) -> Seconds:
+        """The element-wise maximum over the ranks."""
+        result = torch.from_numpy(values.copy())
+        torch.distributed.all_reduce(result, torch.distributed.ReduceOp.MAX)
+        return np.asarray(result.numpy())
+
+
+def _gloo() -> Contestant:
+    distributed: Any = torch.distributed
+    distributed.init_process_group("gloo")
+    participants = _GlooParticipants(distributed.get_rank(), distributed.get_world_size())
+
+    def run(tensor: torch.Tensor) -> None:
+        distributed.all_reduce(tensor)
+        tensor.div_(participants.size)
+
+    return Contestant(participants, torch.empty, run, distributed.destroy_process_group, "gloo")
+
+
+CONTESTANTS = {"sordino": _sordino, "mpi": _mpi, "gloo": _gloo}
+
+
+def _nothing() -> None:
+    """MPI ends at exit."""
+
+
+def measure(contestant: Contestant, size: int, budget: float) -> dict[str, Any]:
+    """The seconds of all-reduces of `size` bytes, and whether a result was right. Collective."""
+    participants = contestant.participants
+    tensor = contestant.empty(size // 4)
+    tensor.fill_(participants.rank + 1)
+    contestant.run(tensor)
+    wrong = float(not bool((tensor == (participants.size + 1) / 2).all()))
+    right = bool(participants.maximum(np.array([wrong]))[0] == 0)
+    tensor.fill_(1.5)
+    estimate = float(np.median(participants.maximum(time_block(lambda: contestant.run(tensor), participants, _WARMUP))))
+    count = int(np.clip(budget / estimate, _LEAST, _MOST))
+    seconds = participants.maximum(time_block(lambda: contestant.run(tensor), participants, count))
+    return {"bytes": size, "seconds": seconds.tolist(), "right": right}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measures and, on rank 0, prints."""
+    options = argparse.ArgumentParser(prog="allreduce_worker", description=__doc__)
+    options.add_argument("--by", choices=CONTESTANTS, required=True)
+    options.add_argument("--sizes", required=True)
+    options.add_argument("--budget", type=float, required=True)
+    chosen = options.parse_args(argv)
+    torch.set_num_threads(1)
+    contestant = CONTESTANTS[chosen.by]()
+    rows = [measure(contestant, int(size), chosen.budget) for size in chosen.sizes.split(",")]
+    if contestant.participants.rank == 0:
+        print(json.dumps({"transport": contestant.transport, "rows": rows}), flush=True)
+    # The last answer has left when the others end.
+    contestant.participants.barrier()
+    time.sleep(0.1)
+    contestant.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
