@@ -32,8 +32,8 @@ from sordino.bench.resnet import resnet50_shapes
 from sordino.errors import NotBuilt
 from sordino.report import Results, machines, records, verdicts
 from sordino.report.tables import format_bytes
+from sordino.runtime.dtypes import DTYPE_CODES
 from sordino.runtime.operation import Sum
-from sordino.runtime.tensors import DTYPE_CODES
 from sordino.timing import Participants, Run, Samples, Watch
 
 COPY_LIMIT = 0.9

@@ -5,6 +5,10 @@
 
 #include "base/dtype.h"
 
+namespace sordino {
+class World;
+}
+
 namespace sordino::bindings {
 
 namespace py = pybind11;
@@ -21,6 +25,7 @@ void register_worlds(py::module_& module);
 void register_arena(py::module_& module);
 void register_services(py::module_& module);
 void register_device(py::module_& module);
+py::object allreduce_again_of(std::shared_ptr<World> world, py::object tensor_type, const py::dict& dtypes);
 
 // Addresses cross the seam as integers: the core never sees a torch type.
 inline std::byte* pointer(std::uintptr_t address) { return reinterpret_cast<std::byte*>(address); }

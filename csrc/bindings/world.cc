@@ -8,8 +8,8 @@
 #include "bindings/operations.h"
 
 namespace sordino::bindings {
-
 void register_world(py::module_& module) {
+  module.attr("MOST_IN_ONE_SHOT") = OneShotSlots::kMostBytes;  // bytes of a tensor
   auto world =
       py::class_<World, std::shared_ptr<World>>(module, "World", "The ranks of one job, as one of them sees it.");
   world
@@ -21,6 +21,9 @@ void register_world(py::module_& module) {
           "run", [](std::shared_ptr<World> self, const PyRequest& what) { return start(std::move(self), what, true); },
           py::arg("what"),
           "submit() and wait in one, without waking another thread. Errors are raised by Handle.wait().")
+      .def("allreduce_again", &allreduce_again_of, py::arg("tensor_type"), py::arg("dtypes"),
+           "Makes the function that does small all-reduces again (allreduce_again.cc); `dtypes`: the core's codes of "
+           "them.")
       .def(
           "exchange",
           [](std::shared_ptr<World> self, const PyExchange& what, std::string name, std::uint64_t round,
@@ -113,6 +116,7 @@ void register_world(py::module_& module) {
         stats["bytes_sent_inside_node"] = inside;
         stats["bytes_sent_across_nodes"] = across;
         stats["operations"] = self.traffic().operations.load();
+        stats["operations_in_one_shot"] = self.traffic().one_shot.load();
         stats["waited_seconds"] = self.waited_seconds();
         return stats;
       });

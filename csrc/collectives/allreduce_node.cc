@@ -23,13 +23,6 @@ constexpr std::size_t kLeastInPlace = 32 * 1024;
 constexpr std::uint64_t kOfferStage = 1;  // stages of chunks start after it
 
 static_assert(SharedBlock::kSlots >= 3, "with fewer a slot may hold what a peer has not copied out yet");
-
-void count_bytes(Participants& participants, std::size_t bytes) {
-  // As in a ring: each rank gives away (N-1)/N of its input, and N-1 copies of its result shard.
-  const std::size_t parts = static_cast<std::size_t>(participants.size());
-  participants.traffic.inside.fetch_add(2 * (bytes - bytes / parts), std::memory_order_relaxed);
-}
-
 Task in_place(Participants& participants, Pieces& pieces, const std::vector<std::byte*>& tensors, ReduceOp op,
               double pre, double post) {
   const Shards shards = shards_of(participants.size(), pieces.dtype(), pieces.count());
@@ -148,7 +141,7 @@ Task through_slots(Participants& participants, Pieces& pieces, ReduceOp op, doub
 }  // namespace
 
 Task allreduce_node(Participants& participants, Pieces& pieces, ReduceOp op, double pre, double post) {
-  count_bytes(participants, pieces.bytes());
+  participants.traffic.count_all_reduce(pieces.bytes(), static_cast<std::size_t>(participants.size()));
   // Slots are the host's memory, so what lies on devices has come here in segments that all can map.
   const auto& device = participants.compute->device();
   if (device || pieces.bytes() >= kLeastInPlace) {

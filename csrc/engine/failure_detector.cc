@@ -33,6 +33,7 @@ void FailureDetector::watch(Time now) {
   watch_losses();
   for (auto& [id, set] : scheduler_.sets()) {
     if (set->running) watch_set(*set, now);
+    if (set->laid) watch_laid(*set, now);
     if (set->negotiation) watch_coordinated(*set, now);
   }
   scheduler_.nccl().check(now, timeout_s_);
@@ -96,6 +97,19 @@ void FailureDetector::watch_running(Running& running, Time now) const {
   if (running.warned) return;
   running.warned = true;
   say("stalled: " + text + ".");
+}
+
+// Ranks that stand still decline nothing.
+void FailureDetector::watch_laid(ProcessSet& set, Time now) const {
+  ProcessSet::InOneShot& laid = *set.laid;
+  const double waited = seconds(laid.since, now);
+  if (!is_late(waited)) return;
+  const std::string name(laid.name);
+  std::vector<int> late;
+  for (const std::size_t member : set.one_shot()->missing()) late.push_back(set.ranks[member]);
+  const std::string text = "'" + name + "' has waited " + whole(waited) + " s for ranks " + list(late);
+  if (waited > timeout_s_) throw Timeout(text + ", more than SORDINO_TIMEOUT_S", name, late);
+  if (!std::exchange(laid.warned, true)) say("stalled: " + text + ", which stand still.");
 }
 
 // What waits for ranks that have left ends by itself; what comes after it will not begin, for they have a part in it.

@@ -50,6 +50,7 @@ class FailureDetector {
   void lose(int rank, const std::string& why, bool certain);
   void watch_set(ProcessSet& set, Time now);
   void watch_running(Running& running, Time now) const;
+  void watch_laid(ProcessSet& set, Time now) const;
   void end_serving(ProcessSet& set);
   void watch_coordinated(ProcessSet& set, Time now);
   void watch_own(Time now);

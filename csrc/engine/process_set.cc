@@ -10,6 +10,14 @@ Tag tag_of(int set, std::uint64_t sequence) {
          static_cast<Tag>(sequence & ((1 << kTagSequenceBits) - 1));
 }
 
+// What a blocking call would say of an operation of this name; empty where none would.
+std::string_view name_again(std::string_view name) {
+  const std::string_view label = kAllreduceLabel;
+  if (!name.starts_with(label)) return {};
+  name.remove_prefix(label.size());
+  return name.starts_with(kUnnamed) ? kUnnamed : name;  // in order, whatever their number
+}
+
 }  // namespace
 
 ProcessSet::ProcessSet(int id, std::vector<int> members, Transport& transport, const SetOptions& options)
@@ -50,6 +58,35 @@ void ProcessSet::connect(int rank, const Location& block) {
         reinterpret_cast<SharedBlock*>(transport_.node_memory().map(rank, block));
   } catch (const TransportError&) {
     // Its process has ended. Whether that is a loss, its goodbye tells; no operation will have it as a participant.
+  }
+  if (unconnected_.empty()) open_one_shot();
+}
+
+void ProcessSet::open_one_shot() {
+  std::vector<OneShotSlots*> slots;
+  for (SharedBlock* block : blocks_) {
+    if (!block) return;
+    slots.push_back(&block->one_shot());
+  }
+  one_shot_.emplace(std::move(slots), static_cast<std::size_t>(me));
+}
+
+void ProcessSet::remember(Running& over) {
+  slot_use_ = std::move(over.participants->slot_use);
+  shares_devices_ = over.participants->shares_devices;
+  if (!one_shot_ || over.participants->size() < static_cast<int>(ranks.size())) return;
+  constexpr int kIndexBits = 20;
+  const std::size_t most = std::min(over.submissions.size(), std::size_t{1} << kIndexBits);
+  for (std::size_t index = 0; index < most; ++index) {
+    const Request& request = over.submissions[index].request;
+    if (request.opcode != Opcode::kAllreduce || request.device || request.tensors.size() != 1 ||
+        request.op == ReduceOp::kAdasum || !OneShot::fits(request.tensors[0].bytes(), ranks.size()))
+      continue;
+    const std::string_view name = name_again(request.name);
+    if (name.empty()) continue;
+    const Tensor& tensor = request.tensors[0];
+    one_shot_->remember(name, {request.op, tensor.dtype, request.prescale, request.postscale, tensor.shape},
+                        over.participants->sequence << kIndexBits | index);
   }
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <deque>
 #include <memory>
 #include <optional>
@@ -9,11 +10,16 @@
 #include <string>
 #include <vector>
 
+#include "collectives/one_shot.h"
 #include "collectives/participants.h"
 #include "engine/negotiation.h"
 #include "engine/running.h"
 
 namespace sordino {
+
+// Blocking all-reduces are submitted under this and their name; those without one are numbered.
+inline constexpr const char* kAllreduceLabel = "allreduce.";
+inline constexpr std::string_view kUnnamed = "noname.";
 
 // How the sets of a world are set up.
 struct SetOptions {
@@ -40,10 +46,14 @@ class ProcessSet {
 
   // Those that a decision names, for the next operation; null if this rank is none of them.
   std::unique_ptr<Participants> gather(const std::vector<int>& members, Traffic& traffic);
-  // What an operation that is over leaves to the next.
-  void remember(Participants& over) {
-    slot_use_ = std::move(over.slot_use);
-    shares_devices_ = over.shares_devices;
+  // What an operation that is over leaves to the next, and what is to be remembered of it.
+  void remember(Running& over);
+  // Null where members are on several nodes, or have not all said where their blocks are.
+  OneShot* one_shot() { return one_shot_ ? &*one_shot_ : nullptr; }
+  // A member has left the world.
+  void leave(int index) {
+    if (negotiation) negotiation->leave(index);
+    if (one_shot_) one_shot_->close();
   }
 
   int index_of(int rank) const {
@@ -60,8 +70,20 @@ class ProcessSet {
   std::set<std::string> stalled;           // undecided names whose missing ranks the coordinator has reported
   std::optional<Running> running;
   NcclChannels channels;
+  std::atomic<int> in_flight{0};  // operations between submit and finish
+
+  // What this rank has laid and others have not yet, or the other way round.
+  struct InOneShot {
+    std::string_view name;
+    Time since;
+    bool warned = false;
+  };
+  std::optional<InOneShot> laid;
+  std::optional<Time> awaited_since;
 
  private:
+  void open_one_shot();
+
   Transport& transport_;
   const SetOptions options_;
   std::shared_ptr<Segment> own_block_;
@@ -70,6 +92,7 @@ class ProcessSet {
   std::uint64_t sequence_ = 0;
   SlotUse slot_use_;
   std::optional<bool> shares_devices_;
+  std::optional<OneShot> one_shot_;
 };
 
 }  // namespace sordino

@@ -38,6 +38,7 @@ std::shared_ptr<Handle> Scheduler::submit(Request request) {
                      "' is still under way on this rank; wait for it, or give this one another name");
   }
   in_flight_.fetch_add(1);
+  found->second->in_flight.fetch_add(1);
   if (request.device) on_devices_.fetch_add(1);
   submitted_.push_back({std::move(request), handle, std::chrono::steady_clock::now()});
   submitted_any_ = true;
@@ -80,7 +81,7 @@ std::map<std::string, std::uint64_t> Scheduler::routes() const {
 }
 
 ProcessSet& Scheduler::add_set(int id, std::vector<int> ranks) {
-  auto made = std::make_unique<ProcessSet>(id, std::move(ranks), common_.transport, set_options_);
+  auto made = std::make_shared<ProcessSet>(id, std::move(ranks), common_.transport, set_options_);
   ProcessSet& set = *made;
   {
     std::lock_guard lock(mutex_);
@@ -99,7 +100,7 @@ ProcessSet& Scheduler::add_set(int id, std::vector<int> ranks) {
 }
 
 void Scheduler::remove_set(int id) {
-  std::unique_ptr<ProcessSet> removed;
+  std::shared_ptr<ProcessSet> removed;
   std::vector<Submission> orphans;
   {
     std::lock_guard lock(mutex_);
@@ -116,6 +117,7 @@ void Scheduler::remove_set(int id) {
       return true;
     });
   }
+  if (OneShot* shot = removed->one_shot()) shot->close();
   const auto error = std::make_exception_ptr(
       UsageError("process set " + std::to_string(id) + " was removed before the operation ran"));
   for (Submission& submission : orphans) finish(submission, error);
@@ -127,7 +129,7 @@ void Scheduler::leave(int rank) {
 
 void Scheduler::tell_left(ProcessSet& set, int rank) {
   const int index = set.index_of(rank);
-  if (index >= 0 && set.negotiation) set.negotiation->leave(index);
+  if (index >= 0) set.leave(index);
 }
 
 bool Scheduler::settled() const {
@@ -142,6 +144,7 @@ void Scheduler::finish(Submission& submission, std::exception_ptr error) {
     std::lock_guard lock(mutex_);
     outstanding_.erase(key_of(submission.request.set, submission.request.name));
     in_flight_.fetch_sub(1);
+    if (const auto set = sets_.find(submission.request.set); set != sets_.end()) set->second->in_flight.fetch_sub(1);
     if (submission.request.device) on_devices_.fetch_sub(1);
   }
   submission.handle->finish(std::move(error));

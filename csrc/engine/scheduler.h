@@ -55,12 +55,22 @@ class Scheduler {
   void receive(int from, std::span<const std::byte> bytes);
   // A rank has left: what waits for it fails.
   void leave(int rank);
+
+  // A small all-reduce that all ranks of its set have done before (collectives/one_shot.h; scheduler_one_shot.cc). Lays
+  // its input for the others to see; null where it is to be submitted.
+  std::shared_ptr<ProcessSet> lay(int set, std::string_view name, const OneShot::What& what, const std::byte* input);
+  // Takes up the result when all have laid theirs; false where it is to be submitted after all.
+  bool take_up(ProcessSet& set, const OneShot::What& what, const std::byte* input, std::byte* output);
+  // Declines what others wait for if this rank does something else, or nothing, for long. Whether there was such a
+  // thing.
+  bool decline(Time now);
+
   // Whether all that was decided has come to its end.
   bool settled() const;
 
   // ---- for whoever looks for what is wrong, on the same thread
 
-  const std::map<int, std::unique_ptr<ProcessSet>>& sets() const { return sets_; }
+  const std::map<int, std::shared_ptr<ProcessSet>>& sets() const { return sets_; }
   NcclInFlight& nccl() { return nccl_; }
   // Calls visit(submission, set) for each that has been announced and is not over, while nobody submits.
   template <class Visit>
@@ -92,6 +102,8 @@ class Scheduler {
   ProcessSet& add_set(int id, std::vector<int> ranks);
   void remove_set(int id);
   void require_idle(int set) const;  // with mutex_ held
+  bool has_submitted(const ProcessSet& set, std::string_view name) const;
+  bool must_decline(ProcessSet& set, const std::vector<OneShot::Number>& awaited, Time now) const;
   bool advance(ProcessSet& set);
   void obey(ProcessSet& set, Decision decision);
   void refuse(const Decision& decision, std::vector<Submission>& submissions);
@@ -108,7 +120,7 @@ class Scheduler {
   mutable std::mutex mutex_;  // guards what other threads share with the one that polls: what is below
   std::deque<Submission> submitted_;
   std::unordered_map<std::string, Submission> outstanding_;  // by set and name, from submit to finish
-  std::map<int, std::unique_ptr<ProcessSet>> sets_;
+  std::map<int, std::shared_ptr<ProcessSet>> sets_;
   std::map<std::string, std::uint64_t> routes_;
 
   std::atomic<bool> submitted_any_{false};  // spares announce() the lock

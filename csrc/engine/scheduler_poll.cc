@@ -152,7 +152,7 @@ bool Scheduler::advance(ProcessSet& set) {
     std::lock_guard lock(mutex_);
     ++routes_[running.route];
   }
-  set.remember(*running.participants);
+  set.remember(running);
   if (common_.trace.on()) trace_run(running);
   std::vector<Submission> done = std::move(running.submissions);
   set.running.reset();

@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "base/keep.h"
+#include "base/relax.h"
 #include "engine/control.h"
 
 namespace sordino {
@@ -56,7 +57,8 @@ World::World(Place place, const Config& config, std::uint64_t first_tag)
       transport_(std::move(place.transport)),
       common_(*transport_) {
   const std::chrono::microseconds spin = spin_for(*transport_, config);
-  scheduler_ = std::make_unique<Scheduler>(common_, config, spin.count() > 0 ? 200 : 0);
+  patience_ = spin.count() > 0 ? 200 : 0;
+  scheduler_ = std::make_unique<Scheduler>(common_, config, patience_);
   services_ = std::make_unique<ServiceHost>(common_, [this] { wake(); }, first_tag);
   failures_ =
       std::make_unique<FailureDetector>(common_, *scheduler_, *services_, config, receive_, membership_.get(), view_);
@@ -120,7 +122,29 @@ void World::wait(const Handle& handle) {
   if (handle.done()) return;
   const Time begin = steady_clock::now();
   progress_->wait([&] { return handle.done(); });
+  count_wait(begin);
+}
+
+void World::count_wait(Time begin) {
   waited_ns_.fetch_add(static_cast<std::uint64_t>(std::chrono::nanoseconds(steady_clock::now() - begin).count()));
+}
+
+bool World::allreduce_again(int set, std::string_view name, const OneShot::What& what, const std::byte* input,
+                            std::byte* output) {
+  if (forked()) return false;
+  const auto turn = progress_->take_turn();
+  const std::shared_ptr<ProcessSet> laid = scheduler_->lay(set, name, what, input);
+  if (!laid) return false;
+  const Time begin = laid->laid->since;
+  OneShot& shot = *laid->one_shot();
+  for (int look = 0; look < patience_ && !shot.all_laid(); ++look) relax();
+  if (!shot.all_laid()) {
+    shot.rest(true);
+    progress_->poll_until([&] { return shot.all_laid() || shot.closed() || common_.failure.latched(); });
+    shot.rest(false);
+  }
+  count_wait(begin);
+  return scheduler_->take_up(*laid, what, input, output);
 }
 
 bool World::reaches(int rank, const Location& place, const std::shared_ptr<Device>& device) {
@@ -160,6 +184,7 @@ bool World::poll() {
     if (membership_) may_go_on_ = membership_->ended() || membership_->past(view_.epoch);
     moved |= scheduler_->decide();
     const Time now = steady_clock::now();
+    moved |= scheduler_->decline(now);
     moved |= scheduler_->advance();
     moved |= services_->advance(now);
     if (moved) last_move_ = now;

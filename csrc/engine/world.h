@@ -50,6 +50,10 @@ class World {
   std::shared_ptr<Handle> submit(Request request);
   // submit() and wait() in one: nobody else is woken for it.
   std::shared_ptr<Handle> run(Request request);
+  // An all-reduce of one small tensor, of a name, that all ranks of a node have done before: it is done when this
+  // returns, without a handle. False where it is to be submitted, which also tells what is wrong if anything is.
+  bool allreduce_again(int set, std::string_view name, const OneShot::What& what, const std::byte* input,
+                       std::byte* output);
   // Returns when the handle is done (not whether it succeeded: see Handle::error).
   void wait(const Handle& handle);
 
@@ -112,6 +116,7 @@ class World {
   void tell_freed();
   void say_goodbye();
   void flush(std::chrono::milliseconds limit);
+  void count_wait(Time begin);
 
   const Config config_;
   const std::shared_ptr<membership::Membership> membership_;  // where ranks go on without those that are lost
@@ -123,6 +128,7 @@ class World {
   std::unique_ptr<ServiceHost> services_;
   std::unique_ptr<FailureDetector> failures_;
 
+  int patience_;  // how often a rank looks at what others do before it does something else
   std::atomic<std::uint64_t> waited_ns_{0};
   std::atomic<bool> may_go_on_{false};  // the membership has gone on, or cannot
   std::atomic<bool> retired_{false};    // another world has taken this one's place

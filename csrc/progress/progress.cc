@@ -68,6 +68,22 @@ void Progress::wait(const std::function<bool()>& done) {
   if (busy_() || waiters_.load() > 0) notify();
 }
 
+void Progress::poll_until(const std::function<bool()>& done) {
+  waiters_.fetch_add(1);
+  auto idle_since = Clock::now();
+  while (!done()) {
+    const std::uint32_t ticket = transport_.ticket();
+    if (poll_()) {
+      idle_since = Clock::now();
+      if (waiters_.load() > 1) changed_.notify_all();
+    } else if (!done()) {
+      rest(ticket, idle_since);
+    }
+  }
+  waiters_.fetch_sub(1);
+  if (busy_() || waiters_.load() > 0) notify();
+}
+
 void Progress::notify() {
   transport_.ring(transport_.rank());  // whoever polls may be resting
   if (thread_sleeps_.load()) {

@@ -25,6 +25,10 @@ class Progress {
 
   // Polls until done() is true. done() may be called from several threads at once.
   void wait(const std::function<bool()>& done);
+  // Whoever holds the turn is the only one to poll.
+  std::unique_lock<std::mutex> take_turn() { return std::unique_lock(turn_); }
+  // With the turn held: polls until done() is true.
+  void poll_until(const std::function<bool()>& done);
   // Runs `action` while nobody polls.
   void alone(const std::function<void()>& action) {
     std::lock_guard turn(turn_);

@@ -12,7 +12,7 @@ from places import PHASES, SIZES, Place, assert_same, content, phase, raw
 import sordino.torch as hvd
 from sordino._core import cuda_kernels, kernels
 from sordino.errors import UsageError
-from sordino.runtime.tensors import DTYPE_CODES
+from sordino.runtime.dtypes import DTYPE_CODES
 
 pytestmark = pytest.mark.gpu
 

@@ -10,6 +10,8 @@ _PLAN = "csrc/collectives/exchange_plan.cc"
 _NEGOTIATION = "csrc/engine/negotiation.cc"
 _NODE = "csrc/collectives/allreduce_node.cc"
 _MESSAGES = "csrc/collectives/allreduce_messages.cc"
+_ONE_SHOT = "csrc/collectives/one_shot.cc"
+_ONE_SHOT_H = "csrc/collectives/one_shot.h"
 _SNAPSHOTS = "csrc/services/snapshots.cc"
 _TRANSFERS = "csrc/services/snapshot_transfers.cc"
 _PAIRS = "csrc/services/pair_averaging.cc"
@@ -265,6 +267,62 @@ ERRORS = [
         "    co_await participants.all_reached(&SharedBlock::offered, SlotPipeline::stage(chunk));\n",
         "",
         _ALLREDUCE,
+    ),
+    Error(
+        "a turn takes the slot of the one before",
+        "stale copy",
+        _ONE_SHOT_H,
+        "slots_[member]->slots[turn % 2]",
+        "slots_[member]->slots[0 * turn]",
+        ("cpp.test_one_shot",),
+    ),
+    Error(
+        "a slot is stamped before it is written",
+        "missing wait",
+        _ONE_SHOT,
+        "  std::memcpy(slot(me_, turn_).data(data.size()), data.data(), data.size());\n  publish(number);\n",
+        "  publish(number);\n  std::memcpy(slot(me_, turn_).data(data.size()), data.data(), data.size());\n",
+        (checks("repeated"),),
+    ),
+    Error(
+        "other operations are taken for the same",
+        "lost message",
+        _ONE_SHOT,
+        "if (slot(member, turn).operation != first) return false;",
+        "if (slot(member, turn).operation == 0) return false;",
+        ("cpp.test_one_shot", checks("repeated")),
+    ),
+    Error(
+        "an operation is known by its name alone",
+        "lost message",
+        _ONE_SHOT,
+        "found != known_.end() && found->second.what == what",
+        "found != known_.end()",
+        ("cpp.test_one_shot", checks("repeated")),
+    ),
+    Error(
+        "who has declined lays before all have read",
+        "missing wait",
+        "csrc/engine/scheduler_one_shot.cc",
+        " || !shot->free()",
+        "",
+        ("cpp.test_one_shot",),
+    ),
+    Error(
+        "who has the same under way lets others wait",
+        "lost message",
+        "csrc/engine/scheduler_one_shot.cc",
+        "if (set.in_flight.load() == 0) return false;",
+        "if (set.in_flight.load() >= 0) return false;",
+        ("cpp.test_one_shot",),
+    ),
+    Error(
+        "who has left is waited for in one shot",
+        "lost message",
+        "csrc/engine/process_set.h",
+        "    if (one_shot_) one_shot_->close();\n",
+        "",
+        ("cpp.test_one_shot",),
     ),
     Error(
         "the ring folds into the part that it sends",

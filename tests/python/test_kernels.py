@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import sordino.torch as hvd
 from sordino._core import kernels
 from sordino.errors import UsageError
-from sordino.runtime.tensors import DTYPE_CODES
+from sordino.runtime.dtypes import DTYPE_CODES
 
 KERNEL_FOLDS = {name: op for name, op in FOLDS.items() if name != "Average"}
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from sordino._core import kernels
 from sordino.errors import UsageError
-from sordino.runtime.tensors import DTYPE_CODES
+from sordino.runtime.dtypes import DTYPE_CODES
 
 COUNTS = (0, 1, 7, 63, 64, 1003)
 EDGES = (

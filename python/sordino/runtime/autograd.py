@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from sordino._core import MOST_IN_ONE_SHOT
 from sordino.runtime.collectives import (
     allgather_operation,
     allreduce_operation,
@@ -124,6 +125,15 @@ class _Reducescatter(torch.autograd.Function):
         return (None, None, *outputs)
 
 
+def _is_small_constant(tensor: object) -> bool:
+    return (
+        type(tensor) is torch.Tensor
+        and tensor.layout is torch.strided
+        and tensor.nbytes <= MOST_IN_ONE_SHOT
+        and not (tensor.requires_grad and torch.is_grad_enabled())
+    )
+
+
 def allreduce(
     tensor: torch.Tensor,
     average: bool | None = None,
@@ -155,6 +165,11 @@ def allreduce(
         OperationMismatch, PeerLost, Timeout, TransportError: as of `synchronize`.
     """
     factors = (prescale_factor, postscale_factor)
+    if average is None and compression is Compression.none and _is_small_constant(tensor):
+        context = current()
+        result = torch.empty_like(tensor, memory_format=torch.contiguous_format)
+        if context.allreduce_again(tensor, result, name, op, *factors, process_set.process_set_id, context.taken):
+            return result
     return grouped_allreduce([tensor], average, name, compression, op, *factors, process_set)[0]
 
 

@@ -115,6 +115,11 @@ def allreduce_(
 
     Arguments and errors are those of `allreduce`.
     """
+    context = current()
+    if average is None and context.allreduce_again(
+        tensor, tensor, name, op, prescale_factor, postscale_factor, process_set.process_set_id, context.taken
+    ):
+        return tensor
     reduction = Reduction(resolve_op(op, average), prescale_factor, postscale_factor, process_set)
     result: torch.Tensor = allreduce_operation([tensor], True, "allreduce", name, reduction, _first).run()
     return result

@@ -13,8 +13,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from sordino._core import Device, Handle, World
 from sordino.errors import PeerLost, UsageError
+from sordino.runtime.dtypes import DTYPE_CODES
+
+
+def _not(*_: object) -> bool:
+    """Leave an all-reduce to the usual way."""
+    return False
 
 
 @dataclass
@@ -158,6 +166,8 @@ class Context:
         self.is_homogeneous = len(set(sizes)) == 1
         self.epoch = self.world.epoch
         self.outlasts = self.world.outlasts
+        # Where ranks outlive others, what they have begun is repeated after a loss, and they must agree on that.
+        self.allreduce_again = _not if self.outlasts else self.world.allreduce_again(torch.Tensor, DTYPE_CODES)
         self.identity = self.world.identities[self.rank]
         """This rank's number in the first world, which it keeps."""
 

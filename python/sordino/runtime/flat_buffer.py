@@ -14,8 +14,9 @@ from sordino._core import Arena, Layout
 from sordino.errors import TransportError, UsageError
 from sordino.runtime.context import Context
 from sordino.runtime.devices import HOST, common_device, core_device, gpu_tensor
+from sordino.runtime.dtypes import DTYPES
 from sordino.runtime.segments import segment_numbers
-from sordino.runtime.tensors import DTYPES, check, dense_strides, dtype_code, label
+from sordino.runtime.tensors import check, dense_strides, dtype_code, label
 
 
 @torch.no_grad()

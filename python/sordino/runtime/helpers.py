@@ -16,11 +16,11 @@ import torch
 from sordino._core import FromOwner, Layout
 from sordino.errors import PeerLost, UsageError
 from sordino.runtime.context import Context, use
+from sordino.runtime.dtypes import DTYPE_CODES
 from sordino.runtime.flat_buffer import FlatBuffer
 from sordino.runtime.groups import new_channel
 from sordino.runtime.objects import broadcast_object
 from sordino.runtime.process_set import global_process_set
-from sordino.runtime.tensors import DTYPE_CODES
 
 Opened = TypeVar("Opened")
 

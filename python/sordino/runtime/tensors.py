@@ -11,24 +11,7 @@ from torch.utils.dlpack import from_dlpack
 from sordino._core import Result, kernels
 from sordino.errors import UsageError
 from sordino.runtime.devices import HOST, core_device, gpu_tensor
-
-# Codes of csrc/base/dtype.h.
-DTYPE_CODES: dict[torch.dtype, int] = {
-    torch.bool: 0,
-    torch.uint8: 1,
-    torch.int8: 2,
-    torch.uint16: 3,
-    torch.int16: 4,
-    torch.uint32: 5,
-    torch.int32: 6,
-    torch.uint64: 7,
-    torch.int64: 8,
-    torch.float16: 9,
-    torch.bfloat16: 10,
-    torch.float32: 11,
-    torch.float64: 12,
-}
-DTYPES: dict[int, torch.dtype] = {code: dtype for dtype, code in DTYPE_CODES.items()}
+from sordino.runtime.dtypes import DTYPE_CODES
 
 # (input address, output address or 0, dtype code, shape)
 Described = tuple[int, int, int, tuple[int, ...]]

@@ -236,8 +236,9 @@ def stats() -> dict[str, float]:
     """Return cumulative counters of this rank.
 
     Returns:
-        bytes_sent (payload bytes, of which bytes_sent_inside_node and bytes_sent_across_nodes), operations, and
-        exposed_seconds: how long calls have waited for communication.
+        bytes_sent (payload bytes, of which bytes_sent_inside_node and bytes_sent_across_nodes), operations (of which
+        operations_in_one_shot: small ones that came again and needed no agreement), and exposed_seconds: how long calls
+        have waited for communication.
     """
     context = current()
     counters = Counter(context.world.stats)

@@ -11,8 +11,9 @@ from sordino.errors import UsageError
 from sordino.runtime.bucket import WHOLE
 from sordino.runtime.context import Context, current
 from sordino.runtime.devices import HOST
+from sordino.runtime.dtypes import DTYPE_CODES
 from sordino.runtime.flat_buffer import FlatBuffer
-from sordino.runtime.tensors import DTYPE_CODES, check
+from sordino.runtime.tensors import check
 
 
 def shared_empty(

@@ -8,8 +8,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from sordino.runtime.dtypes import DTYPES
 from sordino.runtime.flat_buffer import ParameterBuffer
-from sordino.runtime.tensors import DTYPES, dtype_code
+from sordino.runtime.tensors import dtype_code
 
 
 class Part(NamedTuple):

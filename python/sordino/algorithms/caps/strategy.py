@@ -30,12 +30,13 @@ from sordino.runtime import opcode
 from sordino.runtime.autograd import allreduce
 from sordino.runtime.collectives import grouped_allreduce_
 from sordino.runtime.devices import core_device
+from sordino.runtime.dtypes import DTYPES
 from sordino.runtime.flat_buffer import ParameterBuffer
 from sordino.runtime.helpers import helpers_of
 from sordino.runtime.operation import Average, Min
 from sordino.runtime.process_set import global_process_set
 from sordino.runtime.recovery import LOSSES
-from sordino.runtime.tensors import DTYPES, describe
+from sordino.runtime.tensors import describe
 
 
 def _no_items() -> dict[str, Any]:

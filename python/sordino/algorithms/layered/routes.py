@@ -16,12 +16,12 @@ from sordino.algorithms.layered import Roles
 from sordino.runtime.channel import Channel, wait_for_all
 from sordino.runtime.context import Context
 from sordino.runtime.devices import HOST
+from sordino.runtime.dtypes import DTYPES
 from sordino.runtime.flat_buffer import FlatBuffer
 from sordino.runtime.flat_reducer import part_length
 from sordino.runtime.groups import own_channel
 from sordino.runtime.helpers import Helpers
 from sordino.runtime.process_set import ProcessSet, global_process_set
-from sordino.runtime.tensors import DTYPES
 
 
 class BucketSpec(NamedTuple):

@@ -1,0 +1,130 @@
+// The blocking all-reduce of a small tensor that comes again (World::allreduce_again), as Python calls it. It looks at
+// the tensor itself and converts nothing that it need not: pybind11's way from ten arguments to C++ takes as long as
+// everything else together.
+#include <array>
+
+#include "bindings/bindings.h"
+#include "engine/world.h"
+
+namespace sordino::bindings {
+namespace {
+
+// What the function has of its world.
+struct Caller {
+  std::shared_ptr<World> world;
+  py::object tensor_type;
+  std::array<py::object, kDTypeCount> dtypes;  // by the core's code
+};
+
+constexpr const char* kCapsule = "sordino.Caller";
+
+struct Names {
+  PyObject *dtype, *shape, *is_cpu, *is_contiguous, *data_ptr;
+};
+
+const Names& names() {
+  static const Names interned{PyUnicode_InternFromString("dtype"), PyUnicode_InternFromString("shape"),
+                              PyUnicode_InternFromString("is_cpu"), PyUnicode_InternFromString("is_contiguous"),
+                              PyUnicode_InternFromString("data_ptr")};
+  return interned;
+}
+
+py::object taken(PyObject* object) { return py::reinterpret_steal<py::object>(object); }
+
+bool is_true(const py::object& value) { return value.ptr() == Py_True; }
+
+std::byte* data_of(PyObject* tensor) {
+  const py::object address = taken(PyObject_CallMethodNoArgs(tensor, names().data_ptr));
+  return address ? static_cast<std::byte*>(PyLong_AsVoidPtr(address.ptr())) : nullptr;
+}
+
+// Fills `what` but for the factors. False for tensors of which the usual way is to tell what they are.
+bool describe(const Caller& caller, PyObject* tensor, OneShot::What& what) {
+  if (reinterpret_cast<PyObject*>(Py_TYPE(tensor)) != caller.tensor_type.ptr()) return false;
+  if (!is_true(taken(PyObject_GetAttr(tensor, names().is_cpu)))) return false;
+  if (!is_true(taken(PyObject_CallMethodNoArgs(tensor, names().is_contiguous))))
+    return false;  // raises if it is sparse
+  const py::object dtype = taken(PyObject_GetAttr(tensor, names().dtype));
+  const py::object shape = taken(PyObject_GetAttr(tensor, names().shape));
+  if (!dtype || !shape || !PyTuple_Check(shape.ptr())) return false;
+  int code = 0;
+  while (code < kDTypeCount && caller.dtypes[static_cast<std::size_t>(code)].ptr() != dtype.ptr()) ++code;
+  if (code == kDTypeCount) return false;
+  what.dtype = static_cast<DType>(code);
+  what.shape.clear();
+  for (Py_ssize_t axis = 0; axis < PyTuple_GET_SIZE(shape.ptr()); ++axis)
+    what.shape.push_back(PyLong_AsLongLong(PyTuple_GET_ITEM(shape.ptr(), axis)));
+  return PyErr_Occurred() == nullptr;
+}
+
+bool read_op(PyObject* given, ReduceOp& op) {
+  if (given == Py_None) {
+    op = ReduceOp::kAverage;
+    return true;
+  }
+  if (!PyLong_CheckExact(given)) return false;
+  const long code = PyLong_AsLong(given);
+  op = static_cast<ReduceOp>(code);
+  return code >= 0 && code <= static_cast<long>(ReduceOp::kProduct);
+}
+
+// The name as the world remembers it; null for what is no name, or that of an operation that nobody has waited for.
+const char* read_name(PyObject* given, PyObject* set, PyObject* in_flight, std::string_view& name) {
+  if (given == Py_None) {
+    name = kUnnamed;
+    return name.data();
+  }
+  Py_ssize_t length = 0;
+  const char* text = PyUnicode_CheckExact(given) ? PyUnicode_AsUTF8AndSize(given, &length) : nullptr;
+  if (!text) return nullptr;
+  name = {text, static_cast<std::size_t>(length)};
+  if (PyDict_GET_SIZE(in_flight) == 0) return text;
+  const py::object label = taken(PyUnicode_FromFormat("%s%U", kAllreduceLabel, given));
+  const py::object key = label ? taken(PyTuple_Pack(2, set, label.ptr())) : py::object();
+  return key && PyDict_Contains(in_flight, key.ptr()) == 0 ? text : nullptr;
+}
+
+bool reduce(const Caller& caller, PyObject* const* given) {
+  thread_local OneShot::What what;  // which keeps its memory
+  PyObject *source = given[0], *target = given[1], *set = given[6], *in_flight = given[7];
+  std::string_view name;
+  if (!PyLong_CheckExact(set) || !PyDict_Check(in_flight) || !PyFloat_CheckExact(given[4]) ||
+      !PyFloat_CheckExact(given[5]) || !read_op(given[3], what.op) || !read_name(given[2], set, in_flight, name) ||
+      !describe(caller, source, what))
+    return false;
+  what.prescale = PyFloat_AS_DOUBLE(given[4]);
+  what.postscale = PyFloat_AS_DOUBLE(given[5]);
+  std::byte* const input = data_of(source);
+  std::byte* const output = target == source ? input : data_of(target);
+  const long id = PyLong_AsLong(set);
+  if (PyErr_Occurred()) return false;
+  py::gil_scoped_release released;
+  return caller.world->allreduce_again(static_cast<int>(id), name, what, input, output);
+}
+
+PyObject* call(PyObject* self, PyObject* const* given, Py_ssize_t count) {
+  if (count != 8) {
+    PyErr_SetString(PyExc_TypeError, "allreduce_again() takes 8 arguments");
+    return nullptr;
+  }
+  const bool done = reduce(*static_cast<Caller*>(PyCapsule_GetPointer(self, kCapsule)), given);
+  if (!done) PyErr_Clear();  // the usual way raises what is wrong
+  return PyBool_FromLong(done);
+}
+
+PyMethodDef kMethod{"allreduce_again", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&call)), METH_FASTCALL,
+                    "allreduce_again(source, target, name, op, prescale, postscale, process_set, in_flight) -> whether "
+                    "it is done"};
+
+}  // namespace
+
+py::object allreduce_again_of(std::shared_ptr<World> world, py::object tensor_type, const py::dict& codes) {
+  auto caller = std::make_unique<Caller>(Caller{std::move(world), std::move(tensor_type), {}});
+  for (const auto& [dtype, code] : codes)
+    caller->dtypes[static_cast<std::size_t>(dtype_of(code.cast<int>()))] = py::reinterpret_borrow<py::object>(dtype);
+  py::capsule self(caller.release(), kCapsule,
+                   [](PyObject* capsule) { delete static_cast<Caller*>(PyCapsule_GetPointer(capsule, kCapsule)); });
+  return taken(PyCFunction_NewEx(&kMethod, self.ptr(), nullptr));
+}
+
+}  // namespace sordino::bindings

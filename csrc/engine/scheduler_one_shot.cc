@@ -1,0 +1,86 @@
+// Small all-reduces that need no agreement (collectives/one_shot.h): who may lay, and who declines.
+#include <algorithm>
+
+#include "engine/control.h"
+#include "engine/scheduler.h"
+
+namespace sordino {
+namespace {
+
+// How long others may wait for a rank that is not in the library. Then they have their operation done the usual way,
+// which tells of stalls and losses.
+constexpr std::chrono::milliseconds kPatience{10};
+
+void ring_resting(Transport& transport, ProcessSet& set) {
+  for (std::size_t member = 0; member < set.ranks.size(); ++member) {
+    if (static_cast<int>(member) != set.me && set.one_shot()->rests(member)) transport.ring(set.ranks[member]);
+  }
+}
+
+}  // namespace
+
+std::shared_ptr<ProcessSet> Scheduler::lay(int id, std::string_view name, const OneShot::What& what,
+                                           const std::byte* input) {
+  if (common_.failure.latched() || common_.trace.on()) return nullptr;
+  const auto found = sets_.find(id);
+  if (found == sets_.end()) return nullptr;
+  ProcessSet& set = *found->second;
+  OneShot* shot = set.one_shot();
+  if (!shot || shot->closed() || !shot->free()) return nullptr;
+  const OneShot::Number number = shot->number_of(name, what);
+  if (number == 0 || has_submitted(set, name)) return nullptr;
+  shot->lay(number, {input, what.bytes()});
+  set.laid = {name, std::chrono::steady_clock::now()};
+  ring_resting(common_.transport, set);
+  return found->second;
+}
+
+bool Scheduler::take_up(ProcessSet& set, const OneShot::What& what, const std::byte* input, std::byte* output) {
+  OneShot& shot = *set.one_shot();
+  set.laid.reset();
+  if (!shot.all_laid() || !shot.agreed()) return false;
+  const bool average = what.op == ReduceOp::kAverage;
+  const double post = average ? what.postscale / static_cast<double>(set.ranks.size()) : what.postscale;
+  shot.fold(average ? ReduceOp::kSum : what.op, what.dtype, what.count(), what.prescale, post, input, output);
+  common_.traffic.count_all_reduce(what.bytes(), set.ranks.size());
+  common_.traffic.operations.fetch_add(1);
+  common_.traffic.one_shot.fetch_add(1);
+  return true;
+}
+
+// Whether this rank waits for the others in the usual way: for the operation, or for all that they do (join).
+bool Scheduler::has_submitted(const ProcessSet& set, std::string_view name) const {
+  if (set.in_flight.load() == 0) return false;
+  std::lock_guard lock(mutex_);
+  const std::string key = key_of(set.id, kAllreduceLabel);
+  if (name != kUnnamed && outstanding_.contains(key + std::string(name))) return true;
+  return std::any_of(outstanding_.begin(), outstanding_.end(), [&](const auto& entry) {
+    return (name == kUnnamed && entry.first.starts_with(key + std::string(kUnnamed))) ||
+           (entry.second.handle && entry.second.request.opcode == Opcode::kJoin && entry.second.request.set == set.id);
+  });
+}
+
+bool Scheduler::must_decline(ProcessSet& set, const std::vector<OneShot::Number>& awaited, Time now) const {
+  if (!set.awaited_since) set.awaited_since = now;
+  return now - *set.awaited_since >= kPatience ||
+         std::any_of(awaited.begin(), awaited.end(),
+                     [&](OneShot::Number number) { return has_submitted(set, set.one_shot()->name_of(number)); });
+}
+
+bool Scheduler::decline(Time now) {
+  bool declined = false;
+  for (auto& [id, set] : sets_) {
+    OneShot* shot = set->one_shot();
+    if (!shot) continue;
+    const std::vector<OneShot::Number> awaited = shot->awaited();
+    if (!awaited.empty() && !must_decline(*set, awaited, now)) continue;
+    set->awaited_since.reset();
+    if (awaited.empty()) continue;
+    shot->decline();
+    ring_resting(common_.transport, *set);
+    declined = true;
+  }
+  return declined;
+}
+
+}  // namespace sordino

@@ -1,0 +1,229 @@
+// All-reduce in one shot, by hand: what ranks remember, how turns follow each other, and who declines.
+#include <numeric>
+
+#include "check.h"
+#include "engines.h"
+
+using namespace sordino;
+using namespace sordino::test;
+
+namespace {
+
+using Values = std::vector<float>;
+using std::chrono::milliseconds;
+
+const OneShot::What kSum{ReduceOp::kSum, DType::kFloat32, 1, 1, {3}};
+
+// One rank's blocking call, step by step.
+class Call {
+ public:
+  Call(Engine& engine, std::string name, float value) : engine_(engine), name_(std::move(name)), values_(3, value) {}
+  // Whether it has laid its input.
+  bool lay(const OneShot::What& what = kSum) {
+    set_ = engine_.scheduler.lay(0, name_, what, data());
+    return set_ != nullptr;
+  }
+  bool all_laid() const { return set_->one_shot()->all_laid(); }
+  // Whether it has its result.
+  bool take_up() { return engine_.scheduler.take_up(*set_, kSum, data(), data()); }
+  std::shared_ptr<Handle> submit() { return engine_.scheduler.submit(allreduce_of(kAllreduceLabel + name_, values_)); }
+  bool has(float value) const { return values_ == Values(3, value); }
+
+ private:
+  std::byte* data() { return reinterpret_cast<std::byte*>(values_.data()); }
+
+  Engine& engine_;
+  std::string name_;
+  Values values_;
+  std::shared_ptr<ProcessSet> set_;
+};
+
+// All ranks have done these operations together.
+void agree(Engines& ranks, const std::vector<std::string>& names) {
+  std::vector<Call> calls;
+  calls.reserve(names.size() * static_cast<std::size_t>(ranks.size()));
+  for (const std::string& name : names) {
+    for (int rank = 0; rank < ranks.size(); ++rank) calls.emplace_back(ranks[rank], name, 1.0f).submit();
+  }
+  ranks.settle();
+  for (const Call& call : calls) CHECK(call.has(static_cast<float>(ranks.size())));
+}
+
+void what_was_done_before_needs_no_messages() {
+  Engines ranks({0, 0, 0});
+  agree(ranks, {"x", "y"});
+  for (int turn = 0; turn < 5; ++turn) {
+    std::vector<Call> calls;
+    float sum = 0;
+    for (int rank = 0; rank < 3; ++rank) {
+      const auto value = static_cast<float>(10 * turn + rank);
+      sum += value;
+      CHECK(calls.emplace_back(ranks[rank], turn % 2 ? "x" : "y", value).lay());
+      CHECK(calls[0].all_laid() == (rank == 2));
+    }
+    for (Call& call : calls) CHECK(call.take_up() && call.has(sum));
+  }
+  CHECK(ranks[0].common.traffic.one_shot.load() == 5);
+}
+
+void what_was_not_is_to_be_submitted() {
+  Engines ranks({0, 0});
+  agree(ranks, {"x"});
+  CHECK(!Call(ranks[0], "unknown", 1).lay());
+  CHECK(!Call(ranks[0], "x", 1).lay({ReduceOp::kMax, DType::kFloat32, 1, 1, {3}}));
+  CHECK(!Call(ranks[0], "x", 1).lay({ReduceOp::kSum, DType::kInt32, 1, 1, {3}}));
+  CHECK(!Call(ranks[0], "x", 1).lay({ReduceOp::kSum, DType::kFloat32, 2, 1, {3}}));
+  CHECK(!Call(ranks[0], "x", 1).lay({ReduceOp::kSum, DType::kFloat32, 1, 2, {3}}));
+  CHECK(!Call(ranks[0], "x", 1).lay({ReduceOp::kSum, DType::kFloat32, 1, 1, {3, 1}}));
+  Engines apart({0, 1});
+  agree(apart, {"x"});
+  CHECK(!Call(apart[0], "x", 1).lay());
+}
+
+// A fast rank is a turn ahead, and what it lays there does not reach into what a slow one has yet to read.
+void a_slow_rank_reads_what_was_laid_for_its_turn() {
+  Engines ranks({0, 0});
+  agree(ranks, {"x"});
+  for (int turn = 0; turn < 6; ++turn) {
+    const auto value = static_cast<float>(turn);
+    Call slow(ranks[0], "x", value), fast(ranks[1], "x", 100 * value);
+    CHECK(slow.lay() && fast.lay() && fast.take_up());
+    Call next(ranks[1], "x", -1);
+    CHECK(next.lay() && !next.all_laid());
+    CHECK(slow.take_up() && slow.has(101 * value));
+    Call after(ranks[0], "x", -2);
+    CHECK(after.lay() && after.take_up() && after.has(-3) && next.take_up() && next.has(-3));
+  }
+}
+
+void others_names_at_the_same_time_agree_on_nothing() {
+  Engines ranks({0, 0});
+  agree(ranks, {"x", "y"});
+  Call x(ranks[0], "x", 1), y(ranks[1], "y", 2);
+  CHECK(x.lay() && y.lay() && !x.take_up() && !y.take_up() && x.has(1) && y.has(2));
+  agree(ranks, {"x"});  // and the turn is over
+  Call one(ranks[0], "x", 1), other(ranks[1], "x", 2);
+  CHECK(one.lay() && other.lay() && one.take_up() && other.take_up() && one.has(3) && other.has(3));
+}
+
+void who_has_something_under_way_declines_at_once() {
+  Engines ranks({0, 0});
+  agree(ranks, {"x"});
+  Call waiting(ranks[0], "x", 1), submitted(ranks[1], "x", 2);
+  const auto theirs = submitted.submit();
+  CHECK(!Call(ranks[1], "x", 3).lay());
+  CHECK(waiting.lay() && !waiting.all_laid());
+  CHECK(ranks[1].scheduler.decline(std::chrono::steady_clock::now()));
+  CHECK(!ranks[0].scheduler.decline(std::chrono::steady_clock::now()));
+  CHECK(waiting.all_laid() && !waiting.take_up() && waiting.has(1));
+  const auto mine = waiting.submit();
+  ranks.settle();
+  CHECK(mine->done() && theirs->done() && waiting.has(3) && submitted.has(3));
+}
+
+void who_has_joined_declines_at_once_and_who_does_something_else_later() {
+  Engines ranks({0, 0});
+  agree(ranks, {"x", "y"});
+  Call waiting(ranks[0], "x", 1), other(ranks[1], "y", 2);
+  const Time now = std::chrono::steady_clock::now();
+  other.submit();
+  CHECK(waiting.lay() && !ranks[1].scheduler.decline(now) && ranks[1].scheduler.decline(now + milliseconds(10)));
+  CHECK(!waiting.take_up());
+  Request join = barrier_called("join");
+  join.opcode = Opcode::kJoin;
+  ranks[1].scheduler.submit(std::move(join));
+  ranks[1].poll();
+  CHECK(waiting.lay() && ranks[1].scheduler.decline(now) && !waiting.take_up());
+}
+
+void who_does_nothing_declines_after_a_while() {
+  Engines ranks({0, 0});
+  agree(ranks, {"x"});
+  Call waiting(ranks[0], "x", 1);
+  CHECK(waiting.lay());
+  const Time now = std::chrono::steady_clock::now();
+  CHECK(!ranks[1].scheduler.decline(now) && !ranks[1].scheduler.decline(now + milliseconds(9)));
+  CHECK(!waiting.all_laid());
+  CHECK(ranks[1].scheduler.decline(now + milliseconds(10)));
+  CHECK(waiting.all_laid() && !waiting.take_up());
+}
+
+// Who has declined turn t and t + 1 may not lay for t + 2 before all have read what was laid for t.
+void who_has_declined_waits_for_who_is_slow() {
+  Engines ranks({0, 0, 0});
+  agree(ranks, {"x"});
+  const Time now = std::chrono::steady_clock::now(), later = now + milliseconds(20);
+  const auto decline = [&] {
+    ranks[2].scheduler.decline(now);
+    CHECK(ranks[2].scheduler.decline(later));
+  };
+  Call fast(ranks[0], "x", 1), slow(ranks[1], "x", 2);
+  CHECK(fast.lay() && slow.lay());
+  decline();
+  CHECK(!fast.take_up());
+  Call next(ranks[0], "x", 3);
+  CHECK(next.lay());
+  decline();
+  Call last(ranks[2], "x", 4);
+  CHECK(!last.lay());
+  CHECK(!slow.take_up() && slow.has(2));
+  Call behind(ranks[1], "x", 5);
+  CHECK(behind.lay() && !behind.take_up() && !next.take_up());
+  CHECK(last.lay());
+}
+
+void nobody_waits_for_who_has_left() {
+  Engines ranks({0, 0});
+  agree(ranks, {"x"});
+  Call waiting(ranks[0], "x", 1);
+  CHECK(waiting.lay());
+  ranks[1].transport->post(0, Writer().put(Message::kBye).take());
+  ranks[0].poll();
+  CHECK(ranks[0].scheduler.sets().at(0)->one_shot()->closed() && !waiting.take_up());
+  CHECK(!Call(ranks[0], "x", 1).lay());
+}
+
+// What it lays is complete before it ends: who reads later has it.
+void who_lays_and_leaves_has_laid() {
+  Engines ranks({0, 0});
+  agree(ranks, {"x"});
+  Call slow(ranks[0], "x", 1), fast(ranks[1], "x", 2);
+  CHECK(slow.lay() && fast.lay() && fast.take_up());
+  ranks[1].transport->post(0, Writer().put(Message::kBye).take());
+  ranks[0].poll();
+  CHECK(slow.take_up() && slow.has(3));
+}
+
+void who_stands_still_is_named() {
+  Config config = Config::from_environment();
+  config.timeout_s = 30;
+  Engines ranks({0, 0}, config);
+  agree(ranks, {"x"});
+  Call waiting(ranks[0], "x", 1);
+  CHECK(waiting.lay());
+  const Time now = std::chrono::steady_clock::now();
+  ranks[0].failures.watch(now + std::chrono::seconds(29));
+  try {
+    ranks[0].failures.watch(now + std::chrono::seconds(31));
+    CHECK(false);
+  } catch (const Timeout& error) {
+    CHECK(error.missing == std::vector<int>{1} && error.operation == "x");
+  }
+}
+
+}  // namespace
+
+int main() {
+  what_was_done_before_needs_no_messages();
+  what_was_not_is_to_be_submitted();
+  a_slow_rank_reads_what_was_laid_for_its_turn();
+  others_names_at_the_same_time_agree_on_nothing();
+  who_has_something_under_way_declines_at_once();
+  who_has_joined_declines_at_once_and_who_does_something_else_later();
+  who_does_nothing_declines_after_a_while();
+  who_has_declined_waits_for_who_is_slow();
+  nobody_waits_for_who_has_left();
+  who_lays_and_leaves_has_laid();
+  who_stands_still_is_named();
+  return sordino::test::report();
+}
