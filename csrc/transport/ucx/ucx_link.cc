@@ -110,10 +110,11 @@ class UcxTransfer : public Transfer {
 
   [[noreturn]] void fail(ucs_status_t status) {
     const std::string who = "rank " + std::to_string(rank_);
-    if (status == UCS_OK || status == UCS_ERR_MESSAGE_TRUNCATED) {
-      throw TransportError(who + " sent " + std::to_string(came_) + " bytes where " +
-                           std::to_string(expected_.value_or(0)) + " were expected");
-    }
+    const std::string expected = std::to_string(expected_.value_or(0));
+    if (status == UCS_OK)
+      throw TransportError(who + " sent " + std::to_string(came_) + " bytes where " + expected + " were expected");
+    if (status == UCS_ERR_MESSAGE_TRUNCATED)  // of how many UCX does not always tell
+      throw TransportError(who + " sent more than the " + expected + " bytes that were expected");
     if (link_ == nullptr) throw TransportError("the link to " + who + " ended before a transfer did");
     if (is_loss(status)) link_->lose(peer_, status);
     if (!peer_.lost()) throw TransportError("a transfer with " + who + " failed in UCX: " + ucs_status_string(status));
