@@ -104,7 +104,7 @@ void FailureDetector::watch_laid(ProcessSet& set, Time now) const {
   ProcessSet::InOneShot& laid = *set.laid;
   const double waited = seconds(laid.since, now);
   if (!is_late(waited)) return;
-  const std::string name(laid.name);
+  const std::string name = kAllreduceLabel + std::string(laid.name);
   std::vector<int> late;
   for (const std::size_t member : set.one_shot()->missing()) late.push_back(set.ranks[member]);
   const std::string text = "'" + name + "' has waited " + whole(waited) + " s for ranks " + list(late);

@@ -57,6 +57,7 @@ class Agreement {
   std::map<int, std::string> blamed() const;
   // What tells another rank what has been decided.
   static Bytes verdict(const View& view);
+  static bool is_verdict(Reader message) { return message.one_of(kLastStep) == Step::kDecided; }
 
  private:
   enum class Step : std::uint8_t { kFacts, kPrepare, kPromise, kRefuse, kAccept, kAccepted, kDecided };

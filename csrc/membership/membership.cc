@@ -118,6 +118,8 @@ void Membership::notice(int from, Reader& reader) {
   if (kind == Notice::kFarewell) return lose({from, reader.text()});
   if (kind == Notice::kGoodbye) return epoch == view_.epoch ? left(from) : lose({from, "it has shut down", true});
   if (epoch < view_.epoch) {
+    // Two that know what was decided would tell each other for ever.
+    if (kind == Notice::kAgree && Agreement::is_verdict(reader)) return;
     // Whoever is still there has not heard what was decided: that it is left out, if it is.
     send(from, Notice::kAgree, epoch, Agreement::verdict(history_[epoch + 1]));
   } else if (epoch > view_.epoch) {

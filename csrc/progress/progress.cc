@@ -44,9 +44,23 @@ void Progress::rest(std::uint32_t ticket, Clock::time_point idle_since) {
   }
 }
 
+// Somebody polls while it waits, and when it has what it waits for the thread or another waiter does.
+class Progress::Waiter {
+ public:
+  explicit Waiter(Progress& progress) : progress_(progress) { progress_.waiters_.fetch_add(1); }
+  Waiter(const Waiter&) = delete;
+  ~Waiter() {
+    progress_.waiters_.fetch_sub(1);
+    if (progress_.busy_() || progress_.waiters_.load() > 0) progress_.notify();
+  }
+
+ private:
+  Progress& progress_;
+};
+
 void Progress::wait(const std::function<bool()>& done) {
   if (done()) return;
-  waiters_.fetch_add(1);
+  const Waiter waiter(*this);
   auto idle_since = Clock::now();
   while (!done()) {
     std::unique_lock turn(turn_, std::try_to_lock);
@@ -56,32 +70,25 @@ void Progress::wait(const std::function<bool()>& done) {
       changed_.wait_for(lock, microseconds(50));
       continue;
     }
-    const std::uint32_t ticket = transport_.ticket();
-    if (poll_()) {
-      idle_since = Clock::now();
-      if (waiters_.load() > 1) changed_.notify_all();
-    } else if (!done()) {
-      rest(ticket, idle_since);
-    }
+    poll_or_rest(done, idle_since);
   }
-  waiters_.fetch_sub(1);
-  if (busy_() || waiters_.load() > 0) notify();
 }
 
 void Progress::poll_until(const std::function<bool()>& done) {
-  waiters_.fetch_add(1);
+  const Waiter waiter(*this);
   auto idle_since = Clock::now();
-  while (!done()) {
-    const std::uint32_t ticket = transport_.ticket();
-    if (poll_()) {
-      idle_since = Clock::now();
-      if (waiters_.load() > 1) changed_.notify_all();
-    } else if (!done()) {
-      rest(ticket, idle_since);
-    }
+  while (!done()) poll_or_rest(done, idle_since);
+}
+
+// Of a waiter that has the turn.
+void Progress::poll_or_rest(const std::function<bool()>& done, Clock::time_point& idle_since) {
+  const std::uint32_t ticket = transport_.ticket();
+  if (poll_()) {
+    idle_since = Clock::now();
+    if (waiters_.load() > 1) changed_.notify_all();
+  } else if (!done()) {
+    rest(ticket, idle_since);
   }
-  waiters_.fetch_sub(1);
-  if (busy_() || waiters_.load() > 0) notify();
 }
 
 void Progress::notify() {

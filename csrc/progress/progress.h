@@ -40,7 +40,10 @@ class Progress {
   void stop();
 
  private:
+  class Waiter;
+
   void run();
+  void poll_or_rest(const std::function<bool()>& done, std::chrono::steady_clock::time_point& idle_since);
   void rest(std::uint32_t ticket, std::chrono::steady_clock::time_point idle_since);
 
   Transport& transport_;

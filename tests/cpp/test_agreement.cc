@@ -10,6 +10,8 @@
 
 #include "check.h"
 #include "membership/agreement.h"
+#include "membership/membership.h"
+#include "transport/sim/sim.h"
 
 namespace sordino::membership {
 namespace {
@@ -484,6 +486,42 @@ void members_are_in_order() {
   CHECK(ranks.decided() && ranks.decided()->members == (std::vector<int>{0, 1, 2, 3}));
 }
 
+// What comes after the decision is answered with it, and that with nothing.
+void who_has_agreed_falls_still() {
+  std::vector<std::shared_ptr<Membership>> ranks;
+  for (auto& transport : sim::Network({0, 1, 2}).transports())
+    ranks.push_back(std::make_shared<Membership>(std::move(transport), 1000.0));
+  ranks[0]->begin();
+  int turns = 0;
+  for (bool moved = true; moved && turns < 100; ++turns) {
+    moved = false;
+    for (const auto& one : ranks) moved |= one->poll(one->view().epoch, [](int, std::span<const std::byte>) {});
+  }
+  CHECK(turns < 100);
+  for (const auto& one : ranks) CHECK(one->view().epoch == 1 && one->view().members.size() == 3);
+}
+
+// The first two agree on an epoch with the third in it, of whose end they have been told meanwhile: nobody says so
+// again, and it answers to nothing.
+void who_has_died_is_not_asked_in_the_next_epoch() {
+  std::vector<std::shared_ptr<Membership>> ranks;
+  for (auto& transport : sim::Network({0, 1, 2}).transports())
+    ranks.push_back(std::make_shared<Membership>(std::move(transport), 1000.0));
+  const auto poll = [&](std::size_t rank) {
+    return ranks[rank]->poll(ranks[rank]->view().epoch, [](int, std::span<const std::byte>) {});
+  };
+  ranks[0]->begin();
+  for (const std::size_t rank : {1, 2, 0, 1}) poll(rank);  // two promise, one of which accepts
+  for (const std::size_t rank : {0, 1}) ranks[rank]->left(2);
+  poll(0);
+  CHECK(ranks[0]->view().epoch == 1 && ranks[0]->view().members.size() == 3);
+  for (int turn = 0; turn < 10; ++turn) {
+    for (const std::size_t rank : {0, 1}) poll(rank);
+  }
+  for (const std::size_t rank : {0, 1})
+    CHECK(ranks[rank]->view().epoch == 2 && ranks[rank]->view().members == (std::vector<int>{0, 1}));
+}
+
 // Random deaths, silences that are errors, and messages in any order: never two decisions, and in the end one.
 void whatever_happens(unsigned seed) {
   std::mt19937 random(seed);
@@ -557,6 +595,8 @@ int main() {
   who_leads_again_begins_anew();
   who_promises_and_dies_is_left_out();
   members_are_in_order();
+  who_has_died_is_not_asked_in_the_next_epoch();
+  who_has_agreed_falls_still();
   for (unsigned seed = 0; seed < 3000; ++seed) whatever_happens(seed);
   return sordino::test::report();
 }

@@ -207,7 +207,7 @@ void who_stands_still_is_named() {
     ranks[0].failures.watch(now + std::chrono::seconds(31));
     CHECK(false);
   } catch (const Timeout& error) {
-    CHECK(error.missing == std::vector<int>{1} && error.operation == "x");
+    CHECK(error.missing == std::vector<int>{1} && error.operation == "allreduce.x");
   }
 }
 

@@ -9,6 +9,7 @@
 
 #include "check.h"
 #include "engine/world.h"
+#include "engines.h"
 #include "services/mailbox.h"
 #include "services/pair_averaging.h"
 #include "services/snapshot_store.h"
@@ -189,6 +190,38 @@ void a_peer_that_closes_fails_later_pulls(bool shared) {
   const auto limit = steady_clock::now() + std::chrono::duration<double>(kDeadline / 6);
   while (!ended(*pull) && steady_clock::now() < limit) ranks[0].mailbox->wait(0.01);
   CHECK(pull->state == Pull::State::kFailed);
+}
+
+// What is on its way stays as it is, if two places are then there is none for what comes after the newest, and what has
+// left makes room again.
+void what_was_sent_gives_its_place_back() {
+  const auto layout = layout_of(10);
+  test::Engines ranks({0, 1, 2});
+  std::vector<std::shared_ptr<SnapshotStore>> stores;
+  for (int me = 0; me < ranks.size(); ++me) {
+    ServiceHost& host = ranks[me].services;
+    const auto mailbox = std::make_shared<Mailbox>(host, kMailbox);
+    stores.push_back(std::make_shared<SnapshotStore>(host, kSnapshots, layout, mailbox));
+    host.open(kSnapshots, stores.back());
+  }
+  const auto publish = [&](std::uint64_t steps) {
+    const std::vector<double> values = memory_of(*layout, static_cast<double>(steps));
+    return stores[2]->publish(reinterpret_cast<const std::byte*>(values.data()), steps);
+  };
+  std::vector<std::shared_ptr<Pull>> pulls;
+  for (const int me : {0, 1}) {
+    CHECK(publish(pulls.size() + 1));
+    pulls.push_back(stores[static_cast<std::size_t>(me)]->pull(2, steady_clock::now()));
+    ranks[me].poll();  // asks
+    ranks[2].poll();   // sends, and nobody takes it yet
+  }
+  CHECK(publish(3) && !publish(4));
+  ranks.settle();
+  for (std::size_t i = 0; i < pulls.size(); ++i) {
+    CHECK(pulls[i]->state == Pull::State::kDone && pulls[i]->steps == i + 1);
+    CHECK(*reinterpret_cast<const double*>(pulls[i]->values.get()) == static_cast<double>(i + 1));
+  }
+  CHECK(publish(5) && publish(6));
 }
 
 // An averaging between two, and a count of what each has done for it on the thread that polls.
@@ -373,6 +406,7 @@ int main() {
   a_peer_that_leaves_fails_its_pulls_alone();
   a_peer_that_closes_fails_later_pulls(false);
   a_peer_that_closes_fails_later_pulls(true);
+  what_was_sent_gives_its_place_back();
   averages_conserve_the_sum();
   one_side_is_held_up();
   one_side_goes(false);

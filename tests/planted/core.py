@@ -568,14 +568,14 @@ ERRORS = [
         "csrc/membership/membership.cc",
         "  for (const auto& [rank, cause] : dead_) agreement_->bury(rank, cause);\n",
         "",
-        ("tests/faults/test_surviving.py -k 'another_is_missed or attrition'", *_LEFT),
+        ("cpp.test_agreement", "tests/faults/test_surviving.py -k 'another_is_missed or attrition'", *_LEFT),
     ),
     # ---- progress, and transports
     Error(
         "a waiter that is served counts as waiting",
         "forgotten rollback",
         "csrc/progress/progress.cc",
-        "  waiters_.fetch_sub(1);\n",
+        "    progress_.waiters_.fetch_sub(1);\n",
         "",
         ("cpp.test_progress", checks("agreement.a_handle")),
     ),
@@ -652,7 +652,7 @@ ERRORS = [
         ("cpp.test_transport",),
     ),
     Error(
-        "who has given up receiving is written to",
+        "who has given up receiving takes what is another's",
         "stale copy",
         "csrc/transport/shm/pipes.cc",
         "  std::erase_if(in.waiting, [](const auto& one) { return one->dropped; });\n",

@@ -28,6 +28,7 @@ IN_A_CLONE = (
     "local_sgd",
     "skipping",
     "soak",
+    "transports",
     "walk",
     "wide_area",
 )
