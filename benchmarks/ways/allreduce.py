@@ -4,8 +4,8 @@
 
 Every contestant is alone in its job; jobs take turns, in another order each round. Hosts are emulated, their links have
 --mbps each way (0: as fast as the machine). On one machine Sordino is started by `sordino run` and by mpirun. A time is
-the slowest rank's, from a common barrier to the return of the call; all give the average. The limit is what 2 (H-1)/H
-of the bytes take at the link's rate, headers included.
+the slowest rank's, from a common barrier to the return of the call; all give the average but MPI_Allreduce, which gives
+the sum. The limit is what 2 (H-1)/H of the bytes take at the link's rate, headers included.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ways.report import REPORTS, place_of
 
 _WORKER = "ways.allreduce_worker"
 _PAYLOAD = 0.956  # of a link's rate: what Ethernet's, IP's and TCP's headers leave
-SIZES = "4KiB,64KiB,1MiB,4MiB,16MiB,64MiB,256MiB"
+SIZES = "4,4KiB,16KiB,64KiB,1MiB,4MiB,16MiB,64MiB,256MiB"
 # Who takes part: the contestant of the worker, and who starts it.
 BETWEEN_HOSTS: dict[str, tuple[str, Starter]] = {
     "sordino_ucx": ("sordino", "torchrun"),
@@ -71,6 +71,7 @@ def measure(hosts: int, each: int, mbps: float, words: Sequence[str], rounds: in
             turns = [np.array(job["rows"][k]["seconds"]) for job in jobs]
             entries[name] = summarize(np.concatenate(turns)) | {
                 "turns": [float(np.median(turn)) for turn in turns],
+                "p99": float(np.percentile(np.concatenate(turns), 99)),
                 "right": all(job["rows"][k]["right"] for job in jobs),
             }
         row = {"hosts": hosts, "ranks_per_host": each, "mbps": mbps, "bytes": first["bytes"], "contestants": entries}

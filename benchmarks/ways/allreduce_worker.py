@@ -19,26 +19,28 @@ import torch
 from sordino.timing import Participants, Seconds, time_block
 
 _WARMUP = 3
-_LEAST, _MOST = 3, 200  # runs of one size
+_LEAST, _MOST = 3, 2000  # runs of one size
 
 
 @dataclass
 class Contestant:
-    """Averages tensors, and says by what.
+    """Reduces tensors, and says by what.
 
     Attributes:
         participants: the ranks, which meet and compare by the contestant's own means.
         empty: a vector of so many float32, where the contestant likes it best.
-        run: averages a vector in place.
+        ready: prepares to reduce a vector in place; what it returns does it, any number of times.
         close: ends it.
         transport: what carries the bytes between hosts.
+        averages: whether the result is the average, or the sum.
     """
 
     participants: Participants
     empty: Callable[[int], torch.Tensor]
-    run: Callable[[torch.Tensor], object]
+    ready: Callable[[torch.Tensor], Callable[[], object]]
     close: Callable[[], object]
     transport: str
+    averages: bool = True
 
 
 def _sordino() -> Contestant:
@@ -46,13 +48,14 @@ def _sordino() -> Contestant:
 
     hvd.init()
 
-    def run(tensor: torch.Tensor) -> None:
-        hvd.allreduce_(tensor, name=f"bench.{tensor.numel()}", op=hvd.Average)
+    def ready(tensor: torch.Tensor) -> Callable[[], object]:
+        name = f"bench.{tensor.numel()}"
+        return lambda: hvd.allreduce_(tensor, name=name, op=hvd.Average)
 
     def empty(count: int) -> torch.Tensor:
         return hvd.shared_empty(count, dtype=torch.float32)
 
-    return Contestant(Participants(hvd.rank(), hvd.size()), empty, run, hvd.shutdown, hvd.transport())
+    return Contestant(Participants(hvd.rank(), hvd.size()), empty, ready, hvd.shutdown, hvd.transport())
 
 
 def _mpi() -> Contestant:
@@ -60,11 +63,12 @@ def _mpi() -> Contestant:
 
     world = MPI.COMM_WORLD
 
-    def run(tensor: torch.Tensor) -> None:
-        world.Allreduce(MPI.IN_PLACE, tensor.numpy(), op=MPI.SUM)
-        tensor.div_(world.size)
+    def ready(tensor: torch.Tensor) -> Callable[[], object]:
+        buffer = tensor.numpy()
+        return lambda: world.Allreduce(MPI.IN_PLACE, buffer, op=MPI.SUM)
 
-    return Contestant(Participants(world.rank, world.size, world), torch.empty, run, _nothing, "mpi")
+    participants = Participants(world.rank, world.size, world)
+    return Contestant(participants, torch.empty, ready, _nothing, "mpi", averages=False)
 
 
 class _GlooParticipants(Participants):
@@ -86,11 +90,10 @@ def _gloo() -> Contestant:
     distributed.init_process_group("gloo")
     participants = _GlooParticipants(distributed.get_rank(), distributed.get_world_size())
 
-    def run(tensor: torch.Tensor) -> None:
-        distributed.all_reduce(tensor)
-        tensor.div_(participants.size)
+    def ready(tensor: torch.Tensor) -> Callable[[], object]:
+        return lambda: (distributed.all_reduce(tensor), tensor.div_(participants.size))
 
-    return Contestant(participants, torch.empty, run, distributed.destroy_process_group, "gloo")
+    return Contestant(participants, torch.empty, ready, distributed.destroy_process_group, "gloo")
 
 
 CONTESTANTS = {"sordino": _sordino, "mpi": _mpi, "gloo": _gloo}
@@ -104,14 +107,16 @@ def measure(contestant: Contestant, size: int, budget: float) -> dict[str, Any]:
     """The seconds of all-reduces of `size` bytes, and whether a result was right. Collective."""
     participants = contestant.participants
     tensor = contestant.empty(size // 4)
+    run = contestant.ready(tensor)
     tensor.fill_(participants.rank + 1)
-    contestant.run(tensor)
-    wrong = float(not bool((tensor == (participants.size + 1) / 2).all()))
+    run()
+    expected = (participants.size + 1) / 2 * (1 if contestant.averages else participants.size)
+    wrong = float(not bool((tensor == expected).all()))
     right = bool(participants.maximum(np.array([wrong]))[0] == 0)
-    tensor.fill_(1.5)
-    estimate = float(np.median(participants.maximum(time_block(lambda: contestant.run(tensor), participants, _WARMUP))))
+    tensor.zero_()  # sums stay what they are
+    estimate = float(np.median(participants.maximum(time_block(run, participants, _WARMUP))))
     count = int(np.clip(budget / estimate, _LEAST, _MOST))
-    seconds = participants.maximum(time_block(lambda: contestant.run(tensor), participants, count))
+    seconds = participants.maximum(time_block(run, participants, count))
     return {"bytes": size, "seconds": seconds.tolist(), "right": right}
 
 

@@ -57,9 +57,9 @@ def _by_place(results: Results) -> dict[str, list[Results]]:
 def allreduce(results: Results) -> str:
     """Times by size and place, and the others over ours."""
     what = (
-        "In-place all-reduce of float32, the average, each contestant alone in its job, jobs in turn. Medians of the "
-        "slowest rank's times over all jobs; in brackets the medians of the quickest and the slowest job. Between "
-        "hosts, the limit is what the link's rate allows."
+        "In-place all-reduce of float32, each contestant alone in its job, jobs in turn; the average, but of "
+        "MPI_Allreduce (by mpi4py) the sum. Medians of the slowest rank's times over all jobs; in brackets the medians "
+        "of the quickest and the slowest job. Between hosts, the limit is what the link's rate allows."
     )
     blocks = verdicts.head(results, "All-reduce by MPI, UCX and Gloo", what, labels=_LABELS)
     for place, rows in _by_place(results).items():

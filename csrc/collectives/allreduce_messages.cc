@@ -1,7 +1,10 @@
 // All-reduce by messages, between ranks that do not share memory. Large tensors go round a ring (reduce-scatter, then
-// all-gather: 2(N-1)/N of the bytes, the least possible); small ones by recursive doubling (log2 N rounds of the
-// whole). Each element is folded once and then copied, or folded in a tree that is the same on all ranks: equal bits
-// everywhere.
+// all-gather: 2(N-1)/N of the bytes, the least possible), two ranks exchange the whole, which is as much; small ones go
+// by recursive doubling (log2 N rounds of the whole). Each element is folded once and then copied, or folded in a tree
+// that is the same on all ranks: equal bits everywhere.
+//
+// Large ones are cut into parts that go side by side, each in a lane of its own: while one folds, the others have bytes
+// on the link.
 #include <utility>
 
 #include "collectives/operations.h"
@@ -12,36 +15,80 @@ namespace {
 
 constexpr std::size_t kSmall = 16 * 1024;
 
-// into[i] = op(lower[i], upper[i])
-Until fold(Participants& participants, DType dtype, ReduceOp op, const std::byte* lower, const std::byte* upper,
-           std::byte* into, std::size_t count) {
-  const std::byte* sources[] = {lower, upper};
-  std::byte* destinations[] = {into};
-  return participants.compute->reduce(op, dtype, sources, destinations, count, 1, 1);
+constexpr std::size_t kLeastOfLane = 512 * 1024;  // bytes; less is not worth more messages
+
+// A part of the vector, and where it goes.
+struct Part {
+  std::byte* data;
+  std::size_t count;
+  Tag lane;
+};
+
+// How the vector is folded: its result is `post` times what all fold.
+struct Fold {
+  Participants& participants;
+  DType dtype;
+  ReduceOp op;
+  double post;
+
+  // into[i] = post * op(lower[i], upper[i])
+  Until operator()(const std::byte* lower, const std::byte* upper, std::byte* into, std::size_t count,
+                   double factor = 1) const {
+    const std::byte* sources[] = {lower, upper};
+    std::byte* destinations[] = {into};
+    return participants.compute->reduce(op, dtype, sources, destinations, count, 1, factor);
+  }
+};
+
+// Two ranks.
+Task swap(const Fold& fold, Part part) {
+  Participants& participants = fold.participants;
+  const std::span own(part.data, part.count * size_of(fold.dtype));
+  const auto memory = participants.compute->scratch(own.size());
+  co_await participants.compute->idle();
+  const int peer = 1 - participants.me;
+  co_await participants.exchange(peer, own, peer, std::span(memory.get(), own.size()), part.lane);
+  const std::byte *lower = participants.me == 0 ? own.data() : memory.get(),
+                  *upper = participants.me == 0 ? memory.get() : own.data();
+  co_await fold(lower, upper, own.data(), part.count, fold.post);
 }
 
-Task ring(Participants& participants, DType dtype, std::byte* data, std::size_t count, ReduceOp op) {
-  const std::size_t width = size_of(dtype);
+Task ring(const Fold& fold, Part whole) {
+  Participants& participants = fold.participants;
+  const std::size_t width = size_of(fold.dtype);
   const int size = participants.size(), next = (participants.me + 1) % size,
             previous = (participants.me + size - 1) % size;
   const auto part = [&](int index) {
     const auto wrapped = static_cast<std::size_t>((index % size + size) % size);
-    const std::size_t begin = count * wrapped / static_cast<std::size_t>(size);
-    const std::size_t end = count * (wrapped + 1) / static_cast<std::size_t>(size);
-    return std::span(data + begin * width, (end - begin) * width);
+    const std::size_t begin = whole.count * wrapped / static_cast<std::size_t>(size);
+    const std::size_t end = whole.count * (wrapped + 1) / static_cast<std::size_t>(size);
+    return std::span(whole.data + begin * width, (end - begin) * width);
   };
-  const std::size_t most = (count / static_cast<std::size_t>(size) + 1) * width;
+  const std::size_t most = (whole.count / static_cast<std::size_t>(size) + 1) * width;
   const auto arrived = participants.compute->scratch(most);
   co_await participants.compute->idle();
   for (int step = 0; step < size - 1; ++step) {
     const auto own = part(participants.me - step - 1);
     const std::span incoming(arrived.get(), own.size());
-    co_await participants.exchange(next, part(participants.me - step), previous, incoming);
-    co_await fold(participants, dtype, op, own.data(), arrived.get(), own.data(), own.size() / width);
+    co_await participants.exchange(next, part(participants.me - step), previous, incoming, whole.lane);
+    co_await fold(own.data(), arrived.get(), own.data(), own.size() / width, step == size - 2 ? fold.post : 1);
   }
   for (int step = 0; step < size - 1; ++step) {
-    co_await participants.exchange(next, part(participants.me + 1 - step), previous, part(participants.me - step));
+    co_await participants.exchange(next, part(participants.me + 1 - step), previous, part(participants.me - step),
+                                   whole.lane);
   }
+}
+
+Task side_by_side(const Fold& fold, std::byte* data, std::size_t count) {
+  const std::size_t width = size_of(fold.dtype);
+  const std::size_t lanes = std::clamp<std::size_t>(count * width / kLeastOfLane, 1, 1 << kTagLaneBits);
+  std::vector<Task> parts;
+  for (std::size_t lane = 0; lane < lanes; ++lane) {
+    const std::size_t begin = count * lane / lanes, end = count * (lane + 1) / lanes;
+    const Part part{data + begin * width, end - begin, static_cast<Tag>(lane)};
+    parts.push_back(fold.participants.size() == 2 ? swap(fold, part) : ring(fold, part));
+  }
+  co_await together(std::move(parts));
 }
 
 }  // namespace
@@ -53,16 +100,17 @@ Task allreduce_messages(Participants& participants, Pieces& pieces, ReduceOp op,
   }
   Flat flat(participants, pieces);
   co_await flat.begin(pre);
-  if (pieces.bytes() <= kSmall || participants.size() == 2) {
+  const Fold fold{participants, dtype, op, post};
+  if (pieces.bytes() <= kSmall) {
     const std::size_t count = pieces.count();
-    co_await recursive_doubling(participants, std::span(flat.data(), pieces.bytes()),
-                                [=, &participants](std::byte* lower, std::byte* upper, std::byte* into) {
-                                  return fold(participants, dtype, op, lower, upper, into, count);
-                                });
+    co_await recursive_doubling(
+        participants, std::span(flat.data(), pieces.bytes()),
+        [=, &fold](std::byte* lower, std::byte* upper, std::byte* into) { return fold(lower, upper, into, count); });
+    co_await flat.finish(post);
   } else {
-    co_await ring(participants, dtype, flat.data(), pieces.count(), op);
+    co_await side_by_side(fold, flat.data(), pieces.count());
+    co_await flat.finish(1);
   }
-  co_await flat.finish(post);
 }
 
 }  // namespace sordino

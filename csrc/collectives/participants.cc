@@ -5,14 +5,13 @@
 namespace sordino {
 
 Task Participants::finished(Transfer& transfer, int index) {
-  waits_for_ = [this, index] { return std::vector<int>{ranks[static_cast<std::size_t>(index)]}; };
+  const Waiting waiting(*this, [this, index] { return std::set<int>{ranks[static_cast<std::size_t>(index)]}; });
   co_await until([&transfer] { return transfer.test(); });
-  waits_for_ = nullptr;
 }
 
-Task Participants::exchange(int to, std::span<const std::byte> out, int from, std::span<std::byte> in) {
-  auto receiving = receive(from, in);
-  auto sending = send(to, out);
+Task Participants::exchange(int to, std::span<const std::byte> out, int from, std::span<std::byte> in, Tag lane) {
+  auto receiving = receive(from, in, lane);
+  auto sending = send(to, out, lane);
   co_await finished(*receiving, from);
   co_await finished(*sending, to);
 }
@@ -23,13 +22,13 @@ Task Participants::all_reached(std::atomic<std::uint64_t> SharedBlock::* counter
     return static_cast<int>(index) != me && blocks[index] &&
            (blocks[index]->*counter).load(std::memory_order_acquire) < goal;
   };
-  waits_for_ = [this, late] {
-    std::vector<int> missing;
+  const Waiting waiting(*this, [this, late] {
+    std::set<int> missing;
     for (std::size_t index = 0; index < blocks.size(); ++index) {
-      if (late(index)) missing.push_back(ranks[index]);
+      if (late(index)) missing.insert(ranks[index]);
     }
     return missing;
-  };
+  });
   // Peers with a core of their own answer within microseconds, faster than a round of the engine.
   co_await until([this, late, index = std::size_t{0}]() mutable {
     for (int look = 0; index < blocks.size();) {
@@ -43,7 +42,6 @@ Task Participants::all_reached(std::atomic<std::uint64_t> SharedBlock::* counter
     }
     return true;
   });
-  waits_for_ = nullptr;
 }
 
 void Participants::reach(std::atomic<std::uint64_t> SharedBlock::* counter, std::uint64_t stage) {

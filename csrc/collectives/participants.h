@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
 #include <vector>
 
@@ -40,15 +41,16 @@ class Participants {
 
   int size() const { return static_cast<int>(ranks.size()); }
 
-  std::unique_ptr<Transfer> send(int index, std::span<const std::byte> data) {
+  // Messages between two participants keep their order within a lane; tasks side by side have a lane each.
+  std::unique_ptr<Transfer> send(int index, std::span<const std::byte> data, Tag lane = 0) {
     count_sent(index, data.size());
-    return transport.send(ranks[static_cast<std::size_t>(index)], tag, data);
+    return transport.send(ranks[static_cast<std::size_t>(index)], tag | lane, data);
   }
-  std::unique_ptr<Transfer> receive(int index, std::span<std::byte> data) {
-    return transport.receive(ranks[static_cast<std::size_t>(index)], tag, data);
+  std::unique_ptr<Transfer> receive(int index, std::span<std::byte> data, Tag lane = 0) {
+    return transport.receive(ranks[static_cast<std::size_t>(index)], tag | lane, data);
   }
   // Sends to one participant while receiving from another (or the same).
-  Task exchange(int to, std::span<const std::byte> out, int from, std::span<std::byte> in);
+  Task exchange(int to, std::span<const std::byte> out, int from, std::span<std::byte> in, Tag lane = 0);
   Task finished(Transfer& transfer, int index);
 
   // Waits until `counter` of every other block has reached (sequence, stage).
@@ -79,12 +81,31 @@ class Participants {
   SlotUse slot_use;  // of the set, before this operation and then by it
 
   // World ranks that the operation waits for right now.
-  std::vector<int> laggards() const { return waits_for_ ? waits_for_() : std::vector<int>{}; }
+  std::vector<int> laggards() const {
+    std::set<int> late;
+    for (const Waiting* one : waiting_) late.merge(one->who());
+    return {late.begin(), late.end()};
+  }
 
   static constexpr int kStageBits = 24;
 
  private:
-  std::function<std::vector<int>()> waits_for_;
+  // That a task of the operation waits, as long as this lives.
+  class Waiting {
+   public:
+    Waiting(Participants& participants, std::function<std::set<int>()> who)
+        : who(std::move(who)), participants_(participants) {
+      participants_.waiting_.insert(this);
+    }
+    Waiting(const Waiting&) = delete;
+    ~Waiting() { participants_.waiting_.erase(this); }
+
+    const std::function<std::set<int>()> who;
+
+   private:
+    Participants& participants_;
+  };
+  std::set<const Waiting*> waiting_;
 };
 
 }  // namespace sordino

@@ -7,7 +7,7 @@ namespace {
 // sets that run at once differ in the upper bits.
 Tag tag_of(int set, std::uint64_t sequence) {
   return static_cast<Tag>(set % kTagSets) << kTagSequenceBits |
-         static_cast<Tag>(sequence & ((1 << kTagSequenceBits) - 1));
+         static_cast<Tag>((sequence << kTagLaneBits) & ((1 << kTagSequenceBits) - 1));
 }
 
 // What a blocking call would say of an operation of this name; empty where none would.

@@ -10,6 +10,7 @@
 #include <exception>
 #include <functional>
 #include <utility>
+#include <vector>
 
 namespace sordino {
 
@@ -120,5 +121,22 @@ class Task {
  private:
   Handle handle_;
 };
+
+// Runs tasks side by side: each goes on whenever what it waits for is there. Over when all are; the first that throws
+// ends it.
+inline Task together(std::vector<Task> tasks) {
+  for (bool over = false; !over;) {
+    co_await until([&tasks, &over] {
+      bool moved = false;
+      over = true;
+      for (Task& task : tasks) {
+        if (task.done()) continue;
+        moved |= task.resume();
+        over &= task.done();
+      }
+      return moved || over;
+    });
+  }
+}
 
 }  // namespace sordino

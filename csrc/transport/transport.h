@@ -34,8 +34,10 @@ struct Loss {
 
 using Tag = std::uint32_t;
 inline constexpr int kTagBits = 27;  // tags are below 2^27
-// The upper bits are a process set's, but for the last value, which is for what is no operation of a set.
+// The upper bits are a process set's, but for the last value, which is for what is no operation of a set. Of the
+// others, an operation of a set has the lowest for what it sends side by side.
 inline constexpr int kTagSequenceBits = 14;
+inline constexpr int kTagLaneBits = 2;
 inline constexpr int kTagSets = (1 << (kTagBits - kTagSequenceBits)) - 1;
 using Sink = std::function<void(int from, std::span<const std::byte> message)>;
 

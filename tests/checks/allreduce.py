@@ -58,9 +58,10 @@ def megabytes(seat: Seat, dtype: torch.dtype) -> None:
 
 @check(dtype=(torch.float16, torch.float32, torch.float64))
 def odd_lengths_around_chunks(seat: Seat, dtype: torch.dtype) -> None:
-    """One element more or less than a staging chunk, than a cache line, than the least size of in-place averaging."""
+    """One element more or less than a staging chunk, a cache line, the least size of in-place averaging, and than what
+    goes in two lanes between nodes, and in four."""
     width = dtype.itemsize
-    for size in (64, 16 * 1024, 32 * 1024, 262144, 3 * 262144):
+    for size in (64, 16 * 1024, 32 * 1024, 262144, 3 * 262144, 1 << 20, 1 << 21):
         for extra in (-1, 0, 1):
             inputs = everybody(seat, size // width + extra, dtype, seed=size + extra)
             result = hvd.allreduce(inputs[seat.rank], op=hvd.Sum)

@@ -54,6 +54,51 @@ Task catches(const bool& ready, bool& caught) {
 
 Task passes_on(const bool& ready) { co_await fails(ready); }
 
+Task side_by_side(std::vector<int>& log, const std::vector<bool>& ready) {
+  const auto one = [](std::vector<int>& log, const std::vector<bool>& ready, std::size_t which) -> Task {
+    for (std::size_t step = 0; step < 2; ++step) {
+      co_await until([&, step] { return ready[2 * which + step]; });
+      log.push_back(static_cast<int>(2 * which + step));
+    }
+  };
+  std::vector<Task> tasks;
+  for (const std::size_t which : {0, 1, 2}) tasks.push_back(one(log, ready, which));
+  co_await sordino::together(std::move(tasks));
+  log.push_back(6);
+}
+
+void tasks_side_by_side_go_on_in_any_order() {
+  std::vector<int> log;
+  std::vector<bool> ready(6);
+  Task task = side_by_side(log, ready);
+  task.resume();
+  for (const std::size_t next : {2, 4, 0, 5, 3}) {
+    CHECK(!task.resume());
+    ready[next] = true;
+    CHECK(task.resume() && !task.done() && log.back() == static_cast<int>(next));
+  }
+  ready[1] = true;
+  CHECK(task.resume() && task.done());
+  CHECK((log == std::vector<int>{2, 4, 0, 5, 3, 1, 6}));
+}
+
+Task fails(const bool& ready);
+
+void one_of_several_that_fails_ends_them() {
+  bool ready = false;
+  const bool never = false;
+  const auto both = [](const bool& ready, const bool& never) -> Task {
+    std::vector<Task> tasks;
+    tasks.push_back(fails(never));
+    tasks.push_back(fails(ready));
+    co_await sordino::together(std::move(tasks));
+  };
+  Task task = both(ready, never);
+  task.resume();
+  ready = true;
+  CHECK_THROWS(std::runtime_error, task.resume());
+}
+
 void exceptions_reach_the_awaiting_task_or_resume() {
   bool ready = false, caught = false;
   Task catching = catches(ready, caught), passing = passes_on(ready);
@@ -90,6 +135,8 @@ void dropped_tasks_destroy_what_they_hold() {
 
 int main() {
   runs_up_to_what_it_waits_for();
+  tasks_side_by_side_go_on_in_any_order();
+  one_of_several_that_fails_ends_them();
   exceptions_reach_the_awaiting_task_or_resume();
   dropped_tasks_destroy_what_they_hold();
   return sordino::test::report();

@@ -269,6 +269,22 @@ ERRORS = [
         _ALLREDUCE,
     ),
     Error(
+        "the lanes of a large tensor overlap",
+        "off by one",
+        _MESSAGES,
+        "end = count * (lane + 1) / lanes;",
+        "end = count * (lane + 1) / lanes + (lane + 1 < lanes);",
+        _ALLREDUCE,
+    ),
+    Error(
+        "the last lane is left out",
+        "wrong bucket",
+        _MESSAGES,
+        "for (std::size_t lane = 0; lane < lanes; ++lane) {",
+        "for (std::size_t lane = 0; lane < std::max<std::size_t>(1, lanes - 1); ++lane) {",
+        _ALLREDUCE,
+    ),
+    Error(
         "a turn takes the slot of the one before",
         "stale copy",
         _ONE_SHOT_H,
