@@ -3,8 +3,8 @@
 // by recursive doubling (log2 N rounds of the whole). Each element is folded once and then copied, or folded in a tree
 // that is the same on all ranks: equal bits everywhere.
 //
-// Large ones are cut into parts that go side by side, each in a lane of its own: while one folds, the others have bytes
-// on the link.
+// Large ones are cut into parts, which go in several lanes side by side: while one folds, the others have bytes on the
+// link.
 #include <utility>
 
 #include "collectives/operations.h"
@@ -15,13 +15,16 @@ namespace {
 
 constexpr std::size_t kSmall = 16 * 1024;
 
-constexpr std::size_t kLeastOfLane = 512 * 1024;  // bytes; less is not worth more messages
+// Bytes of a message, about: long enough to keep a link busy, and so short that they are still in the cache when they
+// are folded, and the memory for them is soon used again.
+constexpr std::size_t kMessage = 1024 * 1024;
 
-// A part of the vector, and where it goes.
+// A part of the vector, where it goes, and memory for a message.
 struct Part {
   std::byte* data;
   std::size_t count;
   Tag lane;
+  std::byte* arrived;
 };
 
 // How the vector is folded: its result is `post` times what all fold.
@@ -44,12 +47,10 @@ struct Fold {
 Task swap(const Fold& fold, Part part) {
   Participants& participants = fold.participants;
   const std::span own(part.data, part.count * size_of(fold.dtype));
-  const auto memory = participants.compute->scratch(own.size());
-  co_await participants.compute->idle();
   const int peer = 1 - participants.me;
-  co_await participants.exchange(peer, own, peer, std::span(memory.get(), own.size()), part.lane);
-  const std::byte *lower = participants.me == 0 ? own.data() : memory.get(),
-                  *upper = participants.me == 0 ? memory.get() : own.data();
+  co_await participants.exchange(peer, own, peer, std::span(part.arrived, own.size()), part.lane);
+  const std::byte *lower = participants.me == 0 ? own.data() : part.arrived,
+                  *upper = participants.me == 0 ? part.arrived : own.data();
   co_await fold(lower, upper, own.data(), part.count, fold.post);
 }
 
@@ -64,14 +65,11 @@ Task ring(const Fold& fold, Part whole) {
     const std::size_t end = whole.count * (wrapped + 1) / static_cast<std::size_t>(size);
     return std::span(whole.data + begin * width, (end - begin) * width);
   };
-  const std::size_t most = (whole.count / static_cast<std::size_t>(size) + 1) * width;
-  const auto arrived = participants.compute->scratch(most);
-  co_await participants.compute->idle();
   for (int step = 0; step < size - 1; ++step) {
     const auto own = part(participants.me - step - 1);
-    const std::span incoming(arrived.get(), own.size());
+    const std::span incoming(whole.arrived, own.size());
     co_await participants.exchange(next, part(participants.me - step), previous, incoming, whole.lane);
-    co_await fold(own.data(), arrived.get(), own.data(), own.size() / width, step == size - 2 ? fold.post : 1);
+    co_await fold(own.data(), incoming.data(), own.data(), own.size() / width, step == size - 2 ? fold.post : 1);
   }
   for (int step = 0; step < size - 1; ++step) {
     co_await participants.exchange(next, part(participants.me + 1 - step), previous, part(participants.me - step),
@@ -79,16 +77,30 @@ Task ring(const Fold& fold, Part whole) {
   }
 }
 
-Task side_by_side(const Fold& fold, std::byte* data, std::size_t count) {
-  const std::size_t width = size_of(fold.dtype);
-  const std::size_t lanes = std::clamp<std::size_t>(count * width / kLeastOfLane, 1, 1 << kTagLaneBits);
-  std::vector<Task> parts;
-  for (std::size_t lane = 0; lane < lanes; ++lane) {
-    const std::size_t begin = count * lane / lanes, end = count * (lane + 1) / lanes;
-    const Part part{data + begin * width, end - begin, static_cast<Tag>(lane)};
-    parts.push_back(fold.participants.size() == 2 ? swap(fold, part) : ring(fold, part));
+// Every so manieth of the vector's parts of `most` elements, one after the other.
+Task along_lane(const Fold& fold, std::byte* data, std::size_t count, std::size_t most, std::size_t lane,
+                std::size_t lanes) {
+  Participants& participants = fold.participants;
+  const std::size_t width = size_of(fold.dtype), ranks = participants.ranks.size();
+  const auto arrived = participants.compute->scratch((ranks == 2 ? most : most / ranks + 1) * width);
+  co_await participants.compute->idle();
+  for (std::size_t begin = lane * most; begin < count; begin += lanes * most) {
+    const Part part{data + begin * width, std::min(most, count - begin), static_cast<Tag>(lane), arrived.get()};
+    if (ranks == 2) {  // GCC 12 destroys a task twice that is awaited out of a conditional expression
+      co_await swap(fold, part);
+    } else {
+      co_await ring(fold, part);
+    }
   }
-  co_await together(std::move(parts));
+}
+
+Task side_by_side(const Fold& fold, std::byte* data, std::size_t count) {
+  const std::size_t ranks = fold.participants.ranks.size();
+  const std::size_t most = kMessage / size_of(fold.dtype) * (ranks == 2 ? 1 : ranks);
+  const std::size_t lanes = std::min((count + most - 1) / most, std::size_t{1} << kTagLaneBits);
+  std::vector<Task> tasks;
+  for (std::size_t lane = 0; lane < lanes; ++lane) tasks.push_back(along_lane(fold, data, count, most, lane, lanes));
+  co_await together(std::move(tasks));
 }
 
 }  // namespace
