@@ -16,8 +16,8 @@ namespace {
 constexpr std::size_t kSmall = 16 * 1024;
 
 // Bytes of a message, about: long enough to keep a link busy, and so short that they are still in the cache when they
-// are folded, and the memory for them is soon used again.
-constexpr std::size_t kMessage = 1024 * 1024;
+// are folded, and the memory for them is soon used again. Shorter ones where there would be too few.
+constexpr std::size_t kLeastOfMessage = 256 * 1024, kMostOfMessage = 1024 * 1024, kMessages = 8;
 
 // A part of the vector, where it goes, and memory for a message.
 struct Part {
@@ -77,7 +77,7 @@ Task ring(const Fold& fold, Part whole) {
   }
 }
 
-// Every so manieth of the vector's parts of `most` elements, one after the other.
+// Of the vector's parts of `most` elements, those of a lane, one after the other.
 Task along_lane(const Fold& fold, std::byte* data, std::size_t count, std::size_t most, std::size_t lane,
                 std::size_t lanes) {
   Participants& participants = fold.participants;
@@ -95,8 +95,10 @@ Task along_lane(const Fold& fold, std::byte* data, std::size_t count, std::size_
 }
 
 Task side_by_side(const Fold& fold, std::byte* data, std::size_t count) {
-  const std::size_t ranks = fold.participants.ranks.size();
-  const std::size_t most = kMessage / size_of(fold.dtype) * (ranks == 2 ? 1 : ranks);
+  const std::size_t width = size_of(fold.dtype),
+                    parts = fold.participants.ranks.size() == 2 ? 1 : fold.participants.ranks.size();  // of a ring
+  const std::size_t message = std::clamp(count * width / parts / kMessages, kLeastOfMessage, kMostOfMessage);
+  const std::size_t most = message / width * parts;
   const std::size_t lanes = std::min((count + most - 1) / most, std::size_t{1} << kTagLaneBits);
   std::vector<Task> tasks;
   for (std::size_t lane = 0; lane < lanes; ++lane) tasks.push_back(along_lane(fold, data, count, most, lane, lanes));
