@@ -30,19 +30,20 @@ OneShot::Number OneShot::number_of(std::string_view name, const What& what) cons
 }
 
 void OneShot::lay(Number number, std::span<const std::byte> data) {
-  std::memcpy(slot(me_, turn_).data(data.size()), data.data(), data.size());
+  if (!data.empty()) std::memcpy(slot(me_, turn_).data(data.size()), data.data(), data.size());
   publish(number);
 }
 
 void OneShot::publish(Number number) {
   OneShotSlots::Slot& own = slot(me_, turn_);
   own.operation = number;
-  own.stamp.store(turn_);  // before it is asked who rests: who does asks for the stamp after it has said so
+  // In one order with all_laid() and `resting`: whoever rests has said so before it looks, or sees this stamp.
+  own.stamp.store(turn_);
 }
 
 bool OneShot::all_laid(std::uint64_t turn) const {
   for (std::size_t member = 0; member < slots_.size(); ++member) {
-    if (slot(member, turn).stamp.load(std::memory_order_acquire) < turn) return false;
+    if (slot(member, turn).stamp.load() < turn) return false;
   }
   return true;
 }

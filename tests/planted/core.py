@@ -304,8 +304,10 @@ ERRORS = [
         "a slot is stamped before it is written",
         "missing wait",
         _ONE_SHOT,
-        "  std::memcpy(slot(me_, turn_).data(data.size()), data.data(), data.size());\n  publish(number);\n",
-        "  publish(number);\n  std::memcpy(slot(me_, turn_).data(data.size()), data.data(), data.size());\n",
+        "  if (!data.empty()) std::memcpy(slot(me_, turn_).data(data.size()), data.data(), data.size());\n"
+        "  publish(number);\n",
+        "  publish(number);\n"
+        "  if (!data.empty()) std::memcpy(slot(me_, turn_).data(data.size()), data.data(), data.size());\n",
         (checks("repeated"),),
     ),
     Error(

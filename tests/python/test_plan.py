@@ -96,7 +96,9 @@ def test_backward_hides_gradients_but_for_the_last_segment() -> None:
 def test_a_line_goes_through_its_points() -> None:
     line = plan.fit([(x, 3e-5 + 2e-9 * x) for x in (4e3, 6e4, 1e6, 2e7)])
     assert line == pytest.approx((3e-5, 2e-9), rel=1e-6)
-    assert plan.fit([(1e3, 1e-6), (1e6, 2e-3)]).alpha == 0  # steeper than any line from above 0
+    # Of a link that lets 16 KiB pass at once.
+    steep = plan.fit([(4096, 1.8e-5), (5e6, 0.0848), (1e7, 0.1689)])
+    assert steep.alpha == 0 and steep.beta == pytest.approx(1.69e-8, rel=0.01)
     flat = plan.fit([(1e3, 5e-4), (1e6, 4e-4)])
     assert flat.beta == 0
     assert 4e-4 <= flat.alpha <= 5e-4

@@ -70,6 +70,9 @@ def measure(count: int, budget: float) -> tuple[Rates, list[tuple[str, int, floa
 def fit(points: Sequence[tuple[float, float]]) -> Line:
     """Return the line alpha + beta x through points (x, seconds) with the least relative errors; neither is below 0.
 
+    Where that would make alpha negative, small messages take less than their share of the large ones' time (a switch
+    lets them pass at once): then the large ones say what a byte takes.
+
     Raises:
         ValueError: fewer than two points.
     """
@@ -78,7 +81,7 @@ def fit(points: Sequence[tuple[float, float]]) -> Line:
     x, seconds = np.array(points).T
     alpha, beta = np.linalg.lstsq(np.stack([1 / seconds, x / seconds], 1), np.ones(len(x)), rcond=None)[0]
     if alpha < 0:
-        alpha, beta = 0.0, float((x / seconds).sum() / ((x / seconds) ** 2).sum())
+        alpha, beta = 0.0, float((x * seconds).sum() / (x * x).sum())
     elif beta < 0:
         alpha, beta = float((1 / seconds).sum() / (1 / seconds**2).sum()), 0.0
     return Line(float(alpha), float(beta))
