@@ -167,3 +167,39 @@ def test_a_short_cut_costs_nobody(way: str, tmp_path: Path) -> None:
             assert report["ended"] == "well" and report["members"] == [0, 1, 2, 3] and not report["resized"], report
         assert len({report["sha256"] for report in reports}) == 1
         assert max(max(report["seconds"]) for report in reports) > 1, "nobody noticed the cut; make it longer"
+
+
+LATE = """
+import os, sys, time, torch
+import sordino.torch as hvd
+if os.environ["RANK"] == "2":
+    time.sleep(float(sys.argv[1]))
+try:
+    hvd.init()
+except hvd.SordinoError as error:
+    os.write(1, f"{type(error).__name__}: {error}\\n".encode())
+    sys.exit(3)
+total = hvd.allreduce(torch.ones(1), op=hvd.Sum).item()
+os.write(1, f"{total:g} by {hvd.transport()}\\n".encode())
+hvd.shutdown()
+"""
+
+
+@pytest.mark.drill("late on another host")
+@pytest.mark.usefixtures("emulated_hosts")
+@pytest.mark.parametrize("late_s", [2.0, 8.0])
+def test_who_starts_late_is_waited_for_until_the_deadline(tmp_path: Path, late_s: float) -> None:
+    if not build_info()["ucx"]:
+        pytest.skip("this build has no UCX")
+    script = tmp_path / "late.py"
+    script.write_text(LATE)
+    deadline = stretched(4.0) if late_s > 4 else HANG_S
+    with Cluster(hosts=3, mbps=1000) as cluster:
+        env = {"SORDINO_TIMEOUT_S": str(deadline)}
+        done = cluster.processes(3, ["python", str(script), str(stretched(late_s))], env, HANG_S)
+    lines = sorted(done.stdout.splitlines())
+    if late_s < 4:
+        assert lines == ["3 by ucx + shared memory"] * 3, done.stdout + done.stderr
+    else:
+        missed = [line for line in lines if line.startswith("Timeout: ")]
+        assert len(missed) >= 2 and all("for ranks 2 to come" in line for line in missed[:2]), done.stdout + done.stderr

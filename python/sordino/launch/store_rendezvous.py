@@ -46,25 +46,24 @@ class StoreRendezvous:
         names = {rank: f"{self._prefix}/{key}/{rank}" for rank in ranks}
         try:
             self._store.set(names[self._rank], self._signature(names[self._rank], mine) + mine)
-            self._wait(names)
+            self._wait(names, f"{self._prefix}/{key}/given up")
             return [self._checked(rank, name, bytes(self._store.get(name))) for rank, name in names.items()]
         except RuntimeError as error:  # torch's errors of stores are such
             if isinstance(error, (Timeout, TransportError)):
                 raise
             raise TransportError(f"the store at which the ranks meet does not answer: {_first_line(error)}") from error
 
-    def _wait(self, names: dict[int, str]) -> None:
+    def _wait(self, names: dict[int, str], given_up: str) -> None:
         begun, warned = time.monotonic(), False
         missing = dict(names)
         while missing := {rank: name for rank, name in missing.items() if not self._store.check([name])}:
             waited = time.monotonic() - begun
             text = f"waits for ranks {', '.join(map(str, missing))} to come to init()"
-            if waited > self._timeout:
-                raise Timeout(
-                    f"rank {self._rank} {text}, for more than {self._timeout:g} s (SORDINO_TIMEOUT_S)",
-                    "init",
-                    list(missing),
-                )
+            if waited > self._timeout or self._store.check([given_up]):
+                self._store.set(given_up, b"")
+                time.sleep(2 * _LOOK_S)  # the store may end with this process, and others are to see who is missing
+                limit = f"for more than {self._timeout:g} s (SORDINO_TIMEOUT_S)"
+                raise Timeout(f"rank {self._rank} {text}, {limit}", "init", list(missing))
             if waited > self._warning and not warned:
                 warned = True
                 print(f"sordino: stalled: rank {self._rank} {text}, for {waited:.0f} s", file=sys.stderr, flush=True)
