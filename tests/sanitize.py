@@ -19,7 +19,7 @@ FLAGS = {"thread": "thread", "address": "address,undefined"}
 # These C++ tests have one thread, and take minutes under ThreadSanitizer.
 SINGLE_THREADED = "agreement|arena|cuda|kernels|negotiation|unchanged"
 # Checks whose ranks move much, in worlds of one node and of several.
-CHECKS = "(allreduce or gossip or process_sets) and (sim-3- or sim-5x2-)"
+CHECKS = "(allreduce or gossip or process_sets or repeated) and (sim-3- or sim-5x2-)"
 CHECKS_LIMIT = 900
 # Threads of a rank per core are enough to meet; the sanitizers' memory is what a small machine runs out of.
 JOBS = str(min(4, os.cpu_count() or 1))
