@@ -42,6 +42,7 @@ void OneShot::publish(Number number) {
 }
 
 bool OneShot::all_laid(std::uint64_t turn) const {
+  if (abandoned_) return false;
   for (std::size_t member = 0; member < slots_.size(); ++member) {
     if (slot(member, turn).stamp.load() < turn) return false;
   }
@@ -85,6 +86,7 @@ void OneShot::decline() {
 
 std::vector<std::size_t> OneShot::missing() const {
   std::vector<std::size_t> members;
+  if (abandoned_) return members;
   for (std::size_t member = 0; member < slots_.size(); ++member) {
     if (slot(member, turn_).stamp.load(std::memory_order_acquire) < turn_) members.push_back(member);
   }

@@ -93,9 +93,11 @@ class OneShot {
   // A rank has left: nobody waits for it, and nothing is done in one shot any more.
   void close() { closed_ = true; }
   bool closed() const { return closed_; }
+  // The set is about to be removed, and with it the others' slots: they are not looked at any more.
+  void abandon() { closed_ = abandoned_ = true; }
   // This rank may sleep until others ring it; ask all_laid() in between.
   void rest(bool may_sleep) { slots_[me_]->resting.store(may_sleep); }
-  bool rests(std::size_t member) const { return slots_[member]->resting.load(); }
+  bool rests(std::size_t member) const { return !abandoned_ && slots_[member]->resting.load(); }
 
   // Members that have not laid for this turn.
   std::vector<std::size_t> missing() const;
@@ -119,7 +121,7 @@ class OneShot {
   const std::vector<OneShotSlots*> slots_;  // by member
   const std::size_t me_;
   std::uint64_t turn_ = 1;  // a fresh slot has stamp 0
-  bool closed_ = false;
+  bool closed_ = false, abandoned_ = false;
   std::unordered_map<std::string, Known, Hash, std::equal_to<>> known_;
   std::unordered_map<Number, std::string> names_;  // of what is known
   std::vector<const std::byte*> sources_;

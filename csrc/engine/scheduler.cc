@@ -117,7 +117,7 @@ void Scheduler::remove_set(int id) {
       return true;
     });
   }
-  if (OneShot* shot = removed->one_shot()) shot->close();
+  if (OneShot* shot = removed->one_shot()) shot->abandon();
   const auto error = std::make_exception_ptr(
       UsageError("process set " + std::to_string(id) + " was removed before the operation ran"));
   for (Submission& submission : orphans) finish(submission, error);

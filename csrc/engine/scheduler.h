@@ -102,6 +102,7 @@ class Scheduler {
   ProcessSet& add_set(int id, std::vector<int> ranks);
   void remove_set(int id);
   void require_idle(int set) const;  // with mutex_ held
+  void abandon_one_shots(const Request& removal);
   bool has_submitted(const ProcessSet& set, std::string_view name) const;
   bool must_decline(ProcessSet& set, const std::vector<OneShot::Number>& awaited, Time now) const;
   bool advance(ProcessSet& set);

@@ -48,6 +48,13 @@ bool Scheduler::take_up(ProcessSet& set, const OneShot::What& what, const std::b
   return true;
 }
 
+// Of a set that is to be removed: all ranks announce that before the first of them does it.
+void Scheduler::abandon_one_shots(const Request& removal) {
+  const auto found = sets_.find(static_cast<int>(removal.splits.at(0)));
+  if (found == sets_.end()) return;
+  if (OneShot* shot = found->second->one_shot()) shot->abandon();
+}
+
 // Whether this rank waits for the others in the usual way: for the operation, or for all that they do (join).
 bool Scheduler::has_submitted(const ProcessSet& set, std::string_view name) const {
   if (set.in_flight.load() == 0) return false;

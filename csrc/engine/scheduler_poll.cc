@@ -40,6 +40,7 @@ bool Scheduler::announce() {
         decision.participants = std::move(everybody);
       } else {
         if (submission.request.opcode == Opcode::kAddSet) submission.request.root = newest_set_;
+        if (submission.request.opcode == Opcode::kRemoveSet) abandon_one_shots(submission.request);
         said.emplace_back(&set, Announcement::of(submission.request));
         if (const auto& device = submission.request.device) said.back().second.abilities = abilities(*device);
       }

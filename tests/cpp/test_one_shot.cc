@@ -184,6 +184,30 @@ void nobody_waits_for_who_has_left() {
   CHECK(!Call(ranks[0], "x", 1).lay());
 }
 
+// Its slots go when it has removed the set, which may be before this rank does.
+void nobody_looks_at_a_set_that_is_to_be_removed() {
+  Engines ranks({0, 0});
+  std::vector<std::shared_ptr<Handle>> handles;
+  const auto everywhere = [&](Opcode opcode, const std::string& name, std::vector<std::int64_t> splits) {
+    for (int rank = 0; rank < 2; ++rank) {
+      Request request = barrier_called(name);
+      request.opcode = opcode;
+      request.splits = splits;
+      handles.push_back(ranks[rank].scheduler.submit(std::move(request)));
+    }
+  };
+  everywhere(Opcode::kAddSet, "add", {0, 1});
+  ranks.settle();
+  const int id = static_cast<int>(handles.front()->numbers.at(0));
+  const OneShot& shot = *ranks[0].scheduler.sets().at(id)->one_shot();
+  CHECK(shot.free() && !shot.closed());
+  everywhere(Opcode::kRemoveSet, "remove", {id});
+  ranks[0].scheduler.announce();
+  CHECK(!shot.free() && shot.closed() && shot.awaited().empty() && !shot.rests(1) && shot.missing().empty());
+  ranks.settle();
+  CHECK(handles.back()->done() && !ranks[0].scheduler.sets().contains(id));
+}
+
 // What it lays is complete before it ends: who reads later has it.
 void who_lays_and_leaves_has_laid() {
   Engines ranks({0, 0});
@@ -252,6 +276,7 @@ int main() {
   who_does_nothing_declines_after_a_while();
   who_has_declined_waits_for_who_is_slow();
   nobody_waits_for_who_has_left();
+  nobody_looks_at_a_set_that_is_to_be_removed();
   who_lays_and_leaves_has_laid();
   who_stands_still_is_named();
   threads_in_any_order();

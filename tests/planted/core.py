@@ -327,6 +327,14 @@ ERRORS = [
         ("cpp.test_one_shot", checks("repeated")),
     ),
     Error(
+        "the slots of a set that is removed are looked at",
+        "missing wait",
+        "csrc/engine/scheduler_one_shot.cc",
+        "if (OneShot* shot = found->second->one_shot()) shot->abandon();",
+        "if (OneShot* shot = found->second->one_shot()) shot->closed();",
+        ("cpp.test_one_shot",),
+    ),
+    Error(
         "who has declined lays before all have read",
         "missing wait",
         "csrc/engine/scheduler_one_shot.cc",
