@@ -23,11 +23,7 @@ struct Fnv {
 
 }  // namespace
 
-std::size_t TensorSpec::count() const {
-  std::size_t product = 1;
-  for (const std::int64_t extent : shape) product *= static_cast<std::size_t>(extent);
-  return product;
-}
+std::size_t TensorSpec::count() const { return count_of(shape); }
 
 Layout::Layout(std::vector<TensorSpec> tensors, std::size_t segment_bytes) : tensors_(std::move(tensors)) {
   place([&](const LayoutSegment& segment,

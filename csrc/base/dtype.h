@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string_view>
 
 #include "base/error.h"
@@ -40,6 +41,13 @@ struct Bool {
 constexpr std::size_t size_of(DType type) {
   constexpr std::size_t sizes[kDTypeCount] = {1, 1, 1, 2, 2, 4, 4, 8, 8, 2, 2, 4, 8};
   return sizes[static_cast<int>(type)];
+}
+
+// Elements of a tensor.
+inline std::size_t count_of(std::span<const std::int64_t> shape) {
+  std::size_t product = 1;
+  for (const std::int64_t extent : shape) product *= static_cast<std::size_t>(extent);
+  return product;
 }
 
 constexpr std::string_view name_of(DType type) {
@@ -80,5 +88,14 @@ decltype(auto) dispatch(DType type, Visitor&& visitor) {
 // What a reduction does with the elements of all ranks. The numbers are Horovod's.
 enum class ReduceOp : std::uint8_t { kAverage = 0, kSum = 1, kAdasum = 2, kMin = 3, kMax = 4, kProduct = 5 };
 inline constexpr ReduceOp kLastReduceOp = ReduceOp::kProduct;
+
+// What is folded, and the factor of the result: an average is a sum, divided by the members of the process set.
+struct Folding {
+  ReduceOp op;
+  double post;
+};
+constexpr Folding folding_of(ReduceOp op, double postscale, int members) {
+  return op == ReduceOp::kAverage ? Folding{ReduceOp::kSum, postscale / members} : Folding{op, postscale};
+}
 
 }  // namespace sordino

@@ -77,16 +77,21 @@ Task ring(const Fold& fold, Part whole) {
   }
 }
 
+// Messages that a part of the vector is cut into: two ranks swap it whole.
+std::size_t messages_of(const Participants& participants) {
+  return participants.size() == 2 ? 1 : participants.ranks.size();
+}
+
 // Of the vector's parts of `most` elements, those of a lane, one after the other.
 Task along_lane(const Fold& fold, std::byte* data, std::size_t count, std::size_t most, std::size_t lane,
                 std::size_t lanes) {
   Participants& participants = fold.participants;
-  const std::size_t width = size_of(fold.dtype), ranks = participants.ranks.size();
-  const auto arrived = participants.compute->scratch((ranks == 2 ? most : most / ranks + 1) * width);
+  const std::size_t width = size_of(fold.dtype);
+  const auto arrived = participants.compute->scratch((most / messages_of(participants) + 1) * width);
   co_await participants.compute->idle();
   for (std::size_t begin = lane * most; begin < count; begin += lanes * most) {
     const Part part{data + begin * width, std::min(most, count - begin), static_cast<Tag>(lane), arrived.get()};
-    if (ranks == 2) {  // GCC 12 destroys a task twice that is awaited out of a conditional expression
+    if (participants.size() == 2) {  // GCC 12 destroys a task twice that is awaited out of a conditional expression
       co_await swap(fold, part);
     } else {
       co_await ring(fold, part);
@@ -95,10 +100,9 @@ Task along_lane(const Fold& fold, std::byte* data, std::size_t count, std::size_
 }
 
 Task side_by_side(const Fold& fold, std::byte* data, std::size_t count) {
-  const std::size_t width = size_of(fold.dtype),
-                    parts = fold.participants.ranks.size() == 2 ? 1 : fold.participants.ranks.size();  // of a ring
-  const std::size_t message = std::clamp(count * width / parts / kMessages, kLeastOfMessage, kMostOfMessage);
-  const std::size_t most = message / width * parts;
+  const std::size_t width = size_of(fold.dtype), messages = messages_of(fold.participants);
+  const std::size_t bytes = std::clamp(count * width / messages / kMessages, kLeastOfMessage, kMostOfMessage);
+  const std::size_t most = bytes / width * messages;
   const std::size_t lanes = std::min((count + most - 1) / most, std::size_t{1} << kTagLaneBits);
   std::vector<Task> tasks;
   for (std::size_t lane = 0; lane < lanes; ++lane) tasks.push_back(along_lane(fold, data, count, most, lane, lanes));

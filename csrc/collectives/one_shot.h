@@ -55,11 +55,7 @@ class OneShot {
     double prescale, postscale;
     std::vector<std::int64_t> shape;
 
-    std::size_t count() const {
-      std::size_t product = 1;
-      for (const std::int64_t extent : shape) product *= static_cast<std::size_t>(extent);
-      return product;
-    }
+    std::size_t count() const { return count_of(shape); }
     std::size_t bytes() const { return count() * size_of(dtype); }
     bool operator==(const What&) const = default;
   };

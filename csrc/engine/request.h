@@ -22,17 +22,9 @@ struct Tensor {
   const std::byte* input = nullptr;
   std::byte* output = nullptr;
 
-  std::size_t count() const {
-    std::size_t product = 1;
-    for (const std::int64_t extent : shape) product *= static_cast<std::size_t>(extent);
-    return product;
-  }
+  std::size_t count() const { return count_of(shape); }
   std::size_t bytes() const { return count() * size_of(dtype); }
-  std::size_t row_bytes() const {
-    std::size_t product = size_of(dtype);
-    for (std::size_t axis = 1; axis < shape.size(); ++axis) product *= static_cast<std::size_t>(shape[axis]);
-    return product;
-  }
+  std::size_t row_bytes() const { return size_of(dtype) * (shape.empty() ? 1 : count_of(std::span(shape).subspan(1))); }
 };
 
 struct Exchange;

@@ -41,12 +41,7 @@ void fold_zero(const Pieces& pieces, ReduceOp op, double post) {
 Task run_allreduce(Running& running) {
   Participants& participants = *running.participants;
   const Request& first = running.first();
-  double post = first.postscale;
-  ReduceOp op = first.op;
-  if (op == ReduceOp::kAverage) {
-    op = ReduceOp::kSum;
-    post /= participants.set_size;
-  }
+  const auto [op, post] = folding_of(first.op, first.postscale, participants.set_size);
   const bool zeros_count = participants.size() < participants.set_size &&
                            (op == ReduceOp::kMin || op == ReduceOp::kMax || op == ReduceOp::kProduct);
   for (int code = 0; code < kDTypeCount; ++code) {
@@ -123,11 +118,10 @@ Task run_reducescatter(Running& running) {
     shape[0] = rows / parts + (participants.me < rows % parts ? 1 : 0);
     const std::size_t bytes = static_cast<std::size_t>(shape[0]) * tensor.row_bytes();
     std::byte* output = new_result(*submission.handle, participants, std::move(shape), bytes).data.get();
-    const bool average = request.op == ReduceOp::kAverage;
-    const double post = average ? request.postscale / participants.set_size : request.postscale;
+    const auto [op, post] = folding_of(request.op, request.postscale, participants.set_size);
     if (!participants.channel) co_await participants.compute->idle();
-    co_await reducescatter(participants, tensor.dtype, tensor.input, std::move(bounds), output,
-                           average ? ReduceOp::kSum : request.op, request.prescale, post);
+    co_await reducescatter(participants, tensor.dtype, tensor.input, std::move(bounds), output, op, request.prescale,
+                           post);
   }
 }
 

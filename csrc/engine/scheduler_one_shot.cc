@@ -39,9 +39,8 @@ bool Scheduler::take_up(ProcessSet& set, const OneShot::What& what, const std::b
   OneShot& shot = *set.one_shot();
   set.laid.reset();
   if (!shot.all_laid() || !shot.agreed()) return false;
-  const bool average = what.op == ReduceOp::kAverage;
-  const double post = average ? what.postscale / static_cast<double>(set.ranks.size()) : what.postscale;
-  shot.fold(average ? ReduceOp::kSum : what.op, what.dtype, what.count(), what.prescale, post, input, output);
+  const auto [op, post] = folding_of(what.op, what.postscale, static_cast<int>(set.ranks.size()));
+  shot.fold(op, what.dtype, what.count(), what.prescale, post, input, output);
   common_.traffic.count_all_reduce(what.bytes(), set.ranks.size());
   common_.traffic.operations.fetch_add(1);
   common_.traffic.one_shot.fetch_add(1);

@@ -23,7 +23,7 @@ class Ring {
   // The writer's side.
   std::size_t room() const { return capacity_ - distance(put_, head_->read.load(std::memory_order_acquire)); }
   void put(const void* from, std::size_t bytes) {  // at most as many as there is room for
-    if (bytes == 0) return;                        // nothing has no address
+    if (bytes == 0) return;
     const std::size_t at = put_ % capacity_, first = std::min(bytes, capacity_ - at);
     std::memcpy(data_ + at, from, first);
     std::memcpy(data_, static_cast<const std::byte*>(from) + first, bytes - first);
