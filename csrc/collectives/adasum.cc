@@ -1,4 +1,5 @@
 // Adasum (Maleki et al. 2020) along a binary tree of ranks, by messages.
+#include "collectives/flat.h"
 #include "collectives/operations.h"
 #include "collectives/recursive_doubling.h"
 
@@ -21,10 +22,13 @@ void adasum_merge(DType dtype, const std::byte* x, const std::byte* y, std::byte
 
 Task adasum(Participants& participants, Pieces& pieces, double pre, double post) {
   const DType dtype = pieces.dtype();
-  Flat flat(participants, pieces);
+  Compute& compute = *participants.compute;
+  Flat flat(compute, pieces);
   co_await flat.begin(pre);
   const std::vector<Piece>& tensors = pieces.all();
-  co_await recursive_doubling(participants, std::span(flat.data(), pieces.bytes()),
+  const auto arrived = compute.scratch(pieces.bytes());
+  co_await compute.idle();
+  co_await recursive_doubling(Team::everybody(participants), std::span(flat.data(), pieces.bytes()), arrived.get(), 0,
                               [&](std::byte* lower, std::byte* upper, std::byte* into) {
                                 std::size_t at = 0;
                                 for (const Piece& tensor : tensors) {

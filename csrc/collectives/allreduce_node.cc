@@ -14,13 +14,10 @@
 
 #include "collectives/operations.h"
 #include "collectives/shards.h"
+#include "collectives/shared_tensors.h"
 
 namespace sordino {
 namespace {
-
-// Smaller tensors are not worth the extra round in which ranks tell each other where theirs lie.
-constexpr std::size_t kLeastInPlace = 32 * 1024;
-constexpr std::uint64_t kOfferStage = 1;  // stages of chunks start after it
 
 static_assert(SharedBlock::kSlots >= 3, "with fewer a slot may hold what a peer has not copied out yet");
 Task in_place(Participants& participants, Pieces& pieces, const std::vector<std::byte*>& tensors, ReduceOp op,
@@ -110,16 +107,6 @@ class SlotPipeline {
   std::vector<const std::byte*> sources_;
 };
 
-// The slots may still be read by a slow peer of the operation that used them last.
-Task slots_free(Participants& participants) {
-  const SlotUse& last = participants.slot_use;
-  co_await until([&last] {
-    return std::all_of(last.blocks.begin(), last.blocks.end(), [&last](SharedBlock* block) {
-      return block->finished.load(std::memory_order_acquire) >= last.stamp;
-    });
-  });
-}
-
 Task through_slots(Participants& participants, Pieces& pieces, ReduceOp op, double pre, double post) {
   SlotPipeline pipeline(participants, pieces, op, pre, post);
   const std::uint64_t chunks = pipeline.chunks();
@@ -132,9 +119,7 @@ Task through_slots(Participants& participants, Pieces& pieces, ReduceOp op, doub
     co_await participants.all_reached(&SharedBlock::reduced, SlotPipeline::stage(chunk));
     pipeline.copy_out(chunk);
   }
-  // Member by member: the blocks' copy takes the memory of the last.
-  participants.slot_use.stamp = participants.stamp(SlotPipeline::stage(chunks - 1));
-  participants.slot_use.blocks = participants.blocks;
+  slots_used(participants, SlotPipeline::stage(chunks - 1));
   participants.stages_used += SlotPipeline::stage(chunks - 1);
 }
 
@@ -143,23 +128,10 @@ Task through_slots(Participants& participants, Pieces& pieces, ReduceOp op, doub
 Task allreduce_node(Participants& participants, Pieces& pieces, ReduceOp op, double pre, double post) {
   participants.traffic.count_all_reduce(pieces.bytes(), static_cast<std::size_t>(participants.size()));
   // Slots are the host's memory, so what lies on devices has come here in segments that all can map.
-  const auto& device = participants.compute->device();
-  if (device || pieces.bytes() >= kLeastInPlace) {
-    NodeMemory& memory = participants.transport.node_memory();
-    const Piece* tensor = pieces.in_place();
-    participants.blocks[static_cast<std::size_t>(participants.me)]->location =
-        tensor ? memory.locate(tensor->input, pieces.bytes()) : Location{};
-    participants.reach(&SharedBlock::offered, kOfferStage);
-    co_await participants.all_reached(&SharedBlock::offered, kOfferStage);
-    const bool all_shared = std::all_of(participants.blocks.begin(), participants.blocks.end(),
-                                        [](SharedBlock* block) { return block->location.segment != 0; });
-    if (all_shared) {
-      std::vector<std::byte*> tensors;
-      for (std::size_t index = 0; index < participants.blocks.size(); ++index) {
-        tensors.push_back(static_cast<int>(index) == participants.me
-                              ? tensor->output
-                              : memory.map(participants.ranks[index], participants.blocks[index]->location, device));
-      }
+  if (participants.compute->device() || pieces.bytes() >= kLeastInPlace) {
+    std::vector<std::byte*> tensors;
+    co_await find_shared(participants, pieces, tensors);
+    if (!tensors.empty()) {
       co_await in_place(participants, pieces, tensors, op, pre, post);
       participants.stages_used += kOfferStage;
       co_return;

@@ -9,13 +9,17 @@
 #include "collectives/nccl_operations.h"
 #include "collectives/participants.h"
 #include "collectives/pieces.h"
+#include "collectives/sites.h"
 
 namespace sordino {
 
 // All-reduce of tensors of one dtype as if they were one: output[i] = post * fold(op, pre * input[i] of every rank).
-// Within a node through shared memory (allreduce_node.cc), else by messages (allreduce_messages.cc).
+// Within a node through shared memory (allreduce_node.cc), by messages (allreduce_messages.cc), or by both
+// (allreduce_nodes.cc).
 Task allreduce(Participants& participants, Pieces pieces, ReduceOp op, double pre, double post);
 Task allreduce_node(Participants& participants, Pieces& pieces, ReduceOp op, double pre, double post);
+Task allreduce_nodes(Participants& participants, const Sites& sites, Pieces& pieces, ReduceOp op, double pre,
+                     double post);
 Task allreduce_messages(Participants& participants, Pieces& pieces, ReduceOp op, double pre, double post);
 // Adasum (Maleki et al. 2020): pairwise along a binary tree of ranks, with one pair of dot products a tensor.
 Task adasum(Participants& participants, Pieces& pieces, double pre, double post);

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "collectives/compute.h"
+#include "collectives/receive_buffer.h"
 #include "collectives/shared_block.h"
 #include "progress/task.h"
 #include "transport/traffic.h"
@@ -79,6 +80,7 @@ class Participants {
   std::size_t slot_bytes = 0;
   int patience = 0;  // how often to look again at a peer's counter before doing something else
   SlotUse slot_use;  // of the set, before this operation and then by it
+  ReceiveBuffer* staging = nullptr;  // of the set, for what is to lie in memory that the node maps
 
   // World ranks that the operation waits for right now.
   std::vector<int> laggards() const {

@@ -17,7 +17,7 @@ std::byte* ReceiveBuffer::reserve(std::size_t copies, std::size_t bytes, bool sh
       private_ = std::make_unique_for_overwrite<std::byte[]>(bytes_);
     }
   }
-  return segment_ ? segment_->data : private_.get();
+  return data();
 }
 
 }  // namespace sordino

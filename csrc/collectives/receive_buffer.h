@@ -14,7 +14,10 @@ class ReceiveBuffer {
   // Room for so many copies of `bytes` in memory of the device, or of the host if there is none, that the node shares
   // if `shared`. What lay in it may be lost.
   std::byte* reserve(std::size_t copies, std::size_t bytes, bool shared, const std::shared_ptr<Device>& device);
+  std::byte* data() const { return segment_ ? segment_->data : private_.get(); }
   std::size_t bytes() const { return bytes_; }
+  // Null where nobody maps it.
+  const std::shared_ptr<Segment>& segment() const { return segment_; }
 
  private:
   NodeMemory& memory_;

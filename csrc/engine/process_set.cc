@@ -26,7 +26,8 @@ ProcessSet::ProcessSet(int id, std::vector<int> members, Transport& transport, c
       me(index_of(transport.rank())),
       transport_(transport),
       options_(options),
-      blocks_(ranks.size()) {
+      blocks_(ranks.size()),
+      staging_(transport.node_memory()) {
   if (me < 0) return;
   if (me == 0) negotiation.emplace(ranks, options.fusion_bytes);
   const auto peers = node_peers();
@@ -108,6 +109,7 @@ std::unique_ptr<Participants> ProcessSet::gather(const std::vector<int>& members
   gathered->slot_bytes = options_.slot_bytes;
   gathered->patience = options_.patience;
   gathered->slot_use = slot_use_;
+  gathered->staging = &staging_;
   gathered->shares_devices = shares_devices_;
   return gathered;
 }

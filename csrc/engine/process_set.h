@@ -32,9 +32,11 @@ class ProcessSet {
  public:
   ProcessSet(int id, std::vector<int> ranks, Transport& transport, const SetOptions& options);
 
-  // This rank leaves the world: its block stays for peers that have yet to map it.
+  // This rank leaves the world: its block stays for peers that have yet to map it, and what they may still read.
   void leave_block() {
-    if (own_block_) transport_.keep(std::move(own_block_));
+    for (auto segment : {std::move(own_block_), staging_.segment()}) {
+      if (segment) transport_.keep(std::move(segment));
+    }
   }
   // Where this rank's block is, for the node peers; segment 0 when there is none.
   Location block_location() const;
@@ -91,6 +93,7 @@ class ProcessSet {
   std::set<int> unconnected_;         // node peers that have not said where their blocks are
   std::uint64_t sequence_ = 0;
   SlotUse slot_use_;
+  ReceiveBuffer staging_;
   std::optional<bool> shares_devices_;
   std::optional<OneShot> one_shot_;
 };

@@ -28,7 +28,7 @@ class EpochTransport : public Transport {
   bool idle() const override { return below().idle(); }
 
   NodeMemory& node_memory() override { return *memory_; }
-  bool shares_memory() const override { return below().shares_memory(); }
+  bool node_shares_memory(int rank) const override { return below().node_shares_memory(member(rank)); }
   bool takes_device_memory() const override { return below().takes_device_memory(); }
 
   std::uint32_t ticket() override { return below().ticket(); }

@@ -21,6 +21,11 @@ struct Until {
 };
 inline Until until(std::function<bool()> ready) { return Until{std::move(ready)}; }
 
+// Lets the tasks beside this one go on first.
+inline Until others_first() {
+  return until([asked = false]() mutable { return std::exchange(asked, true); });
+}
+
 class Task {
  public:
   struct promise_type;

@@ -58,7 +58,9 @@ class Transport {
   virtual bool idle() const = 0;  // every posted message has left
 
   virtual NodeMemory& node_memory() = 0;
-  virtual bool shares_memory() const = 0;  // whether node peers can map each other's segments
+  // Whether the ranks of that rank's node can map each other's segments, which all ranks say alike.
+  virtual bool node_shares_memory(int rank) const = 0;
+  bool shares_memory() const { return node_shares_memory(rank()); }
   // Whether send() and receive() take device memory.
   virtual bool takes_device_memory() const = 0;
 

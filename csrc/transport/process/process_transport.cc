@@ -69,7 +69,7 @@ class ProcessTransport : public Transport {
     watch(homes);
     if (is_local_) require_one_machine(homes);
     share_memory(meeting, homes, is_local_ || config.shared_memory);
-    shares_memory_ = near_ && config.shared_memory;
+    if (!config.shared_memory) shares_memory_.assign(at(size_), false);
     if (far) far_ = far(meeting);
     if (is_local_ && !near_) throw TransportError("rank " + std::to_string(rank_) + ": " + trouble_);
     if (near_ && !(far_ && far_->ends_together())) {
@@ -106,7 +106,7 @@ class ProcessTransport : public Transport {
   bool idle() const override { return (!near_ || near_->idle()) && (!uses_far() || far_->idle()); }
 
   NodeMemory& node_memory() override { return memory_; }
-  bool shares_memory() const override { return shares_memory_; }
+  bool node_shares_memory(int rank) const override { return shares_memory_[at(rank)]; }
   bool takes_device_memory() const override { return far_ && far_->takes_device_memory(); }
 
   std::uint32_t ticket() override { return own_bell().ticket(); }
@@ -204,8 +204,9 @@ class ProcessTransport : public Transport {
   // Every rank publishes a box with a random mark and looks for its peers' marks. Ranks that cannot see each other
   // (another pid namespace, hidden /proc) leave their shared memory alone together.
   void share_memory(Meeting& meeting, const std::vector<Home>& homes, bool wanted) {
+    const auto together = [this](int a, int b) { return is_local_ || node_of_[at(a)] == node_of_[at(b)]; };
     for (int rank = 0; rank < size_; ++rank) {
-      if (is_local_ || node_of_[at(rank)] == node_of_[at(rank_)]) here_.push_back(rank);
+      if (together(rank, rank_)) here_.push_back(rank);
     }
     Box mine{{}, std::random_device{}() | 1u};
     if (wanted) {
@@ -228,11 +229,14 @@ class ProcessTransport : public Transport {
       }
     }
     const std::vector<Bytes> fine = meeting.gather(Bytes{std::byte(wanted && trouble_.empty())});
-    const bool all_fine = std::all_of(here_.begin(), here_.end(), [&](int peer) {
-      const Bytes& one = fine[at(peer)];
-      return one.size() == 1 && one[0] == std::byte(1);
-    });
-    if (all_fine) {
+    shares_memory_.assign(at(size_), true);
+    for (int peer = 0; peer < size_; ++peer) {
+      if (fine[at(peer)] == Bytes{std::byte(1)}) continue;
+      for (int rank = 0; rank < size_; ++rank) {
+        if (together(rank, peer)) shares_memory_[at(rank)] = false;
+      }
+    }
+    if (shares_memory_[at(rank_)]) {
       near_ = std::make_unique<shm::ShmLink>(memory_, here_, rank_, boxes);
     } else if (wanted && trouble_.empty()) {
       trouble_ = "a peer cannot map its memory";
@@ -256,7 +260,7 @@ class ProcessTransport : public Transport {
 
   const int rank_, size_;
   const bool is_local_;
-  bool shares_memory_ = false;
+  std::vector<bool> shares_memory_;  // by rank, whether its node does
   std::vector<int> node_of_, here_;  // the latter: of the ranks that this one wants to share memory with
   std::vector<std::string> hosts_;
   std::string trouble_;  // why this rank shares no memory

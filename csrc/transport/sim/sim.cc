@@ -253,7 +253,7 @@ class SimTransport : public Transport {
   bool idle() const override { return true; }
 
   NodeMemory& node_memory() override { return memory_; }
-  bool shares_memory() const override { return true; }
+  bool node_shares_memory(int) const override { return true; }
   bool takes_device_memory() const override { return true; }  // which is host memory here
 
   std::uint32_t ticket() override { return machines_->boxes[rank_].bell.ticket(); }

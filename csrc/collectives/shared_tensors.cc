@@ -1,0 +1,43 @@
+#include "collectives/shared_tensors.h"
+
+#include <algorithm>
+
+namespace sordino {
+
+Task find_shared(Participants& participants, const Pieces& pieces, std::vector<std::byte*>& tensors) {
+  NodeMemory& memory = participants.transport.node_memory();
+  const Piece* tensor = pieces.in_place();
+  participants.blocks[static_cast<std::size_t>(participants.me)]->location =
+      tensor ? memory.locate(tensor->input, pieces.bytes()) : Location{};
+  participants.reach(&SharedBlock::offered, kOfferStage);
+  co_await participants.all_reached(&SharedBlock::offered, kOfferStage);
+  const bool all_shared =
+      std::all_of(participants.blocks.begin(), participants.blocks.end(),
+                  [](const SharedBlock* block) { return !block || block->location.segment != 0; });
+  if (!all_shared) co_return;
+  for (std::size_t index = 0; index < participants.blocks.size(); ++index) {
+    const SharedBlock* block = participants.blocks[index];
+    if (!block) continue;
+    tensors.push_back(
+        static_cast<int>(index) == participants.me
+            ? tensor->output
+            : memory.map(participants.ranks[index], block->location, participants.compute->device()));
+  }
+}
+
+Task slots_free(Participants& participants) {
+  const SlotUse& last = participants.slot_use;
+  co_await until([&last] {
+    return std::all_of(last.blocks.begin(), last.blocks.end(), [&last](const SharedBlock* block) {
+      return !block || block->finished.load(std::memory_order_acquire) >= last.stamp;
+    });
+  });
+}
+
+void slots_used(Participants& participants, std::uint64_t stage) {
+  // Member by member: the blocks' copy takes the memory of the last.
+  participants.slot_use.stamp = participants.stamp(stage);
+  participants.slot_use.blocks = participants.blocks;
+}
+
+}  // namespace sordino

@@ -1,0 +1,28 @@
+// How the participants of an operation lie: which of them share memory, as all of them know.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "collectives/participants.h"
+
+namespace sordino {
+
+struct Sites {
+  explicit Sites(const Participants& participants);
+
+  const std::vector<int>& own() const { return all[mine]; }
+  bool some_share() const {
+    return std::any_of(all.begin(), all.end(), [](const auto& site) { return site.size() > 1; });
+  }
+  std::size_t smallest() const {
+    return std::min_element(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.size() < b.size(); })
+        ->size();
+  }
+
+  std::vector<std::vector<int>> all;  // indices of participants that share memory, in order of their first
+  std::size_t mine = 0;               // of all
+  std::size_t place = 0;              // of this rank in its site
+};
+
+}  // namespace sordino

@@ -1,0 +1,86 @@
+#include "collectives/team_allreduce.h"
+
+#include <algorithm>
+
+#include "collectives/recursive_doubling.h"
+
+namespace sordino {
+namespace {
+
+// Bytes of a message, about: long enough to keep a link busy, and so short that they are still in the cache when they
+// are folded, and the memory for them is soon used again. Shorter ones where there would be too few, or parts too long.
+constexpr std::size_t kLeastOfMessage = 256 * 1024, kMostOfMessage = 1024 * 1024, kMessages = 8;
+constexpr std::size_t kMostOfPart = std::size_t{4} << 20, kLeastOfAny = 64 * 1024;
+
+// Messages that a member's part of the vector is cut into.
+std::size_t messages_of(int size) { return size == 2 ? 1 : static_cast<std::size_t>(size); }
+
+}  // namespace
+
+TeamAllreduce::TeamAllreduce(Team team, DType dtype, ReduceOp op, double post)
+    : team_(std::move(team)), dtype_(dtype), op_(op), post_(post), width_(size_of(dtype)) {}
+
+TeamAllreduce::Cut TeamAllreduce::cut(std::size_t count, DType dtype, int size, int teams) {
+  const std::size_t messages = messages_of(size) * static_cast<std::size_t>(teams), width = size_of(dtype);
+  const std::size_t wanted = std::clamp(count * width / messages / kMessages, kLeastOfMessage, kMostOfMessage);
+  const std::size_t bytes = std::max(std::min(wanted * messages, kMostOfPart), kLeastOfAny * messages);
+  const std::size_t most = bytes / width;
+  return {most, std::min((count + most - 1) / most, std::size_t{1} << kTagLaneBits)};
+}
+
+Until TeamAllreduce::fold(const std::byte* lower, const std::byte* upper, std::byte* into, std::size_t count,
+                          double factor) const {
+  const std::byte* sources[] = {lower, upper};
+  return team_.all.compute->reduce(op_, dtype_, sources, {&into, 1}, count, 1, factor);
+}
+
+Task TeamAllreduce::swap(std::byte* data, std::size_t count, std::byte* arrived, Tag lane) const {
+  const std::span own(data, count * width_);
+  co_await team_.exchange(1 - team_.me, own, 1 - team_.me, std::span(arrived, own.size()), lane);
+  co_await fold(team_.me == 0 ? data : arrived, team_.me == 0 ? arrived : data, data, count, post_);
+}
+
+Task TeamAllreduce::ring(std::byte* data, std::size_t count, std::byte* arrived, Tag lane, Final final) const {
+  const int size = team_.size(), me = team_.me, next = (me + 1) % size, previous = (me + size - 1) % size;
+  const auto part = [&](int index) {
+    const auto wrapped = static_cast<std::size_t>((index % size + size) % size);
+    const std::size_t begin = count * wrapped / static_cast<std::size_t>(size);
+    const std::size_t end = count * (wrapped + 1) / static_cast<std::size_t>(size);
+    return std::span(data + begin * width_, (end - begin) * width_);
+  };
+  for (int step = 0; step < size - 1; ++step) {
+    const auto own = part(me - step - 1);
+    co_await team_.exchange(next, part(me - step), previous, std::span(arrived, own.size()), lane);
+    co_await fold(own.data(), arrived, own.data(), own.size() / width_, step == size - 2 ? post_ : 1);
+  }
+  if (final) final(part(me + 1).data(), part(me + 1).size());
+  for (int step = 0; step < size - 1; ++step) {
+    const auto incoming = part(me - step);
+    co_await team_.exchange(next, part(me + 1 - step), previous, incoming, lane);
+    if (final) final(incoming.data(), incoming.size());
+  }
+}
+
+std::size_t TeamAllreduce::room(std::size_t count) const {
+  const std::size_t message = count / messages_of(team_.size()) + 1;
+  return std::max(message * width_, std::min(count * width_, kSmall));
+}
+
+Task TeamAllreduce::run(std::byte* data, std::size_t count, std::byte* arrived, Tag lane, Final final) const {
+  const std::size_t bytes = count * width_;
+  if (count == 0) co_return;
+  if (is_small(bytes)) {
+    co_await recursive_doubling(
+        team_, std::span(data, bytes), arrived, lane,
+        [this, count](std::byte* lower, std::byte* upper, std::byte* into) { return fold(lower, upper, into, count); });
+    if (post_ != 1) co_await team_.all.compute->scale(dtype_, data, count, post_);
+  } else if (team_.size() > 2) {
+    co_await ring(data, count, arrived, lane, std::move(final));
+    co_return;
+  } else {
+    co_await swap(data, count, arrived, lane);
+  }
+  if (final) final(data, bytes);
+}
+
+}  // namespace sordino
