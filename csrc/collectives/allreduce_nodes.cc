@@ -46,7 +46,8 @@ class Striped {
     if (place_ >= stripes_) return;
     std::vector<int> team;
     for (const auto& site : sites.all) team.push_back(site[place_]);
-    team_.emplace(Team{participants, std::move(team), static_cast<int>(sites.mine)}, pieces.dtype(), op, post);
+    team_.emplace(Team{participants, std::move(team), static_cast<int>(sites.mine)}, pieces.dtype(), op, post,
+                  TeamAllreduce::is_small(pieces.bytes()));
   }
 
   // The only rank of its node.

@@ -17,8 +17,8 @@ std::size_t messages_of(int size) { return size == 2 ? 1 : static_cast<std::size
 
 }  // namespace
 
-TeamAllreduce::TeamAllreduce(Team team, DType dtype, ReduceOp op, double post)
-    : team_(std::move(team)), dtype_(dtype), op_(op), post_(post), width_(size_of(dtype)) {}
+TeamAllreduce::TeamAllreduce(Team team, DType dtype, ReduceOp op, double post, bool small)
+    : team_(std::move(team)), dtype_(dtype), op_(op), post_(post), small_(small), width_(size_of(dtype)) {}
 
 TeamAllreduce::Cut TeamAllreduce::cut(std::size_t count, DType dtype, int size, int teams) {
   const std::size_t messages = messages_of(size) * static_cast<std::size_t>(teams), width = size_of(dtype);
@@ -62,14 +62,13 @@ Task TeamAllreduce::ring(std::byte* data, std::size_t count, std::byte* arrived,
 }
 
 std::size_t TeamAllreduce::room(std::size_t count) const {
-  const std::size_t message = count / messages_of(team_.size()) + 1;
-  return std::max(message * width_, std::min(count * width_, kSmall));
+  return (small_ ? count : count / messages_of(team_.size()) + 1) * width_;
 }
 
 Task TeamAllreduce::run(std::byte* data, std::size_t count, std::byte* arrived, Tag lane, Final final) const {
   const std::size_t bytes = count * width_;
   if (count == 0) co_return;
-  if (is_small(bytes)) {
+  if (small_) {
     co_await recursive_doubling(
         team_, std::span(data, bytes), arrived, lane,
         [this, count](std::byte* lower, std::byte* upper, std::byte* into) { return fold(lower, upper, into, count); });

@@ -15,8 +15,8 @@ namespace sordino {
 
 class TeamAllreduce {
  public:
-  // Every member's data become `post` times what all fold of theirs.
-  TeamAllreduce(Team team, DType dtype, ReduceOp op, double post);
+  // Every member's data become `post` times what all fold of theirs. small: by recursive doubling.
+  TeamAllreduce(Team team, DType dtype, ReduceOp op, double post, bool small);
 
   // How a vector of `count` elements is cut whose parts are shared out among `teams` of `size` members each.
   struct Cut {
@@ -27,16 +27,14 @@ class TeamAllreduce {
 
   // Called, where there is one, with final values as soon as they are where they belong.
   using Final = std::function<void(const std::byte* data, std::size_t bytes)>;
-  // `arrived`: memory for messages, of as many bytes as room() says for as many elements or more.
+  // `arrived`: memory for messages, of as many bytes as room() says for so many elements or more.
   Task run(std::byte* data, std::size_t count, std::byte* arrived, Tag lane, Final final = {}) const;
   std::size_t room(std::size_t count) const;
 
-  // Whether so many bytes go by recursive doubling.
-  static bool is_small(std::size_t bytes) { return bytes <= kSmall; }
+  // Whether a vector of so many bytes is to go by recursive doubling.
+  static bool is_small(std::size_t bytes) { return bytes <= std::size_t{16} * 1024; }
 
  private:
-  static constexpr std::size_t kSmall = 16 * 1024;
-
   Until fold(const std::byte* lower, const std::byte* upper, std::byte* into, std::size_t count,
              double factor = 1) const;
   Task swap(std::byte* data, std::size_t count, std::byte* arrived, Tag lane) const;
@@ -46,6 +44,7 @@ class TeamAllreduce {
   const DType dtype_;
   const ReduceOp op_;
   const double post_;
+  const bool small_;
   const std::size_t width_;
 };
 

@@ -20,13 +20,11 @@ constexpr milliseconds kWatchEvery{10};
 
 // Ranks that have a core each may spin while they wait; ranks that outnumber the cores must leave them to each other.
 std::chrono::microseconds spin_for(const Transport& transport, const Config& config) {
-  const auto& node_of = transport.node_of();
-  const auto here = std::count(node_of.begin(), node_of.end(), node_of[transport.rank()]);
   cpu_set_t cores;
   CPU_ZERO(&cores);
   const bool known = sched_getaffinity(0, sizeof(cores), &cores) == 0;
   const auto available = known ? CPU_COUNT(&cores) : static_cast<int>(std::thread::hardware_concurrency());
-  return std::chrono::microseconds(here <= available ? config.spin_us : 0);
+  return std::chrono::microseconds(transport.machine_size() <= available ? config.spin_us : 0);
 }
 
 }  // namespace
@@ -64,7 +62,7 @@ World::World(Place place, const Config& config, std::uint64_t first_tag)
       std::make_unique<FailureDetector>(common_, *scheduler_, *services_, config, receive_, membership_.get(), view_);
   if (!config.timeline.empty() && rank() == 0 && view_.epoch == 0) trace().start(config.timeline, 0, false);
   progress_ = std::make_unique<Progress>(
-      *transport_, [this] { return poll(); }, [this] { return busy(); },
+      *transport_, [this] { return poll(); }, [this] { return work(); },
       [this] { return transport_->rings_always() && !scheduler_->on_devices(); }, spin);
 }
 
@@ -217,11 +215,12 @@ void World::receive(int from, std::span<const std::byte> bytes) {
   }
 }
 
-bool World::busy() const {
+Work World::work() const {
+  if (scheduler_->busy() || services_->any()) return Work::kUnderWay;
   // Without bells, what MPI has buffered leaves only when somebody polls, so go on a little after the last move.
   constexpr milliseconds kLinger{5};
-  return scheduler_->busy() || services_->any() ||
-         (!transport_->rings_always() && steady_clock::now() - last_move_.load() < kLinger);
+  const bool remains = !transport_->rings_always() && steady_clock::now() - last_move_.load() < kLinger;
+  return remains ? Work::kRemains : Work::kNone;
 }
 
 // Node peers that have mapped memory of this rank's which is gone let go of it.

@@ -109,7 +109,7 @@ class World {
   World(Place place, const Config& config, std::uint64_t first_tag);
   bool poll();
   void receive(int from, std::span<const std::byte> message);
-  bool busy() const;
+  Work work() const;
   // A forked child has the memory of a world, but neither its thread nor its place among the ranks.
   bool forked() const { return getpid() != process_; }
   std::shared_ptr<Handle> enqueue(Request request);

@@ -14,18 +14,21 @@ using std::chrono::milliseconds;
 using Clock = std::chrono::steady_clock;
 
 // With nothing under way the thread still looks around this often: for lost peers, and for stalled peers that it
-// coordinates.
-constexpr milliseconds kTick{50};
+// coordinates. And this often for what remains: who has just waited is likely to poll again, and not to be disturbed.
+constexpr microseconds kTick{50000}, kTickForRemains{1000};
 constexpr microseconds kSleepWithBell{2000};
+// Where ranks outnumber cores, who waits for a rank that computes leaves it the core, and goes on as soon as that comes
+// to the end of its turn, without the kernel's way from a bell to a sleeper, which takes longer than most operations.
+constexpr microseconds kYield{2000};
 // Messages of other nodes ring no bell, nor do devices. What has not moved for long is looked at less often, so that a
 // wait is at most 1/64 longer for it, and leaves the core to whoever moves the bytes.
 constexpr microseconds kLeastSleep{20}, kMostSleep{500};
 
 }  // namespace
 
-Progress::Progress(Transport& transport, std::function<bool()> poll, std::function<bool()> busy,
+Progress::Progress(Transport& transport, std::function<bool()> poll, std::function<Work()> work,
                    std::function<bool()> rings, microseconds spin)
-    : transport_(transport), poll_(std::move(poll)), busy_(std::move(busy)), rings_(std::move(rings)), spin_(spin) {
+    : transport_(transport), poll_(std::move(poll)), work_(std::move(work)), rings_(std::move(rings)), spin_(spin) {
   thread_ = std::thread([this] { run(); });
 }
 
@@ -33,12 +36,10 @@ void Progress::rest(std::uint32_t ticket, Clock::time_point idle_since) {
   const auto idle = Clock::now() - idle_since;
   if (idle < spin_) {
     relax();
-    return;
-  }
-  if (rings_()) {
-    transport_.sleep(ticket, kSleepWithBell);
-  } else if (idle < spin_ + milliseconds(2)) {
+  } else if (idle < spin_ + kYield) {
     sched_yield();
+  } else if (rings_()) {
+    transport_.sleep(ticket, kSleepWithBell);
   } else {
     transport_.sleep(ticket, std::clamp(std::chrono::duration_cast<microseconds>(idle / 64), kLeastSleep, kMostSleep));
   }
@@ -51,7 +52,7 @@ class Progress::Waiter {
   Waiter(const Waiter&) = delete;
   ~Waiter() {
     progress_.waiters_.fetch_sub(1);
-    if (progress_.busy_() || progress_.waiters_.load() > 0) progress_.notify();
+    if (progress_.waiters_.load() > 0 || progress_.wakes()) progress_.notify();
   }
 
  private:
@@ -108,14 +109,26 @@ void Progress::stop() {
   if (thread_.joinable()) thread_.join();
 }
 
+// Whether the thread is to wake from its sleep.
+bool Progress::wakes() const {
+  const Work work = work_();
+  return work == Work::kUnderWay || (work == Work::kRemains && sleeps_long_.load());
+}
+
+microseconds Progress::tick() {
+  const Work work = work_();
+  sleeps_long_ = work == Work::kNone || (work == Work::kUnderWay && rings_());
+  return sleeps_long_ ? kTick : kTickForRemains;
+}
+
 void Progress::run() {
   auto idle_since = Clock::now();
   for (;;) {
     {
       std::unique_lock lock(mutex_);
       thread_sleeps_ = true;
-      if (!stopping_ && (waiters_.load() > 0 || !busy_())) {
-        changed_.wait_for(lock, kTick, [&] { return stopping_ || (busy_() && waiters_.load() == 0); });
+      if (!stopping_ && (waiters_.load() > 0 || work_() != Work::kUnderWay)) {
+        changed_.wait_for(lock, tick(), [&] { return stopping_ || (waiters_.load() == 0 && wakes()); });
       }
       thread_sleeps_ = false;
       if (stopping_) return;
@@ -132,9 +145,9 @@ void Progress::run() {
     }
     if (moved) {
       idle_since = Clock::now();
-    } else if (busy_()) {
+    } else if (work_() == Work::kUnderWay) {
       // The computing thread needs this core more than a spinning one does.
-      rest(ticket, idle_since - spin_);
+      rest(ticket, idle_since - spin_ - (rings_() ? kYield : microseconds(0)));
     }
   }
 }

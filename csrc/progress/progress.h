@@ -14,12 +14,15 @@
 
 namespace sordino {
 
+// What is to be moved: nothing, what has moved lately and may have left something behind, or what is under way.
+enum class Work { kNone, kRemains, kUnderWay };
+
 class Progress {
  public:
   // `poll` returns whether anything moved and must not throw; it is never run by two threads at once.
-  // `busy` says whether work is under way that needs polling, `rings` whether whatever moves it rings this rank's bell:
-  // if not, it is looked at more often. spin: how long to poll before sleeping.
-  Progress(Transport& transport, std::function<bool()> poll, std::function<bool()> busy, std::function<bool()> rings,
+  // `work` says what needs polling, `rings` whether whatever moves it rings this rank's bell: if not, it is looked at
+  // more often. spin: how long to poll before the core is offered to others.
+  Progress(Transport& transport, std::function<bool()> poll, std::function<Work()> work, std::function<bool()> rings,
            std::chrono::microseconds spin);
   ~Progress() { stop(); }
 
@@ -43,17 +46,21 @@ class Progress {
   class Waiter;
 
   void run();
+  std::chrono::microseconds tick();
+  bool wakes() const;
   void poll_or_rest(const std::function<bool()>& done, std::chrono::steady_clock::time_point& idle_since);
   void rest(std::uint32_t ticket, std::chrono::steady_clock::time_point idle_since);
 
   Transport& transport_;
-  const std::function<bool()> poll_, busy_, rings_;
+  const std::function<bool()> poll_;
+  const std::function<Work()> work_;
+  const std::function<bool()> rings_;
   const std::chrono::microseconds spin_;
   std::mutex turn_;  // held by the thread that polls
   std::mutex mutex_;
   std::condition_variable changed_;
   std::atomic<int> waiters_{0};
-  std::atomic<bool> thread_sleeps_{false};
+  std::atomic<bool> thread_sleeps_{false}, sleeps_long_{false};
   bool stopping_ = false;
   std::thread thread_;
 };

@@ -10,6 +10,8 @@ _PLAN = "csrc/collectives/exchange_plan.cc"
 _NEGOTIATION = "csrc/engine/negotiation.cc"
 _NODE = "csrc/collectives/allreduce_node.cc"
 _MESSAGES = "csrc/collectives/allreduce_messages.cc"
+_NODES = "csrc/collectives/allreduce_nodes.cc"
+_TEAM = "csrc/collectives/team_allreduce.cc"
 _ONE_SHOT = "csrc/collectives/one_shot.cc"
 _ONE_SHOT_H = "csrc/collectives/one_shot.h"
 _SNAPSHOTS = "csrc/services/snapshots.cc"
@@ -272,15 +274,15 @@ ERRORS = [
         "parts of a large tensor overlap",
         "off by one",
         _MESSAGES,
-        "std::min(most, count - begin), static_cast<Tag>(lane)",
-        "std::min(most + 1, count - begin), static_cast<Tag>(lane)",
+        "std::min(cut.most, count - begin), arrived.get(),",
+        "std::min(cut.most + 1, count - begin), arrived.get(),",
         _ALLREDUCE,
     ),
     Error(
         "a lane ends after its first part",
         "wrong bucket",
         _MESSAGES,
-        "begin < count; begin += lanes * most",
+        "begin < count; begin += cut.lanes * cut.most",
         "begin < count; begin += count",
         _ALLREDUCE,
     ),
@@ -288,9 +290,81 @@ ERRORS = [
         "all lanes take the same part",
         "wrong bucket",
         _MESSAGES,
-        "std::size_t begin = lane * most;",
+        "std::size_t begin = lane * cut.most;",
         "std::size_t begin = 0 * lane;",
         _ALLREDUCE,
+    ),
+    Error(
+        "a room is filled before peers have copied out of it",
+        "missing wait",
+        _NODES,
+        "        co_await participants_.all_reached(&SharedBlock::finished, stage(part - kRooms));\n",
+        "",
+        ("cpp.test_allreduce_nodes",),
+    ),
+    Error(
+        "a room is filled before its owner has copied out of it",
+        "missing wait",
+        _NODES,
+        "        co_await until([this, part] { return copied_out_ > part - kRooms; });\n",
+        "",
+        ("cpp.test_allreduce_nodes",),
+    ),
+    Error(
+        "a stripe is folded before peers have copied in",
+        "missing wait",
+        _NODES,
+        "        co_await participants_.all_reached(&SharedBlock::offered, stage(part));\n",
+        "",
+        ("cpp.test_allreduce_nodes",),
+    ),
+    Error(
+        "stripes are copied out before they are reduced",
+        "missing wait",
+        _NODES,
+        "      co_await participants_.all_reached(&SharedBlock::reduced, stage(part));\n",
+        "",
+        ("cpp.test_allreduce_nodes",),
+    ),
+    Error(
+        "a later part says that earlier ones are reduced",
+        "stale copy",
+        _NODES,
+        "    while (ahead_.erase(reduced_)) participants_.reach(&SharedBlock::reduced, stage(reduced_++));",
+        "    participants_.reach(&SharedBlock::reduced, stage(part)), reduced_ = part + 1;",
+        ("cpp.test_allreduce_nodes",),
+    ),
+    Error(
+        "memory is filled while the operation before is copied out of it",
+        "missing wait",
+        _NODES,
+        "    co_await slots_free(participants_);\n",
+        "",
+        ("cpp.test_allreduce_nodes",),
+    ),
+    Error(
+        "a rank goes on while its node writes its tensor",
+        "missing wait",
+        _NODES,
+        "    co_await participants_.all_reached(&SharedBlock::reduced, kOfferStage);\n",
+        "",
+        ("cpp.test_allreduce_nodes",),
+    ),
+    Error(
+        "the last rank of a node gets no results",
+        "off by one",
+        _NODES,
+        "for (std::size_t peer = 0; peer < vectors_.size(); ++peer) {",
+        "for (std::size_t peer = 0; peer + 1 < vectors_.size(); ++peer) {",
+        ("cpp.test_allreduce_nodes",),
+    ),
+    Error(
+        "all ranks of a node send all of it",
+        "wrong bucket",
+        "csrc/collectives/sites.cc",
+        "if (transport.node_shares_memory(rank))",
+        "if (transport.node_shares_memory(rank) && rank < 0)",
+        ("cpp.test_allreduce_nodes",),
     ),
     Error(
         "a turn takes the slot of the one before",
@@ -361,15 +435,15 @@ ERRORS = [
     Error(
         "the ring folds into the part that it sends",
         "off by one",
-        _MESSAGES,
-        "const auto own = part(participants.me - step - 1);",
-        "const auto own = part(participants.me - step);",
+        _TEAM,
+        "const auto own = part(me - step - 1);",
+        "const auto own = part(me - step);",
         _ALLREDUCE,
     ),
     Error(
         "float16 is divided after the sum",
         "wrong weight",
-        _MESSAGES,
+        "csrc/collectives/allreduce.cc",
         "pre *= std::exchange(post, 1.0);",
         "pre *= 1.0;",
         (tests("orders", "float16"),),
@@ -386,9 +460,9 @@ ERRORS = [
         "beyond a power of two nobody is added",
         "lost message",
         "csrc/collectives/recursive_doubling.h",
-        "    co_await participants.finished(*receiving, participants.me + power);\n"
+        "    co_await team.receive(team.me + power, theirs, lane);\n"
         "    co_await merge(data.data(), theirs.data(), data.data());\n",
-        "    co_await participants.finished(*receiving, participants.me + power);\n",
+        "    co_await team.receive(team.me + power, theirs, lane);\n",
         _ALLREDUCE,
     ),
     Error(

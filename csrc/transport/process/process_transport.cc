@@ -86,6 +86,7 @@ class ProcessTransport : public Transport {
   int rank() const override { return rank_; }
   int size() const override { return size_; }
   const std::vector<int>& node_of() const override { return node_of_; }
+  int machine_size() const override { return machine_size_; }
   std::string host_of(int rank) const override { return hosts_[at(rank)]; }
   std::string name() const override {
     if (is_local_) return "local";
@@ -183,7 +184,9 @@ class ProcessTransport : public Transport {
   void watch(const std::vector<Home>& homes) {
     for (int peer = 0; peer < size_; ++peer) {
       const Home& home = homes[at(peer)];
-      if (peer == rank_ || home.machine != homes[at(rank_)].machine) continue;
+      if (home.machine != homes[at(rank_)].machine) continue;
+      ++machine_size_;
+      if (peer == rank_) continue;
       const int pidfd = static_cast<int>(syscall(SYS_pidfd_open, home.pid, 0));
       if (pidfd >= 0) pidfds_.emplace_back(peer, pidfd);
     }
@@ -260,6 +263,7 @@ class ProcessTransport : public Transport {
 
   const int rank_, size_;
   const bool is_local_;
+  int machine_size_ = 0;
   std::vector<bool> shares_memory_;  // by rank, whether its node does
   std::vector<int> node_of_, here_;  // the latter: of the ranks that this one wants to share memory with
   std::vector<std::string> hosts_;

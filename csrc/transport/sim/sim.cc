@@ -193,6 +193,7 @@ class SimTransport : public Transport {
   int rank() const override { return rank_; }
   int size() const override { return static_cast<int>(machines_->boxes.size()); }
   const std::vector<int>& node_of() const override { return machines_->nodes; }
+  int machine_size() const override { return size(); }
   std::string host_of(int rank) const override { return "sim-node-" + std::to_string(machines_->nodes[rank]); }
   std::string name() const override { return "sim"; }
 

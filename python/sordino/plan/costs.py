@@ -114,26 +114,39 @@ class Load:
     def all_reduce(self, sets: Sequence[Sequence[int]], count: float, segments: int = 1) -> None:
         """Count all-reduces of `count` bytes within sets of ranks, at the same time.
 
-        See csrc/collectives/allreduce_*.cc.
+        The ranks of a node share memory: each of those that take part in it reads its shard of all inputs there, and
+        writes that of all results (csrc/collectives/allreduce_node.cc). Between nodes shards go round rings of one
+        rank a node; small vectors are doubled among the first ranks (allreduce_nodes.cc).
         """
         if len(sets[0]) == 1:
             return
         self.agreements += segments
+        small, most = count / segments <= SMALL, 1
         for ranks in sets:
-            if len({self.nodes[rank] for rank in ranks}) == 1:
-                for rank in ranks:
-                    self.memory[rank] += 2 * count  # its shard of all inputs, and of all results
-            elif count / segments <= SMALL:
-                self._double(ranks, count)
-            else:
-                for place, rank in enumerate(ranks):
-                    self.send(rank, ranks[(place + 1) % len(ranks)], 2 * (len(ranks) - 1) / len(ranks) * count)
-        if any(len({self.nodes[rank] for rank in ranks}) > 1 for ranks in sets):
-            size = len(sets[0])
-            if count / segments <= SMALL:
-                self.messages += math.ceil(math.log2(size))
-            else:
-                self.hops += 2 * (size - 1)
+            by_node: dict[int, list[int]] = {}
+            for rank in ranks:
+                by_node.setdefault(self.nodes[rank], []).append(rank)
+            sites = list(by_node.values())
+            for site in sites:
+                for rank in site:
+                    self.memory[rank] += 2 * count * (len(site) > 1)
+            shards = 1 if small else min(map(len, sites))
+            if len(sites) > 1:
+                for team in list(zip(*sites))[:shards]:
+                    self._reduce(team, count / shards, small)
+            most = max(most, len(sites))
+        if most > 1 and small:
+            self.messages += math.ceil(math.log2(most))
+        elif most > 1:
+            self.hops += 2 * (most - 1)
+
+    def _reduce(self, ranks: Sequence[int], count: float, small: bool) -> None:
+        """Count an all-reduce by messages (csrc/collectives/team_allreduce.cc)."""
+        if small:
+            self._double(ranks, count)
+            return
+        for place, rank in enumerate(ranks):
+            self.send(rank, ranks[(place + 1) % len(ranks)], 2 * (len(ranks) - 1) / len(ranks) * count)
 
     def _double(self, ranks: Sequence[int], count: float) -> None:
         power = 1 << (len(ranks).bit_length() - 1)

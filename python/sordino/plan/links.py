@@ -62,7 +62,7 @@ def measure(count: int, budget: float) -> tuple[Rates, list[tuple[str, int, floa
             samples.append((place, size, seconds))
         lines[place] = fit(points)
     across = lines["across"]
-    agreement = _agreement(across)
+    agreement = _agreement(nodes, across)
     hop = 0.0 if across is None else _hop(nodes, across, agreement)
     return Rates(lines["inside"], across, agreement, hop, _handling(agreement)), samples
 
@@ -135,11 +135,12 @@ def _median(run: Callable[[], object]) -> float:
     return float(np.median(participants.maximum(time_block(run, participants, 30))))
 
 
-def _agreement(across: Line | None) -> float:
+def _agreement(nodes: Sequence[int], across: Line | None) -> float:
     """Return the seconds that a small operation takes beyond its messages. Collective."""
     value = torch.zeros(1)
-    seconds = _median(lambda: hvd.allreduce_(value, name="plan.agreement"))
-    messages = math.ceil(math.log2(hvd.size())) * across.alpha if across is not None else 0.0
+    # As an optimizer has its gradients reduced, which are agreed on at each step.
+    seconds = _median(lambda: hvd.synchronize(hvd.allreduce_async_(value, name="plan.agreement")))
+    messages = math.ceil(math.log2(max(nodes) + 1)) * across.alpha if across is not None else 0.0
     return max(seconds - messages, 0.0)
 
 

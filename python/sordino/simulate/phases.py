@@ -58,7 +58,7 @@ Phase = Sends | Rounds
 def all_reduce(sets: Integers, count: float) -> list[Phase]:
     """Return all-reduces of `count` bytes within sets of workers, [sets, members].
 
-    They are as csrc/collectives/allreduce_messages.cc does them: round a ring, or by recursive doubling where they are
+    They are as csrc/collectives/team_allreduce.cc does them: round a ring, or by recursive doubling where they are
     small.
     """
     size = sets.shape[1]
