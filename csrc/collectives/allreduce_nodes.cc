@@ -10,7 +10,10 @@
 //   copy in    my input of the part, except my own stripe  -> my memory    offered  = part + 1
 //   fold       my stripe: my input and the peers' memory   -> my memory
 //   team       my stripe, with those of the other nodes                    reduced  = part + 1
-//   copy out   all stripes from their owners' memory       -> output       finished = part + 1
+//   copy out   all stripes from their owners' memory       -> output       finished = parts
+//
+// Nobody copies part k + kRooms in before it has copied part k out, so all have read the inputs of part k by then; and
+// it is folded when all have copied it in, so all have copied part k out.
 //
 // Nodes need not go the same way. Where one has more ranks than another some have no stripe.
 #include <array>
@@ -166,10 +169,7 @@ class Striped {
 
   Task copies_in() {
     for (std::size_t part = 1; part < parts_; ++part) {
-      if (part >= kRooms) {
-        co_await until([this, part] { return copied_out_ > part - kRooms; });
-        co_await participants_.all_reached(&SharedBlock::finished, stage(part - kRooms));
-      }
+      if (part >= kRooms) co_await until([this, part] { return copied_out_ > part - kRooms; });
       copy_in(part);
       co_await others_first();
     }
@@ -185,10 +185,10 @@ class Striped {
         const std::size_t begin = stripes.begin(owner);
         pieces_.copy_out(base + begin, base + stripes.end(owner), room(owner, part) + begin * width_);
       }
-      participants_.reach(&SharedBlock::finished, stage(part));
       copied_out_ = part + 1;
       co_await others_first();
     }
+    participants_.reach(&SharedBlock::finished, stage(parts_ - 1));
   }
 
   static std::uint64_t stage(std::size_t part) { return kOfferStage + 1 + part; }

@@ -75,6 +75,7 @@ struct Machines {
   std::vector<std::atomic<bool>> killed, stopped;
   std::vector<std::atomic<bool>> links;  // that are cut
   std::shared_ptr<Remains> remains = std::make_shared<Remains>();
+  std::function<bool()> late;
 
   std::atomic<bool>& link(int one, int other) {
     return links[static_cast<std::size_t>(one) * nodes.size() + static_cast<std::size_t>(other)];
@@ -157,6 +158,7 @@ class Receiving : public Transfer {
   bool test() override {
     if (done_) return true;
     if (machines_.link(from_, self_) || machines_.killed[self_]) return false;
+    if (machines_.late && machines_.late()) return false;
     Mailbox& box = machines_.boxes[self_];
     std::lock_guard lock(box.mutex);
     for (auto parcel = box.parcels.begin(); parcel != box.parcels.end(); ++parcel) {
@@ -305,6 +307,8 @@ void Network::kill(int rank) {
 }
 
 void Network::stop(int rank, bool stopped) { machines_->stopped.at(static_cast<std::size_t>(rank)) = stopped; }
+
+void Network::delay(std::function<bool()> late) { machines_->late = std::move(late); }
 
 void Network::cut(int one, int other, bool is_cut) {
   machines_->link(one, other) = is_cut;

@@ -1,6 +1,7 @@
 // Ranks as threads of one process: the transport of tests, and of runs with a single rank.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -26,6 +27,8 @@ class Network {
   void stop(int rank, bool stopped);
   // What goes either way between these two waits until the link is whole again.
   void cut(int one, int other, bool is_cut);
+  // A transfer that could end goes on whenever late() says so. Before anything is sent.
+  void delay(std::function<bool()> late);
 
  private:
   std::shared_ptr<Machines> machines_;
