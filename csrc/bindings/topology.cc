@@ -66,7 +66,9 @@ void register_topology(py::module_& module) {
             }
             return sources;
           },
-          py::arg("round"), py::arg("segment"), "The sources of every rank.");
+          py::arg("round"), py::arg("segment"), "The sources of every rank.")
+      .def_property_readonly("is_mean_of_all", &Topology::is_mean_of_all,
+                             "Whether every rank always takes the mean of all.");
 
   define<topology::RandomCycle>(module, "RandomCycle",
                                 "A random cycle through all workers (Crossover-SGD, section 3.2).")

@@ -41,6 +41,8 @@ class Topology {
 
   int size() const { return size_; }
   virtual void row(At at, int rank, Row& row) const = 0;
+  // Whether every rank always takes the mean of all.
+  virtual bool is_mean_of_all() const { return false; }
   // The ranks in whose rows `rank` is a source.
   virtual void destinations(At at, int rank, std::vector<int>& ranks) const = 0;
 
@@ -155,6 +157,7 @@ class Served : public Topology {
 class Mean : public Served {
  public:
   using Served::Served;
+  bool is_mean_of_all() const override { return workers() == size(); }
   void row(At at, int rank, Row& row) const override;
   void destinations(At at, int rank, std::vector<int>& ranks) const override;
 };

@@ -121,7 +121,10 @@ class Load:
         if len(sets[0]) == 1:
             return
         self.agreements += segments
-        small, most = count / segments <= SMALL, 1
+        self._reduce(sets, count, count / segments <= SMALL)
+
+    def _reduce(self, sets: Sequence[Sequence[int]], count: float, small: bool) -> None:
+        most = 1
         for ranks in sets:
             by_node: dict[int, list[int]] = {}
             for rank in ranks:
@@ -133,14 +136,14 @@ class Load:
             shards = 1 if small else min(map(len, sites))
             if len(sites) > 1:
                 for team in list(zip(*sites))[:shards]:
-                    self._reduce(team, count / shards, small)
+                    self._reduce_by_messages(team, count / shards, small)
             most = max(most, len(sites))
         if most > 1 and small:
             self.messages += math.ceil(math.log2(most))
         elif most > 1:
             self.hops += 2 * (most - 1)
 
-    def _reduce(self, ranks: Sequence[int], count: float, small: bool) -> None:
+    def _reduce_by_messages(self, ranks: Sequence[int], count: float, small: bool) -> None:
         """Count an all-reduce by messages (csrc/collectives/team_allreduce.cc)."""
         if small:
             self._double(ranks, count)
@@ -168,6 +171,10 @@ class Load:
             segments: the bytes of each.
             round: number of the exchange, on which the topology's sources depend.
         """
+        if topology.is_mean_of_all:
+            apart = [ranks for ranks in sets if len({self.nodes[rank] for rank in ranks}) > 1]
+            self._reduce(apart, sum(segments), sum(segments) <= SMALL)
+            sets = [ranks for ranks in sets if len({self.nodes[rank] for rank in ranks}) == 1]
         before = sum(self.sent)
         for ranks in sets:
             for segment, count in enumerate(segments):

@@ -149,6 +149,8 @@ def _messages(operations: Sequence[Operation], rows: SharedRows) -> list[Phase]:
 
 
 def _exchange(number: int, exchange: Exchange, rows: SharedRows) -> list[Phase]:
+    if exchange.topology.is_mean_of_all:
+        return all_reduce(exchange.sets, sum(exchange.segments))
     if not isinstance(exchange.topology, (ToOwner, FromOwner)):
         sends = _mixed(number, exchange, rows)
     elif len(set(exchange.segments)) == 1 and len(exchange.segments) == exchange.sets.shape[1]:

@@ -126,8 +126,7 @@ class Layered(Algorithm):
             if length > 1:
                 operations.append(to_owners(groups, whole, workers=workers, tensors=tensors))
             if count > 1:
-                parts = [size / count] * count
-                operations += [to_owners(communicators, parts), from_owners(communicators, parts)]
+                operations.append(Exchange(communicators, Mean(count), [size]))
             if length > 1:
                 operations.append(from_owners(groups, whole, workers=workers))
         return Traffic([Phase(operations, hides=hidden(buckets), loading=True)])

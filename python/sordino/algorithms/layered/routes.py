@@ -16,9 +16,7 @@ from sordino.algorithms.layered import Roles
 from sordino.runtime.channel import Channel, wait_for_all
 from sordino.runtime.context import Context
 from sordino.runtime.devices import HOST
-from sordino.runtime.dtypes import DTYPES
 from sordino.runtime.flat_buffer import FlatBuffer
-from sordino.runtime.flat_reducer import part_length
 from sordino.runtime.groups import own_channel
 from sordino.runtime.helpers import Helpers
 from sordino.runtime.process_set import ProcessSet, global_process_set
@@ -33,14 +31,11 @@ class BucketSpec(NamedTuple):
 
 
 class FlatBucket:
-    """A bucket's elements, as one piece that the communicator of a group owns and in parts, one for each group."""
+    """A bucket's elements, as one piece that the communicator of a group owns."""
 
     def __init__(self, context: Context, spec: BucketSpec, roles: Roles, device: torch.device) -> None:
-        groups = len(roles.groups)
-        part = part_length(spec.elements, groups, DTYPES[spec.dtype].itemsize)
-        parts = Layout([(f"part {k}", spec.dtype, (part,)) for k in range(groups)], groups=list(range(groups)))
-        self.values = FlatBuffer(context, parts, device)
-        self.whole = Layout([("whole", spec.dtype, (groups * part,))], groups=[roles.place])
+        whole = Layout([("whole", spec.dtype, (spec.elements,))], groups=[roles.place])
+        self.values = FlatBuffer(context, whole, device)
 
 
 class Leg(NamedTuple):
@@ -49,7 +44,6 @@ class Leg(NamedTuple):
     label: str
     channel: Channel
     topology: Topology
-    in_parts: bool = False
 
 
 class Route:
@@ -90,21 +84,17 @@ class Route:
             self._add("inward", inward, ToOwner(length, workers))
         # Each leg has a channel of its own: a bucket may go in while the one before has yet to come out.
         if groups > 1:
-            self._add("reduce", channel([roles.communicators]), ToOwner(groups), in_parts=True)
-            self._add("gather", channel([roles.communicators]), FromOwner(groups), in_parts=True)
+            self._add("across", channel([roles.communicators]), Mean(groups))
         if length > 1:
             self._add("outward", channel(roles.groups), FromOwner(length, workers))
 
-    def _add(self, label: str, channel: Channel, topology: Topology, in_parts: bool = False) -> None:
+    def _add(self, label: str, channel: Channel, topology: Topology) -> None:
         if channel.serves_this_rank:
-            self._legs.append(Leg(label, channel, topology, in_parts))
+            self._legs.append(Leg(label, channel, topology))
 
     def _start(self, name: str, leg: Leg, after: Handle | None = None, serving: bool = False) -> Handle:
-        flat = self.flats[name]
-        layout = flat.values.layout if leg.in_parts else flat.whole
-        return leg.channel.start(
-            f"{name}.{leg.label}", leg.topology, flat.values, layout=layout, after=after, serving=serving
-        )
+        values = self.flats[name].values
+        return leg.channel.start(f"{name}.{leg.label}", leg.topology, values, after=after, serving=serving)
 
     def start(self, name: str, serving: bool = False) -> Handle:
         """Begin to average a bucket; done when this rank has the average.
