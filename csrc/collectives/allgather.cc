@@ -1,9 +1,84 @@
-// All-gather: everybody gets the values of all, one after the other, by messages round a ring, or by NCCL.
+// All-gather: everybody gets the values of all, one after the other. A block goes to one rank of each other node, and the
+// ranks of a node copy from each other's memory, so a link carries what its node needs once. By messages round a ring
+// where no two share memory, or it is a device's; or by NCCL.
 #include <algorithm>
 
 #include "collectives/operations.h"
+#include "collectives/shared_tensors.h"
 
 namespace sordino {
+namespace {
+
+// Where the participants' blocks are in the whole.
+struct Blocks {
+  explicit Blocks(const std::vector<std::size_t>& sizes) : sizes(sizes), starts(sizes.size() + 1) {
+    for (std::size_t i = 0; i < sizes.size(); ++i) starts[i + 1] = starts[i] + sizes[i];
+  }
+  std::span<std::byte> in(std::byte* whole, int index) const {
+    return {whole + starts[static_cast<std::size_t>(index)], sizes[static_cast<std::size_t>(index)]};
+  }
+  const std::vector<std::size_t>& sizes;
+  std::vector<std::size_t> starts;
+};
+
+// Of the other nodes' blocks each rank of this node receives some, and keeps them behind its own for its node.
+Task gather_on_nodes(Participants& participants, const Sites& sites, const std::byte* input, const Blocks& blocks,
+                     std::byte* output) {
+  constexpr std::uint64_t kStage = 1;
+  const bool alone = sites.own().size() == 1;
+  // Whose blocks lie with each rank of this node, in order.
+  std::vector<std::vector<int>> held(sites.own().size());
+  for (std::size_t place = 0; place < held.size(); ++place) held[place].push_back(sites.own()[place]);
+  for (std::size_t site = 0; site < sites.all.size(); ++site) {
+    if (site == sites.mine) continue;
+    for (std::size_t place = 0; place < sites.all[site].size(); ++place)
+      held[place % held.size()].push_back(sites.all[site][place]);
+  }
+  std::byte* kept = nullptr;
+  const std::vector<int>& mine = held[sites.place];
+  if (!alone) {
+    std::size_t bytes = 0;
+    for (const int index : mine) bytes += blocks.sizes[static_cast<std::size_t>(index)];
+    co_await take_staging(participants, std::max<std::size_t>(bytes, 1), kept);
+  }
+  std::vector<std::pair<int, std::unique_ptr<Transfer>>> transfers;
+  std::byte* at = kept;
+  for (const int index : mine) {
+    const std::span block = alone ? blocks.in(output, index)
+                                  : std::span(std::exchange(at, at + blocks.sizes[static_cast<std::size_t>(index)]),
+                                              blocks.sizes[static_cast<std::size_t>(index)]);
+    if (index == participants.me) {
+      std::copy_n(input, block.size(), block.data());
+    } else {
+      transfers.emplace_back(index, participants.receive(index, block));
+    }
+  }
+  const std::span own(input, blocks.sizes[static_cast<std::size_t>(participants.me)]);
+  for (std::size_t site = 0; site < sites.all.size(); ++site) {
+    if (site == sites.mine) continue;
+    const int peer = sites.counterpart(site, sites.place);
+    transfers.emplace_back(peer, participants.send(peer, own));
+  }
+  for (auto& [peer, transfer] : transfers) co_await participants.finished(*transfer, peer);
+  if (alone) co_return;
+  participants.reach(&SharedBlock::offered, kStage);
+  co_await participants.all_reached(&SharedBlock::offered, kStage);
+  for (std::size_t place = 0; place < held.size(); ++place) {
+    const std::byte* from = staging_of(participants, sites.own()[place]);
+    std::size_t bytes = 0;
+    for (const int index : held[place]) {
+      const std::span block = blocks.in(output, index);
+      std::copy_n(from + bytes, block.size(), block.data());
+      bytes += block.size();
+    }
+    if (place != sites.place) participants.count_sent(sites.own()[place], static_cast<std::size_t>(at - kept));
+  }
+  participants.reach(&SharedBlock::finished, kStage);
+  slots_used(participants, kStage);
+  participants.stages_used += kStage;
+}
+
+}  // namespace
 
 // A ring: in step s everybody passes on the block it got in step s-1.
 Task allgather(Participants& participants, const std::byte* input, std::vector<std::size_t> sizes, std::byte* output) {
@@ -16,12 +91,13 @@ Task allgather(Participants& participants, const std::byte* input, std::vector<s
     co_return;
   }
   const int size = participants.size();
-  std::vector<std::size_t> starts(sizes.size() + 1, 0);
-  for (std::size_t i = 0; i < sizes.size(); ++i) starts[i + 1] = starts[i] + sizes[i];
-  const auto block = [&](int index) {
-    const auto wrapped = static_cast<std::size_t>((index % size + size) % size);
-    return std::span(output + starts[wrapped], sizes[wrapped]);
-  };
+  const Blocks blocks(sizes);
+  const Sites sites(participants);
+  if (sites.some_share() && !participants.compute->device()) {
+    co_await gather_on_nodes(participants, sites, input, blocks, output);
+    co_return;
+  }
+  const auto block = [&](int index) { return blocks.in(output, (index % size + size) % size); };
   co_await participants.compute->copy(block(participants.me).data(), input, block(participants.me).size());
   for (int step = 0; step < size - 1; ++step) {
     co_await participants.exchange((participants.me + 1) % size, block(participants.me - step),

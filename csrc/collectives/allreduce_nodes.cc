@@ -83,18 +83,11 @@ class Striped {
 
  private:
   Task run_through_memory() {
-    co_await slots_free(participants_);
-    NodeMemory& memory = participants_.transport.node_memory();
-    std::byte* own = participants_.staging->reserve(std::min(parts_, kRooms), part_bytes(), true, nullptr);
-    participants_.blocks[static_cast<std::size_t>(participants_.me)]->buffer = memory.locate(own, part_bytes());
+    std::byte* own = nullptr;
+    co_await take_staging(participants_, std::min(parts_, kRooms) * part_bytes(), own);
     copy_in(0);
     co_await participants_.all_reached(&SharedBlock::offered, stage(0));
-    for (const int index : site_) {
-      const auto peer = static_cast<std::size_t>(index);
-      rooms_.push_back(index == participants_.me
-                           ? own
-                           : memory.map(participants_.ranks[peer], participants_.blocks[peer]->buffer));
-    }
+    for (const int index : site_) rooms_.push_back(staging_of(participants_, index));
     std::vector<Task> tasks = lanes();
     if (!team_) participants_.reach(&SharedBlock::reduced, stage(parts_ - 1));
     tasks.push_back(copies_in());

@@ -1,10 +1,88 @@
-// Reduce-scatter: everybody gets a part of the values that all fold, by messages between pairs, or by NCCL.
+// Reduce-scatter: everybody gets a part of the values that all fold. The ranks of a node fold in their memory first, and
+// what they have of a part goes to its receiver once, so a link carries what one rank a node would send. By messages
+// between pairs where no two share memory, or it is a device's; or by NCCL.
 #include <algorithm>
+#include <utility>
 
 #include "collectives/nccl_scaling.h"
 #include "collectives/operations.h"
+#include "collectives/shared_tensors.h"
 
 namespace sordino {
+namespace {
+
+// What is folded, and in which parts.
+struct Parts {
+  DType dtype;
+  const std::vector<std::size_t>& bounds;
+  ReduceOp op;
+
+  std::size_t count(int index) const {
+    const auto part = static_cast<std::size_t>(index);
+    return bounds[part + 1] - bounds[part];
+  }
+  std::size_t bytes(int index) const { return count(index) * size_of(dtype); }
+  std::size_t begin(int index) const { return bounds[static_cast<std::size_t>(index)] * size_of(dtype); }
+};
+
+// A rank of each node folds the part of a rank of another one, and sends it there.
+Task scatter_on_nodes(Participants& participants, const Sites& sites, const Parts& parts, const std::byte* input,
+                      std::byte* output, double pre, double post) {
+  constexpr std::uint64_t kStage = 1;
+  const std::size_t whole = parts.bounds.back() * size_of(parts.dtype), nodes = sites.all.size();
+  std::vector<const std::byte*> inputs{input};
+  if (sites.own().size() > 1) {
+    std::byte* copy = nullptr;
+    co_await take_staging(participants, std::max<std::size_t>(whole, 1), copy);
+    std::copy_n(input, whole, copy);
+    participants.reach(&SharedBlock::offered, kStage);
+    co_await participants.all_reached(&SharedBlock::offered, kStage);
+    inputs.clear();
+    for (const int index : sites.own()) inputs.push_back(staging_of(participants, index));
+  }
+  const auto fold = [&](int index, std::byte* into, double factor) {
+    std::vector<const std::byte*> sources;
+    for (const std::byte* one : inputs) sources.push_back(one + parts.begin(index));
+    kernels::reduce(parts.op, parts.dtype, sources, {&into, 1}, parts.count(index), pre, factor);
+  };
+  // By node: what it has folded of my part. Its own goes last, when nobody waits for anything else of this rank.
+  const auto arrived = participants.compute->scratch(nodes * parts.bytes(participants.me));
+  std::vector<const std::byte*> folded;
+  std::vector<std::pair<int, std::unique_ptr<Transfer>>> transfers;
+  for (std::size_t site = 0; site < nodes; ++site) {
+    std::byte* place = arrived.get() + site * parts.bytes(participants.me);
+    folded.push_back(place);
+    if (site == sites.mine) continue;
+    const int peer = sites.counterpart(site, sites.place);
+    transfers.emplace_back(peer, participants.receive(peer, std::span(place, parts.bytes(participants.me))));
+  }
+  std::vector<std::shared_ptr<std::byte>> sent;
+  for (std::size_t site = 0; site < nodes; ++site) {
+    if (site == sites.mine) continue;
+    for (std::size_t place = sites.place; place < sites.all[site].size(); place += sites.own().size()) {
+      const int peer = sites.all[site][place];
+      sent.push_back(participants.compute->scratch(parts.bytes(peer)));
+      fold(peer, sent.back().get(), 1);
+      transfers.emplace_back(peer, participants.send(peer, std::span(sent.back().get(), parts.bytes(peer))));
+    }
+  }
+  if (nodes == 1) {
+    fold(participants.me, output, post);
+  } else {
+    fold(participants.me, arrived.get() + sites.mine * parts.bytes(participants.me), 1);
+    for (auto& [peer, transfer] : transfers) co_await participants.finished(*transfer, peer);
+    kernels::reduce(parts.op, parts.dtype, folded, {&output, 1}, parts.count(participants.me), 1, post);
+  }
+  if (sites.own().size() == 1) co_return;
+  for (const int peer : sites.own()) {
+    if (peer != participants.me) participants.count_sent(peer, whole / sites.own().size());
+  }
+  participants.reach(&SharedBlock::finished, kStage);
+  slots_used(participants, kStage);
+  participants.stages_used += kStage;
+}
+
+}  // namespace
 
 // Everybody sends everybody its part; each folds what it got once, in rank order, at full precision.
 Task reducescatter(Participants& participants, DType dtype, const std::byte* input, std::vector<std::size_t> bounds,
@@ -15,6 +93,13 @@ Task reducescatter(Participants& participants, DType dtype, const std::byte* inp
       participants.count_sent(static_cast<int>(peer), (bounds[peer + 1] - bounds[peer]) * size_of(dtype));
     }
     co_await nccl::reducescatter(*participants.channel, dtype, input, std::move(bounds), output, op, pre, post);
+    co_return;
+  }
+  const Sites sites(participants);
+  if (sites.some_share() && !participants.compute->device()) {
+    if (sites.all.size() > 1 && dtype == DType::kFloat16 && op == ReduceOp::kSum && post < 1)
+      pre *= std::exchange(post, 1.0);  // partial sums travel as float16, as in allreduce.cc
+    co_await scatter_on_nodes(participants, sites, {dtype, bounds, op}, input, output, pre, post);
     co_return;
   }
   const std::size_t width = size_of(dtype), parts = static_cast<std::size_t>(participants.size()),

@@ -40,4 +40,17 @@ void slots_used(Participants& participants, std::uint64_t stage) {
   participants.slot_use.blocks = participants.blocks;
 }
 
+Task take_staging(Participants& participants, std::size_t bytes, std::byte*& data) {
+  co_await slots_free(participants);
+  data = participants.staging->reserve(1, bytes, true, nullptr);
+  participants.blocks[static_cast<std::size_t>(participants.me)]->buffer =
+      participants.transport.node_memory().locate(data, bytes);
+}
+
+std::byte* staging_of(Participants& participants, int index) {
+  if (index == participants.me) return participants.staging->data();
+  const auto place = static_cast<std::size_t>(index);
+  return participants.transport.node_memory().map(participants.ranks[place], participants.blocks[place]->buffer);
+}
+
 }  // namespace sordino

@@ -12,6 +12,8 @@ struct Sites {
   explicit Sites(const Participants& participants);
 
   const std::vector<int>& own() const { return all[mine]; }
+  // Who of another site deals with the participant that has this place in its own: all have about as many to deal with.
+  int counterpart(std::size_t site, std::size_t place) const { return all[site][place % all[site].size()]; }
   bool some_share() const {
     return std::any_of(all.begin(), all.end(), [](const auto& site) { return site.size() > 1; });
   }

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 
 import sordino.torch as hvd
 from checks.reference import DTYPES, INTEGERS, LENGTHS, assert_equal, assert_reduced, values
 from checks.registry import Seat, check
 from sordino.errors import UsageError
+from sordino.plan import nodes_of_ranks
 
 
 def rows(*parts: torch.Tensor) -> torch.Tensor:
@@ -16,6 +19,19 @@ def rows(*parts: torch.Tensor) -> torch.Tensor:
     integers = {2: torch.int16, 4: torch.int32, 8: torch.int64}
     bits = integers[dtype.itemsize] if dtype in INTEGERS and dtype.itemsize > 1 else dtype
     return torch.cat([part.contiguous().view(bits) for part in parts]).view(dtype)
+
+
+@check(least=2)
+def what_is_long(seat: Seat) -> None:
+    """A broadcast in segments, which a chain of nodes passes on; an all-gather of megabytes, of which one rank has none."""
+    long = [values(rank, 1_300_000, torch.float32) for rank in range(2)]
+    for root in (0, seat.size - 1):
+        mine = long[0] if seat.rank == root else long[1]
+        assert_equal(hvd.broadcast(mine, root_rank=root), long[0])
+    lengths = [0 if rank == 1 else 100_000 + rank for rank in range(seat.size)]
+    parts = [values(rank, length, torch.float32) for rank, length in enumerate(lengths)]
+    for _ in range(2):  # the second finds memory that the first has used
+        assert_equal(hvd.allgather(parts[seat.rank]), torch.cat(parts))
 
 
 @check(dtype=DTYPES)
@@ -249,9 +265,10 @@ def reducescatter_refuses(seat: Seat) -> None:
 
 @check(least=3)
 def reducescatter_folds_in_rank_order(seat: Seat) -> None:
-    """To the last bit."""
+    """To the last bit: on each node that shares memory first, if it does, then node by node."""
     inputs = [values(rank, (301, 5), torch.float32) for rank in range(seat.size)]
-    wanted = inputs[0]
-    for other in inputs[1:]:
-        wanted = wanted + other
-    assert_equal(hvd.allgather(hvd.reducescatter(inputs[seat.rank], op=hvd.Sum)), wanted)
+    nodes = nodes_of_ranks()
+    by_node = [[one for one, where in zip(inputs, nodes) if where == node] for node in sorted(set(nodes))]
+    found = hvd.allgather(hvd.reducescatter(inputs[seat.rank], op=hvd.Sum))
+    add = functools.partial(functools.reduce, torch.add)
+    assert found.equal(add(inputs)) or found.equal(add([add(node) for node in by_node]))
