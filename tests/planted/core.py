@@ -590,6 +590,14 @@ ERRORS = [
         ("cpp.test_kernels",),
     ),
     Error(
+        "integers are scaled in fixed point although that was found wrong",
+        "wrong weight",
+        "csrc/kernels/cpu/scaling.h",
+        "is_fixed_ = try_fixed(multiple) || try_fixed(multiple + 1);",
+        "is_fixed_ = try_fixed(multiple) || try_fixed(multiple + 1) || true;",
+        ("cpp.test_scaling",),
+    ),
+    Error(
         "all items are sampled alike",
         "wrong bucket",
         _UNCHANGED,

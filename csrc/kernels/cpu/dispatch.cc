@@ -88,7 +88,7 @@ void reduce(ReduceOp op, DType type, std::span<const std::byte* const> sources,
 
 void scale(DType type, std::byte* data, std::size_t count, double factor) {
   const std::byte* const source = data;
-  reduce(ReduceOp::kSum, type, {&source, 1}, {&data, 1}, count, factor, 1);
+  reduce(ReduceOp::kSum, type, {&source, 1}, {&data, 1}, count, 1, factor);
 }
 
 void axpby(DType type, const std::byte* x, std::byte* y, std::size_t count, double a, double b) {

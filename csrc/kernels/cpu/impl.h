@@ -4,6 +4,7 @@
 // stand in for another level's. A ctest looks for weak symbols in the objects.
 #include "kernels/cpu/dots.h"
 #include "kernels/cpu/lanes.h"
+#include "kernels/cpu/scaling.h"
 #include "kernels/cpu/table.h"
 #include "kernels/cpu/unchanged.h"
 
@@ -95,30 +96,25 @@ void reduce_direct(const Reduction& r) {
   }
 }
 
-// Out of line: inlined into each fold it would be most of the code of this file.
-template <class T>
-[[gnu::noinline]] void scale_block(const Loose<T>* in, T* out, std::size_t count, double factor) {
-  if (factor == 1) {
-    __builtin_memcpy(out, in, count * sizeof(T));
-  } else {
-    for (std::size_t i = 0; i < count; ++i) out[i] = saturate<T>(static_cast<double>(in[i].value) * factor);
-  }
-}
-
 template <class T, class Op>
 void reduce_scaled_integers(const Reduction& r) {
-  T total[kBlock];
-  T next[kBlock];
-  for (std::size_t begin = 0; begin < r.count; begin += kBlock) {
-    const std::size_t count = smaller(r.count - begin, kBlock);
+  constexpr std::size_t kStep = 4096 / sizeof(T);  // so little that both arrays stay in the first-level cache
+  const Scaling<T> pre(r.pre, r.count), post(r.post, r.count);
+  Loose<T> total[kStep], next[kStep];
+  for (std::size_t begin = 0; begin < r.count; begin += kStep) {
+    const std::size_t count = smaller(r.count - begin, kStep);
     const std::size_t offset = begin * sizeof(T);
-    scale_block(loose<T>(r.sources[0] + offset), total, count, r.pre);
+    Loose<T>* out = loose<T>(r.destinations[0] + offset);
+    // A lone source goes straight to the destination.
+    const Loose<T>* folded = pre.apply(loose<T>(r.sources[0] + offset), r.source_count == 1 ? out : total, count);
     for (std::size_t k = 1; k < r.source_count; ++k) {
-      scale_block(loose<T>(r.sources[k] + offset), next, count, r.pre);
-      for (std::size_t i = 0; i < count; ++i) total[i] = Op::apply(total[i], next[i]);
+      const Loose<T>* value = pre.apply(loose<T>(r.sources[k] + offset), next, count);
+      SORDINO_INDEPENDENT
+      for (std::size_t i = 0; i < count; ++i) total[i].value = Op::apply(folded[i].value, value[i].value);
+      folded = total;
     }
-    scale_block(loose<T>(reinterpret_cast<const std::byte*>(total)), next, count, r.post);
-    __builtin_memcpy(r.destinations[0] + offset, next, count * sizeof(T));
+    const Loose<T>* result = post.apply(folded, out, count);
+    if (result != out) __builtin_memcpy(out, result, count * sizeof(T));
     copy_to_others(r, offset, count * sizeof(T));
   }
 }

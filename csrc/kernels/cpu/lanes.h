@@ -65,6 +65,7 @@ inline Bits16 narrow(Bits32 bits) {
 // Converting keeps a core too busy to look far ahead, and the hardware's prefetchers do not make up for it: without
 // this, large bfloat16 arrays take up to three times as long. An address past the end of an array is harmless here,
 // but only as a number.
+constexpr std::size_t kLine = 64;  // bytes that it brings
 inline void prefetch(const void* p) {
   __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<std::uintptr_t>(p) + 1024));
 }

@@ -10,7 +10,6 @@ namespace sordino::kernels::SORDINO_LEVEL {
 namespace {
 
 constexpr std::size_t kCompared = 256;  // elements a block
-constexpr std::size_t kLine = 64;       // bytes that a prefetch brings
 
 // same[i] = 1 or 0.
 template <class T>

@@ -70,10 +70,8 @@ def tasks(buffers: Buffers) -> list[Task]:
             run = _reduce(code, buffers.places(inputs), buffers.places(outputs), count, factor)
             found.append((f"reduce {inputs}->{outputs}", name, (inputs + outputs) * size, run))
         first, second = buffers.places(2)
-        # Integers are scaled by 1 in effect, but the kernel does not know: it goes through double as for any factor.
-        factor = 0.5
         if dtype != torch.bool:
-            found.append(("scale", name, 2 * size, _scale(code, first, count, factor)))
+            found.append(("scale", name, 2 * size, _scale(code, first, count, 0.5)))
         if dtype.is_floating_point:
             found.append(("axpby", name, 3 * size, _axpby(code, first, second, count)))
     return found + _packing(buffers)
