@@ -1,6 +1,6 @@
-// All-gather: everybody gets the values of all, one after the other. A block goes to one rank of each other node, and the
-// ranks of a node copy from each other's memory, so a link carries what its node needs once. By messages round a ring
-// where no two share memory, or it is a device's; or by NCCL.
+// All-gather: everybody gets the values of all, one after the other. A block goes to one rank of each other node, and
+// the ranks of a node copy from each other's memory, so a link carries what its node needs once. By messages round a
+// ring where no two share memory, or it is a device's; or by NCCL.
 #include <algorithm>
 
 #include "collectives/operations.h"

@@ -27,13 +27,11 @@ Task allreduce_messages(Participants& participants, Pieces& pieces, ReduceOp op,
   const DType dtype = pieces.dtype();
   Flat flat(*participants.compute, pieces);
   co_await flat.begin(pre);
-  const TeamAllreduce team(Team::everybody(participants), dtype, op, post,
-                           TeamAllreduce::is_small(pieces.bytes()));
+  const TeamAllreduce team(Team::everybody(participants), dtype, op, post, TeamAllreduce::is_small(pieces.bytes()));
   const TeamAllreduce::Cut cut = TeamAllreduce::cut(pieces.count(), dtype, participants.size(), 1);
   std::vector<Task> lanes;
   for (std::size_t lane = 0; lane < cut.lanes; ++lane) {
-    lanes.push_back(
-        along_lane(participants, team, std::span(flat.data(), pieces.bytes()), size_of(dtype), cut, lane));
+    lanes.push_back(along_lane(participants, team, std::span(flat.data(), pieces.bytes()), size_of(dtype), cut, lane));
   }
   co_await together(std::move(lanes));
   co_await flat.finish(1);

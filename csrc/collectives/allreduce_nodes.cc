@@ -1,11 +1,11 @@
 // All-reduce among several nodes of which some have several participants. Each participant has a stripe of the vector
-// that it shares with one participant of every other node: it folds the values of its node, in shared memory, then those
-// of all nodes, by messages, and its node takes the result from it. So a node's link carries what it would with one rank
-// a node, 2(H-1)/H of the vector for H nodes, and all ranks of a node keep it busy.
+// that it shares with one participant of every other node: it folds the values of its node, in shared memory, then
+// those of all nodes, by messages, and its node takes the result from it. So a node's link carries what it would with
+// one rank a node, 2(H-1)/H of the vector for H nodes, and all ranks of a node keep it busy.
 //
-// The vector goes in parts, some side by side. Where all tensors of a node lie in shared segments they are folded there,
-// and results written to all of them; others pass through memory that the node maps, where part k takes the room of
-// part k - kRooms:
+// The vector goes in parts, some side by side. Where all tensors of a node lie in shared segments they are folded
+// there, and results written to all of them; others pass through memory that the node maps, where part k takes the room
+// of part k - kRooms:
 //
 //   copy in    my input of the part, except my own stripe  -> my memory    offered  = part + 1
 //   fold       my stripe: my input and the peers' memory   -> my memory
@@ -203,8 +203,8 @@ class Striped {
   const std::size_t parts_;
   std::optional<const TeamAllreduce> team_;  // none without a stripe
   TeamAllreduce::Final final_;
-  std::vector<std::byte*> vectors_;  // of the site: whole ones, where they are folded in place
-  std::vector<std::byte*> rooms_;    // else the memory of each
+  std::vector<std::byte*> vectors_;                           // of the site: whole ones, where they are folded in place
+  std::vector<std::byte*> rooms_;                             // else the memory of each
   std::size_t copied_in_ = 0, reduced_ = 0, copied_out_ = 0;  // parts
   std::set<std::size_t> ahead_;                               // reduced before an earlier one
 };

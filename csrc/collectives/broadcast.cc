@@ -1,4 +1,5 @@
-// Broadcast: one participant's values become everybody's, by messages along a tree, or by NCCL. Each node gets them once.
+// Broadcast: one participant's values become everybody's, by messages along a tree, or by NCCL. Each node gets them
+// once.
 #include <algorithm>
 
 #include "collectives/operations.h"

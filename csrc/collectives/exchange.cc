@@ -61,6 +61,10 @@ class Mixing {
         for (const Parcel& parcel : plan.sends) co_await participants_.finished(**send++, parcel.peer);
       }
       if (plan.averages.empty()) continue;  // on all ranks of the node
+      if (participants_.one_node) {         // there are no messages to wait for
+        co_await mix(plan);
+        continue;
+      }
       reach(&SharedBlock::offered, kReady + 1 + group);
       if (plan_.together()) co_await participants_.all_reached(&SharedBlock::offered, kReady + 1 + group);
       co_await mix(plan);
@@ -155,8 +159,8 @@ class Mixing {
   std::vector<std::byte*> results_, buffers_;
 };
 
-// The mean of all is an all-reduce, which sends less than everybody's values to everybody. On one node either is one pass
-// over memory.
+// The mean of all is an all-reduce, which sends less than everybody's values to everybody. On one node either is one
+// pass over memory.
 bool is_all_reduce(const Participants& participants, const Exchange& what) {
   return what.topology->is_mean_of_all() && !what.without_own && !participants.one_node;
 }

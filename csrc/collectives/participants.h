@@ -78,8 +78,8 @@ class Participants {
   bool one_node = false;               // every participant has a block here
   std::uint64_t stages_used = 0;       // by the parts of the operation that are over (one a dtype); the same on all
   std::size_t slot_bytes = 0;
-  int patience = 0;  // how often to look again at a peer's counter before doing something else
-  SlotUse slot_use;  // of the set, before this operation and then by it
+  int patience = 0;                  // how often to look again at a peer's counter before doing something else
+  SlotUse slot_use;                  // of the set, before this operation and then by it
   ReceiveBuffer* staging = nullptr;  // of the set, for what is to lie in memory that the node maps
 
   // World ranks that the operation waits for right now.

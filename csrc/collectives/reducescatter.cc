@@ -1,6 +1,6 @@
-// Reduce-scatter: everybody gets a part of the values that all fold. The ranks of a node fold in their memory first, and
-// what they have of a part goes to its receiver once, so a link carries what one rank a node would send. By messages
-// between pairs where no two share memory, or it is a device's; or by NCCL.
+// Reduce-scatter: everybody gets a part of the values that all fold. The ranks of a node fold in their memory first,
+// and what they have of a part goes to its receiver once, so a link carries what one rank a node would send. By
+// messages between pairs where no two share memory, or it is a device's; or by NCCL.
 #include <algorithm>
 #include <utility>
 

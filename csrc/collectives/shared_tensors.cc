@@ -11,17 +11,15 @@ Task find_shared(Participants& participants, const Pieces& pieces, std::vector<s
       tensor ? memory.locate(tensor->input, pieces.bytes()) : Location{};
   participants.reach(&SharedBlock::offered, kOfferStage);
   co_await participants.all_reached(&SharedBlock::offered, kOfferStage);
-  const bool all_shared =
-      std::all_of(participants.blocks.begin(), participants.blocks.end(),
-                  [](const SharedBlock* block) { return !block || block->location.segment != 0; });
+  const bool all_shared = std::all_of(participants.blocks.begin(), participants.blocks.end(),
+                                      [](const SharedBlock* block) { return !block || block->location.segment != 0; });
   if (!all_shared) co_return;
   for (std::size_t index = 0; index < participants.blocks.size(); ++index) {
     const SharedBlock* block = participants.blocks[index];
     if (!block) continue;
-    tensors.push_back(
-        static_cast<int>(index) == participants.me
-            ? tensor->output
-            : memory.map(participants.ranks[index], block->location, participants.compute->device()));
+    tensors.push_back(static_cast<int>(index) == participants.me
+                          ? tensor->output
+                          : memory.map(participants.ranks[index], block->location, participants.compute->device()));
   }
 }
 

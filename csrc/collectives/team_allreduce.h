@@ -1,7 +1,7 @@
 // All-reduce of contiguous memory among a team, by messages. Two members swap the whole and more go round a ring
-// (reduce-scatter, then all-gather: 2(N-1)/N of the bytes, the least possible); what is small goes by recursive doubling
-// (log2 N rounds of the whole). Each element is folded once and then copied, or folded in a tree that is the same on all
-// members: equal bits everywhere.
+// (reduce-scatter, then all-gather: 2(N-1)/N of the bytes, the least possible); what is small goes by recursive
+// doubling (log2 N rounds of the whole). Each element is folded once and then copied, or folded in a tree that is the
+// same on all members: equal bits everywhere.
 //
 // A large vector is cut into parts, which go in several lanes side by side: while one folds, the others have bytes on
 // the link.

@@ -574,9 +574,24 @@ ERRORS = [
     Error(
         "results are mixed that are to be read yet",
         "stale copy",
-        "csrc/kernels/cpu/mix.cc",
-        "const bool direct = !clashes(inputs, outputs, averages);",
-        "const bool direct = true;",
+        "csrc/kernels/cpu/mixing.h",
+        "    for (std::size_t k = 0; k < m.share_count; ++k) average<T>(m, m.shares[k], rows, begin, count);\n",
+        "    for (std::size_t k = 0; k < m.share_count; ++k) {\n"
+        "      average<T>(m, m.shares[k], rows, begin, count);\n"
+        "      for (std::size_t input = 0; input < m.input_count; ++input) {\n"
+        "        const Loose<T>* again = loose<T>(m.inputs[input] + begin * sizeof(T));\n"
+        "        for (std::size_t i = 0; i < count; ++i)\n"
+        "          Single::store(rows + input * kMixTile + i, Single::load(again + i));\n"
+        "      }\n"
+        "    }\n",
+        ("cpp.test_kernels", *_GOSSIP),
+    ),
+    Error(
+        "of four sources the third is left out",
+        "off by one",
+        "csrc/kernels/cpu/mixing.h",
+        "row(share.of[last > 1 ? last - 1 : last])",
+        "row(share.of[last > 1 ? last - 2 : last])",
         ("cpp.test_kernels", *_GOSSIP),
     ),
     Error(

@@ -4,6 +4,7 @@
 // stand in for another level's. A ctest looks for weak symbols in the objects.
 #include "kernels/cpu/dots.h"
 #include "kernels/cpu/lanes.h"
+#include "kernels/cpu/mixing.h"
 #include "kernels/cpu/scaling.h"
 #include "kernels/cpu/table.h"
 #include "kernels/cpu/unchanged.h"
@@ -160,6 +161,7 @@ template <class T>
 constexpr void enter_floating(Table& table, DType type) {
   enter_folds<T>(table, type);
   table.axpby[static_cast<int>(type)] = axpby<T>;
+  table.mix[static_cast<int>(type)] = mix<T>;
   table.dots[static_cast<int>(type)] = dots<T>;
   table.squared_distance[static_cast<int>(type)] = squared_distance<T>;
 }

@@ -1,20 +1,13 @@
 #include "kernels/mix.h"
 
 #include <algorithm>
-#include <cstring>
+#include <string>
 
+#include "base/error.h"
+#include "kernels/cpu/table.h"
 #include "kernels/kernels.h"
 
 namespace sordino::kernels {
-namespace {
-
-// Small: then all vectors stream from memory side by side, as in a reduction, and what waits to be written stays in the
-// first cache. On the machine of benchmarks/results, four averages of four vectors take 1.3 times a reduction of them
-// with 2 KiB, 1.7 times with 8 KiB.
-constexpr std::size_t kBlockBytes = 2 * 1024;
-
-}  // namespace
-
 bool clashes(std::span<const std::byte* const> inputs, std::span<std::byte* const> outputs,
              std::span<const Average> averages) {
   for (const Average& writer : averages) {
@@ -32,39 +25,45 @@ bool clashes(std::span<const std::byte* const> inputs, std::span<std::byte* cons
 
 void mix(DType type, std::span<const std::byte* const> inputs, std::span<std::byte* const> outputs,
          std::span<const Average> averages, std::size_t count) {
-  const bool direct = !clashes(inputs, outputs, averages);
-  const std::size_t width = size_of(type), block = direct && averages.size() == 1 ? count : kBlockBytes / width;
+  const MixFn function = current_table().mix[static_cast<int>(type)];
+  if (function == nullptr) throw UsageError("kernels::mix: " + std::string(name_of(type)) + " is not a floating type");
   static thread_local std::vector<std::byte> scratch;
-  if (!direct) scratch.resize(std::max(scratch.size(), averages.size() * kBlockBytes));
-  static thread_local std::vector<const std::byte*> sources;
-  static thread_local std::vector<std::byte*> destinations;
-  for (std::size_t at = 0; at < count; at += block) {
-    const std::size_t elements = std::min(block, count - at);
-    for (std::size_t index = 0; index < averages.size(); ++index) {
-      const Average& average = averages[index];
-      sources.clear();
-      destinations.clear();
-      for (const int of : average.of) sources.push_back(inputs[static_cast<std::size_t>(of)] + at * width);
-      if (direct) {
-        for (const int into : average.into)
-          destinations.push_back(outputs[static_cast<std::size_t>(into)] + at * width);
-      } else {
-        destinations.push_back(scratch.data() + index * kBlockBytes);
+  static thread_local std::vector<const std::byte*> sources;  // that somebody reads
+  static thread_local std::vector<int> rows;                  // of all inputs, which of these they are
+  static thread_local std::vector<std::vector<int>> of;
+  static thread_local std::vector<Share> shares;
+  sources.clear();
+  shares.clear();
+  rows.assign(inputs.size(), -1);
+  of.resize(std::max(of.size(), averages.size()));
+  for (std::size_t k = 0; k < averages.size(); ++k) {
+    const Average& average = averages[k];
+    if (average.into.empty()) continue;
+    of[k].clear();
+    for (const int input : average.of) {
+      int& row = rows[static_cast<std::size_t>(input)];
+      if (row < 0) {
+        row = static_cast<int>(sources.size());
+        sources.push_back(inputs[static_cast<std::size_t>(input)]);
       }
-      if (sources.empty()) {
-        for (std::byte* destination : destinations) std::memset(destination, 0, elements * width);
-      } else {
-        reduce(ReduceOp::kSum, type, sources, destinations, elements, 1, average.scale);
-      }
+      of[k].push_back(row);
     }
-    if (direct) continue;
-    for (std::size_t index = 0; index < averages.size(); ++index) {
-      for (const int into : averages[index].into) {
-        std::memcpy(outputs[static_cast<std::size_t>(into)] + at * width, scratch.data() + index * kBlockBytes,
-                    elements * width);
-      }
-    }
+    shares.push_back({of[k].data(), of[k].size(), average.into.data(), average.into.size(), average.scale});
   }
+  if (shares.size() == 1 && !sources.empty()) {  // a reduction, which needs no tiles
+    static thread_local std::vector<const std::byte*> ordered;
+    static thread_local std::vector<std::byte*> destinations;
+    ordered.clear();
+    destinations.clear();
+    for (std::size_t k = 0; k < shares[0].of_count; ++k)
+      ordered.push_back(sources[static_cast<std::size_t>(shares[0].of[k])]);
+    for (std::size_t k = 0; k < shares[0].into_count; ++k)
+      destinations.push_back(outputs[static_cast<std::size_t>(shares[0].into[k])]);
+    reduce(ReduceOp::kSum, type, ordered, destinations, count, 1, shares[0].scale);
+    return;
+  }
+  scratch.resize(std::max(scratch.size(), (sources.size() + 1) * kMixTile * sizeof(double)));
+  function({sources.data(), sources.size(), outputs.data(), shares.data(), shares.size(), count, scratch.data()});
 }
 
 }  // namespace sordino::kernels

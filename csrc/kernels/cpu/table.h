@@ -35,10 +35,33 @@ struct Comparison {
   std::uint8_t* counters;  // of elements that differ, or null
 };
 
+// What some outputs become, as in mix.h.
+struct Share {
+  const int* of;
+  std::size_t of_count;
+  const int* into;  // at least one
+  std::size_t into_count;
+  double scale;
+};
+
+// The arguments of kernels::mix. `scratch` has room for kMixTile elements, at most 8 bytes each, of every input and of
+// one sum.
+inline constexpr std::size_t kMixTile = 128;
+struct Mixture {
+  const std::byte* const* inputs;
+  std::size_t input_count;
+  std::byte* const* outputs;
+  const Share* shares;
+  std::size_t share_count;
+  std::size_t count;
+  std::byte* scratch;
+};
+
 using ReduceFn = void (*)(const Reduction&);
 using AxpbyFn = void (*)(const std::byte* x, std::byte* y, std::size_t count, double a, double b);
 using DotsFn = Dots (*)(const std::byte* x, const std::byte* y, std::size_t count);
 using DistanceFn = double (*)(const std::byte* x, const std::byte* y, std::size_t count);
+using MixFn = void (*)(const Mixture&);
 using CountSameFn = std::size_t (*)(const Comparison&);
 
 inline constexpr int kReduceOpCount = 6;
@@ -47,6 +70,7 @@ inline constexpr int kReduceOpCount = 6;
 struct Table {
   ReduceFn reduce[kDTypeCount][kReduceOpCount];
   AxpbyFn axpby[kDTypeCount];
+  MixFn mix[kDTypeCount];
   DotsFn dots[kDTypeCount];
   DistanceFn squared_distance[kDTypeCount];
   CountSameFn count_same[kDTypeCount];
