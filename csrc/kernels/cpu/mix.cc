@@ -1,6 +1,7 @@
 #include "kernels/mix.h"
 
 #include <algorithm>
+#include <cstring>
 #include <string>
 
 #include "base/error.h"
@@ -23,10 +24,29 @@ bool clashes(std::span<const std::byte* const> inputs, std::span<std::byte* cons
   return false;
 }
 
+namespace {
+
+void reduce_share(DType type, std::span<const std::byte* const> inputs, std::span<std::byte* const> outputs,
+                  const Share& share, std::size_t count) {
+  static thread_local std::vector<const std::byte*> sources;
+  static thread_local std::vector<std::byte*> destinations;
+  sources.clear();
+  destinations.clear();
+  for (std::size_t k = 0; k < share.of_count; ++k) sources.push_back(inputs[static_cast<std::size_t>(share.of[k])]);
+  for (std::size_t k = 0; k < share.into_count; ++k)
+    destinations.push_back(outputs[static_cast<std::size_t>(share.into[k])]);
+  if (sources.empty()) {
+    for (std::byte* destination : destinations) std::memset(destination, 0, count * size_of(type));
+  } else {
+    reduce(ReduceOp::kSum, type, sources, destinations, count, 1, share.scale);
+  }
+}
+
+}  // namespace
+
 void mix(DType type, std::span<const std::byte* const> inputs, std::span<std::byte* const> outputs,
          std::span<const Average> averages, std::size_t count) {
   const MixFn function = current_table().mix[static_cast<int>(type)];
-  if (function == nullptr) throw UsageError("kernels::mix: " + std::string(name_of(type)) + " is not a floating type");
   static thread_local std::vector<std::byte> scratch;
   static thread_local std::vector<const std::byte*> sources;  // that somebody reads
   static thread_local std::vector<int> rows;                  // of all inputs, which of these they are
@@ -50,16 +70,10 @@ void mix(DType type, std::span<const std::byte* const> inputs, std::span<std::by
     }
     shares.push_back({of[k].data(), of[k].size(), average.into.data(), average.into.size(), average.scale});
   }
-  if (shares.size() == 1 && !sources.empty()) {  // a reduction, which needs no tiles
-    static thread_local std::vector<const std::byte*> ordered;
-    static thread_local std::vector<std::byte*> destinations;
-    ordered.clear();
-    destinations.clear();
-    for (std::size_t k = 0; k < shares[0].of_count; ++k)
-      ordered.push_back(sources[static_cast<std::size_t>(shares[0].of[k])]);
-    for (std::size_t k = 0; k < shares[0].into_count; ++k)
-      destinations.push_back(outputs[static_cast<std::size_t>(shares[0].into[k])]);
-    reduce(ReduceOp::kSum, type, ordered, destinations, count, 1, shares[0].scale);
+  if (shares.size() == 1 || function == nullptr) {  // reductions, which need no tiles
+    if (shares.size() > 1 && clashes(inputs, outputs, averages))
+      throw UsageError("kernels::mix: " + std::string(name_of(type)) + " is not a floating type");
+    for (const Share& share : shares) reduce_share(type, sources, outputs, share, count);
     return;
   }
   scratch.resize(std::max(scratch.size(), (sources.size() + 1) * kMixTile * sizeof(double)));
