@@ -1,4 +1,4 @@
-"""All-reduce of float32 between two hosts: Sordino over MPI and over UCX, MPI_Allreduce, and Gloo.
+"""All-reduce of float32 between hosts: Sordino over MPI and over UCX, MPI_Allreduce, and Gloo.
 
   python benchmarks/transports.py allreduce           # as root, in a clone
 
@@ -25,7 +25,8 @@ from ways.report import REPORTS, place_of
 
 _WORKER = "ways.allreduce_worker"
 _PAYLOAD = 0.956  # of a link's rate: what Ethernet's, IP's and TCP's headers leave
-SIZES = "4,4KiB,16KiB,64KiB,1MiB,4MiB,16MiB,64MiB,256MiB"
+SIZES = "4,4KiB,16KiB,64KiB,1MiB,2MiB,4MiB,64MiB"
+PLACES = "0,2x1,2x2,4x1"
 # Who takes part: the contestant of the worker, and who starts it.
 BETWEEN_HOSTS: dict[str, tuple[str, Starter]] = {
     "sordino_ucx": ("sordino", "torchrun"),
@@ -83,9 +84,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Starts the jobs. Status 1 if one failed or computed something wrong, 2 if there can be no cluster."""
     options = command_line.parser("transports allreduce", __doc__, 2.0, "size and turn")
     options.add_argument("--sizes", default=SIZES, metavar="LIST", help=f"default {SIZES}")
-    options.add_argument("--hosts", default="0,2", metavar="LIST", help="0: one machine, two ranks (default 0,2)")
-    options.add_argument("--ranks-per-host", type=int, default=1, metavar="N", help="of more hosts (default 1)")
-    options.add_argument("--mbps", default="1000,10000,0", metavar="LIST", help="default 1000,10000,0")
+    options.add_argument(
+        "--hosts",
+        default=PLACES,
+        metavar="LIST",
+        help=f"of HOSTSxRANKS, so many ranks on each; 0: one machine, two ranks (default {PLACES})",
+    )
+    options.add_argument("--mbps", default="1000,10000", metavar="LIST", help="default 1000,10000")
     options.add_argument("--rounds", type=int, default=3, metavar="N", help="jobs of each contestant (default 3)")
     chosen = options.parse_args(argv)
     sizes = [command_line.parse_bytes(text) for text in chosen.sizes.split(",")]
@@ -94,9 +99,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     found_machine = machine_before()
     rows: list[Results] = []
     try:
-        for hosts in (int(text) for text in chosen.hosts.split(",")):
-            for mbps in (float(text) for text in chosen.mbps.split(",")) if hosts else (0.0,):
-                each = chosen.ranks_per_host if hosts else 2
+        for text in chosen.hosts.split(","):
+            hosts, each = (int(part) for part in text.split("x")) if text != "0" else (0, 2)
+            for mbps in (float(rate) for rate in chosen.mbps.split(",")) if hosts else (0.0,):
                 for row in measure(hosts, each, mbps, words, 1 if chosen.quick else chosen.rounds):
                     rows.append(row)
                     times = [f"{name} {format_seconds(one['median'])}" for name, one in row["contestants"].items()]
