@@ -19,7 +19,7 @@ struct Folding {
       this->op = ReduceOp::kAverage;
       this->post = 1;
     } else if (op == ReduceOp::kSum && dtype == DType::kFloat16 && post < 1) {
-      this->pre *= std::exchange(this->post, 1.0);  // sums stay in float16's range, as in allreduce_messages.cc
+      this->pre *= std::exchange(this->post, 1.0);  // sums stay in float16's range, as in allreduce.cc
     }
   }
 };
