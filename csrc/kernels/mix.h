@@ -22,8 +22,8 @@ bool clashes(std::span<const std::byte* const> inputs, std::span<std::byte* cons
 // Element by element, reads all inputs before it writes any output, so outputs may be inputs, and a vector that two
 // averages read may be replaced by a third. inputs[k] and outputs[k] have `count` elements; outputs that no average
 // names stay as they are. Every vector is named by one average at most. One pass over memory: blocks are small enough
-// that what is read twice, or waits to be written, stays in cache. UsageError where other types than floating ones would
-// be read after they are written.
+// that what is read twice, or waits to be written, stays in cache. UsageError where other types than floating ones
+// would be read after they are written.
 void mix(DType type, std::span<const std::byte* const> inputs, std::span<std::byte* const> outputs,
          std::span<const Average> averages, std::size_t count);
 

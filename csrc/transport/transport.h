@@ -48,7 +48,7 @@ class Transport {
   virtual int rank() const = 0;
   virtual int size() const = 0;
   virtual const std::vector<int>& node_of() const = 0;  // node number of every rank, 0 = node of rank 0
-  virtual int machine_size() const = 0;  // ranks that share this rank's cores, itself among them
+  virtual int machine_size() const = 0;                 // ranks that share this rank's cores, itself among them
   virtual std::string host_of(int rank) const = 0;
   virtual std::string name() const = 0;
 

@@ -23,7 +23,7 @@ def rows(*parts: torch.Tensor) -> torch.Tensor:
 
 @check(least=2)
 def what_is_long(seat: Seat) -> None:
-    """A broadcast in segments, which a chain of nodes passes on; an all-gather of megabytes, of which one rank has none."""
+    """A broadcast in segments, which a chain of nodes passes on; an all-gather of which one rank has no part."""
     long = [values(rank, 1_300_000, torch.float32) for rank in range(2)]
     for root in (0, seat.size - 1):
         mine = long[0] if seat.rank == root else long[1]

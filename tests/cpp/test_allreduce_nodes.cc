@@ -1,5 +1,5 @@
-// All-reduce among nodes of several ranks, polled in random order, some ranks often and others rarely: whatever overtakes
-// what, all get the same exact sums, and what crosses nodes is what one rank a node would send.
+// All-reduce among nodes of several ranks, polled in random order, some ranks often and others rarely: whatever
+// overtakes what, all get the same exact sums, and what crosses nodes is what one rank a node would send.
 #include <algorithm>
 #include <numeric>
 #include <random>
@@ -25,8 +25,8 @@ struct Tensors {
 
   // A float that only this rank, operation and place have, and that sums of a few stay exact of.
   static float value(int rank, int operation, std::size_t place) {
-    return static_cast<float>((place * 7 + static_cast<std::size_t>(rank) * 1001 + static_cast<std::size_t>(operation)) %
-                              65521);
+    return static_cast<float>(
+        (place * 7 + static_cast<std::size_t>(rank) * 1001 + static_cast<std::size_t>(operation)) % 65521);
   }
 
   void fill(std::span<float> data, int rank, int operation, std::size_t from) {
@@ -74,7 +74,8 @@ struct Tensors {
 
 void whatever_overtakes_what(std::uint64_t seed) {
   Random random(seed);
-  const std::vector<std::vector<int>> layouts{{0, 0, 1, 1}, {0, 0, 0, 1, 1}, {0, 1, 0, 1}, {0, 0, 1, 2, 2}, {0, 0, 0, 0, 1}};
+  const std::vector<std::vector<int>> layouts{
+      {0, 0, 1, 1}, {0, 0, 0, 1, 1}, {0, 1, 0, 1}, {0, 0, 1, 2, 2}, {0, 0, 0, 0, 1}};
   const bool long_one = seed % 16 == 0;  // of more parts than there are rooms for, in ordinary memory
   const std::vector<int>& nodes = long_one ? layouts.back() : layouts[draw(random, layouts.size())];
   const int ranks = static_cast<int>(nodes.size()), operations = 3;
@@ -83,12 +84,13 @@ void whatever_overtakes_what(std::uint64_t seed) {
   Engines engines(nodes, config);
   engines.network().delay([&random] { return random() % 3 == 0; });
   const std::vector<std::size_t> sizes{1, 3000, 5000, 100000, 700000};  // small, of one part, and of some
-  const bool at_once = random() % 2 == 0;  // all are submitted before any is done
+  const bool at_once = random() % 2 == 0;                               // all are submitted before any is done
   std::vector<std::vector<std::size_t>> counts;
   std::vector<std::vector<bool>> in_segment;  // by operation and node
   for (int operation = 0; operation < operations; ++operation) {
     const std::size_t size = sizes[draw(random, sizes.size())];
-    counts.push_back(random() % 2 || size < 3 ? std::vector{size} : std::vector{size / 3, size - size / 3 - 1, size_t{1}});
+    counts.push_back(random() % 2 || size < 3 ? std::vector{size}
+                                              : std::vector{size / 3, size - size / 3 - 1, size_t{1}});
     in_segment.push_back({random() % 2 == 0, random() % 2 == 0, random() % 2 == 0});
   }
   if (long_one) {
