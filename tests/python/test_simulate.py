@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +34,11 @@ class Counting:
 
     parameter_bytes = 8
 
-    def gradient(self, worker: int) -> None:
+    def gradient(self, workers: list[int]) -> None:
         pass
 
-    def step(self, worker: int) -> None:
-        self._values[worker, worker] += 1
+    def step(self, workers: list[int]) -> None:
+        self._values[workers, workers] += 1
 
     def leave(self, worker: int) -> None:
         pass
@@ -156,7 +157,7 @@ def test_steps_that_end_together_come_in_the_order_of_workers_and_before_pulls(
     counting: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order: list[int] = []
-    monkeypatch.setattr(Counting, "step", lambda self, worker: order.append(worker))
+    monkeypatch.setattr(Counting, "step", lambda self, workers: order.extend(workers))
     tenth = exact(0.1)
     world(ScheduledPull(interval=99), [tenth, 2 * tenth, tenth], Links([1.0] * 3, 0.0), seconds=2 * tenth).run()
     assert order == [0, 2, 0, 1, 2]
@@ -248,6 +249,62 @@ def test_who_was_pulled_from_by_the_dead_is_free_again(seed: int) -> None:
     assert (record.pulls[[0, 2]] >= 135).all()
 
 
+def test_of_the_times_to_wake_at_only_the_last_counts(counting: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    woken: list[tuple[int, float]] = []
+    monkeypatch.setattr(pulling.Pulling, "woken", lambda self, worker: woken.append((worker, self.now)))
+    run = world(ScheduledPull(overlap="none"), [0.1, 0.1], Links([1.0, 1.0], 0.0), seconds=2.0)
+    for worker, time in ((0, 0.25), (1, 0.25), (0, 1.0), (0, 0.5)):
+        run.wake(worker, time)
+    run.at(0.75, run.wake, 0, 1.0)
+    run.run()
+    assert woken == [(1, 0.25), (0, 0.5), (0, 1.0)]
+
+
+def test_who_waits_goes_on_after_what_was_due_then_and_before_what_comes_of_it(
+    counting: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[str] = []
+
+    def work(self: World, worker: int) -> events.Process:
+        while True:
+            yield events.WAIT
+            order.append("goes on")
+
+    monkeypatch.setattr(pulling.Pulling, "work", work)
+    run = world(ScheduledPull(), [0.1], Links([1.0], 0.0), seconds=2.0)
+    for name in ("first", "second"):
+        run.at(1.0, lambda name=name: (order.append(name), run.goes_on(0), run.at(1.0, order.append, f"of {name}")))
+    run.at(1.0, run.at, 1.0, run.goes_on, 0)
+    run.at(1.0, run.at, 1.0, order.append, "last")
+    run.run()
+    assert order == ["first", "second", "goes on", "of first", "of second", "goes on", "last"]
+
+
+def test_many_workers_are_a_few_events_and_little_memory() -> None:
+    workers = 2000
+    job = Job(
+        ScheduledPull(), workers, Links([1.0] * workers, 5e-3), np.full(workers, 0.01), 32.0, steps=32, data="none"
+    )
+    tracemalloc.start()
+    try:
+        run = pulling.Pulling(job, lambda _: None)
+        step, events = run.clock.step, 0
+
+        def counted() -> None:
+            nonlocal events
+            events += 1
+            step()
+
+        run.clock.step = counted  # type: ignore[method-assign]
+        record = run.run().record
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert (record.steps == 32).all() and (record.pulls == 1).all() and record.messages.sum() > 10 * workers
+    assert events < workers  # of SimPy; one for each message and step would be 47 a worker
+    assert peak < 4500 * workers
+
+
 # ---- images ----------------------------------------------------------------------------------------------------------
 
 
@@ -259,9 +316,9 @@ def test_every_worker_has_its_own_images_and_the_same_first_parameters() -> None
     seen = [{int(row) for _ in range(22) for row in next(one._batches)} for one in problem._trainees]
     assert [len(rows) for rows in seen] == [22 * 16] * 4  # a pass, each image once
     assert len(set().union(*seen)) == 4 * 22 * 16
-    problem.gradient(1)
+    problem.gradient([1])
     assert torch.equal(problem.values(1), first)  # a gradient alone moves nothing
-    problem.step(1)
+    problem.step([1])
     assert not torch.equal(problem.values(1), first)
     assert torch.equal(problem.values(0), first)
     parameters = torch.cat([parameter.detach().reshape(-1) for parameter in problem._trainees[1].model.parameters()])
@@ -272,9 +329,8 @@ def test_the_best_accuracy_is_that_of_the_best_parameters() -> None:
     job = Job(ScheduledPull(), 2, Links([1.0] * 2, 0.0), np.ones(2), 1.0, steps=1, data="digits", lr=0.1)
     problem = Images(job)
     for _ in range(60):
-        for worker in range(2):
-            problem.gradient(worker)
-            problem.step(worker)
+        problem.gradient([0, 1])
+        problem.step([0, 1])
     good = problem.evaluate()["accuracy"]
     for worker in range(2):
         problem.values(worker).zero_()

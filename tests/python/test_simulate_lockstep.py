@@ -63,13 +63,26 @@ def test_a_worker_alone_steps_as_among_all(momentum: float) -> None:
     for _ in range(5):
         together.move(together.gradients())
         for worker in (3, 0, 6, 1, 2, 5, 4):
-            apart.gradient(worker)
+            apart.gradient([worker])
             if worker == 5:
                 twin.grad = apart.kept_gradient(5).clone()
-            apart.step(worker)
+            apart.step([worker])
         sgd.step()
     assert np.array_equal(together.parameters, apart.parameters)
     torch.testing.assert_close(apart.values(5), twin.detach())
+
+
+def test_workers_that_step_together_or_alone_by_turns_step_as_among_all() -> None:
+    job = job_of(AllReduce(), workers=40, momentum=0.9, lr=0.1, dimension=5)
+    together, turns = Quadratic(job), Quadratic(job)
+    everybody = np.random.default_rng(1).permutation(40).tolist()
+    for step in range(40):
+        together.move(together.gradients())
+        parts = [everybody[begin : begin + 20] for begin in (0, 20)] if step % 19 else [[one] for one in everybody]
+        for part in parts:
+            turns.gradient(part)
+            turns.step(part)
+    assert np.array_equal(together.parameters, turns.parameters)
 
 
 def test_noise_is_normal_and_follows_the_seed() -> None:

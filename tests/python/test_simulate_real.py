@@ -59,14 +59,14 @@ class Descent(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure=None):
         self.problem.values(self.worker).copy_(self.parameter)
-        self.problem.step(self.worker)
+        self.problem.step([self.worker])
         self.parameter.copy_(self.problem.values(self.worker))
 
     @torch.no_grad()
     def look(self) -> None:
         """Computes the gradient at the parameter."""
         self.problem.values(self.worker).copy_(self.parameter)
-        self.problem.gradient(self.worker)
+        self.problem.gradient([self.worker])
 
 
 def is_idle(optimizer: hvd.DistributedOptimizer, algorithm: ScheduledPull | ADPSGD) -> bool:

@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple, cast
 
-import simpy
 from torch import Tensor
 
 from sordino.algorithms.adpsgd import ADPSGD
 from sordino.algorithms.adpsgd.pairing import Average, Cancel, Pairing, Step
 from sordino.runtime.actions import Message, Skip, Tell, Wake, Warn
-from sordino.simulate.events import Process, World
+from sordino.simulate.events import WAIT, Process, World
 from sordino.simulate.job import Job, Progress
 
 
@@ -30,13 +29,11 @@ class _Engaged(NamedTuple):
 class _Worker:
     """What one worker is at."""
 
-    __slots__ = ("engaged", "pairing", "ready", "wake")
+    __slots__ = ("engaged", "pairing")
 
     def __init__(self, pairing: Pairing) -> None:
         self.pairing = pairing
         self.engaged: _Engaged | None = None
-        self.wake: Wake | None = None
-        self.ready: simpy.Event | None = None  # for which it waits
 
 
 class Averaging(World):
@@ -53,10 +50,7 @@ class Averaging(World):
         mine = self._workers[worker]
         taken = 0  # intervals, by the averaging that is under way
         while True:
-            for _ in range(self._algorithm.interval):
-                yield from self.compute(worker)
-                if self.finished(worker):
-                    return
+            yield self._algorithm.interval
             taken += 1
             if mine.pairing.under_way and taken >= self._algorithm.overlap:
                 yield from self._wait(worker)
@@ -67,15 +61,18 @@ class Averaging(World):
                     yield from self._wait(worker)
 
     def _wait(self, worker: int) -> Process:
-        mine, begin = self._workers[worker], self.now
-        if mine.pairing.under_way:
-            mine.ready = self.clock.event()
-            yield mine.ready
+        begin = self.now
+        if self._workers[worker].pairing.under_way:
+            yield WAIT
             self.record.waited(worker, begin, self.now)
 
     def heard(self, sender: int, to: int, message: Message) -> None:
         """See `World`."""
         self._do(to, self._workers[to].pairing.heard(self.now, sender, message))
+
+    def woken(self, worker: int) -> None:
+        """See `World`."""
+        self._do(worker, self._workers[worker].pairing.alarm(self.now))
 
     def noticed(self, worker: int, dead: int) -> None:
         """See `World`."""
@@ -91,8 +88,7 @@ class Averaging(World):
             if isinstance(step, Tell):
                 self.tell(worker, step.to, step.message)
             elif isinstance(step, Wake):
-                mine.wake = step
-                self.at(step.at, self._wakes, worker, step)
+                self.wake(worker, step.at)
             elif isinstance(step, Average):
                 self._engages(worker, step)
             elif isinstance(step, Cancel):
@@ -101,14 +97,8 @@ class Averaging(World):
                 self.record.warned(step.text)
             else:
                 assert isinstance(step, Skip)
-        if mine.ready is not None and not mine.pairing.under_way:
-            mine.ready.succeed()
-            mine.ready = None
-
-    def _wakes(self, worker: int, wake: Wake) -> None:
-        mine = self._workers[worker]
-        if mine.wake is wake and self.alive(worker):
-            self._do(worker, mine.pairing.alarm(self.now))
+        if not mine.pairing.under_way:
+            self.goes_on(worker)
 
     def _engages(self, worker: int, average: Average) -> None:
         mine, peer = self._workers[worker], average.peer

@@ -230,8 +230,8 @@ def _measure(options: argparse.Namespace) -> float:
         for count in (3, _MEASURED):  # the first ones are slow
             begin = time.perf_counter()
             for _ in range(count):
-                problem.gradient(0)
-                problem.step(0)
+                problem.gradient([0])
+                problem.step([0])
         return (time.perf_counter() - begin) / _MEASURED
     finally:
         torch.set_num_threads(threads)

@@ -1,50 +1,40 @@
 """Virtual time for workers that do not wait for each other: SimPy, messages, deaths and the learning curve.
 
-At equal times there happens first what was scheduled before, in that order; then steps end, in the order of the
-workers' numbers; then what comes of all that at once; and last the curve gets its point.
+At equal times there happens first what was scheduled before, in that order, and whoever waited for it goes on; then
+steps end, in the order of the workers' numbers; then what comes of all that at once; and last the curve gets its point.
+Steps that begin or end at one time are one call of the problem.
 """
 
 from __future__ import annotations
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
-import simpy
-from simpy.events import NORMAL, Event, EventPriority, Timeout
+import numpy as np
+from simpy.events import NORMAL, Event
 
 from sordino.runtime.actions import Message
+from sordino.simulate.clock import Clock, Late, cycles_are_rare
 from sordino.simulate.job import Job, Outcome, Progress
 from sordino.simulate.problem import Problem, problem_of
-from sordino.simulate.record import Record
+from sordino.simulate.record import Record, rows_of
 
-Process = Generator[Event, Any, None]
+Process = Generator[int, None, None]
+"""What a worker does: yields how many steps it takes next, or `WAIT`."""
 
-_STEPS = 2  # priorities: SimPy's own are 0 and 1, the smallest is first
-_AT_ONCE = 1 << 61
-_LAST = 1 << 62
+WAIT = 0
+"""Until `World.goes_on` is called."""
+
+_STEPS, _AT_ONCE, _LAST, _END = 2, 3, 4, 5  # priorities
 _WORD = 8  # bytes of a number, or a word, in a message of the scheduling
 
-
-class _Late(Timeout):
-    """A timeout with a priority of its own among events of the same time."""
-
-    def __init__(self, clock: Clock, delay: float, priority: int) -> None:
-        self.priority = priority
-        super().__init__(clock, delay)
-
-
-class Clock(simpy.Environment):
-    """SimPy's, which knows that of equal times some come later."""
-
-    def schedule(self, event: Event, priority: EventPriority = NORMAL, delay: float = 0) -> None:
-        """Schedule an event as SimPy's environment does."""
-        super().schedule(event, EventPriority(event.priority) if isinstance(event, _Late) else priority, delay)
+_Call = tuple[Callable[..., None], tuple[Any, ...]]
 
 
 class World(ABC):
-    """All workers of a run. What algorithms differ in is `work`, a SimPy process, and what messages and deaths do."""
+    """All workers of a run. What algorithms differ in is `work`, and what messages, alarms and deaths do."""
 
     def __init__(self, job: Job, progress: Progress) -> None:
         self.job = job
@@ -52,20 +42,35 @@ class World(ABC):
         self.problem: Problem = problem_of(job)
         self.record = Record(job.workers, job.spans_until)
         self._progress = progress
+        self._seconds: list[float] = job.compute.tolist()  # of a step
         self._alive = [True] * job.workers
         self._running = job.workers
-        self._steps = 0
+        self._steps = self._told = 0  # by all; when progress was told last
         self._all_done = self.clock.event()
+        self._processes: list[Process] = []
+        self._began = np.zeros(job.workers)  # when the step of each did
+        self._left = [0] * job.workers  # steps until the process of each is asked again
+        self._starting: list[int] = []  # whose next step begins now
+        self._waiting: set[int] = set()
+        self._ready: list[int] = []  # who has waited, in the order in which they go on
+        self._wakes: list[tuple[list[_Call | None], int] | None] = [None] * job.workers  # a list of calls, and where
 
     # ---- what algorithms say ---------------------------------------------------------------------------------------
 
     @abstractmethod
     def work(self, worker: int) -> Process:
-        """Do what a worker does until it has done its steps."""
+        """Do what a worker does, without end; it is asked for more until the worker has done its steps.
+
+        It changes only what is this worker's, for others whose steps have ended may not have been asked yet.
+        """
 
     @abstractmethod
     def heard(self, sender: int, to: int, message: Message) -> None:
         """Take in a message that has come to a worker that is alive."""
+
+    @abstractmethod
+    def woken(self, worker: int) -> None:
+        """Take in that the time that `wake` was told has come; the worker is alive."""
 
     @abstractmethod
     def noticed(self, worker: int, dead: int) -> None:
@@ -84,14 +89,23 @@ class World(ABC):
 
     def at(self, time: float, call: Callable[..., None], *arguments: Any) -> None:
         """Call that function at that time (now, if it is past)."""
+        self._calls(time).append((call, arguments))
 
-        def act(_: Event) -> None:
-            call(*arguments)
+    def wake(self, worker: int, time: float) -> None:
+        """Call `woken` at that time, and not at the one said before."""
+        before = self._wakes[worker]
+        if before is not None:
+            calls, place = before
+            calls[place] = None  # nothing is kept for it: it may be far in the future, and there may be many
+        calls = self._calls(time)
+        self._wakes[worker] = calls, len(calls)
+        calls.append((self._wakes_up, (worker,)))
 
-        delay = time - self.now
-        event = self.clock.timeout(delay) if delay > 0 else _Late(self.clock, 0.0, _AT_ONCE)
-        assert event.callbacks is not None
-        event.callbacks.append(act)
+    def goes_on(self, worker: int) -> None:
+        """Have the worker go on after what happens now, if it waits."""
+        if worker in self._waiting:
+            self._waiting.discard(worker)
+            self._ready.append(worker)
 
     def tell(self, sender: int, to: int, message: Message) -> None:
         """Send a message of the scheduling; a worker's to itself takes no time and no link."""
@@ -99,27 +113,10 @@ class World(ABC):
             self.record.sent(sender, _WORD * len(message))
         self.at(self.now + (self.job.links.latency if sender != to else 0.0), self._arrives, sender, to, message)
 
-    def _arrives(self, sender: int, to: int, message: Message) -> None:
-        if self._alive[to]:
-            self.heard(sender, to, message)
-
     def transfer(self, sender: int, to: int) -> float:
         """Have a model begin to travel; return the seconds that it takes."""
         self.record.sent(sender, self.job.message_bytes)
         return self.job.links.seconds(sender, to, self.job.message_bytes)
-
-    def compute(self, worker: int) -> Process:
-        """Take one step: its gradient is that of the parameters at its beginning."""
-        begin = self.now
-        self.problem.gradient(worker)
-        yield _Late(self.clock, float(self.job.compute[worker]), _STEPS + worker)
-        if not self._alive[worker]:
-            yield self.clock.event()  # which never comes
-        self.problem.step(worker)
-        self.record.computed(worker, begin, self.now)
-        self._steps += 1
-        if self._steps % self._often == 0:
-            self._progress(min(self._part(), 1.0))
 
     def mean(self, worker: int) -> float:
         """Return the mean seconds of a step of this worker so far."""
@@ -127,7 +124,90 @@ class World(ABC):
 
     def finished(self, worker: int) -> bool:
         """Return whether the worker has done the steps that it is to do."""
-        return self.job.steps is not None and self.record.steps[worker] >= self.job.steps
+        return self.job.steps is not None and bool(self.record.steps[worker] >= self.job.steps)
+
+    # ---- calls -----------------------------------------------------------------------------------------------------
+
+    def _calls(self, time: float) -> list[_Call | None]:
+        """Return those that are due at that time (now, if it is past)."""
+        delay = time - self.now
+        if delay > 0:
+            return self.clock.due(delay, NORMAL, self._happen)
+        return self.clock.due(0.0, _AT_ONCE, self._happen_now)
+
+    def _happen(self, calls: Iterable[_Call | None]) -> None:
+        for due in calls:
+            if due is not None:
+                call, arguments = due
+                call(*arguments)
+        self._resume()
+
+    def _happen_now(self, calls: Iterable[_Call | None]) -> None:
+        for due in calls:
+            self._happen((due,))  # whoever goes on does so before the next call
+
+    def _wakes_up(self, worker: int) -> None:
+        self._wakes[worker] = None
+        if self._alive[worker]:
+            self.woken(worker)
+
+    def _arrives(self, sender: int, to: int, message: Message) -> None:
+        if self._alive[to]:
+            self.heard(sender, to, message)
+
+    # ---- steps -----------------------------------------------------------------------------------------------------
+
+    def _resume(self) -> None:
+        """Have everybody go on that is ready, and begin the steps that follow."""
+        if self._ready:
+            ready, self._ready = self._ready, []
+            for worker in ready:
+                self._ask(worker)
+            self._begin_steps()
+
+    def _ask(self, worker: int) -> None:
+        """Ask a worker's process what it does next."""
+        steps = next(self._processes[worker])
+        if steps == WAIT:
+            self._waiting.add(worker)
+        else:
+            if self.job.steps is not None:
+                steps = min(steps, self.job.steps - int(self.record.steps[worker]))
+            self._left[worker] = steps
+            self._starting.append(worker)
+
+    def _begin_steps(self) -> None:
+        """Begin the steps of all that start; gradients are those of the parameters at the beginning."""
+        workers, self._starting = self._starting, []
+        if workers:
+            self.problem.gradient(workers)
+            self._began[rows_of(workers)] = self.now
+            for seconds, same in itertools.groupby(workers, self._seconds.__getitem__):
+                self.clock.due(seconds, _STEPS, self._end_steps).extend(same)
+
+    def _end_steps(self, workers: list[int]) -> None:
+        """End steps. Others follow at once, or what the workers do after those that their processes have asked for."""
+        workers = [worker for worker in workers if self._alive[worker]]
+        if not workers:
+            return
+        workers.sort()
+        self.problem.step(workers)
+        rows = rows_of(workers)
+        self.record.computed(rows, self._began[rows], self.now)
+        left, starting = self._left, self._starting
+        for worker in workers:
+            left[worker] -= 1
+            if left[worker]:
+                starting.append(worker)
+            elif self.finished(worker):
+                self._leaves()
+            else:
+                self._ask(worker)
+        self._begin_steps()
+        self._steps += len(workers)
+        if self._steps >= self._told + 8 * self.job.workers:
+            self._told = self._steps
+            self._progress(min(self._part(), 1.0))
 
     # ---- the run ---------------------------------------------------------------------------------------------------
 
@@ -136,19 +216,17 @@ class World(ABC):
         self.record.evaluated(0.0, self.problem.evaluate())
         for worker, seconds in self.job.kills:
             self.at(seconds, self._dies, worker)
-        for worker in range(self.job.workers):
-            self.clock.process(self._worker(worker))
+        self._processes = [self.work(worker) for worker in range(self.job.workers)]
+        self._ready = list(range(self.job.workers))
+        self._resume()
         self.clock.process(self._evaluate())
         limit = self.job.seconds
-        self.clock.run(self._all_done if limit is None else _Late(self.clock, limit, _LAST + 1))
+        with cycles_are_rare():
+            self.clock.run(self._all_done if limit is None else Late(self.clock, limit, _END))
         if self.record.curve[-1]["time"] < self.now:
             self.record.evaluated(self.now, self.problem.evaluate())
         self._progress(1.0)
         return Outcome(self.record, self.now, self.problem.final())
-
-    def _worker(self, worker: int) -> Process:
-        yield from self.work(worker)
-        self._leaves()
 
     def _leaves(self) -> None:
         self._running -= 1
@@ -169,15 +247,11 @@ class World(ABC):
             if self._alive[worker]:
                 self.noticed(worker, dead)
 
-    def _evaluate(self) -> Process:
+    def _evaluate(self) -> Generator[Event, None, None]:
         for point in itertools.count(1):
-            yield _Late(self.clock, point * self.job.horizon / self.job.points - self.now, _LAST)
+            yield Late(self.clock, point * self.job.horizon / self.job.points - self.now, _LAST)
             self.record.evaluated(self.now, self.problem.evaluate())
             self._progress(min(self._part(), 1.0))
-
-    @property
-    def _often(self) -> int:
-        return max(1, 8 * self.job.workers)
 
     def _part(self) -> float:
         if self.job.steps is not None:

@@ -111,14 +111,16 @@ class Images:
         """Of one network."""
         return 4 * self.size
 
-    def gradient(self, worker: int) -> None:
+    def gradient(self, workers: list[int]) -> None:
         """See `Problem`."""
-        self._gradients[worker].zero_()
-        self._trainees[worker].backward()
+        for worker in workers:
+            self._gradients[worker].zero_()
+            self._trainees[worker].backward()
 
-    def step(self, worker: int) -> None:
+    def step(self, workers: list[int]) -> None:
         """See `Problem`."""
-        self._optimizers[worker].step()
+        for worker in workers:
+            self._optimizers[worker].step()
 
     def leave(self, worker: int) -> None:
         """See `Problem`."""

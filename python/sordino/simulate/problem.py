@@ -24,11 +24,11 @@ class Problem(Protocol):
         """Of one model."""
         ...
 
-    def gradient(self, worker: int) -> None:
-        """Compute the gradient of the worker's next batch at its parameters as they are now, and keep it."""
+    def gradient(self, workers: list[int]) -> None:
+        """Compute the gradient of each of these workers' next batch at its parameters as they are now, and keep it."""
 
-    def step(self, worker: int) -> None:
-        """Move the worker's parameters by the gradient that was computed last."""
+    def step(self, workers: list[int]) -> None:
+        """Move the parameters of each of these workers by the gradient that was computed last."""
 
     def leave(self, worker: int) -> None:
         """Take in that the worker is dead: what is evaluated is that of the others."""

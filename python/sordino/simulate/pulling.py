@@ -11,14 +11,13 @@ import math
 from collections.abc import Iterable
 from typing import cast
 
-import simpy
 from torch import Tensor
 
 from sordino.algorithms.scheduled_pull import ScheduledPull
 from sordino.algorithms.scheduled_pull.manager import Manager
 from sordino.algorithms.scheduled_pull.schedule import Action, Pull, Schedule
 from sordino.runtime.actions import Message, Skip, Tell, Wake, Warn
-from sordino.simulate.events import Process, World
+from sordino.simulate.events import WAIT, Process, World
 from sordino.simulate.job import Job, Progress
 
 _FOR_MANAGER = ("ask", "done", "failed")
@@ -27,12 +26,10 @@ _FOR_MANAGER = ("ask", "done", "failed")
 class _Worker:
     """What one worker's window has come to."""
 
-    __slots__ = ("copied", "copy", "done", "end", "pull", "ready", "schedule", "under_way", "wake")
+    __slots__ = ("copied", "copy", "done", "end", "pull", "schedule", "under_way")
 
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
-        self.wake: Wake | None = None
-        self.ready: simpy.Event | None = None  # for which it waits
         self.new_window(math.inf)
 
     def new_window(self, end: float) -> None:
@@ -57,22 +54,20 @@ class Pulling(World):
 
     def work(self, worker: int) -> Process:
         """Go through windows, and average between them."""
-        mine, values = self._workers[worker], self.problem.values(worker)
+        mine = self._workers[worker]
         end = math.inf
         while True:
             mine.new_window(end)
             self._do(worker, mine.schedule.window(self.now, end))
-            for _ in range(self._algorithm.interval):
-                yield from self.compute(worker)
-                if self.finished(worker):
-                    return
+            yield self._algorithm.interval
             if not mine.done:
-                begin, mine.ready = self.now, self.clock.event()
-                self._do(worker, mine.schedule.ended(self.now))
-                yield mine.ready
+                begin = self.now
+                self._do(worker, mine.schedule.ended(begin))
+                if not mine.done:
+                    yield WAIT
                 self.record.waited(worker, begin, self.now, -1 if mine.pull is None else mine.pull.peer)
             if mine.copy is not None:
-                values.add_(mine.copy).mul_(0.5)
+                self.problem.values(worker).add_(mine.copy).mul_(0.5)
                 self.record.used(worker, self.now - mine.copied)
             end = self.now + self._algorithm.interval * self.mean(worker)
 
@@ -82,6 +77,11 @@ class Pulling(World):
             self._do(to, self._manager.heard(self.now, sender, message))
         else:
             self._do(to, self._workers[to].schedule.heard(self.now, sender, message))
+
+    def woken(self, worker: int) -> None:
+        """See `World`."""
+        mine = self._workers[worker]
+        self._do(worker, mine.schedule.alarm(self.now, mine.end))
 
     def noticed(self, worker: int, dead: int) -> None:
         """See `World`."""
@@ -101,18 +101,12 @@ class Pulling(World):
                 mine.pull = action
                 self.at(action.start, self._begins, worker, action)
             elif isinstance(action, Wake):
-                mine.wake = action
-                self.at(action.at, self._wakes, worker, action)
+                self.wake(worker, action.at)
             elif isinstance(action, Skip):
                 self._is_over(worker)
             else:
                 assert isinstance(action, Warn)
                 self.record.warned(action.text)
-
-    def _wakes(self, worker: int, wake: Wake) -> None:
-        mine = self._workers[worker]
-        if mine.wake is wake and self.alive(worker):
-            self._do(worker, mine.schedule.alarm(self.now, mine.end))
 
     def _begins(self, worker: int, pull: Pull) -> None:
         mine = self._workers[worker]
@@ -144,8 +138,5 @@ class Pulling(World):
 
     def _is_over(self, worker: int) -> None:
         """Note that this window has its pull, or will have none."""
-        mine = self._workers[worker]
-        mine.done = True
-        if mine.ready is not None:
-            mine.ready.succeed()
-            mine.ready = None
+        self._workers[worker].done = True
+        self.goes_on(worker)

@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from sordino.simulate.record import Rows, rows_of
+
 if TYPE_CHECKING:
     from sordino.simulate.job import Job
 
@@ -54,7 +56,7 @@ class Quadratic:
         self._lr, self._momentum = np.float32(job.lr), np.float32(job.momentum)
         self._noise, self._seed = np.float32(noise), job.seed
         self._drawn: Integers = np.zeros(self.workers, np.int64)  # gradients, by worker
-        self._ahead: dict[int, Floats] = {}  # the noise of some steps to come, of workers that step alone
+        self._ahead: dict[int, tuple[int, Floats]] = {}  # of which steps, and the noise; of workers that step alone
         self._gradients: Floats = np.zeros_like(self.parameters)
         self._momenta: Floats | None = np.zeros_like(self.parameters) if job.momentum else None
         self._alive = np.ones(self.workers, np.bool_)
@@ -65,28 +67,39 @@ class Quadratic:
         """Of one worker's parameters."""
         return 4 * self.size
 
-    # ---- one worker --------------------------------------------------------------------------------------------
+    # ---- some workers ------------------------------------------------------------------------------------------
 
-    def gradient(self, worker: int) -> None:
-        """Compute the gradient of the worker's next step at its parameters as they are now, and keep it."""
-        step = int(self._drawn[worker])
-        found = self._gradients[worker]
-        np.subtract(self.parameters[worker], self.targets[worker], out=found)
-        if self._noise:
-            if step % _AHEAD == 0 or worker not in self._ahead:
-                steps = np.arange(step - step % _AHEAD, step - step % _AHEAD + _AHEAD)
-                self._ahead[worker] = self._noise * normal(self._seed, np.full(_AHEAD, worker), steps, self.size)
-            found += self._ahead[worker][step % _AHEAD]
-        self._drawn[worker] += 1
+    def gradient(self, workers: list[int]) -> None:
+        """Compute the gradient of each of these workers' next step at its parameters as they are now, and keep it."""
+        rows = rows_of(workers)
+        found = self.parameters[rows] - self.targets[rows]
+        if self._noise and len(workers) >= _AHEAD:
+            found += self._noise * normal(self._seed, np.array(workers), self._drawn[rows], self.size)
+        elif self._noise:
+            for row, worker in zip(found.reshape(-1, self.size), workers):
+                row += self._drawn_ahead(worker)
+        self._gradients[rows] = found
+        self._drawn[rows] += 1
+
+    def _drawn_ahead(self, worker: int) -> Floats:
+        """Return the noise of a worker's next step, drawn with that of others to come."""
+        block, place = divmod(int(self._drawn[worker]), _AHEAD)
+        found = self._ahead.get(worker)
+        if found is None or found[0] != block:
+            steps = np.arange(block * _AHEAD, (block + 1) * _AHEAD)
+            noise = self._noise * normal(self._seed, np.full(_AHEAD, worker), steps, self.size)
+            found = self._ahead[worker] = block, noise
+        noise_of_step: Floats = found[1][place]
+        return noise_of_step
 
     def kept_gradient(self, worker: int) -> torch.Tensor:
         """Return what `gradient` has computed, float32 [size]."""
         return torch.from_numpy(self._gradients[worker])
 
-    def step(self, worker: int) -> None:
-        """Move the worker's parameters by the gradient that was computed last."""
-        only = slice(worker, worker + 1)
-        self._move(only, self._gradients[only])
+    def step(self, workers: list[int]) -> None:
+        """Move the parameters of each of these workers by the gradient that was computed last."""
+        rows = rows_of(workers)
+        self._move(rows, self._gradients[rows])
 
     def leave(self, worker: int) -> None:
         """Take in that the worker is dead: what is evaluated is that of the others."""
@@ -128,13 +141,11 @@ class Quadratic:
         """Return what `evaluate` does, and `best_distance`, the least that it has ever found."""
         return {**self.evaluate(), "best_distance": self._best}
 
-    def _move(self, workers: slice, gradients: Floats) -> None:
+    def _move(self, rows: Rows, gradients: Floats) -> None:
         if self._momenta is not None:
-            momenta = self._momenta[workers]
-            momenta *= self._momentum
-            momenta += gradients
-            gradients = momenta
-        self.parameters[workers] -= self._lr * gradients
+            gradients = self._momentum * self._momenta[rows] + gradients
+            self._momenta[rows] = gradients
+        self.parameters[rows] -= self._lr * gradients
 
 
 class Trainee:
@@ -153,7 +164,7 @@ class Trainee:
         """Add the gradient of the next step to the parameters' `grad`."""
         parameters = list(self.model.parameters())
         self._problem.values(self._worker).copy_(torch.nn.utils.parameters_to_vector(parameters).detach())
-        self._problem.gradient(self._worker)
+        self._problem.gradient([self._worker])
         gradient = self._problem.kept_gradient(self._worker)
         # Through autograd, as a network's would come.
         (torch.nn.utils.parameters_to_vector(parameters) * gradient).sum().backward()

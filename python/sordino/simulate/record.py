@@ -7,7 +7,17 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from sordino.simulate.links import Floats, Ranks
+
+Rows = int | slice | Ranks
+"""Which rows of an array."""
+
 Activity = Literal["compute", "wait", "transfer"]
+
+
+def rows_of(workers: list[int]) -> Rows:
+    """Return the rows of some workers, of which one alone is cheaper as a number."""
+    return workers[0] if len(workers) == 1 else np.array(workers, np.int64)
 
 
 class Span(NamedTuple):
@@ -57,11 +67,14 @@ class Record:
         self.warnings: list[str] = []
         self._spans_until = spans_until
 
-    def computed(self, worker: int, begin: float, end: float) -> None:
-        """Note that a step is done."""
-        self.steps[worker] += 1
-        self.computing[worker] += end - begin
-        self._span(worker, "compute", begin, end, -1)
+    def computed(self, rows: Rows, begin: float | Floats, end: float | Floats) -> None:
+        """Note that the workers of these rows have each done a step."""
+        self.steps[rows] += 1
+        self.computing[rows] += end - begin
+        if self._spans_until > 0 and np.any(begin < self._spans_until):
+            workers = np.arange(len(self.steps))[rows]
+            for worker, since, until in np.nditer([workers, begin, end]):
+                self._span(int(worker), "compute", float(since), float(until), -1)
 
     def waited(self, worker: int, begin: float, end: float, peer: int = -1) -> None:
         """Note that the worker had to wait (for `peer`)."""

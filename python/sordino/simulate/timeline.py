@@ -39,7 +39,7 @@ class Timeline:
     def step(self, phases: Sequence[Phase]) -> None:
         """Have everybody compute, take part in the phases, and load its next batch."""
         done = self.clock + self._job.compute
-        self._computed(done)
+        self.record.computed(slice(None), self.clock, done)
         ready = done
         delayed = self._delay > 0 and len(phases) > 0
         if delayed and len(self._under_way) == self._delay:
@@ -113,14 +113,6 @@ class Timeline:
     def _kept(self, begin: Floats) -> bool:
         """Return whether there is one among what begins then that the record keeps a span of."""
         return bool((begin < self._job.spans_until).any())
-
-    def _computed(self, done: Floats) -> None:
-        if self._kept(self.clock):
-            for worker, (begin, end) in enumerate(zip(self.clock.tolist(), done.tolist())):
-                self.record.computed(worker, begin, end)
-        else:
-            self.record.steps += 1
-            self.record.computing += done - self.clock
 
     def _waited(self, begin: Floats, end: Floats) -> None:
         if self._kept(begin):

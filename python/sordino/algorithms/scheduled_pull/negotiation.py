@@ -48,6 +48,7 @@ class Autonomous(LateStart):
 
     def window(self, now: float, end: float) -> list[Action]:
         self._refusals = 0
+        self._busy = {peer: until for peer, until in self._busy.items() if until > now}  # a few, however long it runs
         return super().window(now, end)
 
     def pulled(self, now: float, peer: int, seconds: float) -> list[Action]:
