@@ -98,4 +98,12 @@ constexpr Folding folding_of(ReduceOp op, double postscale, int members) {
   return op == ReduceOp::kAverage ? Folding{ReduceOp::kSum, postscale / members} : Folding{op, postscale};
 }
 
+// Where partial sums travel as float16: an average divides first, which keeps them in its range.
+constexpr void divide_first(DType dtype, ReduceOp op, double& pre, double& post) {
+  if (dtype == DType::kFloat16 && op == ReduceOp::kSum && post < 1) {
+    pre *= post;
+    post = 1;
+  }
+}
+
 }  // namespace sordino

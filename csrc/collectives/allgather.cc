@@ -44,9 +44,11 @@ Task gather_on_nodes(Participants& participants, const Sites& sites, const std::
   std::vector<std::pair<int, std::unique_ptr<Transfer>>> transfers;
   std::byte* at = kept;
   for (const int index : mine) {
-    const std::span block = alone ? blocks.in(output, index)
-                                  : std::span(std::exchange(at, at + blocks.sizes[static_cast<std::size_t>(index)]),
-                                              blocks.sizes[static_cast<std::size_t>(index)]);
+    std::span block = blocks.in(output, index);
+    if (!alone) {
+      block = {at, block.size()};
+      at += block.size();
+    }
     if (index == participants.me) {
       std::copy_n(input, block.size(), block.data());
     } else {
@@ -93,7 +95,7 @@ Task allgather(Participants& participants, const std::byte* input, std::vector<s
   const int size = participants.size();
   const Blocks blocks(sizes);
   const Sites sites(participants);
-  if (sites.some_share() && !participants.compute->device()) {
+  if (sites.some_share()) {
     co_await gather_on_nodes(participants, sites, input, blocks, output);
     co_return;
   }

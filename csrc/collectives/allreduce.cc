@@ -1,6 +1,4 @@
 // All-reduce: everybody gets the values that all fold. Which way depends on the memory that the participants share.
-#include <utility>
-
 #include "collectives/nccl_operations.h"
 #include "collectives/operations.h"
 #include "collectives/sites.h"
@@ -26,10 +24,9 @@ Task allreduce(Participants& participants, Pieces pieces, ReduceOp op, double pr
   } else if (participants.one_node) {
     co_await allreduce_node(participants, pieces, op, pre, post);
   } else {
-    if (pieces.dtype() == DType::kFloat16 && op == ReduceOp::kSum && post < 1)
-      pre *= std::exchange(post, 1.0);  // partial sums travel as float16: dividing first keeps them in its range
+    divide_first(pieces.dtype(), op, pre, post);
     const Sites sites(participants);
-    if (sites.some_share() && !participants.compute->device()) {
+    if (sites.some_share()) {
       co_await allreduce_nodes(participants, sites, pieces, op, pre, post);
     } else {
       co_await allreduce_messages(participants, pieces, op, pre, post);

@@ -60,13 +60,11 @@ class Mixing {
         }
         for (const Parcel& parcel : plan.sends) co_await participants_.finished(**send++, parcel.peer);
       }
-      if (plan.averages.empty()) continue;  // on all ranks of the node
-      if (participants_.one_node) {         // there are no messages to wait for
-        co_await mix(plan);
-        continue;
+      if (plan.averages.empty()) continue;                // on all ranks of the node
+      if (plan_.together() && !participants_.one_node) {  // else nobody here has messages to wait for
+        participants_.reach(&SharedBlock::offered, kReady + 1 + group);
+        co_await participants_.all_reached(&SharedBlock::offered, kReady + 1 + group);
       }
-      reach(&SharedBlock::offered, kReady + 1 + group);
-      if (plan_.together()) co_await participants_.all_reached(&SharedBlock::offered, kReady + 1 + group);
       co_await mix(plan);
     }
     // A rank that goes on may change its arena, so all shards of it must be done.

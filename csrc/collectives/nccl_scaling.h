@@ -1,7 +1,6 @@
 // What NCCL's reductions leave to kernels: it folds, and scales nothing but an average.
 #pragma once
 
-#include <utility>
 
 #include "collectives/nccl_channel.h"
 
@@ -18,8 +17,8 @@ struct Folding {
     } else if (op == ReduceOp::kSum && is_floating(dtype) && pre == 1 && post == 1.0 / ranks) {
       this->op = ReduceOp::kAverage;
       this->post = 1;
-    } else if (op == ReduceOp::kSum && dtype == DType::kFloat16 && post < 1) {
-      this->pre *= std::exchange(this->post, 1.0);  // sums stay in float16's range, as in allreduce.cc
+    } else {
+      divide_first(dtype, op, this->pre, this->post);
     }
   }
 };

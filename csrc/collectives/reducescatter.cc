@@ -96,9 +96,8 @@ Task reducescatter(Participants& participants, DType dtype, const std::byte* inp
     co_return;
   }
   const Sites sites(participants);
-  if (sites.some_share() && !participants.compute->device()) {
-    if (sites.all.size() > 1 && dtype == DType::kFloat16 && op == ReduceOp::kSum && post < 1)
-      pre *= std::exchange(post, 1.0);  // partial sums travel as float16, as in allreduce.cc
+  if (sites.some_share()) {
+    if (sites.all.size() > 1) divide_first(dtype, op, pre, post);
     co_await scatter_on_nodes(participants, sites, {dtype, bounds, op}, input, output, pre, post);
     co_return;
   }

@@ -4,7 +4,7 @@
 
 namespace sordino {
 
-Sites::Sites(const Participants& participants) {
+Sites::Sites(const Participants& participants) : on_host(!participants.compute->device()) {
   const Transport& transport = participants.transport;
   const auto& node_of = transport.node_of();
   std::map<int, std::size_t> sites;  // by node

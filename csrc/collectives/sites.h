@@ -14,8 +14,9 @@ struct Sites {
   const std::vector<int>& own() const { return all[mine]; }
   // Who of another site deals with the participant that has this place in its own: all have about as many to deal with.
   int counterpart(std::size_t site, std::size_t place) const { return all[site][place % all[site].size()]; }
+  // Whether some share the memory that the operation is about: the host's.
   bool some_share() const {
-    return std::any_of(all.begin(), all.end(), [](const auto& site) { return site.size() > 1; });
+    return on_host && std::any_of(all.begin(), all.end(), [](const auto& site) { return site.size() > 1; });
   }
   std::size_t smallest() const {
     return std::min_element(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.size() < b.size(); })
@@ -23,8 +24,9 @@ struct Sites {
   }
 
   std::vector<std::vector<int>> all;  // indices of participants that share memory, in order of their first
-  std::size_t mine = 0;               // of all
-  std::size_t place = 0;              // of this rank in its site
+  bool on_host;
+  std::size_t mine = 0;   // of all
+  std::size_t place = 0;  // of this rank in its site
 };
 
 }  // namespace sordino

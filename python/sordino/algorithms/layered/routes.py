@@ -30,14 +30,6 @@ class BucketSpec(NamedTuple):
     elements: int
 
 
-class FlatBucket:
-    """A bucket's elements, as one piece that the communicator of a group owns."""
-
-    def __init__(self, context: Context, spec: BucketSpec, roles: Roles, device: torch.device) -> None:
-        whole = Layout([("whole", spec.dtype, (spec.elements,))], groups=[roles.place])
-        self.values = FlatBuffer(context, whole, device)
-
-
 class Leg(NamedTuple):
     """One exchange of every bucket."""
 
@@ -48,6 +40,9 @@ class Leg(NamedTuple):
 
 class Route:
     """The legs of some buckets that this rank takes part in.
+
+    Attributes:
+        flats: the elements of each bucket, as one piece that the communicator of a group owns.
 
     Args:
         context: of all ranks that have a role.
@@ -63,12 +58,14 @@ class Route:
         specs: Sequence[BucketSpec],
         device: torch.device = HOST,
     ) -> None:
-        self.flats = {spec.name: FlatBucket(context, spec, roles, device) for spec in specs}
-        values = [flat.values for flat in self.flats.values()]
+        def whole(spec: BucketSpec) -> Layout:
+            return Layout([("whole", spec.dtype, (spec.elements,))], groups=[roles.place])
+
+        self.flats = {spec.name: FlatBuffer(context, whole(spec), device) for spec in specs}
 
         def channel(parts: Sequence[Sequence[int]]) -> Channel:
             made = own_channel(context, everybody, parts)
-            made.compare(values)
+            made.compare(list(self.flats.values()))
             return made
 
         length, groups = len(roles.groups[0]), len(roles.groups)
@@ -93,8 +90,7 @@ class Route:
             self._legs.append(Leg(label, channel, topology))
 
     def _start(self, name: str, leg: Leg, after: Handle | None = None, serving: bool = False) -> Handle:
-        values = self.flats[name].values
-        return leg.channel.start(f"{name}.{leg.label}", leg.topology, values, after=after, serving=serving)
+        return leg.channel.start(f"{name}.{leg.label}", leg.topology, self.flats[name], after=after, serving=serving)
 
     def start(self, name: str, serving: bool = False) -> Handle:
         """Begin to average a bucket; done when this rank has the average.

@@ -16,13 +16,14 @@ import torch
 from sordino._core import Handle
 from sordino.algorithms.exchanging import ExchangingStrategy
 from sordino.algorithms.layered import Layered
-from sordino.algorithms.layered.routes import BucketSpec, FlatBucket, Route, helper_route
+from sordino.algorithms.layered.routes import BucketSpec, Route, helper_route
 from sordino.algorithms.strategy import Closure
 from sordino.errors import NonFinite, UsageError
 from sordino.runtime.bucket import Bucket, Settings
 from sordino.runtime.context import Context
 from sordino.runtime.deferred_step import hide, storage_of, watch, watch_modules
 from sordino.runtime.devices import common_device, on_stream, stream_of
+from sordino.runtime.flat_buffer import FlatBuffer
 from sordino.runtime.flat_reducer import FlatGradients, FlatReducer
 from sordino.runtime.helpers import Helpers, helpers_of
 from sordino.runtime.tensors import dtype_code
@@ -33,8 +34,8 @@ OpenRoute = Callable[[Sequence[BucketSpec], torch.device], Route]
 class Travelling(FlatGradients):
     """What travels: the gradients of a bucket's members, for each whether it has one, and whether the rank trains."""
 
-    def __init__(self, flat: FlatBucket, members: Sequence[int], parameters: Sequence[torch.Tensor]) -> None:
-        self._values = flat.values
+    def __init__(self, values: FlatBuffer, members: Sequence[int], parameters: Sequence[torch.Tensor]) -> None:
+        self._values = values
         dtype = parameters[members[0]].dtype
         views, offset = [], 0
         for i in members:
