@@ -1,7 +1,6 @@
 // What NCCL's reductions leave to kernels: it folds, and scales nothing but an average.
 #pragma once
 
-
 #include "collectives/nccl_channel.h"
 
 namespace sordino::nccl {
