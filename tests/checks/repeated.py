@@ -17,6 +17,7 @@ from sordino.errors import UsageError
 from sordino.runtime.context import current, use
 
 REPEATS = 4
+UNTIL_FAST = 100
 
 
 def in_one_shot() -> int:
@@ -25,8 +26,9 @@ def in_one_shot() -> int:
 
 
 def is_one_node(seat: Seat) -> bool:
+    """Whether all ranks map one memory, in which the tensors are: those of (pretended) GPUs are not."""
     world = current().world
-    return seat.size > 1 and len(set(world.nodes)) == 1 and world.shares_memory
+    return seat.size > 1 and len(set(world.nodes)) == 1 and world.shares_memory and current().pretended is None
 
 
 @check(dtype=DTYPES)
@@ -47,8 +49,13 @@ def every_op_and_length(seat: Seat, dtype: torch.dtype) -> None:
                 seat.same(f"{name}.{turn}", mine)
             done = in_one_shot() - before
             fits = seat.size * mine.numel() * mine.element_size() <= 128 * 1024
-            # A rank that is in no hurry may have declined one.
-            assert 0 < done < 2 * REPEATS if is_one_node(seat) and fits else done == 0, (name, done)
+            fast = is_one_node(seat) and fits
+            for _ in range(UNTIL_FAST):  # a rank that the machine has kept waiting declines; all ranks count the same
+                if not fast or done:
+                    break
+                assert_equal(hvd.allreduce(inputs[seat.rank], name=name, op=op), agreed)
+                done = in_one_shot() - before
+            assert 0 < done < 2 * REPEATS if fast else done == 0, (name, done)
 
 
 @check(length=(1, 16_000))
