@@ -25,6 +25,7 @@ void register_worlds(py::module_& module);
 void register_arena(py::module_& module);
 void register_services(py::module_& module);
 void register_device(py::module_& module);
+void register_gradient_counter(py::module_& module);
 py::object allreduce_again_of(std::shared_ptr<World> world, py::object tensor_type, const py::dict& dtypes);
 
 // Addresses cross the seam as integers: the core never sees a torch type.

@@ -13,4 +13,5 @@ PYBIND11_MODULE(_core, module) {
   sordino::bindings::register_arena(module);
   sordino::bindings::register_topology(module);
   sordino::bindings::register_services(module);
+  sordino::bindings::register_gradient_counter(module);
 }

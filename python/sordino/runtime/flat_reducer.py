@@ -15,7 +15,7 @@ import torch
 
 from sordino._core import Handle
 from sordino.errors import StepOrderError, UsageError
-from sordino.runtime.bucket import Bucket, Settings
+from sordino.runtime.bucket import Bucket, Places, Settings
 from sordino.runtime.compression import Compression
 from sordino.runtime.context import Context
 from sordino.runtime.reducer import GradientReducer
@@ -160,10 +160,10 @@ class FlatReducer(GradientReducer):
         self._pending.show()
         super().release()
 
-    def _count(self, index: int) -> None:
-        if self._pending.hidden:  # autograd has added to one
+    def _backward_adds(self, index: int) -> None:
+        if self._pending.hidden:
             self._pending.show()
-        super()._count(index)
+        super()._backward_adds(index)
 
     def _backward_ended(self) -> None:
         self._pending.hide()
@@ -203,18 +203,14 @@ class FlatReducer(GradientReducer):
                     return
                 self._launch(one)
 
-    @torch.no_grad()
+    def _move(self, bucket: Bucket, first: int, last: int) -> list[int]:
+        places = Places(self._flats[bucket.name].views, bucket.members, self.parameters)
+        return places.take(places.elsewhere(first, last))
+
     def _launch(self, bucket: Bucket) -> None:
-        flat, used = self._flats[bucket.name], []
-        for i, view in zip(bucket.members, flat.views):
-            grad = self.parameters[i].grad
-            used.append(grad is not None)
-            if grad is None:
-                view.zero_()
-            elif grad is not view:
-                view.copy_(grad.to_dense() if grad.is_sparse else grad)
-                self.parameters[i].grad = view
-        flat.say_used(used)
+        flat = self._flats[bucket.name]
+        missing = self._move(bucket, 0, len(bucket.members))
+        flat.say_used([k not in missing for k in range(len(bucket.members))])
         if self.settings.finite is not None:
             bucket.looked = self.settings.look(bucket.members, flat.views)
         bucket.handle = self._exchange(bucket)

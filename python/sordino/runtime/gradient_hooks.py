@@ -1,19 +1,32 @@
 """Noticing which gradients are complete.
 
-Hooks count the backward passes that have added to each, and the end of a backward in which one has become complete is
-the time at which all must be what `step()` will use.
+Hooks in C count the backward passes that have added to each, and call Python for pieces of several (GradientCounter).
+The end of a backward in which one has become complete is the time at which all must be what `step()` will use.
 """
 
 from __future__ import annotations
 
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from sordino._core import GradientCounter
 from sordino.errors import StepOrderError
+
+
+def _weakly(method: Callable[[int], None]) -> Callable[[int], None]:
+    """Return a function that calls a method for as long as its object lives."""
+    watcher = weakref.WeakMethod(method)
+
+    def call(number: int) -> None:
+        alive = watcher()
+        if alive is not None:
+            alive(number)
+
+    return call
 
 
 class GradientHooks(ABC):
@@ -27,14 +40,28 @@ class GradientHooks(ABC):
     def __init__(self, names: Sequence[str], parameters: Sequence[torch.Tensor], passes: int) -> None:
         self.names, self.parameters = list(names), list(parameters)
         self.passes = passes
-        self._order: list[int] = []  # the parameters whose gradients are complete, the first one first
-        self._passes = [0] * len(self.parameters)
-        self._done = False  # this cycle's gradients are reduced already
+        self._counter = GradientCounter(
+            len(self.parameters),
+            passes,
+            torch._C._current_graph_task_id,
+            _weakly(self._backward_adds),
+            _weakly(self._exceeded),
+            _weakly(self._completed),
+        )
+        self._reduced = False
         self._touched = False  # something has happened in this cycle
         self._hooked: dict[int, Any] = {}
         self._backwards: set[int] = set()  # under way, by autograd's numbers
-        self.accumulates = False
+
+    @property
+    def accumulates(self) -> bool:
         """Whether backward passes only add to gradients, and are not counted."""
+        return self._counter.accumulates
+
+    @accumulates.setter
+    def accumulates(self, accumulates: bool) -> None:
+        self._counter.accumulates = accumulates
+        self._counter.look_again()
 
     @property
     def touched(self) -> bool:
@@ -44,7 +71,16 @@ class GradientHooks(ABC):
     @property
     def done(self) -> bool:
         """Whether this cycle's gradients are reduced already."""
-        return self._done
+        return self._reduced
+
+    @property
+    def _done(self) -> bool:
+        return self._reduced
+
+    @_done.setter
+    def _done(self, done: bool) -> None:
+        self._reduced = done
+        self._counter.look_again()  # what is added to them now begins another cycle
 
     def release(self) -> None:
         """Let go of the parameters."""
@@ -53,8 +89,8 @@ class GradientHooks(ABC):
         self._hooked = {}
 
     @abstractmethod
-    def _completed(self, index: int) -> None:
-        """Take note that the gradient of a parameter is complete. Called during backward."""
+    def _completed(self, piece: int) -> None:
+        """Take note that all gradients are complete that the counter watches as a piece. Called during backward."""
 
     @abstractmethod
     def _backward_ended(self) -> None:
@@ -70,42 +106,30 @@ class GradientHooks(ABC):
         if len(self._hooked) == len(self.parameters):
             return found
         for index, parameter in enumerate(self.parameters):
-            if index in self._hooked or not parameter.requires_grad:
-                continue
-            watcher = weakref.ref(self)
-
-            def fired(_: torch.Tensor, index: int = index, watcher: weakref.ref[GradientHooks] = watcher) -> None:
-                alive = watcher()
-                if alive is not None:
-                    alive._count(index)
-
-            self._hooked[index] = parameter.register_post_accumulate_grad_hook(fired)
-            found.append(index)
+            if index not in self._hooked and parameter.requires_grad:
+                self._hooked[index] = parameter.register_post_accumulate_grad_hook(self._counter.hook(index))
+                found.append(index)
         return found
 
-    def _count(self, index: int) -> None:
+    def _backward_adds(self, index: int) -> None:
+        """Take note of a gradient that is the first one of a backward, or comes when gradients were reduced in it."""
         if self._done:
             self._begin_again(index)
             self._begin_cycle()
         self._touched = True
-        if self.accumulates:
-            return
-        if self._passes[index] >= self.passes:
-            raise StepOrderError(
-                "Gradients were computed more than backward_passes_per_step times before call to step(). Increase "
-                f"backward_passes_per_step to accumulate gradients locally. (parameter '{self.names[index]}')"
-            )
-        self._passes[index] += 1
-        number = torch._C._current_graph_task_id()
-        if number >= 0 and number not in self._backwards:
-            self._watch_end(number)
-        if self._passes[index] < self.passes:
-            return
-        self._order.append(index)
-        self._completed(index)
+        if not self.accumulates:
+            self._watch_end(torch._C._current_graph_task_id())
+
+    def _exceeded(self, index: int) -> None:
+        raise StepOrderError(
+            "Gradients were computed more than backward_passes_per_step times before call to step(). Increase "
+            f"backward_passes_per_step to accumulate gradients locally. (parameter '{self.names[index]}')"
+        )
 
     def _watch_end(self, number: int) -> None:
         """Have `_ended` called at the end of the backward of this number, which runs in this thread."""
+        if number < 0 or number in self._backwards:
+            return
         self._backwards.add(number)
         watcher = weakref.ref(self)
 
@@ -120,23 +144,22 @@ class GradientHooks(ABC):
         node = torch._C._current_autograd_node()
         if node is None:
             self._backwards.clear()
-            if max(self._passes) >= self.passes and not self._done:
+            if self._counter.order and not self._done:
                 self._backward_ended()
             return
 
         # This was a backward within another one (a checkpoint's), whose end counts.
         def outer(*_: Any) -> None:
             hook.remove()
-            number = torch._C._current_graph_task_id()
-            if number >= 0 and number not in self._backwards:
-                self._watch_end(number)
+            self._watch_end(torch._C._current_graph_task_id())
 
         hook = node.register_hook(outer)
 
     def _has_all(self, but: set[int]) -> bool:
         """Return whether every gradient is complete that backward produces, but for those of some parameters."""
-        return any(self._passes) and all(self._passes[i] >= self.passes for i in self._hooked if i not in but)
+        counter = self._counter
+        return bool(counter.order) and counter.has_all([i for i in self._hooked if i not in but])
 
     def _begin_cycle(self) -> None:
-        self._done, self._touched, self._order = False, False, []
-        self._passes = [0] * len(self.parameters)
+        self._reduced, self._touched = False, False
+        self._counter.begin_cycle()

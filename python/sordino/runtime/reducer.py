@@ -8,8 +8,9 @@ used gets the same gradient everywhere.
 When backward returns, all have been reduced, as users of DDP assume: what they clip or log is what `step()` uses. A
 backward that adds to them before that has them reduced again, which for an average comes to the same.
 
-Gradients are reduced where autograd put them. Those that survive from one step to the next (`set_to_none=False`) move
-into a shared arena once, where the reduction is one pass over memory.
+Gradients lie in a shared arena, where the reduction is one pass over memory: what backward has put elsewhere is moved
+there, by the piece. Only where that is not possible (compression, no shared memory, a user who keeps gradients of
+earlier steps) they are reduced where autograd put them.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -26,7 +27,7 @@ from sordino._core import Layout, Request
 from sordino.errors import NonFinite, SordinoError, StepOrderError, TransportError, UsageError
 from sordino.runtime import opcode
 from sordino.runtime.autograd import allgather, allreduce
-from sordino.runtime.bucket import Bucket, Settings, whole_layout
+from sordino.runtime.bucket import Bucket, Settings, SharedPlaces, whole_layout
 from sordino.runtime.compression import Compression
 from sordino.runtime.context import Context, Recoverable
 from sordino.runtime.devices import core_device
@@ -38,7 +39,17 @@ from sordino.runtime.recovery import LOSSES
 from sordino.runtime.sparse import no_rows, sparse_allreduce_async
 from sordino.runtime.tensors import Described, check, dense_strides, describe, dtype_code
 
+PIECE_BYTES = 1024 * 1024  # so much is moved at once: it should be in the cache still
+
 QUIETLY = "Put all backward() but the last one before step() in optimizer.no_sync()"
+
+
+class Piece(NamedTuple):
+    """Gradients that are dealt with together: of some members of a bucket, or of one parameter, which is sparse."""
+
+    of: Bucket | int
+    first: int = 0
+    last: int = 1
 
 
 class GradientReducer(GradientHooks):
@@ -70,12 +81,11 @@ class GradientReducer(GradientHooks):
         self.settings = settings
         self.active = context.size > 1 and bool(settings.process_set.included())
         self._buckets: list[Bucket] | None = None
-        self._bucket_of: dict[int, Bucket] = {}
         self._sparse: dict[int, str] = {}  # parameters with sparse gradients, and the names they are reduced by
         self._unused: set[int] = set()  # parameters that no rank used in the last cycle
         self._sparse_finish: dict[int, Callable[[], torch.Tensor]] = {}
         self._looked: dict[int, Any] = {}  # at sparse gradients that were sent last, with check_finite
-        self._kept: dict[int, weakref.ref[torch.Tensor]] = {}
+        self._pieces: list[Piece] = []  # by the counter's numbers
         self._refused: NonFinite | None = None  # for step() to raise
         self._plan = ""  # its name
         self._again = 0  # times that gradients of one step have been reduced already
@@ -102,28 +112,27 @@ class GradientReducer(GradientHooks):
 
     # ---- what backward has produced ----------------------------------------------------------------------------
 
-    def _completed(self, index: int) -> None:
-        bucket = self._bucket_of.get(index)
-        if bucket is not None:
+    def _completed(self, piece: int) -> None:
+        bucket, first, last = self._pieces[piece]
+        if isinstance(bucket, Bucket):
             bucket.waiting -= 1
             if bucket.waiting > 0:
+                self._move(bucket, first, last)
                 return
-        elif index not in self._sparse:
-            return
         if self._own is None:
-            self._start_complete(index, bucket)
+            self._start_complete(bucket)
             return
         try:
             with self.context.plainly():
-                self._start_complete(index, bucket)
+                self._start_complete(bucket)
         except LOSSES:
             pass  # synchronize() begins what could not be begun, in the world of those that are left
 
-    def _start_complete(self, index: int, bucket: Bucket | None) -> None:
-        if bucket is None:
-            self._start_sparse(index)
-        elif bucket.waiting == 0:
-            self._start(bucket)
+    def _start_complete(self, which: Bucket | int) -> None:
+        if isinstance(which, Bucket):
+            self._start(which)
+        else:
+            self._start_sparse(which)
 
     @torch.no_grad()
     def _backward_ended(self) -> None:
@@ -134,7 +143,8 @@ class GradientReducer(GradientHooks):
 
     def _begin_again(self, index: int) -> None:
         self._again += 1
-        if not any(kept() is not None and kept() is self.parameters[i].grad for i, kept in self._kept.items()):
+        gradients = [parameter.grad for parameter in self.parameters]
+        if not any(bucket.has_reduced(gradients) for bucket in self._buckets or ()):
             return  # all were cleared
         if self.settings.op != Average:  # of which a second one adds up what has been reduced once more
             raise StepOrderError(
@@ -150,7 +160,7 @@ class GradientReducer(GradientHooks):
         super()._begin_cycle()
         self._refused = None
         for bucket in self._buckets or ():
-            bucket.waiting = len(bucket.members)
+            bucket.waiting = bucket.pieces
 
     # ---- the plan ----------------------------------------------------------------------------------------------
 
@@ -176,7 +186,7 @@ class GradientReducer(GradientHooks):
         process_set = self.settings.process_set
         self.settings.agreement.meet(self.context)
         wanted = set(indices)
-        order = [i for i in self._order if i in wanted]
+        order = [i for i in self._counter.order if i in wanted]
         order += sorted(wanted - set(order), reverse=True)
         sparse = [
             int(grad is not None and grad.is_sparse) for grad in (self.parameters[i].grad for i in sorted(wanted))
@@ -190,6 +200,7 @@ class GradientReducer(GradientHooks):
             flagged = table[:, 1].any(dim=0).tolist()
             for i in (i for i, is_sparse in zip(sorted(wanted), flagged) if is_sparse):
                 self._sparse[i] = f"{name}.{self.names[i]}"
+                self._watch([i], Piece(i))
         dense = [i for i in agreed if i not in self._sparse]
         parts = [[i for i in group if i in dense] for group in self.settings.groups]
         grouped = {i for part in parts for i in part}
@@ -199,12 +210,20 @@ class GradientReducer(GradientHooks):
             parts += [rest[run.first : run.last] for run in layout.segments]
         buckets = [self._make_bucket(f"{name}.{k}", part) for k, part in enumerate(parts) if part]
         for bucket in buckets:
-            self._bucket_of.update(dict.fromkeys(bucket.members, bucket))
-            bucket.waiting = sum(self._passes[i] < self.passes for i in bucket.members)
+            pieces = Layout([self._specify(i) for i in bucket.members], PIECE_BYTES).segments
+            for run in pieces:
+                self._watch(bucket.members[run.first : run.last], Piece(bucket, run.first, run.last))
+            bucket.pieces = len(pieces)
+            bucket.waiting = sum(not self._counter.has_all(bucket.members[run.first : run.last]) for run in pieces)
         self._buckets = (self._buckets or []) + buckets
         if self._sparse and self.instead_of_sparse is not None:
             sparse_names = ", ".join(self.names[i] for i in sorted(self._sparse))
             raise UsageError(f"sparse gradients ({sparse_names}) need sparse_as_dense=True {self.instead_of_sparse}")
+
+    def _watch(self, members: list[int], piece: Piece) -> None:
+        number = self._counter.watch(members)
+        assert number == len(self._pieces)
+        self._pieces.append(piece)
 
     def _specify(self, index: int) -> tuple[str, int, tuple[int, ...]]:
         parameter = self.parameters[index]
@@ -215,7 +234,7 @@ class GradientReducer(GradientHooks):
         flags = packed.new_zeros(len(members))
         layouts = [(one.dtype, one.shape, tuple(dense_strides(one))) for one in (self.parameters[i] for i in members)]
         device = core_device(flags.device, self.context)
-        return Bucket(name, members, flags, layouts, device, waiting=len(members))
+        return Bucket(name, members, flags, layouts, device)
 
     # ---- one bucket -------------------------------------------------------------------------------------------
 
@@ -232,44 +251,96 @@ class GradientReducer(GradientHooks):
             parameter.grad = grad
         return grad
 
+    def _places(self, bucket: Bucket) -> SharedPlaces | None:
+        """Return where the bucket's gradients are to lie; None if they are reduced where they are."""
+        if bucket.places is None and not bucket.private:
+            bucket.private = self.settings.compression is not Compression.none
+            if not bucket.private:
+                try:
+                    specs = [self._specify(i) for i in bucket.members]
+                    bucket.places = SharedPlaces(self.context, bucket, specs, self.parameters)
+                except TransportError as error:
+                    warnings.warn(f"gradients stay in private memory, where averaging is slower: {error}", stacklevel=2)
+                    bucket.private = True
+        return bucket.places
+
+    def _move(self, bucket: Bucket, first: int, last: int) -> list[int]:
+        """Move gradients of some members to their places, if they have any; return which members have no gradient."""
+        places = self._places(bucket)
+        if places is None:
+            return []
+        moving = places.elsewhere(first, last)
+        if not places.fit(moving):
+            bucket.places = bucket.spare = None
+            places = self._places(bucket)
+        elif moving and not places.are_free(moving):
+            # Somebody looks at gradients of the step before. Who forgets them when there are new ones is served by two
+            # arenas in turn; who does not, by private memory.
+            bucket.places, bucket.spare = bucket.spare, places
+            places = self._places(bucket)
+        else:
+            return places.take(moving) if moving else []
+        everywhere = range(len(bucket.members))
+        if places is None or not (places.fit(everywhere) and places.are_free(everywhere)):
+            bucket.private, bucket.places, bucket.spare = True, None, None
+            return []
+        return places.take(places.elsewhere(first, last))
+
     def _start(self, bucket: Bucket) -> None:
         """Start the reduction of a bucket.
 
-        All that the core is told of it but the addresses stays what it was, unless gradients have come to be others.
+        Nothing that the core is told of it changes while its gradients are in the same places.
         """
+        missing = self._move(bucket, 0, len(bucket.members))
         if self._own is not None:
             self._own.keep(bucket.members)
-        grads = bucket.gradients(self.parameters)
-        used: list[bool] = []
-        if grads is None:
-            grads = [self._dense_gradient(i) for i in bucket.members]
-            used = [grad is not None for grad in grads]
-        bucket.complete = all(used)
-        if bucket.complete:  # without waiting for a GPU
-            bucket.flags.fill_(1)
+        name, places = self._operation_name(bucket), bucket.places
+        if places is None:
+            request = self._request(name, bucket, self._describe_private(bucket))
         else:
-            bucket.flags.copy_(torch.tensor(used))
-        if self._move_to_arena(bucket, grads):
-            described = bucket.described
-        elif bucket.complete and self.settings.compression is Compression.none:
-            described = bucket.describe_sent(grads)  # type: ignore[arg-type]
-        else:
-            described = self._pack(bucket, grads)
+            bucket.flags = places.flags
+            self._say_used(bucket, [k not in missing for k in range(len(bucket.members))] if missing else [])
+            bucket.sent, bucket.states = places.views, []
+            if name not in places.requests:
+                places.requests[name] = self._request(name, bucket, places.described())
+            request = places.requests[name]
         if self.settings.finite is not None:
             bucket.looked = self.settings.look(bucket.members, bucket.sent)
+        bucket.handle = self.context.world.submit(request)
+
+    def _request(self, name: str, bucket: Bucket, described: Sequence[Described]) -> Request:
         predivide = self.settings.predivide if self.settings.op == Average else 1.0
-        request = Request(
+        return Request(
             opcode.ALLREDUCE,
-            self._operation_name(bucket),
+            name,
             described,
             self.settings.op,
             1 / predivide,
             predivide,
             process_set=self.settings.process_set.process_set_id,
-            keep=(bucket.sent, bucket.flags, bucket.arena),
+            keep=(bucket.sent, bucket.flags),
             device=bucket.device,
         )
-        bucket.handle = self.context.world.submit(request)
+
+    def _say_used(self, bucket: Bucket, used: Sequence[bool]) -> None:
+        """Note which members have a gradient; all, if nothing is said."""
+        bucket.complete = all(used)
+        if bucket.complete:  # without waiting for a GPU
+            bucket.flags.fill_(1)
+        else:
+            bucket.flags.copy_(torch.tensor(used))
+
+    def _describe_private(self, bucket: Bucket) -> list[Described]:
+        """Describe gradients that are reduced where they are, or compressed."""
+        grads = bucket.gradients(self.parameters)
+        used: list[bool] = []
+        if grads is None:
+            grads = [self._dense_gradient(i) for i in bucket.members]
+            used = [grad is not None for grad in grads]
+        self._say_used(bucket, used)
+        if bucket.complete and self.settings.compression is Compression.none:
+            return bucket.describe_sent(grads)  # type: ignore[arg-type]
+        return self._pack(bucket, grads)
 
     def _pack(self, bucket: Bucket, grads: Sequence[torch.Tensor | None]) -> list[Described]:
         """Compress what is to be sent; zeros where there is no gradient."""
@@ -288,44 +359,13 @@ class GradientReducer(GradientHooks):
         # Ranks that reduce the gradients of one step a different number of times must not take another step's.
         return f"{name}.again{self._again}" if self._again else name
 
-    def _move_to_arena(self, bucket: Bucket, grads: list[torch.Tensor | None]) -> bool:
-        """Return whether the bucket's gradients lie in its arena now.
-
-        They move there once they are seen to persist.
-        """
-        if self.settings.compression is not Compression.none:
-            return False
-        if bucket.views is None:
-            persistent = all(
-                grad is not None and i in self._kept and self._kept[i]() is grad
-                for i, grad in zip(bucket.members, grads)
-            )
-            if not persistent:
-                return False
-            try:
-                specs = [self._specify(i) for i in bucket.members]
-                bucket.make_arena(self.context, specs, [self.parameters[i] for i in bucket.members])
-            except TransportError as error:
-                warnings.warn(f"gradients stay in private memory, where averaging is slower: {error}", stacklevel=2)
-                self._kept.clear()
-                return False
-        views = bucket.views or []
-        if not any(grad is view for grad, view in zip(grads, views)) and not all(
-            i in self._kept and self._kept[i]() is grad for i, grad in zip(bucket.members, grads)
-        ):
-            return False  # they are fresh each step after all
-        for i, grad, view in zip(bucket.members, grads, views):
-            if grad is None:
-                view.zero_()
-            elif grad is not view:
-                view.copy_(grad)
-                self.parameters[i].grad = view
-        bucket.sent = views
-        bucket.states = []
-        return True
-
     def _finish(self, bucket: Bucket) -> None:
-        for i, grad in self._collect(bucket).items():
+        in_place = bucket.complete and bucket.places is not None
+        found = self._collect(bucket)
+        if in_place:
+            return
+        bucket.results = []
+        for i, grad in found.items():
             parameter = self.parameters[i]
             if parameter.grad is None:
                 parameter.grad = grad
@@ -334,7 +374,7 @@ class GradientReducer(GradientHooks):
                 parameter.grad = grad.to_sparse(parameter.grad.sparse_dim())
             elif parameter.grad is not grad and grad.data_ptr() != parameter.grad.data_ptr():
                 parameter.grad.copy_(grad)
-            self._kept[i] = weakref.ref(parameter.grad)
+            bucket.results.append(weakref.ref(parameter.grad))
 
     def _collect(self, bucket: Bucket) -> dict[int, torch.Tensor]:
         """Wait for a bucket; return what became of the gradients of its members, but for those that no rank used."""
@@ -433,8 +473,8 @@ class GradientReducer(GradientHooks):
     def renew(self) -> None:
         """Go on among those that are left: the plan is made anew when it is needed."""
         self.active = self.context.size > 1 and bool(self.settings.process_set.included())
-        self._buckets, self._bucket_of, self._sparse, self._sparse_finish = None, {}, {}, {}
-        self._kept.clear()
+        self._buckets, self._pieces, self._sparse, self._sparse_finish = None, [], {}, {}
+        self._counter.forget()
         if self._own is not None:
             self._own.leave_world()
 

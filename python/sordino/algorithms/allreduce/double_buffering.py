@@ -16,7 +16,7 @@ from sordino.algorithms.allreduce import AllReduce
 from sordino.algorithms.exchanging import ExchangingStrategy
 from sordino.algorithms.strategy import Closure
 from sordino.errors import StepOrderError, UsageError
-from sordino.runtime.bucket import Bucket, Settings
+from sordino.runtime.bucket import Bucket, Settings, SharedPlaces
 from sordino.runtime.context import Context
 from sordino.runtime.reducer import QUIETLY, GradientReducer
 
@@ -37,8 +37,8 @@ class BufferedReducer(GradientReducer):
     def _operation_name(self, bucket: Bucket) -> str:
         return f"{bucket.name}.{self._turn % 2}"  # the one before may be under way
 
-    def _move_to_arena(self, bucket: Bucket, grads: list[torch.Tensor | None]) -> bool:
-        return False  # a gradient's memory is not free when the next one is computed
+    def _places(self, bucket: Bucket) -> SharedPlaces | None:
+        return None  # a gradient's memory is not free when the next one is computed
 
     def _begin_again(self, index: int) -> None:
         raise StepOrderError(

@@ -87,7 +87,7 @@ class LayeredReducer(FlatReducer):
         # Of the step that the averages of this cycle are for, if it was postponed: what completes it.
         self._postponed: Callable[[], None] | None = None
 
-    def _count(self, index: int) -> None:
+    def _backward_adds(self, index: int) -> None:
         complete = self._postponed
         if complete is not None:  # this gradient is one of a graph from before step()
             parameter = self.parameters[index]
@@ -95,7 +95,7 @@ class LayeredReducer(FlatReducer):
                 fresh, parameter.grad = parameter.grad, None
                 complete()
                 parameter.grad = fresh if parameter.grad is None else parameter.grad + fresh
-        super()._count(index)
+        super()._backward_adds(index)
 
     def _agree(self, indices: Sequence[int]) -> None:
         super()._agree(indices)
