@@ -1,0 +1,164 @@
+"""Where gradients lie between backward and step, and who may still look at those of an earlier step."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import nn
+
+import sordino.torch as hvd
+from checks.registry import Seat, check
+from sordino.runtime.context import current
+
+# What a user may keep of a gradient.
+KEEPING: dict[str, Callable[[torch.Tensor], Any]] = {
+    "itself": lambda grad: grad,
+    "detached": lambda grad: grad.detach(),
+    "part": lambda grad: grad.view(-1)[1:],
+    "memory": lambda grad: grad.untyped_storage(),
+}
+
+
+def values_of(kept: Any) -> torch.Tensor:
+    if isinstance(kept, torch.Tensor):
+        return kept.flatten()
+    return torch.frombuffer(memoryview(bytes(kept.tolist())), dtype=torch.float32)
+
+
+class Job:
+    """A model whose gradients all are the number of the step, and of the rank, so that averages are known."""
+
+    def __init__(self, seat: Seat, tensors: int = 3, length: int = 5) -> None:
+        self.seat = seat
+        self.parameters = [nn.Parameter(torch.zeros(length)) for _ in range(tensors)]
+        named = [(f"p{i}", parameter) for i, parameter in enumerate(self.parameters)]
+        self.optimizer = hvd.DistributedOptimizer(torch.optim.SGD(self.parameters, lr=0.0), named)
+
+    def step(self, number: int, set_to_none: bool = True) -> float:
+        """Returns what all gradients are now."""
+        self.optimizer.zero_grad(set_to_none=set_to_none)
+        total = torch.stack([parameter.sum() for parameter in self.parameters]).sum()
+        (total * (self.seat.rank + number)).backward()
+        self.optimizer.step()
+        mean = (self.seat.size - 1) / 2 + number
+        for parameter in self.parameters:
+            torch.testing.assert_close(parameter.grad, torch.full_like(parameter, mean))
+        return mean
+
+
+@check(what=tuple(KEEPING), on=("one rank", "all"), least=2)
+def gradients_of_earlier_steps_stay(seat: Seat, what: str, on: str) -> None:
+    """With zero_grad() as it is by default, a gradient that somebody keeps is nobody else's memory."""
+    job = Job(seat)
+    kept: list[tuple[float, Any]] = []
+    for number in range(6):
+        mean = job.step(number)
+        if number in (0, 1, 3, 4) and (on == "all" or seat.rank == seat.last):
+            for parameter in job.parameters[:: 1 + number % 2]:
+                assert parameter.grad is not None
+                kept.append((mean, KEEPING[what](parameter.grad)))
+        for then, one in kept:
+            assert bool((values_of(one) == then).all()), (number, then)
+        seat.same(f"{number}", job.parameters[0].grad)
+
+
+@check(least=2)
+def fresh_gradients_move_to_the_same_places(seat: Seat) -> None:
+    """Two arenas in turn, if the gradients of a step are looked at until the next has its own."""
+    job = Job(seat)
+    held: list[torch.Tensor | None] = []
+    addresses = []
+    for number in range(8):
+        job.step(number)
+        gradients = [parameter.grad for parameter in job.parameters]
+        addresses.append([grad.data_ptr() for grad in gradients if grad is not None])
+        if number >= 3:
+            held = gradients
+        del gradients
+    assert addresses[0] == addresses[3] == addresses[5] == addresses[7], addresses
+    assert addresses[4] == addresses[6] != addresses[5], addresses
+    world = current().world
+    if current().pretended is None:
+        for grad in held:
+            assert grad is not None
+            assert world.in_shared_memory(grad.data_ptr(), grad.nbytes) == world.shares_memory
+
+
+@check(least=2)
+def a_gradient_that_is_kept_moves_once(seat: Seat) -> None:
+    job = Job(seat)
+    job.step(0)
+    before = [parameter.grad for parameter in job.parameters]
+    for number in range(1, 4):
+        job.step(number, set_to_none=False)
+        assert all(parameter.grad is grad for parameter, grad in zip(job.parameters, before))
+
+
+@check(least=2, set_to_none=(True, False))
+def a_bucket_of_several_pieces(seat: Seat, set_to_none: bool) -> None:
+    job = Job(seat, length=300_000)
+    for number in range(4):
+        job.step(number, set_to_none)
+
+
+@check(least=2)
+def a_model_is_cast_with_its_gradients(seat: Seat) -> None:
+    """`.grad` stays the same object then, and has other memory."""
+    model = nn.Linear(6, 8)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.0), model.named_parameters())
+    for number in range(5):
+        if number == 2:
+            model.double()
+        optimizer.zero_grad(set_to_none=False)
+        model(torch.full((1, 6), 1.0 + seat.rank, dtype=model.weight.dtype)).sum().backward()
+        optimizer.step()
+        torch.testing.assert_close(model.weight.grad, torch.full_like(model.weight, (seat.size + 1) / 2))
+
+
+@check(least=2)
+def reduced_in_the_middle_of_a_backward(seat: Seat) -> None:
+    """What comes after that is reduced when backward ends, with what had been reduced already."""
+    first, last = (nn.Parameter(torch.zeros(3)) for _ in range(2))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([first, last], lr=0.0), [("first", first), ("last", last)])
+    mean = (seat.size + 1) / 2
+    for _ in range(3):
+        optimizer.zero_grad()
+        between = first + 0.0
+        between.register_hook(lambda _: optimizer.synchronize())
+        ((between + last + 0.0).sum() * (seat.rank + 1)).backward()
+        for parameter in (first, last):
+            torch.testing.assert_close(parameter.grad, torch.full_like(parameter, mean))
+        optimizer.step()
+
+
+def python_calls(work: Callable[[], Any]) -> int:
+    calls = 0
+
+    def count(frame: FrameType, event: str, argument: Any) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    sys.setprofile(count)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+@check(least=2, set_to_none=(True, False))
+def python_is_called_by_the_piece(seat: Seat, set_to_none: bool) -> None:
+    """The functions that a step calls do not become more with the tensors."""
+    calls = []
+    for tensors in (4, 64):
+        job = Job(seat, tensors)
+        for number in range(3):
+            job.step(number, set_to_none)
+        job.optimizer.zero_grad(set_to_none=set_to_none)
+        total = torch.stack([parameter.sum() for parameter in job.parameters]).sum()
+        calls.append(python_calls(total.backward) + python_calls(job.optimizer.step))
+    assert calls[0] == calls[1], calls
