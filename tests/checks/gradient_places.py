@@ -50,14 +50,14 @@ class Job:
         return mean
 
 
-@check(what=tuple(KEEPING), on=("one rank", "all"), least=2)
-def gradients_of_earlier_steps_stay(seat: Seat, what: str, on: str) -> None:
+@check(what=tuple(KEEPING), whose=("one rank", "all"), least=2)
+def gradients_of_earlier_steps_stay(seat: Seat, what: str, whose: str) -> None:
     """With zero_grad() as it is by default, a gradient that somebody keeps is nobody else's memory."""
     job = Job(seat)
     kept: list[tuple[float, Any]] = []
     for number in range(6):
         mean = job.step(number)
-        if number in (0, 1, 3, 4) and (on == "all" or seat.rank == seat.last):
+        if number in (0, 1, 3, 4) and (whose == "all" or seat.rank == seat.last):
             for parameter in job.parameters[:: 1 + number % 2]:
                 assert parameter.grad is not None
                 kept.append((mean, KEEPING[what](parameter.grad)))

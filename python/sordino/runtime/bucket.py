@@ -181,16 +181,17 @@ class SharedPlaces(Places):
         self.requests: dict[str, Request] = {}
         """What reduces that which is here, by name. It never changes."""
         self._addresses = list(map(torch.Tensor.data_ptr, views))
-        self._storages = [view.untyped_storage()._cdata for view in views]
+        self._storages = [view.untyped_storage() for view in views]
         self._unseen = self._references(range(len(views)))
 
     def described(self) -> list[Described]:
         """Return what the core needs to know of the gradients, and of the flags."""
         return [describe(tensor, tensor) for tensor in (*self.views, self.flags)]
 
-    def _references(self, numbers: Iterable[int]) -> list[tuple[int, int]]:
-        views, storages, of_storage = self.views, self._storages, torch._C._storage_Use_Count
-        return [(sys.getrefcount(views[k]), of_storage(storages[k])) for k in numbers]
+    def _references(self, numbers: Iterable[int]) -> list[tuple[int, int, int]]:
+        """Count who has each place itself, its memory, or another tensor with that memory."""
+        views, storages, count, of_memory = self.views, self._storages, sys.getrefcount, torch._C._storage_Use_Count
+        return [(count(views[k]), count(storages[k]), of_memory(storages[k]._cdata)) for k in numbers]
 
     def fit(self, numbers: Iterable[int]) -> bool:
         """Return whether these parameters, and all places, are what they were.
