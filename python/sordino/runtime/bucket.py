@@ -194,14 +194,14 @@ class SharedPlaces(Places):
         return [(count(views[k]), count(storages[k]), of_memory(storages[k]._cdata)) for k in numbers]
 
     def fit(self, numbers: Iterable[int]) -> bool:
-        """Return whether these parameters, and all places, are what they were.
+        """Return whether the gradients of these members can move here, and all places are what they were.
 
-        A model that is cast changes both: `.grad` is the same object then, with other memory.
+        A model that is cast gives `.grad` other memory. A sparse gradient is to be sparse again.
         """
         for k in numbers:
             parameter, view = self._parameters[self._members[k]], self.views[k]
             tensor = parameter if parameter.grad is None else parameter.grad
-            if tensor.shape != view.shape or tensor.dtype != view.dtype:
+            if tensor.is_sparse or tensor.shape != view.shape or tensor.dtype != view.dtype:
                 return False
         return list(map(torch.Tensor.data_ptr, self.views)) == self._addresses
 
