@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 
 import torch
 
 import sordino.torch as hvd
 from checks.reference import DTYPES, FLOATS, FOLDS, INTEGERS, LENGTHS, assert_equal, assert_reduced, values
 from checks.registry import Seat, check
+from sordino.runtime.context import current
 
 EVERY = [*FOLDS.items()]
 
@@ -242,9 +244,11 @@ def counters(seat: Seat) -> None:
     if seat.size == 1:
         assert sent == 0
     else:
-        # A ring sends 2(N-1)/N of the tensor; a tree of two the whole.
+        # A ring sends 2(N-1)/N of the tensor; a tree of two the whole. Where nodes have unequal numbers of ranks, those
+        # have different shares (checks/plan.py).
         fair = 2 * (seat.size - 1) / seat.size * 400_000
-        assert 0.9 * fair <= sent <= 1.1 * fair
+        equal = len(set(Counter(current().world.nodes).values())) == 1
+        assert 0.9 * fair <= sent <= 1.1 * fair if equal else 0 < sent < 2 * fair
     assert after["exposed_seconds"] >= before["exposed_seconds"]
     inside, across = after["bytes_sent_inside_node"], after["bytes_sent_across_nodes"]
     assert after["bytes_sent"] == inside + across

@@ -7,11 +7,14 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import sordino.torch as hvd
 from checks.registry import Seat, check
+from sordino.errors import StepOrderError
 from sordino.runtime.context import current
 
 # What a user may keep of a gradient.
@@ -105,18 +108,33 @@ def a_bucket_of_several_pieces(seat: Seat, set_to_none: bool) -> None:
         job.step(number, set_to_none)
 
 
-@check(least=2)
-def a_model_is_cast_with_its_gradients(seat: Seat) -> None:
-    """`.grad` stays the same object then, and has other memory."""
+@check(least=2, hoards=(False, True))
+def a_model_is_cast_with_its_gradients(seat: Seat, hoards: bool) -> None:
+    """`.grad` stays the same object then, and has other memory; what is hoarded stays where backward has put it."""
     model = nn.Linear(6, 8)
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.0), model.named_parameters())
-    for number in range(5):
-        if number == 2:
+    hoard = []
+    for number in range(7):
+        if number == 4:
             model.double()
-        optimizer.zero_grad(set_to_none=False)
+        optimizer.zero_grad(set_to_none=hoards)
         model(torch.full((1, 6), 1.0 + seat.rank, dtype=model.weight.dtype)).sum().backward()
         optimizer.step()
         torch.testing.assert_close(model.weight.grad, torch.full_like(model.weight, (seat.size + 1) / 2))
+        hoard += [model.weight.grad, model.bias.grad] if hoards else []
+
+
+@check(least=2)
+def added_to_twice_in_one_backward(seat: Seat) -> None:
+    """A weight in two reentrant checkpoints: what has been sent may be only half of its gradient."""
+    weight = nn.Parameter(torch.ones(3))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=0.0), [("weight", weight)])
+    loss = torch.ones(3, requires_grad=True)
+    for _ in range(2):
+        loss = checkpoint(lambda value: value * weight, loss, use_reentrant=True)
+    with pytest.raises(StepOrderError, match=r"more than backward_passes_per_step times.*weight"):
+        loss.sum().backward()
+    optimizer.zero_grad()
 
 
 @check(least=2)

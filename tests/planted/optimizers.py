@@ -66,7 +66,7 @@ ERRORS = [
         "csrc/bindings/gradient_counter.cc",
         "    if (counts_[index] >= passes_) {",
         "    if (false) {",
-        (checks("optimizer_misuse or final_gradients"),),
+        (checks("gradient_places"),),
     ),
     Error(
         "gradients of earlier steps are overwritten while somebody looks at them",
@@ -106,7 +106,7 @@ ERRORS = [
         "python/sordino/runtime/bucket.py",
         "                self.templates = []\n",
         "",
-        (checks("optimizer_gradients"),),
+        (checks("gradient_places"),),
     ),
     Error(
         "gradients of the step before lie in the arena",
