@@ -25,6 +25,7 @@ from sordino.errors import UsageError
 from sordino.plan.report import REPORTS as PLAN
 from sordino.report import records
 from ways.report import REPORTS as WAYS
+from ways.speed import REPORTS as SPEED
 
 REPORTS = {
     **BENCH,
@@ -40,6 +41,7 @@ REPORTS = {
     **GPU_RANKS,
     **GPU_STEP,
     **WAYS,
+    **SPEED,
 }
 
 

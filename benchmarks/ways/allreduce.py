@@ -3,9 +3,11 @@
   python benchmarks/transports.py allreduce           # as root, in a clone
 
 Every contestant is alone in its job; jobs take turns, in another order each round. Hosts are emulated, their links have
---mbps each way (0: as fast as the machine). On one machine Sordino is started by `sordino run` and by mpirun. A time is
-the slowest rank's, from a common barrier to the return of the call; all give the average but MPI_Allreduce, which gives
-the sum. The limit is what 2 (H-1)/H of the bytes take at the link's rate, headers included.
+--mbps each way (0: as fast as the machine). On one machine (--hosts 0,0x8) Sordino is started by `sordino run` and by
+mpirun, and is given tensors in shared and in ordinary memory; the floor is what reading and writing the bytes of an
+in-place average takes, without any communication. A time is the slowest rank's, from a common barrier to the return of
+the call; all give the average but MPI_Allreduce, which gives the sum. The limit is what 2 (H-1)/H of the bytes take at
+the link's rate, headers included.
 """
 
 from __future__ import annotations
@@ -37,10 +39,20 @@ BETWEEN_HOSTS: dict[str, tuple[str, Starter]] = {
 HERE: dict[str, tuple[str, Starter]] = {
     "sordino_local": ("sordino", "local"),
     "sordino_mpi": ("sordino", "mpirun"),
+    "ordinary": ("ordinary", "local"),
+    "floor": ("floor", "local"),
     "mpi": ("mpi", "mpirun"),
     "gloo": ("gloo", "torchrun"),
 }
-_TRANSPORTS = {"sordino_ucx": "ucx", "sordino_mpi": "mpi", "sordino_local": "local", "mpi": "mpi", "gloo": "gloo"}
+_TRANSPORTS = {
+    "sordino_ucx": "ucx",
+    "sordino_mpi": "mpi",
+    "sordino_local": "local",
+    "ordinary": "local",
+    "floor": "local",
+    "mpi": "mpi",
+    "gloo": "gloo",
+}
 
 
 def limit(size: int, hosts: int, mbps: float) -> float | None:
@@ -88,7 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--hosts",
         default=PLACES,
         metavar="LIST",
-        help=f"of HOSTSxRANKS, so many ranks on each; 0: one machine, two ranks (default {PLACES})",
+        help=f"of HOSTSxRANKS, so many ranks on each; 0xRANKS: one machine, 0: two ranks there (default {PLACES})",
     )
     options.add_argument("--mbps", default="1000,10000", metavar="LIST", help="default 1000,10000")
     options.add_argument("--rounds", type=int, default=3, metavar="N", help="jobs of each contestant (default 3)")
@@ -111,7 +123,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     wrong = wrong_contestants(rows)
     results: Results = {
         "benchmark": "transports_allreduce",
-        "name": "transports_allreduce",
+        "name": "transports_allreduce" if any(row["hosts"] for row in rows) else "transports_here",
         "machine": found_machine,
         "rows": rows,
         "wrong": wrong,

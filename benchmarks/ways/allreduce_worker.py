@@ -10,7 +10,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,7 @@ class Contestant:
         close: ends it.
         transport: what carries the bytes between hosts.
         averages: whether the result is the average, or the sum.
+        reduces: whether there is a result.
     """
 
     participants: Participants
@@ -41,6 +42,7 @@ class Contestant:
     close: Callable[[], object]
     transport: str
     averages: bool = True
+    reduces: bool = True
 
 
 def _sordino() -> Contestant:
@@ -56,6 +58,19 @@ def _sordino() -> Contestant:
         return hvd.shared_empty(count, dtype=torch.float32)
 
     return Contestant(Participants(hvd.rank(), hvd.size()), empty, ready, hvd.shutdown, hvd.transport())
+
+
+def _ordinary() -> Contestant:
+    return replace(_sordino(), empty=torch.empty)
+
+
+def _floor() -> Contestant:
+    """Reads and writes one rank's share of all ranks' tensors, as each must in an average in place."""
+    from sordino.bench.collectives import averaging_alone
+
+    found = _sordino()
+    size = found.participants.size
+    return replace(found, empty=torch.empty, ready=lambda tensor: averaging_alone(tensor.numel(), size), reduces=False)
 
 
 def _mpi() -> Contestant:
@@ -96,7 +111,7 @@ def _gloo() -> Contestant:
     return Contestant(participants, torch.empty, ready, distributed.destroy_process_group, "gloo")
 
 
-CONTESTANTS = {"sordino": _sordino, "mpi": _mpi, "gloo": _gloo}
+CONTESTANTS = {"sordino": _sordino, "ordinary": _ordinary, "floor": _floor, "mpi": _mpi, "gloo": _gloo}
 
 
 def _nothing() -> None:
@@ -111,7 +126,7 @@ def measure(contestant: Contestant, size: int, budget: float) -> dict[str, Any]:
     tensor.fill_(participants.rank + 1)
     run()
     expected = (participants.size + 1) / 2 * (1 if contestant.averages else participants.size)
-    wrong = float(not bool((tensor == expected).all()))
+    wrong = float(contestant.reduces and not bool((tensor == expected).all()))
     right = bool(participants.maximum(np.array([wrong]))[0] == 0)
     tensor.zero_()  # sums stay what they are
     estimate = float(np.median(participants.maximum(time_block(run, participants, _WARMUP))))

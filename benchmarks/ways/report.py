@@ -20,6 +20,8 @@ _LABELS = {
     "sordino_ucx": "Sordino, UCX",
     "sordino_mpi": "Sordino, MPI",
     "sordino_local": "Sordino",
+    "ordinary": "Sordino, ordinary memory",
+    "floor": "Memory alone",
     "mpi": "MPI_Allreduce",
     "gloo": "Gloo",
 }
@@ -27,6 +29,8 @@ _COLOURS = {
     "sordino_ucx": "#0b6e4f",
     "sordino_mpi": "#3d5a80",
     "sordino_local": "#0b6e4f",
+    "ordinary": "#7fb069",
+    "floor": "#222222",
     "mpi": "#c8553d",
     "gloo": "#aaaaaa",
 }

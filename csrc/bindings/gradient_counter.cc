@@ -12,34 +12,31 @@ namespace {
 
 class GradientCounter : public std::enable_shared_from_this<GradientCounter> {
  public:
-  GradientCounter(std::size_t parameters, int passes, py::object backward, py::object begins, py::object exceeds,
-                  py::object complete)
+  GradientCounter(std::size_t parameters, int passes, py::object backward, py::object watcher)
       : counts_(parameters, 0),
         piece_of_(parameters, -1),
         passes_(passes),
         backward_(std::move(backward)),
-        begins_(std::move(begins)),
-        exceeds_(std::move(exceeds)),
-        complete_(std::move(complete)) {}
+        watcher_(std::move(watcher)) {}
 
   py::object hook(std::size_t index);
 
   // Of a parameter whose gradient has been added to.
   void count(std::size_t index) {
     const auto now = backward_().cast<long long>();
-    if (now < 0 || now != seen_) {
-      begins_(index);
+    if (done || now < 0 || now != seen_) {
+      tell("backward_adds", index);
       seen_ = now;
     }
     if (accumulates) return;
     if (counts_[index] >= passes_) {
-      exceeds_(index);
+      tell("exceeded", index);
       return;
     }
     if (++counts_[index] < passes_) return;
     order_.push_back(index);
     const long piece = piece_of_[index];
-    if (piece >= 0 && --waiting_[static_cast<std::size_t>(piece)] == 0) complete_(piece);
+    if (piece >= 0 && --waiting_[static_cast<std::size_t>(piece)] == 0) tell("completed", static_cast<std::size_t>(piece));
   }
 
   std::size_t watch(const std::vector<std::size_t>& members) {
@@ -61,10 +58,9 @@ class GradientCounter : public std::enable_shared_from_this<GradientCounter> {
     std::fill(counts_.begin(), counts_.end(), 0);
     order_.clear();
     for (std::size_t piece = 0; piece < pieces_.size(); ++piece) await(piece);
-    look_again();
+    done = false;
+    seen_ = kNone;
   }
-
-  void look_again() { seen_ = kNone; }
 
   std::vector<std::size_t> order() const { return order_; }
   bool has_all(const std::vector<std::size_t>& of) const {
@@ -72,9 +68,16 @@ class GradientCounter : public std::enable_shared_from_this<GradientCounter> {
   }
 
   bool accumulates = false;
+  bool done = false;
 
  private:
   static constexpr long long kNone = -1;
+
+  // Calls a method of the watcher, if that is alive.
+  void tell(const char* method, std::size_t number) const {
+    const py::object alive = watcher_();
+    if (!alive.is_none()) alive.attr(method)(number);
+  }
 
   void await(std::size_t piece) {
     waiting_[piece] = std::count_if(pieces_[piece].begin(), pieces_[piece].end(),
@@ -86,9 +89,9 @@ class GradientCounter : public std::enable_shared_from_this<GradientCounter> {
   std::vector<std::vector<std::size_t>> pieces_;  // their parameters
   std::vector<long> waiting_;                     // by piece: how many are not complete
   std::vector<std::size_t> order_;                // of completion in this cycle
-  long long seen_ = kNone;                        // the backward that `begins` was told of last
+  long long seen_ = kNone;                        // the backward that the watcher was told of last
   const int passes_;
-  py::object backward_, begins_, exceeds_, complete_;
+  py::object backward_, watcher_;
 };
 
 struct Hook {
@@ -125,19 +128,20 @@ void register_gradient_counter(py::module_& module) {
   py::class_<GradientCounter, std::shared_ptr<GradientCounter>>(
       module, "GradientCounter",
       "Counts gradients that backward passes have completed. One is complete after `passes` in a cycle. `backward()` "
-      "numbers the backward under way, `begins(index)` is called with the first gradient of one, before that is "
-      "counted; `exceeds(index)` with one that is complete already, `complete(number)` when all of a piece are.")
-      .def(py::init<std::size_t, int, py::object, py::object, py::object, py::object>(), py::arg("parameters"),
-           py::arg("passes"), py::arg("backward"), py::arg("begins"), py::arg("exceeds"), py::arg("complete"))
+      "numbers the backward under way. `watcher` is a weak reference; its object's backward_adds(index) is called with "
+      "the first gradient of a backward, and with any while they are done, before that is counted; exceeded(index) with "
+      "one that is complete already, completed(number) when all of a piece are.")
+      .def(py::init<std::size_t, int, py::object, py::object>(), py::arg("parameters"), py::arg("passes"),
+           py::arg("backward"), py::arg("watcher"))
       .def("hook", &GradientCounter::hook, py::arg("index"), "The function that a parameter is to call.")
       .def("watch", &GradientCounter::watch, py::arg("members"),
            "Makes these parameters a piece; returns its number, from 0 on.")
       .def("forget", &GradientCounter::forget, "Forgets all pieces.")
       .def("begin_cycle", &GradientCounter::begin_cycle, "Has no gradient complete.")
-      .def("look_again", &GradientCounter::look_again, "Has the next gradient be the first of its backward.")
       .def("has_all", &GradientCounter::has_all, py::arg("of"), "Whether those of these parameters are complete.")
       .def_property_readonly("order", &GradientCounter::order, "The parameters, in the order of completion.")
-      .def_readwrite("accumulates", &GradientCounter::accumulates, "Whether nothing is counted.");
+      .def_readwrite("accumulates", &GradientCounter::accumulates, "Whether nothing is counted.")
+      .def_readwrite("done", &GradientCounter::done, "Whether this cycle's gradients are reduced already.");
 }
 
 }  // namespace sordino::bindings

@@ -1,5 +1,6 @@
 """The C++ core (csrc/bindings). Dtypes cross as codes (runtime/tensors.py), memory as addresses."""
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 from typing import Any, TypedDict, overload
@@ -297,20 +298,14 @@ class Mean(Topology):
 
 class GradientCounter:
     accumulates: bool
+    done: bool
     def __init__(
-        self,
-        parameters: int,
-        passes: int,
-        backward: Callable[[], int],
-        begins: Callable[[int], None],
-        exceeds: Callable[[int], None],
-        complete: Callable[[int], None],
+        self, parameters: int, passes: int, backward: Callable[[], int], watcher: weakref.ref[Any]
     ) -> None: ...
     def hook(self, index: int) -> Callable[[torch.Tensor], None]: ...
     def watch(self, members: Sequence[int]) -> int: ...
     def forget(self) -> None: ...
     def begin_cycle(self) -> None: ...
-    def look_again(self) -> None: ...
     def has_all(self, of: Sequence[int]) -> bool: ...
     @property
     def order(self) -> list[int]: ...

@@ -9,17 +9,22 @@ from typing import Any
 import torch
 
 
-def resnet50_shapes() -> list[tuple[str, tuple[int, ...]]]:
-    """Return names and shapes of ResNet-50's 161 parameters, in the order of its modules."""
+def resnet50_shapes(narrow: int = 1) -> list[tuple[str, tuple[int, ...]]]:
+    """Return names and shapes of ResNet-50's 161 parameters, in the order of its modules.
+
+    Args:
+        narrow: by what all numbers of channels are divided.
+    """
     shapes: list[tuple[str, tuple[int, ...]]] = []
 
     def conv_and_norm(conv: str, norm: str, out: int, into: int, kernel: int) -> None:
         shapes.append((f"{conv}.weight", (out, into, kernel, kernel)))
         shapes.extend((f"{norm}.{part}", (out,)) for part in ("weight", "bias"))
 
-    conv_and_norm("conv1", "bn1", 64, 3, 7)
-    into = 64
-    for stage, (blocks, width) in enumerate(zip((3, 4, 6, 3), (64, 128, 256, 512), strict=True), start=1):
+    into = 64 // narrow
+    conv_and_norm("conv1", "bn1", into, 3, 7)
+    for stage, (blocks, wide) in enumerate(zip((3, 4, 6, 3), (64, 128, 256, 512), strict=True), start=1):
+        width = wide // narrow
         for block in range(blocks):
             prefix = f"layer{stage}.{block}"
             conv_and_norm(f"{prefix}.conv1", f"{prefix}.bn1", width, into, 1)
@@ -28,7 +33,7 @@ def resnet50_shapes() -> list[tuple[str, tuple[int, ...]]]:
             if block == 0:
                 conv_and_norm(f"{prefix}.downsample.0", f"{prefix}.downsample.1", 4 * width, into, 1)
             into = 4 * width
-    shapes += [("fc.weight", (1000, into)), ("fc.bias", (1000,))]
+    shapes += [("fc.weight", (1000 // narrow, into)), ("fc.bias", (1000 // narrow,))]
     return shapes
 
 
@@ -73,12 +78,13 @@ class Model(torch.nn.Module):
     Args:
         pieces: pieces of work in all, spread evenly over the parameters of more than one dimension.
         value: what every element of every gradient is.
+        narrow: as of `resnet50_shapes`.
     """
 
-    def __init__(self, work: Work, pieces: int, value: float) -> None:
+    def __init__(self, work: Work, pieces: int, value: float, narrow: int = 1) -> None:
         super().__init__()
         self._work, self._value = work, value
-        named = resnet50_shapes()
+        named = resnet50_shapes(narrow)
         self._names = [name.replace(".", "_") for name, _ in named]
         for name, (_, shape) in zip(self._names, named, strict=True):
             self.register_parameter(name, torch.nn.Parameter(torch.full(shape, 0.01)))

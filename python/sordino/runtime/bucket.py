@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -10,18 +9,13 @@ from typing import Any
 
 import torch
 
-from sordino._core import Device, Handle, Layout, Request
+from sordino._core import Device, Handle, Layout
 from sordino.runtime.agreement import Agreement
 from sordino.runtime.compression import Compression, Compressor
-from sordino.runtime.context import Context
-from sordino.runtime.flat_buffer import FlatBuffer
 from sordino.runtime.nonfinite import Evidence, FiniteCheck
+from sordino.runtime.places import WHOLE, Places
 from sordino.runtime.process_set import ProcessSet
 from sordino.runtime.tensors import Described, describe, dtype_code, label
-
-Spec = tuple[str, int, tuple[int, ...]]
-
-WHOLE = 1 << 62  # bucket size of a layout that is not to be cut
 
 
 @dataclass(frozen=True)
@@ -87,8 +81,8 @@ class Bucket:
     handle: Handle | None = None
     sent: list[torch.Tensor] = field(default_factory=list)  # what is under way, by member
     states: list[Any] = field(default_factory=list)  # what compression needs to undo it
-    places: SharedPlaces | None = None  # where they lie, unless they are reduced where backward has put them
-    spare: SharedPlaces | None = None  # others, which somebody still looked at when they were to be used
+    places: Places | None = None  # where they lie, unless they are reduced where backward has put them
+    spare: Places | None = None  # others, which somebody still looked at when they were to be used
     private: bool = False  # there are to be no places
     templates: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)  # dtype and shape of what is sent
     results: list[weakref.ref[torch.Tensor]] = field(default_factory=list)  # that have been reduced elsewhere
@@ -120,94 +114,6 @@ class Bucket:
         if self.places is not None:
             return any(gradients[i] is place for i, place in zip(self.members, self.places.views))
         return any(gradients[i] is not None and gradients[i] is kept() for i, kept in zip(self.members, self.results))
-
-
-class Places:
-    """A place in flat memory for the gradient of each member of a bucket.
-
-    A gradient that is elsewhere is moved there as soon as backward has made a piece of them, while it is in the cache;
-    `.grad` is the place then.
-
-    Args:
-        views: the places.
-        members: the numbers of the parameters.
-        parameters: all of them.
-    """
-
-    def __init__(self, views: list[torch.Tensor], members: Sequence[int], parameters: Sequence[torch.Tensor]) -> None:
-        self.views = views
-        self._members, self._parameters = members, parameters
-
-    def elsewhere(self, first: int, last: int) -> list[int]:
-        """Return which of some members have a gradient, or none, that is not in its place."""
-        members, views, parameters = self._members, self.views, self._parameters
-        return [k for k in range(first, last) if parameters[members[k]].grad is not views[k]]
-
-    @torch.no_grad()
-    def take(self, numbers: Sequence[int]) -> list[int]:
-        """Move gradients to their places; return which members have none. Those have zeros in theirs."""
-        into, fresh, none = [], [], []
-        for k in numbers:
-            parameter, view = self._parameters[self._members[k]], self.views[k]
-            grad = parameter.grad
-            if grad is None:
-                view.zero_()
-                none.append(k)
-                continue
-            into.append(view)
-            fresh.append(grad.to_dense() if grad.is_sparse else grad)
-            parameter.grad = view
-        if into:
-            torch._foreach_copy_(into, fresh)
-        return none
-
-
-class SharedPlaces(Places):
-    """Places in memory that the node shares, with the flags of a bucket.
-
-    Raises:
-        TransportError: there is no such memory.
-    """
-
-    def __init__(
-        self, context: Context, bucket: Bucket, specs: Sequence[Spec], parameters: Sequence[torch.Tensor]
-    ) -> None:
-        flags = (f"{bucket.name}.flags", dtype_code(bucket.flags), (len(bucket.members),))
-        layout = Layout([*specs, flags], WHOLE)
-        buffer = FlatBuffer(context, layout, bucket.flags.device)
-        tensors = [*(parameters[i] for i in bucket.members), bucket.flags]
-        *views, self.flags = (buffer.like(tensor, offset) for tensor, offset in zip(tensors, layout.offsets))
-        super().__init__(views, bucket.members, parameters)
-        self.requests: dict[str, Request] = {}
-        """What reduces that which is here, by name. It never changes."""
-        self._addresses = list(map(torch.Tensor.data_ptr, views))
-        self._storages = [view.untyped_storage() for view in views]
-        self._unseen = self._references(range(len(views)))
-
-    def described(self) -> list[Described]:
-        """Return what the core needs to know of the gradients, and of the flags."""
-        return [describe(tensor, tensor) for tensor in (*self.views, self.flags)]
-
-    def _references(self, numbers: Iterable[int]) -> list[tuple[int, int, int]]:
-        """Count who has each place itself, its memory, or another tensor with that memory."""
-        views, storages, count, of_memory = self.views, self._storages, sys.getrefcount, torch._C._storage_Use_Count
-        return [(count(views[k]), count(storages[k]), of_memory(storages[k]._cdata)) for k in numbers]
-
-    def fit(self, numbers: Iterable[int]) -> bool:
-        """Return whether the gradients of these members can move here, and all places are what they were.
-
-        A model that is cast gives `.grad` other memory. A sparse gradient is to be sparse again.
-        """
-        for k in numbers:
-            parameter, view = self._parameters[self._members[k]], self.views[k]
-            tensor = parameter if parameter.grad is None else parameter.grad
-            if tensor.is_sparse or tensor.shape != view.shape or tensor.dtype != view.dtype:
-                return False
-        return list(map(torch.Tensor.data_ptr, self.views)) == self._addresses
-
-    def are_free(self, numbers: Sequence[int]) -> bool:
-        """Return whether nobody looks at what was in these places: at a gradient of an earlier step."""
-        return self._references(numbers) == [self._unseen[k] for k in numbers]
 
 
 def whole_layout(names: Sequence[str], parameters: Sequence[torch.Tensor]) -> Layout:

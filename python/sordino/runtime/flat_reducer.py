@@ -15,7 +15,7 @@ import torch
 
 from sordino._core import Handle
 from sordino.errors import StepOrderError, UsageError
-from sordino.runtime.bucket import Bucket, Places, Settings
+from sordino.runtime.bucket import Bucket, Settings
 from sordino.runtime.compression import Compression
 from sordino.runtime.context import Context
 from sordino.runtime.reducer import GradientReducer
@@ -47,7 +47,7 @@ class FlatGradients:
         self.complete = False
 
     def say_used(self, used: Sequence[bool]) -> None:
-        """Note which members have a gradient on this rank, without waiting for a GPU if all have."""
+        """Note which members have a gradient on this rank; all, if nothing is said, without waiting for a GPU."""
         self.complete = all(used)
         for flags in self.flags:
             if self.complete:
@@ -160,10 +160,10 @@ class FlatReducer(GradientReducer):
         self._pending.show()
         super().release()
 
-    def _backward_adds(self, index: int) -> None:
+    def backward_adds(self, index: int) -> None:
         if self._pending.hidden:
             self._pending.show()
-        super()._backward_adds(index)
+        super().backward_adds(index)
 
     def _backward_ended(self) -> None:
         self._pending.hide()
@@ -203,14 +203,24 @@ class FlatReducer(GradientReducer):
                     return
                 self._launch(one)
 
+    @torch.no_grad()
     def _move(self, bucket: Bucket, first: int, last: int) -> list[int]:
-        places = Places(self._flats[bucket.name].views, bucket.members, self.parameters)
-        return places.take(places.elsewhere(first, last))
+        missing, views = [], self._flats[bucket.name].views
+        for k in range(first, last):
+            parameter, view = self.parameters[bucket.members[k]], views[k]
+            grad = parameter.grad
+            if grad is None:
+                view.zero_()
+                missing.append(k)
+            elif grad is not view:
+                view.copy_(grad.to_dense() if grad.is_sparse else grad)
+                parameter.grad = view
+        return missing
 
     def _launch(self, bucket: Bucket) -> None:
-        flat = self._flats[bucket.name]
-        missing = self._move(bucket, 0, len(bucket.members))
-        flat.say_used([k not in missing for k in range(len(bucket.members))])
+        flat, count = self._flats[bucket.name], len(bucket.members)
+        missing = self._move(bucket, 0, count)
+        flat.say_used([k not in missing for k in range(count)] if missing else [])
         if self.settings.finite is not None:
             bucket.looked = self.settings.look(bucket.members, flat.views)
         bucket.handle = self._exchange(bucket)

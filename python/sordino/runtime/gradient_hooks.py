@@ -8,25 +8,13 @@ from __future__ import annotations
 
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from sordino._core import GradientCounter
 from sordino.errors import StepOrderError
-
-
-def _weakly(method: Callable[[int], None]) -> Callable[[int], None]:
-    """Return a function that calls a method for as long as its object lives."""
-    watcher = weakref.WeakMethod(method)
-
-    def call(number: int) -> None:
-        alive = watcher()
-        if alive is not None:
-            alive(number)
-
-    return call
 
 
 class GradientHooks(ABC):
@@ -44,11 +32,8 @@ class GradientHooks(ABC):
             len(self.parameters),
             passes,
             torch._C._current_graph_task_id,
-            _weakly(self._backward_adds),
-            _weakly(self._exceeded),
-            _weakly(self._completed),
+            weakref.ref(self),
         )
-        self._reduced = False
         self._touched = False  # something has happened in this cycle
         self._hooked: dict[int, Any] = {}
         self._backwards: set[int] = set()  # under way, by autograd's numbers
@@ -61,7 +46,6 @@ class GradientHooks(ABC):
     @accumulates.setter
     def accumulates(self, accumulates: bool) -> None:
         self._counter.accumulates = accumulates
-        self._counter.look_again()
 
     @property
     def touched(self) -> bool:
@@ -71,16 +55,7 @@ class GradientHooks(ABC):
     @property
     def done(self) -> bool:
         """Whether this cycle's gradients are reduced already."""
-        return self._reduced
-
-    @property
-    def _done(self) -> bool:
-        return self._reduced
-
-    @_done.setter
-    def _done(self, done: bool) -> None:
-        self._reduced = done
-        self._counter.look_again()  # what is added to them now begins another cycle
+        return self._counter.done
 
     def release(self) -> None:
         """Let go of the parameters."""
@@ -89,7 +64,7 @@ class GradientHooks(ABC):
         self._hooked = {}
 
     @abstractmethod
-    def _completed(self, piece: int) -> None:
+    def completed(self, piece: int) -> None:
         """Take note that all gradients are complete that the counter watches as a piece. Called during backward."""
 
     @abstractmethod
@@ -111,16 +86,16 @@ class GradientHooks(ABC):
                 found.append(index)
         return found
 
-    def _backward_adds(self, index: int) -> None:
+    def backward_adds(self, index: int) -> None:
         """Take note of a gradient that is the first one of a backward, or comes when gradients were reduced in it."""
-        if self._done:
+        if self._counter.done:
             self._begin_again(index)
             self._begin_cycle()
         self._touched = True
-        if not self.accumulates:
+        if not self._counter.accumulates:
             self._watch_end(torch._C._current_graph_task_id())
 
-    def _exceeded(self, index: int) -> None:
+    def exceeded(self, index: int) -> None:
         raise StepOrderError(
             "Gradients were computed more than backward_passes_per_step times before call to step(). Increase "
             f"backward_passes_per_step to accumulate gradients locally. (parameter '{self.names[index]}')"
@@ -144,7 +119,7 @@ class GradientHooks(ABC):
         node = torch._C._current_autograd_node()
         if node is None:
             self._backwards.clear()
-            if self._counter.order and not self._done:
+            if self._counter.order and not self._counter.done:
                 self._backward_ended()
             return
 
@@ -161,5 +136,5 @@ class GradientHooks(ABC):
         return bool(counter.order) and counter.has_all([i for i in self._hooked if i not in but])
 
     def _begin_cycle(self) -> None:
-        self._reduced, self._touched = False, False
+        self._touched = False
         self._counter.begin_cycle()

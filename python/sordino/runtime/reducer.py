@@ -27,13 +27,14 @@ from sordino._core import Layout, Request
 from sordino.errors import NonFinite, SordinoError, StepOrderError, TransportError, UsageError
 from sordino.runtime import opcode
 from sordino.runtime.autograd import allgather, allreduce
-from sordino.runtime.bucket import Bucket, Settings, SharedPlaces, whole_layout
+from sordino.runtime.bucket import Bucket, Settings, whole_layout
 from sordino.runtime.compression import Compression
 from sordino.runtime.context import Context, Recoverable
 from sordino.runtime.devices import core_device
 from sordino.runtime.gradient_hooks import GradientHooks
 from sordino.runtime.operation import Average, Sum
 from sordino.runtime.own_gradients import OwnGradients
+from sordino.runtime.places import Occupied, Outgrown, Places
 from sordino.runtime.process_set import ProcessSet
 from sordino.runtime.recovery import LOSSES
 from sordino.runtime.sparse import no_rows, sparse_allreduce_async
@@ -112,34 +113,30 @@ class GradientReducer(GradientHooks):
 
     # ---- what backward has produced ----------------------------------------------------------------------------
 
-    def _completed(self, piece: int) -> None:
-        bucket, first, last = self._pieces[piece]
-        if isinstance(bucket, Bucket):
-            bucket.waiting -= 1
-            if bucket.waiting > 0:
-                self._move(bucket, first, last)
+    def completed(self, piece: int) -> None:
+        of, first, last = self._pieces[piece]
+        start: Callable[[Any], None] = self._start_sparse
+        if isinstance(of, Bucket):
+            start = self._start
+            of.waiting -= 1
+            if of.waiting > 0:
+                self._move(of, first, last)
                 return
         if self._own is None:
-            self._start_complete(bucket)
+            start(of)
             return
         try:
             with self.context.plainly():
-                self._start_complete(bucket)
+                start(of)
         except LOSSES:
             pass  # synchronize() begins what could not be begun, in the world of those that are left
-
-    def _start_complete(self, which: Bucket | int) -> None:
-        if isinstance(which, Bucket):
-            self._start(which)
-        else:
-            self._start_sparse(which)
 
     @torch.no_grad()
     def _backward_ended(self) -> None:
         try:
             self.synchronize()
         except NonFinite as error:  # no step will be taken
-            self._refused, self._done = error, True
+            self._refused, self._counter.done = error, True
 
     def _begin_again(self, index: int) -> None:
         self._again += 1
@@ -251,40 +248,36 @@ class GradientReducer(GradientHooks):
             parameter.grad = grad
         return grad
 
-    def _places(self, bucket: Bucket) -> SharedPlaces | None:
-        """Return where the bucket's gradients are to lie; None if they are reduced where they are."""
-        if bucket.places is None and not bucket.private:
-            bucket.private = self.settings.compression is not Compression.none
-            if not bucket.private:
-                try:
-                    specs = [self._specify(i) for i in bucket.members]
-                    bucket.places = SharedPlaces(self.context, bucket, specs, self.parameters)
-                except TransportError as error:
-                    warnings.warn(f"gradients stay in private memory, where averaging is slower: {error}", stacklevel=2)
-                    bucket.private = True
+    def _make_places(self, bucket: Bucket) -> Places | None:
+        """Make places for the gradients of a bucket; None if they are to be reduced where they are."""
+        if bucket.private or self.settings.compression is not Compression.none:
+            return None
+        specs, flags = [self._specify(i) for i in bucket.members], bucket.flags
+        try:
+            bucket.places = Places(self.context, bucket.name, specs, bucket.members, self.parameters, flags)
+        except TransportError as error:
+            warnings.warn(f"gradients stay in private memory, where averaging is slower: {error}", stacklevel=2)
+            bucket.private = True
         return bucket.places
 
     def _move(self, bucket: Bucket, first: int, last: int) -> list[int]:
         """Move gradients of some members to their places, if they have any; return which members have no gradient."""
-        places = self._places(bucket)
+        places = bucket.places or self._make_places(bucket)
         if places is None:
             return []
-        moving = places.elsewhere(first, last)
-        if not places.fit(moving):
+        try:
+            return places.take(first, last)
+        except Outgrown:
             bucket.places = bucket.spare = None
-            places = self._places(bucket)
-        elif moving and not places.are_free(moving):
-            # Somebody looks at gradients of the step before. Who forgets them when there are new ones is served by two
-            # arenas in turn; who does not, by private memory.
+        except Occupied:
+            # Who forgets gradients of the step before when there are new ones is served by two arenas in turn.
             bucket.places, bucket.spare = bucket.spare, places
-            places = self._places(bucket)
-        else:
-            return places.take(moving) if moving else []
-        everywhere = range(len(bucket.members))
-        if places is None or not (places.fit(everywhere) and places.are_free(everywhere)):
+        places = bucket.places or self._make_places(bucket)
+        try:
+            return [] if places is None else places.take(0, len(bucket.members))
+        except (Outgrown, Occupied):  # sparse; or there is somebody who does not forget them
             bucket.private, bucket.places, bucket.spare = True, None, None
             return []
-        return places.take(places.elsewhere(first, last))
 
     def _start(self, bucket: Bucket) -> None:
         """Start the reduction of a bucket.
@@ -430,12 +423,12 @@ class GradientReducer(GradientHooks):
     @property
     def final(self) -> bool:
         """Whether gradients are those that `step()` will use."""
-        return not self.active or self._done
+        return not self.active or self._counter.done
 
     @property
     def ready(self) -> bool:
         """Whether backward has produced every gradient it is known to produce, and they have not been reduced."""
-        return self.active and not self._done and self._has_all(but=self._unused)
+        return self.active and not self._counter.done and self._has_all(but=self._unused)
 
     def synchronize(self) -> None:
         """Reduce what is not under way yet and wait for everything. Does nothing a second time in a cycle."""
@@ -443,13 +436,13 @@ class GradientReducer(GradientHooks):
             error = self._refused
             self._begin_cycle()
             raise error
-        if self._done or not (self.active if self._own is None else self._own.take_part):
+        if self._counter.done or not (self.active if self._own is None else self._own.take_part):
             return
         if self._own is None:
             self._reduce_everything()
         else:
             self._own.reduce(self._reduce_everything)
-        self._done = True
+        self._counter.done = True
 
     def _reduce_everything(self) -> None:
         """Have all gradients reduced. Collective."""
@@ -512,7 +505,7 @@ class GradientReducer(GradientHooks):
     def step(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | None, synchronize: bool) -> Any:
         """Run the optimizer's step on reduced gradients (reduced after each evaluation of a closure)."""
         if closure is None:
-            if synchronize and not (self._done and self._refused is None):
+            if synchronize and not (self._counter.done and self._refused is None):
                 self.synchronize()
             if not self.active:  # now: the others may have been lost in it
                 optimizer = self.settings.guarded(optimizer, self.reset)
@@ -528,7 +521,7 @@ class GradientReducer(GradientHooks):
         """Return a closure after which gradients are reduced."""
 
         def evaluate() -> Any:
-            if self._done:
+            if self._counter.done:
                 self._begin_cycle()
             loss = closure()
             if synchronize:
@@ -551,9 +544,9 @@ class GradientReducer(GradientHooks):
 
     def reset(self) -> None:
         """Begin a new cycle: this one's gradients have been used, or replaced."""
-        if not (self._touched or self._done):
+        if not (self._touched or self._counter.done):
             return
-        if not self._done and self.in_flight:
+        if not self._counter.done and self.in_flight:
             self._finish_all()
         if self._own is not None:
             self._own.forget()

@@ -8,7 +8,7 @@ import torch
 
 from sordino._core import Layout
 from sordino.errors import UsageError
-from sordino.runtime.bucket import WHOLE
+from sordino.runtime.places import WHOLE
 from sordino.runtime.context import Context, current
 from sordino.runtime.devices import HOST
 from sordino.runtime.dtypes import DTYPE_CODES

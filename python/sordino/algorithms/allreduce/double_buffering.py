@@ -16,8 +16,9 @@ from sordino.algorithms.allreduce import AllReduce
 from sordino.algorithms.exchanging import ExchangingStrategy
 from sordino.algorithms.strategy import Closure
 from sordino.errors import StepOrderError, UsageError
-from sordino.runtime.bucket import Bucket, Settings, SharedPlaces
+from sordino.runtime.bucket import Bucket, Settings
 from sordino.runtime.context import Context
+from sordino.runtime.places import Places
 from sordino.runtime.reducer import QUIETLY, GradientReducer
 
 
@@ -37,7 +38,7 @@ class BufferedReducer(GradientReducer):
     def _operation_name(self, bucket: Bucket) -> str:
         return f"{bucket.name}.{self._turn % 2}"  # the one before may be under way
 
-    def _places(self, bucket: Bucket) -> SharedPlaces | None:
+    def _make_places(self, bucket: Bucket) -> Places | None:
         return None  # a gradient's memory is not free when the next one is computed
 
     def _begin_again(self, index: int) -> None:
@@ -53,7 +54,7 @@ class BufferedReducer(GradientReducer):
     @property
     def averages(self) -> dict[int, torch.Tensor]:
         """What the next step will use, by parameter."""
-        if not self._done:
+        if not self._counter.done:
             return self._wait()
         return {i: parameter.grad for i, parameter in enumerate(self.parameters) if parameter.grad is not None}
 
@@ -79,7 +80,7 @@ class BufferedReducer(GradientReducer):
 
     def synchronize(self) -> None:
         """Start what is not under way yet, and make the averages of the cycle before the parameters' gradients."""
-        if not self.active or self._done:
+        if not self.active or self._counter.done:
             return
         self._start_rest()
         buckets = self._buckets or []
@@ -89,7 +90,7 @@ class BufferedReducer(GradientReducer):
         for bucket in buckets:
             bucket.handle, bucket.sent, bucket.states = None, [], []
         self._turn += 1
-        self._done = self._touched = True
+        self._counter.done = self._touched = True
 
 
 class BufferedStrategy(ExchangingStrategy):

@@ -87,7 +87,7 @@ class LayeredReducer(FlatReducer):
         # Of the step that the averages of this cycle are for, if it was postponed: what completes it.
         self._postponed: Callable[[], None] | None = None
 
-    def _backward_adds(self, index: int) -> None:
+    def backward_adds(self, index: int) -> None:
         complete = self._postponed
         if complete is not None:  # this gradient is one of a graph from before step()
             parameter = self.parameters[index]
@@ -95,7 +95,7 @@ class LayeredReducer(FlatReducer):
                 fresh, parameter.grad = parameter.grad, None
                 complete()
                 parameter.grad = fresh if parameter.grad is None else parameter.grad + fresh
-        super()._backward_adds(index)
+        super().backward_adds(index)
 
     def _agree(self, indices: Sequence[int]) -> None:
         super()._agree(indices)
@@ -140,7 +140,7 @@ class LayeredReducer(FlatReducer):
         """Wait for the averages of a step that was postponed."""
         self._postponed = None
         self._finish_all()
-        self._done = True
+        self._counter.done = True
 
     def stand_in(self) -> None:
         """Take part in the others' steps without gradients, for as long as somebody trains."""

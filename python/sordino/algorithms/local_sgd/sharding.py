@@ -184,7 +184,7 @@ class ShardedReducer(FlatReducer):
 
     def _reduce(self) -> None:
         """Average every gradient that is not averaged yet, at its owner."""
-        if not self.active or self._done:
+        if not self.active or self._counter.done:
             return
         super().synchronize()
         if self.across is not None:
@@ -197,7 +197,7 @@ class ShardedReducer(FlatReducer):
 
     def synchronize(self) -> None:
         """Average all gradients and hand them to all ranks of the group, so that they can be clipped or inspected."""
-        if not self.active or self._done:
+        if not self.active or self._counter.done:
             return
         self._reduce()
         self._hand_out_gradients()
@@ -243,7 +243,7 @@ class ShardedReducer(FlatReducer):
         loss = closure() if closure is not None else None
         if synchronize:
             self._reduce()
-        elif not self._done:
+        elif not self._counter.done:
             raise StepOrderError("step() within skip_synchronize() needs synchronize() before it: shards are averages")
         if self.trial is not None and not self._handed_out:
             self._hand_out_gradients()
@@ -251,7 +251,7 @@ class ShardedReducer(FlatReducer):
             shards.adopt(self.parameters)
             if self._handed_out:
                 shards.adopt_gradients(self.parameters)
-            used = dict(zip(shards.members, shards.averaged() if self._done else [False] * len(shards.members)))
+            used = dict(zip(shards.members, shards.averaged() if self._counter.done else [False] * len(shards.members)))
             for piece in shards.slices:
                 piece.values.grad = piece.gradient if used[piece.parameter] else None
         if self.trial is not None:

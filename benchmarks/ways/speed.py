@@ -1,0 +1,374 @@
+"""What version 0.1 took and what is taken now, a row a requirement, from the results of the other benchmarks.
+
+  python benchmarks/speed.py                          # the table; measures simulate, which nothing else does
+  python benchmarks/speed.py --keep                   # the table alone, with what simulate took before
+
+"Before" is what an independent review of version 0.1 measured. "Now" comes from the JSON files beside the table.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sordino.bench import command_line
+from sordino.errors import UsageError
+from sordino.report import Results, machines, records, verdicts
+from sordino.report.records import Report
+from sordino.report.tables import format_seconds, table
+
+KIB, MIB = 1024, 1024 * 1024
+GRADIENTS = 102_228_128  # bytes of ResNet-50's
+
+Files = Callable[[str], Results]
+Found = tuple[float, str] | None
+"""A figure and what it is made of, in words; None: nothing was measured."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One requirement.
+
+    Attributes:
+        what: is compared.
+        before: in words.
+        limit: of the figure; `at_least` says on which side it is to be.
+        now: the figure of today.
+        why: it is missed, if it is.
+    """
+
+    what: str
+    before: str
+    limit: float
+    now: Callable[[Files], Found]
+    at_least: bool = False
+    why: str = ""
+
+
+def _row(rows: Sequence[Results], **which: Any) -> Results:
+    for row in rows:
+        if all(row.get(key) == value for key, value in which.items()):
+            return row
+    raise LookupError(f"no row of {which}")
+
+
+def _reduced(files: Files, hosts: int, ranks: int, mbps: float, size: int) -> dict[str, Results]:
+    name = "transports_allreduce" if hosts else "transports_here"
+    found: dict[str, Results] = _row(files(name)["rows"], hosts=hosts, ranks_per_host=ranks, mbps=mbps, bytes=size)[
+        "contestants"
+    ]
+    return found
+
+
+def here(over: str, under: str, size: int, ranks: int = 2) -> Callable[[Files], Found]:
+    """One contestant's time over another's, on one machine."""
+
+    def find(files: Files) -> Found:
+        found = _reduced(files, 0, ranks, 0.0, size)
+        one, other = found[over]["median"], found[under]["median"]
+        return one / other, f"{format_seconds(one)} / {format_seconds(other)}"
+
+    return find
+
+
+def slow_ones(size: int) -> Callable[[Files], Found]:
+    """The slowest of a hundred calls over the median."""
+
+    def find(files: Files) -> Found:
+        one = _reduced(files, 0, 2, 0.0, size)["sordino_local"]
+        return one["p99"] / one["median"], f"{format_seconds(one['p99'])} / {format_seconds(one['median'])}"
+
+    return find
+
+
+def seconds_between(hosts: int, ranks: int, mbps: float, size: int) -> Callable[[Files], Found]:
+    """Our slower transport's time, in ms."""
+
+    def find(files: Files) -> Found:
+        found = _reduced(files, hosts, ranks, mbps, size)
+        ours = max(found[name]["median"] for name in ("sordino_ucx", "sordino_mpi"))
+        words = ", ".join(f"{name} {format_seconds(one['median'])}" for name, one in found.items())
+        return 1e3 * ours, words
+
+    return find
+
+
+def over_peers(hosts: int, ranks: int, mbps: float, size: int) -> Callable[[Files], Found]:
+    """Our better transport's time over the better peer's."""
+
+    def find(files: Files) -> Found:
+        found = _reduced(files, hosts, ranks, mbps, size)
+        ours = min(found[name]["median"] for name in ("sordino_ucx", "sordino_mpi"))
+        peers = min(found[name]["median"] for name in ("mpi", "gloo"))
+        return ours / peers, f"{format_seconds(ours)} / {format_seconds(peers)}"
+
+    return find
+
+
+def target(file: str, what: str, inverse: bool = False) -> Callable[[Files], Found]:
+    """What a benchmark has found of a target of its own; those that begin so are judged by the worst."""
+
+    def find(files: Files) -> Found:
+        values = [one["value"] for one in files(file)["targets"] if one["what"].startswith(what)]
+        values = [1 / value if inverse else value for value in values if value is not None]
+        return (max(values), f"{file}: {what}") if values else None
+
+    return find
+
+
+def exposed(key: str, other: str) -> Callable[[Files], Found]:
+    """What a peer adds to a step over what we add."""
+
+    def find(files: Files) -> Found:
+        found = files("fusion")["modes"][key]["contestants"]
+        ours, theirs = (found[name]["exposed"]["median"] for name in ("sordino", other))
+        return theirs / ours, f"{format_seconds(theirs)} / {format_seconds(ours)}"
+
+    return find
+
+
+def exposed_over_arena(files: Files) -> Found:
+    """What a step adds, gradients kept, over averaging as many bytes."""
+    ours = files("fusion")["modes"]["False"]["contestants"]["sordino"]["exposed"]["median"]
+    alone = _reduced(files, 0, 2, 0.0, GRADIENTS)["sordino_local"]["median"]
+    return ours / alone, f"{format_seconds(ours)} / {format_seconds(alone)}"
+
+
+def fresh_over_kept(files: Files) -> Found:
+    """What a step adds with fresh gradients over what one adds whose gradients are kept."""
+    modes = files("fusion")["modes"]
+    fresh, kept = (modes[key]["contestants"]["sordino"]["exposed"]["median"] for key in ("True", "False"))
+    return fresh / kept, f"{format_seconds(fresh)} / {format_seconds(kept)}"
+
+
+def wrapper(file: str, key: str) -> Callable[[Files], Found]:
+    """What the wrapper adds to a step, in percent of it."""
+
+    def find(files: Files) -> Found:
+        found = files(file)["modes"][key]["contestants"]
+        added, step = found["sordino"]["exposed"]["median"], found["plain"]["step"]["median"]
+        return 100 * added / step, f"{format_seconds(added)} of {format_seconds(step)}"
+
+    return find
+
+
+def per_byte(files: Files) -> Found:
+    """Eight ranks over two, 64 MiB each: the memory that is read and written grows with the ranks."""
+    eight, two = (_reduced(files, 0, ranks, 0.0, 64 * MIB)["sordino_local"]["median"] for ranks in (8, 2))
+    return eight / 4 / two, f"{format_seconds(eight)} / 4 / {format_seconds(two)}"
+
+
+def simulated(key: str) -> Callable[[Files], Found]:
+    """Seconds or MiB of 10^5 workers in simulate."""
+    return lambda files: (files("speed")["simulate"][key], files("speed")["simulate"]["command"])
+
+
+def small(size: int, limit: float, before: str, why: str = "") -> Row:
+    """A row of a small message on one machine."""
+    name = f"{size} B" if size < KIB else f"{size // KIB} KiB"
+    return Row(f"one machine, {name}: over MPI_Allreduce", before, limit, here("sordino_local", "mpi", size), why=why)
+
+
+FRESH, KEPT = "True", "False"
+ROWS = [
+    small(4, 1.5, "20x", "the call itself: Python makes and checks its arguments in 0.6 us; MPI gets a buffer"),
+    small(4 * KIB, 1.0, "11x"),
+    small(16 * KIB, 1.0, "5x"),
+    small(64 * KIB, 1.0, "3x"),
+    *[
+        Row(f"the same, {s}: slowest of 100 over median", "to 100x", 5.0, slow_ones(b))
+        for s, b in (("4 B", 4), ("4 KiB", 4 * KIB), ("64 KiB", 64 * KIB))
+    ],
+    *[
+        Row(
+            f"ordinary memory, {s}: MPI_Allreduce over ours", "0.6-1.1x", 1.3, here("mpi", "ordinary", b), at_least=True
+        )
+        for s, b in (("64 KiB", 64 * KIB), ("256 KiB", 256 * KIB), ("1 MiB", MIB), ("4 MiB", 4 * MIB))
+    ],
+    Row("arena, 64 MiB: MPI_Allreduce over ours", "3.8x", 4.0, here("mpi", "sordino_local", 64 * MIB), at_least=True),
+    Row("arena, 64 MiB: over the floor", "1.06x", 1.1, here("sordino_local", "floor", 64 * MIB)),
+    Row("8 ranks on 2 cores, 64 MiB: time a byte over that of 2 ranks", "-", 1.0, per_byte),
+    *[
+        Row(
+            f"ResNet-50's step, gradients {how}: {label} adds over what we add",
+            before,
+            8.0,
+            exposed(key, peer),
+            at_least=True,
+        )
+        for how, key, peer, label, before in (
+            ("kept", KEPT, "gloo", "DDP-gloo", "8.1x"),
+            ("kept", KEPT, "horovod", "Horovod", "7.8x"),
+            ("fresh", FRESH, "gloo", "DDP-gloo", "3.2x"),
+            ("fresh", FRESH, "horovod", "Horovod", "4.5x"),
+        )
+    ],
+    Row("ResNet-50's step, kept: added over averaging 102 MB", "-", 1.3, exposed_over_arena),
+    Row("ResNet-50's step: fresh over kept, added", "2.5x", 1.2, fresh_over_kept),
+    *[
+        Row(
+            f"161 small tensors, one rank, gradients {how}: the wrapper, % of a step",
+            "0.8 ms",
+            1.0,
+            wrapper("fusion_one_rank_narrow", key),
+        )
+        for how, key in (("fresh", FRESH), ("kept", KEPT))
+    ],
+    *[
+        Row(
+            f"161 small tensors, two ranks, gradients {how}: added, % of a step",
+            "0.8 ms of Python a side",
+            1.0,
+            wrapper("fusion_alone_narrow", key),
+        )
+        for how, key in (("fresh", FRESH), ("kept", KEPT))
+    ],
+    *[
+        Row(f"64 MiB, 1 Gbps, {h} hosts x {r}: ms", before, limit, seconds_between(h, r, 1000.0, 64 * MIB))
+        for h, r, before, limit in ((2, 2, "1100", 600.0), (2, 1, "680", 600.0), (4, 1, "1147", 900.0))
+    ],
+    *[
+        Row(
+            f"64 MiB, 1 Gbps, {h} hosts x {r}: over the better of MPI and Gloo",
+            before,
+            1.0,
+            over_peers(h, r, 1000.0, 64 * MIB),
+        )
+        for h, r, before in ((2, 2, "1.5x"), (2, 1, "1.2x"), (4, 1, "1.2x"))
+    ],
+    *[
+        Row(f"10 Gbps, 2 hosts x 2, {s}: over the better of MPI and Gloo", before, 1.0, over_peers(2, 2, 10000.0, b))
+        for s, b, before in (("64 KiB", 64 * KIB, "2.7x"), ("2 MiB", 2 * MIB, "0.8x"), ("64 MiB", 64 * MIB, "1.07x"))
+    ],
+    Row("10 Gbps, 2 hosts x 2, 64 MiB: ms", "201", 150.0, seconds_between(2, 2, 10000.0, 64 * MIB)),
+    Row(
+        "4 ranks on 2 cores: Crossover over our all-reduce",
+        "1.4-1.56x",
+        1.15,
+        target("gossip_exchange_np4", "Crossover by model: not slower than our", inverse=True),
+    ),
+    Row(
+        "sharded over whole-model local SGD, one machine (EDSR, 2 groups of 2)",
+        "1.4-1.65x",
+        1.1,
+        target("local_sgd_communication", "edsr, here, P=2, K=2: all communication, shards over whole models"),
+    ),
+    *[
+        Row(
+            f"Layered, 4 shaped hosts, {by}, nothing to load: over all-reduce",
+            before,
+            1.05,
+            target("layered", f"resnet50, 4 workers on 4 hosts, {by}: nothing to load, over AllReduce"),
+        )
+        for by, before in (("thread", "1.12x"), ("rank", "1.23x"))
+    ],
+    Row(
+        "scale of 8-bit and 16-bit integers over a copy",
+        "5.4x / 2.5x",
+        1.15,
+        target("kernels", "scale, integers and bool, 64 MiB"),
+    ),
+    Row("simulate, scheduled pull, 10^5 workers: seconds", "146", 60.0, simulated("seconds")),
+    Row("simulate, scheduled pull, 10^5 workers: MiB", "1229", 1024.0, simulated("mib")),
+]
+
+
+def simulate() -> Results:
+    """Run 10^5 workers of scheduled pull; what that takes."""
+    words = ["scheduled-pull", "--data", "none", "--workers", "100000", "--steps", "32", "--set", "schedule=autonomous"]
+    begin = time.perf_counter()
+    process = subprocess.Popen(
+        [Path(sys.executable).with_name("sordino"), "simulate", *words], stdout=subprocess.DEVNULL
+    )
+    _, status, used = os.wait4(process.pid, 0)
+    if status:
+        raise UsageError(f"sordino simulate ended with {os.waitstatus_to_exitcode(status)}")
+    return {
+        "command": f"sordino simulate {' '.join(words)}",
+        "seconds": time.perf_counter() - begin,
+        "mib": used.ru_maxrss / 1024,
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Makes the table. Status 1 if a result that it needs is not there."""
+    options = command_line.parser("speed", __doc__, 1.0, "row")
+    options.add_argument("--keep", action="store_true", help="do not run simulate again")
+    chosen = options.parse_args(argv)
+    folder = command_line.results_folder(chosen) or Path("benchmarks/results")
+    known: dict[str, Results] = {}
+
+    def file(name: str) -> Results:
+        if name not in known:
+            known[name] = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+        return known[name]
+
+    if not chosen.keep:
+        known["speed"] = {"simulate": simulate()}
+    rows, missing = [], []
+    for row in ROWS:
+        try:
+            found = row.now(file)
+        except (OSError, LookupError) as error:
+            found = None
+            missing.append(f"{row.what}: {error}")
+        judged = verdicts.target(row.what, found[0] if found else None, row.limit, row.at_least)
+        rows.append(judged | {"before": row.before, "of": found[1] if found else "", "why": row.why})
+    sources = {
+        name: {key: one["machine"].get(key) for key in ("date", "others")}
+        for name, one in known.items()
+        if "machine" in one
+    }
+    results: Results = {
+        "benchmark": "speed",
+        "name": "speed",
+        "machine": machines.machine(None),
+        "simulate": file("speed")["simulate"],
+        "sources": sources,
+        "rows": rows,
+    }
+    records.publish(results, folder, REPORTS)
+    for line in missing:
+        records.log(f"not measured: {line}")
+    return 1 if missing else 0
+
+
+def _markdown(results: Results) -> str:
+    what = (
+        "What an independent review of version 0.1 measured, and what this state takes: each figure from the result "
+        "that another benchmark has written."
+    )
+    words = {True: "met", False: "**missed**", None: "not measured"}
+    lines = []
+    for row in results["rows"]:
+        value = "–" if row["value"] is None else f"{row['value']:.3g}"
+        sign = "≥" if row["at_least"] else "≤"
+        lines.append([row["what"], row["before"], value, f"{sign} {row['limit']:g}", words[row["met"]], row["of"]])
+    reasons = [f"- {row['what']}: {row['why']}" for row in results["rows"] if row["met"] is False and row["why"]]
+    blocks = verdicts.opening(results, "Speed: before and now", what)
+    blocks.append(table(["", "Before", "Now", "Required", "Verdict", "Of"], lines))
+    return "\n\n".join([*blocks, *(["## Why some are missed", "\n".join(reasons)] if reasons else [])])
+
+
+def _draw(results: Results, figure: Any) -> None:
+    """How far each requirement is from its limit."""
+    axes = figure.subplots()
+    rows = [row for row in results["rows"] if row["value"]]
+    far = [row["limit"] / row["value"] if row["at_least"] else row["value"] / row["limit"] for row in rows]
+    colours = ["#0b6e4f" if row["met"] else "#c8553d" for row in rows]
+    axes.barh([row["what"] for row in rows], far, color=colours)
+    axes.axvline(1.0, color="k", lw=0.8)
+    axes.invert_yaxis()
+    axes.set_xlim(0, 4)
+    axes.set_xlabel("of what is required; to the left of 1 is better")
+    axes.tick_params(axis="y", labelsize=4)
+
+
+REPORTS = {"speed": Report(_markdown, _draw)}
