@@ -1,7 +1,8 @@
 // Counts gradients that a backward pass has completed, so that Python hears of them by the piece and not by the tensor.
 //
 // Each parameter's hook is a C function: it looks at the number of the backward under way, and counts. Python is called
-// for the first gradient of a backward, for one that comes once too often, and when the last one of a piece is complete.
+// for the first gradient of a backward, for one that comes once too often, and when the last one of a piece is
+// complete.
 #include <pybind11/stl.h>
 
 #include "base/error.h"
@@ -36,7 +37,8 @@ class GradientCounter : public std::enable_shared_from_this<GradientCounter> {
     if (++counts_[index] < passes_) return;
     order_.push_back(index);
     const long piece = piece_of_[index];
-    if (piece >= 0 && --waiting_[static_cast<std::size_t>(piece)] == 0) tell("completed", static_cast<std::size_t>(piece));
+    if (piece >= 0 && --waiting_[static_cast<std::size_t>(piece)] == 0)
+      tell("completed", static_cast<std::size_t>(piece));
   }
 
   std::size_t watch(const std::vector<std::size_t>& members) {
@@ -129,7 +131,8 @@ void register_gradient_counter(py::module_& module) {
       module, "GradientCounter",
       "Counts gradients that backward passes have completed. One is complete after `passes` in a cycle. `backward()` "
       "numbers the backward under way. `watcher` is a weak reference; its object's backward_adds(index) is called with "
-      "the first gradient of a backward, and with any while they are done, before that is counted; exceeded(index) with "
+      "the first gradient of a backward, and with any while they are done, before that is counted; exceeded(index) "
+      "with "
       "one that is complete already, completed(number) when all of a piece are.")
       .def(py::init<std::size_t, int, py::object, py::object>(), py::arg("parameters"), py::arg("passes"),
            py::arg("backward"), py::arg("watcher"))

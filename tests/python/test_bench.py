@@ -240,7 +240,7 @@ def test_fusion_targets() -> None:
         found["sordino"]["percent_of_waiting_in_step"] = {"median": 100.5}
         return {"contestants": found, "failed": {}}
 
-    two = {"ranks": 2, "modes": {"True": mode(sordino=0.01, horovod=0.06, gloo=0.03), "False": mode(sordino=-1.0)}}
+    two = {"ranks": 2, "modes": {"True": mode(sordino=0.01, horovod=0.09, gloo=0.03), "False": mode(sordino=-1.0)}}
     assert [one["met"] for one in fusion.targets(two)] == [True, True, False, True, None, None]
     one = {"ranks": 1, "modes": {"True": mode(sordino=0.001)}, "backward": {"median": 0.1}}
     assert [(target["value"], target["met"]) for target in fusion.targets(one)] == [(1.0, True)]
