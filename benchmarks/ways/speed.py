@@ -18,9 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cluster.jobs import machine_before
 from sordino.bench import command_line
 from sordino.errors import UsageError
-from sordino.report import Results, machines, records, verdicts
+from sordino.report import Results, records, verdicts
 from sordino.report.records import Report
 from sordino.report.tables import format_seconds, table
 
@@ -329,7 +330,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     results: Results = {
         "benchmark": "speed",
         "name": "speed",
-        "machine": machines.machine(None),
+        "machine": machine_before(),
         "simulate": file("speed")["simulate"],
         "sources": sources,
         "rows": rows,
