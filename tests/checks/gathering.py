@@ -17,7 +17,7 @@ from checks.local_sgd import OPTIMIZERS, Odd, batch, divisors, same_models, step
 from checks.postponed import READS
 from checks.registry import Seat, check
 from sordino.algorithms import AdaptiveInterval, LocalSGD
-from sordino.errors import UsageError
+from sordino.errors import PeerLost, UsageError
 from sordino.runtime.context import current, use
 
 
@@ -100,29 +100,28 @@ def whoever_looks_waits(seat: Seat, thread: bool) -> None:
 @check(least=2)
 def a_module_waits_for_its_own_parameters(seat: Seat) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(13, 13), torch.nn.Tanh(), torch.nn.Linear(13, 1))
-    optimizer = wrap(model, LocalSGD(2, seat.size, bucket_bytes=4 * 13 * 13, overlap=True))
+    optimizer = wrap(model, LocalSGD(2, seat.size, bucket_bytes=1, overlap=True))
     seen: list[int] = []
-    model[2].register_forward_pre_hook(lambda *_: seen.append(len(under_way(optimizer))))
-    model[1].register_forward_pre_hook(lambda *_: seen.append(len(under_way(optimizer))))
-    inputs = batch(seat.rank, 0)[0]
+    for module in (model[1], model[2]):
+        module.register_forward_pre_hook(lambda *_: seen.append(len(under_way(optimizer))))
     for turn in range(4):
         if turn == 3:
             model.eval()  # where other functions may be called for the whole of it
-        optimizer.zero_grad()
-        model(inputs).sum().backward()
+        model(batch(seat.rank, 0)[0]).sum().backward()
+        if turn == 0:
+            seen.clear()
         optimizer.step()
-        everything = len(under_way(optimizer))
-    assert everything > 2
-    first, second = seen[2::2], seen[3::2]
-    assert first[0] > second[0] == 0
-    assert (first[-1], second[-1]) == (0, 0)
+        assert len(under_way(optimizer)) == 4
+        optimizer.zero_grad()
+    assert seen == [2, 0, 2, 0, 0, 0]
 
 
 @check(least=2)
 def what_uses_no_values_waits_for_nothing(seat: Seat) -> None:
-    model, optimizer, plain = pair(seat)
-    before = under_way(optimizer)
+    model, optimizer, _ = pair(seat)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    step(seat, model, optimizer, 2)
+    before = under_way(optimizer)
     optimizer.zero_grad()
     model.zero_grad()
     scheduler.step()
@@ -130,13 +129,16 @@ def what_uses_no_values_waits_for_nothing(seat: Seat) -> None:
     for parameter in model.parameters():
         assert parameter.grad is None
         assert parameter.requires_grad
-        assert parameter.device.type == "cpu" and parameter.dtype.is_floating_point and parameter.shape is not None
+        assert parameter.device.type == "cpu"
+        assert parameter.dtype.is_floating_point
+        assert parameter.is_leaf
+        assert parameter.shape is not None
         assert isinstance(parameter, torch.nn.Parameter)
     assert under_way(optimizer) == before
     optimizer.flush()
     assert not under_way(optimizer)
     assert all(type(parameter) is torch.nn.Parameter and not vars(parameter) for parameter in model.parameters())
-    assert same_models(model, plain)
+    assert same_models(model, train(seat, LocalSGD(2, seat.size, bucket_bytes=400), 3))
 
 
 @check(least=2, how=("view", "numpy", "graph"))
@@ -165,7 +167,7 @@ def an_overlapped_life_is_that_of_one_that_waits(seat: Seat) -> None:
     """Clipping, closures, scalers, schedules, changes in mid-run, states and another optimizer."""
     lives = []
     for overlap in (False, True):
-        algorithm = LocalSGD(2, divisors(seat.size)[1], bucket_bytes=400, overlap=overlap, buffers="average")
+        algorithm = LocalSGD(2, divisors(seat.size)[1], bucket_bytes=400, overlap=overlap)
         model, other, late = Odd(), Odd(), torch.nn.Parameter(torch.ones(9))
         model.image.requires_grad_(False)
         optimizer, second = wrap(model, algorithm), wrap(other, algorithm, OPTIMIZERS["adam"])
@@ -234,6 +236,32 @@ def parameters_outlive_who_gathers_them(seat: Seat) -> None:
     current().shutdown()
     assert not under_way(optimizer)
     assert same_models(model, plain)
+
+
+@check(least=2, on=("sim",))
+def a_lost_peer_is_told_once_where_a_parameter_is_used(seat: Seat) -> None:
+    model = Odd()
+    optimizer = wrap(model, overlapped(seat))
+    step(seat, model, optimizer, 0)
+
+    def die(*_: Any) -> None:
+        seat.meet("others", range(seat.last))
+        current().abort("it is to die here")
+        raise ZeroDivisionError
+
+    if seat.rank == seat.last:
+        optimizer.register_step_pre_hook(die)
+        with pytest.raises(ZeroDivisionError):
+            step(seat, model, optimizer, 1)
+        return
+    step(seat, model, optimizer, 1)
+    assert len(under_way(optimizer)) > 1
+    seat.meet("others", [seat.rank])
+    with pytest.raises(PeerLost):
+        model(batch(0, 0)[0])
+    assert not under_way(optimizer)
+    assert all(type(parameter) is torch.nn.Parameter for parameter in model.parameters())
+    assert torch.isfinite(model(batch(0, 0)[0])).all()
 
 
 @check(least=2)
