@@ -7,6 +7,7 @@ import os
 import pickle
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -162,6 +163,15 @@ def what_somebody_has_a_view_of_is_waited_for(seat: Seat, how: str) -> None:
     assert len(under_way(optimizer)) == total
 
 
+def loss_of(seat: Seat, model: Odd, optimizer: Any, turn: int, scaler: Any = None) -> torch.Tensor:
+    """What a closure does."""
+    inputs, targets = batch(seat.rank, turn)
+    optimizer.zero_grad()
+    loss = torch.nn.functional.mse_loss(model(inputs), targets)
+    (loss if scaler is None else scaler.scale(loss)).backward()
+    return loss
+
+
 @check(least=2)
 def an_overlapped_life_is_that_of_one_that_waits(seat: Seat) -> None:
     """Clipping, closures, scalers, schedules, changes in mid-run, states and another optimizer."""
@@ -175,25 +185,17 @@ def an_overlapped_life_is_that_of_one_that_waits(seat: Seat) -> None:
         scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
         states = []
         for turn in range(9):
-            inputs, targets = batch(seat.rank, turn)
-
-            def closure(inputs: torch.Tensor = inputs, targets: torch.Tensor = targets) -> torch.Tensor:
-                optimizer.zero_grad()
-                loss = torch.nn.functional.mse_loss(model(inputs), targets)
-                loss.backward()
-                return loss
-
+            forward = partial(loss_of, seat, model, optimizer, turn)
             if turn == 0:
-                optimizer.step(closure)
+                optimizer.step(forward)
             elif turn == 1:
-                optimizer.zero_grad()
-                scaler.scale(torch.nn.functional.mse_loss(model(inputs), targets)).backward()
+                forward(scaler)
                 optimizer.synchronize()
                 with optimizer.skip_synchronize():
                     scaler.step(optimizer)
                 scaler.update()
             else:
-                closure()
+                forward()
                 optimizer.clip_grad_norm_(0.5)
                 optimizer.step()
             scheduler.step()

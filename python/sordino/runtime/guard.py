@@ -15,8 +15,9 @@ from typing import Any
 
 import torch
 
+_gradient: Any = torch.Tensor.grad
 _OF_NO_VALUES = frozenset(
-    [torch.Tensor.grad.__set__, torch.Tensor.grad.__delete__]  # type: ignore[attr-defined]
+    [_gradient.__set__, _gradient.__delete__]
     + [getattr(torch.Tensor, name).__get__ for name in ("grad", "requires_grad", "shape", "dtype", "device", "is_leaf")]
 )
 """What asks a tensor for something else than its values."""

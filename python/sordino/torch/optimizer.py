@@ -305,7 +305,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Take in what is still under way, so that parameters depend on nothing but themselves. Collective.
 
         Between steps, `PushSum(overlap=...)` and `ADPSGD` have parameters under way and
-        `AllReduce(double_buffering=True)` a gradient; `ParameterSkipping` has parameters that were skipped, which it
+        `AllReduce(double_buffering=True)` a gradient, and `LocalSGD(overlap=True)` has parameters on their way to
+        others; `ParameterSkipping` has parameters that were skipped, which it
         averages.
         """
         strategy = self._strategy
