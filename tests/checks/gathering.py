@@ -300,6 +300,8 @@ def compiled_models_wait_for_all_of_theirs(seat: Seat) -> None:
         step(seat, compiled, optimizer, turn)
         step(seat, plain, wanted, turn)
         assert under_way(optimizer)
+    optimizer.zero_grad()  # a compiler looks at gradients, too
+    assert under_way(optimizer)
     result = torch.compile(lambda inputs: inputs @ model[0].first.T, backend="eager")(torch.ones(1, 13))
     assert torch.equal(result, torch.ones(1, 13) @ plain[0].first.T)
     assert same_models(model, plain)
