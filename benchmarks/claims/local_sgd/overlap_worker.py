@@ -56,11 +56,8 @@ class Contestant:
 def measure(chosen: argparse.Namespace, participants: Participants) -> Results:
     """Both ways in turns, with every load. Collective."""
     both = [Contestant(overlap, participants, chosen.layers, chosen.width) for overlap in (False, True)]
-    for one in both:
-        for _ in range(_WARM_UP):
-            one.step(0.0)
-    waits = participants.maximum(np.array([both[0].step(0.0)[0] for _ in range(5)]))
-    whole = float(np.median(waits))
+    before = np.array([[one.step(0.0)[0] for one in both] for _ in range(_WARM_UP + 5)])
+    whole = float(np.median(participants.maximum(before[_WARM_UP:, 0])))
     seconds = np.empty((len(LOADS), chosen.rounds, len(both), 2))
     for number in range(chosen.rounds):
         for index, load in enumerate(LOADS):

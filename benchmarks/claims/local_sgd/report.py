@@ -230,10 +230,10 @@ def overlap(results: Results) -> str:
     """Ratios, with more and more to load."""
     what = (
         f"A group of two ranks trains a model of {results['bytes'] / 1e6:.3g} MB with sharded local SGD. After "
-        "`step()` a batch is loaded (sleep) for 0, ½, 1 and 2 times what a `step()` takes that waits for the all-gather of "
-        "parameters; then forward begins. Figures are what it takes with overlap=True over what it takes without, in "
-        f"turns: `step()`, and all but loading. Hosts are emulated, with links of {results['mbps']:g} Mbps each way. "
-        "Medians of ratios of the slowest rank's times."
+        "`step()` a batch is loaded (sleep) for 0, ½, 1 and 2 times what a `step()` takes that waits for the gather; "
+        "then forward begins. Figures are what it takes with overlap=True over what it takes without, in turns: "
+        f"`step()`, and all but loading. Hosts are emulated, with links of {results['mbps']:g} Mbps each way. Medians "
+        "of ratios of the slowest rank's times."
     )
     lines = [
         [f"{row['place']}: {label}", *(f"{one[part]:.2f}" for one in row["contestants"]["overlap"]["ratios"].values())]
