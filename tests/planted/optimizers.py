@@ -248,14 +248,6 @@ ERRORS = [
         _GATHERING,
     ),
     Error(
-        "who takes over finds parameters on their way",
-        "missing wait",
-        "python/sordino/algorithms/local_sgd/strategy.py",
-        "    def settle(self, optimizer: torch.optim.Optimizer) -> None:\n        self.complete()\n",
-        "    def settle(self, optimizer: torch.optim.Optimizer) -> None:\n",
-        _GATHERING,
-    ),
-    Error(
         "a flush waits for nothing",
         "missing wait",
         "python/sordino/algorithms/local_sgd/strategy.py",
