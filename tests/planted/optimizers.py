@@ -5,6 +5,7 @@ from __future__ import annotations
 from planted.error import Error, checks, tests
 
 _LEFT = ("tests/faults/test_after_losses.py tests/faults/test_random_faults.py",)
+_GATHERING = (checks("gathering"),)
 _LOCAL = (checks("local_sgd"),)
 _PUSH = (checks("push_sum"),)
 _WIDE = (checks("wide_area"),)
@@ -268,6 +269,87 @@ ERRORS = [
         "ordered = torch.empty_like(parameter, dtype=value.dtype).copy_(value)",
         "ordered = value.contiguous()",
         (checks("shards"),),
+    ),
+    Error(
+        "a step waits for what it is to overlap",
+        "missing wait",
+        "python/sordino/algorithms/local_sgd/strategy.py",
+        "            self._gathering.start()\n",
+        "            self._gathering.start()\n            self._gathering.complete()\n",
+        _GATHERING,
+    ),
+    Error(
+        "other buckets than that which was waited for are let go",
+        "missing wait",
+        "python/sordino/algorithms/local_sgd/gathering.py",
+        "            del self._under_way[name]\n            guard.take_off()\n",
+        "            for other, _ in self._under_way.values():\n                other.take_off()\n"
+        "            self._under_way = {}\n",
+        _GATHERING,
+    ),
+    Error(
+        "views are not looked for",
+        "stale copy",
+        "python/sordino/algorithms/local_sgd/gathering.py",
+        "if one.taken_out]",
+        "if False]",
+        _GATHERING,
+    ),
+    Error(
+        "what is gathered is forgotten when the world ends",
+        "missing wait",
+        "python/sordino/algorithms/local_sgd/gathering.py",
+        "        reducer.context.on_shutdown[id(self)] = weakref.WeakMethod(self._before_shutdown)\n",
+        "",
+        _GATHERING,
+    ),
+    Error(
+        "a flush waits for nothing",
+        "missing wait",
+        "python/sordino/algorithms/local_sgd/strategy.py",
+        "    def drain(self, optimizer: torch.optim.Optimizer) -> None:\n        self.complete()\n",
+        "",
+        _GATHERING,
+    ),
+    Error(
+        "a gather that has failed goes on being waited for",
+        "forgotten rollback",
+        "python/sordino/algorithms/local_sgd/gathering.py",
+        "                self.give_up()\n",
+        "",
+        _GATHERING,
+    ),
+    Error(
+        "a child is left parameters on their way",
+        "missing wait",
+        "python/sordino/algorithms/local_sgd/gathering.py",
+        "os.register_at_fork(before=_complete_all)",
+        "",
+        _GATHERING,
+    ),
+    Error(
+        "compilers and fused functions see guarded parameters",
+        "missing wait",
+        "python/sordino/runtime/guard.py",
+        "module.parameters() if _is_opaque(module) else module._parameters.values()",
+        "module._parameters.values()",
+        _GATHERING,
+    ),
+    Error(
+        "a copy is guarded for ever",
+        "stale copy",
+        "python/sordino/runtime/guard.py",
+        "        _use(self)\n        return copy.deepcopy(self, memo)",
+        "        return super().__deepcopy__(memo)  # type: ignore[misc]",
+        _GATHERING,
+    ),
+    Error(
+        "clearing gradients waits for parameters",
+        "missing wait",
+        "python/sordino/runtime/guard.py",
+        "not (harmless and guard.values_only)",
+        "not (harmless and not guard.values_only)",
+        _GATHERING,
     ),
     # ---- mixing
     Error(

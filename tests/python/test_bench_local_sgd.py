@@ -110,3 +110,13 @@ def test_plans_are_made_over_ucx(tmp_path: Path, results_of: ResultsOf) -> None:
     words = ["--starter", "torchrun", "--quick", "--mbps", "2000", "--parameters", "50k", "--results", str(tmp_path)]
     assert local_sgd.main(["plan", *words]) == 0
     assert results_of("local_sgd_plan_ucx")["errors"]
+
+
+@pytest.mark.run_of_a_benchmark
+@pytest.mark.usefixtures("emulated_hosts")
+def test_overlapped_gathers_run_on_hosts(tmp_path: Path, results_of: ResultsOf) -> None:
+    assert local_sgd.main(["overlap", "--quick", "--mbps", "2000", "--results", str(tmp_path)]) == 0
+    found = results_of("local_sgd_overlap")
+    assert found["wrong"] == []
+    for row in found["rows"]:
+        assert list(row["contestants"]["overlap"]["ratios"]) == ["0", "0.5", "1", "2"]

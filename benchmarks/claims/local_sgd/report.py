@@ -226,9 +226,40 @@ def draw_plan(results: Results, figure: Any) -> None:
     axes.legend(fontsize=5)
 
 
+def overlap(results: Results) -> str:
+    """Ratios, with more and more to load."""
+    what = (
+        f"A group of two ranks trains a model of {results['bytes'] / 1e6:.3g} MB with sharded local SGD. After "
+        "`step()` a batch is loaded (sleep) for 0, ½, 1 and 2 times what a `step()` takes that waits for the gather; "
+        "then forward begins. Figures are what it takes with overlap=True over what it takes without, in turns: "
+        f"`step()`, and all but loading. Hosts are emulated, with links of {results['mbps']:g} Mbps each way. Medians "
+        "of ratios of the slowest rank's times."
+    )
+    lines = [
+        [f"{row['place']}: {label}", *(f"{one[part]:.2f}" for one in row["contestants"]["overlap"]["ratios"].values())]
+        for row in results["rows"]
+        for part, label in (("step", "`step()`"), ("all", "all but loading"))
+    ]
+    blocks = verdicts.head(results, "Local SGD: gathers that are overlapped", what)
+    return "\n\n".join([*blocks, table(["", "Load 0", "½", "1", "2"], lines)])
+
+
+def draw_overlap(results: Results, figure: Any) -> None:
+    """Ratios against loading, a panel for each place."""
+    for axes, row in zip(figure.subplots(1, len(results["rows"]), sharey=True), results["rows"]):
+        ratios = row["contestants"]["overlap"]["ratios"]
+        for part, label in (("step", "step()"), ("all", "all but loading")):
+            axes.plot([float(load) for load in ratios], [one[part] for one in ratios.values()], "o-", label=label)
+        axes.set_title(row["place"])
+        axes.set_xlabel("loading, in steps that wait")
+        axes.set_ylim(bottom=0)
+        axes.legend(fontsize="small")
+
+
 REPORTS = {
     "local_sgd_accuracy": Report(accuracy, draw_accuracy),
     "local_sgd_communication": Report(communication, draw_communication),
+    "local_sgd_overlap": Report(overlap, draw_overlap),
     "local_sgd_plan": Report(plan, draw_plan),
     "local_sgd_torch": Report(against_torch, draw_torch),
 }

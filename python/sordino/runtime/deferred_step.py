@@ -8,12 +8,10 @@ theirs while it lasts.
 
 from __future__ import annotations
 
-import copy
 import os
 import sys
 import threading
 from collections.abc import Callable, Iterable
-from functools import cache
 from typing import Any, Protocol
 
 import torch
@@ -22,6 +20,7 @@ from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 from torch.utils._device import DeviceContext
 
 from sordino.errors import StepOrderError
+from sordino.runtime.guard import Guard, before_call
 
 
 class Postponed(Protocol):
@@ -117,39 +116,25 @@ def storage_of(tensor: torch.Tensor) -> int:
         return 0
 
 
-class _Stale:
-    """A parameter that must not be read."""
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        raise StepOrderError(
-            f"{getattr(func, '__qualname__', func)} uses a parameter whose step is postponed, in another thread than "
-            "that of step(): call optimizer.flush() there after step()"
-        )
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        # A copy is of the class that this is, so the step has to be completed before, as any use does, or raises.
-        with torch.no_grad():
-            torch.Tensor.detach(self)  # type: ignore[arg-type]
-        return copy.deepcopy(self, memo)
-
-
-@cache
-def _stale_class(cls: type[torch.Tensor]) -> type[torch.Tensor]:
-    return type(f"Stale{cls.__name__}", (_Stale, cls), {})
+def _refuse(func: Any) -> None:
+    raise StepOrderError(
+        f"{getattr(func, '__qualname__', func)} uses a parameter whose step is postponed, in another thread than "
+        "that of step(): call optimizer.flush() there after step()"
+    )
 
 
 @torch.no_grad()
 def hide(tensors: Iterable[torch.Tensor]) -> Callable[[], None]:
     """Fill tensors with NaN and make whoever uses them raise `StepOrderError`; return what undoes that."""
-    hidden = [(tensor, type(tensor), tensor.data.clone()) for tensor in tensors]
-    for tensor, cls, _ in hidden:
+    hidden = [(tensor, tensor.data.clone()) for tensor in tensors]
+    for tensor, _ in hidden:
         tensor.data.fill_(torch.nan)
-        tensor.__class__ = _stale_class(cls)
+    guard = Guard(_refuse)
+    guard.put_on(tensor for tensor, _ in hidden)
 
     def show() -> None:
-        for tensor, cls, values in hidden:
-            tensor.__class__ = cls
+        guard.take_off()
+        for tensor, values in hidden:
             tensor.data.copy_(values)
 
     return show
@@ -161,6 +146,7 @@ _plain_call = torch.nn.Module.__call__
 def _watched_call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
     if not torch.compiler.is_compiling():
         watch().before_forward(module)
+        before_call(module)
     return _plain_call(module, *args, **kwargs)
 
 

@@ -304,7 +304,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def flush(self) -> None:
         """Take in what is still under way, so that parameters depend on nothing but themselves. Collective.
 
-        Between steps, `PushSum(overlap=...)` and `ADPSGD` have parameters under way and
+        Between steps, `PushSum(overlap=...)`, `ADPSGD` and `LocalSGD(overlap=True)` have parameters under way and
         `AllReduce(double_buffering=True)` a gradient; `ParameterSkipping` has parameters that were skipped, which it
         averages.
         """

@@ -53,12 +53,19 @@ class LocalSGD(Algorithm):
     state. With exchange="allreduce" every rank all-reduces gradients within the group and whole models across groups;
     the parameters are the same. P = 1 is AllReduce.
 
+    With overlap=True `step()` does not wait for the all-gather. Whoever uses a parameter waits for its bucket, in
+    whatever thread: a module that is called waits for its own parameters, so that those of later layers travel under
+    the forward pass of earlier ones. What asks for gradients, shapes or devices waits for nothing. A parameter of which
+    somebody has taken out a view (`detach()`, `numpy()`) is waited for in `step()`. Not noticed is memory that is known
+    by its address alone (`data_ptr()`): call `optimizer.flush()` before that is read. Parameters are the same to the
+    last bit.
+
     Sent per step and worker, of M bytes: sharded 2(K-1)/K M inside the group, and every `interval` steps
     2(P-1)/P M/K across; allreduce 2(P-1)/P M across. Staleness: none; models of different groups drift apart for
     `interval` steps. Memory: sharded the gradients once more at most, and 1/K of the optimizer's state. When a peer
-    dies: every survivor gets `PeerLost`. Source: Lee et al., "Communication-efficient local SGD with hierarchical
-    parallelism", sections III-A and III-B; "post-local SGD" (Lin et al. 2018) for `start`; SASGD (Cong et al. 2017) for
-    aggregate="gradients".
+    dies: every survivor gets `PeerLost`, with overlap=True where it first uses a parameter. Source: Lee et al.,
+    "Communication-efficient local SGD with hierarchical parallelism", sections III-A and III-B; "post-local SGD" (Lin
+    et al. 2018) for `start`; SASGD (Cong et al. 2017) for aggregate="gradients".
 
     Attributes:
         interval: steps from one averaging across groups to the next.
@@ -88,6 +95,7 @@ class LocalSGD(Algorithm):
     log_distance: int | None = None
     bucket_bytes: int = 16 * 1024 * 1024
     elementwise: bool = False
+    overlap: bool = False
 
     def __post_init__(self) -> None:
         counts = ["interval", "group_size", "bucket_bytes"] + ["log_distance"] * (self.log_distance is not None)
@@ -102,16 +110,17 @@ class LocalSGD(Algorithm):
         fine = self.adaptive is None or isinstance(self.adaptive, AdaptiveInterval)
         require(fine, self, "adaptive", "must be an AdaptiveInterval or None")
         require(self.buffers in ("local", "average"), self, "buffers", "must be 'local' or 'average'")
-        require(isinstance(self.elementwise, bool), self, "elementwise", "must be True or False")
-        fine = not self.elementwise or self.exchange == "sharded"
-        require(fine, self, "elementwise", "has an effect with exchange='sharded' alone")
+        for name in ("elementwise", "overlap"):
+            value = getattr(self, name)
+            require(isinstance(value, bool), self, name, "must be True or False")
+            require(not value or self.exchange == "sharded", self, name, "has an effect with exchange='sharded' alone")
 
     told = ("interval", "group_size")
     parts: ClassVar = {"adaptive": AdaptiveInterval}
     steps = "sordino.algorithms.local_sgd.strategy:LocalSGDStrategy"
     simulation = Simulation(
         arrays="sordino.simulate.vectorized:Local",
-        imitated=frozenset({"interval", "group_size", "exchange", "start", "aggregate", "bucket_bytes"}),
+        imitated=frozenset({"interval", "group_size", "exchange", "start", "aggregate", "bucket_bytes", "overlap"}),
         refused={
             "adaptive": "the interval would follow losses that nobody reports here; give interval=...",
             "buffers": NO_BUFFERS,
@@ -168,7 +177,7 @@ class LocalSGD(Algorithm):
                 Phase(inward, hides=hidden(buckets)),
                 Phase(between, until=alone),
                 averaging,
-                Phase([from_owners(groups, one) for one in shards]),
+                Phase([from_owners(groups, one) for one in shards], loading=self.overlap),
             ]
         )
 

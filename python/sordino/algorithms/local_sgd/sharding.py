@@ -27,6 +27,7 @@ from sordino.runtime.collectives import grouped_allreduce_
 from sordino.runtime.context import Context
 from sordino.runtime.flat_buffer import FlatBuffer, move
 from sordino.runtime.flat_reducer import FlatGradients, FlatReducer, part_length
+from sordino.runtime.guard import uses_of
 from sordino.runtime.operation import Average, Max, Sum
 from sordino.runtime.process_set import ProcessSet
 from sordino.runtime.tensors import dtype_code
@@ -94,6 +95,12 @@ class Shards(FlatGradients):
                 values = torch.nn.Parameter(self.owned[inside], requires_grad=parameter.requires_grad)
                 self.slices.append(Slice(i, begin, end, values, owned_gradients[inside]))
             offset += parameter.numel()
+        self._uses = [uses_of(view) + 1 for view in self._value_views]  # of the views, and of the parameters there
+
+    @property
+    def taken_out(self) -> bool:
+        """Whether somebody has a view of the memory of a parameter, and may look at it unseen."""
+        return any(uses_of(view) > uses for view, uses in zip(self._value_views, self._uses))
 
     def adopt(self, parameters: Sequence[torch.Tensor]) -> None:
         """Take in parameters whose memory somebody has replaced. UsageError if by ones of another shape or dtype."""
@@ -203,7 +210,7 @@ class ShardedReducer(FlatReducer):
         self._hand_out_gradients()
 
     def _hand_out_gradients(self) -> None:
-        self._give("gradients")
+        wait_for_all([self.give(name, "gradients") for name in self.shards])
         for shards in self.shards.values():
             for i, view, used in zip(shards.members, shards.views, shards.used()):
                 self.parameters[i].grad = view if used else None
@@ -267,14 +274,14 @@ class ShardedReducer(FlatReducer):
 
     def hand_out(self) -> None:
         """Give all ranks of the group the parameters that their owners have."""
-        self._give("values")
-
-    def _give(self, what: Literal["values", "gradients"]) -> None:
-        """Have all ranks of the group take over from the owners, bucket by bucket."""
-        channel, topology, handles = self._channel, self._from_owner, []
-        for name, shards in self.shards.items():
-            handles.append(channel.start(f"{name}.{what}", topology, getattr(shards, what)))
+        handles = []
+        for name in self.shards:
+            handles.append(self.give(name, "values"))
         wait_for_all(handles)
+
+    def give(self, name: str, what: Literal["values", "gradients"]) -> Handle:
+        """Begin to have all ranks of the group take over from the owners what is in a bucket."""
+        return self._channel.start(f"{name}.{what}", self._from_owner, getattr(self.shards[name], what))
 
     @contextmanager
     def on_slices(self, optimizer: torch.optim.Optimizer) -> Iterator[None]:

@@ -16,6 +16,7 @@ import torch
 from sordino.algorithms.exchanging import ExchangingStrategy
 from sordino.algorithms.local_sgd import LocalSGD
 from sordino.algorithms.local_sgd.elementwise import Trial, require_elementwise
+from sordino.algorithms.local_sgd.gathering import Gathering
 from sordino.algorithms.local_sgd.sharded_state import gather_state, scatter_state
 from sordino.algorithms.local_sgd.sharding import ShardedReducer
 from sordino.algorithms.strategy import Runtime
@@ -50,6 +51,7 @@ class LocalSGDStrategy(ExchangingStrategy):
         self._first_metric: tuple[float, float] | None = None  # rate and loss
         self._block_ends = 0
         self._shards: ShardedReducer | None = None  # the reducer, if it is one
+        self._gathering: Gathering | None = None  # of shards that are not waited for
         self._arena: ParameterBuffer | None = None
         self._tried = not self.algorithm.elementwise  # whether the optimizer is what the user says
         self._then: list[torch.Tensor] = []  # what models were when they were last averaged
@@ -75,6 +77,7 @@ class LocalSGDStrategy(ExchangingStrategy):
             channel = new_channel(context, self._group)
             within = replace(self.settings, process_set=self._group)
             self.reducer = self._shards = ShardedReducer(context, self.names, self.parameters, within, channel)
+            self._gathering = Gathering(self._shards) if algorithm.overlap else None
         elif self._models > 1:
             self._arena = ParameterBuffer(context, self.names, self.parameters, "model")
         self._regroup()
@@ -105,7 +108,21 @@ class LocalSGDStrategy(ExchangingStrategy):
 
     # ---- the step ----------------------------------------------------------------------------------------------
 
+    def complete(self) -> None:
+        if self._gathering is not None:
+            self._gathering.complete()
+
+    def drain(self, optimizer: torch.optim.Optimizer) -> None:
+        self.complete()
+
+    def detach(self) -> None:
+        if self._gathering is not None:
+            self._gathering.close()
+        super().detach()
+
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        if self._gathering is not None:
+            self._gathering.complete()
         self._rate = float(optimizer.param_groups[0]["lr"])
         self._highest_rate = max(self._highest_rate, self._rate)
         self._prepare(optimizer)
@@ -143,7 +160,9 @@ class LocalSGDStrategy(ExchangingStrategy):
             self.distances.append((self.steps, self._distance()))
         if due:
             self.exchange(self._averages() if self.context.outlasts else (), self._average)
-        if self._shards is not None:
+        if self._gathering is not None:
+            self._gathering.start()
+        elif self._shards is not None:
             self._shards.hand_out()
         if not self._alone and self._starts():
             self._alone = True
@@ -261,6 +280,7 @@ class LocalSGDStrategy(ExchangingStrategy):
             self._regroup()
 
     def settle(self, optimizer: torch.optim.Optimizer) -> None:
+        self.complete()
         if self._met and self._alone and self.algorithm.aggregate == "gradients" and self._then:
             self._judge_all()
             with self._rollback.around(self._averages()):
