@@ -33,14 +33,18 @@ class Writer {
     for (const T& value : values) put(value);
     return *this;
   }
+  // As they are, without their number.
+  Writer& put_rest(std::span<const std::byte> bytes) {
+    append(bytes.data(), bytes.size());
+    return *this;
+  }
   Bytes take() { return std::move(bytes_); }
 
  private:
   void append(const void* data, std::size_t size) {
     if (bytes_.capacity() == 0) bytes_.reserve(128);
-    const std::size_t at = bytes_.size();
-    bytes_.resize(at + size);
-    if (size > 0) std::memcpy(bytes_.data() + at, data, size);
+    const auto* const first = static_cast<const std::byte*>(data);
+    bytes_.insert(bytes_.end(), first, first + size);
   }
   Bytes bytes_;
 };
@@ -89,6 +93,7 @@ class Reader {
     return values;
   }
   bool empty() const { return rest_.empty(); }
+  std::span<const std::byte> rest() { return cut(rest_.size()); }
 
  private:
   std::span<const std::byte> cut(std::size_t size) {

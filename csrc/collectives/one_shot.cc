@@ -1,7 +1,8 @@
 #include "collectives/one_shot.h"
 
-#include <algorithm>
-#include <array>
+#include <cstring>
+
+#include "base/error.h"
 
 namespace sordino {
 
@@ -29,68 +30,16 @@ OneShot::Number OneShot::number_of(std::string_view name, const What& what) cons
   return found != known_.end() && found->second.what == what ? found->second.number : 0;
 }
 
-void OneShot::lay(Number number, std::span<const std::byte> data) {
-  if (!data.empty()) std::memcpy(slot(me_, turn_).data(data.size()), data.data(), data.size());
-  publish(number);
+void OneShot::receive(int member, const Partial&, std::span<const std::byte>) {
+  throw TransportError("member " + std::to_string(member) + " of a process set speaks to one that leads no node");
 }
 
-void OneShot::publish(Number number) {
+void OneShot::publish(Number number, const std::byte* data, std::size_t bytes) {
   OneShotSlots::Slot& own = slot(me_, turn_);
+  if (bytes > 0) std::memcpy(own.data(bytes), data, bytes);
   own.operation = number;
-  // In one order with all_laid() and `resting`: whoever rests has said so before it looks, or sees this stamp.
+  // In one order with has_laid() and `resting`: whoever rests has said so before it looks, or sees this stamp.
   own.stamp.store(turn_);
-}
-
-bool OneShot::all_laid(std::uint64_t turn) const {
-  if (abandoned_) return false;
-  for (std::size_t member = 0; member < slots_.size(); ++member) {
-    if (slot(member, turn).stamp.load() < turn) return false;
-  }
-  return true;
-}
-
-bool OneShot::agreed() {
-  const std::uint64_t turn = turn_++;
-  const Number first = slot(0, turn).operation;
-  for (std::size_t member = 1; member < slots_.size(); ++member) {
-    if (slot(member, turn).operation != first) return false;
-  }
-  return first != 0;
-}
-
-void OneShot::fold(ReduceOp op, DType dtype, std::size_t count, double pre, double post, const std::byte* input,
-                   std::byte* output) {
-  const std::size_t bytes = count * size_of(dtype);
-  sources_.resize(slots_.size());
-  for (std::size_t member = 0; member < slots_.size(); ++member) {
-    sources_[member] = member == me_ ? input : slot(member, turn_ - 1).data(bytes);
-  }
-  const std::array<std::byte*, 1> destinations{output};
-  kernels::reduce(op, dtype, sources_, destinations, count, pre, post);
-}
-
-std::vector<OneShot::Number> OneShot::awaited() const {
-  std::vector<Number> numbers;
-  if (closed_ || slot(me_, turn_).stamp.load(std::memory_order_relaxed) >= turn_) return numbers;
-  for (std::size_t member = 0; member < slots_.size(); ++member) {
-    if (slot(member, turn_).stamp.load(std::memory_order_acquire) >= turn_)
-      numbers.push_back(slot(member, turn_).operation);
-  }
-  return numbers;
-}
-
-void OneShot::decline() {
-  publish(0);
-  ++turn_;
-}
-
-std::vector<std::size_t> OneShot::missing() const {
-  std::vector<std::size_t> members;
-  if (abandoned_) return members;
-  for (std::size_t member = 0; member < slots_.size(); ++member) {
-    if (slot(member, turn_).stamp.load(std::memory_order_acquire) < turn_) members.push_back(member);
-  }
-  return members;
 }
 
 }  // namespace sordino

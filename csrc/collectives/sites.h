@@ -9,7 +9,10 @@
 namespace sordino {
 
 struct Sites {
-  explicit Sites(const Participants& participants);
+  explicit Sites(const Participants& participants)
+      : Sites(participants.transport, participants.ranks, participants.me, !participants.compute->device()) {}
+  // `me`: an index of the ranks.
+  Sites(const Transport& transport, const std::vector<int>& ranks, int me, bool on_host);
 
   const std::vector<int>& own() const { return all[mine]; }
   // Who of another site deals with the participant that has this place in its own: all have about as many to deal with.

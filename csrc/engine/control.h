@@ -15,9 +15,10 @@ enum class Message : std::uint8_t {
   kBye,
   kFailed,
   kService,
-  kClosed
+  kClosed,
+  kOneShot
 };
-inline constexpr Message kLastMessage = Message::kClosed;
+inline constexpr Message kLastMessage = Message::kOneShot;
 enum class Failure : std::uint8_t { kPeerLost, kTimeout, kOther };
 inline constexpr Failure kLastFailure = Failure::kOther;
 

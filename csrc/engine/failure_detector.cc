@@ -106,7 +106,7 @@ void FailureDetector::watch_laid(ProcessSet& set, Time now) const {
   if (!is_late(waited)) return;
   const std::string name = kAllreduceLabel + std::string(laid.name);
   std::vector<int> late;
-  for (const std::size_t member : set.one_shot()->missing()) late.push_back(set.ranks[member]);
+  for (const int member : set.one_shot()->missing()) late.push_back(set.ranks[static_cast<std::size_t>(member)]);
   const std::string text = "'" + name + "' has waited " + whole(waited) + " s for ranks " + list(late);
   if (waited > timeout_s_) throw Timeout(text + ", more than SORDINO_TIMEOUT_S", name, late);
   if (!std::exchange(laid.warned, true)) say("stalled: " + text + ", which stand still.");

@@ -1,5 +1,10 @@
 #include "engine/process_set.h"
 
+#include "collectives/one_shot_node.h"
+#include "collectives/one_shot_nodes.h"
+#include "collectives/sites.h"
+#include "engine/control.h"
+
 namespace sordino {
 namespace {
 
@@ -20,18 +25,23 @@ std::string_view name_again(std::string_view name) {
 
 }  // namespace
 
-ProcessSet::ProcessSet(int id, std::vector<int> members, Transport& transport, const SetOptions& options)
+ProcessSet::ProcessSet(int id, std::vector<int> members, Transport& transport, Traffic& traffic,
+                       const SetOptions& options)
     : id(id),
       ranks(std::move(members)),
       me(index_of(transport.rank())),
       transport_(transport),
+      traffic_(traffic),
       options_(options),
       blocks_(ranks.size()),
       staging_(transport.node_memory()) {
   if (me < 0) return;
   if (me == 0) negotiation.emplace(ranks, options.fusion_bytes);
   const auto peers = node_peers();
-  if (options.slot_bytes == 0 || peers.empty()) return;
+  if (options.slot_bytes == 0 || peers.empty()) {
+    open_one_shot();
+    return;
+  }
   own_block_ = transport.node_memory().allocate(SharedBlock::bytes_for(options.slot_bytes));
   blocks_[static_cast<std::size_t>(me)] = reinterpret_cast<SharedBlock*>(own_block_->data);
   unconnected_.insert(peers.begin(), peers.end());
@@ -64,12 +74,39 @@ void ProcessSet::connect(int rank, const Location& block) {
 }
 
 void ProcessSet::open_one_shot() {
+  const Sites sites(transport_, ranks, me, true);
+  const std::vector<int>& own = sites.own();
+  if (ranks.size() == 1) return;
   std::vector<OneShotSlots*> slots;
-  for (SharedBlock* block : blocks_) {
-    if (!block) return;
-    slots.push_back(&block->one_shot());
+  for (const int member : own) {
+    SharedBlock* block = blocks_[static_cast<std::size_t>(member)];
+    if (own.size() == 1) {
+      own_slots_ = std::make_unique<OneShotSlots>();
+      slots.push_back(own_slots_.get());
+    } else if (block) {
+      slots.push_back(&block->one_shot());
+    } else {
+      return;
+    }
   }
-  one_shot_.emplace(std::move(slots), static_cast<std::size_t>(me));
+  if (sites.all.size() == 1) {
+    one_shot_ = std::make_unique<OneShotNode>(std::move(slots), own, sites.place);
+  } else if (sites.place > 0) {
+    one_shot_ = std::make_unique<OneShotFollower>(std::move(slots), own, sites.place, ranks.size());
+  } else {
+    one_shot_ =
+        std::make_unique<OneShotLeader>(std::move(slots), sites.all, sites.mine, ranks.size(),
+                                        [this](int member, const OneShot::Partial& what,
+                                               std::span<const std::byte> data) { send_partial(member, what, data); });
+  }
+}
+
+void ProcessSet::send_partial(int member, const OneShot::Partial& what, std::span<const std::byte> data) {
+  const int to = ranks[static_cast<std::size_t>(member)];
+  traffic_.count(transport_, to, data.size());
+  Writer writer;
+  writer.put(Message::kOneShot).put(id).put(what.turn).put(what.number).put(what.call).put(what.late).put_rest(data);
+  transport_.post(to, writer.take());
 }
 
 void ProcessSet::remember(Running& over) {
@@ -81,7 +118,7 @@ void ProcessSet::remember(Running& over) {
   for (std::size_t index = 0; index < most; ++index) {
     const Request& request = over.submissions[index].request;
     if (request.opcode != Opcode::kAllreduce || request.device || request.tensors.size() != 1 ||
-        request.op == ReduceOp::kAdasum || !OneShot::fits(request.tensors[0].bytes(), ranks.size()))
+        request.op == ReduceOp::kAdasum || !one_shot_->fits(request.tensors[0].bytes()))
       continue;
     const std::string_view name = name_again(request.name);
     if (name.empty()) continue;
@@ -91,7 +128,7 @@ void ProcessSet::remember(Running& over) {
   }
 }
 
-std::unique_ptr<Participants> ProcessSet::gather(const std::vector<int>& members, Traffic& traffic) {
+std::unique_ptr<Participants> ProcessSet::gather(const std::vector<int>& members) {
   ++sequence_;
   const auto place = std::find(members.begin(), members.end(), me);
   if (place == members.end()) return nullptr;
@@ -102,7 +139,7 @@ std::unique_ptr<Participants> ProcessSet::gather(const std::vector<int>& members
     blocks.push_back(blocks_[static_cast<std::size_t>(member)]);
   }
   const auto index = static_cast<int>(place - members.begin());
-  auto gathered = std::make_unique<Participants>(transport_, traffic, std::move(their_ranks), index,
+  auto gathered = std::make_unique<Participants>(transport_, traffic_, std::move(their_ranks), index,
                                                  static_cast<int>(ranks.size()), sequence_, tag_of(id, sequence_));
   gathered->one_node = std::find(blocks.begin(), blocks.end(), nullptr) == blocks.end();
   gathered->blocks = std::move(blocks);

@@ -30,7 +30,7 @@ struct SetOptions {
 
 class ProcessSet {
  public:
-  ProcessSet(int id, std::vector<int> ranks, Transport& transport, const SetOptions& options);
+  ProcessSet(int id, std::vector<int> ranks, Transport& transport, Traffic& traffic, const SetOptions& options);
 
   // This rank leaves the world: its block stays for peers that have yet to map it, and what they may still read.
   void leave_block() {
@@ -47,15 +47,15 @@ class ProcessSet {
   bool ready() const { return unconnected_.empty(); }
 
   // Those that a decision names, for the next operation; null if this rank is none of them.
-  std::unique_ptr<Participants> gather(const std::vector<int>& members, Traffic& traffic);
+  std::unique_ptr<Participants> gather(const std::vector<int>& members);
   // What an operation that is over leaves to the next, and what is to be remembered of it.
   void remember(Running& over);
-  // Null where members are on several nodes, or have not all said where their blocks are.
-  OneShot* one_shot() { return one_shot_ ? &*one_shot_ : nullptr; }
+  // Null until all members of this node have said where their blocks are.
+  OneShot* one_shot() { return one_shot_.get(); }
   // A member has left the world.
   void leave(int index) {
     if (negotiation) negotiation->leave(index);
-    if (one_shot_) one_shot_->close();
+    if (one_shot_) one_shot_->leave(index);
   }
 
   int index_of(int rank) const {
@@ -85,8 +85,10 @@ class ProcessSet {
 
  private:
   void open_one_shot();
+  void send_partial(int member, const OneShot::Partial& what, std::span<const std::byte> data);
 
   Transport& transport_;
+  Traffic& traffic_;
   const SetOptions options_;
   std::shared_ptr<Segment> own_block_;
   std::vector<SharedBlock*> blocks_;  // by member; null for members of other nodes
@@ -95,7 +97,8 @@ class ProcessSet {
   SlotUse slot_use_;
   ReceiveBuffer staging_;
   std::optional<bool> shares_devices_;
-  std::optional<OneShot> one_shot_;
+  std::unique_ptr<OneShotSlots> own_slots_;  // where this rank shares no memory
+  std::unique_ptr<OneShot> one_shot_;
 };
 
 }  // namespace sordino

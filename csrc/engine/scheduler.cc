@@ -81,7 +81,7 @@ std::map<std::string, std::uint64_t> Scheduler::routes() const {
 }
 
 ProcessSet& Scheduler::add_set(int id, std::vector<int> ranks) {
-  auto made = std::make_shared<ProcessSet>(id, std::move(ranks), common_.transport, set_options_);
+  auto made = std::make_shared<ProcessSet>(id, std::move(ranks), common_.transport, common_.traffic, set_options_);
   ProcessSet& set = *made;
   {
     std::lock_guard lock(mutex_);

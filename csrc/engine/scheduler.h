@@ -42,6 +42,8 @@ class Scheduler {
   bool busy() const { return in_flight_.load() > 0; }
   // Operations are under way whose progress rings no bell.
   bool on_devices() const { return on_devices_.load() > 0; }
+  // What others wait for has not left yet, whoever of this rank waits.
+  bool posting() const { return posting_.load(); }
 
   // ---- of the thread that polls; the first three return whether anything moved
 
@@ -64,6 +66,8 @@ class Scheduler {
   // Declines what others wait for if this rank does something else, or nothing, for long. Whether there was such a
   // thing.
   bool decline(Time now);
+  // Moves on what goes between nodes; whether anything moved.
+  bool relay(Time now);
 
   // Whether all that was decided has come to its end.
   bool settled() const;
@@ -126,6 +130,7 @@ class Scheduler {
 
   std::atomic<bool> submitted_any_{false};  // spares announce() the lock
   std::atomic<int> in_flight_{0}, on_devices_{0};
+  std::atomic<bool> posting_{false};
 
   // Of the thread that polls.
   struct Early {

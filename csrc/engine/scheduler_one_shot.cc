@@ -12,9 +12,7 @@ namespace {
 constexpr std::chrono::milliseconds kPatience{10};
 
 void ring_resting(Transport& transport, ProcessSet& set) {
-  for (std::size_t member = 0; member < set.ranks.size(); ++member) {
-    if (static_cast<int>(member) != set.me && set.one_shot()->rests(member)) transport.ring(set.ranks[member]);
-  }
+  set.one_shot()->wake([&](int member) { transport.ring(set.ranks[static_cast<std::size_t>(member)]); });
 }
 
 }  // namespace
@@ -29,7 +27,7 @@ std::shared_ptr<ProcessSet> Scheduler::lay(int id, std::string_view name, const 
   if (!shot || shot->closed() || !shot->free()) return nullptr;
   const OneShot::Number number = shot->number_of(name, what);
   if (number == 0 || has_submitted(set, name)) return nullptr;
-  shot->lay(number, {input, what.bytes()});
+  shot->lay(number, what, input);
   set.laid = {name, std::chrono::steady_clock::now()};
   ring_resting(common_.transport, set);
   return found->second;
@@ -38,10 +36,11 @@ std::shared_ptr<ProcessSet> Scheduler::lay(int id, std::string_view name, const 
 bool Scheduler::take_up(ProcessSet& set, const OneShot::What& what, const std::byte* input, std::byte* output) {
   OneShot& shot = *set.one_shot();
   set.laid.reset();
-  if (!shot.all_laid() || !shot.agreed()) return false;
-  const auto [op, post] = folding_of(what.op, what.postscale, static_cast<int>(set.ranks.size()));
-  shot.fold(op, what.dtype, what.count(), what.prescale, post, input, output);
-  common_.traffic.count_all_reduce(what.bytes(), set.ranks.size());
+  const bool done = shot.take(what, input, output);
+  // Where messages ring no bell, what has not left is looked after anyway (World::work).
+  if (shot.relays() && common_.transport.rings_always()) posting_ = !common_.transport.idle();
+  if (!done) return false;
+  common_.traffic.count_all_reduce(what.bytes(), shot.ranks_of_node());
   common_.traffic.operations.fetch_add(1);
   common_.traffic.one_shot.fetch_add(1);
   return true;
@@ -68,7 +67,7 @@ bool Scheduler::has_submitted(const ProcessSet& set, std::string_view name) cons
 
 bool Scheduler::must_decline(ProcessSet& set, const std::vector<OneShot::Number>& awaited, Time now) const {
   if (!set.awaited_since) set.awaited_since = now;
-  return now - *set.awaited_since >= kPatience ||
+  return set.one_shot()->closed() || now - *set.awaited_since >= kPatience ||
          std::any_of(awaited.begin(), awaited.end(),
                      [&](OneShot::Number number) { return has_submitted(set, set.one_shot()->name_of(number)); });
 }
@@ -87,6 +86,18 @@ bool Scheduler::decline(Time now) {
     declined = true;
   }
   return declined;
+}
+
+bool Scheduler::relay(Time now) {
+  bool moved = false;
+  for (auto& [id, set] : sets_) {
+    OneShot* shot = set->one_shot();
+    if (!shot || !shot->advance(now)) continue;
+    ring_resting(common_.transport, *set);
+    moved = true;
+  }
+  if (posting_.load() && common_.transport.idle()) posting_ = false;
+  return moved;
 }
 
 }  // namespace sordino

@@ -111,6 +111,14 @@ void Scheduler::receive(int from, std::span<const std::byte> bytes) {
     }
     case Message::kStalled: set.stalled.insert(reader.text()); break;
     case Message::kSharedBlock: set.connect(from, reader.get<Location>()); break;
+    case Message::kOneShot: {
+      const auto turn = reader.get<std::uint64_t>();
+      const auto number = reader.get<OneShot::Number>();
+      const bool call = reader.get<std::uint8_t>() != 0;
+      const int late = reader.get<int>();
+      if (OneShot* shot = set.one_shot()) shot->receive(index, {turn, number, call, late}, reader.rest());
+      break;
+    }
     default: break;  // not of a process set
   }
 }
@@ -178,7 +186,7 @@ void Scheduler::obey(ProcessSet& set, Decision decision) {
   if (common_.trace.on()) trace_negotiated(submissions, now);
   if (decision.verdict != Verdict::kRun) return refuse(decision, submissions);
   if (takes_part) check_decision(set, decision, submissions, newest_set_);
-  auto participants = set.gather(decision.participants, common_.traffic);
+  auto participants = set.gather(decision.participants);
   if (!participants) return;
   Running& running = set.running.emplace();
   running.decision = std::move(decision);

@@ -17,6 +17,8 @@ using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
 constexpr milliseconds kWatchEvery{10};
+// Of who waits for memory that others write: a poll of messages takes as long as some yields.
+constexpr int kLooks = 8;
 
 // Ranks that have a core each may spin while they wait; ranks that outnumber the cores must leave them to each other.
 std::chrono::microseconds spin_for(const Transport& transport, const Config& config) {
@@ -135,14 +137,17 @@ bool World::allreduce_again(int set, std::string_view name, const OneShot::What&
   if (!laid) return false;
   const Time begin = laid->laid->since;
   OneShot& shot = *laid->one_shot();
-  for (int look = 0; look < patience_ && !shot.all_laid(); ++look) relax();
-  if (!shot.all_laid()) {
+  for (int look = shot.relays() ? patience_ : 0; look < patience_ && !shot.over(); ++look) relax();
+  if (!shot.over()) {
     shot.rest(true);
-    progress_->poll_until([&] { return shot.all_laid() || shot.closed() || common_.failure.latched(); });
+    progress_->poll_until([&] { return shot.over() || shot.in_vain() || common_.failure.latched(); },
+                          shot.relays() ? 0 : kLooks);
     shot.rest(false);
   }
   count_wait(begin);
-  return scheduler_->take_up(*laid, what, input, output);
+  const bool done = scheduler_->take_up(*laid, what, input, output);
+  if (scheduler_->posting()) progress_->notify();
+  return done;
 }
 
 bool World::reaches(int rank, const Location& place, const std::shared_ptr<Device>& device) {
@@ -183,6 +188,7 @@ bool World::poll() {
     moved |= scheduler_->decide();
     const Time now = steady_clock::now();
     moved |= scheduler_->decline(now);
+    moved |= scheduler_->relay(now);
     moved |= scheduler_->advance();
     moved |= services_->advance(now);
     if (moved) last_move_ = now;
@@ -204,7 +210,8 @@ void World::receive(int from, std::span<const std::byte> bytes) {
     case Message::kAnnounce:
     case Message::kDecision:
     case Message::kStalled:
-    case Message::kSharedBlock: scheduler_->receive(from, bytes); break;
+    case Message::kSharedBlock:
+    case Message::kOneShot: scheduler_->receive(from, bytes); break;
     case Message::kFreed:
       for (const std::uint64_t segment : reader.list<std::uint64_t>()) node_memory().unmap(from, segment);
       break;
@@ -216,7 +223,7 @@ void World::receive(int from, std::span<const std::byte> bytes) {
 }
 
 Work World::work() const {
-  if (scheduler_->busy() || services_->any()) return Work::kUnderWay;
+  if (scheduler_->busy() || scheduler_->posting() || services_->any()) return Work::kUnderWay;
   // Without bells, what MPI has buffered leaves only when somebody polls, so go on a little after the last move.
   constexpr milliseconds kLinger{5};
   const bool remains = !transport_->rings_always() && steady_clock::now() - last_move_.load() < kLinger;

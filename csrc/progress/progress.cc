@@ -32,12 +32,19 @@ Progress::Progress(Transport& transport, std::function<bool()> poll, std::functi
   thread_ = std::thread([this] { run(); });
 }
 
-void Progress::rest(std::uint32_t ticket, Clock::time_point idle_since) {
-  const auto idle = Clock::now() - idle_since;
+// What who has waited so long does before it looks again.
+void Progress::pause(Clock::duration idle) {
   if (idle < spin_) {
     relax();
-  } else if (idle < spin_ + kYield) {
+  } else {
     sched_yield();
+  }
+}
+
+void Progress::rest(std::uint32_t ticket, Clock::time_point idle_since) {
+  const auto idle = Clock::now() - idle_since;
+  if (idle < spin_ + kYield) {
+    pause(idle);
   } else if (rings_()) {
     transport_.sleep(ticket, kSleepWithBell);
   } else {
@@ -75,10 +82,13 @@ void Progress::wait(const std::function<bool()>& done) {
   }
 }
 
-void Progress::poll_until(const std::function<bool()>& done) {
+void Progress::poll_until(const std::function<bool()>& done, int looks) {
   const Waiter waiter(*this);
   auto idle_since = Clock::now();
-  while (!done()) poll_or_rest(done, idle_since);
+  while (!done()) {
+    poll_or_rest(done, idle_since);
+    for (int look = 0; look < looks && !done(); ++look) pause(Clock::duration(0));
+  }
 }
 
 // Of a waiter that has the turn.

@@ -30,8 +30,9 @@ class Progress {
   void wait(const std::function<bool()>& done);
   // Whoever holds the turn is the only one to poll.
   std::unique_lock<std::mutex> take_turn() { return std::unique_lock(turn_); }
-  // With the turn held: polls until done() is true.
-  void poll_until(const std::function<bool()>& done);
+  // With the turn held: polls until done() is true. `looks`: how often to look in between, where it takes no poll to
+  // see that.
+  void poll_until(const std::function<bool()>& done, int looks);
   // Runs `action` while nobody polls.
   void alone(const std::function<void()>& action) {
     std::lock_guard turn(turn_);
@@ -49,6 +50,7 @@ class Progress {
   std::chrono::microseconds tick();
   bool wakes() const;
   void poll_or_rest(const std::function<bool()>& done, std::chrono::steady_clock::time_point& idle_since);
+  void pause(std::chrono::steady_clock::duration idle);
   void rest(std::uint32_t ticket, std::chrono::steady_clock::time_point idle_since);
 
   Transport& transport_;

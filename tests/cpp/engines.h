@@ -34,12 +34,13 @@ struct Engine {
         failures(common, scheduler, services, config, sink, nullptr, view) {}
 
   // What World::poll does, but for watching, and for what is thrown.
-  bool poll() {
+  bool poll(Time now = std::chrono::steady_clock::now()) {
     bool moved = scheduler.announce();
     moved |= transport->poll(sink);
     moved |= scheduler.decide();
+    moved |= scheduler.relay(now);
     moved |= scheduler.advance();
-    moved |= services.advance(std::chrono::steady_clock::now());
+    moved |= services.advance(now);
     return moved;
   }
 

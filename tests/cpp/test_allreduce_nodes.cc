@@ -148,7 +148,7 @@ void whatever_overtakes_what(std::uint64_t seed) {
     bool small = false;
     for (const auto& sizes : counts) {
       const std::size_t bytes = std::accumulate(sizes.begin(), sizes.end(), std::size_t{0}) * sizeof(float);
-      small |= bytes <= 16 * 1024;
+      small |= bytes <= 64 * 1024;
       expected += 2 * (hosts - 1) * bytes / hosts;
     }
     // Small ones are doubled, which three nodes have an extra step for; parts of a ring differ by an element.

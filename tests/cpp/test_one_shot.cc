@@ -1,54 +1,16 @@
-// All-reduce in one shot, by hand: what ranks remember, how turns follow each other, and who declines.
+// All-reduce in one shot within a node, by hand: what ranks remember, how turns follow each other, and who declines.
 #include <thread>
 
 #include "check.h"
 #include "engine/world.h"
-#include "engines.h"
+#include "one_shot_calls.h"
 
 using namespace sordino;
 using namespace sordino::test;
 
 namespace {
 
-using Values = std::vector<float>;
 using std::chrono::milliseconds;
-
-const OneShot::What kSum{ReduceOp::kSum, DType::kFloat32, 1, 1, {3}};
-
-// One rank's blocking call, step by step.
-class Call {
- public:
-  Call(Engine& engine, std::string name, float value) : engine_(engine), name_(std::move(name)), values_(3, value) {}
-  // Whether it has laid its input.
-  bool lay(const OneShot::What& what = kSum) {
-    set_ = engine_.scheduler.lay(0, name_, what, data());
-    return set_ != nullptr;
-  }
-  bool all_laid() const { return set_->one_shot()->all_laid(); }
-  // Whether it has its result.
-  bool take_up() { return engine_.scheduler.take_up(*set_, kSum, data(), data()); }
-  std::shared_ptr<Handle> submit() { return engine_.scheduler.submit(allreduce_of(kAllreduceLabel + name_, values_)); }
-  bool has(float value) const { return values_ == Values(3, value); }
-
- private:
-  std::byte* data() { return reinterpret_cast<std::byte*>(values_.data()); }
-
-  Engine& engine_;
-  std::string name_;
-  Values values_;
-  std::shared_ptr<ProcessSet> set_;
-};
-
-// All ranks have done these operations together.
-void agree(Engines& ranks, const std::vector<std::string>& names) {
-  std::vector<Call> calls;
-  calls.reserve(names.size() * static_cast<std::size_t>(ranks.size()));
-  for (const std::string& name : names) {
-    for (int rank = 0; rank < ranks.size(); ++rank) calls.emplace_back(ranks[rank], name, 1.0f).submit();
-  }
-  ranks.settle();
-  for (const Call& call : calls) CHECK(call.has(static_cast<float>(ranks.size())));
-}
 
 void what_was_done_before_needs_no_messages() {
   Engines ranks({0, 0, 0});
@@ -60,7 +22,7 @@ void what_was_done_before_needs_no_messages() {
       const auto value = static_cast<float>(10 * turn + rank);
       sum += value;
       CHECK(calls.emplace_back(ranks[rank], turn % 2 ? "x" : "y", value).lay());
-      CHECK(calls[0].all_laid() == (rank == 2));
+      CHECK(calls[0].over() == (rank == 2));
     }
     for (Call& call : calls) CHECK(call.take_up() && call.has(sum));
   }
@@ -76,9 +38,6 @@ void what_was_not_is_to_be_submitted() {
   CHECK(!Call(ranks[0], "x", 1).lay({ReduceOp::kSum, DType::kFloat32, 2, 1, {3}}));
   CHECK(!Call(ranks[0], "x", 1).lay({ReduceOp::kSum, DType::kFloat32, 1, 2, {3}}));
   CHECK(!Call(ranks[0], "x", 1).lay({ReduceOp::kSum, DType::kFloat32, 1, 1, {3, 1}}));
-  Engines apart({0, 1});
-  agree(apart, {"x"});
-  CHECK(!Call(apart[0], "x", 1).lay());
 }
 
 // A fast rank is a turn ahead, and what it lays there does not reach into what a slow one has yet to read.
@@ -90,7 +49,7 @@ void a_slow_rank_reads_what_was_laid_for_its_turn() {
     Call slow(ranks[0], "x", value), fast(ranks[1], "x", 100 * value);
     CHECK(slow.lay() && fast.lay() && fast.take_up());
     Call next(ranks[1], "x", -1);
-    CHECK(next.lay() && !next.all_laid());
+    CHECK(next.lay() && !next.over());
     CHECK(slow.take_up() && slow.has(101 * value));
     Call after(ranks[0], "x", -2);
     CHECK(after.lay() && after.take_up() && after.has(-3) && next.take_up() && next.has(-3));
@@ -113,10 +72,10 @@ void who_has_something_under_way_declines_at_once() {
   Call waiting(ranks[0], "x", 1), submitted(ranks[1], "x", 2);
   const auto theirs = submitted.submit();
   CHECK(!Call(ranks[1], "x", 3).lay());
-  CHECK(waiting.lay() && !waiting.all_laid());
+  CHECK(waiting.lay() && !waiting.over());
   CHECK(ranks[1].scheduler.decline(std::chrono::steady_clock::now()));
   CHECK(!ranks[0].scheduler.decline(std::chrono::steady_clock::now()));
-  CHECK(waiting.all_laid() && !waiting.take_up() && waiting.has(1));
+  CHECK(waiting.over() && !waiting.take_up() && waiting.has(1));
   const auto mine = waiting.submit();
   ranks.settle();
   CHECK(mine->done() && theirs->done() && waiting.has(3) && submitted.has(3));
@@ -144,9 +103,9 @@ void who_does_nothing_declines_after_a_while() {
   CHECK(waiting.lay());
   const Time now = std::chrono::steady_clock::now();
   CHECK(!ranks[1].scheduler.decline(now) && !ranks[1].scheduler.decline(now + milliseconds(9)));
-  CHECK(!waiting.all_laid());
+  CHECK(!waiting.over());
   CHECK(ranks[1].scheduler.decline(now + milliseconds(10)));
-  CHECK(waiting.all_laid() && !waiting.take_up());
+  CHECK(waiting.over() && !waiting.take_up());
 }
 
 // Who has declined turn t and t + 1 may not lay for t + 2 before all have read what was laid for t.
@@ -199,7 +158,7 @@ void nobody_looks_at_a_set_that_is_to_be_removed() {
   everywhere(Opcode::kAddSet, "add", {0, 1});
   ranks.settle();
   const int id = static_cast<int>(handles.front()->numbers.at(0));
-  const OneShot& shot = *ranks[0].scheduler.sets().at(id)->one_shot();
+  OneShot& shot = *ranks[0].scheduler.sets().at(id)->one_shot();
   CHECK(shot.free() && !shot.closed());
   everywhere(Opcode::kRemoveSet, "remove", {id});
   ranks[0].scheduler.announce();

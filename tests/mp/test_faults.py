@@ -36,9 +36,14 @@ class Fault:
     victim: int
     ulfm: bool = False
     shared: bool = True
+    per_node: int = 0
 
     def __str__(self) -> str:
-        tail = ("-ulfm" if self.ulfm else "") + ("" if self.shared else "-unshared")
+        tail = (
+            ("-ulfm" if self.ulfm else "")
+            + ("" if self.shared else "-unshared")
+            + f"-x{self.per_node}" * (self.per_node > 0)
+        )
         return f"{self.what} rank {self.victim} {self.when}{tail}".replace(" ", "_")
 
 
@@ -63,6 +68,7 @@ class Running:
             "SORDINO_TIMEOUT_S": str(self.timeout_s),
             "SORDINO_STALL_WARN_S": str(self.timeout_s / 3),
             "SORDINO_SHARED_MEMORY": str(int(fault.shared)),
+            "SORDINO_RANKS_PER_NODE": str(fault.per_node),
             # A killed mpirun leaves its session files, named after its number; the next one with it would not start.
             "PRTE_MCA_prte_local_tmpdir_base": str(folder),
         }
@@ -188,6 +194,9 @@ LOST = [
     Fault("kill", "between", 1, ulfm=True),
     Fault("kill", "big", 0, ulfm=True),
     Fault("kill", "backward", 1, ulfm=True),
+    Fault("kill", "between", 1, ulfm=True, per_node=2),
+    Fault("kill", "between", 2, ulfm=True, per_node=2),
+    Fault("exit 0", "between", 1, ulfm=True, per_node=2),
     Fault("_exit", "between", 1),
     Fault("exit 0", "between", 1),
     Fault("exit 0", "between", 0, ulfm=True),
@@ -236,6 +245,8 @@ def test_a_lost_rank_is_named(start: Start, note_time: Callable[[str, float], No
 STOPPED = [
     Fault("stop", "between", 1),
     Fault("stop", "between", 0, shared=False),
+    Fault("stop", "between", 1, per_node=2),
+    Fault("stop", "between", 2, per_node=2),
     Fault("stop", "big", 1, ulfm=True),
 ]
 

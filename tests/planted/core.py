@@ -14,6 +14,7 @@ _NODES = "csrc/collectives/allreduce_nodes.cc"
 _TEAM = "csrc/collectives/team_allreduce.cc"
 _ONE_SHOT = "csrc/collectives/one_shot.cc"
 _ONE_SHOT_H = "csrc/collectives/one_shot.h"
+_ONE_SHOT_NODES = "csrc/collectives/one_shot_nodes.cc"
 _SNAPSHOTS = "csrc/services/snapshots.cc"
 _TRANSFERS = "csrc/services/snapshot_transfers.cc"
 _PAIRS = "csrc/services/pair_averaging.cc"
@@ -386,26 +387,26 @@ ERRORS = [
         "a turn takes the slot of the one before",
         "stale copy",
         _ONE_SHOT_H,
-        "slots_[member]->slots[turn % 2]",
-        "slots_[member]->slots[0 * turn]",
+        "slots_[place]->slots[turn % 2]",
+        "slots_[place]->slots[0 * turn]",
         ("cpp.test_one_shot",),
     ),
     Error(
         "a slot is stamped before it is written",
         "missing wait",
         _ONE_SHOT,
-        "  if (!data.empty()) std::memcpy(slot(me_, turn_).data(data.size()), data.data(), data.size());\n"
-        "  publish(number);\n",
-        "  publish(number);\n"
-        "  if (!data.empty()) std::memcpy(slot(me_, turn_).data(data.size()), data.data(), data.size());\n",
+        "  if (bytes > 0) std::memcpy(own.data(bytes), data, bytes);\n",
+        "  own.operation = number;\n"
+        "  own.stamp.store(turn_);\n"
+        "  if (bytes > 0) std::memcpy(own.data(bytes), data, bytes);\n",
         (checks("repeated"),),
     ),
     Error(
         "other operations are taken for the same",
         "lost message",
-        _ONE_SHOT,
-        "if (slot(member, turn).operation != first) return false;",
-        "if (slot(member, turn).operation == 0) return false;",
+        "csrc/collectives/one_shot_node.cc",
+        "if (slot(place, turn).operation != first) return false;",
+        "if (slot(place, turn).operation == 0) return false;",
         ("cpp.test_one_shot", checks("repeated")),
     ),
     Error(
@@ -444,9 +445,97 @@ ERRORS = [
         "who has left is waited for in one shot",
         "lost message",
         "csrc/engine/process_set.h",
-        "    if (one_shot_) one_shot_->close();\n",
+        "    if (one_shot_) one_shot_->leave(index);\n",
         "",
-        ("cpp.test_one_shot",),
+        ("cpp.test_one_shot", "cpp.test_one_shot_nodes"),
+    ),
+    Error(
+        "other operations of another node are taken for the same",
+        "lost message",
+        _ONE_SHOT_NODES,
+        "  if (theirs.number != number_) number_ = 0;\n",
+        "",
+        ("cpp.test_one_shot_nodes",),
+    ),
+    Error(
+        "other operations of the own node are taken for the same",
+        "lost message",
+        _ONE_SHOT_NODES,
+        "none |= number == 0 || number != first.value_or(number);",
+        "none |= number == 0;",
+        ("cpp.test_one_shot_nodes",),
+    ),
+    Error(
+        "a leader lays in a turn that it has begun without",
+        "lost message",
+        "csrc/collectives/one_shot_nodes.h",
+        "return own_ == Own::kNothing && !begun_;",
+        "return own_ == Own::kNothing;",
+        ("cpp.test_one_shot_order",),
+    ),
+    Error(
+        "a node is not called that gives first",
+        "lost message",
+        _ONE_SHOT_NODES,
+        "      if (!here && !partner.gone) send_(partner.member, {turn_, number_, true}, {});\n",
+        "",
+        ("cpp.test_one_shot_nodes",),
+    ),
+    Error(
+        "a leader does not show its node that somebody waits",
+        "lost message",
+        _ONE_SHOT_NODES,
+        "    slots_[0]->called.store(turn_);\n",
+        "",
+        ("cpp.test_one_shot_nodes",),
+    ),
+    Error(
+        "what another node sent for an earlier turn is taken",
+        "stale copy",
+        _ONE_SHOT_NODES,
+        "const bool here = theirs.turn == turn_;",
+        "const bool here = theirs.turn > 0;",
+        ("cpp.test_one_shot_order",),
+    ),
+    Error(
+        "a result is written where another may be read",
+        "missing wait",
+        _ONE_SHOT_NODES,
+        "      return false;  // it may read what is in the slot of this turn\n",
+        "      complete = false;\n",
+        ("cpp.test_one_shot_order",),
+    ),
+    Error(
+        "a leader that has left is waited for",
+        "lost message",
+        _ONE_SHOT_NODES,
+        "  for (Partner& partner : partners_) partner.gone |= partner.member == member;\n",
+        "",
+        ("cpp.test_one_shot_nodes",),
+    ),
+    Error(
+        "a rank of the node that has left is waited for",
+        "lost message",
+        _ONE_SHOT_NODES,
+        "    } else if (gone_[place]) {\n      none = true;\n",
+        "",
+        ("cpp.test_one_shot_nodes",),
+    ),
+    Error(
+        "a rank of the node that stands still is waited for",
+        "lost message",
+        _ONE_SHOT_NODES,
+        "  none |= now - *since_ > kStandsStill;\n",
+        "",
+        ("cpp.test_one_shot_nodes",),
+    ),
+    Error(
+        "an average between nodes is not divided",
+        "wrong weight",
+        _ONE_SHOT_NODES,
+        "if (post != 1) kernels::scale(",
+        "if (post == 0) kernels::scale(",
+        (checks("repeated"),),
     ),
     Error(
         "the ring folds into the part that it sends",

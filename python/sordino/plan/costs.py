@@ -17,7 +17,7 @@ from sordino.algorithms.traffic import Exchange, Model, Operation, Reduction
 from sordino.algorithms.traffic import Phase as Told
 
 BACKWARD = 2 / 3  # of the computation: it costs about twice as much as forward
-SMALL = 16 * 1024  # bytes up to which an all-reduce by messages doubles instead of going round a ring
+SMALL = 64 * 1024  # bytes up to which an all-reduce by messages doubles instead of going round a ring
 _CACHED = 0.25  # of reading from memory costs what has just been read
 _ROUNDS = 8  # of random topologies, to take the mean of
 

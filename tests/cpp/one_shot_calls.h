@@ -1,0 +1,56 @@
+// All-reduces of a few floats in one shot, as one rank's blocking call does them, step by step.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "check.h"
+#include "engines.h"
+
+namespace sordino::test {
+
+using Values = std::vector<float>;
+
+inline const OneShot::What kSum{ReduceOp::kSum, DType::kFloat32, 1, 1, {3}};
+
+class Call {
+ public:
+  Call(Engine& engine, std::string name, float value, std::size_t length = 3)
+      : engine_(&engine), name_(std::move(name)), values_(length, value) {
+    what_.shape = {static_cast<std::int64_t>(length)};
+  }
+  // Whether it has laid its input.
+  bool lay(const OneShot::What& what) {
+    set_ = engine_->scheduler.lay(0, name_, what, data());
+    return set_ != nullptr;
+  }
+  bool lay() { return lay(what_); }
+  bool over() const { return set_->one_shot()->over(); }
+  bool in_vain() const { return set_->one_shot()->in_vain(); }
+  // Whether it has its result.
+  bool take_up() { return engine_->scheduler.take_up(*set_, what_, data(), data()); }
+  std::shared_ptr<Handle> submit() { return engine_->scheduler.submit(allreduce_of(kAllreduceLabel + name_, values_)); }
+  bool has(float value) const { return values_ == Values(values_.size(), value); }
+
+ private:
+  std::byte* data() { return reinterpret_cast<std::byte*>(values_.data()); }
+
+  Engine* engine_;
+  std::string name_;
+  Values values_;
+  OneShot::What what_ = kSum;
+  std::shared_ptr<ProcessSet> set_;
+};
+
+// All ranks have done these operations together.
+inline void agree(Engines& ranks, const std::vector<std::string>& names) {
+  std::vector<Call> calls;
+  calls.reserve(names.size() * static_cast<std::size_t>(ranks.size()));
+  for (const std::string& name : names) {
+    for (int rank = 0; rank < ranks.size(); ++rank) calls.emplace_back(ranks[rank], name, 1.0f).submit();
+  }
+  ranks.settle();
+  for (const Call& call : calls) CHECK(call.has(static_cast<float>(ranks.size())));
+}
+
+}  // namespace sordino::test

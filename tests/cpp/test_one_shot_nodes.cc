@@ -1,0 +1,265 @@
+// All-reduce in one shot between nodes, by hand: what leaders tell each other, who declines, and who has left or stands
+// still.
+#include <set>
+
+#include "check.h"
+#include "one_shot_calls.h"
+
+using namespace sordino;
+using namespace sordino::test;
+
+namespace {
+
+using std::chrono::milliseconds;
+
+// A call of every rank's, of these values.
+std::vector<Call> calls_of(Engines& ranks, const std::string& name) {
+  std::vector<Call> calls;
+  for (int rank = 0; rank < ranks.size(); ++rank) calls.emplace_back(ranks[rank], name, static_cast<float>(rank + 1));
+  return calls;
+}
+
+void what_was_done_before_needs_one_message_of_a_node() {
+  for (const std::vector<int>& nodes : {std::vector{0, 1}, {0, 0, 1, 1}, {0, 1, 0, 2}, {0, 0, 1, 2, 3, 4, 5}}) {
+    Engines ranks(nodes);
+    agree(ranks, {"x"});
+    const auto sum = static_cast<float>(ranks.size() * (ranks.size() + 1) / 2);
+    for (std::uint64_t turn = 1; turn < 6; ++turn) {
+      std::vector<Call> calls = calls_of(ranks, "x");
+      for (Call& call : calls) CHECK(call.lay() && !call.over());
+      ranks.settle();
+      for (Call& call : calls) CHECK(call.over() && call.take_up() && call.has(sum));
+      CHECK(ranks[0].common.traffic.one_shot.load() == turn);
+    }
+  }
+}
+
+void numbers_that_differ_agree_on_nothing() {
+  for (const std::vector<int>& nodes : {std::vector{0, 1, 2}, {0, 0, 1, 1}}) {
+    for (int odd = 0; odd < static_cast<int>(nodes.size()); ++odd) {
+      Engines ranks(nodes);
+      agree(ranks, {"x", "y"});
+      std::vector<Call> calls = calls_of(ranks, "x");
+      calls[static_cast<std::size_t>(odd)] = Call(ranks[odd], "y", 1);
+      for (Call& call : calls) CHECK(call.lay());
+      ranks.settle();
+      for (Call& call : calls) CHECK(call.over() && !call.take_up());
+    }
+  }
+}
+
+// Wherever it is, and whoever else has come.
+void who_has_the_same_under_way_brings_all_to_the_usual_way() {
+  for (const std::vector<int>& nodes : {std::vector{0, 1, 2}, {0, 0, 1, 1}, {0, 0, 1, 1, 2}}) {
+    for (int odd = 0; odd < static_cast<int>(nodes.size()); ++odd) {
+      Engines ranks(nodes);
+      agree(ranks, {"x"});
+      std::vector<Call> calls = calls_of(ranks, "x");
+      std::vector<std::shared_ptr<Handle>> handles{calls[static_cast<std::size_t>(odd)].submit()};
+      const Time now = std::chrono::steady_clock::now();
+      std::set<int> waiting;
+      for (int rank = 0; rank < ranks.size(); ++rank) {
+        if (rank != odd && calls[static_cast<std::size_t>(rank)].lay()) waiting.insert(rank);
+      }
+      CHECK(waiting.size() + 1 == nodes.size());
+      for (int times = 0; times < 10; ++times) {  // at once, not when it is late
+        for (int rank = 0; rank < ranks.size(); ++rank) {
+          ranks[rank].scheduler.decline(now);
+          ranks[rank].poll(now);
+        }
+      }
+      for (const int rank : waiting) {
+        Call& call = calls[static_cast<std::size_t>(rank)];
+        CHECK(call.over() && !call.take_up(), "rank", rank, "odd", odd);
+        handles.push_back(call.submit());
+      }
+      ranks.settle();
+      for (const auto& handle : handles) CHECK(handle->done() && !handle->error);
+      for (const Call& call : calls) CHECK(call.has(static_cast<float>(ranks.size() * (ranks.size() + 1) / 2)));
+    }
+  }
+}
+
+// Also one that only waits for its turn in the tree.
+void nobody_waits_long_for_a_node_that_does_nothing() {
+  for (int waiting = 0; waiting < 5; ++waiting) {
+    Engines ranks({0, 1, 2, 3, 4});
+    agree(ranks, {"x"});
+    Call call(ranks[waiting], "x", 1);
+    CHECK(call.lay());
+    Time now = std::chrono::steady_clock::now();
+    for (int times = 0; times < 100; ++times, now += milliseconds(1)) {
+      for (int rank = 0; rank < ranks.size(); ++rank) {
+        ranks[rank].scheduler.decline(now);
+        ranks[rank].poll(now);
+      }
+    }
+    CHECK(call.over() && !call.take_up(), "rank", waiting);
+  }
+}
+
+// It declines nothing; its leader does.
+void a_node_does_not_wait_for_a_rank_that_stands_still() {
+  Engines ranks({0, 0, 1, 1});
+  agree(ranks, {"x"});
+  std::vector<Call> calls = calls_of(ranks, "x");
+  for (const int rank : {0, 2, 3}) CHECK(calls[static_cast<std::size_t>(rank)].lay());
+  const Time now = std::chrono::steady_clock::now();
+  for (const Time time : {now, now + std::chrono::seconds(2)}) {
+    for (int times = 0; times < 5; ++times) {
+      for (const int rank : {0, 2, 3}) ranks[rank].poll(time);
+    }
+    for (const int rank : {0, 2, 3}) CHECK(calls[static_cast<std::size_t>(rank)].over() == (time > now));
+  }
+  for (const int rank : {0, 2, 3}) CHECK(!calls[static_cast<std::size_t>(rank)].take_up());
+  // When it wakes, that turn is behind it.
+  std::vector<Call> next = calls_of(ranks, "x");
+  for (Call& call : next) CHECK(call.lay());
+  ranks.settle();
+  for (Call& call : next) CHECK(call.over() && call.take_up() && call.has(10));
+}
+
+// The others have what it has laid or sent.
+void who_has_its_result_may_leave() {
+  for (int leaves = 0; leaves < 5; ++leaves) {
+    Engines ranks({0, 0, 1, 1, 2});
+    agree(ranks, {"x"});
+    std::vector<Call> calls = calls_of(ranks, "x");
+    for (Call& call : calls) CHECK(call.lay());
+    Call& first = calls[static_cast<std::size_t>(leaves)];
+    for (int peer = 0; peer < 5; ++peer) {
+      for (int other = 0; other < peer; ++other) {
+        if (peer != leaves && other != leaves) ranks.network().cut(peer, other, true);
+      }
+    }
+    for (int times = 0; times < 20; ++times) {
+      for (int rank = 0; rank < ranks.size(); ++rank) ranks[rank].poll();
+    }
+    for (int peer = 0; peer < 5; ++peer) {
+      for (int other = 0; other < peer; ++other) ranks.network().cut(peer, other, false);
+    }
+    while (!first.over()) {
+      for (int rank = 0; rank < ranks.size(); ++rank) ranks[rank].poll();
+    }
+    CHECK(first.take_up() && first.has(15));
+    for (int peer = 0; peer < 5; ++peer) {
+      if (peer != leaves) ranks[leaves].transport->post(peer, Writer().put(Message::kBye).take());
+    }
+    for (int times = 0; times < 20; ++times) {
+      for (int rank = 0; rank < ranks.size(); ++rank) {
+        if (rank != leaves) ranks[rank].poll();
+      }
+    }
+    for (int rank = 0; rank < ranks.size(); ++rank) {
+      Call& call = calls[static_cast<std::size_t>(rank)];
+      if (rank != leaves) CHECK(call.over() && call.take_up() && call.has(15), "rank", rank, "leaves", leaves);
+      CHECK(rank == leaves || !Call(ranks[rank], "x", 1).lay());
+    }
+  }
+}
+
+void nobody_waits_for_who_has_left() {
+  for (int leaves = 0; leaves < 5; ++leaves) {
+    Engines ranks({0, 0, 1, 1, 2});
+    agree(ranks, {"x"});
+    std::vector<Call> calls = calls_of(ranks, "x");
+    for (int rank = 0; rank < ranks.size(); ++rank)
+      CHECK(rank == leaves || calls[static_cast<std::size_t>(rank)].lay());
+    for (int peer = 0; peer < 5; ++peer) {
+      if (peer != leaves) ranks[leaves].transport->post(peer, Writer().put(Message::kBye).take());
+    }
+    for (int times = 0; times < 20; ++times) {
+      for (int rank = 0; rank < ranks.size(); ++rank) {
+        if (rank != leaves) ranks[rank].poll();
+      }
+    }
+    for (int rank = 0; rank < ranks.size(); ++rank) {
+      Call& call = calls[static_cast<std::size_t>(rank)];
+      if (rank != leaves) CHECK((call.over() || call.in_vain()) && !call.take_up(), "rank", rank, "leaves", leaves);
+    }
+  }
+}
+
+// By all, however far they are from it.
+void a_leader_that_stands_still_is_named() {
+  Config config = Config::from_environment();
+  config.timeout_s = 30;
+  for (int stuck = 0; stuck < 5; ++stuck) {
+    Engines ranks({0, 1, 2, 3, 4, 4, 4}, config);
+    agree(ranks, {"x"});
+    std::vector<Call> calls = calls_of(ranks, "x");
+    Time now = std::chrono::steady_clock::now();
+    for (int times = 0; times < 10; ++times, now += milliseconds(300)) {
+      for (int rank = 0; rank < ranks.size(); ++rank) {
+        if (rank != stuck && times == 0) CHECK(calls[static_cast<std::size_t>(rank)].lay());
+        if (rank != stuck) ranks[rank].poll(now);
+      }
+    }
+    for (int rank = 0; rank < ranks.size(); ++rank) {
+      if (rank == stuck) continue;
+      try {
+        ranks[rank].failures.watch(now + std::chrono::seconds(31));
+        CHECK(false);
+      } catch (const Timeout& error) {
+        CHECK(error.missing == std::vector<int>{stuck} && error.operation == "allreduce.x", "rank", rank, error.what());
+      }
+    }
+  }
+}
+
+void what_makes_no_sense_is_refused() {
+  Engines ranks({0, 0, 1, 1});
+  agree(ranks, {"x"});
+  const auto message = [](std::uint64_t turn, std::size_t bytes) {
+    const Bytes data(bytes);
+    return Writer()
+        .put(Message::kOneShot)
+        .put(0)
+        .put(turn)
+        .put(std::uint64_t{9})
+        .put(false)
+        .put(-1)
+        .put_rest(data)
+        .take();
+  };
+  const auto is_refused = [&](int from, int to, const Bytes& bytes) {
+    ranks[from].transport->post(to, bytes);
+    try {
+      ranks[to].poll();
+    } catch (const TransportError&) {
+      return true;
+    }
+    return false;
+  };
+  CHECK(is_refused(0, 3, message(1, 4)));                                     // no leader
+  CHECK(is_refused(3, 0, message(1, 4)));                                     // nor is that
+  CHECK(is_refused(1, 0, message(1, 4)));                                     // of the same node
+  CHECK(is_refused(2, 0, message(3, 4)) && is_refused(2, 0, message(0, 4)));  // of another turn
+  CHECK(is_refused(2, 0, message(1, OneShotSlots::kMostBytes + 1)));
+  CHECK(!is_refused(2, 0, message(1, 4)) && is_refused(2, 0, message(1, 4)));  // twice
+  Engines others({0, 1});
+  agree(others, {"x"});
+  std::vector<Call> calls = calls_of(others, "x");
+  CHECK(calls[0].lay());
+  const auto number = others[0].scheduler.sets().at(0)->one_shot()->number_of("x", kSum);
+  const Bytes few(8);
+  others[1].transport->post(
+      0,
+      Writer().put(Message::kOneShot).put(0).put(std::uint64_t{1}).put(number).put(false).put(-1).put_rest(few).take());
+  CHECK_THROWS(TransportError, others[0].poll());  // fewer bytes than this rank has
+}
+
+}  // namespace
+
+int main() {
+  what_was_done_before_needs_one_message_of_a_node();
+  numbers_that_differ_agree_on_nothing();
+  who_has_the_same_under_way_brings_all_to_the_usual_way();
+  nobody_waits_long_for_a_node_that_does_nothing();
+  a_node_does_not_wait_for_a_rank_that_stands_still();
+  who_has_its_result_may_leave();
+  nobody_waits_for_who_has_left();
+  a_leader_that_stands_still_is_named();
+  what_makes_no_sense_is_refused();
+  return report();
+}

@@ -1,0 +1,172 @@
+// All-reduce in one shot between nodes, in random order of polls, late messages, late ranks and such as leave: all
+// ranks come to the same end of every turn, and to the same sums.
+#include <algorithm>
+#include <numeric>
+#include <random>
+#include <set>
+#include <thread>
+
+#include "check.h"
+#include "engine/world.h"
+#include "one_shot_calls.h"
+
+using namespace sordino;
+using namespace sordino::test;
+
+namespace {
+
+using std::chrono::microseconds;
+using std::chrono::milliseconds;
+
+using Random = std::mt19937_64;
+
+std::size_t draw(Random& random, std::size_t below) { return static_cast<std::size_t>(random() % below); }
+
+// What a rank does: a series of operations, the same on all, each one way or the other, sooner or later.
+class Walker {
+ public:
+  Walker(Engine& engine, int rank, int ranks, Random& random, const std::vector<bool>& large)
+      : engine_(engine), rank_(rank), ranks_(ranks), random_(random), large_(large) {}
+
+  bool done() const { return operation_ == large_.size() && !call_; }
+  bool wrong() const { return wrong_; }
+
+  void step() {
+    if (done() || (!call_ && away_ > 0 && away_-- > 0)) return;
+    if (!call_) {
+      call_.emplace(engine_, large_[operation_] ? "large" : "small", value(), large_[operation_] ? 3000 : 3);
+      waits_ = draw(random_, 20) > 0 && call_->lay();
+      if (!waits_) handle_ = call_->submit();
+    } else if (waits_ && (call_->over() || call_->in_vain())) {
+      waits_ = false;
+      if (call_->take_up()) {
+        finish();
+      } else {
+        handle_ = call_->submit();
+      }
+    } else if (!waits_ && handle_->done()) {
+      wrong_ |= handle_->error != nullptr;
+      finish();
+    }
+  }
+
+ private:
+  float value() const { return static_cast<float>((rank_ + 1) * static_cast<int>(operation_ + 1)); }
+  void finish() {
+    wrong_ |= !call_->has(static_cast<float>(static_cast<int>(operation_ + 1) * ranks_ * (ranks_ + 1) / 2));
+    call_.reset();
+    ++operation_;
+    away_ = draw(random_, 8) ? draw(random_, 2) : draw(random_, 60);
+  }
+
+  Engine& engine_;
+  const int rank_, ranks_;
+  Random& random_;
+  const std::vector<bool> large_;  // by operation
+  std::size_t operation_ = 0, away_ = 0;
+  std::optional<Call> call_;
+  bool waits_ = false;
+  std::shared_ptr<Handle> handle_;
+  bool wrong_ = false;
+};
+
+// How many were done in one shot.
+std::uint64_t whatever_overtakes_what(std::uint64_t seed) {
+  Random random(seed);
+  const std::vector<std::vector<int>> layouts{{0, 1},          {0, 0, 1, 1},    {0, 0, 0, 1},      {0, 1, 0, 1},
+                                              {0, 0, 1, 2, 2}, {0, 1, 2, 3, 4}, {0, 0, 1, 1, 2, 3}};
+  const std::vector<int>& nodes = layouts[draw(random, layouts.size())];
+  const int size = static_cast<int>(nodes.size());
+  Engines ranks(nodes);
+  ranks.network().delay([&random] { return random() % 3 == 0; });
+  std::vector<bool> large(30);
+  std::generate(large.begin(), large.end(), [&] { return draw(random, 3) == 0; });
+  for (const auto& [name, length] : {std::pair{"small", 3}, std::pair{"large", 3000}}) {
+    std::vector<Call> calls;
+    for (int rank = 0; rank < size; ++rank) {
+      calls.emplace_back(ranks[rank], name, 1.0f, static_cast<std::size_t>(length));
+    }
+    std::vector<std::shared_ptr<Handle>> handles;
+    for (Call& call : calls) handles.push_back(call.submit());
+    while (!std::all_of(handles.begin(), handles.end(), [](const auto& handle) { return handle->done(); }))
+      ranks.settle();
+  }
+  std::vector<Walker> walkers;
+  for (int rank = 0; rank < size; ++rank) walkers.emplace_back(ranks[rank], rank, size, random, large);
+  const auto all_done = [&] {
+    return std::all_of(walkers.begin(), walkers.end(), [](const Walker& walker) { return walker.done(); });
+  };
+  const bool leave = random() % 2 == 0;  // each as soon as it is through
+  std::set<int> left;
+  std::vector<std::size_t> weights(nodes.size(), 1);
+  Time now = std::chrono::steady_clock::now();
+  for (long polls = 0; !all_done() && polls < 200'000; ++polls) {
+    if (polls % 64 == 0) {
+      for (auto& weight : weights) weight = 1 + draw(random, 3) * draw(random, 10);
+      const int one = static_cast<int>(draw(random, nodes.size())),
+                other = static_cast<int>(draw(random, nodes.size()));
+      if (one != other) ranks.network().cut(one, other, polls < 100'000 && draw(random, 4) == 0);
+    }
+    now += microseconds(draw(random, 500));
+    std::size_t place = draw(random, std::accumulate(weights.begin(), weights.end(), std::size_t{0}));
+    int rank = 0;
+    while (place >= weights[static_cast<std::size_t>(rank)]) place -= weights[static_cast<std::size_t>(rank++)];
+    if (left.contains(rank)) continue;
+    Walker& walker = walkers[static_cast<std::size_t>(rank)];
+    ranks[rank].poll(now);
+    ranks[rank].scheduler.decline(now);
+    walker.step();
+    if (!leave || !walker.done()) continue;
+    left.insert(rank);
+    for (int peer = 0; peer < size; ++peer) {
+      if (peer != rank) ranks[rank].transport->post(peer, Writer().put(Message::kBye).take());
+    }
+  }
+  CHECK(all_done(), "seed", seed);
+  const std::uint64_t fast = ranks[0].common.traffic.one_shot.load();
+  for (int rank = 0; rank < size; ++rank) {
+    CHECK(!walkers[static_cast<std::size_t>(rank)].wrong(), "seed", seed, "rank", rank);
+    CHECK(ranks[rank].common.traffic.one_shot.load() == fast, "seed", seed, "rank", rank);
+  }
+  return fast;
+}
+
+// Ranks that are threads, with nobody to tell them when: some are late, and some wait for theirs in the usual way.
+void threads_in_any_order() {
+  constexpr int kTurns = 1500;
+  const std::vector<int> nodes{0, 0, 1, 1, 2};
+  const Config config = Config::from_environment();
+  std::vector<std::unique_ptr<World>> worlds;
+  for (auto& transport : sim::Network(nodes).transports())
+    worlds.push_back(std::make_unique<World>(std::move(transport), config));
+  std::vector<int> wrong(nodes.size());
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < static_cast<int>(nodes.size()); ++rank) {
+    threads.emplace_back([&, rank] {
+      World& world = *worlds[static_cast<std::size_t>(rank)];
+      for (int turn = 0; turn < kTurns; ++turn) {
+        Values values(3, static_cast<float>(turn * (rank + 1)));
+        auto* data = reinterpret_cast<std::byte*>(values.data());
+        if (turn % 500 == 90 * rank) std::this_thread::sleep_for(milliseconds(1));
+        const bool usual = turn % 97 == rank;
+        if (usual || !world.allreduce_again(0, "x", kSum, data, data))
+          world.run(allreduce_of(std::string(kAllreduceLabel) + "x", values));
+        wrong[static_cast<std::size_t>(rank)] += values != Values(3, static_cast<float>(turn * 15));
+      }
+      world.shutdown();
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  CHECK(wrong == std::vector<int>(nodes.size()));
+  CHECK(worlds[0]->traffic().one_shot.load() > kTurns / 4);
+}
+
+}  // namespace
+
+int main() {
+  std::uint64_t fast = 0;
+  for (std::uint64_t seed = 0; seed < 200; ++seed) fast += whatever_overtakes_what(seed);
+  CHECK(fast > 500, fast);
+  threads_in_any_order();
+  return report();
+}
