@@ -1,7 +1,7 @@
-// Counts gradients that a backward pass has completed, so that Python hears of them by the piece and not by the tensor.
+// Counts the gradients that a backward has completed, so that Python hears of them by the bucket, not by the tensor.
 //
 // Each parameter's hook is a C function: it looks at the number of the backward under way, and counts. Python is called
-// for the first gradient of a backward, for one that comes once too often, and when the last one of a piece is
+// for the first gradient of a backward, for one that comes once too often, and when the last one of a set is
 // complete.
 #include <pybind11/stl.h>
 
@@ -15,7 +15,7 @@ class GradientCounter : public std::enable_shared_from_this<GradientCounter> {
  public:
   GradientCounter(std::size_t parameters, int passes, py::object backward, py::object watcher)
       : counts_(parameters, 0),
-        piece_of_(parameters, -1),
+        set_of_(parameters, -1),
         passes_(passes),
         backward_(std::move(backward)),
         watcher_(std::move(watcher)) {}
@@ -36,30 +36,29 @@ class GradientCounter : public std::enable_shared_from_this<GradientCounter> {
     }
     if (++counts_[index] < passes_) return;
     order_.push_back(index);
-    const long piece = piece_of_[index];
-    if (piece >= 0 && --waiting_[static_cast<std::size_t>(piece)] == 0)
-      tell("completed", static_cast<std::size_t>(piece));
+    const long set = set_of_[index];
+    if (set >= 0 && --waiting_[static_cast<std::size_t>(set)] == 0) tell("completed", static_cast<std::size_t>(set));
   }
 
   std::size_t watch(const std::vector<std::size_t>& members) {
-    const std::size_t piece = pieces_.size();
-    for (const std::size_t index : members) piece_of_.at(index) = static_cast<long>(piece);
-    pieces_.push_back(members);
+    const std::size_t set = sets_.size();
+    for (const std::size_t index : members) set_of_.at(index) = static_cast<long>(set);
+    sets_.push_back(members);
     waiting_.push_back(0);
-    await(piece);
-    return piece;
+    await(set);
+    return set;
   }
 
   void forget() {
-    std::fill(piece_of_.begin(), piece_of_.end(), -1);
-    pieces_.clear();
+    std::fill(set_of_.begin(), set_of_.end(), -1);
+    sets_.clear();
     waiting_.clear();
   }
 
   void begin_cycle() {
     std::fill(counts_.begin(), counts_.end(), 0);
     order_.clear();
-    for (std::size_t piece = 0; piece < pieces_.size(); ++piece) await(piece);
+    for (std::size_t set = 0; set < sets_.size(); ++set) await(set);
     done = false;
     seen_ = kNone;
   }
@@ -81,17 +80,17 @@ class GradientCounter : public std::enable_shared_from_this<GradientCounter> {
     if (!alive.is_none()) alive.attr(method)(number);
   }
 
-  void await(std::size_t piece) {
-    waiting_[piece] = std::count_if(pieces_[piece].begin(), pieces_[piece].end(),
-                                    [&](std::size_t index) { return counts_[index] < passes_; });
+  void await(std::size_t set) {
+    waiting_[set] = std::count_if(sets_[set].begin(), sets_[set].end(),
+                                  [&](std::size_t index) { return counts_[index] < passes_; });
   }
 
-  std::vector<int> counts_;                       // by parameter: backward passes in this cycle
-  std::vector<long> piece_of_;                    // by parameter; -1: none
-  std::vector<std::vector<std::size_t>> pieces_;  // their parameters
-  std::vector<long> waiting_;                     // by piece: how many are not complete
-  std::vector<std::size_t> order_;                // of completion in this cycle
-  long long seen_ = kNone;                        // the backward that the watcher was told of last
+  std::vector<int> counts_;                     // by parameter: backward passes in this cycle
+  std::vector<long> set_of_;                    // by parameter; -1: none
+  std::vector<std::vector<std::size_t>> sets_;  // their parameters
+  std::vector<long> waiting_;                   // by set: how many are not complete
+  std::vector<std::size_t> order_;              // of completion in this cycle
+  long long seen_ = kNone;                      // the backward that the watcher was told of last
   const int passes_;
   py::object backward_, watcher_;
 };
@@ -133,13 +132,13 @@ void register_gradient_counter(py::module_& module) {
       "numbers the backward under way. `watcher` is a weak reference; its object's backward_adds(index) is called with "
       "the first gradient of a backward, and with any while they are done, before that is counted; exceeded(index) "
       "with "
-      "one that is complete already, completed(number) when all of a piece are.")
+      "one that is complete already, completed(number) when all of a set are.")
       .def(py::init<std::size_t, int, py::object, py::object>(), py::arg("parameters"), py::arg("passes"),
            py::arg("backward"), py::arg("watcher"))
       .def("hook", &GradientCounter::hook, py::arg("index"), "The function that a parameter is to call.")
       .def("watch", &GradientCounter::watch, py::arg("members"),
-           "Makes these parameters a piece; returns its number, from 0 on.")
-      .def("forget", &GradientCounter::forget, "Forgets all pieces.")
+           "Makes these parameters a set; returns its number, from 0 on.")
+      .def("forget", &GradientCounter::forget, "Forgets all sets.")
       .def("begin_cycle", &GradientCounter::begin_cycle, "Has no gradient complete.")
       .def("has_all", &GradientCounter::has_all, py::arg("of"), "Whether those of these parameters are complete.")
       .def_property_readonly("order", &GradientCounter::order, "The parameters, in the order of completion.")

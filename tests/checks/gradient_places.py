@@ -53,14 +53,14 @@ class Job:
         return mean
 
 
-@check(what=tuple(KEEPING), whose=("one rank", "all"), least=2)
-def gradients_of_earlier_steps_stay(seat: Seat, what: str, whose: str) -> None:
-    """With zero_grad() as it is by default, a gradient that somebody keeps is nobody else's memory."""
+@check(what=tuple(KEEPING), whose=("one rank", "all"), pattern=("TTTTT", "FFFTFFFTFF"), least=2)
+def gradients_of_earlier_steps_stay(seat: Seat, what: str, whose: str, pattern: str) -> None:
+    """A gradient that somebody keeps when zero_grad() makes way for another one is nobody else's memory."""
     job = Job(seat)
     kept: list[tuple[float, Any]] = []
-    for number in range(6):
-        mean = job.step(number)
-        if number in (0, 1, 3, 4) and (whose == "all" or seat.rank == seat.last):
+    for number, (letter, after) in enumerate(zip(pattern, pattern[1:] + "F")):
+        mean = job.step(number, set_to_none=letter == "T")
+        if after == "T" and (whose == "all" or seat.rank == seat.last):
             for parameter in job.parameters[:: 1 + number % 2]:
                 assert parameter.grad is not None
                 kept.append((mean, KEEPING[what](parameter.grad)))
@@ -70,42 +70,19 @@ def gradients_of_earlier_steps_stay(seat: Seat, what: str, whose: str) -> None:
 
 
 @check(least=2)
-def fresh_gradients_move_to_the_same_places(seat: Seat) -> None:
-    """Two arenas in turn, if the gradients of a step are looked at until the next has its own."""
+def gradients_that_persist_move_once(seat: Seat) -> None:
+    """Into memory that the node shares."""
     job = Job(seat)
-    held: list[torch.Tensor | None] = []
-    addresses = []
-    for number in range(8):
-        job.step(number)
-        gradients = [parameter.grad for parameter in job.parameters]
-        addresses.append([grad.data_ptr() for grad in gradients if grad is not None])
-        if number >= 3:
-            held = gradients
-        del gradients
-    assert addresses[0] == addresses[3] == addresses[5] == addresses[7], addresses
-    assert addresses[4] == addresses[6] != addresses[5], addresses
+    found = []
+    for number in range(6):
+        job.step(number, set_to_none=False)
+        found.append([parameter.grad for parameter in job.parameters])
+    assert all(grad is last for grads in found[2:] for grad, last in zip(grads, found[-1]))
     world = current().world
     if world.shares_memory and current().pretended is None:
-        for grad in held:
+        for grad in found[-1]:
             assert grad is not None
             assert world.in_shared_memory(grad.data_ptr(), grad.nbytes)
-
-
-@check(least=2)
-def a_gradient_that_is_kept_moves_once(seat: Seat) -> None:
-    job = Job(seat)
-    job.step(0)
-    before = [parameter.grad for parameter in job.parameters]
-    for number in range(1, 4):
-        job.step(number, set_to_none=False)
-        assert all(parameter.grad is grad for parameter, grad in zip(job.parameters, before))
-
-
-@check(least=2, set_to_none=(True, False))
-def a_bucket_of_several_pieces(seat: Seat, set_to_none: bool) -> None:
-    job = Job(seat, length=300_000)
-    for number in range(4):
-        job.step(number, set_to_none)
 
 
 @check(least=2, hoards=(False, True))
@@ -169,7 +146,7 @@ def python_calls(work: Callable[[], Any]) -> int:
 
 
 @check(least=2, set_to_none=(True, False))
-def python_is_called_by_the_piece(seat: Seat, set_to_none: bool) -> None:
+def python_is_called_by_the_bucket(seat: Seat, set_to_none: bool) -> None:
     """The functions that a step calls do not become more with the tensors."""
     calls = []
     for tensors in (4, 64):

@@ -75,17 +75,14 @@ class Bucket:
     flags: torch.Tensor
     layouts: list[tuple[torch.dtype, torch.Size, tuple[int, ...]]]  # dtype, shape and strides of each member
     device: Device | None = None  # of the core; None: the host
-    pieces: int = 0
-    waiting: int = 0  # of them, those whose gradients are not complete in this cycle
     complete: bool = False  # every member had a gradient on this rank when it was started
     handle: Handle | None = None
     sent: list[torch.Tensor] = field(default_factory=list)  # what is under way, by member
     states: list[Any] = field(default_factory=list)  # what compression needs to undo it
-    places: Places | None = None  # where they lie, unless they are reduced where backward has put them
-    spare: Places | None = None  # others, which somebody still looked at when they were to be used
-    private: bool = False  # there are to be no places
+    places: Places | None = None  # where they lie, once they persist
+    private: bool = False  # there can be no places
     templates: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)  # dtype and shape of what is sent
-    results: list[weakref.ref[torch.Tensor]] = field(default_factory=list)  # that have been reduced elsewhere
+    results: dict[int, weakref.ref[torch.Tensor]] = field(default_factory=dict)  # reduced elsewhere, by parameter
     looked: Evidence | None = None  # at what was sent last, with check_finite
 
     def gradients(self, parameters: Sequence[torch.Tensor]) -> list[torch.Tensor | None] | None:
@@ -109,11 +106,19 @@ class Bucket:
             described.append((address, address, code, shape))
         return described
 
-    def has_reduced(self, gradients: Sequence[torch.Tensor | None]) -> bool:
-        """Return whether one of the parameters' gradients is what a reduction has left there."""
-        if self.places is not None:
-            return any(gradients[i] is place for i, place in zip(self.members, self.places.views))
-        return any(gradients[i] is not None and gradients[i] is kept() for i, kept in zip(self.members, self.results))
+    def persists(self, parameters: Sequence[torch.Tensor]) -> bool:
+        """Return whether every member has the gradient that the last reduction has left there."""
+        for i, kept in self.results.items():
+            gradient = parameters[i].grad
+            if gradient is None or gradient is not kept():
+                return False
+        return len(self.results) == len(self.members)
+
+    def has_reduced(self, parameters: Sequence[torch.Tensor]) -> bool:
+        """Return whether some member has the gradient that the last reduction has left there."""
+        return (self.places is not None and self.places.has_some()) or any(
+            parameters[i].grad is not None and parameters[i].grad is kept() for i, kept in self.results.items()
+        )
 
 
 def whole_layout(names: Sequence[str], parameters: Sequence[torch.Tensor]) -> Layout:

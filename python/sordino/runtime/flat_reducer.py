@@ -47,7 +47,7 @@ class FlatGradients:
         self.complete = False
 
     def say_used(self, used: Sequence[bool]) -> None:
-        """Note which members have a gradient on this rank; all, if nothing is said, without waiting for a GPU."""
+        """Note which members have a gradient on this rank, without waiting for a GPU if all have."""
         self.complete = all(used)
         for flags in self.flags:
             if self.complete:
@@ -204,23 +204,17 @@ class FlatReducer(GradientReducer):
                 self._launch(one)
 
     @torch.no_grad()
-    def _move(self, bucket: Bucket, first: int, last: int) -> list[int]:
-        missing, views = [], self._flats[bucket.name].views
-        for k in range(first, last):
-            parameter, view = self.parameters[bucket.members[k]], views[k]
-            grad = parameter.grad
+    def _launch(self, bucket: Bucket) -> None:
+        flat, used = self._flats[bucket.name], []
+        for i, view in zip(bucket.members, flat.views):
+            grad = self.parameters[i].grad
+            used.append(grad is not None)
             if grad is None:
                 view.zero_()
-                missing.append(k)
             elif grad is not view:
                 view.copy_(grad.to_dense() if grad.is_sparse else grad)
-                parameter.grad = view
-        return missing
-
-    def _launch(self, bucket: Bucket) -> None:
-        flat, count = self._flats[bucket.name], len(bucket.members)
-        missing = self._move(bucket, 0, count)
-        flat.say_used([k not in missing for k in range(count)] if missing else [])
+                self.parameters[i].grad = view
+        flat.say_used(used)
         if self.settings.finite is not None:
             bucket.looked = self.settings.look(bucket.members, flat.views)
         bucket.handle = self._exchange(bucket)

@@ -1,7 +1,7 @@
 """Noticing which gradients are complete.
 
-Hooks in C count the backward passes that have added to each, and call Python for pieces of several (GradientCounter).
-The end of a backward in which one has become complete is the time at which all must be what `step()` will use.
+Hooks in C count the backward passes that have added to each, and call Python when those of a bucket are complete
+(GradientCounter). The end of a backward in which one has become complete is the time at which all must be what `step()` will use.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class GradientHooks(ABC):
         self._hooked = {}
 
     @abstractmethod
-    def completed(self, piece: int) -> None:
-        """Take note that all gradients are complete that the counter watches as a piece. Called during backward."""
+    def completed(self, number: int) -> None:
+        """Take note that all gradients are complete that the counter watches under this number, during backward."""
 
     @abstractmethod
     def _backward_ended(self) -> None:

@@ -1,13 +1,12 @@
-"""Where gradients lie while they are reduced, and from then on until the next step has its own.
+"""Where gradients lie that persist from step to step: each in its part of an arena that the ranks of a node share.
 
-Each member of a bucket has a place in an arena that the ranks of a node share. A gradient that is elsewhere is moved
-there as soon as backward has made a piece of them, while it is in the cache; `.grad` is the place then.
+A gradient that is elsewhere is moved to its place; `.grad` is the place then.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -23,12 +22,8 @@ WHOLE = 1 << 62  # bucket size of a layout that is not to be cut
 _count, _sharers = sys.getrefcount, torch._C._storage_Use_Count
 
 
-class Outgrown(Exception):
-    """A gradient cannot be moved to its place: it is another one than this was made for."""
-
-
-class Occupied(Exception):
-    """Somebody looks at what is in a place: at a gradient of an earlier step."""
+class Unfit(Exception):
+    """A gradient cannot be moved: it is another one than its place is for, or somebody looks at what is there."""
 
 
 class Places:
@@ -73,39 +68,43 @@ class Places:
         """Return what the core needs to know of the gradients, and of the flags."""
         return [describe(tensor, tensor) for tensor in (*self.views, self.flags)]
 
+    def has_some(self) -> bool:
+        """Return whether some member's gradient is in its place."""
+        return any(self._parameters[i].grad is view for i, view in zip(self._members, self.views))
+
     @torch.no_grad()
-    def take(self, first: int, last: int) -> list[int]:
-        """Move the gradients of some members to their places; return which have none. Those have zeros in theirs.
+    def take(self, are_fresh: Callable[[], bool]) -> list[int] | None:
+        """Move gradients to their places, unless all are elsewhere and fresh.
+
+        Returns:
+            which members have no gradient, and zeros in their places; None if nothing was moved.
 
         Raises:
-            Outgrown, Occupied: nothing was moved.
+            Unfit: nothing was moved.
         """
-        into, fresh, moving, none = [], [], [], []
+        moving: list[int] = []
+        none: list[int] = []
         views, stores = self.views, self._storages
-        for k in range(first, last):
-            parameter = self._parameters[self._members[k]]
-            gradient = parameter.grad
+        for k, i in enumerate(self._members):
+            gradient = self._parameters[i].grad
             if gradient is views[k]:
                 continue
-            tensor = parameter if gradient is None else gradient
+            tensor = self._parameters[i] if gradient is None else gradient
             # A sparse gradient is to be sparse again.
             if tensor.is_sparse or tensor.shape != views[k].shape or tensor.dtype != views[k].dtype:
-                raise Outgrown
+                raise Unfit
             if (_count(views[k]), _count(stores[k]), _sharers(stores[k]._cdata)) != self._unseen[k]:
-                raise Occupied
-            if gradient is None:
-                none.append(k)
-            else:
-                moving.append(parameter)
-                into.append(views[k])
-                fresh.append(gradient)
+                raise Unfit  # it has a gradient of an earlier step
+            (none if gradient is None else moving).append(k)
+        if len(moving) + len(none) == len(views) and are_fresh():
+            return None
         # A model that is cast gives `.grad`, which stays the same object, other memory.
         if list(map(torch.Tensor.data_ptr, views)) != self._addresses:
-            raise Outgrown
+            raise Unfit
         for k in none:
             views[k].zero_()
-        if into:
-            torch._foreach_copy_(into, fresh)
-        for parameter, view in zip(moving, into):
-            parameter.grad = view
+        for k in moving:
+            parameter = self._parameters[self._members[k]]
+            views[k].copy_(parameter.grad)
+            parameter.grad = views[k]
         return none

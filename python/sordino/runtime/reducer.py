@@ -8,9 +8,8 @@ used gets the same gradient everywhere.
 When backward returns, all have been reduced, as users of DDP assume: what they clip or log is what `step()` uses. A
 backward that adds to them before that has them reduced again, which for an average comes to the same.
 
-Gradients lie in a shared arena, where the reduction is one pass over memory: what backward has put elsewhere is moved
-there, by the piece. Only where that is not possible (compression, no shared memory, a user who keeps gradients of
-earlier steps) they are reduced where autograd put them.
+Gradients are reduced where autograd put them. Those that survive from one step to the next (`set_to_none=False`) move
+into a shared arena once (places.py), where the reduction is one pass over memory.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -34,23 +33,13 @@ from sordino.runtime.devices import core_device
 from sordino.runtime.gradient_hooks import GradientHooks
 from sordino.runtime.operation import Average, Sum
 from sordino.runtime.own_gradients import OwnGradients
-from sordino.runtime.places import Occupied, Outgrown, Places
+from sordino.runtime.places import Places, Unfit
 from sordino.runtime.process_set import ProcessSet
 from sordino.runtime.recovery import LOSSES
 from sordino.runtime.sparse import no_rows, sparse_allreduce_async
 from sordino.runtime.tensors import Described, check, dense_strides, describe, dtype_code
 
-PIECE_BYTES = 1024 * 1024  # so much is moved at once: it should be in the cache still
-
 QUIETLY = "Put all backward() but the last one before step() in optimizer.no_sync()"
-
-
-class Piece(NamedTuple):
-    """Gradients that are dealt with together: of some members of a bucket, or of one parameter, which is sparse."""
-
-    of: Bucket | int
-    first: int = 0
-    last: int = 1
 
 
 class GradientReducer(GradientHooks):
@@ -86,7 +75,7 @@ class GradientReducer(GradientHooks):
         self._unused: set[int] = set()  # parameters that no rank used in the last cycle
         self._sparse_finish: dict[int, Callable[[], torch.Tensor]] = {}
         self._looked: dict[int, Any] = {}  # at sparse gradients that were sent last, with check_finite
-        self._pieces: list[Piece] = []  # by the counter's numbers
+        self._watched: list[Bucket | int] = []  # by the counter's numbers; an int: a parameter with sparse gradients
         self._refused: NonFinite | None = None  # for step() to raise
         self._plan = ""  # its name
         self._again = 0  # times that gradients of one step have been reduced already
@@ -113,15 +102,9 @@ class GradientReducer(GradientHooks):
 
     # ---- what backward has produced ----------------------------------------------------------------------------
 
-    def completed(self, piece: int) -> None:
-        of, first, last = self._pieces[piece]
-        start: Callable[[Any], None] = self._start_sparse
-        if isinstance(of, Bucket):
-            start = self._start
-            of.waiting -= 1
-            if of.waiting > 0:
-                self._move(of, first, last)
-                return
+    def completed(self, number: int) -> None:
+        of = self._watched[number]
+        start: Callable[[Any], None] = self._start if isinstance(of, Bucket) else self._start_sparse
         if self._own is None:
             start(of)
             return
@@ -140,8 +123,7 @@ class GradientReducer(GradientHooks):
 
     def _begin_again(self, index: int) -> None:
         self._again += 1
-        gradients = [parameter.grad for parameter in self.parameters]
-        if not any(bucket.has_reduced(gradients) for bucket in self._buckets or ()):
+        if not any(bucket.has_reduced(self.parameters) for bucket in self._buckets or ()):
             return  # all were cleared
         if self.settings.op != Average:  # of which a second one adds up what has been reduced once more
             raise StepOrderError(
@@ -156,8 +138,6 @@ class GradientReducer(GradientHooks):
     def _begin_cycle(self) -> None:
         super()._begin_cycle()
         self._refused = None
-        for bucket in self._buckets or ():
-            bucket.waiting = bucket.pieces
 
     # ---- the plan ----------------------------------------------------------------------------------------------
 
@@ -197,7 +177,7 @@ class GradientReducer(GradientHooks):
             flagged = table[:, 1].any(dim=0).tolist()
             for i in (i for i, is_sparse in zip(sorted(wanted), flagged) if is_sparse):
                 self._sparse[i] = f"{name}.{self.names[i]}"
-                self._watch([i], Piece(i))
+                self._watch([i], i)
         dense = [i for i in agreed if i not in self._sparse]
         parts = [[i for i in group if i in dense] for group in self.settings.groups]
         grouped = {i for part in parts for i in part}
@@ -207,20 +187,16 @@ class GradientReducer(GradientHooks):
             parts += [rest[run.first : run.last] for run in layout.segments]
         buckets = [self._make_bucket(f"{name}.{k}", part) for k, part in enumerate(parts) if part]
         for bucket in buckets:
-            pieces = Layout([self._specify(i) for i in bucket.members], PIECE_BYTES).segments
-            for run in pieces:
-                self._watch(bucket.members[run.first : run.last], Piece(bucket, run.first, run.last))
-            bucket.pieces = len(pieces)
-            bucket.waiting = sum(not self._counter.has_all(bucket.members[run.first : run.last]) for run in pieces)
+            self._watch(bucket.members, bucket)
         self._buckets = (self._buckets or []) + buckets
         if self._sparse and self.instead_of_sparse is not None:
             sparse_names = ", ".join(self.names[i] for i in sorted(self._sparse))
             raise UsageError(f"sparse gradients ({sparse_names}) need sparse_as_dense=True {self.instead_of_sparse}")
 
-    def _watch(self, members: list[int], piece: Piece) -> None:
+    def _watch(self, members: list[int], of: Bucket | int) -> None:
         number = self._counter.watch(members)
-        assert number == len(self._pieces)
-        self._pieces.append(piece)
+        assert number == len(self._watched)
+        self._watched.append(of)
 
     def _specify(self, index: int) -> tuple[str, int, tuple[int, ...]]:
         parameter = self.parameters[index]
@@ -248,47 +224,38 @@ class GradientReducer(GradientHooks):
             parameter.grad = grad
         return grad
 
-    def _make_places(self, bucket: Bucket) -> Places | None:
-        """Make places for the gradients of a bucket; None if they are to be reduced where they are."""
-        if bucket.private or self.settings.compression is not Compression.none:
+    def _move(self, bucket: Bucket) -> list[int] | None:
+        """Move the bucket's gradients to its places, which it has once they are seen to persist from step to step.
+
+        Returns:
+            which members have no gradient; None if the bucket's are to be reduced where they are.
+        """
+        if self.settings.compression is not Compression.none or bucket.private:
             return None
-        specs, flags = [self._specify(i) for i in bucket.members], bucket.flags
         try:
-            bucket.places = Places(self.context, bucket.name, specs, bucket.members, self.parameters, flags)
+            if bucket.places is None:
+                if not bucket.persists(self.parameters):
+                    return None
+                specs, flags = [self._specify(i) for i in bucket.members], bucket.flags
+                bucket.places = Places(self.context, bucket.name, specs, bucket.members, self.parameters, flags)
+            return bucket.places.take(lambda: not bucket.persists(self.parameters))
         except TransportError as error:
             warnings.warn(f"gradients stay in private memory, where averaging is slower: {error}", stacklevel=2)
             bucket.private = True
-        return bucket.places
-
-    def _move(self, bucket: Bucket, first: int, last: int) -> list[int]:
-        """Move gradients of some members to their places, if they have any; return which members have no gradient."""
-        places = bucket.places or self._make_places(bucket)
-        if places is None:
-            return []
-        try:
-            return places.take(first, last)
-        except Outgrown:
-            bucket.places = bucket.spare = None
-        except Occupied:
-            # Who forgets gradients of the step before when there are new ones is served by two arenas in turn.
-            bucket.places, bucket.spare = bucket.spare, places
-        places = bucket.places or self._make_places(bucket)
-        try:
-            return [] if places is None else places.take(0, len(bucket.members))
-        except (Outgrown, Occupied):  # sparse; or there is somebody who does not forget them
-            bucket.private, bucket.places, bucket.spare = True, None, None
-            return []
+        except Unfit:
+            bucket.places = None
+        return None
 
     def _start(self, bucket: Bucket) -> None:
         """Start the reduction of a bucket.
 
         Nothing that the core is told of it changes while its gradients are in the same places.
         """
-        missing = self._move(bucket, 0, len(bucket.members))
+        missing = self._move(bucket)
         if self._own is not None:
             self._own.keep(bucket.members)
         name, places = self._operation_name(bucket), bucket.places
-        if places is None:
+        if missing is None or places is None:
             request = self._request(name, bucket, self._describe_private(bucket))
         else:
             bucket.flags = places.flags
@@ -353,11 +320,11 @@ class GradientReducer(GradientHooks):
         return f"{name}.again{self._again}" if self._again else name
 
     def _finish(self, bucket: Bucket) -> None:
-        in_place = bucket.complete and bucket.places is not None
+        in_place = bucket.complete and bucket.places is not None and bucket.sent is bucket.places.views
         found = self._collect(bucket)
         if in_place:
             return
-        bucket.results = []
+        bucket.results = {}
         for i, grad in found.items():
             parameter = self.parameters[i]
             if parameter.grad is None:
@@ -367,7 +334,7 @@ class GradientReducer(GradientHooks):
                 parameter.grad = grad.to_sparse(parameter.grad.sparse_dim())
             elif parameter.grad is not grad and grad.data_ptr() != parameter.grad.data_ptr():
                 parameter.grad.copy_(grad)
-            bucket.results.append(weakref.ref(parameter.grad))
+            bucket.results[i] = weakref.ref(parameter.grad)
 
     def _collect(self, bucket: Bucket) -> dict[int, torch.Tensor]:
         """Wait for a bucket; return what became of the gradients of its members, but for those that no rank used."""
@@ -466,7 +433,7 @@ class GradientReducer(GradientHooks):
     def renew(self) -> None:
         """Go on among those that are left: the plan is made anew when it is needed."""
         self.active = self.context.size > 1 and bool(self.settings.process_set.included())
-        self._buckets, self._pieces, self._sparse, self._sparse_finish = None, [], {}, {}
+        self._buckets, self._watched, self._sparse, self._sparse_finish = None, [], {}, {}
         self._counter.forget()
         if self._own is not None:
             self._own.leave_world()

@@ -20,8 +20,8 @@ class AllReduce(Algorithm):
     """Synchronous data parallelism: g = (1/N) sum of g_i, then the optimizer's step. All workers stay equal.
 
     Sent per step and worker: 2(N-1)/N times the bytes of the gradients, in ceil(bytes / bucket_bytes) operations.
-    Staleness: none, or one step with `double_buffering`. Memory: an arena of the gradients' size, which has them (twice
-    if somebody looks at those of the step before); with `double_buffering` the gradients once more instead.
+    Staleness: none, or one step with `double_buffering`. Memory: none beyond the gradients, or one arena of their size
+    where they persist between steps; with `double_buffering` the gradients once more.
     When a peer dies: every survivor gets `PeerLost`; parameters are those after the last complete step.
     Source: "AllReduce-SGD" in Crossover-SGD, "CSGD" in Layered SGD; tensor fusion as in Horovod (Sergeev & Del Balso
     2018, section 4); double buffering as in Oguni and Shudo (wide-area gossip, section 2.3).

@@ -18,7 +18,6 @@ from sordino.algorithms.strategy import Closure
 from sordino.errors import StepOrderError, UsageError
 from sordino.runtime.bucket import Bucket, Settings
 from sordino.runtime.context import Context
-from sordino.runtime.places import Places
 from sordino.runtime.reducer import QUIETLY, GradientReducer
 
 
@@ -38,7 +37,7 @@ class BufferedReducer(GradientReducer):
     def _operation_name(self, bucket: Bucket) -> str:
         return f"{bucket.name}.{self._turn % 2}"  # the one before may be under way
 
-    def _make_places(self, bucket: Bucket) -> Places | None:
+    def _move(self, bucket: Bucket) -> list[int] | None:
         return None  # a gradient's memory is not free when the next one is computed
 
     def _begin_again(self, index: int) -> None:
