@@ -1,7 +1,8 @@
 """Noticing which gradients are complete.
 
 Hooks in C count the backward passes that have added to each, and call Python when those of a bucket are complete
-(GradientCounter). The end of a backward in which one has become complete is the time at which all must be what `step()` will use.
+(GradientCounter). The end of a backward in which one has become complete is the time at which all must be what
+`step()` will use.
 """
 
 from __future__ import annotations
