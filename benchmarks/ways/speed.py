@@ -178,8 +178,36 @@ def small(size: int, limit: float, before: str, why: str = "") -> Row:
 
 
 FRESH, KEPT = "True", "False"
+
+# Why a row is missed, if it is.
+CALL = (
+    "half of it is the call: of a function of the core that does nothing, the floor's row at 4 B; looking at "
+    "the tensor (dtype, shape, address) takes 0.3 us more, where mpi4py gets a buffer that was looked at "
+    "before"
+)
+SLOTS = (
+    "what lies in private memory goes through slots: copied in, folded, written twice, copied out, 4 bytes "
+    "touched for each of the tensor's, at the 30 GB/s of a core beside another one. MPI has the kernel copy, "
+    "which comes to the same"
+)
+EIGHT = "so does the floor, which talks to nobody: eight tensors do not fit where two did"
+FRESH_ONES = (
+    "fresh gradients go through slots (17 ms for 102 MB alone, 7 in the arena). Moved to an arena by the MiB "
+    "while backward goes on they took 30 ms where slots take 22: docs/design.md"
+)
+BESIDE = (
+    "most of it runs under backward on the same two cores, and takes from it what it uses itself; the last "
+    "bucket, of 9 MB, has nothing left to hide under"
+)
+NARROW = "that is the reduction, whose two waits cost more than its 400 KB; at one rank the wrapper adds nothing"
+FOUR = "four ranks on two cores: who is waited for has to be given a core first"
+SHARDS = (
+    "two exchanges move 3 bytes for each of the model's, an all-reduce 2, and ranks meet twice; overlap=True "
+    "hides the second one (local_sgd.py overlap)"
+)
+
 ROWS = [
-    small(4, 1.5, "20x", "the call itself: Python makes and checks its arguments in 0.6 us; MPI gets a buffer"),
+    small(4, 1.5, "20x", CALL),
     small(4 * KIB, 1.0, "11x"),
     small(16 * KIB, 1.0, "5x"),
     small(64 * KIB, 1.0, "3x"),
@@ -189,13 +217,18 @@ ROWS = [
     ],
     *[
         Row(
-            f"ordinary memory, {s}: MPI_Allreduce over ours", "0.6-1.1x", 1.3, here("mpi", "ordinary", b), at_least=True
+            f"ordinary memory, {s}: MPI_Allreduce over ours",
+            "0.6-1.1x",
+            1.3,
+            here("mpi", "ordinary", b),
+            at_least=True,
+            why=SLOTS,
         )
         for s, b in (("64 KiB", 64 * KIB), ("256 KiB", 256 * KIB), ("1 MiB", MIB), ("4 MiB", 4 * MIB))
     ],
     Row("arena, 64 MiB: MPI_Allreduce over ours", "3.8x", 4.0, here("mpi", "sordino_local", 64 * MIB), at_least=True),
     Row("arena, 64 MiB: over the floor", "1.06x", 1.1, here("sordino_local", "floor", 64 * MIB)),
-    Row("8 ranks on 2 cores, 64 MiB: time a byte over that of 2 ranks", "-", 1.0, per_byte),
+    Row("8 ranks on 2 cores, 64 MiB: time a byte over that of 2 ranks", "-", 1.0, per_byte, why=EIGHT),
     *[
         Row(
             f"ResNet-50's step, gradients {how}: {label} adds over what we add",
@@ -203,6 +236,7 @@ ROWS = [
             8.0,
             exposed(key, peer),
             at_least=True,
+            why=FRESH_ONES if key == FRESH else "",
         )
         for how, key, peer, label, before in (
             ("kept", KEPT, "gloo", "DDP-gloo", "8.1x"),
@@ -211,8 +245,8 @@ ROWS = [
             ("fresh", FRESH, "horovod", "Horovod", "4.5x"),
         )
     ],
-    Row("ResNet-50's step, kept: added over averaging 102 MB", "-", 1.3, exposed_over_arena),
-    Row("ResNet-50's step: fresh over kept, added", "2.5x", 1.2, fresh_over_kept),
+    Row("ResNet-50's step, kept: added over averaging 102 MB", "-", 1.3, exposed_over_arena, why=BESIDE),
+    Row("ResNet-50's step: fresh over kept, added", "2.5x", 1.2, fresh_over_kept, why=FRESH_ONES),
     *[
         Row(
             f"161 small tensors, one rank, gradients {how}: the wrapper, % of a step",
@@ -228,6 +262,7 @@ ROWS = [
             "0.8 ms of Python a side",
             1.0,
             wrapper("fusion_alone_narrow", key),
+            why=NARROW,
         )
         for how, key in (("fresh", FRESH), ("kept", KEPT))
     ],
@@ -245,7 +280,13 @@ ROWS = [
         for h, r, before in ((2, 2, "1.5x"), (2, 1, "1.2x"), (4, 1, "1.2x"))
     ],
     *[
-        Row(f"10 Gbps, 2 hosts x 2, {s}: over the better of MPI and Gloo", before, 1.0, over_peers(2, 2, 10000.0, b))
+        Row(
+            f"10 Gbps, 2 hosts x 2, {s}: over the better of MPI and Gloo",
+            before,
+            1.0,
+            over_peers(2, 2, 10000.0, b),
+            why=FOUR,
+        )
         for s, b, before in (("64 KiB", 64 * KIB, "2.7x"), ("2 MiB", 2 * MIB, "0.8x"), ("64 MiB", 64 * MIB, "1.07x"))
     ],
     Row("10 Gbps, 2 hosts x 2, 64 MiB: ms", "201", 150.0, seconds_between(2, 2, 10000.0, 64 * MIB)),
@@ -260,6 +301,7 @@ ROWS = [
         "1.4-1.65x",
         1.1,
         target("local_sgd_communication", "edsr, here, P=2, K=2: all communication, shards over whole models"),
+        why=SHARDS,
     ),
     *[
         Row(
@@ -283,7 +325,18 @@ ROWS = [
 
 def simulate() -> Results:
     """Run 10^5 workers of scheduled pull; what that takes."""
-    words = ["scheduled-pull", "--data", "none", "--workers", "100000", "--steps", "32", "--set", "schedule=autonomous"]
+    words = [
+        "--algorithm",
+        "scheduled-pull",
+        "--data",
+        "none",
+        "--workers",
+        "100000",
+        "--steps",
+        "32",
+        "--set",
+        "schedule=autonomous",
+    ]
     begin = time.perf_counter()
     process = subprocess.Popen(
         [Path(sys.executable).with_name("sordino"), "simulate", *words], stdout=subprocess.DEVNULL

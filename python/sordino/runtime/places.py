@@ -82,7 +82,7 @@ class Places:
         Raises:
             Unfit: nothing was moved.
         """
-        moving: list[int] = []
+        moving: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []  # parameter, its gradient and the place
         none: list[int] = []
         views, stores = self.views, self._storages
         for k, i in enumerate(self._members):
@@ -95,7 +95,10 @@ class Places:
                 raise Unfit
             if (_count(views[k]), _count(stores[k]), _sharers(stores[k]._cdata)) != self._unseen[k]:
                 raise Unfit  # it has a gradient of an earlier step
-            (none if gradient is None else moving).append(k)
+            if gradient is None:
+                none.append(k)
+            else:
+                moving.append((self._parameters[i], gradient, views[k]))
         if len(moving) + len(none) == len(views) and are_fresh():
             return None
         # A model that is cast gives `.grad`, which stays the same object, other memory.
@@ -103,8 +106,6 @@ class Places:
             raise Unfit
         for k in none:
             views[k].zero_()
-        for k in moving:
-            parameter = self._parameters[self._members[k]]
-            views[k].copy_(parameter.grad)
-            parameter.grad = views[k]
+        for parameter, gradient, view in moving:
+            parameter.grad = view.copy_(gradient)
         return none
