@@ -30,6 +30,7 @@ IN_A_CLONE = (
     "soak",
     "transports",
     "walk",
+    "speed",
     "wide_area",
 )
 
