@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -14,7 +15,7 @@ import torch
 
 import sordino.torch as hvd
 from sordino._core import Exponential, Layout
-from sordino.plan.costs import Line, Load, Rates
+from sordino.plan.costs import SMALL, Line, Load, Rates
 from sordino.runtime.context import Context, current
 from sordino.runtime.flat_buffer import FlatBuffer
 from sordino.runtime.groups import new_channel, part_of
@@ -23,7 +24,7 @@ from sordino.timing import Participants, time_block
 
 _SMALL = 4096  # bytes; what is spent on these is latency
 _SEGMENT = 4 * 1024 * 1024  # bytes
-_RING = 1 << 16  # bytes, enough for a ring
+_RING = 4 * SMALL  # bytes of each rank of a node, enough for a ring
 _TENSORS = 64
 _LEAST, _MOST = 3, 20  # runs of one size
 
@@ -146,10 +147,11 @@ def _agreement(nodes: Sequence[int], across: Line | None) -> float:
 
 def _hop(nodes: Sequence[int], across: Line, agreement: float) -> float:
     """Return the seconds that the hops of a short ring take beyond their bytes. Collective."""
-    values = torch.zeros(_RING // 4)
+    count = _RING * max(Counter(nodes).values())
+    values = torch.zeros(count // 4)
     seconds = _median(lambda: hvd.allreduce_(values, name="plan.ring"))
     load = Load(nodes)
-    load.all_reduce([list(range(len(nodes)))], _RING)
+    load.all_reduce([list(range(len(nodes)))], count)
     return max(seconds - agreement - load.link * across.beta, 0.0) / load.hops
 
 
