@@ -353,10 +353,10 @@ def simulate() -> Results:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Makes the table. Status 1 if a result that it needs is not there."""
-    options = command_line.parser("speed", __doc__, 1.0, "row")
+    options = command_line.parser("speed", __doc__)
     options.add_argument("--keep", action="store_true", help="do not run simulate again")
     chosen = options.parse_args(argv)
-    folder = command_line.results_folder(chosen) or Path("benchmarks/results")
+    folder = chosen.results or Path("benchmarks/results")
     known: dict[str, Results] = {}
 
     def file(name: str) -> Results:
@@ -364,7 +364,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             known[name] = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
         return known[name]
 
-    if not chosen.keep:
+    if not (chosen.keep or chosen.quick):
         known["speed"] = {"simulate": simulate()}
     rows, missing = [], []
     for row in ROWS:
@@ -388,7 +388,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "sources": sources,
         "rows": rows,
     }
-    records.publish(results, folder, REPORTS)
+    records.publish(results, command_line.results_folder(chosen), REPORTS)
     for line in missing:
         records.log(f"not measured: {line}")
     return 1 if missing else 0

@@ -30,6 +30,11 @@ OneShot::Number OneShot::number_of(std::string_view name, const What& what) cons
   return found != known_.end() && found->second.what == what ? found->second.number : 0;
 }
 
+void OneShot::decline() {
+  publish(0, nullptr, 0);
+  ++turn_;
+}
+
 void OneShot::receive(int member, const Partial&, std::span<const std::byte>) {
   throw TransportError("member " + std::to_string(member) + " of a process set speaks to one that leads no node");
 }

@@ -93,7 +93,7 @@ class OneShot {
 
   // What others have laid that wait for this rank.
   virtual std::vector<Number> awaited() = 0;
-  virtual void decline() = 0;
+  virtual void decline();
   // Between nodes: whether this rank is one that moves others on, as advance() does; and what a member has sent.
   // TransportError if that makes no sense.
   virtual bool relays() const { return false; }

@@ -41,11 +41,6 @@ std::vector<OneShot::Number> OneShotFollower::awaited() {
   return numbers;
 }
 
-void OneShotFollower::decline() {
-  publish(0, nullptr, 0);
-  ++turn_;
-}
-
 void OneShotFollower::leave(int member) {
   OneShot::leave(member);
   led_by_nobody_ |= member == members_[0];

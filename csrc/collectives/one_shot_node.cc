@@ -51,11 +51,6 @@ std::vector<OneShot::Number> OneShotNode::awaited() {
   return numbers;
 }
 
-void OneShotNode::decline() {
-  publish(0, nullptr, 0);
-  ++turn_;
-}
-
 std::vector<int> OneShotNode::missing() const {
   std::vector<int> members;
   if (abandoned_) return members;

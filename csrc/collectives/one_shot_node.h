@@ -25,7 +25,6 @@ class OneShotNode : public OneShot {
   bool in_vain() const override { return closed_; }
   bool take(const What& what, const std::byte* input, std::byte* output) override;
   std::vector<Number> awaited() override;
-  void decline() override;
   std::vector<int> missing() const override;
 
  private:

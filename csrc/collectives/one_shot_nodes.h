@@ -42,7 +42,6 @@ class OneShotFollower : public OneShot {
   bool in_vain() const override { return abandoned_ || led_by_nobody_; }
   bool take(const What& what, const std::byte* input, std::byte* output) override;
   std::vector<Number> awaited() override;
-  void decline() override;
   void leave(int member) override;
   std::vector<int> missing() const override;
 

@@ -74,19 +74,18 @@ void ProcessSet::connect(int rank, const Location& block) {
 }
 
 void ProcessSet::open_one_shot() {
+  if (ranks.size() == 1) return;
   const Sites sites(transport_, ranks, me, true);
   const std::vector<int>& own = sites.own();
-  if (ranks.size() == 1) return;
   std::vector<OneShotSlots*> slots;
-  for (const int member : own) {
-    SharedBlock* block = blocks_[static_cast<std::size_t>(member)];
-    if (own.size() == 1) {
-      own_slots_ = std::make_unique<OneShotSlots>();
-      slots.push_back(own_slots_.get());
-    } else if (block) {
+  if (own.size() == 1) {
+    own_slots_ = std::make_unique<OneShotSlots>();
+    slots.push_back(own_slots_.get());
+  } else {
+    for (const int member : own) {
+      SharedBlock* block = blocks_[static_cast<std::size_t>(member)];
+      if (!block) return;
       slots.push_back(&block->one_shot());
-    } else {
-      return;
     }
   }
   if (sites.all.size() == 1) {

@@ -120,6 +120,18 @@ void a_node_does_not_wait_for_a_rank_that_stands_still() {
 }
 
 // The others have what it has laid or sent.
+// One rank says goodbye, and the others hear of it.
+void let_leave(Engines& ranks, int leaves) {
+  for (int peer = 0; peer < ranks.size(); ++peer) {
+    if (peer != leaves) ranks[leaves].transport->post(peer, Writer().put(Message::kBye).take());
+  }
+  for (int times = 0; times < 20; ++times) {
+    for (int rank = 0; rank < ranks.size(); ++rank) {
+      if (rank != leaves) ranks[rank].poll();
+    }
+  }
+}
+
 void who_has_its_result_may_leave() {
   for (int leaves = 0; leaves < 5; ++leaves) {
     Engines ranks({0, 0, 1, 1, 2});
@@ -142,14 +154,7 @@ void who_has_its_result_may_leave() {
       for (int rank = 0; rank < ranks.size(); ++rank) ranks[rank].poll();
     }
     CHECK(first.take_up() && first.has(15));
-    for (int peer = 0; peer < 5; ++peer) {
-      if (peer != leaves) ranks[leaves].transport->post(peer, Writer().put(Message::kBye).take());
-    }
-    for (int times = 0; times < 20; ++times) {
-      for (int rank = 0; rank < ranks.size(); ++rank) {
-        if (rank != leaves) ranks[rank].poll();
-      }
-    }
+    let_leave(ranks, leaves);
     for (int rank = 0; rank < ranks.size(); ++rank) {
       Call& call = calls[static_cast<std::size_t>(rank)];
       if (rank != leaves) CHECK(call.over() && call.take_up() && call.has(15), "rank", rank, "leaves", leaves);
@@ -165,14 +170,7 @@ void nobody_waits_for_who_has_left() {
     std::vector<Call> calls = calls_of(ranks, "x");
     for (int rank = 0; rank < ranks.size(); ++rank)
       CHECK(rank == leaves || calls[static_cast<std::size_t>(rank)].lay());
-    for (int peer = 0; peer < 5; ++peer) {
-      if (peer != leaves) ranks[leaves].transport->post(peer, Writer().put(Message::kBye).take());
-    }
-    for (int times = 0; times < 20; ++times) {
-      for (int rank = 0; rank < ranks.size(); ++rank) {
-        if (rank != leaves) ranks[rank].poll();
-      }
-    }
+    let_leave(ranks, leaves);
     for (int rank = 0; rank < ranks.size(); ++rank) {
       Call& call = calls[static_cast<std::size_t>(rank)];
       if (rank != leaves) CHECK((call.over() || call.in_vain()) && !call.take_up(), "rank", rank, "leaves", leaves);

@@ -89,7 +89,7 @@ def task_of(task: Task, lr: float, seed: int, batch: int, data_dir: str | None) 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Trains all, one after the other."""
-    options = command_line.parser("local_sgd accuracy", __doc__, 0.0, "(not used)")
+    options = command_line.parser("local_sgd accuracy", __doc__)
     options.add_argument("--seeds", type=int, metavar="N", help="trainings of each kind (default 3; 1 if --quick)")
     options.add_argument("--data-dir", metavar="DIR", help="the folder of the four Fashion-MNIST files")
     chosen = options.parse_args(argv)

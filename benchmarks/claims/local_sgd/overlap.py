@@ -34,7 +34,7 @@ def targets(rows: Sequence[Results]) -> list[Results]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Starts the jobs. Status 1 if a job failed or computed something wrong, 2 if there can be no cluster."""
-    options = command_line.parser("local_sgd overlap", __doc__, 0.0, "job; nothing is done in it")
+    options = command_line.parser("local_sgd overlap", __doc__)
     options.add_argument("--mbps", type=float, default=500.0, metavar="RATE", help="of each link (default 500)")
     chosen = options.parse_args(argv)
     found_machine = machine_before()

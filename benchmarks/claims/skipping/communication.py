@@ -39,7 +39,7 @@ def targets(rows: Sequence[Results]) -> list[Results]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Starts the jobs. Status 1 if a job failed or computed something wrong, 2 if there can be no cluster."""
-    options = command_line.parser("skipping communication", __doc__, 0.0, "(not used)")
+    options = command_line.parser("skipping communication", __doc__)
     options.add_argument("--mbps", type=float, default=500.0, metavar="RATE", help="of each link (default 500)")
     options.add_argument("--data-dir", metavar="DIR", help="the folder of the four Fashion-MNIST files")
     chosen = options.parse_args(argv)

@@ -11,17 +11,20 @@ from sordino.errors import UsageError
 _UNITS = {"": 1, "b": 1, "k": 1 << 10, "kib": 1 << 10, "m": 1 << 20, "mib": 1 << 20, "g": 1 << 30, "gib": 1 << 30}
 
 
-def parser(program: str, description: str | None, budget: float, unit: str) -> argparse.ArgumentParser:
-    """Return an argument parser with the options that every benchmark has."""
+def parser(
+    program: str, description: str | None, budget: float | None = None, unit: str = ""
+) -> argparse.ArgumentParser:
+    """Return an argument parser with the options that benchmarks share; without a budget there is no --budget."""
     options = argparse.ArgumentParser(
         prog=program, description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     options.add_argument(
         "--results", type=Path, metavar="DIR", help="where to write (default: benchmarks/results, else results)"
     )
-    options.add_argument(
-        "--budget", type=float, default=budget, metavar="S", help=f"seconds a {unit} (default {budget:g})"
-    )
+    if budget is not None:
+        options.add_argument(
+            "--budget", type=float, default=budget, metavar="S", help=f"seconds a {unit} (default {budget:g})"
+        )
     options.add_argument("--quick", action="store_true", help="a short try; writes nothing unless --results says where")
     return options
 

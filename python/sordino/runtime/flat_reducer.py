@@ -18,7 +18,7 @@ from sordino.errors import StepOrderError, UsageError
 from sordino.runtime.bucket import Bucket, Settings
 from sordino.runtime.compression import Compression
 from sordino.runtime.context import Context
-from sordino.runtime.reducer import GradientReducer
+from sordino.runtime.reducer import GradientReducer, write_flags
 
 _NAMED = 8  # tensors that an error names
 ALIGNMENT = 64  # bytes; of arenas, so that parts of equal size lie side by side
@@ -50,10 +50,7 @@ class FlatGradients:
         """Note which members have a gradient on this rank, without waiting for a GPU if all have."""
         self.complete = all(used)
         for flags in self.flags:
-            if self.complete:
-                flags.fill_(1)
-            else:
-                flags.copy_(torch.tensor(used))
+            write_flags(flags, used)
 
     def used(self) -> list[bool]:
         """Return which had one on some rank, once averaged."""

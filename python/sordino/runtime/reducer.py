@@ -42,6 +42,16 @@ from sordino.runtime.tensors import Described, check, dense_strides, describe, d
 QUIETLY = "Put all backward() but the last one before step() in optimizer.no_sync()"
 
 
+def write_flags(flags: torch.Tensor, used: Sequence[bool]) -> bool:
+    """Say in a bucket's flags which members have a gradient (all, if nothing is said); return whether all have."""
+    complete = all(used)
+    if complete:  # without waiting for a GPU
+        flags.fill_(1)
+    else:
+        flags.copy_(torch.tensor(used))
+    return complete
+
+
 class GradientReducer(GradientHooks):
     """Reduces the gradients of `parameters` over a process set. One cycle is what happens between two steps.
 
@@ -259,7 +269,8 @@ class GradientReducer(GradientHooks):
             request = self._request(name, bucket, self._describe_private(bucket))
         else:
             bucket.flags = places.flags
-            self._say_used(bucket, [k not in missing for k in range(len(bucket.members))] if missing else [])
+            used = [k not in missing for k in range(len(bucket.members))] if missing else []
+            bucket.complete = write_flags(bucket.flags, used)
             bucket.sent, bucket.states = places.views, []
             if name not in places.requests:
                 places.requests[name] = self._request(name, bucket, places.described())
@@ -282,14 +293,6 @@ class GradientReducer(GradientHooks):
             device=bucket.device,
         )
 
-    def _say_used(self, bucket: Bucket, used: Sequence[bool]) -> None:
-        """Note which members have a gradient; all, if nothing is said."""
-        bucket.complete = all(used)
-        if bucket.complete:  # without waiting for a GPU
-            bucket.flags.fill_(1)
-        else:
-            bucket.flags.copy_(torch.tensor(used))
-
     def _describe_private(self, bucket: Bucket) -> list[Described]:
         """Describe gradients that are reduced where they are, or compressed."""
         grads = bucket.gradients(self.parameters)
@@ -297,7 +300,7 @@ class GradientReducer(GradientHooks):
         if grads is None:
             grads = [self._dense_gradient(i) for i in bucket.members]
             used = [grad is not None for grad in grads]
-        self._say_used(bucket, used)
+        bucket.complete = write_flags(bucket.flags, used)
         if bucket.complete and self.settings.compression is Compression.none:
             return bucket.describe_sent(grads)  # type: ignore[arg-type]
         return self._pack(bucket, grads)
