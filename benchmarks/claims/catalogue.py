@@ -1,0 +1,10 @@
+"""All claims, in the order of the page."""
+
+from __future__ import annotations
+
+from claims.claim import Claim
+from claims.gossip import figure_6, figure_7, figure_8, table_1
+
+CLAIMS: list[Claim] = [figure_6.CLAIM, figure_7.CLAIM, figure_8.CLAIM, table_1.CLAIM]
+
+PAPERS = {claim.paper.name: claim.paper for claim in CLAIMS}

@@ -1,0 +1,78 @@
+"""Figure 8: accuracy against the number of workers, at a fixed global mini-batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from claims.claim import Claim, Found, Plan
+from claims.evidence import above, alike
+from claims.gossip.methods import FULL, GROUPS, QUICK, Point, accuracies, best_rates, differences, draw, shapes
+from claims.gossip.paper import PAPER
+from sordino.report import Results
+
+BATCH, COUNTS, SEEDS = 2048, (8, 16, 32, 64), 10
+RATES = (0.1, 0.2, 0.4)
+MARGIN = 0.5  # points, within which methods are alike
+_COMPARED = ("pushsum", "crossover", "hierarchical")
+
+
+def plan(quick: bool) -> Plan:
+    """Rates by validation, then every method by every number of workers; AllReduce's model does not depend on it."""
+    task, batch, counts, rates, seeds = (QUICK, 64, (4, 8), (0.1,), 2) if quick else (FULL, BATCH, COUNTS, RATES, SEEDS)
+    points = [Point(name, count, batch) for count in counts for name in _COMPARED]
+    points.append(Point("allreduce", counts[0], batch))
+    best = yield from best_rates(points, rates, 1, task)
+    tests = yield from accuracies(best, seeds, task)
+    few, many = counts[0], counts[-1]
+
+    def at(name: str, count: int) -> list[float]:
+        return tests[Point(name, count, batch)]
+
+    def lost(name: str) -> list[float]:
+        return differences(at(name, few), at(name, many))
+
+    all_reduce = at("allreduce", few)
+    evidence = [
+        above(f"{many} workers: Crossover - SGP, points", differences(at("crossover", many), at("pushsum", many))),
+        above(f"From {few} to {many} workers SGP loses, points", lost("pushsum")),
+        above(f"From {few} to {many} workers Crossover loses, points", lost("crossover")),
+        above(
+            f"From {few} to {many} workers SGP loses more than Crossover, points",
+            differences(lost("pushsum"), lost("crossover")),
+        ),
+        alike(
+            f"{many} workers: hierarchical Crossover - AllReduce, points, within {MARGIN:g}",
+            differences(at("hierarchical", many), all_reduce),
+            MARGIN,
+        ),
+        above(
+            f"{many} workers: hierarchical Crossover - Crossover, points",
+            differences(at("hierarchical", many), at("crossover", many)),
+        ),
+        alike(
+            f"{many} workers: SGP - AllReduce, points, within {MARGIN:g}",
+            differences(at("pushsum", many), all_reduce),
+            MARGIN,
+        ),
+    ]
+    return Found(evidence, {"points": shapes(tests, best)})
+
+
+def picture(found: Results, figure: Any) -> None:
+    """Accuracy against the number of workers."""
+    draw("workers", "workers", found["points"], figure)
+
+
+CLAIM = Claim(
+    name="crossover-figure-8",
+    paper=PAPER,
+    place="Figure 8",
+    says="With more workers at a fixed mini-batch gossip loses accuracy, SGP more than Crossover; hierarchical Crossover "
+    "stays like AllReduce.",
+    setting="ResNet-50 on ImageNet, mini-batches of 86,016, up to 56 workers.",
+    here=f"Mini-batches of {BATCH} by {COUNTS[0]} to {COUNTS[-1]} workers (threads), {GROUPS} groups of hierarchical "
+    f"Crossover; {SEEDS} seeds.",
+    plan=plan,
+    why="",
+    draw=picture,
+)

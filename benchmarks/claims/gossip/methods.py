@@ -1,0 +1,94 @@
+"""What the source compares: AllReduce, SGP and Crossover, and its hierarchical form; each at the rate that suits it."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from claims.claim import Run
+from claims.training import Training
+from sordino.report import Results
+
+METHODS = {"allreduce": "AllReduce", "pushsum": "SGP", "crossover": "Crossover", "hierarchical": "hierarchical"}
+COLOURS = {"allreduce": "#3d5a80", "pushsum": "#c8553d", "crossover": "#0b6e4f", "hierarchical": "#8d6a9f"}
+GROUPS = 4  # of hierarchical Crossover
+
+FULL: dict[str, Any] = {"data": "fashion-mnist", "images": 12288, "held_out": 5000, "epochs": 84}
+QUICK: dict[str, Any] = {"data": "digits", "images": 1024, "held_out": 256, "epochs": 2}
+
+
+@dataclass(frozen=True)
+class Point:
+    """A method, by so many workers, on global mini-batches of so many images."""
+
+    method: str
+    workers: int
+    batch: int
+
+
+def training(point: Point, lr: float, seed: int, task: dict[str, Any], recipe: str = "sgd") -> Training:
+    """Return the training of a method at a learning rate; gossip draws its peers by the seed."""
+    options: Results = {}
+    if point.method in ("crossover", "hierarchical"):
+        options = {"seed": seed}
+    if point.method == "hierarchical":
+        options |= {"group_size": max(2, point.workers // GROUPS)}
+    name = "crossover" if point.method == "hierarchical" else point.method
+    return Training(name, point.workers, point.batch, lr, seed, options=options, recipe=recipe, **task)
+
+
+def best_rates(
+    points: Sequence[Point], rates: Sequence[float], seeds: int, task: dict[str, Any], recipe: str = "sgd"
+) -> Generator[Sequence[Run], list[Results], dict[Point, float]]:
+    """Ask for each point at each rate, and return the rate of each that does best on the validation images."""
+    tried = [(point, lr, seed) for point in points for lr in rates for seed in range(1, seeds + 1)]
+    found = yield [training(point, lr, seed, task, recipe).run for point, lr, seed in tried]
+    best = {}
+    for point in points:
+        means = {
+            lr: statistics.fmean(one["validation"] for key, one in zip(tried, found, strict=True) if key[:2] == (point, lr))
+            for lr in rates
+        }
+        best[point] = max(rates, key=lambda lr: means[lr])
+    return best
+
+
+def accuracies(
+    rates: dict[Point, float], seeds: int, task: dict[str, Any], recipe: str = "sgd"
+) -> Generator[Sequence[Run], list[Results], dict[Point, list[float]]]:
+    """Ask for each point at its rate, and return its test accuracies in points, seed by seed."""
+    runs = [training(point, lr, seed, task, recipe).run for point, lr in rates.items() for seed in range(1, seeds + 1)]
+    found = yield runs
+    tests = [100 * one["test"] for one in found]
+    return {point: tests[k * seeds : (k + 1) * seeds] for k, point in enumerate(rates)}
+
+
+def differences(plus: Sequence[float], minus: Sequence[float]) -> list[float]:
+    """Return what one has above the other, seed by seed."""
+    return [one - other for one, other in zip(plus, minus, strict=True)]
+
+
+def shapes(tests: dict[Point, list[float]], rates: dict[Point, float]) -> list[Results]:
+    """Return all points for a picture."""
+    return [
+        {"method": p.method, "workers": p.workers, "batch": p.batch, "lr": rates[p], "test": tests[p]} for p in tests
+    ]
+
+
+def draw(by: str, label: str, points: Sequence[Results], figure: Any) -> None:
+    """Draw accuracies, with their standard errors, against the points' workers or batches."""
+    axes = figure.subplots()
+    for method, name in METHODS.items():
+        mine = [point for point in points if point["method"] == method]
+        if not mine:
+            continue
+        means = [statistics.fmean(point["test"]) for point in mine]
+        errors = [statistics.stdev(point["test"]) / len(point["test"]) ** 0.5 for point in mine]
+        axes.errorbar([p[by] for p in mine], means, errors, label=name, color=COLOURS[method], marker="o", capsize=3)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(sorted({point[by] for point in points}), sorted({point[by] for point in points}))
+    axes.set_xlabel(label)
+    axes.set_ylabel("test accuracy, %")
+    axes.legend(frameon=False)

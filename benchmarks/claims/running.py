@@ -1,0 +1,163 @@
+"""Carries out the runs that claims ask for: each once, kept under its settings' hash, on all cores unless it is timed.
+
+A run that was interrupted begins anew, one that is done is never done again. What a claim has asked for is written to
+one file of JSON, a line a run, from which the page is made.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from claims.claim import Claim, Found, Run, play
+from sordino.errors import UsageError
+from sordino.pool import pool
+from sordino.report import Results, machines, records
+
+Entry = Results
+"""A finished run: work, settings, found, and on: the machine, in words."""
+
+
+def entry_of(run: Run, on: str) -> Entry:
+    """Carry out a run, on one thread of torch's; runs in a process of the pool, or in this one if it is timed."""
+    torch.set_num_threads(1)
+    found = run.carry_out()
+    return {"work": run.work, "settings": run.settings, "found": _short(found), "on": on}
+
+
+def _short(value: Any) -> Any:
+    """Round to six digits: more say nothing, and fill files."""
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, dict):
+        return {key: _short(one) for key, one in value.items()}
+    return [_short(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+def read(path: Path) -> dict[str, Entry]:
+    """Return the finished runs of a claim's file by their keys; none if there is no such file.
+
+    Raises:
+        UsageError: it is not a claim's file.
+    """
+    if not path.exists():
+        return {}
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        entries = [one | {"on": found["machines"][one["on"]]} for one in found["runs"]]
+        return {Run(one["work"], one["settings"]).key: one for one in entries}
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        raise UsageError(f"{path} is not a claim's file ({error}); delete it, or run the claim again") from error
+
+
+def write(path: Path, claim: Claim, entries: Sequence[Entry]) -> None:
+    """Write a claim's file, whole or not at all; a line a run, so that changes can be read."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    on = sorted({one["on"] for one in entries})
+    lines = [json.dumps(one | {"on": on.index(one["on"])}, ensure_ascii=False, sort_keys=True) for one in entries]
+    head = json.dumps({"claim": claim.name, "machines": on}, ensure_ascii=False)[1:-1]
+    half = path.with_suffix(".json.part")
+    half.write_text(f'{{{head}, "runs": [\n' + ",\n".join(lines) + "\n]}\n", encoding="utf-8")
+    half.replace(path)
+
+
+class Runner:
+    """Finds what runs have found, and carries out those that nobody has carried out yet.
+
+    Args:
+        kept: the folder of single finished runs, which outlives an interruption.
+        jobs: runs at a time, of those that may.
+    """
+
+    def __init__(self, kept: Path, jobs: int) -> None:
+        self._kept, self._jobs = kept, jobs
+        self._pool: ProcessPoolExecutor | None = None
+        on = machines.machine(None)
+        self._on = f"{on['cpu']}, {on['cores']} cores, torch {on['torch']}, Sordino {on['sordino']}, {on['date'][:10]}"
+
+    def settle(self, claim: Claim, quick: bool, known: dict[str, Entry]) -> tuple[Found, list[Entry]]:
+        """Play a claim, carrying out what it asks for; what it returns, and all runs in the order in which it asked.
+
+        Args:
+            claim: which.
+            quick: in small.
+            known: runs that are finished already, such as those of the claim's file.
+        """
+        used: dict[str, Entry] = {}
+        with pool(self._jobs) as processes:
+            self._pool = processes
+
+            def find(wanted: Sequence[Run]) -> list[Results]:
+                entries = {run.key: run for run in wanted}
+                found = {key: one for key in entries if (one := known.get(key) or self._read(key)) is not None}
+                missing = [run for key, run in entries.items() if key not in found]
+                if found and missing:
+                    records.log(f"{claim.name}: {len(found)} of {len(entries)} runs are done already")
+                for run, entry in self._carry_out(claim, missing):
+                    found[run.key] = entry
+                used.update((key, found[key]) for key in entries)
+                return [found[run.key]["found"] for run in wanted]
+
+            return play(claim, quick, find), list(used.values())
+
+    def _read(self, key: str) -> Entry | None:
+        path = self._kept / f"{key}.json"
+        try:
+            entry = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+            whole = isinstance(entry, dict) and Run(entry["work"], entry["settings"]).key == key and "found" in entry
+        except (ValueError, LookupError, TypeError, RecursionError):  # not one of ours, so it is made again
+            return None
+        return entry if whole else None
+
+    def _carry_out(self, claim: Claim, missing: Sequence[Run]) -> list[tuple[Run, Entry]]:
+        assert self._pool is not None
+        done: list[tuple[Run, Entry]] = []
+        begin, ahead = time.monotonic(), sum(run.cost for run in missing)
+        behind = 0.0
+
+        def finished(run: Run, entry: Entry) -> None:
+            nonlocal ahead, behind
+            records.write({"name": run.key} | entry, self._kept)
+            done.append((run, entry))
+            ahead, behind = ahead - run.cost, behind + run.cost
+            left = (time.monotonic() - begin) / behind * ahead / 60
+            said = ", ".join(f"{key} {value}" for key, value in run.settings.items() if not isinstance(value, dict))
+            records.log(f"{claim.name} [{len(done)}/{len(missing)}] {said}; about {left:.1f} min left")
+
+        together = [run for run in missing if not run.alone]
+        futures = {self._pool.submit(entry_of, run, self._on): run for run in together}
+        for future in as_completed(futures):
+            finished(futures[future], future.result())
+        for run in missing:
+            if run.alone:
+                finished(run, entry_of(run, self._on))
+        return done
+
+
+def replay(claim: Claim, known: dict[str, Entry]) -> tuple[Found, set[str]]:
+    """Play a claim over finished runs alone; what it returns, and the keys of the runs that it asked for.
+
+    Raises:
+        UsageError: one is missing, so the file is not what the command makes now.
+    """
+    asked: set[str] = set()
+
+    def find(wanted: Sequence[Run]) -> list[Results]:
+        for run in wanted:
+            if run.key not in known:
+                raise UsageError(
+                    f"the claim {claim.name} asks for a run that its file does not have: {run.work} {run.settings}; "
+                    f"make it again: python -m benchmarks.claims run {claim.name}"
+                )
+        asked.update(run.key for run in wanted)
+        return [known[run.key]["found"] for run in wanted]
+
+    return play(claim, False, find), asked
+
+

@@ -1,0 +1,170 @@
+"""One training on ranks that are threads: a small network, any algorithm, and how good the mean of the models became.
+
+What all claims about accuracy share, so that they differ in what they compare and in nothing else: seeds draw the
+initial parameters, the order of the images and the peers, and are the same for every algorithm.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+import sordino.torch as hvd
+from claims.claim import Run
+from sordino import sim
+from sordino.algorithms import registry
+from sordino.data import load_digits, load_fashion_mnist
+from sordino.report import Results
+
+WARM_UP = 0.1  # of the steps
+_STEP = 200  # images that take as long as what else a worker does in a step
+
+Part = tuple[torch.Tensor, torch.Tensor]
+
+
+@cache
+def load(data: str, images: int, held_out: int) -> dict[str, Part]:
+    """Images and labels to train on, to choose settings by ("validation") and to test with."""
+    found = load_digits() if data == "digits" else load_fashion_mnist(None)
+    order = np.random.Generator(np.random.PCG64(0)).permutation(len(found.train_labels))
+
+    def part(rows: slice) -> Part:
+        return torch.from_numpy(found.train_images[order[rows]]), torch.from_numpy(found.train_labels[order[rows]])
+
+    test = torch.from_numpy(found.test_images), torch.from_numpy(found.test_labels)
+    return {"train": part(slice(held_out, held_out + images)), "validation": part(slice(held_out)), "test": test}
+
+
+def linear_layers(image_size: int, width: int, seed: int) -> nn.Sequential:
+    """Three linear layers, each a segment of Crossover's; 52,650 parameters for 28 x 28 images and a width of 64."""
+    torch.manual_seed(seed)
+    half = width // 2
+    return nn.Sequential(
+        *(nn.Flatten(), nn.Linear(image_size**2, width), nn.ReLU()),
+        *(nn.Linear(width, half), nn.ReLU(), nn.Linear(half, 10)),
+    )
+
+
+@dataclass(frozen=True)
+class Training:
+    """What one training is given.
+
+    Attributes:
+        algorithm: a name of `sordino.algorithms`.
+        workers: N.
+        batch: the global mini-batch, which the workers share evenly.
+        lr: the learning rate after the warm-up.
+        seed: of the initial parameters, the order of the images and the choice of peers.
+        data: "digits" or "fashion-mnist".
+        images: of the training part, that are trained on.
+        held_out: others of it, for validation.
+        epochs: passes over the images; those that do not fill a mini-batch are left out of theirs.
+        options: the algorithm's settings.
+        width: of the network's first layer.
+        momentum: of the optimizer.
+        start: what part of the learning rate the warm-up begins with.
+        recipe: "sgd", or "large-batch": LARS, and labels smoothed by 0.1.
+    """
+
+    algorithm: str
+    workers: int
+    batch: int
+    lr: float
+    seed: int
+    data: str
+    images: int
+    held_out: int
+    epochs: int
+    options: Results = field(default_factory=dict)
+    width: int = 64
+    momentum: float = 0.9
+    start: float = 0.1
+    recipe: str = "sgd"
+
+    @property
+    def steps(self) -> int:
+        """Of the optimizer."""
+        return self.epochs * (self.images // self.batch)
+
+    @property
+    def run(self) -> Run:
+        """The training as a run; its cost is in images."""
+        return Run("claims.training:train", asdict(self), self.steps * (self.batch + _STEP * self.workers))
+
+    def optimizer_of(self, model: nn.Module) -> torch.optim.Optimizer:
+        """Return the optimizer that is wrapped."""
+        if self.recipe == "large-batch":
+            return hvd.LARS(model.parameters(), lr=self.lr, momentum=self.momentum, weight_decay=5e-5)
+        return torch.optim.SGD(model.parameters(), lr=self.lr, momentum=self.momentum)
+
+    def loss(self, model: nn.Module, part: Part) -> torch.Tensor:
+        """Return the mean loss of some images."""
+        smoothing = 0.1 if self.recipe == "large-batch" else 0.0
+        return nn.functional.cross_entropy(model(part[0]), part[1], label_smoothing=smoothing)
+
+
+def train(**settings: Any) -> Results:
+    """Carry out a training on as many threads as it has workers.
+
+    Returns:
+        The mean model's accuracies, the number of steps, the consensus distance after each epoch and, of local SGD, the
+        distance before each averaging (None where parameters have diverged).
+    """
+    training = Training(**settings)
+    parts = load(training.data, training.images, training.held_out)
+    model = linear_layers(parts["train"][0].shape[2], training.width, training.seed)
+    found: Results = sim.run(training.workers, _work, training, parts, model)[0]
+    return found | {"steps": training.steps}
+
+
+def _work(training: Training, parts: dict[str, Part], initial: nn.Module) -> Results:
+    """What every worker does."""
+    torch.set_num_threads(1)
+    images, labels = parts["train"]
+    model = copy.deepcopy(initial)
+    optimizer = hvd.DistributedOptimizer(
+        training.optimizer_of(model),
+        named_parameters=model.named_parameters(),
+        algorithm=registry.class_of(training.algorithm)(**training.options),
+    )
+    warm_up = int(WARM_UP * training.steps)
+    cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(training.steps - warm_up, 1))
+    scheduler = hvd.GradualWarmup(optimizer, warm_up, start_factor=training.start, after=cosine)
+    batch, share = training.batch, training.batch // training.workers
+    distances = []
+    for epoch in range(training.epochs):
+        order = np.random.Generator(np.random.PCG64((training.seed, epoch))).permutation(len(labels))
+        for first in range(hvd.rank() * share, len(labels) // batch * batch, batch):
+            mine = torch.from_numpy(order[first : first + share])
+            optimizer.zero_grad()
+            training.loss(model, (images[mine], labels[mine])).backward()
+            optimizer.step()
+            scheduler.step()
+        distances.append(_finite(hvd.consensus_distance(model)))
+    model.load_state_dict(hvd.average_parameters(model))
+    if hvd.rank() != 0:
+        return {}
+    found = {name: accuracy_of(model, parts[name]) for name in ("validation", "test")}
+    local = {}
+    if training.options.get("log_distance"):
+        local = {"local_distances": [_finite(distance) for _, distance in optimizer.distances]}
+    return {**found, "consensus_distance": distances, **local}
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+@torch.no_grad()
+def accuracy_of(model: nn.Module, part: Part) -> float:
+    """The share of images that a model knows."""
+    images, labels = part
+    guesses = torch.cat([model(chunk).argmax(1) for chunk in images.split(500)])
+    return float((guesses == labels).sum()) / len(labels)
