@@ -131,8 +131,7 @@ void register_gradient_counter(py::module_& module) {
       "Counts gradients that backward passes have completed. One is complete after `passes` in a cycle. `backward()` "
       "numbers the backward under way. `watcher` is a weak reference; its object's backward_adds(index) is called with "
       "the first gradient of a backward, and with any while they are done, before that is counted; exceeded(index) "
-      "with "
-      "one that is complete already, completed(number) when all of a set are.")
+      "with one that is complete already, completed(number) when all of a set are.")
       .def(py::init<std::size_t, int, py::object, py::object>(), py::arg("parameters"), py::arg("passes"),
            py::arg("backward"), py::arg("watcher"))
       .def("hook", &GradientCounter::hook, py::arg("index"), "The function that a parameter is to call.")

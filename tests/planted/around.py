@@ -10,6 +10,7 @@ _CHECKPOINT = "python/sordino/checkpoint/"
 _ALGORITHMS = "python/sordino/algorithms/"
 _SIMULATE = "python/sordino/simulate/"
 _PLAN = "python/sordino/plan/"
+_CLAIMS = "benchmarks/claims/"
 
 ERRORS = [
     # ---- how ranks meet
@@ -418,5 +419,46 @@ ERRORS = [
         "-std=c++20",
         "-std=c++17",
         (tests("cuda_toolkits"),),
+    ),
+    # ---- claims
+    Error(
+        "a standard error is a deviation",
+        "wrong weight",
+        _CLAIMS + "evidence.py",
+        "statistics.stdev(values) / math.sqrt(len(values))",
+        "statistics.stdev(values)",
+        (tests("claims"),),
+    ),
+    Error(
+        "what lies within two standard errors holds",
+        "off by one",
+        _CLAIMS + "evidence.py",
+        "    if mean - reach > limit:\n",
+        "    if mean > limit:\n",
+        (tests("claims"),),
+    ),
+    Error(
+        "a run is named by its work alone",
+        "stale copy",
+        _CLAIMS + "claim.py",
+        "json.dumps([self.work, self.settings], sort_keys=True)",
+        "json.dumps([self.work], sort_keys=True)",
+        (tests("claims"),),
+    ),
+    Error(
+        "an interruption loses the runs that were done",
+        "lost message",
+        _CLAIMS + "running.py",
+        '            records.write({"name": run.key} | entry, self._kept)\n',
+        "",
+        (tests("claims"),),
+    ),
+    Error(
+        "what a claim's file lacks is not said",
+        "lost message",
+        _CLAIMS + "running.py",
+        "            if run.key not in known:\n",
+        "            if not known:\n",
+        (tests("claims"),),
     ),
 ]
