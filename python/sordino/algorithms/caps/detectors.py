@@ -17,6 +17,7 @@ from sordino._core import Device, kernels
 from sordino.algorithms import ParameterSkipping
 from sordino.algorithms.caps.items import Items, Part
 from sordino.errors import UsageError
+from sordino.runtime.dtypes import DTYPES
 from sordino.runtime.flat_buffer import ParameterBuffer
 
 _GOLDEN = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio: seeds that lie close together come to lie far apart
@@ -60,7 +61,8 @@ class Detector(ABC):
     def check_state(self, state: dict[str, Any]) -> None:
         """Raise UsageError for a state of another kind of detector, or of other tensors."""
         if state:
-            raise UsageError("this state is of detector='history'; load it with that one")
+            kind = "history" if "counters" in state else "movement"
+            raise UsageError(f"this state is of detector='{kind}'; load it with that one")
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Go on from `state()`."""
@@ -138,6 +140,10 @@ class _Copy:
         for part in parts or ():
             inside = slice(part.offset, part.offset + part.bytes)
             self._before[inside].copy_(self._now[inside])
+
+    def view(self, dtype: torch.dtype, offset: int, length: int) -> torch.Tensor:
+        """Return what was copied of so many bytes."""
+        return self._before[offset : offset + length].view(dtype)
 
 
 class NaiveDetector(Detector):
@@ -253,7 +259,7 @@ class HistoryDetector(_SamplingDetector):
         return {"counters": self._counters.clone(), "known": self._known}
 
     def check_state(self, state: dict[str, Any]) -> None:
-        if not state:
+        if "counters" not in state:
             raise UsageError("this state has no counters of changes, so it is of another detector than 'history'")
         if state["counters"].shape != self._counters.shape:
             raise UsageError(
@@ -267,11 +273,62 @@ class HistoryDetector(_SamplingDetector):
         self._known = state["known"]
 
 
+class MovementDetector(Detector):
+    """Ranks items by how far their elements move in a step: the root mean square, an exponential average over steps.
+
+    What it counts are the elements of all items that move further than an item's own; an item that has never moved has
+    all of them. So a threshold is the share of elements that are sent in every step, whatever they do.
+    """
+
+    def __init__(self, arena: ParameterBuffer, items: Items, algorithm: ParameterSkipping) -> None:
+        super().__init__(arena, items, algorithm)
+        self._copy = _Copy(arena)
+        self._memory = algorithm.memory
+        self._elements = torch.from_numpy(items.elements)
+        self._pairs = [
+            (arena.flat(DTYPES[dtype], offset, count), self._copy.view(DTYPES[dtype], offset, length))
+            for dtype, offset, count, length in zip(
+                items.dtypes.tolist(), items.offsets.tolist(), items.elements.tolist(), items.bytes.tolist()
+            )
+        ]
+        self._averages = torch.zeros(len(items), dtype=torch.float64)
+        self.compared = torch.full_like(self._elements, int(self._elements.sum()))
+
+    def begin(self, step: int) -> None:
+        self._copy.take()
+
+    def count(self, step: int) -> None:
+        if self._pairs:
+            distances = torch.stack([torch.dist(now, before).double() for now, before in self._pairs]).cpu()
+            moved = distances / self._elements.clamp(min=1).sqrt()
+            moved.nan_to_num_(nan=math.inf)  # what is no number has moved
+            self._averages = self._memory * self._averages + (1 - self._memory) * moved
+        values, places = self._averages.unique(return_inverse=True)  # rising
+        elements = torch.zeros(len(values), dtype=torch.int64).index_add_(0, places, self._elements)
+        further = (elements.sum() - elements.cumsum(0))[places]
+        self.counts.copy_(torch.where(self._averages > 0, further, self.compared))
+
+    def keep(self, step: int, sent: Sequence[Part]) -> None:
+        self._copy.take()
+
+    def state(self) -> dict[str, Any]:
+        return {"averages": self._averages.clone()}
+
+    def check_state(self, state: dict[str, Any]) -> None:
+        if "averages" not in state:
+            raise UsageError("this state has no averages of movement, so it is of another detector than 'movement'")
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        super().load_state(state)
+        self._averages.copy_(state["averages"])
+
+
 def detector_of(arena: ParameterBuffer, items: Items, algorithm: ParameterSkipping) -> Detector:
     """Return the detector that an algorithm asks for."""
-    detectors: dict[str, type[NaiveDetector | RandomDetector | HistoryDetector]] = {
+    detectors: dict[str, type[NaiveDetector | RandomDetector | HistoryDetector | MovementDetector]] = {
         "naive": NaiveDetector,
         "random": RandomDetector,
         "history": HistoryDetector,
+        "movement": MovementDetector,
     }
     return detectors[algorithm.detector](arena, items, algorithm)
