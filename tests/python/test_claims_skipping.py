@@ -10,7 +10,8 @@ import torch
 
 from claims.claim import Claim, Found, Run, play
 from claims.evidence import DIRECTION, FAILS, HOLDS, Evidence
-from claims.skipping import accuracy, detection, detectors, figure_2, figure_7a, figure_7b, figure_8a, figure_8b, figure_9
+from claims.skipping import accuracy, detection, detectors
+from claims.skipping import figure_2, figure_7a, figure_7b, figure_8a, figure_8b, figure_9
 from claims.skipping.networks import Dropout, layers_of, make_network
 from claims.skipping.training import QUICK, Training, train
 from sordino import sim
@@ -158,7 +159,8 @@ def test_dropout_is_the_seeds() -> None:
 @pytest.mark.parametrize(("network", "kind"), [("convolutional", "momentum"), ("residual", "adam")])
 def test_a_training_tells_what_each_epoch_did(network: str, kind: str) -> None:
     options = {"threshold": 0.0, "scheduler": {"history_length": 2, "frequency": 1, "lower": 0.0}}
-    training = Training(1, 3, options=options, network=network, optimizer=kind, decays=True, metric="validation", **QUICK)
+    task = QUICK | {"network": network, "optimizer": kind, "decays": True, "metric": "validation"}
+    training = Training(1, 3, options=options, **task)
     found = train(**training.run.settings)
     assert found["equal"] and found["test"] > 5 and found["loss"][-1] < found["loss"][0]
     assert list(found["unchanged"]) == (CONVOLUTIONAL if network == "convolutional" else RESIDUAL)

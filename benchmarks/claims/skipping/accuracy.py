@@ -43,15 +43,16 @@ def plan(quick: bool) -> Plan:
     for name in METHODS:
         lost = differences(tests[name], tests[_ALL])
         one = alike(f"{name} - AllReduce, after as many steps, points, within {MARGIN:g}", lost, MARGIN)
-        sent = ", ".join(f"{run['sent_in_all']:.1f}" for run in runs[name])
-        evidence.append(replace(one, note=f"seeds 1 to {seeds} send {sent} % of the bytes"))
+        told = ", ".join(f"{run['sent_in_all']:.1f}" for run in runs[name])
+        evidence.append(replace(one, note=f"seeds 1 to {seeds} send {told} % of the bytes"))
     share = statistics.fmean(run["sent_in_all"] for run in runs[_EXACT])
     fewer = max(1, round(epochs * share / 100))
     short = yield [training(None, seed, fewer, task).run for seed in range(1, seeds + 1)]
     cheap = [one["test"] for one in short]
     what = f"{_EXACT} - AllReduce, after as many bytes ({fewer} epochs of AllReduce), points"
     evidence.append(above(what, differences(tests[_EXACT], cheap)))
-    points = [{"name": name, "sent": [run.get("sent_in_all", 100.0) for run in runs[name]], "test": tests[name]} for name in runs]
+    sent = {name: [run.get("sent_in_all", 100.0) for run in some] for name, some in runs.items()}
+    points = [{"name": name, "sent": sent[name], "test": tests[name]} for name in runs]
     points.append({"name": f"AllReduce, {fewer} epochs", "sent": [100 * fewer / epochs] * seeds, "test": cheap})
     return Found(evidence, {"points": points})
 
@@ -77,8 +78,8 @@ CLAIM = Claim(
     place="Abstract",
     says="Skipping keeps convergence.",
     setting="ResNet-50 on CIFAR-10, up to 100 epochs; no accuracy is given, and no seeds.",
-    here=f"The network with dropout, {EPOCHS} epochs, a threshold of 10 %, SGD with momentum, against AllReduce at the same "
-    f"rate; {SEEDS} seeds.",
+    here=f"The network with dropout, {EPOCHS} epochs, a threshold of 10 %, SGD with momentum, against AllReduce at "
+    f"the same rate; {SEEDS} seeds.",
     plan=plan,
     why="",
     draw=draw,

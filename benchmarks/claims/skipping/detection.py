@@ -5,7 +5,7 @@
   history     the same; a step in which it surveys all elements is timed by itself, and one of 20 is one
   movement    how far elements move, and keeping all of them
   source's    naive, random and history as one would write them without kernels, and as the source describes them: by
-              tensor, each number fetched, random elements drawn by Python, updates of all elements counted in every step
+              tensor, each number fetched, random elements drawn by Python, all elements' updates counted in every step
   add         torch's add_, which reads and writes as much as naive's counting: what memory allows
 
 Before each timed run half of the elements change, always others, for kernels do not write what is equal. They change by
@@ -126,7 +126,7 @@ def measure(narrow: int, budget: float) -> Results:
         budget: seconds, without the changes between runs.
 
     Returns:
-        Milliseconds a step, round by round, of each; and whether the kernels see that half of the elements have changed.
+        Milliseconds a step, round by round, of each; and the share that the kernel sees unchanged, of which half is.
     """
     hvd.init()
     try:

@@ -30,8 +30,8 @@ CLAIM = Claim(
     name="caps-figure-2",
     paper=PAPER,
     place="Figure 2",
-    says="As the loss converges, more and more parameters stay unchanged in a step; more so in fully connected layers than in "
-    "convolutions.",
+    says="As the loss converges, more and more parameters stay unchanged in a step; more so in fully connected layers "
+    "than in convolutions.",
     setting="AlexNet on CIFAR-10, some 20 epochs; neither the optimizer nor how parameters are compared is said.",
     here=f"The network with dropout, {EPOCHS} epochs at one learning rate, nothing skipped; {SEEDS} seeds.",
     plan=plan,

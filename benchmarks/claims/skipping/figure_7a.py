@@ -41,11 +41,11 @@ CLAIM = Claim(
     name="caps-figure-7a",
     paper=PAPER,
     place="Figure 7(a)",
-    says="At the end 99 % of the last layer's parameters stay unchanged in a step, 11 % of the first layer's, under 1 % of the "
-    "middle ones'.",
+    says="At the end 99 % of the last layer's parameters stay unchanged in a step, 11 % of the first layer's, under 1 "
+    "% of the middle ones'.",
     setting="ResNet-50 on CIFAR-10, up to 100 epochs, linear scaling rule, naive detection.",
-    here=f"Ten layers with residual blocks, {EPOCHS} epochs with warm-up and a rate that falls to nothing, nothing skipped; "
-    f"{SEEDS} seeds.",
+    here=f"Ten layers with residual blocks, {EPOCHS} epochs with warm-up and a rate that falls to nothing, nothing "
+    f"skipped; {SEEDS} seeds.",
     plan=plan,
     why="",
     draw=draw,

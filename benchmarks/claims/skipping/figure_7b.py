@@ -57,8 +57,9 @@ CLAIM = Claim(
     place="Figure 7(b)",
     says="The dynamic scheduler raises the threshold from 10 % to 21 %: less and less is skipped.",
     setting="ResNet-50 on CIFAR-10, 100 epochs, history length 3, frequency 5 epochs, 1 % an adjustment.",
-    here=f"The network with dropout, the same scheduler, {EPOCHS} epochs of {IMAGES} images. Algorithm 1 of the source reports "
-    f"the loss of the last mini-batch; the epoch's mean and that of images held out stand beside it. {SEEDS} seeds.",
+    here=f"The network with dropout, the same scheduler, {EPOCHS} epochs of {IMAGES} images. Algorithm 1 of the "
+    "source reports the loss of the last mini-batch; the epoch's mean and that of images held out stand beside it. "
+    f"{SEEDS} seeds.",
     plan=plan,
     why="",
     draw=draw,

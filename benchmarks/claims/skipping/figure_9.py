@@ -31,12 +31,15 @@ def plan(quick: bool) -> Plan:
     evidence = []
     for name in SKIPPING:
         less = [100 * (1 - one[-1]["ms"] / one[0]["ms"]) for one in courses[name]]
-        one = above(f"{name}: first epoch - last, percent of the first", less, source=None if name == "history" else SOURCE)
-        told = ", ".join(f"{course[0]['bytes'] / 1e3:.0f} to {course[-1]['bytes'] / 1e3:.0f}" for course in courses[name])
+        source = None if name == "history" else SOURCE
+        one = above(f"{name}: first epoch - last, percent of the first", less, source=source)
+        ends = [(course[0]["bytes"] / 1000, course[-1]["bytes"] / 1000) for course in courses[name]]
+        told = ", ".join(f"{first:.0f} to {last:.0f}" for first, last in ends)
         evidence.append(replace(one, note=f"seeds 1 to {seeds}, kB a step, first and last epoch: {told}"))
     for name in (BASELINE, UNSKIPPED):
         less = [100 * (1 - one[-1]["ms"] / one[0]["ms"]) for one in courses[name]]
-        evidence.append(alike(f"{name}: first epoch - last, percent of the first, within {MARGIN:g}", less, MARGIN, 0.0))
+        what = f"{name}: first epoch - last, percent of the first, within {MARGIN:g}"
+        evidence.append(alike(what, less, MARGIN, 0.0))
     for name in SKIPPING:
         saved = [
             100 * (1 - mine[-1]["ms"] / plain[-1]["ms"])
@@ -45,7 +48,8 @@ def plan(quick: bool) -> Plan:
         evidence.append(above(f"Last epoch: {BASELINE} - {name}, percent of {BASELINE}'s", saved))
     unequal = sum(not one["equal"] for one in found)
     evidence.append(exact("jobs whose ranks ended with different parameters", unequal, unequal == 0))
-    return Found(evidence, {"courses": {name: [[e["ms"] for e in one] for one in c] for name, c in courses.items()}})
+    ms = {name: [[epoch["ms"] for epoch in one] for one in some] for name, some in courses.items()}
+    return Found(evidence, {"courses": ms})
 
 
 def draw(shapes: Results, figure: Any) -> None:
@@ -53,7 +57,8 @@ def draw(shapes: Results, figure: Any) -> None:
     axes = figure.subplots()
     for name, courses in shapes["courses"].items():
         epochs = range(1, len(courses[0]) + 1)
-        axes.plot(epochs, [statistics.fmean(one) for one in zip(*courses, strict=True)], color=_COLOURS[name], label=name)
+        means = [statistics.fmean(one) for one in zip(*courses, strict=True)]
+        axes.plot(epochs, means, color=_COLOURS[name], label=name)
         for one in courses:
             axes.plot(epochs, one, ".", color=_COLOURS[name], alpha=0.4)
     axes.set_ylim(bottom=0)
@@ -66,11 +71,12 @@ CLAIM = Claim(
     name="caps-figure-9",
     paper=PAPER,
     place="Figure 9",
-    says="After 20 epochs steps communicate 6 to 9 % less with naive detection and with random samples than in the first epoch; "
-    "without skipping nothing changes.",
+    says="After 20 epochs steps communicate 6 to 9 % less with naive detection and with random samples than in the "
+    "first epoch; without skipping nothing changes.",
     setting="ResNet-50 on eight P100 over Gloo, initial epoch and 20 epochs later.",
-    here=f"The network with dropout on {HOSTS} emulated hosts with links of {MBPS:g} Mbit/s, {EPOCHS} epochs, a threshold of "
-    f"10 %, compared bit for bit; what the slowest rank waits. {SEEDS} seeds, in each of which all take turns.",
+    here=f"The network with dropout on {HOSTS} emulated hosts with links of {MBPS:g} Mbit/s, {EPOCHS} epochs, a "
+    f"threshold of 10 %, compared bit for bit; what the slowest rank waits. {SEEDS} seeds, in each of which all take "
+    "turns.",
     plan=plan,
     why="",
     draw=draw,

@@ -49,16 +49,12 @@ def shapes(shares: dict[tuple[str, int | None], Shares]) -> Results:
     """Return the mean over the seeds, and the least and the most, for a picture."""
     panels = []
     for (optimizer, digits), seeds in shares.items():
-        layers = {
-            name: [[fold(one[name][k] for one in seeds) for k in range(len(seeds[0][name]))] for fold in (_mean, min, max)]
-            for name in seeds[0]
-        }
+        layers = {}
+        for name in seeds[0]:
+            epochs = list(zip(*(one[name] for one in seeds), strict=True))
+            layers[name] = [[statistics.fmean(e) for e in epochs], [min(e) for e in epochs], [max(e) for e in epochs]]
         panels.append({"title": f"{optimizer}, {compared(digits)}", "layers": layers})
     return {"panels": panels}
-
-
-def _mean(values: Any) -> float:
-    return statistics.fmean(values)
 
 
 def draw(shapes: Results, figure: Any) -> None:

@@ -1,4 +1,4 @@
-"""One training by parameter skipping on ranks that are threads: what each layer does, epoch by epoch, and what is sent."""
+"""One training by parameter skipping on ranks that are threads: what each layer does and what is sent, by epochs."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """One rank of Figure 9: real training over slow links, and what the first and the last epoch wait for communication.
 
-Started by `measure`; rank 0 prints what it found as a line of JSON. Hosts share the cores, so ranks come out of backward
-at different times; they meet in a barrier before the step, and what they wait there does not count. AllReduce
+Started by `measure`; rank 0 prints what it found as a line of JSON. Hosts share the cores, so ranks come out of
+backward at different times; they meet in a barrier before the step, and what they wait there does not count. AllReduce
 communicates while backward runs: its ranks meet before that.
 """
 
