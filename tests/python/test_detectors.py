@@ -14,7 +14,8 @@ import torch
 
 import sordino.torch as hvd
 from sordino.algorithms import ParameterSkipping
-from sordino.algorithms.caps.detectors import Detector, detector_of
+from sordino.algorithms.caps.counting import Detector
+from sordino.algorithms.caps.detectors import detector_of
 from sordino.algorithms.caps.items import Items
 from sordino.algorithms.caps.statistics import SkippingStatistics
 from sordino.errors import UsageError

@@ -44,7 +44,7 @@ CLAIM = Claim(
     says="At the end 99 % of the last layer's parameters stay unchanged in a step, 11 % of the first layer's, under 1 "
     "% of the middle ones'.",
     setting="ResNet-50 on CIFAR-10, up to 100 epochs, linear scaling rule, naive detection.",
-    here=f"Ten layers with residual blocks, {EPOCHS} epochs with warm-up and a rate that falls to nothing, nothing "
+    here=f"Eleven layers in residual blocks, {EPOCHS} epochs with warm-up and a rate that falls to nothing, nothing "
     f"skipped; {SEEDS} seeds.",
     plan=plan,
     why="",

@@ -44,7 +44,7 @@ def make_network(kind: str, image_size: int, seed: int) -> nn.Sequential:
     """Return a network.
 
     Args:
-        kind: "convolutional" (52,138 parameters for 28 x 28 images), or "residual" (13,338).
+        kind: "convolutional" (52,138 parameters for 28 x 28 images), or "residual" (13,154 for any).
         image_size: both sides of an image.
         seed: of its initial parameters.
     """

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 
 import sordino.torch as hvd
@@ -48,7 +49,7 @@ def step_of(algorithm: Algorithm, work: Work, pieces: int, narrow: int) -> Calla
 def run(chosen: argparse.Namespace, participants: Participants) -> Results:
     """Seconds a step of each, the mean of each round; and all results were right. Collective."""
     work = Work()
-    longest = participants.maximum(torch.tensor([work.piece_seconds()], dtype=torch.float64).numpy())
+    longest = participants.maximum(np.array([work.piece_seconds()]))
     pieces = round(chosen.compute_ms / 1000 / float(longest[0]))
     steps = {name: step_of(one, work, pieces, chosen.narrow) for name, one in contestants().items()}
     samples = race(steps, participants, chosen.budget, rounds=chosen.rounds)

@@ -160,7 +160,7 @@ def _metric(name: str, losses: list[float], model: nn.Module, validation: Part) 
 
 def _told(statistics: Results, layers: list[str]) -> Results:
     """Sum up what the statistics of parameter skipping say."""
-    points = [one for one in statistics["points"] if one["metric"] is not None]
+    points = statistics["points"]
     places = {one["name"]: index for index, one in enumerate(statistics["tensors"])}
     return {
         "threshold": [one["threshold"] for one in points],
