@@ -175,7 +175,7 @@ class MovementDetector(Detector):
     def count(self, step: int) -> None:
         if self._pairs:
             distances = torch.stack([torch.dist(now, before).double() for now, before in self._pairs]).cpu()
-            moved = distances / self._all.clamp(min=1).sqrt()
+            moved = distances / self._all.clamp(min=1).double().sqrt()
             moved.nan_to_num_(nan=math.inf)  # what is no number has moved
             self._averages = self._memory * self._averages + (1 - self._memory) * moved
         values, places = self._averages.unique(return_inverse=True)  # rising
