@@ -34,7 +34,7 @@ def training(options: Results | None, seed: int, epochs: int, task: Results) -> 
 def plan(quick: bool) -> Plan:
     """All methods for as many steps; then AllReduce for as many bytes as skipping has sent."""
     epochs, seeds, task = (3, 2, QUICK) if quick else (EPOCHS, SEEDS, FULL)
-    methods = {_ALL: None, **METHODS}
+    methods: dict[str, Results | None] = {_ALL: None, **METHODS}
     keys = [(name, seed) for name in methods for seed in range(1, seeds + 1)]
     found = yield [training(methods[name], seed, epochs, task).run for name, seed in keys]
     runs = {name: found[k * seeds : (k + 1) * seeds] for k, name in enumerate(methods)}

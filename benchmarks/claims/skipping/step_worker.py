@@ -27,8 +27,8 @@ _NEVER = 101.0  # percent: nothing is skipped
 
 def contestants() -> dict[str, Algorithm]:
     """The plain all-reduce of gradients, averaging of parameters without detection, and with each detector."""
-    found: dict[str, Algorithm] = {BASELINE: AllReduce(), AVERAGING: LocalSGD(interval=1, exchange="allreduce")}
-    return found | {name: ParameterSkipping(name, threshold=_NEVER) for name in DETECTORS}
+    skipping = {name: ParameterSkipping(name, threshold=_NEVER) for name in DETECTORS}
+    return {BASELINE: AllReduce(), AVERAGING: LocalSGD(interval=1, exchange="allreduce"), **skipping}
 
 
 def step_of(algorithm: Algorithm, work: Work, pieces: int, narrow: int) -> Callable[[], None]:

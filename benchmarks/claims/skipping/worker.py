@@ -20,17 +20,18 @@ from claims.skipping.training import BATCH, RATES, WORKERS, all_equal
 from claims.training import load
 from cluster import jobs
 from sordino.algorithms import Algorithm, AllReduce, ParameterSkipping
+from sordino.algorithms.caps import Detection
 from sordino.report import Results
 from sordino.timing import Participants
 
 BASELINE, UNSKIPPED = "AllReduce", "unskipped"
-SKIPPING = ("naive", "random", "history")
+SKIPPING: tuple[Detection, ...] = ("naive", "random", "history")
 
 
 def contestants() -> dict[str, Algorithm]:
     """The ordinary way, averaging without skipping, and skipping by each of the source's detectors."""
-    found: dict[str, Algorithm] = {BASELINE: AllReduce(), UNSKIPPED: ParameterSkipping(threshold=101.0)}
-    return found | {name: ParameterSkipping(name) for name in SKIPPING}
+    skipping = {name: ParameterSkipping(name) for name in SKIPPING}
+    return {BASELINE: AllReduce(), UNSKIPPED: ParameterSkipping(threshold=101.0), **skipping}
 
 
 class Training:
