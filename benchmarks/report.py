@@ -14,7 +14,6 @@ from claims.accuracy.report import REPORTS as ACCURACY
 from claims.gossip.report import REPORTS as GOSSIP
 from claims.layered.report import REPORTS as LAYERED
 from claims.local_sgd.report import REPORTS as LOCAL_SGD
-from claims.skipping.report import REPORTS as SKIPPING
 from claims.wide_area.report import REPORTS as WIDE_AREA
 from drills.report import REPORTS as DRILLS
 from gpu.kernels_report import REPORTS as GPU_KERNELS
@@ -34,7 +33,6 @@ REPORTS = {
     **GOSSIP,
     **LAYERED,
     **LOCAL_SGD,
-    **SKIPPING,
     **WIDE_AREA,
     **DRILLS,
     **GPU_KERNELS,

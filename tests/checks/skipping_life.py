@@ -65,8 +65,9 @@ def same_from_here(seat: Seat, pairs: Sequence[tuple[torch.nn.Module, Any]], tur
 @check(least=2, helpers=("", "servers"), detector=DETECTORS)
 def a_checkpoint_goes_on_bit_for_bit(seat: Seat, detector: str) -> None:
     scheduler = ThresholdScheduler(history_length=2, frequency=1, step=2.0)
+    digits = None if detector == "movement" else 3
     algorithm = skipping(
-        detector=detector, threshold=20, digits=3, sample_ratio=0.3, survey_interval=3, scheduler=scheduler
+        detector=detector, threshold=20, digits=digits, sample_ratio=0.3, survey_interval=3, scheduler=scheduler
     )
     model = Odd()
     optimizer = wrap(model, algorithm)
@@ -105,6 +106,13 @@ def states_of_something_else_are_refused(seat: Seat) -> None:
         wrap(Odd(), ParameterSkipping("history", granularity="block", block_bytes=64)).load_state_dict(state)
     with pytest.raises(UsageError, match="of detector='history'"):
         wrap(Odd(), ParameterSkipping()).load_state_dict(state)
+    with pytest.raises(UsageError, match="no averages of movement"):
+        wrap(Odd(), ParameterSkipping("movement")).load_state_dict(state)
+    moving = wrap(Odd(), ParameterSkipping("movement")).state_dict()
+    with pytest.raises(UsageError, match="no counters of changes"):
+        optimizer.load_state_dict(moving)
+    with pytest.raises(UsageError, match="of detector='movement'"):
+        wrap(Odd(), ParameterSkipping()).load_state_dict(moving)
     with pytest.raises(UsageError, match="not a state of LocalSGD"):
         wrap(Odd(), LocalSGD()).load_state_dict(state)
 

@@ -153,7 +153,7 @@ def skipped(seat: Seat, detector: str, granularity: str, digits: int | None) -> 
     return decided, [tensor.detach() for tensor in tensors]
 
 
-@check(each=[f"{one} {other}" for one in ("naive", "random", "history") for other in ("tensor", "block")])
+@check(each=[f"{one} {other}" for one in ("naive", "random", "history", "movement") for other in ("tensor", "block")])
 def counts_are_those_of_the_host(seat: Seat, which: str) -> None:
     detector, granularity = which.split()
     for digits in (None, 3):

@@ -340,7 +340,7 @@ def test_parameter_skipping_sends_less_and_says_what(
     options = ("--algorithm", "caps", "--detector", "naive", "--epochs", 10, "--statistics", tmp_path / "skipped.json")
     scheduler = "scheduler={'frequency': 2, 'history_length': 2}"
     results = train(launcher, 4, tmp_path, *options, "--set", scheduler)
-    # 71,754 parameters cannot show a half of a point: an image is 0.28. benchmarks/skipping.py can.
+    # 71,754 parameters cannot show a half of a point: an image is 0.28. The claim caps-accuracy can.
     assert results["test_accuracy"] == pytest.approx(alone["test_accuracy"], abs=0.02)
     assert results["bytes_sent_per_worker_per_step"] < 0.95 * everything["bytes_sent_per_worker_per_step"]
     statistics = json.loads((tmp_path / "skipped.json").read_text())

@@ -14,9 +14,11 @@ import torch
 
 import sordino.torch as hvd
 from sordino.algorithms import ParameterSkipping
-from sordino.algorithms.caps.detectors import Detector, detector_of
+from sordino.algorithms.caps.counting import Detector
+from sordino.algorithms.caps.detectors import detector_of
 from sordino.algorithms.caps.items import Items
 from sordino.algorithms.caps.statistics import SkippingStatistics
+from sordino.errors import UsageError
 from sordino.runtime.context import current
 from sordino.runtime.flat_buffer import ParameterBuffer
 
@@ -151,6 +153,43 @@ def test_history_counts_after_a_restart_at_any_step() -> None:
     for expected in (0.9, 0, 0):
         bench.tensors[0][30:40] += 1
         assert bench.ratios() == [expected]
+
+
+def moved(bench: Bench, *steps: float) -> list[float]:
+    for tensor, one in zip(bench.tensors, steps):
+        tensor += one
+    return bench.ratios()
+
+
+def test_movement_ranks_by_how_far_elements_move() -> None:
+    bench = Bench([torch.zeros(30), torch.zeros(50), torch.zeros(20), torch.zeros(0)], detector="movement", memory=0.5)
+    assert moved(bench, 1.0, -2.0, 0.0) == [0.5, 0, 1, 1]  # what has never moved is below everything
+    assert moved(bench, 1.0, 1.0, 1.0) == [0.5, 0, 0.8, 1]  # averages are 0.75, 1 and 0.5
+    bench.tensors[2][0] = math.nan
+    assert moved(bench, 1.0, 1.0) == [0.7, 0.2, 0, 1]
+
+
+def test_what_moves_alike_is_sent_alike() -> None:
+    bench = Bench(mixed(), detector="movement")
+    assert moved(bench, *[0.0] * 4) == [1] * 4
+    bench = Bench([torch.zeros(16), torch.zeros(64)], detector="movement")
+    assert moved(bench, 0.25, 0.25) == [0, 0]  # of one element each, however many there are
+
+
+def test_movement_goes_on_where_its_state_was_kept() -> None:
+    one, other = (Bench([torch.zeros(8), torch.zeros(8)], detector="movement") for _ in range(2))
+    moved(one, 1.0, 0.5)
+    state = one.detector.state()
+    other.detector.load_state(state)
+    moved(one, 0.0, 0.4)
+    assert not torch.equal(one.detector.state()["averages"], state["averages"])
+    moved(other, 0.0, 0.4)
+    assert torch.equal(one.detector.state()["averages"], other.detector.state()["averages"])
+
+
+def test_movement_does_not_round() -> None:
+    with pytest.raises(UsageError, match=r"digits.*is for detectors that compare"):
+        ParameterSkipping("movement", digits=3)
 
 
 def test_blocks_are_items() -> None:

@@ -153,6 +153,7 @@ class Refused:
         Refused(ParameterSkipping(detector="random"), "detector='random'", "none"),
         Refused(ParameterSkipping(sample_ratio=0.5), "sample_ratio=0.5", "none"),
         Refused(ParameterSkipping(detector="history", survey_interval=3), "detector='history'", "none"),
+        Refused(ParameterSkipping(memory=0.5), "memory=0.5", "none"),
         Refused(Layered(check_stale=True), "check_stale=True", "none"),
         Refused(Crossover(segments=("nothing*",)), r"'nothing\*' matches no parameter", "none"),
         Refused(Crossover(group_size=3), "does not divide 4", "none"),

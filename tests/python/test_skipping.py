@@ -131,6 +131,8 @@ def test_who_serves() -> None:
         ("sample_ratio", "1"),
         ("sample_ratio", 1.1),
         ("survey_interval", 0),
+        ("memory", -0.1),
+        ("memory", 1),
         ("probe_interval", 0),
         ("probe_interval", True),
         ("scheduler", "default"),

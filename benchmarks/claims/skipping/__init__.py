@@ -1,1 +1,1 @@
-"""Parameter skipping: what detection costs, accuracy against bytes, and communication (skipping.py)."""
+"""The claims of CaPS-Learning, on skipping parameters that have stopped changing."""

@@ -26,7 +26,6 @@ IN_A_CLONE = (
     "gpu_step",
     "layered",
     "local_sgd",
-    "skipping",
     "soak",
     "transports",
     "walk",

@@ -27,7 +27,7 @@ from sordino.errors import UsageError
 if TYPE_CHECKING:
     from sordino.runtime.helpers import Helpers, Service
 
-Detection = Literal["naive", "random", "history"]
+Detection = Literal["naive", "random", "history", "movement"]
 _MOST_MESSAGES = 10_000_000  # a step, of all workers, in a simulation
 
 
@@ -108,7 +108,8 @@ class ParameterSkipping(Algorithm):
     After each step every worker finds, for each tensor, the share of elements that the step has left unchanged. Where
     that is at least `threshold` percent on *all* workers, the tensor is not sent; each worker trains its own copy on.
     After `probe_interval` steps without it a tensor is sent whatever its share (a probe), so copies cannot drift apart
-    for long. A tensor that is seen to move again on any worker is sent in that very step.
+    for long. A tensor that is seen to move again on any worker is sent in that very step ("movement": when its average
+    says so, or at its probe).
 
     Nothing skipped (a threshold above 100) is `LocalSGD(interval=1, exchange="allreduce")`, everything (0) is that with
     `interval=probe_interval + 1`, bit for bit (with servers to rounding). At 100 the naive detector, without `digits`,
@@ -124,11 +125,15 @@ class ParameterSkipping(Algorithm):
 
     Attributes:
         detector: "naive" compares all elements; "random" a sample of `sample_ratio`, another one in each step;
-            "history" the `sample_ratio` that have changed most often, so it sees fewer unchanged ones than there are.
-        threshold: percent of unchanged elements from which on a tensor is skipped.
+            "history" the `sample_ratio` that have changed most often, so it sees fewer unchanged ones than there are;
+            "movement" skips what moves least: it takes elements for unchanged that belong to a tensor whose elements
+            move less, on average, than those of the others.
+        threshold: percent of unchanged elements from which on a tensor is skipped; of "movement", the percent of all
+            elements that are to move further than a tensor's, so that about as many are sent in every step.
         digits: elements count as unchanged if they are when rounded to so many decimals; None: if no bit has changed.
         sample_ratio: the part of each tensor that "random" and "history" compare, in (0, 1].
         survey_interval: steps from one time that "history" looks at all elements to the next.
+        memory: how much of its average of movement "movement" keeps from one step to the next, in [0, 1).
         probe_interval: steps in a row that a tensor can be skipped.
         scheduler: how the threshold follows `optimizer.report_metric`, or None: it stays.
         exchange: "allreduce", or "parameter-server": each tensor goes to a server, which averages what it gets and
@@ -149,6 +154,7 @@ class ParameterSkipping(Algorithm):
     digits: int | None = None
     sample_ratio: float = 0.01
     survey_interval: int = 20
+    memory: float = 0.9
     probe_interval: int = 4
     scheduler: ThresholdScheduler | None = None
     exchange: Literal["allreduce", "parameter-server"] = "allreduce"
@@ -161,12 +167,15 @@ class ParameterSkipping(Algorithm):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        fine = self.detector in ("naive", "random", "history")
-        require(fine, self, "detector", "must be 'naive', 'random' or 'history'")
+        fine = self.detector in ("naive", "random", "history", "movement")
+        require(fine, self, "detector", "must be 'naive', 'random', 'history' or 'movement'")
         fine = _is_number(self.threshold) and self.threshold >= 0
         require(fine, self, "threshold", "must be at least 0 (percent)")
         fine = self.digits is None or (is_count(self.digits, 0) and self.digits <= 15)
         require(fine, self, "digits", "must be from 0 to 15, or None for exact comparison")
+        fine = self.digits is None or self.detector != "movement"
+        require(fine, self, "digits", "is for detectors that compare; detector='movement' measures")
+        require(_is_number(self.memory) and 0 <= self.memory < 1, self, "memory", "must be at least 0 and below 1")
         fine = _is_number(self.sample_ratio) and 0 < self.sample_ratio <= 1
         require(fine, self, "sample_ratio", "must be above 0 and at most 1")
         for name in ("survey_interval", "probe_interval", "block_bytes", "statistics_interval"):

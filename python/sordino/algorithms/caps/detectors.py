@@ -7,137 +7,19 @@ Counting and keeping are kernels over all items at once; what they work on are t
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from sordino._core import Device, kernels
 from sordino.algorithms import ParameterSkipping
+from sordino.algorithms.caps.counting import Copy, Detector
 from sordino.algorithms.caps.items import Items, Part
 from sordino.errors import UsageError
+from sordino.runtime.dtypes import DTYPES
 from sordino.runtime.flat_buffer import ParameterBuffer
 
 _GOLDEN = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio: seeds that lie close together come to lie far apart
-
-
-class Detector(ABC):
-    """Counts unchanged elements of the items of an arena.
-
-    Attributes:
-        counts: int64 [items], what `count` found.
-        compared: int64 [items], how many elements of each that was out of.
-    """
-
-    def __init__(self, arena: ParameterBuffer, items: Items, algorithm: ParameterSkipping, ratio: float = 1.0) -> None:
-        self._arena = arena
-        rows = zip(items.offsets.tolist(), items.elements.tolist(), items.dtypes.tolist())
-        self._kernels = _Kernels(kernels.Items(list(rows), ratio), arena.core_device)
-        self._digits = -1 if algorithm.digits is None else algorithm.digits
-        self._seed = algorithm.seed
-        self._all = torch.from_numpy(items.elements)
-        self.counts = torch.zeros(len(items), dtype=torch.int64)
-        self.compared = self._all
-        self._found = self.counts.to(arena.device)  # the same, where the kernels count
-
-    @abstractmethod
-    def begin(self, step: int) -> None:
-        """Keep parameters as they are before step number `step`, whatever was kept before."""
-
-    @abstractmethod
-    def count(self, step: int) -> None:
-        """Count what step number `step` has left unchanged."""
-
-    @abstractmethod
-    def keep(self, step: int, sent: Sequence[Part]) -> None:
-        """Keep parameters as they are after step number `step` and the exchange of some parts."""
-
-    def state(self) -> dict[str, Any]:
-        """Return what checkpoints keep, beside what `begin` makes."""
-        return {}
-
-    def check_state(self, state: dict[str, Any]) -> None:
-        """Raise UsageError for a state of another kind of detector, or of other tensors."""
-        if state:
-            raise UsageError("this state is of detector='history'; load it with that one")
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Go on from `state()`."""
-        self.check_state(state)
-
-    def standard_errors(self) -> torch.Tensor | None:
-        """Return the standard errors of counts / compared, float64 [items].
-
-        They are those of estimates of what all elements would give; None if they are none.
-        """
-        return None
-
-
-class _Kernels:
-    """The kernels of some items: the CPU's, or those of the device that the items are on."""
-
-    def __init__(self, items: Any, device: Device | None) -> None:
-        self.items = items
-        self._device = device
-
-    def unchanged(self, now: int, before: int, counts: torch.Tensor, digits: int, counters: int = 0) -> None:
-        """Run `unchanged` of `kernels.Items`."""
-        if self._device is None:
-            self.items.unchanged(now, before, counts.data_ptr(), digits, counters)
-        else:
-            self._device.unchanged(self.items, now, before, counts.data_ptr(), digits, counters)
-
-    def draw(self, key: int, indices: torch.Tensor) -> None:
-        """Run `draw` of `kernels.Items`."""
-        if self._device is None:
-            self.items.draw(key, indices.data_ptr())
-        else:
-            self._device.draw(self.items, key, indices.data_ptr())
-
-    def select(self, counters: torch.Tensor, indices: torch.Tensor) -> None:
-        """Run `select` of `kernels.Items`."""
-        if self._device is None:
-            self.items.select(counters.data_ptr(), indices.data_ptr())
-        else:
-            self._device.select(self.items, counters.data_ptr(), indices.data_ptr())
-
-    def save_at(self, now: int, indices: torch.Tensor, saved: torch.Tensor) -> None:
-        """Run `save_at` of `kernels.Items`."""
-        if self._device is None:
-            self.items.save_at(now, indices.data_ptr(), saved.data_ptr())
-        else:
-            self._device.save_at(self.items, now, indices.data_ptr(), saved.data_ptr())
-
-    def unchanged_at(
-        self, now: int, saved: torch.Tensor, indices: torch.Tensor, counts: torch.Tensor, digits: int
-    ) -> None:
-        """Run `unchanged_at` of `kernels.Items`."""
-        places = (now, saved.data_ptr(), indices.data_ptr(), counts.data_ptr(), digits)
-        if self._device is None:
-            self.items.unchanged_at(*places)
-        else:
-            self._device.unchanged_at(self.items, *places)
-
-
-class _Copy:
-    """All parameters, as bytes at the places that they have in the arena."""
-
-    def __init__(self, arena: ParameterBuffer) -> None:
-        self._now = arena.flat(torch.uint8, 0, arena.layout.bytes)
-        self._before = torch.empty_like(self._now)
-
-    @property
-    def address(self) -> int:
-        return self._before.data_ptr()
-
-    def take(self, parts: Sequence[Part] | None = None) -> None:
-        """Copy some parts, or all."""
-        if parts is None:
-            self._before.copy_(self._now)
-        for part in parts or ():
-            inside = slice(part.offset, part.offset + part.bytes)
-            self._before[inside].copy_(self._now[inside])
 
 
 class NaiveDetector(Detector):
@@ -145,7 +27,7 @@ class NaiveDetector(Detector):
 
     def __init__(self, arena: ParameterBuffer, items: Items, algorithm: ParameterSkipping) -> None:
         super().__init__(arena, items, algorithm)
-        self._copy = _Copy(arena)
+        self._copy = Copy(arena)
 
     def begin(self, step: int) -> None:
         self._copy.take()
@@ -209,7 +91,7 @@ class HistoryDetector(_SamplingDetector):
     def __init__(self, arena: ParameterBuffer, items: Items, algorithm: ParameterSkipping) -> None:
         super().__init__(arena, items, algorithm)
         self._interval = algorithm.survey_interval
-        self._copy = _Copy(arena)
+        self._copy = Copy(arena)
         self._counters = torch.zeros(self._kernels.items.elements, dtype=torch.uint8, device=arena.device)
         self._known = False  # whether counters tell anything yet
         self._surveyed = False  # whether the last count was of all elements, too
@@ -253,7 +135,7 @@ class HistoryDetector(_SamplingDetector):
         return {"counters": self._counters.clone(), "known": self._known}
 
     def check_state(self, state: dict[str, Any]) -> None:
-        if not state:
+        if "counters" not in state:
             raise UsageError("this state has no counters of changes, so it is of another detector than 'history'")
         if state["counters"].shape != self._counters.shape:
             raise UsageError(
@@ -267,11 +149,61 @@ class HistoryDetector(_SamplingDetector):
         self._known = state["known"]
 
 
+class MovementDetector(Detector):
+    """Ranks items by how far their elements move in a step: the root mean square, an exponential average over steps.
+
+    What it counts are the elements of all items that move further than an item's own; an item that has never moved has
+    all of them. So a threshold is the share of elements that are sent in every step, whatever they do.
+    """
+
+    def __init__(self, arena: ParameterBuffer, items: Items, algorithm: ParameterSkipping) -> None:
+        super().__init__(arena, items, algorithm)
+        self._copy = Copy(arena)
+        self._memory = algorithm.memory
+        self._pairs = [
+            (arena.flat(DTYPES[dtype], offset, count), self._copy.view(DTYPES[dtype], offset, length))
+            for dtype, offset, count, length in zip(
+                items.dtypes.tolist(), items.offsets.tolist(), items.elements.tolist(), items.bytes.tolist()
+            )
+        ]
+        self._averages = torch.zeros(len(items), dtype=torch.float64)
+        self.compared = torch.full_like(self._all, int(self._all.sum()))
+
+    def begin(self, step: int) -> None:
+        self._copy.take()
+
+    def count(self, step: int) -> None:
+        if self._pairs:
+            distances = torch.stack([torch.dist(now, before).double() for now, before in self._pairs]).cpu()
+            moved = distances / self._all.clamp(min=1).double().sqrt()
+            moved.nan_to_num_(nan=math.inf)  # what is no number has moved
+            self._averages = self._memory * self._averages + (1 - self._memory) * moved
+        values, places = self._averages.unique(return_inverse=True)  # rising
+        elements = torch.zeros(len(values), dtype=torch.int64).index_add_(0, places, self._all)
+        further = (elements.sum() - elements.cumsum(0))[places]
+        self.counts.copy_(torch.where(self._averages > 0, further, self.compared))
+
+    def keep(self, step: int, sent: Sequence[Part]) -> None:
+        self._copy.take()
+
+    def state(self) -> dict[str, Any]:
+        return {"averages": self._averages.clone()}
+
+    def check_state(self, state: dict[str, Any]) -> None:
+        if "averages" not in state:
+            raise UsageError("this state has no averages of movement, so it is of another detector than 'movement'")
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        super().load_state(state)
+        self._averages.copy_(state["averages"])
+
+
 def detector_of(arena: ParameterBuffer, items: Items, algorithm: ParameterSkipping) -> Detector:
     """Return the detector that an algorithm asks for."""
-    detectors: dict[str, type[NaiveDetector | RandomDetector | HistoryDetector]] = {
+    detectors: dict[str, type[NaiveDetector | RandomDetector | HistoryDetector | MovementDetector]] = {
         "naive": NaiveDetector,
         "random": RandomDetector,
         "history": HistoryDetector,
+        "movement": MovementDetector,
     }
     return detectors[algorithm.detector](arena, items, algorithm)

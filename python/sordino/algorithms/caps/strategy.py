@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from sordino._core import Request
 from sordino.algorithms.caps import ParameterSkipping
-from sordino.algorithms.caps.detectors import Detector, detector_of
+from sordino.algorithms.caps.counting import Detector
+from sordino.algorithms.caps.detectors import detector_of
 from sordino.algorithms.caps.items import Items, Part
 from sordino.algorithms.caps.parameter_server import ParameterServer
 from sordino.algorithms.caps.recent import Recent

@@ -1,0 +1,138 @@
+"""What all detectors of parameter skipping have: counts, the kernels that count, and a copy to compare with."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from sordino._core import Device, kernels
+from sordino.algorithms import ParameterSkipping
+from sordino.algorithms.caps.items import Items, Part
+from sordino.errors import UsageError
+from sordino.runtime.flat_buffer import ParameterBuffer
+
+
+class Detector(ABC):
+    """Counts unchanged elements of the items of an arena.
+
+    Attributes:
+        counts: int64 [items], what `count` found.
+        compared: int64 [items], how many elements of each that was out of.
+    """
+
+    def __init__(self, arena: ParameterBuffer, items: Items, algorithm: ParameterSkipping, ratio: float = 1.0) -> None:
+        self._arena = arena
+        rows = zip(items.offsets.tolist(), items.elements.tolist(), items.dtypes.tolist())
+        self._kernels = _Kernels(kernels.Items(list(rows), ratio), arena.core_device)
+        self._digits = -1 if algorithm.digits is None else algorithm.digits
+        self._seed = algorithm.seed
+        self._all = torch.from_numpy(items.elements)
+        self.counts = torch.zeros(len(items), dtype=torch.int64)
+        self.compared = self._all
+        self._found = self.counts.to(arena.device)  # the same, where the kernels count
+
+    @abstractmethod
+    def begin(self, step: int) -> None:
+        """Keep parameters as they are before step number `step`, whatever was kept before."""
+
+    @abstractmethod
+    def count(self, step: int) -> None:
+        """Count what step number `step` has left unchanged."""
+
+    @abstractmethod
+    def keep(self, step: int, sent: Sequence[Part]) -> None:
+        """Keep parameters as they are after step number `step` and the exchange of some parts."""
+
+    def state(self) -> dict[str, Any]:
+        """Return what checkpoints keep, beside what `begin` makes."""
+        return {}
+
+    def check_state(self, state: dict[str, Any]) -> None:
+        """Raise UsageError for a state of another kind of detector, or of other tensors."""
+        if state:
+            kind = "history" if "counters" in state else "movement"
+            raise UsageError(f"this state is of detector='{kind}'; load it with that one")
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Go on from `state()`."""
+        self.check_state(state)
+
+    def standard_errors(self) -> torch.Tensor | None:
+        """Return the standard errors of counts / compared, float64 [items].
+
+        They are those of estimates of what all elements would give; None if they are none.
+        """
+        return None
+
+
+class _Kernels:
+    """The kernels of some items: the CPU's, or those of the device that the items are on."""
+
+    def __init__(self, items: Any, device: Device | None) -> None:
+        self.items = items
+        self._device = device
+
+    def unchanged(self, now: int, before: int, counts: torch.Tensor, digits: int, counters: int = 0) -> None:
+        """Run `unchanged` of `kernels.Items`."""
+        if self._device is None:
+            self.items.unchanged(now, before, counts.data_ptr(), digits, counters)
+        else:
+            self._device.unchanged(self.items, now, before, counts.data_ptr(), digits, counters)
+
+    def draw(self, key: int, indices: torch.Tensor) -> None:
+        """Run `draw` of `kernels.Items`."""
+        if self._device is None:
+            self.items.draw(key, indices.data_ptr())
+        else:
+            self._device.draw(self.items, key, indices.data_ptr())
+
+    def select(self, counters: torch.Tensor, indices: torch.Tensor) -> None:
+        """Run `select` of `kernels.Items`."""
+        if self._device is None:
+            self.items.select(counters.data_ptr(), indices.data_ptr())
+        else:
+            self._device.select(self.items, counters.data_ptr(), indices.data_ptr())
+
+    def save_at(self, now: int, indices: torch.Tensor, saved: torch.Tensor) -> None:
+        """Run `save_at` of `kernels.Items`."""
+        if self._device is None:
+            self.items.save_at(now, indices.data_ptr(), saved.data_ptr())
+        else:
+            self._device.save_at(self.items, now, indices.data_ptr(), saved.data_ptr())
+
+    def unchanged_at(
+        self, now: int, saved: torch.Tensor, indices: torch.Tensor, counts: torch.Tensor, digits: int
+    ) -> None:
+        """Run `unchanged_at` of `kernels.Items`."""
+        places = (now, saved.data_ptr(), indices.data_ptr(), counts.data_ptr(), digits)
+        if self._device is None:
+            self.items.unchanged_at(*places)
+        else:
+            self._device.unchanged_at(self.items, *places)
+
+
+class Copy:
+    """All parameters, as bytes at the places that they have in the arena."""
+
+    def __init__(self, arena: ParameterBuffer) -> None:
+        self._now = arena.flat(torch.uint8, 0, arena.layout.bytes)
+        self._before = torch.empty_like(self._now)
+
+    @property
+    def address(self) -> int:
+        return self._before.data_ptr()
+
+    def take(self, parts: Sequence[Part] | None = None) -> None:
+        """Copy some parts, or all."""
+        if parts is None:
+            self._before.copy_(self._now)
+        for part in parts or ():
+            inside = slice(part.offset, part.offset + part.bytes)
+            self._before[inside].copy_(self._now[inside])
+
+    def view(self, dtype: torch.dtype, offset: int, length: int) -> torch.Tensor:
+        """Return what was copied of so many bytes."""
+        return self._before[offset : offset + length].view(dtype)
