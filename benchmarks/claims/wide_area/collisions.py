@@ -1,0 +1,125 @@
+"""Section 5.2: the source's simulator lets pulls from one peer meet at no cost; here they share its link."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from claims.claim import Claim, Found, Plan, Run
+from claims.evidence import above, below, exact
+from claims.wide_area.comparison import QUICK, SEEDS, TABLE_3, WIDES, Judge, Runs, best_in, level_in, runs_of
+from claims.wide_area.paper import PAPER
+from claims.wide_area.simulations import COLOURS, MODES, NAMES, WORKERS, Simulation
+from sordino.algorithms.settings import configured
+from sordino.algorithms.scheduled_pull import ScheduledPull
+from sordino.report import Results
+from sordino.simulate import command
+from sordino.simulate.job import Job
+from sordino.simulate.links import Links
+from sordino.simulate.record import Span
+
+_WINDOWS = 100
+_THIRD = 1 / 3
+
+
+def meetings(mode: str, wide: int, seed: int, sharing: Any, windows: int) -> Results:
+    """Count, without data, which pulls meet another from the same peer, and what they and the waiting take.
+
+    Returns:
+        The share of pulls that meet another, the mean seconds of a pull, and the share of time in which workers wait.
+    """
+    algorithm = configured(ScheduledPull, "scheduled-pull", MODES[mode], seed=seed)
+    job = Job(
+        algorithm, WORKERS, Links.wide(WORKERS, wide, 1.0, 10.0, 5e-3), np.full(WORKERS, TABLE_3.compute_ms / 1e3),
+        TABLE_3.message_mib * 2**20, steps=16 * windows, seed=seed, data="none", points=1, spans_until=1e9,
+        sharing=sharing,
+    )  # fmt: skip
+    outcome = command.simulate(job, lambda _: None)
+    pulls = [span for span in outcome.record.spans if span.activity == "transfer"]
+    return {
+        "met": share_met(pulls),
+        "pull": statistics.fmean(span.end - span.begin for span in pulls),
+        "waiting": float(outcome.record.waiting.mean()) / outcome.seconds,
+    }
+
+
+def share_met(pulls: Sequence[Span]) -> float:
+    """Return the share of pulls during which another was pulling from the same peer."""
+    by_peer: dict[int, list[Span]] = {}
+    for span in pulls:
+        by_peer.setdefault(span.peer, []).append(span)
+    met = sum(
+        any(other is not span and other.begin < span.end and span.begin < other.end for other in by_peer[span.peer])
+        for span in pulls
+    )
+    return met / len(pulls)
+
+
+def plan(quick: bool) -> Plan:
+    """Count the meetings, then train without overlap where they cost something; scheduled pulls never meet."""
+    task, seeds, wides, windows = (QUICK, 2, (2,), 20) if quick else (TABLE_3, SEEDS, WIDES, _WINDOWS)
+    keys = [(mode, wide, sharing) for mode in NAMES for wide in wides for sharing in ("none", "fair")]
+    counted = yield [
+        Run(f"{__name__}:meetings", {"mode": m, "wide": w, "seed": s, "sharing": sharing, "windows": windows}, 600.0 * windows)
+        for m, w, sharing in keys
+        for s in range(1, seeds + 1)
+    ]
+    found = {key: counted[k * seeds : (k + 1) * seeds] for k, key in enumerate(keys)}
+    runs: Runs = yield from runs_of(task, seeds, wides)
+    shared = yield [Simulation(task, "none", wide, s, "fair").run for wide in wides for s in range(1, seeds + 1)]
+    runs |= {("shared", wide): shared[k * seeds : (k + 1) * seeds] for k, wide in enumerate(wides)}
+    judge = Judge(runs, wides)
+
+    def values(mode: str, sharing: str, what: str) -> list[float]:
+        return [statistics.fmean(found[mode, wide, sharing][s][what] for wide in wides) for s in range(seeds)]
+
+    def more(mode: str, what: str) -> list[float]:
+        return [one / two for one, two in zip(values(mode, "fair", what), values(mode, "none", what), strict=True)]
+
+    evidence = []
+    for mode in ("manager", "autonomous"):
+        what = f"Links shared fairly: {NAMES[mode]} - no overlap, best accuracy in equal time, points"
+        evidence.append(above(what, judge.gains(mode, "shared", best_in(task))))
+    evidence.append(below("No overlap: links shared fairly - not, level at equal time, points", judge.gains("shared", "none", level_in(task))))
+    for mode in ("none", "naive"):
+        shares = values(mode, "none", "met")
+        evidence.append(above(f"{NAMES[mode]}: share of pulls that meet another at their peer; above {_THIRD:.2f}", shares, _THIRD))
+    for mode in ("manager", "autonomous"):
+        most = max(max(values(mode, sharing, "met")) for sharing in ("none", "fair"))
+        evidence.append(exact(f"{NAMES[mode]}: share of pulls that meet another; 0", most, most == 0))
+    evidence.append(above("No overlap: a pull with shared links, over one without; above 1", more("none", "pull"), 1.0))
+    evidence.append(above("No overlap: waiting with shared links, over that without; above 1", more("none", "waiting"), 1.0))
+    waits = max(values("naive", "fair", "waiting"))
+    evidence.append(exact("naive overlap: share of time waited with shared links; below 0.01", waits, waits < 0.01))
+    bars = {mode: [statistics.fmean(values(mode, s, "waiting")) for s in ("none", "fair")] for mode in NAMES}
+    return Found(evidence, {"waiting": bars})
+
+
+def draw(shapes: Results, figure: Any) -> None:
+    """Draw the share of time waited, with links that are shared and that are not."""
+    axes = figure.subplots()
+    for k, (mode, both) in enumerate(shapes["waiting"].items()):
+        places = [place + (k - 1.5) * 0.2 for place in (0, 1)]
+        axes.bar(places, [100 * one for one in both], 0.19, color=COLOURS[mode], label=NAMES[mode])
+    axes.set_xticks((0, 1), ("pulls do not slow each other", "links are shared fairly"))
+    axes.set_ylabel("waiting, % of the time")
+    axes.legend(frameon=False)
+
+
+CLAIM = Claim(
+    name="wan-collisions",
+    paper=PAPER,
+    place="Section 5.2",
+    says="A transfer takes its bytes over the rate of the slower end, whoever else pulls from there; in the scheduled ways "
+    "nobody is pulled from twice at once.",
+    setting="The model of the source's simulator, under which all of its figures stand.",
+    here="`sordino simulate --sharing fair`: transfers that leave or enter a worker at the same time share its link by "
+    f"max-min fairness. Pulls of {_WINDOWS} windows without data, and the trainings of Table 3 once more without overlap; "
+    f"{SEEDS} seeds.",
+    plan=plan,
+    why="",
+    draw=draw,
+)
