@@ -17,7 +17,7 @@ SORDINO_CUDA ?= $(if $(wildcard /dev/nvidia0 /dev/nvidiactl /dev/dxg),AUTO,OFF)
 PYTEST := $(RUN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 PART ?=
 
-.PHONY: demo test test-all test-slice cpp-test planted sanitize lint format clean FORCE
+.PHONY: demo test test-all test-slice cpp-test planted sanitize claims-quick lint format clean FORCE
 
 demo: $(VENV)/.installed
 	$(RUN)/sordino doctor
@@ -81,6 +81,10 @@ $(VENV)/.linters: $(VENV)/.testing
 	$(BIN)/python tools/requirements.py dev > $(VENV)/requirements.txt
 	$(PIP) -r $(VENV)/requirements.txt
 	touch $@
+
+# Every claim of the papers (docs/claims.md) in small, to see that it runs; as root, for some make hosts.
+claims-quick: $(VENV)/.testing
+	$(RUN)/python -m benchmarks.claims run all --quick
 
 lint: $(VENV)/.linters
 	$(BIN)/ruff check .

@@ -1,8 +1,7 @@
-"""Gossip: what one exchange takes, what finding a peer takes, and how training scales over slow links.
+"""Gossip: what one exchange takes, and what finding a peer takes.
 
   mpirun -np 2 python benchmarks/gossip.py exchange
   python benchmarks/gossip.py topology
-  python benchmarks/gossip.py cluster        # as root: it makes the hosts and starts the ranks by itself
 
 Each part says more with --help.
 """
@@ -13,12 +12,11 @@ import sys
 from collections.abc import Sequence
 
 from claims import parts
-from claims.gossip import cluster, exchange, topology
+from claims.gossip import exchange, topology
 
 _PARTS = {
     "exchange": exchange.main,
     "topology": topology.main,
-    "cluster": cluster.main,
 }
 
 

@@ -11,11 +11,15 @@ from typing import NoReturn
 
 import sordino.algorithms
 import sordino.torch as hvd
+from recipes import RECIPES
 from sordino.algorithms import Algorithm
 from sordino.algorithms.settings import configured
 from sordino.errors import UsageError
 
-FIXED = ("algorithm", "set", "data", "batch_size", "lr", "momentum", "label_smoothing", "bfloat16", "seed")
+FIXED = (
+    *("algorithm", "set", "data", "batch_size", "accumulate", "recipe", "lr", "momentum", "label_smoothing"),
+    *("bfloat16", "seed"),
+)
 """What a resumed run must have in common with the one that it continues; the number of ranks is not in it."""
 
 
@@ -76,15 +80,13 @@ def parse(argv: Sequence[str] | None, description: str) -> argparse.Namespace:
     add("--data-dir", metavar="FOLDER", help="the four .gz files of Fashion-MNIST, if not where Debian puts them")
     add("--epochs", type=int, help="passes over the training images (default: 20 for the digits, else 2)")
     add("--batch-size", type=int, default=128, help="images per step, all ranks together (default: 128)")
-    add("--lr", type=float, default=0.05, help="first learning rate; falls as 1 / (1 + step / 400) (default: 0.05)")
-    add("--momentum", type=float, default=0.9, help="of SGD (default: 0.9)")
-    add(
-        "--label-smoothing",
-        type=float,
-        default=0.0,
-        metavar="E",
-        help="share of a label's weight spread over all classes",
-    )
+    add("--accumulate", type=int, default=1, metavar="N", help="cut each rank's part of a batch into N (default: 1)")
+    add("--recipe", default="plain", choices=tuple(RECIPES), help="large-batch: LARS, smoothed labels, a warm-up, and "
+        "--lr is for 256 images, scaled to the batch (default: plain)")  # fmt: skip
+    add("--lr", type=float, help="first learning rate; falls as 1 / (1 + step / 400) (default: 0.05; large-batch: 4)")
+    add("--momentum", type=float, help="of the optimizer (default: 0.9; large-batch: 0.96)")
+    add("--label-smoothing", type=float, metavar="E", help="share of a label's weight spread over all classes "
+        "(default: 0; large-batch: 0.1)")  # fmt: skip
     add("--bfloat16", action="store_true", help="mixed precision: forward and backward in bfloat16 where torch does so")
     add("--seed", type=int, default=1, help="of the first weights and of the order of the images (default: 1)")
     add("--max-steps", type=int, metavar="N", help="stop after N steps, counted from the start of the training")
@@ -100,13 +102,16 @@ def parse(argv: Sequence[str] | None, description: str) -> argparse.Namespace:
         args = parser.parse_args(argv)
     if args.epochs is None:
         args.epochs = 20 if args.data == "digits" else 2
+    for name, value in vars(RECIPES[args.recipe]).items():
+        if getattr(args, name) is None:
+            setattr(args, name, value)
     names = sordino.algorithms.names()
     if args.algorithm not in names and ":" not in args.algorithm:
         raise UsageError(
             f"--algorithm {args.algorithm}: unknown; there are: {', '.join(names)}; or module:Class of another"
         )
     algorithm_of(args)
-    for name in ("epochs", "batch_size", "max_steps", "checkpoint_every"):
+    for name in ("epochs", "batch_size", "accumulate", "max_steps", "checkpoint_every"):
         value = getattr(args, name)
         if value is not None and value < 1:
             raise UsageError(f"--{name.replace('_', '-')} {value}: must be 1 or more")

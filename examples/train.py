@@ -5,6 +5,7 @@
   sordino run -np 4 -- python examples/train.py --data fashion-mnist --epochs 2 --algorithm allreduce
   sordino run -np 4 -- python examples/train.py --algorithm local-sgd --group-size 2 --interval 4
   sordino run -np 5 -- python examples/train.py --algorithm layered --communicator rank
+  sordino run -np 4 -- python examples/train.py --recipe large-batch --batch-size 512 --accumulate 2
   sordino run -np 4 -- python examples/train.py --algorithm pushsum --set overlap=1
   sordino run -np 4 -- python examples/train.py --algorithm caps --detector naive --statistics skipped.json
   sordino run -np 4 -- python examples/train.py --algorithm scheduled-pull --set schedule=manager
@@ -37,12 +38,12 @@ from torch import nn
 from torch.func import functional_call
 
 import checkpoints
+import recipes
 import sordino
 import sordino.torch as hvd
 from common import (
     Net,
     global_batches,
-    learning_rate,
     load_data,
     parameters_sha256,
     refuse,
@@ -138,23 +139,27 @@ class Training:
         before, start = hvd.stats(), time.perf_counter()
         for rows, mine in global_batches(len(labels), args.batch_size, args.seed, self.epoch, self.step):
             for group in self.optimizer.param_groups:
-                group["lr"] = learning_rate(args.lr, self.steps_done)
+                group["lr"] = recipes.rate(args, self.steps_done, args.epochs * self.steps_per_epoch)
             self.optimizer.zero_grad()
-            with torch.autocast("cpu", torch.bfloat16, enabled=args.bfloat16):
-                logits = self.model(torch.from_numpy(images[mine]))
-            loss = nn.functional.cross_entropy(
-                logits.float(), torch.from_numpy(labels[mine]), reduction="sum", label_smoothing=args.label_smoothing
-            )
-            # The ranks' gradients are averaged. Sum / (rows / ranks) makes that average the gradient of the mean over
-            # the whole global batch, also when the rows cannot be shared evenly or some rank has none.
-            (loss * (hvd.size() / rows)).backward()
+            batch_loss = 0.0
+            for part in np.array_split(mine, args.accumulate):
+                with torch.autocast("cpu", torch.bfloat16, enabled=args.bfloat16):
+                    logits = self.model(torch.from_numpy(images[part]))
+                target = torch.from_numpy(labels[part])
+                loss = nn.functional.cross_entropy(
+                    logits.float(), target, reduction="sum", label_smoothing=args.label_smoothing
+                )
+                # The ranks' gradients are averaged. Sum / (rows / ranks) makes that average the gradient of the mean
+                # over the whole global batch, also when the rows cannot be shared evenly or some rank has none.
+                (loss * (hvd.size() / rows)).backward()
+                batch_loss += loss.item()
             self.optimizer.step()
-            loss_sum += loss.item()
+            loss_sum += batch_loss
             images_seen += len(mine)
             self.step += 1
             self.steps_run += 1
             self.images_run += rows
-            mean = loss.item() / max(len(mine), 1)
+            mean = batch_loss / max(len(mine), 1)
             self.reporter.step(mean, rows)
             if self.log and hvd.rank() == 0:
                 self.log.step(self.steps_done, mean, hvd.size())
@@ -244,8 +249,12 @@ def prepare(argv: Sequence[str] | None) -> Training:
     use_threads()
     torch.manual_seed(args.seed)
     model = Net(data.image_size, data.classes)
-    sgd = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=args.momentum)
-    optimizer = hvd.DistributedOptimizer(sgd, named_parameters=model.named_parameters(), algorithm=algorithm_of(args))
+    optimizer = hvd.DistributedOptimizer(
+        recipes.optimizer(args, model.parameters()),
+        named_parameters=model.named_parameters(),
+        algorithm=algorithm_of(args),
+        backward_passes_per_step=args.accumulate,
+    )
     reporter = Reporter(speaks=lambda: hvd.rank() == 0)
     training = Training(args, data, model, optimizer, reporter, StepLog(args.log) if args.log else None)
     if state:

@@ -23,7 +23,6 @@ from sordino.algorithms import registry
 from sordino.data import load_digits, load_fashion_mnist
 from sordino.report import Results
 
-WARM_UP = 0.1  # of the steps
 _STEP = 200  # images that take as long as what else a worker does in a step
 
 Part = tuple[torch.Tensor, torch.Tensor]
@@ -53,6 +52,34 @@ def linear_layers(image_size: int, width: int, seed: int) -> nn.Sequential:
 
 
 @dataclass(frozen=True)
+class Recipe:
+    """How a network is trained, beside the algorithm.
+
+    Attributes:
+        warm_up: the share of the steps in which the learning rate rises; then it falls, as a cosine, to zero.
+        smoothing: of the labels.
+        momentum: of the optimizer.
+        layerwise: the optimizer is LARS, not SGD.
+    """
+
+    warm_up: float = 0.1
+    smoothing: float = 0.0
+    momentum: float = 0.9
+    layerwise: bool = False
+
+    def optimizer_of(self, model: nn.Module, lr: float, momentum: float | None) -> torch.optim.Optimizer:
+        """Return the optimizer that is wrapped; `momentum`, if given, instead of the recipe's."""
+        momentum = self.momentum if momentum is None else momentum
+        if not self.layerwise:
+            return torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum)
+        return hvd.LARS(model.parameters(), lr=lr, momentum=momentum, weight_decay=5e-5, trust_coefficient=0.0025)
+
+
+RECIPES = {"sgd": Recipe(), "large-batch": Recipe(36 / 90, 0.1, 0.96, True)}
+"""By name; the second is Table 1 of the Crossover-SGD paper, and that of `examples/train.py --recipe large-batch`."""
+
+
+@dataclass(frozen=True)
 class Training:
     """What one training is given.
 
@@ -68,9 +95,9 @@ class Training:
         epochs: passes over the images; those that do not fill a mini-batch are left out of theirs.
         options: the algorithm's settings.
         width: of the network's first layer.
-        momentum: of the optimizer.
+        momentum: of the optimizer; None: the recipe's.
         start: what part of the learning rate the warm-up begins with.
-        recipe: "sgd", or "large-batch": LARS, and labels smoothed by 0.1.
+        recipe: of RECIPES.
     """
 
     algorithm: str
@@ -84,7 +111,7 @@ class Training:
     epochs: int
     options: Results = field(default_factory=dict)
     width: int = 64
-    momentum: float = 0.9
+    momentum: float | None = None
     start: float = 0.1
     recipe: str = "sgd"
 
@@ -97,17 +124,6 @@ class Training:
     def run(self) -> Run:
         """The training as a run; its cost is in images."""
         return Run("claims.training:train", asdict(self), self.steps * (self.batch + _STEP * self.workers))
-
-    def optimizer_of(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Return the optimizer that is wrapped."""
-        if self.recipe == "large-batch":
-            return hvd.LARS(model.parameters(), lr=self.lr, momentum=self.momentum, weight_decay=5e-5)
-        return torch.optim.SGD(model.parameters(), lr=self.lr, momentum=self.momentum)
-
-    def loss(self, model: nn.Module, part: Part) -> torch.Tensor:
-        """Return the mean loss of some images."""
-        smoothing = 0.1 if self.recipe == "large-batch" else 0.0
-        return nn.functional.cross_entropy(model(part[0]), part[1], label_smoothing=smoothing)
 
 
 def train(**settings: Any) -> Results:
@@ -129,12 +145,13 @@ def _work(training: Training, parts: dict[str, Part], initial: nn.Module) -> Res
     torch.set_num_threads(1)
     images, labels = parts["train"]
     model = copy.deepcopy(initial)
+    recipe = RECIPES[training.recipe]
     optimizer = hvd.DistributedOptimizer(
-        training.optimizer_of(model),
+        recipe.optimizer_of(model, training.lr, training.momentum),
         named_parameters=model.named_parameters(),
         algorithm=registry.class_of(training.algorithm)(**training.options),
     )
-    warm_up = int(WARM_UP * training.steps)
+    warm_up = int(recipe.warm_up * training.steps)
     cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(training.steps - warm_up, 1))
     scheduler = hvd.GradualWarmup(optimizer, warm_up, start_factor=training.start, after=cosine)
     batch, share = training.batch, training.batch // training.workers
@@ -144,7 +161,8 @@ def _work(training: Training, parts: dict[str, Part], initial: nn.Module) -> Res
         for first in range(hvd.rank() * share, len(labels) // batch * batch, batch):
             mine = torch.from_numpy(order[first : first + share])
             optimizer.zero_grad()
-            training.loss(model, (images[mine], labels[mine])).backward()
+            guesses = model(images[mine])
+            nn.functional.cross_entropy(guesses, labels[mine], label_smoothing=recipe.smoothing).backward()
             optimizer.step()
             scheduler.step()
         distances.append(_finite(hvd.consensus_distance(model)))

@@ -21,7 +21,7 @@ from typing import Any
 from cluster.jobs import machine_before
 from sordino.bench import command_line
 from sordino.errors import UsageError
-from sordino.report import Results, records, verdicts
+from sordino.report import Results, machines, records, verdicts
 from sordino.report.records import Report
 from sordino.report.tables import format_seconds, table
 
@@ -376,7 +376,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         judged = verdicts.target(row.what, found[0] if found else None, row.limit, row.at_least)
         rows.append(judged | {"before": row.before, "of": found[1] if found else "", "why": row.why})
     sources = {
-        name: {key: one["machine"].get(key) for key in ("date", "others")}
+        name: {key: one["machine"].get(key) for key in ("date", "cpu", "cores", "others")}
         for name, one in known.items()
         if "machine" in one
     }
@@ -405,10 +405,15 @@ def _markdown(results: Results) -> str:
         value = "–" if row["value"] is None else f"{row['value']:.3g}"
         sign = "≥" if row["at_least"] else "≤"
         lines.append([row["what"], row["before"], value, f"{sign} {row['limit']:g}", words[row["met"]], row["of"]])
+    sources = [
+        f"- {name}: {one['cpu']}, {one['cores']} cores, {one['date'][:10]}{machines.describe_others(one['others'])}"
+        for name, one in results["sources"].items()
+    ]
     reasons = [f"- {row['what']}: {row['why']}" for row in results["rows"] if row["met"] is False and row["why"]]
     blocks = verdicts.opening(results, "Speed: before and now", what)
     blocks.append(table(["", "Before", "Now", "Required", "Verdict", "Of"], lines))
-    return "\n\n".join([*blocks, *(["## Why some are missed", "\n".join(reasons)] if reasons else [])])
+    blocks += ["## Why some are missed", "\n".join(reasons)] if reasons else []
+    return "\n\n".join([*blocks, "## Where each result was measured", "\n".join(sources)])
 
 
 def _draw(results: Results, figure: Any) -> None:

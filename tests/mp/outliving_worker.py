@@ -1,6 +1,6 @@
 """A rank of a job in which one is killed, and the others train on: `mpirun -np N python outliving_worker.py FOLDER
-ALGORITHM VICTIM` (test_outliving.py). FOLDER gets trained.R of each rank that has taken all its steps, and report.R of
-each that comes to the end."""
+ALGORITHM VICTIM` (test_outliving.py). FOLDER gets said.R, what rank R writes to stderr; trained.R of each rank that has
+taken all its steps and said whom it misses; and report.R of each that comes to the end."""
 
 from __future__ import annotations
 
@@ -36,6 +36,8 @@ def main() -> None:
     faulthandler.dump_traceback_later(STUCK_S, exit=True)
     torch.set_num_threads(1)
     hvd.init()
+    said = folder / f"said.{hvd.rank()}"
+    os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
     torch.manual_seed(hvd.rank())
     model = torch.nn.Sequential(torch.nn.Linear(64, 500), torch.nn.ReLU(), torch.nn.Linear(500, 10))
     optimizer = hvd.DistributedOptimizer(
@@ -49,7 +51,8 @@ def main() -> None:
         return all((folder / f"trained.{rank}").exists() for rank in range(hvd.size()) if rank != victim)
 
     step = 0
-    # Who is faster trains on: nobody is left alone, and nobody's last loss is that of a peer that has hardly begun.
+    # Who is faster trains on: nobody ends before the loss is noticed, nobody is left alone, and nobody's last loss is
+    # that of a peer that has hardly begun.
     while step < STEPS or not all_have_trained():
         begin = time.monotonic()
         x = torch.randn(16, 64)
@@ -64,7 +67,7 @@ def main() -> None:
             between = optimizer.statistics.as_dict()
         longest = max(longest, time.monotonic() - begin)
         step += 1
-        if step == STEPS:
+        if step >= STEPS and "goes on without it" in said.read_text():
             (folder / f"trained.{hvd.rank()}").touch()
     after = optimizer.statistics.as_dict()
     taken = "averagings" if isinstance(algorithm, ADPSGD) else "pulls"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 import os
@@ -16,6 +17,7 @@ from typing import Any
 
 import forked
 import pytest
+import recipes
 import torch
 
 from sordino import checkpoint
@@ -106,6 +108,30 @@ def test_uneven_and_empty_shares_give_the_gradient_of_the_whole_batch(launcher: 
     assert other["steps"] == 1
     start = parameters(tmp_path / "start.pt")
     assert max((one[name] - start[name]).abs().max().item() for name in one) > 1e-3
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_accumulated_parts_give_the_gradient_of_the_whole_batch(
+    launcher: mpi.Launcher, tmp_path: Path, ranks: int
+) -> None:
+    # Batches of 8 rows cut into 4 parts: of 3 ranks some have parts of one row, and one of none.
+    options = ("--batch-size", 8, "--max-steps", 20, "--checkpoint")
+    train(launcher, 1, tmp_path, *options, tmp_path / "whole.pt")
+    results = train(launcher, ranks, tmp_path, "--accumulate", 4, *options, tmp_path / "parts.pt")
+    assert results["replicas_equal"] is True
+    whole, parts = parameters(tmp_path / "whole.pt"), parameters(tmp_path / "parts.pt")
+    assert max((whole[name] - parts[name]).abs().max().item() for name in whole) < 2e-5
+
+
+def test_the_recipe_for_large_batches_learns_with_few_steps(launcher: mpi.Launcher, tmp_path: Path) -> None:
+    options = ("--recipe", "large-batch", "--batch-size", 512, "--accumulate", 2, "--epochs", 40)
+    results = train(launcher, 2, tmp_path, *options)
+    assert results["steps"] == 120 and results["test_accuracy"] > 0.9
+    assert [results["args"][name] for name in ("lr", "momentum", "label_smoothing")] == [4.0, 0.96, 0.1]
+    rates = [recipes.rate(argparse.Namespace(**results["args"]), step, 120) for step in range(120)]
+    assert max(rates) == rates[48] == 8.0 and rates[0] == pytest.approx(8 / 48) and rates[-1] < 0.01
+    given = train(launcher, 1, tmp_path, *options, "--lr", 1, "--momentum", 0.5, "--label-smoothing", 0, "--max-steps", 1)
+    assert [given["args"][name] for name in ("lr", "momentum", "label_smoothing")] == [1.0, 0.5, 0.0]
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -18,7 +18,7 @@ import torch
 
 import gossip
 import sordino.torch as hvd
-from claims.gossip import cluster, exchange, topology, worker
+from claims.gossip import exchange, figure_9_worker, topology
 from claims.gossip.topology import SEGMENTS, TooSlow, algorithm_2, copies, dead_end_probability
 from cluster import jobs
 from results import ResultsOf
@@ -84,36 +84,16 @@ def test_a_check_wants_values_to_move_and_their_sum_to_stay(
 
 def test_groups_of_two_take_part_where_they_are_not_everybody() -> None:
     having = [size for size in range(2, 9) if "hierarchical" in exchange.algorithms(size)]
-    assert having == [4, 6, 8] == [size for size in range(1, 9) if "hierarchical" in worker.algorithms(size)]
+    assert having == [4, 6, 8]
 
 
 # --- Slow links -------------------------------------------------------------------------------------------------------
 
 
-def test_half_of_resnet50_has_a_quarter_of_its_parameters() -> None:
-    shapes = worker.half_resnet50()
+def test_a_quarter_of_the_channels_is_a_sixteenth_of_the_parameters() -> None:
+    shapes = figure_9_worker.narrow_resnet50()
     assert len({name for name, _ in shapes}) == 161
-    assert sum(math.prod(shape) for _, shape in shapes) / 25_557_032 == pytest.approx(0.25, abs=0.01)
-
-
-def job(ranks: int, **seconds: Sequence[float]) -> dict[str, Any]:
-    """What the workers of a job found."""
-    found: dict[str, Any] = {"ranks": ranks, "hosts": ranks, "ranks_per_host": 1, "parameters": 9, "job_bytes": 1}
-    found["rows"] = [{"compute_ms": 5.0, "busy_cores": 1.5, "seconds": seconds}]
-    found["traffic"] = {name: {"link_mean": 1.0, "link_most": 1.0, "payload_mean": 1.0} for name in seconds}
-    return found | {"right": dict.fromkeys(seconds, True)}
-
-
-def test_efficiency_is_against_one_worker_and_claims_are_judged_at_most_workers() -> None:
-    alone: dict[float, float] = {}
-    rows = cluster.rows_of(job(1, alone=[2.0, 2.0, 2.0]), 4, 10, alone)
-    rows += cluster.rows_of(job(2, allreduce=[2.0], crossover=[2.0], pushsum=[2.0]), 4, 10, alone)
-    rows += cluster.rows_of(job(4, allreduce=[4.0, 5.0, 4.0], crossover=[2.5], pushsum=[2.5]), 4, 10, alone)
-    assert alone == {5.0: 20.0}
-    reached = [row["contestants"]["allreduce"]["efficiency"]["median"] for row in rows[1:]]
-    assert reached == pytest.approx([1.0, 0.5])
-    assert [one["met"] for one in cluster.targets(rows)] == [True, True, True, None]
-    assert cluster.targets(rows)[0]["value"] == pytest.approx(1.6)
+    assert sum(math.prod(shape) for _, shape in shapes) / 25_557_032 == pytest.approx(1 / 16, abs=0.01)
 
 
 # --- Short runs -------------------------------------------------------------------------------------------------------
@@ -153,25 +133,13 @@ def test_exchanges_run(tmp_path: Path, ranks: int, results_of: ResultsOf) -> Non
 
 @pytest.mark.run_of_a_benchmark
 @pytest.mark.usefixtures("launcher")
-def test_the_worker_counts_what_it_sends(tmp_path: Path) -> None:
-    words = ["python", "-m", "claims.gossip.worker", "--compute-ms", "3", "--budget", "0", "--steps", "1"]
+@pytest.mark.parametrize("by", figure_9_worker.ALGORITHMS)
+def test_a_worker_of_figure_9_counts_what_it_sends(by: str) -> None:
+    words = ["python", "-m", "claims.gossip.figure_9_worker", "--compute-ms", "3", "--by", by]
     places = {"SORDINO_RANKS_PER_NODE": "1", **jobs.paths()}
     done = run("-m", "sordino.cli", "run", "-np", "4", "--", *words, env=places)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
-    assert all(found["right"].values())
-    model = found["parameters"] * 4
-    sent = {name: one["payload_mean"] / model for name, one in found["traffic"].items()}
     # Groups of two send their gradients once besides the leader's parameters, which go to both of another group.
-    wanted = {"allreduce": 1.5, "allreduce_after": 1.5, "pushsum": 1.0, "pushsum_overlap": 1.0, "crossover": 1.0}
-    assert sent == pytest.approx(wanted | {"hierarchical": 2.0}, rel=0.01)
-
-
-@pytest.mark.run_of_a_benchmark
-@pytest.mark.usefixtures("emulated_hosts")
-def test_the_cluster_runs(tmp_path: Path, results_of: ResultsOf) -> None:
-    assert gossip.main(["cluster", "--quick", "--workers", "2", "--results", str(tmp_path)]) == 0
-    found = results_of("gossip_cluster")
-    assert [(row["ranks"], row["hosts"]) for row in found["rows"]] == [(1, 1), (2, 2), (2, 1)]
-    for name, one in found["rows"][1]["contestants"].items():
-        assert 1.0 < one["link_mean"] / one["payload_mean"] < 1.2, name
+    wanted = {"allreduce": 1.5, "hierarchical": 2.0}.get(by, 1.0)
+    assert found["right"] and found["sent"] / found["bytes"] == pytest.approx(wanted, rel=0.01)

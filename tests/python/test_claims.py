@@ -14,7 +14,7 @@ from claims.claim import Claim, Found, Paper, Plan, Run, play
 from claims.evidence import DIRECTION, FAILS, HOLDS, OPEN, above, alike, below, exact
 from claims.running import Runner
 from claims.training import Training, load, train
-from sordino.errors import UsageError
+from sordino.errors import NotBuilt, UsageError
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "claims"
@@ -194,7 +194,10 @@ def test_the_page_is_made_from_what_is_committed() -> None:
 @pytest.mark.run_of_a_benchmark
 @pytest.mark.parametrize("claim", catalogue.CLAIMS, ids=lambda claim: claim.name)
 def test_a_claim_runs_in_small(claim: Claim, tmp_path: Path) -> None:
-    found, entries = Runner(tmp_path, 1).settle(claim, True, {})
+    try:
+        found, entries = Runner(tmp_path, 1).settle(claim, True, {})
+    except NotBuilt as error:  # no hosts can be made, or there is no MPI
+        pytest.skip(str(error))
     assert found.evidence and entries
     if claim.draw is not None:
         from matplotlib import pyplot

@@ -1,4 +1,4 @@
-"""Tables and plots of the three parts of the gossip benchmark."""
+"""Tables and plots of the two parts of the gossip benchmark."""
 
 from __future__ import annotations
 
@@ -19,25 +19,14 @@ _EXCHANGES = {
     "floor": "floor",
     "three_passes": "three passes",
 }
-_TRAININGS = {
-    "alone": "one worker",
-    "allreduce": "AllReduce",
-    "allreduce_after": "AllReduce after backward",
-    "pushsum": "PushSum (SGP)",
-    "pushsum_overlap": "PushSum, overlap 1",
-    "crossover": "Crossover",
-    "hierarchical": "hierarchical Crossover",
-}
 _COLOURS = {
     "crossover": "#0b6e4f",
     "crossover_blocks": "#0b6e4f",
     "crossover_model": "#5fb49c",
     "hierarchical": "#3d5a80",
     "pushsum": "#c8553d",
-    "pushsum_overlap": "#e8a598",
     "dpsgd": "#e0a458",
     "allreduce": "#555555",
-    "allreduce_after": "#aaaaaa",
     "horovod": "#8d6a9f",
     "floor": "#bbbbbb",
     "three_passes": "#dddddd",
@@ -69,7 +58,7 @@ def exchange(results: Results) -> str:
         cells = ["–" if value is None else f"{value:.2f}×" for value in ratios]
         rows.append([label, format_seconds(one["median"]), spread, *cells])
     heads = ["", "Median", "Quartiles", "/ floor", "/ three passes", "/ our all-reduce", "/ Horovod's"]
-    blocks = verdicts.head(results, f"One exchange, {ranks} ranks", what, "×", _TRAININGS)
+    blocks = verdicts.head(results, f"One exchange, {ranks} ranks", what, "×", _EXCHANGES)
     return "\n\n".join([*blocks, "## Times, and as multiples (less is better)", table(heads, rows)])
 
 
@@ -126,7 +115,7 @@ def topology(results: Results) -> str:
         "Copies that a worker sends in a round: on average; the busiest worker, on average over the rounds and at "
         f"worst, of a segment, and of all {results['segments']} segments together in copies of the model."
     )
-    blocks = [*verdicts.head(results, "Finding peers", what, "", _TRAININGS), "## Time a step", table(heads, rows)]
+    blocks = [*verdicts.head(results, "Finding peers", what, ""), "## Time a step", table(heads, rows)]
     return "\n\n".join([*blocks, "## Load", load, table(load_heads, loads)])
 
 
@@ -153,88 +142,7 @@ def draw_topology(results: Results, figure: Any) -> None:
         axes.grid(alpha=0.3)
 
 
-# ---- slow links ----------------------------------------------------------------------------------------------------
-
-
-def cluster(results: Results) -> str:
-    """Efficiency by number of workers, and what goes over the links."""
-    parameters = results["rows"][0]["parameters"]
-    what = (
-        f"Training over emulated hosts with links of {results['mbps']:g} Mbps each way. Communication, gradients and "
-        f"steps are real ({parameters / 1e6:.1f} M float32 parameters, {parameters * 4 / 1e6:.1f} MB); the computation "
-        f"is a sleep, as the hosts share this machine's cores. Efficiency is images a second ({results['batch']} a "
-        "step and worker) over the number of workers times those of one worker; quartiles in parentheses. Hierarchical "
-        "Crossover has groups of two: neighbouring hosts, or the two ranks of a host. The targets are the source's "
-        "claims (section 4.3) at most workers: the verdicts tell which of them hold here."
-    )
-    blocks = verdicts.head(results, "Scaling over slow links", what, "×", _TRAININGS)
-    placed = [row for row in results["rows"] if row["ranks"] > 1]
-    for each, compute in dict.fromkeys((row["ranks_per_host"], row["compute_ms"]) for row in placed):
-        alone = [row for row in results["rows"] if row["ranks"] == 1 and row["compute_ms"] == compute]
-        rows = [row for row in placed if (row["ranks_per_host"], row["compute_ms"]) == (each, compute)]
-        names = [name for name in _TRAININGS if any(name in row["contestants"] for row in rows)]
-        blocks.append(f"## {each} rank(s) a host, {compute:g} ms of computation")
-        speeds = [_speed(row["contestants"]["alone"]) for row in alone]
-        blocks.append(
-            f"One worker: {', '.join(speeds)} images a second. Cores busy, of {results['machine']['cores']}: "
-            + ", ".join(f"{row['busy_cores']} with {row['ranks']} workers" for row in rows)
-            + "."
-        )
-        for title, cell in (
-            ("Efficiency", _efficiency),
-            ("Images a second", _speed),
-            ("MB sent a host and step", _sent),
-        ):
-            lines = [
-                [str(row["ranks"]), *[cell(row["contestants"][n]) if n in row["contestants"] else "–" for n in names]]
-                for row in rows
-            ]
-            blocks += [f"### {title}", table(["Workers", *[_TRAININGS[name] for name in names]], lines)]
-    return "\n\n".join(blocks)
-
-
-def _efficiency(one: Results) -> str:
-    parts = one["efficiency"]
-    return f"{parts['median']:.2f} ({parts['q1']:.2f} … {parts['q3']:.2f})"
-
-
-def _speed(one: Results) -> str:
-    return f"{one['throughput']['median']:.1f}"
-
-
-def _sent(one: Results) -> str:
-    return f"{one['link_mean'] / 1e6:.1f}"
-
-
-def draw_cluster(results: Results, figure: Any) -> None:
-    """Efficiency by number of workers, a panel for each way to place them and length of computation."""
-    placed = [row for row in results["rows"] if row["ranks"] > 1]
-    places = list(dict.fromkeys((row["ranks_per_host"], row["compute_ms"]) for row in placed))
-    panels = figure.subplots(1, len(places), squeeze=False, sharey=True)[0]
-    lines = {}
-    for axes, (each, compute) in zip(panels, places, strict=True):
-        rows = [row for row in placed if (row["ranks_per_host"], row["compute_ms"]) == (each, compute)]
-        for name, label in _TRAININGS.items():
-            having = [row for row in rows if name in row["contestants"]]
-            if not having:
-                continue
-            found = [row["contestants"][name]["efficiency"] for row in having]
-            bars = [[abs(one[part] - one["median"]) for one in found] for part in ("q1", "q3")]
-            workers, medians = [row["ranks"] for row in having], [one["median"] for one in found]
-            look = {"color": _COLOURS[name], "marker": "o", "ms": 3, "capsize": 2}
-            lines[label] = axes.errorbar(workers, medians, yerr=bars, **look)
-        axes.axhline(1, color="black", lw=0.8)
-        axes.set_xscale("log", base=2)
-        axes.set_xticks([row["ranks"] for row in rows], [str(row["ranks"]) for row in rows])
-        axes.set(xlabel="workers", title=f"{each} rank(s) a host, {compute:g} ms", ylim=(0, None))
-        axes.title.set_fontsize(9)
-        axes.grid(alpha=0.3)
-    panels[0].set_ylabel(f"efficiency, links of {results['mbps']:g} Mbps")
-    figure.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=len(lines), fontsize=8)
-
-
 REPORTS = {
-    "gossip_cluster": Report(cluster, draw_cluster),
     "gossip_exchange": Report(exchange, draw_exchange),
     "gossip_topology": Report(topology, draw_topology),
 }

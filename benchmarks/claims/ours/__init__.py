@@ -1,0 +1,1 @@
+"""What Sordino claims of itself."""

@@ -1,0 +1,54 @@
+"""A small all-reduce through Python takes no longer than MPI's."""
+
+from __future__ import annotations
+
+from claims.claim import Claim, Found, Plan, Run
+from claims.evidence import below
+from claims.ours.paper import PAPER
+from cluster.jobs import run_here
+from sordino.report import Results
+from sordino.report.tables import format_bytes
+
+SIZES, JOBS = (4, 4096, 16_384, 65_536), 5
+_BUDGET = 0.5  # seconds a size
+_CONTESTANTS = {"sordino": "local", "mpi": "mpirun"}
+
+
+def job(by: str, starter: str, sizes: list[int], number: int) -> Results:
+    """Time all-reduces of two ranks, one contestant alone in its job; `number` tells jobs apart."""
+    words = ["--by", by, "--sizes", ",".join(map(str, sizes)), "--budget", f"{_BUDGET:g}"]
+    rows = run_here(2, "ways.allreduce_worker", words, "mpirun" if starter == "mpirun" else "local")["rows"]
+    return {"seconds": [sorted(row["seconds"])[len(row["seconds"]) // 2] for row in rows]}
+
+
+def plan(quick: bool) -> Plan:
+    """Both contestants, in turn."""
+    jobs = 2 if quick else JOBS
+    keys = [(by, number) for number in range(jobs) for by in _CONTESTANTS]
+    found = yield [
+        Run(
+            "claims.ours.latency:job",
+            {"by": by, "starter": _CONTESTANTS[by], "sizes": list(SIZES), "number": number},
+            alone=True,
+        )
+        for by, number in keys
+    ]
+    seconds = {key: one["seconds"] for key, one in zip(keys, found, strict=True)}
+    evidence = []
+    for k, size in enumerate(SIZES):
+        ratios = [seconds["sordino", number][k] / seconds["mpi", number][k] for number in range(jobs)]
+        limit = 1.5 if size == SIZES[0] else 1.0
+        evidence.append(below(f"{format_bytes(size)}: ours over MPI_Allreduce, below {limit:g}", ratios, limit))
+    return Found([evidence[1], evidence[0], *evidence[2:]])
+
+
+CLAIM = Claim(
+    name="sordino-latency",
+    paper=PAPER,
+    place="Small messages",
+    says="On a node `hvd.allreduce_` of 4 KiB takes no longer than MPI_Allreduce through mpi4py, and 4 bytes at most 1.5 times.",
+    setting="What repeats is agreed on once; then the calling thread does it all, in slots of shared memory.",
+    here=f"Two ranks, each contestant alone in its job, {JOBS} jobs of each, in turn; medians of the slowest rank's times.",
+    plan=plan,
+    why="",
+)

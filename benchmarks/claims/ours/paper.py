@@ -1,0 +1,11 @@
+"""Sordino's own claims, in the place of a paper."""
+
+from claims.claim import Paper
+
+PAPER = Paper(
+    "sordino",
+    "Sordino",
+    "Sordino: what it claims of itself",
+    "Nothing is made smaller but the machine: two ranks on two cores. `benchmarks/speed.py` has these figures in more detail "
+    "(`benchmarks/results/speed.md`).",
+)

@@ -1,0 +1,56 @@
+"""How `train.py` trains, by name: the optimizer, the learning rate of every step, and how sure the labels are."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+import sordino.torch as hvd
+from common import learning_rate
+
+PER_IMAGES = 256
+"""The mini-batch that a learning rate of large-batch is for; the linear rule scales it to --batch-size."""
+_WARM_UP = 36 / 90  # of all steps
+_LARS = {"trust_coefficient": 0.0025, "weight_decay": 5e-5}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a recipe says of options that were not given.
+
+    Attributes:
+        lr: the learning rate; large-batch: for 256 images.
+        momentum: of the optimizer.
+        label_smoothing: the share of a label's weight that is spread over all classes.
+    """
+
+    lr: float
+    momentum: float
+    label_smoothing: float
+
+
+RECIPES = {"plain": Recipe(0.05, 0.9, 0.0), "large-batch": Recipe(4.0, 0.96, 0.1)}
+"""large-batch is Table 1 of the Crossover-SGD paper: LARS, labels smoothed by 0.1, and a rate that follows the linear
+rule, rises for two fifths of the steps and falls, as a cosine, to zero."""
+
+
+def optimizer(args: argparse.Namespace, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    """The optimizer that is wrapped."""
+    if args.recipe == "large-batch":
+        return hvd.LARS(parameters, lr=args.lr, momentum=args.momentum, **_LARS)
+    return torch.optim.SGD(parameters, lr=args.lr, momentum=args.momentum)
+
+
+def rate(args: argparse.Namespace, step: int, steps: int) -> float:
+    """The learning rate of step number `step` of `steps`. It depends on nothing else, so that a training can go on."""
+    if args.recipe == "plain":
+        return learning_rate(args.lr, step)
+    most = args.lr * args.batch_size / PER_IMAGES
+    rising = max(1, round(_WARM_UP * steps))
+    if step < rising:
+        return most * (step + 1) / rising
+    return most * (1 + math.cos(math.pi * (step - rising) / max(steps - rising, 1))) / 2
