@@ -17,8 +17,8 @@ CLAIM = Claim(
     name="wan-figures-4-to-6",
     paper=PAPER,
     place="Figures 4 to 6",
-    says="VGG16 on CIFAR-100: of the three ways the scheduled one comes closest to the curve of links that are all wide, and "
-    "naive overlap is worst; more wide links make the scheduled one faster, and naive overlap not.",
+    says="VGG16 on CIFAR-100: of the three ways the scheduled one comes closest to the curve of links that are all "
+    "wide, and naive overlap is worst; more wide links make the scheduled one faster, and naive overlap not.",
     setting="The trainings of Table 2; accuracy against time, with 0, 2 and 6 wide links.",
     here=f"The trainings of the stand-in for Table 2; {SEEDS} seeds.",
     plan=plan,

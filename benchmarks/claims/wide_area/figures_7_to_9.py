@@ -17,8 +17,8 @@ CLAIM = Claim(
     name="wan-figures-7-to-9",
     paper=PAPER,
     place="Figures 7 to 9",
-    says="Network in Network on Fashion-MNIST: the scheduled one mostly converges faster than no overlap and lies closer to "
-    "the curve of links that are all wide; naive overlap is worst.",
+    says="Network in Network on Fashion-MNIST: the scheduled one mostly converges faster than no overlap and lies "
+    "closer to the curve of links that are all wide; naive overlap is worst.",
     setting="The trainings of Table 3; accuracy against time, with 0, 2 and 6 wide links.",
     here=f"The trainings of Table 3; {SEEDS} seeds.",
     plan=plan,
