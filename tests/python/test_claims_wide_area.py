@@ -10,7 +10,18 @@ import pytest
 from claims.evidence import DIRECTION, FAILS, HOLDS, OPEN
 from claims.wide_area import collisions, comparison, curves, simulations
 from claims.wide_area.comparison import QUICK, Judge, level_after_all, table_evidence
-from claims.wide_area.simulations import NAMES, Simulation, accuracy_at, apart, best, level, mean_until, reached, rise, simulate
+from claims.wide_area.simulations import (
+    NAMES,
+    Simulation,
+    accuracy_at,
+    apart,
+    best,
+    level,
+    mean_until,
+    reached,
+    rise,
+    simulate,
+)
 from sordino.simulate.record import Span
 
 
@@ -113,8 +124,9 @@ def test_a_simulation_is_that_of_the_command() -> None:
     for option in ("--wide 2", "--seed 3", "--sharing fair", "--images 256", "--message-mib 3.5", "--compute-ms 10.0"):
         assert option in " ".join(words)
     found = simulate(asdict(TINY), mode="none", wide=0, seed=1)
-    assert found["seconds"] == pytest.approx(TINY.seconds * (1 + 34.36 / 160), rel=1e-3)
-    assert found["waiting"] == pytest.approx(34.36 / 194.36, rel=1e-3) and found["age"] == pytest.approx(0.03436, rel=1e-3)
+    pull = 5e-3 + 8e-9 * 3.5 * 2**20
+    assert found["seconds"] == pytest.approx(TINY.seconds + 2 * pull)  # after the third window the run is over
+    assert found["waiting"] == pytest.approx(2 * pull / found["seconds"]) and found["age"] == pytest.approx(pull)
     assert len(found["curve"]) == 6 and found["curve"][-1][0] == pytest.approx(found["seconds"])
 
 

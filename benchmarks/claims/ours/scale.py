@@ -42,7 +42,8 @@ def simulated(algorithm: str, workers: int, steps: int) -> Results:
             status, used = _ended(child, begin + _PER_RUN_S)
         seconds = time.monotonic() - begin
         if status != 0:
-            raise SordinoError(f"sordino simulate {' '.join(words)} ended with status {status}:\n{said.read_text()[-1000:]}")
+            ended = f"sordino simulate {' '.join(words)} ended with status {status}"
+            raise SordinoError(f"{ended}:\n{said.read_text(errors='replace')[-1000:]}")
         [run] = json.loads(path.read_text())["runs"]
     return {"seconds": seconds, "bytes": used, "messages": run["messages"]}
 

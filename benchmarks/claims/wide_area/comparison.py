@@ -90,8 +90,9 @@ class Judge:
 
     @property
     def collapses(self) -> int:
-        """Of all runs."""
-        return sum(collapsed(one) for (mode, wide), some in self._runs.items() for one in some if mode != "naive" or not wide)
+        """How many of these runs collapsed."""
+        keys = [key for key in self._runs if key[1] in self._wides and key != ("naive", key[1])]
+        return sum(collapsed(one) for key in [*keys, ("naive", self._wides[0])] for one in self._runs[key])
 
     def values(self, mode: str, measure: Measure) -> list[float]:
         """Return what a mode has, seed by seed: the mean over numbers of wide links."""
@@ -125,7 +126,8 @@ def table_evidence(runs: Runs, task: Task, source: dict[int, dict[str, float]], 
     gap = statistics.fmean(source[wide]["manager"] - source[wide]["autonomous"] for wide in wides)
     evidence.append(alike(what, judge.gains("manager", "autonomous", best_in(task)), _MARGIN, gap))
     for measure, at in ((level_in(task), "time"), (level_after_all, "steps")):
-        evidence.append(below(f"naive overlap - no overlap, level at equal {at}, points", judge.gains("naive", "none", measure)))
+        what = f"naive overlap - no overlap, level at equal {at}, points"
+        evidence.append(below(what, judge.gains("naive", "none", measure)))
     for mode in ("none", "manager", "naive"):
         what = f"{NAMES[mode]}: rise from the third to the last quarter of equal time, points, within {_PLATEAU:g}"
         evidence.append(alike(what, judge.values(mode, lambda found: rise(found, task.seconds)), _PLATEAU))

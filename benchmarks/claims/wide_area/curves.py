@@ -11,7 +11,17 @@ import numpy as np
 from claims.claim import Found, Run
 from claims.evidence import Evidence, above, alike, below, exact
 from claims.wide_area.comparison import ALL_WIDE, QUICK, SEEDS, WIDES, Judge, Runs, differences, runs_of
-from claims.wide_area.simulations import COLOURS, NAMES, Simulation, Task, accuracy_at, apart, level, mean_until, reached
+from claims.wide_area.simulations import (
+    COLOURS,
+    NAMES,
+    Simulation,
+    Task,
+    accuracy_at,
+    apart,
+    level,
+    mean_until,
+    reached,
+)
 from sordino.report import Results
 
 _MARGIN = 0.3  # points, within which curves are alike
@@ -62,14 +72,16 @@ def curve_evidence(runs: Runs, task: Task, wides: Sequence[int], elsewhere: Resu
         what = f"{NAMES[mode]} - no overlap: mean of the curve, points"
         evidence.append(above(f"{what}; equal time", judge.gains(mode, "none", mean)))
         evidence.append(alike(f"{what}; equal steps, within {_MARGIN:g}", judge.gains(mode, "none", own), _MARGIN))
-    evidence.append(below("naive overlap - no overlap: mean of the curve, points; equal time", judge.gains("naive", "none", mean)))
-    evidence.append(below("naive overlap - no overlap: mean of the curve, points; equal steps", judge.gains("naive", "none", own)))
+    what = "naive overlap - no overlap: mean of the curve, points"
+    evidence.append(below(f"{what}; equal time", judge.gains("naive", "none", mean)))
+    evidence.append(below(f"{what}; equal steps", judge.gains("naive", "none", own)))
     if many > slow:
         for mode in ("manager", "autonomous"):
             what = f"{NAMES[mode]}: {many} wide links - {slow}, mean of the curve, points"
             evidence.append(above(what, differences(runs[mode, many], runs[mode, slow], mean)))
     gap = apart(elsewhere, runs["naive", slow][0], end)
-    evidence.append(exact(f"naive overlap: distance of its curves with {ALL_WIDE} wide links and 0, points", gap, gap < 1e-3))
+    what = f"naive overlap: distance of its curves with {ALL_WIDE} wide links and 0, points"
+    evidence.append(exact(what, gap, gap < 1e-3))
     return evidence
 
 
@@ -85,7 +97,8 @@ def curves(task: Task, quick: bool) -> Generator[Sequence[Run], list[Results], F
     for mode, wide in shown:
         means = np.mean([accuracy_at(one, moments) for one in runs[mode, wide]], axis=0)
         lines.append({"mode": mode, "wide": wide, "accuracy": means.tolist()})
-    return Found(curve_evidence(runs, task, wides, elsewhere), {"moments": moments, "lines": lines, "wides": list(wides)})
+    shapes = {"moments": moments, "lines": lines, "wides": list(wides)}
+    return Found(curve_evidence(runs, task, wides, elsewhere), shapes)
 
 
 def draw_curves(shapes: Results, figure: Any) -> None:
@@ -94,7 +107,8 @@ def draw_curves(shapes: Results, figure: Any) -> None:
     panels = figure.subplots(1, len(shapes["wides"]), sharey=True, squeeze=False)[0]
     top = max(max(one) for one in lines.values())
     for axes, wide in zip(panels, shapes["wides"], strict=True):
-        axes.plot(shapes["moments"], lines["none", ALL_WIDE], color="black", lw=0.8, ls="--", label="no overlap, all wide")
+        fast = lines["none", ALL_WIDE]
+        axes.plot(shapes["moments"], fast, color="black", lw=0.8, ls="--", label="no overlap, all wide")
         for mode, name in NAMES.items():
             axes.plot(shapes["moments"], lines[mode, wide], color=COLOURS[mode], lw=1, label=name)
         axes.set(xlabel="virtual s", title=f"{wide} wide", ylim=(top - 20, top + 1))

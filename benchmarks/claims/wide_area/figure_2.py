@@ -26,11 +26,14 @@ def plan(quick: bool) -> Plan:
         seeds, wides = (2, (2,)) if quick else (SEEDS, WIDES)
         runs = yield from runs_of(task, seeds, wides)
         evidence += judged(name, task, runs, wides)
-        shapes[name] = {
-            mode: {what: statistics.fmean(Judge(runs, wides).values(mode, lambda one, what=what: one[what])) for what in ("waiting", "age")}
-            for mode in NAMES
-        }
+        shapes[name] = {mode: means(runs, mode, wides) for mode in NAMES}
     return Found(evidence, shapes)
+
+
+def means(runs: Runs, mode: str, wides: Sequence[int]) -> dict[str, float]:
+    """Return a mode's mean waiting and age."""
+    found = [one for wide in wides for one in runs[mode, wide]]
+    return {what: statistics.fmean(one[what] for one in found) for what in ("waiting", "age")}
 
 
 def judged(name: str, task: Task, runs: Runs, wides: Sequence[int]) -> list[Evidence]:
@@ -49,7 +52,8 @@ def judged(name: str, task: Task, runs: Runs, wides: Sequence[int]) -> list[Evid
     ]
     evidence.append(above(f"{begin}no overlap waits, % of the time; above {_HIDDEN:g}", waits["none"], _HIDDEN))
     for mode in ("manager", "autonomous"):
-        evidence.append(below(f"{begin}age of what is averaged in, {NAMES[mode]} over naive overlap; below 1", over(ages, mode, "naive"), 1.0))
+        what = f"{begin}age of what is averaged in, {NAMES[mode]} over naive overlap; below 1"
+        evidence.append(below(what, over(ages, mode, "naive"), 1.0))
         older = [ratio - 1 for ratio in over(ages, mode, "none")]
         evidence.append(alike(f"{begin}age, {NAMES[mode]} over no overlap, less 1; within {_FRESH:g}", older, _FRESH))
     for mode in ("manager", "autonomous", "naive"):
@@ -60,26 +64,26 @@ def judged(name: str, task: Task, runs: Runs, wides: Sequence[int]) -> list[Evid
 
 def draw(shapes: Results, figure: Any) -> None:
     """Draw shares of waiting, and ages."""
-    for axes, what, label in zip(
-        figure.subplots(1, 2), ("waiting", "age"), ("waiting, % of the time", "age of what is averaged in, s"), strict=True
-    ):
+    waiting, age = figure.subplots(1, 2)
+    for axes, what, scale in ((waiting, "waiting", 100), (age, "age", 1)):
         for k, mode in enumerate(NAMES):
-            values = [one[mode][what] * (100 if what == "waiting" else 1) for one in shapes.values()]
-            axes.bar([place + (k - 1.5) * 0.2 for place in range(len(values))], values, 0.19, color=COLOURS[mode], label=NAMES[mode])
+            values = [scale * one[mode][what] for one in shapes.values()]
+            places = [place + (k - 1.5) * 0.2 for place in range(len(values))]
+            axes.bar(places, values, 0.19, color=COLOURS[mode], label=NAMES[mode])
         axes.set_xticks(range(len(shapes)), [f"{name} transfers" for name in shapes])
-        axes.set_ylabel(label)
-    axes.set_yscale("log")
-    axes.legend(frameon=False, fontsize=6)
+    waiting.set_ylabel("waiting, % of the time")
+    age.set(ylabel="age of what is averaged in, s", yscale="log")
+    waiting.legend(frameon=False, fontsize=6)
 
 
 CLAIM = Claim(
     name="wan-figure-2",
     paper=PAPER,
     place="Figure 2",
-    says="Scheduled pulls end when their window does: nothing is waited for, and models are as fresh as without overlap; "
-    "naive overlap hides as much, and averages models that are a window old.",
+    says="Scheduled pulls end when their window does: nothing is waited for, and models are as fresh as without "
+    "overlap; naive overlap hides as much, and averages models that are a window old.",
     setting="A drawing, and section 4.1's reasons.",
-    here=f"Waiting, ages and distances between workers in the trainings of Tables 3 (short transfers, 3.4 steps) and 2 "
+    here="Waiting, ages and distances between workers in the trainings of Tables 3 (short transfers, 3.4 steps) and 2 "
     f"(long ones, 5.7 steps), with {WIDES[0]}, {WIDES[1]} and {WIDES[2]} wide links; {SEEDS} seeds.",
     plan=plan,
     why="",
