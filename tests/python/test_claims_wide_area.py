@@ -111,9 +111,9 @@ def test_pulls_meet_where_they_overlap_at_one_peer() -> None:
 
 
 def test_scheduled_pulls_do_not_meet_and_others_do() -> None:
-    found = {mode: collisions.meetings(mode, 2, 1, "fair", 20) for mode in NAMES}
+    found = {mode: collisions.meetings(mode, 2, 1, "fair", 20, 3.5, 10.0) for mode in NAMES}
     assert found["manager"]["met"] == found["autonomous"]["met"] == 0 < 0.2 < found["naive"]["met"]
-    assert found["none"]["pull"] > 1.1 * collisions.meetings("none", 2, 1, "none", 20)["pull"]
+    assert found["none"]["pull"] > 1.1 * collisions.meetings("none", 2, 1, "none", 20, 3.5, 10.0)["pull"]
 
 
 TINY = replace(QUICK, images=256, steps=48)

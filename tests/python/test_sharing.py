@@ -165,7 +165,16 @@ def test_scheduled_pulls_never_meet_so_sharing_costs_them_nothing(schedule: str)
     algorithm = ScheduledPull(schedule=schedule)  # type: ignore[arg-type]
     alone = Links([1.0] * 8, 5e-3).seconds(0, 1, 3.5 * 2**20)
     for span in transfers_of(run(algorithm, "fair")):
-        assert span.end - span.begin == alone
+        assert span.end - span.begin == pytest.approx(alone, abs=1e-9)
+
+
+def test_what_begins_when_another_ends_is_not_over() -> None:
+    sharing = Sharing(Links([1.0] * 3, 0.0))
+    sharing.begin(0.0, 0, 1, GIGABYTE, (list, ()))
+    assert sharing.divide(0.0) == 8.0
+    sharing.begin(8.0, 0, 2, GIGABYTE, (dict, ()))
+    assert sharing.ended(8.0) == [(list, ())]
+    assert sharing.divide(8.0) == 16.0
 
 
 def test_no_overlap_waits_longer_where_links_are_shared() -> None:

@@ -8,6 +8,7 @@ all are found anew; between, they do not change, so the ends are exact.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -83,7 +84,7 @@ class Sharing:
 
     def begin(self, now: float, sender: int, to: int, count: float, call: Call) -> None:
         """Note that a transfer of `count` bytes begins."""
-        self.flows.append(Flow((sender, to), count, call, 0.0, now, now))
+        self.flows.append(Flow((sender, to), count, call, 0.0, now, math.inf))
 
     def drop(self, worker: int) -> None:
         """Note that a worker sends and receives no more; its transfers never arrive."""
