@@ -23,6 +23,7 @@ from sordino.simulate.record import Span
 
 _WINDOWS = 50
 _THIRD = 1 / 3
+_LENGTHS = {"short": TABLE_3, "long": TABLE_2}
 
 
 def meetings(
@@ -66,7 +67,7 @@ def plan(quick: bool) -> Plan:
     keys = [(mode, wide, sharing) for mode in NAMES for wide in wides for sharing in ("none", "fair")]
     told = [{"mode": m, "wide": w, "seed": s, "sharing": how} for m, w, how in keys for s in range(1, seeds + 1)]
     found = {}
-    for name, its in (("short", TABLE_3), ("long", TABLE_2)):
+    for name, its in _LENGTHS.items():
         more = {"windows": windows, "message_mib": its.message_mib, "compute_ms": its.compute_ms}
         counted = yield [Run(f"{__name__}:meetings", one | more, 600.0 * windows) for one in told]
         found |= {(name, *key): counted[k * seeds : (k + 1) * seeds] for k, key in enumerate(keys)}
@@ -93,19 +94,19 @@ def plan(quick: bool) -> Plan:
         what = f"{NAMES[mode]}: share of pulls that meet another at their peer; above {_THIRD:.2f}"
         evidence.append(above(what, shares, _THIRD))
     for mode in ("manager", "autonomous"):
-        most = max(max(values(mode, how, "met", length)) for how in ("none", "fair") for length in ("short", "long"))
+        most = max(max(values(mode, how, "met", length)) for how in ("none", "fair") for length in _LENGTHS)
         evidence.append(exact(f"{NAMES[mode]}: share of pulls that meet another; 0", most, most == 0))
-    for length in ("short", "long"):
+    for length in _LENGTHS:
         for what in ("pull", "waiting"):
             text = f"No overlap, {length} transfers: seconds of {what} with shared links, over those without; above 1"
             evidence.append(above(text.replace("of pull", "of a pull"), ratios("none", what, length), 1.0))
         waits = [100 * one for one in values("naive", "fair", "waiting", length)]
         text = f"naive overlap, {length} transfers: waiting with shared links, % of the time; below 1"
         evidence.append(below(text, waits, 1.0))
-    bars = {
-        length: {mode: [statistics.fmean(values(mode, s, "waiting", length)) for s in ("none", "fair")] for mode in NAMES}
-        for length in ("short", "long")
-    }
+    bars: Results = {length: {} for length in _LENGTHS}
+    for length in _LENGTHS:
+        for mode in NAMES:
+            bars[length][mode] = [statistics.fmean(values(mode, how, "waiting", length)) for how in ("none", "fair")]
     return Found(evidence, bars)
 
 
