@@ -131,8 +131,8 @@ CLAIM = Claim(
     "ways nobody is pulled from twice at once.",
     setting="The model of the source's simulator, under which all of its figures stand.",
     here="`sordino simulate --sharing fair`: transfers that leave or enter a worker at the same time share its link by "
-    f"max-min fairness. Pulls of {_WINDOWS} windows without data, and the trainings of Table 3 once more without overlap; "
-    f"{SEEDS} seeds.",
+    f"max-min fairness. Pulls of {_WINDOWS} windows without data, with the transfers of Tables 3 (short) and 2 (long); "
+    f"and the trainings of Table 3 once more without overlap; {SEEDS} seeds.",
     plan=plan,
     why="",
     draw=draw,
