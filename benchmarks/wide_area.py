@@ -1,9 +1,8 @@
-"""Wide-area gossip: what steps wait, what serving costs, beside MPI's one-sided, and the source's tables simulated.
+"""Wide-area gossip: what steps wait, what serving costs, and beside MPI's one-sided.
 
   python benchmarks/wide_area.py pulls                # as root: it makes hosts and starts the ranks by itself
   python benchmarks/wide_area.py serving              # as root, too
   python benchmarks/wide_area.py one_sided            # as root, too
-  python benchmarks/wide_area.py tables
 
 Each part says more with --help.
 """
@@ -14,13 +13,12 @@ import sys
 from collections.abc import Sequence
 
 from claims import parts
-from claims.wide_area import one_sided, pulls, serving, tables
+from claims.wide_area import one_sided, pulls, serving
 
 _PARTS = {
     "pulls": pulls.main,
     "serving": serving.main,
     "one_sided": one_sided.main,
-    "tables": tables.main,
 }
 
 

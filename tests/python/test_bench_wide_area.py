@@ -11,11 +11,11 @@ import torch
 
 import sordino.torch as hvd
 import wide_area
-from claims.wide_area import one_sided, pulls, pulls_worker, report, serving, serving_worker, tables
+from claims.wide_area import one_sided, pulls, pulls_worker, report, serving, serving_worker
 from claims.wide_area.snapshots import Snapshots
 from results import ResultsOf
 from sordino import sim
-from sordino.errors import NotBuilt, SordinoError
+from sordino.errors import SordinoError
 
 
 def told(step: float, waited: float, *ages: float) -> dict[str, Any]:
@@ -88,54 +88,6 @@ def test_gets_are_compared_with_the_snapshot_and_late_ones_are_counted() -> None
     assert row["ways"]["snapshot"]["seconds"]["count"] == 3
     assert "seconds" not in row["ways"]["nobody"]
     assert [one["met"] for one in one_sided.targets([row])] == [True, None]
-
-
-def simulated_run(mode: str, seed: int, best: float, age: float) -> dict[str, Any]:
-    run = {"mode": mode, "seed": seed, "accuracy": best - 0.01, "best_accuracy": best, "consensus_distance": 0.1}
-    run |= {"waiting": 1.0, "seconds": 10.0, "age": age, "steps": 100, "pulls": 6, "messages": 9, "bytes": 8}
-    return run | {"curve": [{"time": 0.0, "accuracy": 0.1}]}
-
-
-def test_accuracies_are_compared_seed_by_seed() -> None:
-    values = {
-        "no overlap": (0.80, 0.90, 1.0),
-        "naive overlap": (0.79, 0.88, 9.0),
-        "scheduled, manager": (0.81, 0.93, 2.0),
-        "scheduled, autonomous": (0.79, 0.89, 8.5),
-    }
-    runs = [simulated_run(mode, seed, found[seed], found[2]) for mode, found in values.items() for seed in (0, 1)]
-    halves = [[run for run in runs if run["seed"] == seed] for seed in (0, 1)]
-    kept = [{"found": {"runs": half, "setting": {}, "source": {"no overlap": 0.861}}} for half in halves]
-    row = tables.row_of(kept, 2)
-    manager = row["modes"]["scheduled, manager"]
-    assert manager["gain"] == {"mean": pytest.approx(0.02), "deviation": pytest.approx(0.01 * 2**0.5)}
-    assert manager["source"] is None
-    assert row["modes"]["no overlap"]["source"] == 0.861
-    assert manager["waiting"] == 0.1
-    met = [one["met"] for one in tables.targets([row])]
-    assert met == [True, True, True, False, True, False, True]
-
-
-def test_what_was_simulated_is_not_simulated_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[list[str]] = []
-
-    def simulated(words: list[str]) -> dict[str, Any]:
-        calls.append(words)
-        return {"found": {}, "seconds": 1.0, "bytes": 1 << 20}
-
-    monkeypatch.setattr(tables, "simulated", simulated)
-    one, other = tables.many("adpsgd", 1000), tables.comparison(2, 3, False, None)
-    tables.run_all([one], tmp_path)
-    assert len(tables.run_all([one, other], tmp_path)) == 2
-    assert calls == [one.words, other.words]
-    tables.run_all([tables.comparison(2, 3, True, None)], tmp_path)
-    assert len(calls) == 3, "other words, although by the same name"
-
-
-@pytest.mark.run_of_a_benchmark
-def test_a_simulation_that_fails_says_why() -> None:
-    with pytest.raises(NotBuilt, match=r"--workers"):
-        tables.simulated(["--algorithm", "scheduled-pull", "--workers", "0"])
 
 
 # --- The ranks' part, on threads --------------------------------------------------------------------------------------
@@ -245,18 +197,3 @@ def test_one_sided_runs_on_hosts(tmp_path: Path, results_of: ResultsOf) -> None:
     assert row["ways"]["snapshot"]["late"] == 0
     assert row["ways"]["snapshot"]["seconds"]["count"] > 1
     assert row["ways"]["nobody"]["computed"]["median"] > 0
-
-
-@pytest.mark.run_of_a_benchmark
-@pytest.mark.timeout(240)
-def test_tables_run(tmp_path: Path, results_of: ResultsOf) -> None:
-    pytest.importorskip("simpy")
-    assert wide_area.main(["tables", "--quick", "--results", str(tmp_path)]) == 0
-    found = results_of("wide_area_tables")
-    (row,) = found["rows"]
-    assert len(row["modes"]) == 4
-    assert row["modes"]["no overlap"]["age"] < row["modes"]["naive overlap"]["age"]
-    (one,) = found["scale"]
-    assert one["workers"] == 100
-    assert one["bytes"] > 50 << 20
-    assert not (tmp_path / "wide_area_simulations").exists()

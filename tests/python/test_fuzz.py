@@ -28,7 +28,6 @@ from hypothesis import strategies as st
 
 import accuracy
 import report
-from claims.wide_area import tables
 from drills.course import lines_of
 from sordino import algorithms, checkpoint, data, fingerprint
 from sordino.checkpoint import Folder, files
@@ -458,7 +457,7 @@ words = st.sampled_from(
 amounts = st.sampled_from(["0", "1", "-1", "1e-320", "1e308", "nan", "inf", "1e-9", "1e9", "0.5", "5", "7000000000"])
 counts = st.sampled_from(["0", "1", "2", "4", "8", "-5", "1000001", "9999999999"])
 real = ["seconds", "lr", "momentum", "narrow-gbps", "wide-gbps", "latency-ms", "message-mib", "compute-ms", "load-ms"]
-whole = ["workers", "steps", "batch", "seed", "wide", "points", "processes"]
+whole = ["workers", "steps", "batch", "seed", "wide", "points", "processes", "images", "channels"]
 options = st.one_of(
     st.builds("--{}={}".format, st.sampled_from(real), amounts),
     st.builds("--{}={}".format, st.sampled_from(whole), counts),
@@ -565,7 +564,6 @@ def test_what_earlier_runs_left(tmp_path: Path, content: bytes) -> None:
     kept = tmp_path / f"{training.key}.json"
     kept.write_bytes(content)
     assert accuracy._kept(tmp_path, accuracy.QUICK.task, training) is None
-    assert isinstance(tables._kept(kept), dict)
     lines, torn = lines_of(kept)
     assert not lines and torn == len(content.decode(errors="replace").splitlines())
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,14 +30,14 @@ class Watched(Pulling):
         self.pulls: dict[int, tuple[int, float]] = {}  # by puller
         self.conflicts: list[float] = []  # when
 
-    def transfer(self, sender: int, to: int) -> float:
-        seconds = super().transfer(sender, to)
+    def transfer(self, sender: int, to: int, call: Callable[..., None], *arguments: Any) -> None:
+        super().transfer(sender, to, call, *arguments)
+        seconds = self.job.links.seconds(sender, to, self.job.message_bytes)
         others = [
             peer for puller, (peer, end) in self.pulls.items() if self.alive(puller) and puller != to and end > self.now
         ]
         self.conflicts += [self.now] * (sender in others)
         self.pulls[to] = sender, self.now + seconds
-        return seconds
 
 
 def together(

@@ -1,1 +1,1 @@
-"""Wide-area gossip: pulls, serving, one-sided MPI beside it, and the source's tables (wide_area.py)."""
+"""Wide-area gossip: pulls, serving, and one-sided MPI beside it (wide_area.py); and the claims of its source."""

@@ -42,7 +42,6 @@ _COLOURS = {
     "local_sgd": "#3d5a80",
     "crossover": "#98c1d9",
 }
-_MODE_COLOURS = {label: _COLOURS[key] for key, label in _CONTESTANTS.items()}
 
 
 def _spread(one: Results) -> str:
@@ -209,88 +208,8 @@ def draw_one_sided(results: Results, figure: Any) -> None:
     panels[0].legend(fontsize=6)
 
 
-# ---- tables --------------------------------------------------------------------------------------------------------
-
-
-def tables(results: Results) -> str:
-    """Accuracy beside the source's, freshness, and what the simulator takes."""
-    setting = results["rows"][0]["setting"]
-    what = (
-        f"`sordino simulate`: {setting['workers']} workers train on {setting['data']} in virtual time, "
-        f"{results['seeds']} seeds (mean ± deviation), {1e3 * setting['latency']:.3g} ms of latency, a model of "
-        f"{setting['message_bytes'] / 2**20:.3g} MiB in transfer, {1e3 * setting['compute'][0]:.3g} ms a step, "
-        f"windows of 16 steps, learning rate {setting['lr']:g}, mini-batches of {setting['batch']}. Accuracy: the "
-        "mean over the workers of the test accuracy, the best within equal virtual time (and its difference to that "
-        "without overlap, seed by seed), and at its end. The source's are of Network in Network within 1,000 s (Table "
-        "3), and of VGG16 on CIFAR-100 within 10,000 s (Table 2), which is not run here; it calls naive overlap the "
-        "worst, without a number. Age: of pulled models when they are averaged in. Waiting: of all time."
-    )
-    blocks = verdicts.head(results, "The source's tables, simulated", what, unit="")
-    for row in results["rows"]:
-        lines, second = [], results["source"].get(str(row["wide"]), {})
-        for mode, one in row["modes"].items():
-            lines.append(
-                [
-                    mode,
-                    _accuracy(one["best_accuracy"]),
-                    _accuracy(one["gain"], "+"),
-                    _accuracy(one["accuracy"]),
-                    *("–" if value is None else f"{100 * value:.1f}" for value in (one["source"], second.get(mode))),
-                    format_seconds(one["age"]),
-                    f"{one['waiting']:.1%}",
-                    f"{one['consensus_distance']['mean']:.3g}",
-                    *(f"{one[key]:.4g}" for key in ("steps", "pulls", "messages")),
-                ]
-            )
-        heads = [
-            "",
-            "Best, %",
-            "Over no overlap",
-            "At the end, %",
-            "Source, Table 3",
-            "Source, Table 2",
-            "Age",
-            "Waiting",
-        ]
-        heads += ["Consensus distance", "Steps", "Pulls", "Messages"]
-        blocks += [f"## {row['wide']} wide, {row['virtual_seconds']:.4g} virtual seconds", table(heads, lines)]
-    lines = []
-    for one in results["scale"]:
-        mib, each = f"{one['bytes'] / 2**20:.0f} MiB", 1e6 * one["seconds"] / one["workers"] / one["steps"]
-        label = f"{one['algorithm']}, {one['workers']:,} workers"
-        lines.append([label, f"{one['seconds']:.1f} s", f"{each:.0f} µs", mib, f"{one['messages']:.3g}"])
-    heads = ["", "Wall time", "A worker and step", "Memory at most", "Messages of a worker"]
-    notes = "A process each, without data; its start (imports) is part of it, and so is the memory of what it imports."
-    return "\n\n".join([*blocks, "## Many workers", notes, table(heads, lines)])
-
-
-def _accuracy(one: Results, sign: str = "") -> str:
-    return f"{100 * one['mean']:{sign}.2f}" + ("" if one["deviation"] is None else f" ± {100 * one['deviation']:.2f}")
-
-
-def draw_tables(results: Results, figure: Any) -> None:
-    """Learning curves of the first seed, and seconds and memory by the number of workers."""
-    rows = results["rows"]
-    *panels, last = figure.subplots(1, len(rows) + 1)
-    for axes, row in zip(panels, rows, strict=True):
-        for mode, one in row["modes"].items():
-            places = [point["time"] for point in one["curve"]], [100 * point["accuracy"] for point in one["curve"]]
-            axes.plot(*places, lw=1, color=_MODE_COLOURS.get(mode), label=mode)
-        axes.set(xlabel="virtual s", title=f"{row['wide']} wide")
-    panels[0].set_ylabel("test accuracy, %")
-    panels[0].legend(fontsize=6)
-    for k, name in enumerate(dict.fromkeys(one["algorithm"] for one in results["scale"])):
-        found = [one for one in results["scale"] if one["algorithm"] == name]
-        counts = [one["workers"] for one in found]
-        last.plot(counts, [one["seconds"] for one in found], "-o", color=f"C{k}", label=f"{name}: s")
-        last.plot(counts, [one["bytes"] / 2**20 for one in found], ":s", color=f"C{k}", label=f"{name}: MiB")
-    last.set(xscale="log", yscale="log", xlabel="workers", title="The simulator's own")
-    last.legend(fontsize=6)
-
-
 REPORTS = {
     "wide_area_one_sided": Report(one_sided, draw_one_sided),
     "wide_area_pulls": Report(pulls, draw_pulls),
     "wide_area_serving": Report(serving, draw_serving),
-    "wide_area_tables": Report(tables, draw_tables),
 }

@@ -6,7 +6,7 @@
   sordino simulate --algorithm adpsgd --data none --workers 1000 --steps 64
 
 The models really train; what steps and transfers take is computed. A transfer takes the latency, and its bits over the
-rate of the slower end.
+rate of the slower end; with --sharing fair, over what that end has left for it.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--data", choices=("fashion-mnist", "digits", "none"), default="fashion-mnist",
         help="what they train; none: a quadratic each, for up to 10^5 workers (default fashion-mnist)")  # fmt: skip
     add("--data-dir", metavar="DIR", help="where Fashion-MNIST lies")
+    add("--images", type=int, metavar="N", help="train on so many of them (default: all)")
+    add("--channels", type=int, default=16, metavar="N", help="of the network's first layer (default 16)")
     add("--seconds", type=float, metavar="S", help="of virtual time (default: that of 2400 steps; of 400 without data)")
     add("--steps", type=int, metavar="N", help="of each worker, instead of --seconds")
     add("--batch", type=int, default=16, metavar="N", help="images a step and worker (default 16)")
@@ -40,6 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--wide-gbps", type=float, default=10.0, metavar="G", help="of the fast links (default 10)")
     add("--latency-ms", type=float, default=5.0, metavar="MS", help="of every message (default 5)")
     add("--links", metavar="FILE", help='JSON instead: {"gbps": [a number for each worker], "latency_ms": 5}')
+    add("--sharing", choices=("none", "fair"), default="none",
+        help="fair: transfers that leave, or enter, a worker at the same time share its link; none: they do not slow "
+        "each other down, as in the source of scheduled-pull (default none)")  # fmt: skip
     add("--message-mib", type=float, metavar="M",
         help="of a model in transfer (default: its own; for the four ways of scheduled-pull 3.5, the source's)",
     )  # fmt: skip

@@ -6,8 +6,8 @@ difference of what the two had when they began, so a step that one of them took 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import NamedTuple, cast
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, cast
 
 from torch import Tensor
 
@@ -24,6 +24,22 @@ class _Engaged(NamedTuple):
     average: Average
     copy: Tensor
     copied: float
+
+
+class _Both:
+    """Calls a function when both models have arrived."""
+
+    __slots__ = ("_call", "_left")
+
+    def __init__(self, call: Callable[..., None], *arguments: Any) -> None:
+        self._call, self._left = (call, arguments), 2
+
+    def one(self) -> None:
+        """Note that one of them has."""
+        self._left -= 1
+        if self._left == 0:
+            call, arguments = self._call
+            call(*arguments)
 
 
 class _Worker:
@@ -105,8 +121,9 @@ class Averaging(World):
         mine.engaged = _Engaged(average, self.problem.values(worker).clone(), self.now)
         theirs = self._workers[peer].engaged
         if theirs is not None and theirs.average == Average(worker, average.number) and self.alive(peer):
-            seconds = max(self.transfer(worker, peer), self.transfer(peer, worker))
-            self.at(self.now + seconds, self._ends, worker, mine.engaged, theirs, self.now)
+            ends = _Both(self._ends, worker, mine.engaged, theirs, self.now)
+            self.transfer(worker, peer, ends.one)
+            self.transfer(peer, worker, ends.one)
 
     def _ends(self, worker: int, mine: _Engaged, theirs: _Engaged, begin: float) -> None:
         peer = mine.average.peer

@@ -8,6 +8,7 @@ from dataclasses import fields
 from sordino.errors import NotBuilt, UsageError
 from sordino.simulate.job import Job
 
+_MOST_SHARING = 256  # workers whose links are shared
 _MOST_THREADS = 256  # workers of which each is a thread with the real optimizer
 
 
@@ -44,6 +45,11 @@ def _check_steps(job: Job) -> None:
             f"--kill {job.kills[0][0]}@{job.kills[0][1]:g}: when a worker of {name} dies, all others stop; "
             "those of scheduled-pull and adpsgd go on"
         )
+    if job.sharing != "none":
+        raise UsageError(
+            f"--sharing {job.sharing}: is for scheduled-pull and adpsgd; of workers of {name}, which step together, a "
+            "link carries one transfer at a time in each direction"
+        )
     threads = job.data == "none" and job.algorithm.simulation.arrays is None
     if threads and job.workers > _MOST_THREADS:
         raise UsageError(
@@ -58,5 +64,10 @@ def _check_events(job: Job) -> None:
         raise UsageError(f"{job.algorithm.label} cannot be simulated: its `simulation` names no world")
     if importlib.util.find_spec("simpy") is None:
         raise NotBuilt("this simulation needs SimPy, which is missing: pip install 'sordino[simulate]'")
+    if job.sharing == "fair" and job.workers > _MOST_SHARING:
+        raise UsageError(
+            f"--sharing fair: is for up to {_MOST_SHARING} workers, not for {job.workers}: the rates of all transfers "
+            "are found anew whenever one begins or ends"
+        )
     if job.load:
         raise UsageError(f"--load-ms {1e3 * job.load:g}: is for algorithms whose workers step together; leave it out")

@@ -27,7 +27,7 @@ _COMPUTE = 10e-3  # seconds; long against a transfer, as the source's on Fashion
 _MESSAGE = 3.5 * 2**20  # bytes of the source's network
 _MEASURED = 10  # steps
 # What is more is a slip, and would overflow or fill the memory.
-_MOST = {"workers": 10**6, "seeds": 10**4, "points": 10**6, "seconds": 1e9, "message_mib": 2.0**30}
+_MOST = {"workers": 10**6, "seeds": 10**4, "points": 10**6, "channels": 1024, "seconds": 1e9, "message_mib": 2.0**30}
 _MOST |= {"latency_ms": LONGEST * 1e3, "load_ms": LONGEST * 1e3, "slow": 1e6, "kill": 1e9}
 _WINDOWS, _OTHER_STEPS = 5, 8  # that a Gantt plot shows
 
@@ -93,6 +93,7 @@ def plan_of(options: argparse.Namespace) -> Plan:
                 algorithm, options.workers, links, compute, message, options.steps, seconds, seed, options.data,
                 options.data_dir, options.lr, options.momentum, options.batch, load=options.load_ms / 1e3,
                 points=options.points, kills=kills,
+                images=options.images, channels=options.channels, sharing=options.sharing,
                 spans_until=_beginning(algorithm, compute, options) if place == 0 else 0.0,
             )  # fmt: skip
             check(job)
@@ -112,6 +113,7 @@ def _class_of(name: str) -> type[Algorithm]:
 
 def _check_numbers(options: argparse.Namespace) -> None:
     least = {"workers": 1, "steps": 1, "batch": 1, "seeds": 1, "points": 1, "processes": 1, "wide": 0}
+    least |= {"images": 1, "channels": 1}
     for name, limit in least.items():
         value = getattr(options, name)
         if value is not None and value < limit:
@@ -127,7 +129,7 @@ def _check_numbers(options: argparse.Namespace) -> None:
     for name in ("seconds", "message_mib", "lr"):
         if getattr(options, name) == math.inf:
             raise UsageError(f"{_flag(name)} inf: must be finite")
-    for name in ("workers", "seeds", "points", "seconds", "message_mib", "latency_ms", "load_ms"):
+    for name in ("workers", "seeds", "points", "channels", "seconds", "message_mib", "latency_ms", "load_ms"):
         value = getattr(options, name)
         if value is not None and value > _MOST[name]:
             raise UsageError(f"{_flag(name)} {value:g}: must be at most {_MOST[name]:.10g}")
@@ -143,6 +145,10 @@ def _check_numbers(options: argparse.Namespace) -> None:
             raise UsageError(f"--seed {seed}: must be from 0 to 2^63 - 1")
     if options.wide > options.workers:
         raise UsageError(f"--wide {options.wide}: there are only {options.workers} workers")
+    if options.data == "none":
+        for name, default in (("images", None), ("channels", Job.channels)):
+            if getattr(options, name) != default:
+                raise UsageError(f"--{name} {getattr(options, name)}: there are no images with --data none")
     if options.data_dir is not None and options.data != "fashion-mnist":
         raise UsageError(f"--data-dir {options.data_dir}: is for --data fashion-mnist, not for {options.data}")
 
@@ -252,6 +258,7 @@ def _trial(options: argparse.Namespace) -> Job:
     return Job(
         AllReduce(), 1, Links([1.0], 0.0), np.ones(1), 1.0, 1,
         data=options.data, data_dir=options.data_dir, lr=options.lr, momentum=options.momentum, batch=options.batch,
+        channels=options.channels,
     )  # fmt: skip
 
 

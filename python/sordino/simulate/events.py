@@ -20,6 +20,7 @@ from sordino.simulate.clock import Clock, Late, cycles_are_rare
 from sordino.simulate.job import Job, Outcome, Progress
 from sordino.simulate.problem import Problem, problem_of
 from sordino.simulate.record import Record, rows_of
+from sordino.simulate.sharing import Sharing
 
 Process = Generator[int, None, None]
 """What a worker does: yields how many steps it takes next, or `WAIT`."""
@@ -53,6 +54,9 @@ class World(ABC):
         self._starting: list[int] = []  # whose next step begins now
         self._waiting: set[int] = set()
         self._ready: list[int] = []  # who has waited, in the order in which they go on
+        self._sharing = Sharing(job.links) if job.sharing == "fair" else None
+        self._rates = 0  # how often they have been found anew
+        self._dividing = False  # whether they will be, now
         self._wakes: list[tuple[list[_Call | None], int] | None] = [None] * job.workers  # a list of calls, and where
 
     # ---- what algorithms say ---------------------------------------------------------------------------------------
@@ -113,10 +117,15 @@ class World(ABC):
             self.record.sent(sender, _WORD * len(message))
         self.at(self.now + (self.job.links.latency if sender != to else 0.0), self._arrives, sender, to, message)
 
-    def transfer(self, sender: int, to: int) -> float:
-        """Have a model begin to travel; return the seconds that it takes."""
-        self.record.sent(sender, self.job.message_bytes)
-        return self.job.links.seconds(sender, to, self.job.message_bytes)
+    def transfer(self, sender: int, to: int, call: Callable[..., None], *arguments: Any) -> None:
+        """Have a model begin to travel, and call that function when it is there."""
+        count = self.job.message_bytes
+        self.record.sent(sender, count)
+        if self._sharing is None:
+            self.at(self.now + self.job.links.seconds(sender, to, count), call, *arguments)
+        else:
+            self._sharing.begin(self.now, sender, to, count, (call, arguments))
+            self._divides()
 
     def mean(self, worker: int) -> float:
         """Return the mean seconds of a step of this worker so far."""
@@ -150,6 +159,31 @@ class World(ABC):
         self._wakes[worker] = None
         if self._alive[worker]:
             self.woken(worker)
+
+    def _divides(self) -> None:
+        """Have rates found anew when all that happens at this time has."""
+        if not self._dividing:
+            self._dividing = True
+            self.at(self.now, self._divide)
+
+    def _divide(self) -> None:
+        assert self._sharing is not None
+        self._dividing = False
+        self._rates += 1
+        end = self._sharing.divide(self.now)
+        if end is not None:
+            self.at(end, self._has_left, self._rates)
+
+    def _has_left(self, rates: int) -> None:
+        """Have what has left arrive after the latency, unless rates have changed since its end was foreseen."""
+        if rates == self._rates and self._sharing is not None:
+            latency = self.job.links.latency
+            for call, arguments in self._sharing.ended(self.now):
+                if latency > 0:
+                    self.at(self.now + latency, call, *arguments)
+                else:
+                    call(*arguments)
+            self._divides()
 
     def _arrives(self, sender: int, to: int, message: Message) -> None:
         if self._alive[to]:
@@ -238,6 +272,9 @@ class World(ABC):
             return
         self._alive[worker] = False
         self.problem.leave(worker)
+        if self._sharing is not None:
+            self._sharing.drop(worker)
+            self._divides()
         if not self.finished(worker):
             self._leaves()
         self.at(self.now + self.job.links.latency, self._is_noticed, worker)

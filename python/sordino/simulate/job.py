@@ -19,6 +19,7 @@ from sordino.simulate.links import Floats, Links, exact
 from sordino.simulate.record import Record
 
 Data = Literal["fashion-mnist", "digits", "none"]
+LinkSharing = Literal["none", "fair"]
 Progress = Callable[[float], None]
 
 
@@ -43,6 +44,10 @@ class Job:
         dimension: of the quadratic.
         load: seconds of data loading between two steps, which some algorithms communicate behind.
         points: evaluations in a run, but for the one at the beginning.
+        images: of the training part, that are trained on; None: all.
+        channels: of the network's first layer; the second has twice, the third eight times as many.
+        sharing: whether transfers at the same time share the links of their ends ("fair", see
+            `sordino.simulate.sharing`), or each has them for itself ("none", as in wan-gossip-scheduling).
         kills: (worker, virtual seconds): it dies then.
         spans_until: virtual seconds up to which the record keeps what everybody does.
     """
@@ -65,6 +70,9 @@ class Job:
     points: int = 30
     kills: tuple[tuple[int, float], ...] = ()
     spans_until: float = 0.0
+    images: int | None = None
+    channels: int = 16
+    sharing: LinkSharing = "none"
 
     def __post_init__(self) -> None:
         compute = [exact(seconds) for seconds in np.broadcast_to(self.compute, self.workers).tolist()]

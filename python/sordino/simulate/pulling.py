@@ -2,7 +2,8 @@
 
 After each step a worker publishes its parameters. A pull brings what its peer had published when it began. When the
 window has ended, and the pull is over, the worker takes the mean of the two, and the next window begins. Pulls from one
-peer at the same time do not slow each other down, as in the source's simulator.
+peer at the same time do not slow each other down, as in the source's simulator, unless their links are shared (see
+`sordino.simulate.sharing`).
 """
 
 from __future__ import annotations
@@ -117,9 +118,8 @@ class Pulling(World):
         if not self.alive(pull.peer):
             self.at(self.now + self.job.links.latency, self._fails, worker, pull)
             return
-        seconds = self.transfer(pull.peer, worker)
         copy = self.problem.values(pull.peer).clone()
-        self.at(self.now + seconds, self._ends, worker, pull, copy, self.now)
+        self.transfer(pull.peer, worker, self._ends, worker, pull, copy, self.now)
 
     def _ends(self, worker: int, pull: Pull, copy: Tensor, begin: float) -> None:
         mine = self._workers[worker]

@@ -39,10 +39,11 @@ def setting(plan: Plan) -> str:
     length = f"{job.seconds:.4g} virtual seconds" if job.steps is None else f"{job.steps} steps each"
     origin = {"given": "", "default": " (default)", "measured": " (measured here)", "real": ""}
     images = "" if job.data == "none" else f", {job.batch} images a step"
+    shared = ", shared fairly" if job.sharing == "fair" else ""
     return (
         f"{job.workers} workers, {job.data if job.data != 'none' else 'no data'}, {length}; links of {rates} Gbps, "
-        f"{format_seconds(job.links.latency)} latency; {_size(job.message_bytes)} a model{origin[plan.message]}, "
-        f"{steps} ms a step{origin[plan.compute]}; lr {job.lr:g}{images}"
+        f"{format_seconds(job.links.latency)} latency{shared}; "
+        f"{_size(job.message_bytes)} a model{origin[plan.message]}, {steps} ms a step{origin[plan.compute]}; lr {job.lr:g}{images}"
     )
 
 
@@ -55,7 +56,8 @@ def source(job: Job) -> dict[str, float]:
     wide = int((job.links.gbps == 10).sum())
     fits = job.data == "fashion-mnist" and job.workers == 8 and job.links.latency == exact(5e-3)
     rates = sorted(job.links.gbps.tolist()) == [1.0] * (8 - wide) + [10.0] * wide
-    return _SOURCE.get(wide, {}) if fits and rates and not job.kills and len(set(job.compute.tolist())) == 1 else {}
+    plain = not job.kills and job.sharing == "none" and len(set(job.compute.tolist())) == 1
+    return _SOURCE.get(wide, {}) if fits and rates and plain else {}
 
 
 def results(plan: Plan, outcomes: Sequence[Outcome]) -> Results:
@@ -90,6 +92,9 @@ def results(plan: Plan, outcomes: Sequence[Outcome]) -> Results:
             "batch": job.batch,
             "lr": job.lr,
             "momentum": job.momentum,
+            "images": job.images,
+            "channels": job.channels,
+            "sharing": job.sharing,
             "kills": [list(kill) for kill in job.kills],
         },
         "source": source(job) if plan.comparison else {},
