@@ -53,11 +53,11 @@ def plan(quick: bool) -> Plan:
     evidence = []
     for way in WAYS:
         rises = [shares[way, number, hosts[-1]] - shares[way, number, hosts[0]] for number in range(jobs)]
-        what = f"measured, {way}: communication's share of a step on {hosts[-1]} hosts above that on {hosts[0]}, points"
+        what = f"measured, {way}: communication's share on {hosts[-1]} hosts above that on {hosts[0]}, points"
         evidence.append(above(what, rises))
     for way, values in predicted.items():
         last = values[-1] - values[-3]
-        what = f"predicted for the source's cluster, {way}: the share at {COUNTS[-1]} workers above that at {COUNTS[-3]}, points; above 5"
+        what = f"predicted, {way}: the share at {COUNTS[-1]} workers above that at {COUNTS[-3]}, points; above 5"
         evidence.append(exact(what, last, last > 5))
     measured = {way: [statistics.fmean(shares[way, k, count] for k in range(jobs)) for count in hosts] for way in WAYS}
     return Found(evidence, {"hosts": list(hosts), "measured": measured, "counts": list(COUNTS), "predicted": predicted})
@@ -82,9 +82,9 @@ CLAIM = Claim(
     place="Figure 2",
     says="The share of AllReduce in conventional SGD's time rises with the number of workers, linearly from 64 on.",
     setting="ResNet-50 on ImageNet, 64 images a worker, up to 256 GPUs on 64 nodes.",
-    here=f"Measured on {HOSTS[0]} to {HOSTS[-1]} emulated hosts of one worker each with links of {MBPS:g} Mbps, gradients of "
-    f"ResNet-50 with a quarter of the channels, computing a sleep of {COMPUTE_MS:g} ms, nothing overlapped; {JOBS} jobs. "
-    "Predicted for the source's cluster as in Figure 6. As root.",
+    here=f"Measured on {HOSTS[0]} to {HOSTS[-1]} emulated hosts of one worker each with links of {MBPS:g} Mbps, "
+    f"gradients of ResNet-50 with a quarter of the channels, computing a sleep of {COMPUTE_MS:g} ms, nothing "
+    f"overlapped; {JOBS} jobs. Predicted for the source's cluster as in Figure 6. As root.",
     plan=plan,
     why="",
     draw=draw,

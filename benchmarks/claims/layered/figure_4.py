@@ -49,7 +49,11 @@ def plan(quick: bool) -> Plan:
         for count in reversed(several)
     ]
     evidence.append(
-        alike(f"one host: Layered's throughput over AllReduce's - 1, within {_MARGIN:g}", [one - 1 for one in ratios[1]], _MARGIN)
+        alike(
+            f"one host: Layered's throughput over AllReduce's - 1, within {_MARGIN:g}",
+            [one - 1 for one in ratios[1]],
+            _MARGIN,
+        )
     )
     evidence.append(
         elsewhere(
@@ -83,12 +87,13 @@ CLAIM = Claim(
     name="layered-figure-4",
     paper=PAPER,
     place="Figures 4 and 5",
-    says="Layered's throughput grows linearly with the workers and is above AllReduce's from 16 workers on, at 256 by half; on "
-    "one or two nodes it is a little below.",
+    says="Layered's throughput grows linearly with the workers and is above AllReduce's from 16 workers on, at 256 "
+    "by half; on one or two nodes it is a little below.",
     setting="ResNet-50 on ImageNet, up to 64 nodes of 4 GK210, InfiniBand EDR, images on SAS disks.",
-    here=f"{HOSTS[0]} to {HOSTS[-1]} emulated hosts of {ON_A_HOST} workers with links of {MBPS:g} Mbps, on two cores: every "
-    "worker reads compressed images of 224 x 224 from disk, decodes them and trains three linear layers (5.9 MB) on them. "
-    f"AllReduce overlaps with backward. Each algorithm is alone in its job; {JOBS} jobs of each, in turn. As root.",
+    here=f"{HOSTS[0]} to {HOSTS[-1]} emulated hosts of {ON_A_HOST} workers with links of {MBPS:g} Mbps, on two cores: "
+    "every worker reads compressed images of 224 x 224 from disk, decodes them and trains three linear layers (5.9 "
+    f"MB) on them. AllReduce overlaps with backward. Each algorithm is alone in its job; {JOBS} jobs of each, in "
+    "turn. As root.",
     plan=plan,
     why="",
     draw=draw,

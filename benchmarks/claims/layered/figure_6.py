@@ -31,7 +31,11 @@ def plan(quick: bool) -> Plan:
     layered, best = at["Layered"], at["AllReduce"]
     evidence = [
         gain("256 workers: Layered above AllReduce in buckets between nodes, points", layered[256] - best[256], 29.3),
-        gain("256 workers: Layered above AllReduce that overlaps, too, points", layered[256] - at["AllReduce, overlapped"][256], 29.3),
+        gain(
+            "256 workers: Layered above AllReduce that overlaps, too, points",
+            layered[256] - at["AllReduce, overlapped"][256],
+            29.3,
+        ),
         gain(
             "256 workers: Layered above all-reduces tensor by tensor, points",
             layered[256] - at["AllReduce, tensor by tensor"][256],
@@ -46,7 +50,8 @@ def plan(quick: bool) -> Plan:
     few, many = (1e6 * hop_that_explains(SOURCE["AllReduce"][n] / 100, n, cluster) for n in (8, 256))
     evidence.append(
         exact(
-            "the hop, in µs, with which all-reduces tensor by tensor have the source's efficiency at 256 workers, over that at 8; within 2 times",
+            "the hop, in µs, with which all-reduces tensor by tensor have the source's efficiency at 256 workers, "
+            "over that at 8; within 2 times",
             many / few,
             0.5 <= many / few <= 2,
             note=f"{many:.3g} µs at 256 workers and {few:.3g} µs at 8; measured here: {1e6 * cluster.rates.hop:.3g} µs",
@@ -72,13 +77,13 @@ CLAIM = Claim(
     name="layered-figure-6",
     paper=PAPER,
     place="Figure 6",
-    says="AllReduce's scaling efficiency is 98.7 % at 8 workers and 63.8 % at 256; Layered's is 100 % up to 32 and 93.1 % at "
-    "256.",
+    says="AllReduce's scaling efficiency is 98.7 % at 8 workers and 63.8 % at 256; Layered's is 100 % up to 32 and "
+    "93.1 % at 256.",
     setting="ResNet-50 on ImageNet, 64 images a worker, 4 GK210 a node, InfiniBand EDR, SAS disks, OpenMPI 3.0.",
-    here="Predicted by `sordino.plan.cost_of` for the source's hardware at its nominal speed (GPUs at their peak, which "
-    "makes communication's share as large as it can be); what software takes for a message, a tensor and a hop is measured "
-    "between emulated hosts. AllReduce as we have it (in buckets, node by node), and tensor by tensor over a ring of all "
-    "workers. As root.",
+    here="Predicted by `sordino.plan.cost_of` for the source's hardware at its nominal speed (GPUs at their peak, "
+    "which makes communication's share as large as it can be); what software takes for a message, a tensor and a hop "
+    "is measured between emulated hosts. AllReduce as we have it (in buckets, node by node), and tensor by tensor "
+    "over a ring of all workers. As root.",
     plan=plan,
     why="",
     draw=draw,

@@ -57,9 +57,10 @@ CLAIM = Claim(
     paper=PAPER,
     place="Figure 7",
     says="Layered is as accurate as AllReduce: 72.79 % and 73.49 %.",
-    setting="ResNet-50 on ImageNet, 256 workers, mini-batches of 16,384, the learning rate 6.4 after a warm-up, one training each.",
-    here=f"{WORKERS} workers (threads) in groups of {GROUP}, mini-batches of {BATCH} of {_FULL['images']} images, the same "
-    f"parameters and data to begin with, a learning rate of {RATE:g} after a warm-up; {SEEDS} seeds.",
+    setting="ResNet-50 on ImageNet, 256 workers, mini-batches of 16,384, the learning rate 6.4 after a warm-up, one "
+    "training each.",
+    here=f"{WORKERS} workers (threads) in groups of {GROUP}, mini-batches of {BATCH} of {_FULL['images']} images, the "
+    f"same parameters and data to begin with, a learning rate of {RATE:g} after a warm-up; {SEEDS} seeds.",
     plan=plan,
     why="",
     draw=draw,

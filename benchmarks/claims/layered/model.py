@@ -100,8 +100,8 @@ class Cluster:
 def tensor_by_tensor(workers: int) -> Load:
     """Return what is sent if each of ResNet-50's 161 gradients has an all-reduce of its own over all workers.
 
-    What comes of calling MPI_Allreduce for each in turn: large ones go round a ring of workers, of which those of a node
-    are neighbours, so that a node's link carries the ring once in each direction.
+    What comes of calling MPI_Allreduce for each in turn: large ones go round a ring of workers, of which those of a
+    node are neighbours, so that a node's link carries the ring once in each direction.
     """
     load = Load(list(range(workers)))
     for _, shape in resnet50_shapes():

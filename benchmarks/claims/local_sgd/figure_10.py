@@ -21,7 +21,8 @@ CLAIM = Claim(
     name="local-sgd-figure-10",
     paper=PAPER,
     place="Figure 10",
-    says="Local SGD communicates less than synchronous SGD, and averaging shards takes 1/K of what averaging whole models does.",
+    says="Local SGD communicates less than synchronous SGD, and averaging shards takes 1/K of what averaging whole "
+    "models does.",
     setting="EDSR on up to 64 KNL nodes with Cray Aries, P = 8, I = 4.",
     here=f"The 40.7 M parameters of EDSR on 4 emulated hosts of one worker with links of {TIMED.mbps:g} Mbps, "
     f"nothing computed; all ways in turns in one job, {TIMED.turns} turns. Predictions are equations 3 to 8 as "

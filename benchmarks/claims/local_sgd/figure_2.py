@@ -70,8 +70,8 @@ CLAIM = Claim(
     name="local-sgd-figure-2",
     paper=PAPER,
     place="Figure 2",
-    says="At one learning rate the distance D between local models and their mean grows with P up to 4, and hardly beyond, "
-    "whatever the interval.",
+    says="At one learning rate the distance D between local models and their mean grows with P up to 4, and hardly "
+    "beyond, whatever the interval.",
     setting="ResNet-20 on CIFAR-10, B = 128, I = 2, 4, 8 and 16, P = 2 to 32, the learning rate 0.1.",
     here=f"The network of Table I for {EPOCHS} epochs, B = 128, the same intervals and P, the learning rate {RATE:g}; "
     f"{SEEDS} seeds.",

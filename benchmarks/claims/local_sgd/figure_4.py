@@ -29,10 +29,10 @@ CLAIM = Claim(
     name="local-sgd-figure-4",
     paper=PAPER,
     place="Figure 4",
-    says="The distance D between local models and their mean grows in proportion to P up to 4, a little less at 8, and no "
-    "longer beyond.",
-    setting="ResNet-20 on CIFAR-10, B = 128, I = 8, the learning rate times P: D is 0.8 to 0.9 at P = 2, 1.9 to 2.0 at 4, "
-    "3 to 3.4 at 8.",
+    says="The distance D between local models and their mean grows in proportion to P up to 4, a little less at 8, "
+    "and no longer beyond.",
+    setting="ResNet-20 on CIFAR-10, B = 128, I = 8, the learning rate times P: D is 0.8 to 0.9 at P = 2, 1.9 to 2.0 "
+    "at 4, 3 to 3.4 at 8.",
     here="The trainings of Table I; D before each averaging, the mean after the warm-up.",
     plan=plan,
     why="",

@@ -25,12 +25,13 @@ CLAIM = Claim(
     name="local-sgd-figure-5",
     paper=PAPER,
     place="Figure 5",
-    says="Synchronous SGD's speedup flattens at 32 processes; local SGD that averages shards is almost linear up to 16 and "
-    "best everywhere, that of whole models flattens at 64.",
-    setting="ResNet-20 on up to 128 KNL nodes with Cray Aries, P = 4, I = 8, B = 128; synchronous SGD with mini-batches of 512.",
-    here="Predicted by `sordino.plan.cost_of`, with what hides behind backward, for processes of one core of this machine "
-    f"(computing is measured) on emulated hosts with links of {figure_6.TIMED.mbps:g} Mbps (measured in Figure 6's job, where "
-    "predictions are compared with measurements). As root.",
+    says="Synchronous SGD's speedup flattens at 32 processes; local SGD that averages shards is almost linear up to "
+    "16 and best everywhere, that of whole models flattens at 64.",
+    setting="ResNet-20 on up to 128 KNL nodes with Cray Aries, P = 4, I = 8, B = 128; synchronous SGD with "
+    "mini-batches of 512.",
+    here="Predicted by `sordino.plan.cost_of`, with what hides behind backward, for processes of one core of this "
+    f"machine (computing is measured) on emulated hosts with links of {figure_6.TIMED.mbps:g} Mbps (measured in "
+    "Figure 6's job, where predictions are compared with measurements). As root.",
     plan=plan,
     why="",
     draw=draw,

@@ -21,10 +21,11 @@ CLAIM = Claim(
     name="local-sgd-figure-6",
     paper=PAPER,
     place="Figure 6 and equations 5 to 8",
-    says="Local SGD communicates less than synchronous SGD, and averaging shards takes 1/K of what averaging whole models does.",
+    says="Local SGD communicates less than synchronous SGD, and averaging shards takes 1/K of what averaging whole "
+    "models does.",
     setting="ResNet-20 on up to 128 KNL nodes with Cray Aries, P = 4, I = 8.",
-    here=f"The 0.27 M parameters of ResNet-20 on up to 8 emulated hosts of one worker with links of {TIMED.mbps:g} Mbps, "
-    f"nothing computed; all ways in turns in one job, {TIMED.turns} turns. Predictions are equations 3 to 8 as "
+    here=f"The 0.27 M parameters of ResNet-20 on up to 8 emulated hosts of one worker with links of {TIMED.mbps:g} "
+    f"Mbps, nothing computed; all ways in turns in one job, {TIMED.turns} turns. Predictions are equations 3 to 8 as "
     "`sordino plan` has them, with links measured in the same job. As root.",
     plan=plan,
     why="",

@@ -30,8 +30,8 @@ CLAIM = Claim(
     paper=PAPER,
     place="Figure 8",
     says="The distance D between local models and their mean grows in proportion to P up to 8, and is smaller at 16.",
-    setting="EDSR on DIV2K, B = 16, I = 4, the learning rate times the square root of P: D is 0.02 to 0.03 at P = 2, 0.04 "
-    "to 0.07 at 4, 0.07 to 0.13 at 8.",
+    setting="EDSR on DIV2K, B = 16, I = 4, the learning rate times the square root of P: D is 0.02 to 0.03 at P = 2, "
+    "0.04 to 0.07 at 4, 0.07 to 0.13 at 8.",
     here="The trainings of Table II; D before each averaging, the mean after the warm-up.",
     plan=plan,
     why="",

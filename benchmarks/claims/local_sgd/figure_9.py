@@ -24,11 +24,12 @@ CLAIM = Claim(
     name="local-sgd-figure-9",
     paper=PAPER,
     place="Figure 9",
-    says="Synchronous SGD's speedup flattens at 64 processes; local SGD scales up to 64, better with shards than with whole "
-    "models.",
-    setting="EDSR on up to 64 KNL nodes with Cray Aries, P = 8, I = 4, B = 16; synchronous SGD with mini-batches of 128.",
-    here="Predicted by `sordino.plan.cost_of`, with what hides behind backward, for processes of one core of this machine (a "
-    "residual block on patches of 48 x 48 is measured) on emulated hosts with links of "
+    says="Synchronous SGD's speedup flattens at 64 processes; local SGD scales up to 64, better with shards than "
+    "with whole models.",
+    setting="EDSR on up to 64 KNL nodes with Cray Aries, P = 8, I = 4, B = 16; synchronous SGD with mini-batches of "
+    "128.",
+    here="Predicted by `sordino.plan.cost_of`, with what hides behind backward, for processes of one core of this "
+    "machine (a residual block on patches of 48 x 48 is measured) on emulated hosts with links of "
     f"{figure_10.TIMED.mbps:g} Mbps (measured in Figure 10's job). As root.",
     plan=plan,
     why="",

@@ -61,7 +61,7 @@ class Resolution:
 
     def __init__(self, data: str, images: int, held_out: int) -> None:
         parts = {name: part[0] for name, part in load(data, images, held_out).items()}
-        least, most = parts["train"].min(), parts["train"].max()  # of pixels, which the data sets have shifted and scaled
+        least, most = parts["train"].min(), parts["train"].max()  # of pixels, which have been shifted and scaled
         self._images = {name: (part - least) / (most - least) for name, part in parts.items()}
 
     def model(self, seed: int) -> nn.Module:

@@ -92,9 +92,10 @@ def judge(scaling: Scaling, speedups: dict[str, list[float]]) -> list[Evidence]:
     shards, whole, synchronous = (at[way] for way in ("sharded", "allreduce", "synchronous"))
     last = synchronous[most] / synchronous[most // 2]
     near = shards[scaling.linear] / scaling.linear
+    over_all, over_whole = shards[most] / synchronous[most], shards[most] / whole[most]
     return [
-        exact(f"{most} processes: shards over synchronous SGD, throughput", shards[most] / synchronous[most], shards[most] > synchronous[most]),
-        exact(f"{most} processes: shards over whole models, throughput", shards[most] / whole[most], shards[most] > whole[most]),
+        exact(f"{most} processes: shards over synchronous SGD, throughput", over_all, over_all > 1),
+        exact(f"{most} processes: shards over whole models, throughput", over_whole, over_whole > 1),
         exact(f"synchronous SGD from {most // 2} to {most} processes, speedup; less than 1.5: it flattens", last, last < 1.5),
         exact(f"{scaling.linear} processes: speedup of shards over them; at least 0.8: almost linear", near, near >= 0.8),
     ]

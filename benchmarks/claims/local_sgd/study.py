@@ -1,4 +1,4 @@
-"""The two trainings that the source's tables and figures show, as they are run here, and how what they find is judged."""
+"""The trainings that the source's tables and figures show, as they are run here, and how what they find is judged."""
 
 from __future__ import annotations
 

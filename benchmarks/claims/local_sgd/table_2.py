@@ -31,9 +31,11 @@ CLAIM = Claim(
     paper=PAPER,
     place="Table II",
     says="At equal epochs, up to 8 local models lose less than 0.5 dB, and 16 lose 3.4 dB.",
-    setting="EDSR on DIV2K by Adam, B = 16, I = 4, the learning rate times the square root of P after a gradual warm-up.",
-    here=f"A small EDSR on patches of {RESOLUTION.task['images']} images for {RESOLUTION.task['epochs']} epochs, P = 1 to "
-    f"16 (threads), B = 16, I = 4, Adam at {RESOLUTION.task['lr']:g} times the square root of P; {RESOLUTION.seeds} seeds.",
+    setting="EDSR on DIV2K by Adam, B = 16, I = 4, the learning rate times the square root of P after a gradual "
+    "warm-up.",
+    here=f"A small EDSR on patches of {RESOLUTION.task['images']} images for {RESOLUTION.task['epochs']} epochs, P = "
+    f"1 to 16 (threads), B = 16, I = 4, Adam at {RESOLUTION.task['lr']:g} times the square root of P; "
+    f"{RESOLUTION.seeds} seeds.",
     plan=plan,
     why="",
     draw=draw,

@@ -1,4 +1,4 @@
-"""What communication takes in a step of synchronous and of local SGD: jobs on emulated hosts, and how they are judged."""
+"""What communication takes in a step of synchronous and of local SGD: jobs on emulated hosts, and what they tell."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Communication:
         )
 
     def totals(self, found: Results, name: str) -> list[float]:
-        """Return the seconds of communication in a step, turn by turn: averaging is shared by the steps of an interval."""
+        """Return the seconds of communication in a step, turn by turn; the steps of an interval share an averaging."""
         parts = zip(found["gradients"][name], found["averaging"][name], strict=True)
         return [gradients + averaging / self.interval for gradients, averaging in parts]
 
@@ -80,13 +80,15 @@ def judge(timed: Communication, found: Sequence[Results]) -> list[Evidence]:
     for (groups, members), one in zip(timed.shapes, found, strict=True):
         where = f"P = {groups}, K = {members}"
         if members == 1:
-            evidence.append(below(f"{where}: communication in a step, local over synchronous SGD", _over(timed, one, "allreduce", "synchronous"), 1.0))
+            local = _over(timed, one, "allreduce", "synchronous")
+            evidence.append(below(f"{where}: communication in a step, local over synchronous SGD", local, 1.0))
             continue
         averaging = [x / y for x, y in zip(one["averaging"]["sharded"], one["averaging"]["allreduce"], strict=True)]
+        synchronous, whole = (_over(timed, one, "sharded", other) for other in ("synchronous", "allreduce"))
         evidence += [
             below(f"{where}: averaging models, shards over whole models", averaging, 1.0, 1 / members),
-            below(f"{where}: communication in a step, shards over synchronous SGD", _over(timed, one, "sharded", "synchronous"), 1.0),
-            below(f"{where}: communication in a step, shards over whole models", _over(timed, one, "sharded", "allreduce"), 1.0),
+            below(f"{where}: communication in a step, shards over synchronous SGD", synchronous, 1.0),
+            below(f"{where}: communication in a step, shards over whole models", whole, 1.0),
         ]
     for (groups, members), one in zip(timed.shapes, found, strict=True):
         for name, predicted in one["predicted"].items():

@@ -77,6 +77,7 @@ def judge(study: Study, trained: Trained, tried: Sequence[Results], averagings: 
     """Judge what a few steps, and whole trainings, choose by what accuracy bears."""
     name, most = study.task["problem"], borne(study, trained)
     few = [one["chosen"] for one in tried]
+    middle = statistics.median(few)
     steps = sum(study.counts[1:]) * averagings * study.task["interval"] * study.task["batch"]
     ways = {"a few steps choose": few, "the distances of whole trainings choose": by_whole_training(study, trained)}
     found = [
@@ -91,7 +92,7 @@ def judge(study: Study, trained: Trained, tried: Sequence[Results], averagings: 
     return [
         *found,
         exact(f"{name}: the largest P that accuracy bears", most, most == study.bears, study.bears),
-        exact(f"{name}: what a few steps choose, median", statistics.median(few), statistics.median(few) == study.bears, study.bears),
+        exact(f"{name}: what a few steps choose, median", middle, middle == study.bears, study.bears),
         exact(f"{name}: images of a few steps over those of trainings with every P; less than 0.2", part, part < 0.2),
     ]
 
@@ -130,8 +131,8 @@ CLAIM = Claim(
     says="The largest number of local models whose distance still grows in proportion is the largest that loses no "
     "accuracy, and a few steps suffice to find it: 4 for CIFAR-10, 8 for super-resolution.",
     setting="ResNet-20 on CIFAR-10 and EDSR on DIV2K.",
-    here=f"`sordino.plan.find_workers` with {AVERAGINGS} averagings, beside the accuracies of Tables I and II as they are "
-    "here.",
+    here=f"`sordino.plan.find_workers` with {AVERAGINGS} averagings, beside the accuracies of Tables I and II as they "
+    "are here.",
     plan=plan,
     why="",
     draw=draw,
