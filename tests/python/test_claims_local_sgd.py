@@ -140,13 +140,19 @@ def test_the_small_edsr_doubles_the_resolution_and_learns() -> None:
 
 
 def test_patches_are_cut_alike_from_both_resolutions() -> None:
-    class Nearest(torch.nn.Module):
-        def forward(self, images: torch.Tensor) -> torch.Tensor:
-            return images.repeat_interleave(2, 2).repeat_interleave(2, 3)
+    class Shifted(torch.nn.Module):
+        def __init__(self, pixels: int) -> None:
+            super().__init__()
+            self._pixels = pixels
 
-    problem = problem_of("resolution", "fashion-mnist", 64, 16)
-    losses = [float(problem.loss(Nearest(), torch.arange(64), draw)) for draw in range(8)]
-    assert max(losses) < 0.1  # shifted by a pixel of the smaller ones it is twice as much
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            larger = torch.nn.functional.interpolate(images, scale_factor=2.0, mode="bilinear")
+            return larger.roll((self._pixels, self._pixels), (2, 3))
+
+    problem, rows = problem_of("resolution", "fashion-mnist", 64, 16), torch.arange(64)
+    for draw in range(8):
+        in_place = float(problem.loss(Shifted(0), rows, draw))
+        assert all(in_place < float(problem.loss(Shifted(pixels), rows, draw)) for pixels in (-2, 2))
 
 
 # --- Timing -----------------------------------------------------------------------------------------------------------
