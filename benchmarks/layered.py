@@ -1,35 +1,27 @@
-"""Layered SGD: what a step waits for communication while batches are loaded, and how it scales.
+"""Layered SGD: what a step waits for communication while batches are loaded.
 
   python benchmarks/layered.py                        # as root, in a clone: it makes hosts and starts the ranks
 
 In each job Layered (communicators as threads, or as ranks of their own) takes turns with AllReduce: gradients that lie
 there are averaged, then loading sleeps for 0, 1/2, 1 and 2 times what AllReduce takes without, then a parameter is
 touched. What is not loading is exposed communication. Horovod has a job of its own. Jobs run on this machine, and on
-emulated hosts with links of --mbps each way, where a group is a host. Scaling from 4 to 256 workers is predicted with
-the links measured there.
+emulated hosts with links of --mbps each way, where a group is a host.
 """
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from claims.layered.report import REPORTS, SHARES, WORKERS_ON_A_NODE, hidden, where
+from claims.layered.report import REPORTS, hidden, where
 from cluster.jobs import failed, machine_before, run_here, run_on_hosts, wrong_contestants
-from sordino.algorithms import Algorithm, AllReduce, Layered
 from sordino.bench import command_line
-from sordino.bench.resnet import resnet50_shapes
 from sordino.errors import SordinoError
-from sordino.plan import cost_of
-from sordino.plan.costs import Rates
 from sordino.report import Results, records, verdicts
 from sordino.report.tables import format_seconds
 
 _WORKER = "claims.layered.worker"
-SOURCE = {"AllReduce": 0.638, "Layered": 0.931}  # Figure 6, at 256 workers
-COUNTS = (4, 8, 16, 32, 64, 128, 256)
 
 
 class Job(NamedTuple):
@@ -57,7 +49,7 @@ def jobs(quick: bool) -> list[Job]:
     return found
 
 
-def run(job: Job, mbps: float, rounds: int, links: float) -> Results:
+def run(job: Job, mbps: float, rounds: int) -> Results:
     """What the job found.
 
     Raises:
@@ -68,7 +60,7 @@ def run(job: Job, mbps: float, rounds: int, links: float) -> Results:
     if job.hosts == 0:
         found = run_here(ranks, _WORKER, words)
     else:
-        found = run_on_hosts(job.hosts, ranks, mbps, _WORKER, [*words, "--links", f"{links:g}"])
+        found = run_on_hosts(job.hosts, ranks, mbps, _WORKER, words)
     return found | {"set": job.set, "place": "hosts" if job.hosts else "here", "workers": job.workers, "mode": job.mode}
 
 
@@ -87,50 +79,22 @@ def targets(rows: Sequence[Results]) -> list[Results]:
     return entries
 
 
-def scaling(rates: Rates) -> list[Results]:
-    """Predicted efficiency with ResNet-50, 4 workers a node. A step without communication takes what makes AllReduce as
-    efficient as the source's at 256 workers; so there is nothing else to choose.
-
-    Returns:
-        for each number of workers, by algorithm; Layered for each share of the step that is loading.
-    """
-    shapes = resnet50_shapes()
-    names, sizes = [name for name, _ in shapes], [4 * math.prod(shape) for _, shape in shapes]
-
-    def exposed(algorithm: Algorithm, workers: int, loading: float) -> float:
-        nodes = [rank // WORKERS_ON_A_NODE for rank in range(workers)]
-        return cost_of(algorithm, nodes, names, sizes).exposed(rates, 0.0, loading)
-
-    alone = exposed(AllReduce(), COUNTS[-1], 0.0) * SOURCE["AllReduce"] / (1 - SOURCE["AllReduce"])
-    found = []
-    for workers in COUNTS:
-        row: Results = {"workers": workers, "AllReduce": alone / (alone + exposed(AllReduce(), workers, 0.0))}
-        for share in SHARES:
-            waits = exposed(Layered(WORKERS_ON_A_NODE), workers, share * alone)
-            row[f"Layered {share:g}"] = alone / (alone + waits)
-        found.append(row)
-    return found
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Starts the jobs. Status 1 if a job failed or computed something wrong, 2 if there can be no cluster."""
-    options = command_line.parser("layered", __doc__, 20.0, "job to measure its links")
+    options = command_line.parser("layered", __doc__)
     options.add_argument("--mbps", type=float, default=500.0, metavar="RATE", help="of each link (default 500)")
     chosen = options.parse_args(argv)
     found_machine = machine_before()
     rows: list[Results] = []
     notes: dict[str, str] = {}
-    rates: Rates | None = None
     try:
         for job in jobs(chosen.quick):
             rounds = 2 if chosen.quick else 15 if job.set == "resnet20" or job.hosts == 0 else 3
-            row = run(job, chosen.mbps, rounds, 1.0 if chosen.quick else chosen.budget)
+            row = run(job, chosen.mbps, rounds)
             if "missing" in row:
                 notes["Horovod"] = row["missing"]
                 continue
             notes |= {"Horovod": row["version"]} if "version" in row else {}
-            if "rates" in row and job.mode == "thread" and (rates is None or job.members > 1):
-                rates = Rates.from_results(row["rates"])
             rows.append(row)
             for name, one in row["contestants"].items():
                 told = ", ".join(format_seconds(entry["median"]) for entry in one["exposed"].values())
@@ -145,8 +109,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         "mbps": chosen.mbps,
         "baselines": notes,
         "rows": rows,
-        "scaling": scaling(rates) if rates is not None else [],
-        "source": SOURCE,
         "wrong": wrong,
         "targets": targets(rows),
     }

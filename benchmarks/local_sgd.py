@@ -1,10 +1,9 @@
-"""Hierarchical local SGD: communication in a step and under the next one, PyTorch's own local SGD beside it, accuracy,
-and predictions.
+"""Hierarchical local SGD: communication in a step and under the next one, PyTorch's own local SGD beside it, and
+predictions.
 
   python benchmarks/local_sgd.py communication        # as root: it makes hosts and starts the ranks by itself
   python benchmarks/local_sgd.py overlap              # as root, too
   python benchmarks/local_sgd.py torch                # as root, too
-  python benchmarks/local_sgd.py accuracy
   python benchmarks/local_sgd.py plan                 # as root, too
 
 Each part says more with --help.
@@ -16,13 +15,12 @@ import sys
 from collections.abc import Sequence
 
 from claims import parts
-from claims.local_sgd import accuracy, beside_torch, communication, overlap, plan
+from claims.local_sgd import beside_torch, communication, overlap, plan
 
 _PARTS = {
     "communication": communication.main,
     "overlap": overlap.main,
     "torch": beside_torch.main,
-    "accuracy": accuracy.main,
     "plan": plan.main,
 }
 

@@ -10,7 +10,6 @@ import pytest
 import layered
 from claims.layered import report
 from results import ResultsOf
-from sordino.plan.costs import Line, Rates
 
 
 def row(exposed: dict[str, list[float]]) -> dict[str, Any]:
@@ -33,18 +32,6 @@ def test_what_is_hidden_is_a_part_of_all_reduce() -> None:
     assert met == [True, False, True]
 
 
-def test_scaling_begins_where_the_source_ends() -> None:
-    found = layered.scaling(Rates(Line(1e-6, 1e-10), Line(1e-4, 1e-9), 1e-5, 1e-4, 1e-6))
-    assert [one["workers"] for one in found] == [4, 8, 16, 32, 64, 128, 256]
-    last = found[-1]
-    assert last["AllReduce"] == pytest.approx(0.638)
-    shares = [last[f"Layered {share:g}"] for share in report.SHARES]
-    assert shares == sorted(shares)
-    assert shares[-1] == 1.0
-    for one in found:
-        assert 0 < one["AllReduce"] <= 1
-
-
 @pytest.mark.run_of_a_benchmark
 @pytest.mark.timeout(240)
 def test_a_short_run(emulated_hosts: None, tmp_path: Path, results_of: ResultsOf) -> None:
@@ -54,7 +41,6 @@ def test_a_short_run(emulated_hosts: None, tmp_path: Path, results_of: ResultsOf
     assert modes >= {("here", "thread"), ("hosts", "thread"), ("hosts", "rank")}
     assert results["wrong"] == []
     assert "Horovod" in results["baselines"]
-    assert len(results["scaling"]) == 7
     for one in results["rows"]:
         for contestant in one["contestants"].values():
             assert all(entry["median"] > 0 for entry in contestant["exposed"].values())

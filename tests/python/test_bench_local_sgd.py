@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import local_sgd
-from claims.local_sgd import accuracy, communication, plan
+from claims.local_sgd import communication, plan
 from claims.local_sgd.report import per_step
 from claims.local_sgd.worker import edsr_shapes, resnet20_shapes
 from results import ResultsOf
@@ -56,30 +56,10 @@ def test_errors_of_plans_are_by_algorithm() -> None:
     assert plan.errors(rows) == {"a": {"median": 0.2, "most": -0.3, "count": 3}}
 
 
-def test_what_training_bears() -> None:
-    def points(*accuracies: float) -> list[dict[str, Any]]:
-        return [{"workers": 1 << k, "accuracy": value} for k, value in enumerate(accuracies)]
-
-    assert accuracy.borne(points(0.9, 0.896, 0.91, 0.8, 0.95)) == 4
-    assert accuracy.borne(points(0.9, 0.89)) == 1
-    assert accuracy.settled([9.0] + [1.0, 3.0] * 4) == pytest.approx(2.0)
-    assert accuracy.settled([1.0, 2.0, None]) is None
-
-
 def test_the_sets_have_the_sizes_of_the_papers() -> None:
     assert sum(math.prod(shape) for _, shape in resnet20_shapes()) == 269722
     assert round(sum(math.prod(shape) for _, shape in edsr_shapes()) / 1e6, 1) == 40.7
     assert len({name for name, _ in edsr_shapes()}) == len(edsr_shapes())
-
-
-@pytest.mark.run_of_a_benchmark
-def test_accuracy_runs(tmp_path: Path, results_of: ResultsOf) -> None:
-    assert local_sgd.main(["accuracy", "--quick", "--results", str(tmp_path)]) == 0
-    found = results_of("local_sgd_accuracy")
-    for rule in found["rules"].values():
-        assert [one["workers"] for one in rule["points"]] == [1, 2, 4]
-        assert all(one["accuracy"] > 0.5 for one in rule["points"])
-        assert rule["points"][2]["distance"] > rule["points"][1]["distance"] > 0
 
 
 @pytest.mark.run_of_a_benchmark

@@ -18,7 +18,6 @@ import torch
 import sordino.torch as hvd
 from claims.local_sgd.worker import resnet20_shapes
 from cluster import jobs
-from sordino import plan
 from sordino.algorithms import AllReduce, Layered
 from sordino.bench import baselines
 from sordino.bench.resnet import resnet50_shapes
@@ -96,17 +95,13 @@ def race(contestants: Sequence[Contestant], participants: Participants, rounds: 
 
 
 def measure(chosen: argparse.Namespace, participants: Participants) -> Results:
-    """AllReduce and Layered; and the links, if asked for. Collective."""
+    """AllReduce and Layered. Collective."""
     algorithms = {"AllReduce": AllReduce(), "Layered": Layered(chosen.members, chosen.communicator)}
     contestants = [
         Contestant(name, chosen.set, participants, hvd.DistributedOptimizer, algorithm)
         for name, algorithm in algorithms.items()
     ]
-    found = race(contestants, participants, chosen.rounds)
-    if chosen.links > 0:
-        rates, _ = plan.measure(4 * sum(int(np.prod(shape)) for _, shape in SETS[chosen.set]()), chosen.links)
-        found["rates"] = rates.as_results()
-    return found
+    return race(contestants, participants, chosen.rounds)
 
 
 def horovod(chosen: argparse.Namespace) -> int:
@@ -132,7 +127,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     options.add_argument("--members", type=int, required=True, metavar="K")
     options.add_argument("--communicator", choices=("thread", "rank", "horovod"), required=True)
     options.add_argument("--rounds", type=int, required=True, metavar="N")
-    options.add_argument("--links", type=float, default=0.0, metavar="S", help="seconds to measure the links, if any")
     chosen = options.parse_args(argv)
     torch.set_num_threads(1)
     if chosen.communicator == "horovod":

@@ -11,7 +11,7 @@ from sordino.report.tables import format_seconds, table
 _METHODS = {"synchronous": "synchronous SGD", "allreduce": "whole models", "sharded": "shards"}
 _PLACES = {"here": "one machine", "ranks": "one rank a host", "groups": "a group a host", "hosts": "one rank a host"}
 _SETS = {"resnet20": "ResNet-20", "edsr": "EDSR", "resnet50": "ResNet-50"}
-_COLOURS = {"gradients": "#3d5a80", "averaging": "#c8553d", "accuracy": "#0b6e4f", "source": "#aaaaaa"}
+_COLOURS = {"gradients": "#3d5a80", "averaging": "#c8553d", "ratios": "#0b6e4f"}
 
 
 def per_step(entry: Results, name: str, interval: int) -> dict[str, float]:
@@ -110,72 +110,10 @@ def draw_torch(results: Results, figure: Any) -> None:
         for name, ratio in row["ratios"].items():
             labels.append(f"{_SETS[row['set']]}, K={row['members']}, {_PLACES[row['place']]}, {_METHODS[name]}")
             values.append(ratio)
-    axes.barh(range(len(labels)), values, color=_COLOURS["accuracy"])
+    axes.barh(range(len(labels)), values, color=_COLOURS["ratios"])
     axes.set_yticks(range(len(labels)), labels, fontsize=7)
     axes.axvline(1, color="black", lw=0.8)
     axes.set(xlabel="PyTorch's time a step over ours")
-
-
-def accuracy(results: Results) -> str:
-    """Accuracy and distance by P, the source's beside them, and what the rule for P says."""
-    task = results["task"]
-    what = (
-        f"P local models on {task['data']} ({task['images']} images, {task['epochs']} epochs), three linear layers, "
-        f"mini-batches of {results['batch']} a model, averaged every {results['interval']} steps, the learning rate "
-        f"scaled by P or its square root after a gradual warm-up, {results['seeds']} seeds. The source's accuracies "
-        "are of ResNet-20 on CIFAR-10, with the linear rule (Table I)."
-    )
-    blocks = verdicts.head(results, "Accuracy by the number of local models", what)
-    for rule, found in results["rules"].items():
-        rows = [_point(*pair, rule) for pair in zip([None, *found["points"]], found["points"])]
-        heads = ["P", "Learning rate", "Test accuracy, %", "D", "D over that of the row above", "Source, %"]
-        tried = found["tried"]
-        few = ", ".join(
-            f"P={count}: {'diverged' if value is None else f'{value:.3g}'}"
-            for count, value in tried["distances"].items()
-        )
-        blocks += [
-            f"## Learning rate: {rule}",
-            table(heads, rows),
-            f"Accuracy is within 0.5 points of one model's up to **P={found['borne']}**. The rule for P, tried for a "
-            f"few steps (D: {few}), says **P={tried['chosen']}**: {tried['reason']}.",
-        ]
-    return "\n\n".join(blocks)
-
-
-def _point(before: Results | None, one: Results, rule: str) -> list[str]:
-    ratio = f"{one['distance'] / before['distance']:.2f}" if before and before["distance"] and one["distance"] else "–"
-    spread = "" if one["spread"] is None else f" ± {100 * one['spread']:.2f}"
-    distance = "diverged" if one["distance"] is None else f"{one['distance']:.3g}"
-    source = f"{100 * one['source']:.2f}" if one["source"] is not None and rule == "linear" else "–"
-    return [
-        str(one["workers"]), f"{one['lr']:.3g}", f"{100 * one['accuracy']:.2f}{spread}", distance, ratio, source
-    ]  # fmt: skip
-
-
-def draw_accuracy(results: Results, figure: Any) -> None:
-    """Accuracy by P, and for each rule the distance over the averagings (the source's Figure 4)."""
-    left, *panels = figure.subplots(1, 1 + len(results["rules"]))
-    for (rule, found), axes, style in zip(results["rules"].items(), panels, ("-", "--"), strict=True):
-        points = found["points"]
-        counts, accuracies = [one["workers"] for one in points], [100 * one["accuracy"] for one in points]
-        spreads = [100 * (one["spread"] or 0) for one in points]
-        look = {"marker": "o", "capsize": 3, "ls": style, "color": _COLOURS["accuracy"]}
-        left.errorbar(counts, accuracies, yerr=spreads, label=rule, **look)
-        for one in points:
-            parts = [(k + 1) / len(one["curve"]) for k in range(len(one["curve"]))]
-            values = [float("nan") if value is None else value for value in one["curve"]]
-            axes.plot(parts, values, lw=0.8, label=f"P={one['workers']}")
-        axes.set(xlabel="part of training", ylabel="D before an averaging", yscale="log", title=rule)
-    points = next(iter(results["rules"].values()))["points"]
-    known = [(one["workers"], 100 * one["source"]) for one in points if one["source"] is not None]
-    left.plot(*zip(*known), ":o", color=_COLOURS["source"], label="source (CIFAR-10, linear)")
-    left.set_xscale("log", base=2)
-    left.set_xticks([count for count, _ in known], [str(count) for count, _ in known])
-    left.set(xlabel="P, local models", ylabel="test accuracy, %")
-    for axes in (left, *panels):
-        axes.legend(fontsize=7)
-        axes.grid(alpha=0.3)
 
 
 def plan(results: Results) -> str:
@@ -257,7 +195,6 @@ def draw_overlap(results: Results, figure: Any) -> None:
 
 
 REPORTS = {
-    "local_sgd_accuracy": Report(accuracy, draw_accuracy),
     "local_sgd_communication": Report(communication, draw_communication),
     "local_sgd_overlap": Report(overlap, draw_overlap),
     "local_sgd_plan": Report(plan, draw_plan),

@@ -85,6 +85,16 @@ def times(algorithm: Algorithm, shapes: Shapes, participants: Participants, roun
     return participants.maximum(found[1:].ravel()).reshape(rounds, INTERVAL), right
 
 
+def by_turn(name: str, turns: Sequence[Seconds]) -> dict[str, list[float]]:
+    """What averaging gradients and averaging models took in the middle of each turn."""
+    if name == "synchronous":
+        return {"gradients": [float(np.median(one)) for one in turns], "averaging": [0.0 for _ in turns]}
+    return {
+        "gradients": [float(np.median(one[:, 0])) for one in turns],
+        "averaging": [float(np.median(one[:, 1] - one[:, 0])) for one in turns],
+    }
+
+
 def measure(chosen: argparse.Namespace, participants: Participants) -> Results:
     """Every contestant in turns. Collective."""
     shapes = SETS[chosen.set]()
@@ -110,6 +120,7 @@ def measure(chosen: argparse.Namespace, participants: Participants) -> Results:
         gradients = sum(phase.load.seconds(rates) for phase in phases if phase.every == 1)
         entries[name]["gradients"] = summarize(steps if name == "synchronous" else steps[:, 0])
         entries[name]["averaging"] = None if name == "synchronous" else summarize(steps[:, 1] - steps[:, 0])
+        entries[name]["by_turn"] = by_turn(name, seconds[name])
         entries[name]["predicted"] = {"gradients": gradients, "averaging": averaging}
     return {
         "set": chosen.set,

@@ -1,0 +1,91 @@
+"""Figure 2: what share of a step is communication in conventional SGD, by the number of workers."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+from claims.claim import Claim, Found, Plan, Run
+from claims.evidence import above, exact
+from claims.layered.model import COMPUTING, COUNTS, Cluster, links_run
+from claims.layered.paper import PAPER
+from claims.layered.share_worker import WAYS
+from cluster.jobs import run_on_hosts
+from sordino.algorithms import AllReduce
+from sordino.errors import SordinoError
+from sordino.plan import Rates
+from sordino.report import Results
+
+HOSTS, MBPS, COMPUTE_MS, JOBS, ROUNDS = (2, 4, 8), 500.0, 200.0, 4, 8
+
+
+def job(hosts: int, mbps: float, compute_ms: float, rounds: int, number: int) -> Results:
+    """Time steps on emulated hosts of one worker each; `number` tells jobs that are alike apart.
+
+    Raises:
+        SordinoError: it failed, or averaged wrongly.
+    """
+    words = ["--compute-ms", f"{compute_ms:g}", "--rounds", str(rounds)]
+    found = run_on_hosts(hosts, 1, mbps, "claims.layered.share_worker", words)
+    if not found["right"]:
+        raise SordinoError(f"job {number}: gradients are not their mean")
+    return {"seconds": found["seconds"]}
+
+
+def plan(quick: bool) -> Plan:
+    """Shares on emulated hosts, then those that are predicted for the source's cluster."""
+    hosts, mbps, compute, jobs, rounds = ((2, 4), 2000.0, 20.0, 1, 2) if quick else (HOSTS, MBPS, COMPUTE_MS, JOBS, ROUNDS)
+    common = {"mbps": mbps, "compute_ms": compute, "rounds": rounds}
+    keys = [(number, count) for number in range(jobs) for count in hosts]
+    work = "claims.layered.figure_2:job"
+    found = yield [Run(work, {"hosts": count, "number": number, **common}, count, alone=True) for number, count in keys]
+    shares = {
+        (way, *key): 100 * (1 - compute / 1e3 / one["seconds"][way])
+        for key, one in zip(keys, found, strict=True)
+        for way in WAYS
+    }
+    [software] = yield [links_run(quick)]
+    cluster = Cluster(Rates.from_results(software))
+    predicted = {
+        "tensor by tensor": [100 * (1 - COMPUTING / cluster.tensor_by_tensor(count)) for count in COUNTS],
+        "in buckets": [100 * (1 - COMPUTING / cluster.seconds(AllReduce(), count)) for count in COUNTS],
+    }
+    evidence = []
+    for way in WAYS:
+        rises = [shares[way, number, hosts[-1]] - shares[way, number, hosts[0]] for number in range(jobs)]
+        what = f"measured, {way}: communication's share on {hosts[-1]} hosts above that on {hosts[0]}, points"
+        evidence.append(above(what, rises))
+    for way, values in predicted.items():
+        last = values[-1] - values[-3]
+        what = f"predicted, {way}: the share at {COUNTS[-1]} workers above that at {COUNTS[-3]}, points; above 5"
+        evidence.append(exact(what, last, last > 5))
+    measured = {way: [statistics.fmean(shares[way, k, count] for k in range(jobs)) for count in hosts] for way in WAYS}
+    return Found(evidence, {"hosts": list(hosts), "measured": measured, "counts": list(COUNTS), "predicted": predicted})
+
+
+def draw(shapes: Results, figure: Any) -> None:
+    """Shares against workers: measured, and predicted."""
+    figure.set_size_inches(9, 3.6)
+    left, right = figure.subplots(1, 2)
+    for axes, counts, key in ((left, "hosts", "measured"), (right, "counts", "predicted")):
+        for way, values in shapes[key].items():
+            axes.plot(shapes[counts], values, marker="o", label=way)
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(shapes[counts], [str(count) for count in shapes[counts]])
+        axes.set(xlabel="workers", ylabel="communication, % of a step", title=key, ylim=(0, 100))
+    left.legend(frameon=False)
+
+
+CLAIM = Claim(
+    name="layered-figure-2",
+    paper=PAPER,
+    place="Figure 2",
+    says="The share of AllReduce in conventional SGD's time rises with the number of workers, linearly from 64 on.",
+    setting="ResNet-50 on ImageNet, 64 images a worker, up to 256 GPUs on 64 nodes.",
+    here=f"Measured on {HOSTS[0]} to {HOSTS[-1]} emulated hosts of one worker each with links of {MBPS:g} Mbps, "
+    f"gradients of ResNet-50 with a quarter of the channels, computing a sleep of {COMPUTE_MS:g} ms, nothing "
+    f"overlapped; {JOBS} jobs. Predicted for the source's cluster as in Figure 6. As root.",
+    plan=plan,
+    why="",
+    draw=draw,
+)

@@ -1,0 +1,33 @@
+"""Figure 10: communication in a step with the parameters of EDSR."""
+
+from __future__ import annotations
+
+from claims.claim import Claim, Found, Plan
+from claims.local_sgd.paper import PAPER
+from claims.local_sgd.timed import Communication, draw, judge, shapes
+
+TIMED = Communication("edsr", 4, ((2, 2),), 1000.0, turns=4, rounds=1, budget=15.0)
+QUICK = Communication("resnet20", 4, ((2, 2),), 2000.0, turns=2, rounds=2, budget=1.0)
+
+
+def plan(quick: bool) -> Plan:
+    """One job."""
+    timed = QUICK if quick else TIMED
+    found = yield from timed.ask()
+    return Found(judge(timed, found), shapes(timed, found))
+
+
+CLAIM = Claim(
+    name="local-sgd-figure-10",
+    paper=PAPER,
+    place="Figure 10",
+    says="Local SGD communicates less than synchronous SGD, and averaging shards takes 1/K of what averaging whole "
+    "models does.",
+    setting="EDSR on up to 64 KNL nodes with Cray Aries, P = 8, I = 4.",
+    here=f"The 40.7 M parameters of EDSR on 4 emulated hosts of one worker with links of {TIMED.mbps:g} Mbps, "
+    f"nothing computed; all ways in turns in one job, {TIMED.turns} turns. Predictions are equations 3 to 8 as "
+    "`sordino plan` has them, with links measured in the same job. As root.",
+    plan=plan,
+    why="",
+    draw=draw,
+)

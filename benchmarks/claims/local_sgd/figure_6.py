@@ -1,0 +1,33 @@
+"""Figure 6: communication in a step with the parameters of ResNet-20."""
+
+from __future__ import annotations
+
+from claims.claim import Claim, Found, Plan
+from claims.local_sgd.paper import PAPER
+from claims.local_sgd.timed import Communication, draw, judge, shapes
+
+TIMED = Communication("resnet20", 8, ((4, 2), (2, 2), (4, 1)), 500.0, turns=8, rounds=6, budget=15.0)
+QUICK = Communication("resnet20", 8, ((2, 2),), 2000.0, turns=2, rounds=2, budget=1.0)
+
+
+def plan(quick: bool) -> Plan:
+    """Jobs of several P and K."""
+    timed = QUICK if quick else TIMED
+    found = yield from timed.ask()
+    return Found(judge(timed, found), shapes(timed, found))
+
+
+CLAIM = Claim(
+    name="local-sgd-figure-6",
+    paper=PAPER,
+    place="Figure 6 and equations 5 to 8",
+    says="Local SGD communicates less than synchronous SGD, and averaging shards takes 1/K of what averaging whole "
+    "models does.",
+    setting="ResNet-20 on up to 128 KNL nodes with Cray Aries, P = 4, I = 8.",
+    here=f"The 0.27 M parameters of ResNet-20 on up to 8 emulated hosts of one worker with links of {TIMED.mbps:g} "
+    f"Mbps, nothing computed; all ways in turns in one job, {TIMED.turns} turns. Predictions are equations 3 to 8 as "
+    "`sordino plan` has them, with links measured in the same job. As root.",
+    plan=plan,
+    why="",
+    draw=draw,
+)
