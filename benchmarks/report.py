@@ -10,7 +10,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from claims.accuracy.report import REPORTS as ACCURACY
 from claims.gossip.report import REPORTS as GOSSIP
 from claims.layered.report import REPORTS as LAYERED
 from claims.local_sgd.report import REPORTS as LOCAL_SGD
@@ -29,7 +28,6 @@ from ways.speed import REPORTS as SPEED
 REPORTS = {
     **BENCH,
     **PLAN,
-    **ACCURACY,
     **GOSSIP,
     **LAYERED,
     **LOCAL_SGD,

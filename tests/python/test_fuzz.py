@@ -26,8 +26,8 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-import accuracy
 import report
+from claims import claim, running
 from drills.course import lines_of
 from sordino import algorithms, checkpoint, data, fingerprint
 from sordino.checkpoint import Folder, files
@@ -560,10 +560,10 @@ def test_reports_of_incomplete_results(tmp_path: Path, kind: object, rest: dict[
 @example(content=b"[" * 100_000)
 @example(content=b"\xff")
 def test_what_earlier_runs_left(tmp_path: Path, content: bytes) -> None:
-    training = accuracy.QUICK.trainings()[0]
-    kept = tmp_path / f"{training.key}.json"
+    run = claim.Run("work", {})
+    kept = tmp_path / f"{run.key}.json"
     kept.write_bytes(content)
-    assert accuracy._kept(tmp_path, accuracy.QUICK.task, training) is None
+    assert running.Runner(tmp_path, 1)._read(run.key) is None
     lines, torn = lines_of(kept)
     assert not lines and torn == len(content.decode(errors="replace").splitlines())
 

@@ -19,7 +19,6 @@ from sordino.errors import NotBuilt
 
 BENCHMARKS = ("collectives", "fusion", "kernels")
 IN_A_CLONE = (
-    "accuracy",
     "gossip",
     "gpu_kernels",
     "gpu_ranks",

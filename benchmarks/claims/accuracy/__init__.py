@@ -1,1 +1,0 @@
-"""Test accuracy of gossip and AllReduce by mini-batch and by workers (accuracy.py)."""
