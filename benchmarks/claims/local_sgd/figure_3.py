@@ -13,7 +13,7 @@ from sordino.report import Results
 
 def plan(quick: bool) -> Plan:
     """Every P for as many epochs, and P = 1 for as many steps as each."""
-    study = classification(quick)
+    study, _ = yield from classification(quick).tuned()
     trained = yield from study.ask(study.counts)
     short = yield from study.ask_short()
     shapes = {"losses": mean_curves(study, trained, "losses"), "curves": mean_curves(study, trained, "curve")}

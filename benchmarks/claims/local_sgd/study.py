@@ -12,6 +12,8 @@ from claims.evidence import Evidence, above, alike, below, exact
 from claims.local_sgd.models import Local, settled
 from sordino.report import Results
 
+_TUNED_BY = 2  # seeds
+
 Trained = dict[tuple[int, int], Results]
 """What trainings found, by P and the seed."""
 
@@ -21,7 +23,8 @@ class Study:
     """A training by several numbers of local models.
 
     Attributes:
-        task: settings of `Local` that all have.
+        task: settings of `Local` that all have; without the learning rate until `tuned` has found it.
+        rates: learning rates of one model that are tried, rising.
         counts: P; the first is 1.
         seeds: how many.
         bears: P up to which the source finds nothing lost.
@@ -31,6 +34,7 @@ class Study:
     """
 
     task: dict[str, Any]
+    rates: Sequence[float]
     counts: Sequence[int]
     seeds: int
     bears: int
@@ -47,6 +51,41 @@ class Study:
         keys = [(models, seed) for models in counts for seed in range(1, self.seeds + 1)]
         found = yield [self.training(models, seed, **other).run for models, seed in keys]
         return dict(zip(keys, found, strict=True))
+
+    def tuned(self) -> Generator[Sequence[Run], list[Results], tuple[Study, float]]:
+        """Ask which rate suits one model best on images held out, and which of those below it all P bear.
+
+        Returns:
+            the study with the largest rate, not above the best, at which the most models do not collapse (the smallest
+            of all, if they always do); and the best rate.
+        """
+        seeds = range(1, min(self.seeds, _TUNED_BY) + 1)
+        tried = yield [self.training(1, seed, lr=lr).run for lr in self.rates for seed in seeds]
+        means = [
+            statistics.fmean(one["curve"][-1] for one in tried[k : k + len(seeds)])
+            for k in range(0, len(tried), len(seeds))
+        ]
+        best = max(self.rates, key=lambda lr: means[self.rates.index(lr)])
+        borne = best
+        for borne in reversed([lr for lr in self.rates if lr <= best]):
+            found = yield [self.training(self.counts[-1], seed, lr=borne).run for seed in seeds]
+            if not any(one["collapsed"] for one in found):
+                break
+        return replace(self, task=self.task | {"lr": borne}), best
+
+    def collapses(self, best: float) -> Generator[Sequence[Run], list[Results], list[Evidence]]:
+        """Ask for every P at the rate that suits one model best, and tell which collapse, if it is not the study's."""
+        if best == self.task["lr"]:
+            return []
+        few = replace(self, seeds=min(self.seeds, _TUNED_BY))
+        trained = yield from few.ask(self.counts, lr=best)
+        collapsed = {
+            count: sum(trained[count, seed]["collapsed"] for seed in range(1, few.seeds + 1)) for count in self.counts
+        }
+        told = ", ".join(f"P = {count}: {number} of {few.seeds}" for count, number in collapsed.items() if number)
+        what = f"collapses at {best:g}, the rate that suits one model best, of {len(trained)} trainings"
+        note = f"collapsed: {told or 'none'}; the others are at {self.task['lr']:g}, the largest rate tried that all P bear"
+        return [exact(what, sum(collapsed.values()), True, note=note)]
 
     def ask_short(self) -> Generator[Sequence[Run], list[Results], Trained]:
         """Ask for P = 1 by the P as whose local models it takes as many steps, so as much time."""

@@ -101,7 +101,8 @@ def plan(quick: bool) -> Plan:
     """Both problems: whole trainings, and what a few steps choose."""
     evidence, shapes = [], {}
     averagings = 4 if quick else AVERAGINGS
-    for study in (classification(quick), resolution(quick)):
+    for untuned in (classification(quick), resolution(quick)):
+        study, _ = yield from untuned.tuned()
         trained = yield from study.ask(study.counts)
         tried = yield from trials(study, averagings)
         evidence += judge(study, trained, tried, averagings)
