@@ -84,14 +84,14 @@ class Study:
         }
         told = ", ".join(f"P = {count}: {number} of {few.seeds}" for count, number in collapsed.items() if number)
         what = f"collapses at {best:g}, the rate that suits one model best, of {len(trained)} trainings"
-        note = f"collapsed: {told or 'none'}; the others are at {self.task['lr']:g}, the largest rate tried that all P bear"
+        note = f"collapsed: {told or 'none'}; {self.task['lr']:g} is the largest rate tried that all P bear"
         return [exact(what, sum(collapsed.values()), True, note=note)]
 
-    def ask_short(self) -> Generator[Sequence[Run], list[Results], Trained]:
-        """Ask for P = 1 by the P as whose local models it takes as many steps, so as much time."""
+    def ask_short(self, best: float) -> Generator[Sequence[Run], list[Results], Trained]:
+        """Ask for P = 1, at its best rate, by the P as whose local models it takes as many steps, so as much time."""
         epochs = self.task["epochs"]
         keys = [(count, seed) for count in self.counts[1:] for seed in range(1, self.seeds + 1)]
-        found = yield [self.training(1, seed, epochs=epochs // count).run for count, seed in keys]
+        found = yield [self.training(1, seed, epochs=epochs // count, lr=best).run for count, seed in keys]
         return dict(zip(keys, found, strict=True))
 
 
@@ -126,7 +126,8 @@ def accuracy(study: Study, trained: Trained) -> list[Evidence]:
     found = []
     most = study.counts[-1]
     lost, collapsed = _differences(trained, 1, most, _test)
-    found.append(above(f"P = 1 above P = {most}, {study.unit}", lost, source=study.drops.get(most), collapsed=collapsed))
+    source = study.drops.get(most)
+    found.append(above(f"P = 1 above P = {most}, {study.unit}", lost, source=source, collapsed=collapsed))
     for count in study.counts[1:]:
         lost, collapsed = _differences(trained, 1, count, _test)
         source = study.drops.get(count)
@@ -153,7 +154,8 @@ def learning(study: Study, trained: Trained, short: Trained) -> list[Evidence]:
     beyond = [count for count in study.counts if count > study.bears] or [study.counts[-1]]
     for count in reversed(beyond):
         values, collapsed = _differences(trained, count, 1, lambda one: one["losses"][-1])
-        found.append(above(f"equal epochs: training loss of the last one, P = {count} above P = 1", values, collapsed=collapsed))
+        what = f"equal epochs: training loss of the last one, P = {count} above P = 1"
+        found.append(above(what, values, collapsed=collapsed))
     for count in study.counts[1:]:
         both = {**{(count, seed): trained[count, seed] for seed in range(1, study.seeds + 1)}}
         both |= {(1, seed): short[count, seed] for seed in range(1, study.seeds + 1)}

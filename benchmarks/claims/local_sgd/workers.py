@@ -119,7 +119,8 @@ def draw(shapes: Results, figure: Any) -> None:
             axes.plot(list(points), list(points.values()), "o-", color="#3d5a80", alpha=0.4)
         counts = [int(count) for count in rows[0]]
         if rows[0]["2"] is not None:
-            axes.plot(counts, [rows[0]["2"] * count / 2 for count in counts], "--", color="#888888", label="in proportion")
+            ideal = [rows[0]["2"] * count / 2 for count in counts]
+            axes.plot(counts, ideal, "--", color="#888888", label="in proportion")
         axes.set(xscale="log", yscale="log", xlabel="local models, P", ylabel="D in a few steps", title=name)
         axes.set_xticks(counts, [str(count) for count in counts])
     figure.axes[0].legend(frameon=False)
