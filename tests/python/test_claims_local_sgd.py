@@ -105,11 +105,26 @@ def test_independent_noise_is_the_distance_of_random_vectors() -> None:
     assert found[8] / found[2] == pytest.approx(figure_2.by_chance(2, 8), rel=0.01)
 
 
+def test_the_rate_is_the_largest_that_all_bear_and_not_above_the_best() -> None:
+    one = replace(STUDY, rates=(0.1, 0.2, 0.4, 0.8))
+    plan = one.tuned()
+    wanted = next(plan)
+    assert len(wanted) == 8  # P = 1, every rate, two seeds
+    wanted = plan.send([{"curve": [value]} for value in (1, 1, 2, 2, 5, 4, 3, 3)])
+    assert [(run.settings["models"], run.settings["lr"]) for run in wanted] == [(8, 0.4)] * 2
+    wanted = plan.send([{"collapsed": False}, {"collapsed": True}])
+    assert [run.settings["lr"] for run in wanted] == [0.2] * 2
+    with pytest.raises(StopIteration) as end:
+        plan.send([{"collapsed": False}] * 2)
+    study_found, best = end.value.value
+    assert (study_found.task["lr"], best) == (0.2, 0.4)
+
+
 # --- Trainings --------------------------------------------------------------------------------------------------------
 
 
 def small(**other: Any) -> dict[str, Any]:
-    task = settings.classification(True).task | {"epochs": 2, "images": 256}
+    task = settings.classification(True).task | {"epochs": 2, "images": 256, "lr": 0.05}
     return models.Local(**{**task, "models": 2, "seed": 1, **other}).run.settings
 
 
@@ -134,7 +149,7 @@ def test_what_diverges_has_collapsed() -> None:
 def test_the_small_edsr_doubles_the_resolution_and_learns() -> None:
     assert EDSR()(torch.zeros(2, 1, 7, 7)).shape == (2, 1, 14, 14)
     assert sum(one.numel() for one in EDSR().parameters()) == 21_185
-    task = settings.resolution(True).task | {"epochs": 4, "images": 256}
+    task = settings.resolution(True).task | {"epochs": 4, "images": 256, "lr": 0.001}
     found = models.train(**models.Local(**{**task, "models": 1, "seed": 1}).run.settings)
     assert found["losses"][-1] < 0.7 * found["losses"][0] and found["curve"][-1] > found["curve"][0]
 

@@ -16,6 +16,7 @@ from claims.local_sgd.study import Trained, draw_curves, mean_curves, pairs
 from sordino.report import Results
 
 INTERVALS, EPOCHS, SEEDS, RATE = (2, 4, 8, 16), 8, 5, 0.1
+_FIXED: dict[str, Any] = {"lr": RATE, "rule": "none", "decay": False}
 _MUCH = 1.1  # times in a doubling of P; less is "not much"
 
 
@@ -36,7 +37,7 @@ def plan(quick: bool) -> Plan:
     doublings = math.log2(most / border)
     evidence, shapes, slower = [], {}, []
     for interval in intervals:
-        trained = yield from study.ask(study.counts, interval=interval, epochs=epochs, lr=RATE, rule="none", decay=False)
+        trained = yield from study.ask(study.counts, interval=interval, epochs=epochs, **_FIXED)
         before, collapsed = _growth(trained, least, study.counts[1])
         beyond, _ = _growth(trained, border, most)
         slower.append([one - other ** (1 / doublings) for one, other in zip(before, beyond, strict=True)])

@@ -13,16 +13,17 @@ from sordino.report import Results
 
 def plan(quick: bool) -> Plan:
     """Every P for as many epochs, and P = 1 for as many steps as each."""
-    study = resolution(quick)
+    study, best = yield from resolution(quick).tuned()
     trained = yield from study.ask(study.counts)
-    short = yield from study.ask_short()
+    short = yield from study.ask_short(best)
     shapes = {"losses": mean_curves(study, trained, "losses"), "curves": mean_curves(study, trained, "curve")}
     return Found(learning(study, trained, short), shapes)
 
 
 def draw(shapes: Results, figure: Any) -> None:
     """Training loss, and accuracy on images held out, against epochs."""
-    panels = [("training loss", "part of the epochs", shapes["losses"]), ("PSNR, dB", "part of the epochs", shapes["curves"])]
+    epochs = "part of the epochs"
+    panels = [("training loss", epochs, shapes["losses"]), ("PSNR, dB", epochs, shapes["curves"])]
     draw_curves(panels, figure)
 
 

@@ -15,7 +15,7 @@ _SOURCE = {4: 1.1, 8: 0.9}  # what part of a doubling D grows by, read off its c
 
 def plan(quick: bool) -> Plan:
     """Every P, and D before each averaging."""
-    study = resolution(quick)
+    study, _ = yield from resolution(quick).tuned()
     trained = yield from study.ask(study.counts[1:])
     return Found(distances(study, trained, _SOURCE), {"distances": mean_curves(study, trained, "distances")})
 

@@ -98,7 +98,9 @@ def _work(local: Local, problem: Problem, initial: torch.nn.Module) -> Results:
         algorithm=LocalSGD(local.interval, log_distance=local.interval) if several else AllReduce(),
     )
     warm_up = int(WARM_UP * local.steps) if local.rule != "none" else 0
-    cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(local.steps - warm_up, 1)) if local.decay else None
+    cosine = None
+    if local.decay:
+        cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(local.steps - warm_up, 1))
     scheduler = hvd.GradualWarmup(optimizer, warm_up, local.lr / scaled, after=cosine)
     losses, curve = [], []
     together, total, steps = local.batch * local.models, local.images, 0

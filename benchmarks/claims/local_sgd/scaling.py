@@ -96,8 +96,8 @@ def judge(scaling: Scaling, speedups: dict[str, list[float]]) -> list[Evidence]:
     return [
         exact(f"{most} processes: shards over synchronous SGD, throughput", over_all, over_all > 1),
         exact(f"{most} processes: shards over whole models, throughput", over_whole, over_whole > 1),
-        exact(f"synchronous SGD from {most // 2} to {most} processes, speedup; less than 1.5: it flattens", last, last < 1.5),
-        exact(f"{scaling.linear} processes: speedup of shards over them; at least 0.8: almost linear", near, near >= 0.8),
+        exact(f"synchronous SGD from {most // 2} to {most} processes, speedup; less than 1.5", last, last < 1.5),
+        exact(f"{scaling.linear} processes: speedup of shards over their number; at least 0.8", near, near >= 0.8),
     ]
 
 

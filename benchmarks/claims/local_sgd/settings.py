@@ -10,14 +10,14 @@ CLASSIFICATION = Study(
     task={
         "problem": "classification",
         "data": "fashion-mnist",
-        "images": 32768,
+        "images": 16384,
         "held_out": 5000,
         "epochs": 32,
         "batch": 128,
         "interval": 8,
-        "lr": 0.05,
         "rule": "linear",
     },
+    rates=(0.0125, 0.025, 0.05, 0.1, 0.2, 0.4),
     counts=(1, 2, 4, 8, 16, 32),
     seeds=10,
     bears=4,
@@ -34,9 +34,9 @@ RESOLUTION = Study(
         "epochs": 16,
         "batch": 16,
         "interval": 4,
-        "lr": 0.001,
         "rule": "sqrt",
     },
+    rates=(0.0005, 0.001, 0.002, 0.004),
     counts=(1, 2, 4, 8, 16),
     seeds=10,
     bears=8,
@@ -52,7 +52,7 @@ def classification(quick: bool) -> Study:
     if not quick:
         return CLASSIFICATION
     task = CLASSIFICATION.task | _SMALL | {"images": 1024, "epochs": 4, "batch": 32}
-    return replace(CLASSIFICATION, task=task, counts=(1, 2, 4), seeds=2, bears=2)
+    return replace(CLASSIFICATION, task=task, rates=(0.05, 0.1), counts=(1, 2, 4), seeds=2, bears=2)
 
 
 def resolution(quick: bool) -> Study:
@@ -60,4 +60,4 @@ def resolution(quick: bool) -> Study:
     if not quick:
         return RESOLUTION
     task = RESOLUTION.task | _SMALL | {"images": 512, "epochs": 4}
-    return replace(RESOLUTION, task=task, counts=(1, 2, 4), seeds=2, bears=2)
+    return replace(RESOLUTION, task=task, rates=(0.001, 0.002), counts=(1, 2, 4), seeds=2, bears=2)

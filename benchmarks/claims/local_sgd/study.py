@@ -12,6 +12,8 @@ from claims.evidence import Evidence, above, alike, below, exact
 from claims.local_sgd.models import Local, settled
 from sordino.report import Results
 
+_TUNED_BY = 2  # seeds
+
 Trained = dict[tuple[int, int], Results]
 """What trainings found, by P and the seed."""
 
@@ -21,7 +23,8 @@ class Study:
     """A training by several numbers of local models.
 
     Attributes:
-        task: settings of `Local` that all have.
+        task: settings of `Local` that all have; without the learning rate until `tuned` has found it.
+        rates: learning rates of one model that are tried, rising.
         counts: P; the first is 1.
         seeds: how many.
         bears: P up to which the source finds nothing lost.
@@ -31,6 +34,7 @@ class Study:
     """
 
     task: dict[str, Any]
+    rates: Sequence[float]
     counts: Sequence[int]
     seeds: int
     bears: int
@@ -48,11 +52,46 @@ class Study:
         found = yield [self.training(models, seed, **other).run for models, seed in keys]
         return dict(zip(keys, found, strict=True))
 
-    def ask_short(self) -> Generator[Sequence[Run], list[Results], Trained]:
-        """Ask for P = 1 by the P as whose local models it takes as many steps, so as much time."""
+    def tuned(self) -> Generator[Sequence[Run], list[Results], tuple[Study, float]]:
+        """Ask which rate suits one model best on images held out, and which of those below it all P bear.
+
+        Returns:
+            the study with the largest rate, not above the best, at which the most models do not collapse (the smallest
+            of all, if they always do); and the best rate.
+        """
+        seeds = range(1, min(self.seeds, _TUNED_BY) + 1)
+        tried = yield [self.training(1, seed, lr=lr).run for lr in self.rates for seed in seeds]
+        means = [
+            statistics.fmean(one["curve"][-1] for one in tried[k : k + len(seeds)])
+            for k in range(0, len(tried), len(seeds))
+        ]
+        best = max(self.rates, key=lambda lr: means[self.rates.index(lr)])
+        borne = best
+        for borne in reversed([lr for lr in self.rates if lr <= best]):
+            found = yield [self.training(self.counts[-1], seed, lr=borne).run for seed in seeds]
+            if not any(one["collapsed"] for one in found):
+                break
+        return replace(self, task=self.task | {"lr": borne}), best
+
+    def collapses(self, best: float) -> Generator[Sequence[Run], list[Results], list[Evidence]]:
+        """Ask for every P at the rate that suits one model best, and tell which collapse, if it is not the study's."""
+        if best == self.task["lr"]:
+            return []
+        few = replace(self, seeds=min(self.seeds, _TUNED_BY))
+        trained = yield from few.ask(self.counts, lr=best)
+        collapsed = {
+            count: sum(trained[count, seed]["collapsed"] for seed in range(1, few.seeds + 1)) for count in self.counts
+        }
+        told = ", ".join(f"P = {count}: {number} of {few.seeds}" for count, number in collapsed.items() if number)
+        what = f"collapses at {best:g}, the rate that suits one model best, of {len(trained)} trainings"
+        note = f"collapsed: {told or 'none'}; {self.task['lr']:g} is the largest rate tried that all P bear"
+        return [exact(what, sum(collapsed.values()), True, note=note)]
+
+    def ask_short(self, best: float) -> Generator[Sequence[Run], list[Results], Trained]:
+        """Ask for P = 1, at its best rate, by the P as whose local models it takes as many steps, so as much time."""
         epochs = self.task["epochs"]
         keys = [(count, seed) for count in self.counts[1:] for seed in range(1, self.seeds + 1)]
-        found = yield [self.training(1, seed, epochs=epochs // count).run for count, seed in keys]
+        found = yield [self.training(1, seed, epochs=epochs // count, lr=best).run for count, seed in keys]
         return dict(zip(keys, found, strict=True))
 
 
@@ -87,7 +126,8 @@ def accuracy(study: Study, trained: Trained) -> list[Evidence]:
     found = []
     most = study.counts[-1]
     lost, collapsed = _differences(trained, 1, most, _test)
-    found.append(above(f"P = 1 above P = {most}, {study.unit}", lost, source=study.drops.get(most), collapsed=collapsed))
+    source = study.drops.get(most)
+    found.append(above(f"P = 1 above P = {most}, {study.unit}", lost, source=source, collapsed=collapsed))
     for count in study.counts[1:]:
         lost, collapsed = _differences(trained, 1, count, _test)
         source = study.drops.get(count)
@@ -114,7 +154,8 @@ def learning(study: Study, trained: Trained, short: Trained) -> list[Evidence]:
     beyond = [count for count in study.counts if count > study.bears] or [study.counts[-1]]
     for count in reversed(beyond):
         values, collapsed = _differences(trained, count, 1, lambda one: one["losses"][-1])
-        found.append(above(f"equal epochs: training loss of the last one, P = {count} above P = 1", values, collapsed=collapsed))
+        what = f"equal epochs: training loss of the last one, P = {count} above P = 1"
+        found.append(above(what, values, collapsed=collapsed))
     for count in study.counts[1:]:
         both = {**{(count, seed): trained[count, seed] for seed in range(1, study.seeds + 1)}}
         both |= {(1, seed): short[count, seed] for seed in range(1, study.seeds + 1)}

@@ -13,9 +13,10 @@ from sordino.report import Results
 
 def plan(quick: bool) -> Plan:
     """Every P, by the linear rule after a gradual warm-up."""
-    study = classification(quick)
+    study, best = yield from classification(quick).tuned()
     trained = yield from study.ask(study.counts)
-    return Found(accuracy(study, trained), {"tests": tests(study, trained), "source": _SOURCE})
+    collapses = yield from study.collapses(best)
+    return Found([*accuracy(study, trained), *collapses], {"tests": tests(study, trained), "source": _SOURCE})
 
 
 _SOURCE = {"1": 91.91, "2": 91.61, "4": 91.58, "8": 91.11, "16": 89.28, "32": 85.55}
@@ -33,8 +34,8 @@ CLAIM = Claim(
     says="At equal epochs, up to 4 local models lose at most 0.5 points, 8 lose 0.8, 16 lose 2.6 and 32 lose 6.4.",
     setting="ResNet-20 on CIFAR-10, B = 128, I = 8, the learning rate times P after a gradual warm-up.",
     here=f"P = 1 to 32 (threads), B = 128, I = 8, {CLASSIFICATION.task['epochs']} epochs of "
-    f"{CLASSIFICATION.task['images']} images, the learning rate {CLASSIFICATION.task['lr']:g} times P after a gradual "
-    f"warm-up over a tenth of the steps; {CLASSIFICATION.seeds} seeds.",
+    f"{CLASSIFICATION.task['images']} images, the learning rate (the largest of {len(CLASSIFICATION.rates)} at which "
+    f"no P collapses) times P after a gradual warm-up over a tenth of the steps; {CLASSIFICATION.seeds} seeds.",
     plan=plan,
     why="",
     draw=draw,

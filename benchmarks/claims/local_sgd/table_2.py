@@ -13,9 +13,10 @@ from sordino.report import Results
 
 def plan(quick: bool) -> Plan:
     """Every P, by the square-root rule after a gradual warm-up."""
-    study = resolution(quick)
+    study, best = yield from resolution(quick).tuned()
     trained = yield from study.ask(study.counts)
-    return Found(accuracy(study, trained), {"tests": tests(study, trained), "source": _SOURCE})
+    collapses = yield from study.collapses(best)
+    return Found([*accuracy(study, trained), *collapses], {"tests": tests(study, trained), "source": _SOURCE})
 
 
 _SOURCE = {"1": 34.35, "2": 34.39, "4": 34.10, "8": 33.89, "16": 30.95}
@@ -34,8 +35,8 @@ CLAIM = Claim(
     setting="EDSR on DIV2K by Adam, B = 16, I = 4, the learning rate times the square root of P after a gradual "
     "warm-up.",
     here=f"A small EDSR on patches of {RESOLUTION.task['images']} images for {RESOLUTION.task['epochs']} epochs, P = "
-    f"1 to 16 (threads), B = 16, I = 4, Adam at {RESOLUTION.task['lr']:g} times the square root of P; "
-    f"{RESOLUTION.seeds} seeds.",
+    f"1 to 16 (threads), B = 16, I = 4, Adam at the best of {len(RESOLUTION.rates)} rates that all P bear, times the "
+    f"square root of P; {RESOLUTION.seeds} seeds.",
     plan=plan,
     why="",
     draw=draw,

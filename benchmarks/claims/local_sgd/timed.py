@@ -40,13 +40,10 @@ class Communication:
 
     def ask(self) -> Generator[Sequence[Run], list[Results], list[Results]]:
         """Ask for a job of each shape."""
-        common = {"set": self.set, "mbps": self.mbps, "turns": self.turns, "rounds": self.rounds, "budget": self.budget}
-        return (
-            yield [
-                Run("claims.local_sgd.timed:job", {"groups": groups, "members": members, **common}, groups * members, True)
-                for groups, members in self.shapes
-            ]
-        )
+        common: Results = {"set": self.set, "mbps": self.mbps, "turns": self.turns, "rounds": self.rounds, "budget": self.budget}
+        work = "claims.local_sgd.timed:job"
+        jobs = [{"groups": groups, "members": members, **common} for groups, members in self.shapes]
+        return (yield [Run(work, settings, settings["groups"] * settings["members"], alone=True) for settings in jobs])
 
     def totals(self, found: Results, name: str) -> list[float]:
         """Return the seconds of communication in a step, turn by turn; the steps of an interval share an averaging."""

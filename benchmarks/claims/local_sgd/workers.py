@@ -101,7 +101,8 @@ def plan(quick: bool) -> Plan:
     """Both problems: whole trainings, and what a few steps choose."""
     evidence, shapes = [], {}
     averagings = 4 if quick else AVERAGINGS
-    for study in (classification(quick), resolution(quick)):
+    for untuned in (classification(quick), resolution(quick)):
+        study, _ = yield from untuned.tuned()
         trained = yield from study.ask(study.counts)
         tried = yield from trials(study, averagings)
         evidence += judge(study, trained, tried, averagings)
@@ -118,7 +119,8 @@ def draw(shapes: Results, figure: Any) -> None:
             axes.plot(list(points), list(points.values()), "o-", color="#3d5a80", alpha=0.4)
         counts = [int(count) for count in rows[0]]
         if rows[0]["2"] is not None:
-            axes.plot(counts, [rows[0]["2"] * count / 2 for count in counts], "--", color="#888888", label="in proportion")
+            ideal = [rows[0]["2"] * count / 2 for count in counts]
+            axes.plot(counts, ideal, "--", color="#888888", label="in proportion")
         axes.set(xscale="log", yscale="log", xlabel="local models, P", ylabel="D in a few steps", title=name)
         axes.set_xticks(counts, [str(count) for count in counts])
     figure.axes[0].legend(frameon=False)
