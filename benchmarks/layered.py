@@ -57,10 +57,8 @@ def run(job: Job, mbps: float, rounds: int) -> Results:
     """
     words = ["--set", job.set, "--members", str(job.members), "--communicator", job.mode, "--rounds", str(rounds)]
     ranks = job.members + (job.mode == "rank")
-    if job.hosts == 0:
-        found = run_here(ranks, _WORKER, words)
-    else:
-        found = run_on_hosts(job.hosts, ranks, mbps, _WORKER, words)
+    hosts = job.hosts
+    found = run_on_hosts(hosts, ranks, mbps, _WORKER, words) if hosts else run_here(ranks, _WORKER, words)
     return found | {"set": job.set, "place": "hosts" if job.hosts else "here", "workers": job.workers, "mode": job.mode}
 
 

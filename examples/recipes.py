@@ -15,7 +15,7 @@ from common import learning_rate
 PER_IMAGES = 256
 """The mini-batch that a learning rate of large-batch is for; the linear rule scales it to --batch-size."""
 _WARM_UP = 36 / 90  # of all steps
-_LARS = {"trust_coefficient": 0.0025, "weight_decay": 5e-5}
+_TRUST, _DECAY = 0.0025, 5e-5  # of LARS
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ rule, rises for two fifths of the steps and falls, as a cosine, to zero."""
 def optimizer(args: argparse.Namespace, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
     """The optimizer that is wrapped."""
     if args.recipe == "large-batch":
-        return hvd.LARS(parameters, lr=args.lr, momentum=args.momentum, **_LARS)
+        return hvd.LARS(parameters, args.lr, args.momentum, weight_decay=_DECAY, trust_coefficient=_TRUST)
     return torch.optim.SGD(parameters, lr=args.lr, momentum=args.momentum)
 
 
@@ -49,7 +49,7 @@ def rate(args: argparse.Namespace, step: int, steps: int) -> float:
     """The learning rate of step number `step` of `steps`. It depends on nothing else, so that a training can go on."""
     if args.recipe == "plain":
         return learning_rate(args.lr, step)
-    most = args.lr * args.batch_size / PER_IMAGES
+    most: float = args.lr * args.batch_size / PER_IMAGES
     rising = max(1, round(_WARM_UP * steps))
     if step < rising:
         return most * (step + 1) / rising

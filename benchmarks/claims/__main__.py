@@ -78,7 +78,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     try:
         if options.command == "list":
-            rows = [[claim.name, claim.paper.name, claim.place, page.verdict_of(claim, RESULTS)] for claim in catalogue.CLAIMS]
+            rows = [
+                [claim.name, claim.paper.name, claim.place, page.verdict_of(claim, RESULTS)]
+                for claim in catalogue.CLAIMS
+            ]
             print(table(["Claim", "Paper", "Place", "Verdict"], rows))
         elif options.command == "run":
             if options.jobs < 1:

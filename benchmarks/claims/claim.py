@@ -1,7 +1,8 @@
 """A claim is a generator: it asks for runs, is sent what they found, and returns the evidence.
 
-So one that chooses learning rates first and then trains many seeds reads from top to bottom; and since a run is named by
-its settings, asking again costs nothing: the page is made by playing every claim once more over the runs that are kept.
+So one that chooses learning rates first and then trains many seeds reads from top to bottom; and since a run is named
+by its settings, asking again costs nothing: the page is made by playing every claim once more over the runs that are
+kept.
 """
 
 from __future__ import annotations

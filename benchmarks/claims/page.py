@@ -16,19 +16,22 @@ from sordino.report.tables import table
 _NOT_RUN = "not run yet"
 _BEGINNING = """# What the papers claim, and what was found
 
-Sordino stands on five papers. Each figure, table and headline sentence of theirs is a row here: what the source says, what
-runs here, and whether it holds. `make claims-quick` tries all of it in small, `python -m benchmarks.claims run NAME`
-settles one claim, and this page is made from `benchmarks/results/claims/` by `python -m benchmarks.claims report`.
+Sordino stands on five papers. Each figure, table and headline sentence of theirs is a row here: what the source says,
+what runs here, and whether it holds. `make claims-quick` tries all of it in small,
+`python -m benchmarks.claims run NAME` settles one claim, and this page is made from `benchmarks/results/claims/` by
+`python -m benchmarks.claims report`.
 
 **How a verdict is reached.** Seeds share initial values and the order of the data across algorithms, so a difference is
-taken seed by seed: its mean, ± its standard error, and in brackets the number of seeds. *Holds*: beyond two standard errors
-of the limit. *Holds in direction*: so too, but surely less than half of the source's effect. *Does not hold*: beyond two
-standard errors on the other side. *Not told apart*: within two standard errors. Trainings that collapsed are counted, not averaged in.
+taken seed by seed: its mean, ± its standard error, and in brackets the number of seeds. *Holds*: beyond two standard
+errors of the limit. *Holds in direction*: so too, but surely less than half of the source's effect. *Does not hold*:
+beyond two standard errors on the other side. *Not told apart*: within two standard errors. Trainings that collapsed are
+counted, not averaged in.
 
-**What was made smaller.** There is a machine with two cores, no GPU, and data sets of small images. Models and numbers of
-workers are smaller, data are Fashion-MNIST and scikit-learn's digits, and hosts are emulated where links matter. What a claim
-compares is kept: the same algorithms on the same data, at the source's ratios of workers, batches and intervals. So a
-difference's direction and order can be settled here, its size in a large network cannot."""
+**What was made smaller.** There is a machine with two cores, no GPU, and data sets of small images. Models and numbers
+of workers are smaller, data are Fashion-MNIST and scikit-learn's digits, and hosts are emulated where links matter.
+What a claim compares is kept: the same algorithms on the same data, at the source's ratios of workers, batches and
+intervals.
+So a difference's direction and order can be settled here, its size in a large network cannot."""
 
 
 def _figure(value: float | None) -> str:

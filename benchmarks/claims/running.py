@@ -159,5 +159,3 @@ def replay(claim: Claim, known: dict[str, Entry]) -> tuple[Found, set[str]]:
         return [known[run.key]["found"] for run in wanted]
 
     return play(claim, False, find), asked
-
-

@@ -17,9 +17,9 @@ from typing import Any
 
 import forked
 import pytest
-import recipes
 import torch
 
+import recipes
 from sordino import checkpoint
 from sordino.cli import mpi
 
@@ -130,7 +130,9 @@ def test_the_recipe_for_large_batches_learns_with_few_steps(launcher: mpi.Launch
     assert [results["args"][name] for name in ("lr", "momentum", "label_smoothing")] == [4.0, 0.96, 0.1]
     rates = [recipes.rate(argparse.Namespace(**results["args"]), step, 120) for step in range(120)]
     assert max(rates) == rates[48] == 8.0 and rates[0] == pytest.approx(8 / 48) and rates[-1] < 0.01
-    given = train(launcher, 1, tmp_path, *options, "--lr", 1, "--momentum", 0.5, "--label-smoothing", 0, "--max-steps", 1)
+    given = train(
+        launcher, 1, tmp_path, *options, "--lr", 1, "--momentum", 0.5, "--label-smoothing", 0, "--max-steps", 1
+    )
     assert [given["args"][name] for name in ("lr", "momentum", "label_smoothing")] == [1.0, 0.5, 0.0]
 
 

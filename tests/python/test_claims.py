@@ -60,7 +60,9 @@ def test_what_is_alike_lies_surely_within_the_margin() -> None:
 
 
 def test_a_table_shows_errors_counts_and_collapses() -> None:
-    text = page.evidence_table([above("one", [2.0, 3.0, 4.0], collapsed=2), exact("two", 3.0, True, note="by counting")])
+    text = page.evidence_table(
+        [above("one", [2.0, 3.0, 4.0], collapsed=2), exact("two", 3.0, True, note="by counting")]
+    )
     assert "3 ± 0.58 (3, 2 collapsed)" in text and "- two: by counting" in text
 
 
@@ -123,7 +125,7 @@ def test_a_file_is_read_as_it_was_written_and_what_is_missing_is_said(tmp_path: 
     known = running.read(path)
     again, asked = running.replay(claim, known)
     assert again == found and asked == set(known) == {run_of(tmp_path, 3).key, run_of(tmp_path, 5).key}
-    with pytest.raises(UsageError, match="'number': 7.*python -m benchmarks.claims run a-claim"):
+    with pytest.raises(UsageError, match=r"'number': 7.*python -m benchmarks.claims run a-claim"):
         running.replay(claim_of(tmp_path, (3, 7)), known)
     path.write_text(path.read_text()[:-20])
     with pytest.raises(UsageError, match="not a claim's file"):

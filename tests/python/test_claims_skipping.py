@@ -10,8 +10,17 @@ import torch
 
 from claims.claim import Claim, Found, Run, play
 from claims.evidence import DIRECTION, FAILS, HOLDS, Evidence
-from claims.skipping import accuracy, detection, detectors
-from claims.skipping import figure_2, figure_7a, figure_7b, figure_8a, figure_8b, figure_9
+from claims.skipping import (
+    accuracy,
+    detection,
+    detectors,
+    figure_2,
+    figure_7a,
+    figure_7b,
+    figure_8a,
+    figure_8b,
+    figure_9,
+)
 from claims.skipping.networks import Dropout, layers_of, make_network
 from claims.skipping.training import QUICK, Training, train
 from sordino import sim

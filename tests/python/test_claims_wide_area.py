@@ -42,7 +42,9 @@ def test_levels_and_bests_are_of_equal_time() -> None:
 
 def test_how_soon_and_how_far_apart() -> None:
     run, slower = run_of(0, 40, 80, 80, 80), run_of(0, 20, 40, 60, 80)
-    assert reached(run, 60) == pytest.approx(1.5) and reached(slower, 60) == pytest.approx(3) and reached(run, 81) is None
+    assert (
+        reached(run, 60) == pytest.approx(1.5) and reached(slower, 60) == pytest.approx(3) and reached(run, 81) is None
+    )
     assert apart(run, run, 4.0) == 0 and apart(run, slower, 4.0) == pytest.approx(20, abs=0.5)
     assert mean_until(run, 4.0) > mean_until(slower, 4.0)
 

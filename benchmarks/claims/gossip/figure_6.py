@@ -19,7 +19,9 @@ _COMPARED = ("allreduce", "pushsum", "crossover")
 
 def plan(quick: bool) -> Plan:
     """Every method at every rate; the spread over the rates at which none has collapsed, seed by seed."""
-    task, batch, workers, rates, seeds = (QUICK, 64, 4, (0.1, 0.2), 2) if quick else (FULL, BATCH, WORKERS, RATES, SEEDS)
+    task, batch, workers, rates, seeds = (
+        (QUICK, 64, 4, (0.1, 0.2), 2) if quick else (FULL, BATCH, WORKERS, RATES, SEEDS)
+    )
     keys = [(name, lr, seed) for name in _COMPARED for lr in rates for seed in range(1, seeds + 1)]
     found = yield [training(Point(name, workers, batch), lr, seed, task).run for name, lr, seed in keys]
     tests = {key: 100 * one["test"] for key, one in zip(keys, found, strict=True)}
@@ -65,7 +67,8 @@ CLAIM = Claim(
     place="Figure 6",
     says="When the learning rate changes, Crossover's accuracy changes least, and AllReduce's most.",
     setting="ResNet-50 on ImageNet, mini-batches up to 86,016, each at several learning rates.",
-    here=f"Mini-batches of {BATCH}, {WORKERS} workers, learning rates from {RATES[0]:g} to {RATES[-1]:g}, {SEEDS} seeds.",
+    here=f"Mini-batches of {BATCH}, {WORKERS} workers, learning rates from {RATES[0]:g} to {RATES[-1]:g}, {SEEDS} "
+    "seeds.",
     plan=plan,
     why="",
     draw=draw,

@@ -55,7 +55,8 @@ CLAIM = Claim(
     place="Figure 7",
     says="With larger mini-batches AllReduce loses accuracy; SGP and Crossover lose less, and Crossover is best.",
     setting="ResNet-50 on ImageNet, mini-batches up to 86,016, each method at its best learning rate.",
-    here=f"Mini-batches of 512 to 2048 with {WORKERS} workers, each method at the best of {len(RATES)} rates; {SEEDS} seeds.",
+    here=f"Mini-batches of 512 to 2048 with {WORKERS} workers, each method at the best of {len(RATES)} rates; {SEEDS} "
+    "seeds.",
     plan=plan,
     why="",
     draw=picture,

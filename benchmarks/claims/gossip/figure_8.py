@@ -67,7 +67,8 @@ CLAIM = Claim(
     name="crossover-figure-8",
     paper=PAPER,
     place="Figure 8",
-    says="With more workers at a fixed mini-batch gossip loses accuracy, SGP more than Crossover; hierarchical Crossover "
+    says="With more workers at a fixed mini-batch gossip loses accuracy, SGP more than Crossover; hierarchical "
+    "Crossover "
     "stays like AllReduce.",
     setting="ResNet-50 on ImageNet, mini-batches of 86,016, up to 56 workers.",
     here=f"Mini-batches of {BATCH} by {COUNTS[0]} to {COUNTS[-1]} workers (threads), {GROUPS} groups of hierarchical "

@@ -58,13 +58,18 @@ def plan(quick: bool) -> Plan:
     ]
     if "hierarchical" in names:
         ratio = over("hierarchical", "allreduce", judged)
-        evidence.append(above(f"Hierarchical Crossover over AllReduce, {judged:g} ms (expected by the source)", ratio, 1.0))
+        evidence.append(
+            above(f"Hierarchical Crossover over AllReduce, {judged:g} ms (expected by the source)", ratio, 1.0)
+        )
     for length in lengths:
         if length != judged:
             ratio = over("crossover", "allreduce", length)
             evidence.append(above(f"Crossover over AllReduce, throughput, {length:g} ms", ratio, 1.0, 1.4))
     efficiency = {
-        name: [statistics.median(length / 1e3 / seconds[k, name][f"{length:g}"] for k in range(rounds)) for length in lengths]
+        name: [
+            statistics.median(length / 1e3 / seconds[k, name][f"{length:g}"] for k in range(rounds))
+            for length in lengths
+        ]
         for name in names
     }
     return Found(evidence, {"lengths": list(lengths), "efficiency": efficiency, "workers": workers})
@@ -85,10 +90,13 @@ CLAIM = Claim(
     name="crossover-figure-9",
     paper=PAPER,
     place="Figure 9",
-    says="Over slow links SGP and Crossover train about 1.4 times as fast as AllReduce, Crossover 3 to 4 % slower than SGP.",
+    says="Over slow links SGP and Crossover train about 1.4 times as fast as AllReduce, Crossover 3 to 4 % slower than "
+    "SGP.",
     setting="ResNet-50 on CIFAR-10, nodes with one T4 and links of up to 3.1 Gbps.",
-    here=f"{WORKERS} emulated hosts with links of {MBPS:g} Mbps each way, ResNet-50 with a quarter of the channels (6.4 MB, "
-    f"0.5 s of a link), real gradients and steps; computation is a sleep of {LENGTHS[0]:g} to {LENGTHS[-1]:g} ms, because the "
+    here=f"{WORKERS} emulated hosts with links of {MBPS:g} Mbps each way, ResNet-50 with a quarter of the channels "
+    "(6.4 MB, "
+    f"0.5 s of a link), real gradients and steps; computation is a sleep of {LENGTHS[0]:g} to {LENGTHS[-1]:g} ms, "
+    "because the "
     f"hosts share two cores. Each algorithm is alone in its job; {JOBS} jobs of each, in turn. AllReduce is ours, "
     "overlapped with backward. As root.",
     plan=plan,

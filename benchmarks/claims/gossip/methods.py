@@ -48,7 +48,9 @@ def best_rates(
     best = {}
     for point in points:
         means = {
-            lr: statistics.fmean(one["validation"] for key, one in zip(tried, found, strict=True) if key[:2] == (point, lr))
+            lr: statistics.fmean(
+                one["validation"] for key, one in zip(tried, found, strict=True) if key[:2] == (point, lr)
+            )
             for lr in rates
         }
         best[point] = max(rates, key=lambda lr: means[lr])

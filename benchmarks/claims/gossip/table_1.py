@@ -27,7 +27,10 @@ def plan(quick: bool) -> Plan:
     rate = yield from best_rates([plain], (0.05, 0.1, 0.2, 0.4), 2, task)
     without = (yield from accuracies(rate, seeds, task))[plain]
     evidence = [
-        above(f"Mini-batches of {batches[-1]}, AllReduce: with the recipe - without, points", differences(tests[plain], without))
+        above(
+            f"Mini-batches of {batches[-1]}, AllReduce: with the recipe - without, points",
+            differences(tests[plain], without),
+        )
     ]
     for batch in reversed(batches):
         crossover = tests[Point("crossover", workers, batch)]

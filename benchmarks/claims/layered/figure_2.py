@@ -34,7 +34,9 @@ def job(hosts: int, mbps: float, compute_ms: float, rounds: int, number: int) ->
 
 def plan(quick: bool) -> Plan:
     """Shares on emulated hosts, then those that are predicted for the source's cluster."""
-    hosts, mbps, compute, jobs, rounds = ((2, 4), 2000.0, 20.0, 1, 2) if quick else (HOSTS, MBPS, COMPUTE_MS, JOBS, ROUNDS)
+    hosts, mbps, compute, jobs, rounds = (
+        ((2, 4), 2000.0, 20.0, 1, 2) if quick else (HOSTS, MBPS, COMPUTE_MS, JOBS, ROUNDS)
+    )
     common = {"mbps": mbps, "compute_ms": compute, "rounds": rounds}
     keys = [(number, count) for number in range(jobs) for count in hosts]
     work = "claims.layered.figure_2:job"

@@ -37,7 +37,8 @@ def plan(quick: bool) -> Plan:
     keys = [(count, number, name) for count in hosts for number in range(jobs) for name in ALGORITHMS]
     work = "claims.layered.figure_4:job"
     found = yield [
-        Run(work, {"by": name, "hosts": count, "number": number, **common}, count, alone=True) for count, number, name in keys
+        Run(work, {"by": name, "hosts": count, "number": number, **common}, count, alone=True)
+        for count, number, name in keys
     ]
     images = {key: one["images"] for key, one in zip(keys, found, strict=True)}
     ratios = {

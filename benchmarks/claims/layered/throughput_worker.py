@@ -37,7 +37,9 @@ class Images:
         with path.open("wb") as file:
             for _ in range(_RECORDS):
                 coarse = self._draw.integers(256, size=(3, 28, 28), dtype=np.uint8)
-                image = np.kron(coarse, np.ones((1, 8, 8), np.uint8)) + self._draw.integers(8, size=_SHAPE, dtype=np.uint8)
+                image = np.kron(coarse, np.ones((1, 8, 8), np.uint8)) + self._draw.integers(
+                    8, size=_SHAPE, dtype=np.uint8
+                )
                 self._ends.append(self._ends[-1] + file.write(zlib.compress(image.tobytes(), 1)))
             file.flush()
             os.fsync(file.fileno())

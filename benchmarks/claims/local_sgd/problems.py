@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Protocol
 
@@ -131,12 +131,10 @@ class _Block(nn.Module):
         return values + added
 
 
-PROBLEMS = {"classification": Classification, "resolution": Resolution}
+PROBLEMS: dict[str, Callable[[str, int, int], Problem]] = {"classification": Classification, "resolution": Resolution}
 
 
 @cache
 def problem_of(name: str, data: str, images: int, held_out: int) -> Problem:
     """Return a problem by its name, made once."""
     return PROBLEMS[name](data, images, held_out)
-
-

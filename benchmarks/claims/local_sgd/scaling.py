@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Generator, Sequence
@@ -123,7 +124,7 @@ class ResNet20(nn.Module):
         widths = [16] * 4 + [32] * 3 + [64] * 3
         self.blocks = nn.ModuleList(
             nn.Sequential(_conv_and_norm(into, out, out // into), nn.ReLU(), _conv_and_norm(out, out, 1))
-            for into, out in zip(widths, widths[1:])
+            for into, out in itertools.pairwise(widths)
         )
         self.tail = nn.Linear(64, 10)
 

@@ -40,7 +40,13 @@ class Communication:
 
     def ask(self) -> Generator[Sequence[Run], list[Results], list[Results]]:
         """Ask for a job of each shape."""
-        common: Results = {"set": self.set, "mbps": self.mbps, "turns": self.turns, "rounds": self.rounds, "budget": self.budget}
+        common: Results = {
+            "set": self.set,
+            "mbps": self.mbps,
+            "turns": self.turns,
+            "rounds": self.rounds,
+            "budget": self.budget,
+        }
         work = "claims.local_sgd.timed:job"
         jobs = [{"groups": groups, "members": members, **common} for groups, members in self.shapes]
         return (yield [Run(work, settings, settings["groups"] * settings["members"], alone=True) for settings in jobs])

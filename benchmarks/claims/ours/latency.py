@@ -46,9 +46,11 @@ CLAIM = Claim(
     name="sordino-latency",
     paper=PAPER,
     place="Small messages",
-    says="On a node `hvd.allreduce_` of 4 KiB takes no longer than MPI_Allreduce through mpi4py, and 4 bytes at most 1.5 times.",
+    says="On a node `hvd.allreduce_` of 4 KiB takes no longer than MPI_Allreduce through mpi4py, and 4 bytes at most "
+    "1.5 times.",
     setting="What repeats is agreed on once; then the calling thread does it all, in slots of shared memory.",
-    here=f"Two ranks, each contestant alone in its job, {JOBS} jobs of each, in turn; medians of the slowest rank's times.",
+    here=f"Two ranks, each contestant alone in its job, {JOBS} jobs of each, in turn; medians of the slowest rank's "
+    "times.",
     plan=plan,
     why="",
 )

@@ -6,6 +6,7 @@ PAPER = Paper(
     "sordino",
     "Sordino",
     "Sordino: what it claims of itself",
-    "Nothing is made smaller but the machine: two ranks on two cores. `benchmarks/speed.py` has these figures in more detail "
+    "Nothing is made smaller but the machine: two ranks on two cores. `benchmarks/speed.py` has these figures in more "
+    "detail "
     "(`benchmarks/results/speed.md`).",
 )

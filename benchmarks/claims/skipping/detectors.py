@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
@@ -35,7 +36,7 @@ def between(sent: float, known: Sequence[tuple[float, float]]) -> float | None:
         known: pairs of bytes and value.
     """
     ordered = sorted(known)
-    for (left, low), (right, high) in zip(ordered, ordered[1:]):
+    for (left, low), (right, high) in itertools.pairwise(ordered):
         if left <= sent <= right:
             return low + (high - low) * (sent - left) / (right - left) if right > left else low
     return None

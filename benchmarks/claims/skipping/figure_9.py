@@ -36,9 +36,9 @@ def plan(quick: bool) -> Plan:
         ends = [(course[0]["bytes"] / 1000, course[-1]["bytes"] / 1000) for course in courses[name]]
         told = ", ".join(f"{first:.0f} to {last:.0f}" for first, last in ends)
         evidence.append(replace(one, note=f"seeds 1 to {seeds}, kB a step, first and last epoch: {told}"))
-    for name in (BASELINE, UNSKIPPED):
-        less = [100 * (1 - one[-1]["ms"] / one[0]["ms"]) for one in courses[name]]
-        what = f"{name}: first epoch - last, percent of the first, within {MARGIN:g}"
+    for way in (BASELINE, UNSKIPPED):
+        less = [100 * (1 - one[-1]["ms"] / one[0]["ms"]) for one in courses[way]]
+        what = f"{way}: first epoch - last, percent of the first, within {MARGIN:g}"
         evidence.append(alike(what, less, MARGIN, 0.0))
     for name in SKIPPING:
         saved = [

@@ -27,7 +27,7 @@ _NEVER = 101.0  # percent: nothing is skipped
 
 def contestants() -> dict[str, Algorithm]:
     """The plain all-reduce of gradients, averaging of parameters without detection, and with each detector."""
-    skipping = {name: ParameterSkipping(name, threshold=_NEVER) for name in DETECTORS}
+    skipping: dict[str, Algorithm] = {name: ParameterSkipping(name, threshold=_NEVER) for name in DETECTORS}
     return {BASELINE: AllReduce(), AVERAGING: LocalSGD(interval=1, exchange="allreduce"), **skipping}
 
 

@@ -30,7 +30,7 @@ SKIPPING: tuple[Detection, ...] = ("naive", "random", "history")
 
 def contestants() -> dict[str, Algorithm]:
     """The ordinary way, averaging without skipping, and skipping by each of the source's detectors."""
-    skipping = {name: ParameterSkipping(name) for name in SKIPPING}
+    skipping: dict[str, Algorithm] = {name: ParameterSkipping(name) for name in SKIPPING}
     return {BASELINE: AllReduce(), UNSKIPPED: ParameterSkipping(threshold=101.0), **skipping}
 
 

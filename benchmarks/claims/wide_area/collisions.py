@@ -66,7 +66,7 @@ def plan(quick: bool) -> Plan:
     task, seeds, wides, windows = (QUICK, 2, (2,), 20) if quick else (TABLE_3, SEEDS, WIDES, _WINDOWS)
     keys = [(mode, wide, sharing) for mode in NAMES for wide in wides for sharing in ("none", "fair")]
     told = [{"mode": m, "wide": w, "seed": s, "sharing": how} for m, w, how in keys for s in range(1, seeds + 1)]
-    found = {}
+    found: dict[tuple[str, str, int, str], list[Results]] = {}
     for name, its in _LENGTHS.items():
         more = {"windows": windows, "message_mib": its.message_mib, "compute_ms": its.compute_ms}
         counted = yield [Run(f"{__name__}:meetings", one | more, 600.0 * windows) for one in told]

@@ -11,5 +11,6 @@ PAPER = Paper(
     "convolutional network learns a part of Fashion-MNIST at a higher learning rate, so that it comes to its plateau "
     "in a minute of a core; the source's 10,000 s are thousands of passes over its images. What decides how much can "
     "be hidden is kept: 8 workers, windows of 16 steps, 1 and 10 Gbps, 5 ms, and the source's bytes of a model. A "
-    "step's seconds are in a picture alone (Figure 3), of which the text says the order; ours are chosen in that order.",
+    "step's seconds are in a picture alone (Figure 3), of which the text says the order; ours are chosen in that "
+    "order.",
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -142,7 +143,7 @@ def level(found: Results, end: float) -> float:
 
 def best(found: Results, end: float) -> float:
     """Return the best accuracy of a point until `end`, in percent: the source's figure."""
-    return max(100 * accuracy for time, accuracy, _ in found["curve"] if time <= end * (1 + 1e-9))
+    return float(max(100 * accuracy for time, accuracy, _ in found["curve"] if time <= end * (1 + 1e-9)))
 
 
 def rise(found: Results, end: float) -> float:
@@ -159,7 +160,7 @@ def mean_until(found: Results, end: float) -> float:
 def reached(found: Results, accuracy: float) -> float | None:
     """Return when a curve first reaches an accuracy, in percent; None if it never does."""
     curve = [(time, 100 * value) for time, value, _ in found["curve"]]
-    for (since, low), (until, high) in zip(curve, curve[1:], strict=False):
+    for (since, low), (until, high) in itertools.pairwise(curve):
         if low < accuracy <= high:
             return float(since + (until - since) * (accuracy - low) / (high - low))
     return None

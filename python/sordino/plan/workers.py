@@ -23,6 +23,7 @@ from sordino.runtime.tensors import squared_distance
 from sordino.timing import Participants
 
 WARM_UP = 0.25  # of the steps
+PROPORTION = 0.85  # how much of P' / P is in proportion to it
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ def find_workers(
     interval: int = 8,
     averagings: int = 12,
     rule: str = "linear",
-    proportion: float = 0.85,
+    proportion: float = PROPORTION,
     budget: float = math.inf,
 ) -> Workers:
     """Find how many local models P are worth having. Collective, if there are several ranks.
@@ -113,7 +114,7 @@ def find_workers(
     return Workers(distances, chosen, reason, curves)
 
 
-def choose(distances: dict[int, float], proportion: float) -> tuple[int, str]:
+def choose(distances: dict[int, float], proportion: float = PROPORTION) -> tuple[int, str]:
     """Return the last number of workers up to which the distance grew in proportion, and why not more."""
     tried = sorted(distances)
     if not math.isfinite(distances[tried[0]]):

@@ -43,7 +43,8 @@ def setting(plan: Plan) -> str:
     return (
         f"{job.workers} workers, {job.data if job.data != 'none' else 'no data'}, {length}; links of {rates} Gbps, "
         f"{format_seconds(job.links.latency)} latency{shared}; "
-        f"{_size(job.message_bytes)} a model{origin[plan.message]}, {steps} ms a step{origin[plan.compute]}; lr {job.lr:g}{images}"
+        f"{_size(job.message_bytes)} a model{origin[plan.message]}, {steps} ms a step{origin[plan.compute]}; "
+        f"lr {job.lr:g}{images}"
     )
 
 
