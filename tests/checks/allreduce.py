@@ -266,3 +266,17 @@ def one_node_folds_in_rank_order(seat: Seat) -> None:
             wanted = wanted + other
         assert_equal(hvd.allreduce(inputs[seat.rank], op=hvd.Sum), wanted)
         assert_equal(hvd.allreduce_(hvd.share(inputs[seat.rank].clone()), op=hvd.Sum), wanted)
+
+
+@check(worlds=("sim-4x2", "mpi-4x2", "ucx-4x2"))
+def a_last_part_is_short(seat: Seat) -> None:
+    """Between nodes long vectors go in parts through memory that is used again, whoever has copied out what is there.
+
+    5 MiB and some go in eight parts of a length that grows with the vector, and one of what is left.
+    """
+    for left in (1, 3, 7):
+        wanted = torch.arange(1, 5 * 2**18 + left + 1, dtype=torch.float32)
+        for turn in range(8):
+            mine = wanted.clone()
+            hvd.allreduce_(mine, op=hvd.Max, name="short")
+            assert_equal(mine, wanted)

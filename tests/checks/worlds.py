@@ -66,7 +66,8 @@ class World:
         )
 
 
-SIM = [World("sim", ranks, per_node) for ranks, per_node in [(1, 0), (2, 0), (3, 0), (4, 0), (5, 0), (3, 1), (5, 2)]]
+_THREADS = [(1, 0), (2, 0), (3, 0), (4, 0), (5, 0), (3, 1), (4, 2), (5, 2)]
+SIM = [World("sim", ranks, per_node) for ranks, per_node in _THREADS]
 # Averages of four are exact by NCCL, too.
 DEVICES = [World("direct", 2), World("direct", 3, 1), World("staged", 5, 2), World("nccl", 4)]
 MPI = [

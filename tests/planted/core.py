@@ -360,6 +360,14 @@ ERRORS = [
         ("cpp.test_allreduce_nodes",),
     ),
     Error(
+        "stripes of the last part are its own",
+        "missing wait",
+        "csrc/collectives/allreduce_nodes.cc",
+        "std::min(cut_.most, pieces_.count())),\n",
+        "std::min(cut_.most, pieces_.count() - part * cut_.most)),\n",
+        (checks("a_last_part_is_short"),),
+    ),
+    Error(
         "a block is copied before it has come",
         "missing wait",
         "csrc/collectives/allgather.cc",
