@@ -10,11 +10,10 @@
 //   copy in    my input of the part, except my own stripe  -> my memory    offered  = part + 1
 //   fold       my stripe: my input and the peers' memory   -> my memory
 //   team       my stripe, with those of the other nodes                    reduced  = part + 1
-//   copy out   all stripes from their owners' memory       -> output       finished = parts
+//   copy out   all stripes from their owners' memory       -> output       finished = part + 1
 //
-// Nobody copies part k + kRooms in before it has copied part k out, so all have read the inputs of part k by then; and
-// it is folded when all have copied it in, so all have copied part k out. Stripes of the last part, which may be
-// shorter, begin where those of the others do.
+// Nobody copies part k + kRooms in before all have copied part k out: where a part is shorter its stripes are
+// elsewhere.
 //
 // Nodes need not go the same way. Where one has more ranks than another some have no stripe.
 #include <array>
@@ -32,16 +31,6 @@ namespace sordino {
 namespace {
 
 constexpr std::size_t kRooms = std::size_t{2} << kTagLaneBits;
-
-// Of a part of `count` elements: those of a whole part, as far as they go. What a rank copies in never lies where it
-// had its stripe of an earlier part, which others may still be reading.
-struct Stripes {
-  Shards whole;
-  std::size_t count;
-
-  std::size_t begin(std::size_t index) const { return std::min(count, whole.begin(index)); }
-  std::size_t end(std::size_t index) const { return begin(index + 1); }
-};
 
 class Striped {
  public:
@@ -115,14 +104,14 @@ class Striped {
   }
 
   Task along_lane(std::size_t lane) {
-    const Shards whole = stripes_at(0).whole;
-    const auto arrived = participants_.compute->scratch(team_->room(whole.end(0) + whole.grain));
+    const std::size_t most = shards_at(0).end(0);  // of the first part, which is no shorter than others
+    const auto arrived = participants_.compute->scratch(team_->room(most + shards_at(0).grain));
     for (std::size_t part = lane; part < parts_; part += cut_.lanes) {
       if (!rooms_.empty()) {
         co_await until([this, part] { return copied_in_ > part; });
         co_await participants_.all_reached(&SharedBlock::offered, stage(part));
       }
-      const Stripes stripes = stripes_at(part);
+      const Shards stripes = shards_at(part);
       const std::size_t begin = stripes.begin(place_), end = stripes.end(place_);
       fold(part, begin, end);
       std::byte* mine = rooms_.empty() ? vectors_[place_] + part * part_bytes() : room(place_, part);
@@ -161,7 +150,7 @@ class Striped {
   }
 
   void copy_in(std::size_t part) {
-    const Stripes stripes = stripes_at(part);
+    const Shards stripes = shards_at(part);
     const std::size_t base = part * cut_.most, begin = team_ ? stripes.begin(place_) : stripes.count,
                       end = team_ ? stripes.end(place_) : stripes.count;
     std::byte* into = participants_.staging->data() + part % kRooms * part_bytes();
@@ -173,7 +162,10 @@ class Striped {
 
   Task copies_in() {
     for (std::size_t part = 1; part < parts_; ++part) {
-      if (part >= kRooms) co_await until([this, part] { return copied_out_ > part - kRooms; });
+      if (part >= kRooms) {
+        co_await until([this, part] { return copied_out_ > part - kRooms; });
+        co_await participants_.all_reached(&SharedBlock::finished, stage(part - kRooms));
+      }
       copy_in(part);
       co_await others_first();
     }
@@ -183,23 +175,23 @@ class Striped {
     for (std::size_t part = 0; part < parts_; ++part) {
       co_await until([this, part] { return !team_ || reduced_ > part; });
       co_await participants_.all_reached(&SharedBlock::reduced, stage(part));
-      const Stripes stripes = stripes_at(part);
+      const Shards stripes = shards_at(part);
       const std::size_t base = part * cut_.most;
       for (std::size_t owner = 0; owner < stripes_; ++owner) {
         const std::size_t begin = stripes.begin(owner);
         pieces_.copy_out(base + begin, base + stripes.end(owner), room(owner, part) + begin * width_);
       }
+      participants_.reach(&SharedBlock::finished, stage(part));
       copied_out_ = part + 1;
       co_await others_first();
     }
-    participants_.reach(&SharedBlock::finished, stage(parts_ - 1));
   }
 
   static std::uint64_t stage(std::size_t part) { return kOfferStage + 1 + part; }
   std::size_t part_bytes() const { return std::min(cut_.most, pieces_.count()) * width_; }
-  Stripes stripes_at(std::size_t part) const {
-    return {shards_of(static_cast<int>(stripes_), pieces_.dtype(), std::min(cut_.most, pieces_.count())),
-            std::min(cut_.most, pieces_.count() - part * cut_.most)};
+  Shards shards_at(std::size_t part) const {
+    return shards_of(static_cast<int>(stripes_), pieces_.dtype(),
+                     std::min(cut_.most, pieces_.count() - part * cut_.most));
   }
   std::byte* room(std::size_t peer, std::size_t part) const { return rooms_[peer] + part % kRooms * part_bytes(); }
 
