@@ -276,7 +276,7 @@ def a_last_part_is_short(seat: Seat) -> None:
     """
     for left in (1, 3, 7):
         wanted = torch.arange(1, 5 * 2**18 + left + 1, dtype=torch.float32)
-        for turn in range(8):
+        for _ in range(8):
             mine = wanted.clone()
             hvd.allreduce_(mine, op=hvd.Max, name="short")
             assert_equal(mine, wanted)

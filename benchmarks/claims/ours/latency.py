@@ -52,5 +52,6 @@ CLAIM = Claim(
     here=f"Two ranks, each contestant alone in its job, {JOBS} jobs of each, in turn; medians of the slowest rank's "
     "times.",
     plan=plan,
-    why="",
+    why="From 16 KiB on Sordino takes a third of MPI's time. Below, both take about a microsecond, and jobs of either "
+    "differ by a tenth, so a limit that near is not told apart.",
 )
