@@ -30,8 +30,7 @@ counted, not averaged in.
 **What was made smaller.** There is a machine with two cores, no GPU, and data sets of small images. Models and numbers
 of workers are smaller, data are Fashion-MNIST and scikit-learn's digits, and hosts are emulated where links matter.
 What a claim compares is kept: the same algorithms on the same data, at the source's ratios of workers, batches and
-intervals.
-So a difference's direction and order can be settled here, its size in a large network cannot."""
+intervals. So a difference's direction and order can be settled here, its size in a large network cannot."""
 
 
 def _figure(value: float | None) -> str:
@@ -78,13 +77,13 @@ def markdown(founds: dict[str, Found | None]) -> str:
     """Return the whole page, of what was found by claims' names."""
     headlines = {claim.name: found.evidence[0] if (found := founds[claim.name]) else None for claim in catalogue.CLAIMS}
     counts = Counter(one.verdict if one else _NOT_RUN for one in headlines.values())
-    told = ", ".join(f"{counts[one]} {one}" for one in (*VERDICTS, _NOT_RUN) if counts[one])
+    told = ", ".join(f"{one}: {counts[one]}" for one in (*VERDICTS, _NOT_RUN) if counts[one])
     rows = []
     for claim in catalogue.CLAIMS:
         one = headlines[claim.name]
         title = f"[{claim.paper.short}, {claim.place}](#{claim.name})"
         rows.append([title, claim.says, _ours(one) if one else "–", f"**{one.verdict}**" if one else _NOT_RUN])
-    blocks = [_BEGINNING, "## At a glance", f"Of {len(rows)} claims: {told}."]
+    blocks = [_BEGINNING, "## At a glance", f"{len(rows)} claims. {told[0].upper()}{told[1:]}."]
     blocks.append(table(["Claim", "The source says", "Headline, here", "Verdict"], rows))
     for paper in catalogue.PAPERS.values():
         blocks += [f"## {paper.title}", paper.smaller]
