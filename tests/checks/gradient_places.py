@@ -147,13 +147,18 @@ def python_calls(work: Callable[[], Any]) -> int:
 
 @check(least=2, set_to_none=(True, False))
 def python_is_called_by_the_bucket(seat: Seat, set_to_none: bool) -> None:
-    """The functions that a step calls do not become more with the tensors."""
+    """The functions that a step calls do not become more with the tensors.
+
+    A step that a busy machine delays is taken the usual way, which describes tensors anew: the shortest of some counts.
+    """
     calls = []
     for tensors in (4, 64):
         job = Job(seat, tensors)
-        for number in range(3):
+        counts = []
+        for number in range(8):
             job.step(number, set_to_none)
-        job.optimizer.zero_grad(set_to_none=set_to_none)
-        total = torch.stack([parameter.sum() for parameter in job.parameters]).sum()
-        calls.append(python_calls(total.backward) + python_calls(job.optimizer.step))
+            job.optimizer.zero_grad(set_to_none=set_to_none)
+            total = torch.stack([parameter.sum() for parameter in job.parameters]).sum()
+            counts.append(python_calls(total.backward) + python_calls(job.optimizer.step))
+        calls.append(min(counts))
     assert calls[0] == calls[1], calls

@@ -299,7 +299,7 @@ ERRORS = [
         "a room is filled before its inputs are read",
         "missing wait",
         _NODES,
-        "      if (part >= kRooms) co_await until([this, part] { return copied_out_ > part - kRooms; });\n",
+        "        co_await until([this, part] { return copied_out_ > part - kRooms; });\n",
         "",
         ("cpp.test_allreduce_nodes",),
     ),

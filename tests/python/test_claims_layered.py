@@ -39,7 +39,7 @@ def test_tensor_by_tensor_every_large_gradient_goes_round_the_ring() -> None:
 def test_efficiency_begins_at_one_node_and_falls() -> None:
     found = model.efficiencies(model.Cluster(SOFTWARE))
     for values in found.values():
-        assert values[0] == 100.0 and values == sorted(values, reverse=True)
+        assert values[0] == pytest.approx(100.0) and values == pytest.approx(sorted(values, reverse=True))
     assert found["Layered"][-1] >= found["AllReduce"][-1] > found["AllReduce, tensor by tensor"][-1]
 
 
