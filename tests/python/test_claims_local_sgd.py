@@ -4,41 +4,26 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from claims.claim import Claim
 from claims.evidence import FAILS, HOLDS
 from claims.local_sgd import (
     figure_2,
-    figure_3,
-    figure_4,
     figure_5,
-    figure_6,
-    figure_7,
-    figure_8,
-    figure_9,
-    figure_10,
     models,
     scaling,
     settings,
     study,
-    table_1,
-    table_2,
     timed,
     workers,
 )
 from claims.local_sgd.problems import EDSR, problem_of
 from claims.local_sgd.worker import SETS
-from claims.running import Runner
 from sordino.plan import Line, Rates
 
-MODULES = (table_1, table_2, figure_2, figure_3, figure_4, figure_5, figure_6, figure_7, figure_8, figure_9, figure_10)
-CLAIMS = [module.CLAIM for module in (*MODULES, workers)]
-TIMED = (figure_5.CLAIM, figure_6.CLAIM, figure_9.CLAIM, figure_10.CLAIM)
 STUDY = replace(settings.classification(True), counts=(1, 2, 4, 8), seeds=2, bears=2, drops={2: 0.1, 4: 1.0, 8: 4.0})
 
 
@@ -199,11 +184,3 @@ def test_speedups_are_linear_where_links_cost_nothing_and_flat_where_they_cost_a
     dear = one.speedups(Rates(None, Line(1e-3, 1e-7), 1e-4, 1e-3), line)
     assert dear["sharded"][-1] > dear["allreduce"][-1] > dear["synchronous"][-1]
     assert [item.verdict for item in scaling.judge(one, dear)][:3] == [HOLDS] * 3
-
-
-@pytest.mark.run_of_a_benchmark
-@pytest.mark.timeout(240)
-@pytest.mark.parametrize("claim", [one for one in CLAIMS if one not in TIMED], ids=lambda claim: claim.name)
-def test_a_claim_runs_in_small(claim: Claim, tmp_path: Path) -> None:
-    found, entries = Runner(tmp_path, 1).settle(claim, True, {})
-    assert found.evidence and entries

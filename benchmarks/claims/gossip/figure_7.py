@@ -6,7 +6,18 @@ from typing import Any
 
 from claims.claim import Claim, Found, Plan
 from claims.evidence import above
-from claims.gossip.methods import FULL, METHODS, QUICK, Point, accuracies, best_rates, differences, draw, shapes
+from claims.gossip.methods import (
+    FULL,
+    METHODS,
+    QUICK,
+    Point,
+    accuracies,
+    best_rates,
+    crossover_above,
+    differences,
+    draw,
+    shapes,
+)
 from claims.gossip.paper import PAPER
 from sordino.report import Results
 
@@ -36,11 +47,7 @@ def plan(quick: bool) -> Plan:
         )
         for name in ("crossover", "pushsum")
     ]
-    for batch in reversed(batches):
-        crossover = tests[Point("crossover", workers, batch)]
-        for name in ("allreduce", "pushsum"):
-            what = f"Mini-batches of {batch}: Crossover - {METHODS[name]}, points"
-            evidence.append(above(what, differences(crossover, tests[Point(name, workers, batch)])))
+    evidence += crossover_above(tests, workers, batches)
     return Found(evidence, {"points": shapes(tests, best)})
 
 

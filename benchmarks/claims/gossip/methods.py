@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from claims.claim import Run
+from claims.evidence import Evidence, above
 from claims.training import Training
 from sordino.report import Results
 
@@ -70,6 +71,19 @@ def accuracies(
 def differences(plus: Sequence[float], minus: Sequence[float]) -> list[float]:
     """Return what one has above the other, seed by seed."""
     return [one - other for one, other in zip(plus, minus, strict=True)]
+
+
+def crossover_above(
+    tests: dict[Point, list[float]], workers: int, batches: Sequence[int], how: str = ""
+) -> list[Evidence]:
+    """Judge that Crossover is above the two others at each mini-batch, the largest first."""
+    found = []
+    for batch in reversed(batches):
+        crossover = tests[Point("crossover", workers, batch)]
+        for name in ("allreduce", "pushsum"):
+            what = f"Mini-batches of {batch}{how}: Crossover - {METHODS[name]}, points"
+            found.append(above(what, differences(crossover, tests[Point(name, workers, batch)])))
+    return found
 
 
 def shapes(tests: dict[Point, list[float]], rates: dict[Point, float]) -> list[Results]:

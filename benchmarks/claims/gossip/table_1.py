@@ -6,7 +6,17 @@ from typing import Any
 
 from claims.claim import Claim, Found, Plan
 from claims.evidence import above
-from claims.gossip.methods import FULL, METHODS, QUICK, Point, accuracies, best_rates, differences, draw, shapes
+from claims.gossip.methods import (
+    FULL,
+    QUICK,
+    Point,
+    accuracies,
+    best_rates,
+    crossover_above,
+    differences,
+    draw,
+    shapes,
+)
 from claims.gossip.paper import PAPER
 from sordino.report import Results
 
@@ -32,11 +42,7 @@ def plan(quick: bool) -> Plan:
             differences(tests[plain], without),
         )
     ]
-    for batch in reversed(batches):
-        crossover = tests[Point("crossover", workers, batch)]
-        for name in ("allreduce", "pushsum"):
-            what = f"Mini-batches of {batch}, with the recipe: Crossover - {METHODS[name]}, points"
-            evidence.append(above(what, differences(crossover, tests[Point(name, workers, batch)])))
+    evidence += crossover_above(tests, workers, batches, ", with the recipe")
     return Found(evidence, {"points": shapes(tests, best)})
 
 

@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from claims.claim import Claim, Found, Plan
+from claims.claim import Claim, Plan
 from claims.local_sgd.paper import PAPER
+from claims.local_sgd.plans import distance_curves, draw_distances
 from claims.local_sgd.settings import classification
-from claims.local_sgd.study import distances, draw_curves, mean_curves
-from sordino.report import Results
 
 _SOURCE = {4: 1.15, 8: 0.82}  # what part of a doubling D grows by, read off its curves
 
 
 def plan(quick: bool) -> Plan:
-    """Every P, and D before each averaging."""
-    study, _ = yield from classification(quick).tuned()
-    trained = yield from study.ask(study.counts[1:])
-    return Found(distances(study, trained, _SOURCE), {"distances": mean_curves(study, trained, "distances")})
-
-
-def draw(shapes: Results, figure: Any) -> None:
-    """D against the part of the training that is over."""
-    draw_curves([("distance D before averaging", "part of the epochs", shapes["distances"])], figure)
+    """Every P but 1."""
+    return distance_curves(classification(quick), _SOURCE)
 
 
 CLAIM = Claim(
@@ -39,5 +29,5 @@ CLAIM = Claim(
     "Under the linear rule the rate grows with P, and with it how far models go between two averagings; noise "
     "that is independent alone gives D in proportion to the rate times √(1 - 1/P). So D tells of the rate rather "
     "than of what accuracy bears.",
-    draw=draw,
+    draw=draw_distances,
 )

@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
 
-from claims.claim import Claim, Found, Plan
+from claims.claim import Claim, Plan
 from claims.local_sgd.paper import PAPER
+from claims.local_sgd.plans import draw_learning, learning_curves
 from claims.local_sgd.settings import resolution
-from claims.local_sgd.study import draw_curves, learning, mean_curves
-from sordino.report import Results
 
 
 def plan(quick: bool) -> Plan:
     """Every P for as many epochs, and P = 1 for as many steps as each."""
-    study, best = yield from resolution(quick).tuned()
-    trained = yield from study.ask(study.counts)
-    short = yield from study.ask_short(best)
-    shapes = {"losses": mean_curves(study, trained, "losses"), "curves": mean_curves(study, trained, "curve")}
-    return Found(learning(study, trained, short), shapes)
-
-
-def draw(shapes: Results, figure: Any) -> None:
-    """Training loss, and accuracy on images held out, against epochs."""
-    epochs = "part of the epochs"
-    panels = [("training loss", epochs, shapes["losses"]), ("PSNR, dB", epochs, shapes["curves"])]
-    draw_curves(panels, figure)
+    return learning_curves(resolution(quick))
 
 
 CLAIM = Claim(
@@ -36,5 +24,5 @@ CLAIM = Claim(
     here="The trainings of Table II; and P = 1 for as many steps as P local models take, which is as much time.",
     plan=plan,
     why="",
-    draw=draw,
+    draw=partial(draw_learning, "PSNR, dB"),
 )

@@ -157,7 +157,7 @@ def learning(study: Study, trained: Trained, short: Trained) -> list[Evidence]:
         what = f"equal epochs: training loss of the last one, P = {count} above P = 1"
         found.append(above(what, values, collapsed=collapsed))
     for count in study.counts[1:]:
-        both = {**{(count, seed): trained[count, seed] for seed in range(1, study.seeds + 1)}}
+        both = {(count, seed): trained[count, seed] for seed in range(1, study.seeds + 1)}
         both |= {(1, seed): short[count, seed] for seed in range(1, study.seeds + 1)}
         values, collapsed = _differences(both, count, 1, _test)
         found.append(above(f"equal steps: P = {count} above P = 1, {study.unit}", values, collapsed=collapsed))

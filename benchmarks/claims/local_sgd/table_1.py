@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
 
-from claims.claim import Claim, Found, Plan
+from claims.claim import Claim, Plan
 from claims.local_sgd.paper import PAPER
+from claims.local_sgd.plans import draw_table, table
 from claims.local_sgd.settings import CLASSIFICATION, classification
-from claims.local_sgd.study import accuracy, draw_tests, tests
-from sordino.report import Results
-
-
-def plan(quick: bool) -> Plan:
-    """Every P, by the linear rule after a gradual warm-up."""
-    study, best = yield from classification(quick).tuned()
-    trained = yield from study.ask(study.counts)
-    collapses = yield from study.collapses(best)
-    return Found([*accuracy(study, trained), *collapses], {"tests": tests(study, trained), "source": _SOURCE})
-
 
 _SOURCE = {"1": 91.91, "2": 91.61, "4": 91.58, "8": 91.11, "16": 89.28, "32": 85.55}
 
 
-def draw(shapes: Results, figure: Any) -> None:
-    """Accuracy against P, beside the source's."""
-    draw_tests(shapes["tests"], shapes["source"], "test accuracy, %", figure)
+def plan(quick: bool) -> Plan:
+    """Every P at a rate that all bear; and which collapse at the rate that suits one model best."""
+    return table(classification(quick), _SOURCE)
 
 
 CLAIM = Claim(
@@ -42,5 +32,5 @@ CLAIM = Claim(
     "What had diverged here before was the recipe: the linear rule multiplies the rate by P, so at the rate that "
     "suits one model best, large P collapse. With a base rate that the largest P bears they train, though of 32 "
     "models some collapse even then, where the source's do not.",
-    draw=draw,
+    draw=partial(draw_table, "test accuracy, %"),
 )

@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
 
-from claims.claim import Claim, Found, Plan
+from claims.claim import Claim, Plan
 from claims.local_sgd.paper import PAPER
+from claims.local_sgd.plans import draw_table, table
 from claims.local_sgd.settings import RESOLUTION, resolution
-from claims.local_sgd.study import accuracy, draw_tests, tests
-from sordino.report import Results
-
-
-def plan(quick: bool) -> Plan:
-    """Every P, by the square-root rule after a gradual warm-up."""
-    study, best = yield from resolution(quick).tuned()
-    trained = yield from study.ask(study.counts)
-    collapses = yield from study.collapses(best)
-    return Found([*accuracy(study, trained), *collapses], {"tests": tests(study, trained), "source": _SOURCE})
-
 
 _SOURCE = {"1": 34.35, "2": 34.39, "4": 34.10, "8": 33.89, "16": 30.95}
 
 
-def draw(shapes: Results, figure: Any) -> None:
-    """PSNR against P, beside the source's."""
-    draw_tests(shapes["tests"], shapes["source"], "PSNR, dB", figure)
+def plan(quick: bool) -> Plan:
+    """Every P at a rate that all bear; and which collapse at the rate that suits one model best."""
+    return table(resolution(quick), _SOURCE)
 
 
 CLAIM = Claim(
@@ -39,5 +29,5 @@ CLAIM = Claim(
     f"square root of P; {RESOLUTION.seeds} seeds.",
     plan=plan,
     why="",
-    draw=draw,
+    draw=partial(draw_table, "PSNR, dB"),
 )

@@ -6,7 +6,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from claims.claim import Run
+from claims.claim import Found, Plan, Run
 from claims.evidence import Evidence, alike, below
 from cluster.jobs import run_on_hosts
 from sordino.errors import SordinoError
@@ -115,6 +115,12 @@ def shapes(timed: Communication, found: Sequence[Results]) -> Results:
             parts = [one["gradients"][name], [value / timed.interval for value in one["averaging"][name]]]
             bars[f"P={groups} K={members} {NAMES[name]}"] = [1e3 * sum(values) / len(values) for values in parts]
     return {"bars": bars}
+
+
+def communication(timed: Communication) -> Plan:
+    """Carry out the jobs of a claim about communication."""
+    found = yield from timed.ask()
+    return Found(judge(timed, found), shapes(timed, found))
 
 
 def draw(found: Results, figure: Any) -> None:
