@@ -16,6 +16,7 @@ import sordino.torch as hvd
 from checks.registry import Seat, check
 from sordino.errors import StepOrderError
 from sordino.runtime.context import current
+from sordino.runtime.deferred_step import Watch
 
 # What a user may keep of a gradient.
 KEEPING: dict[str, Callable[[torch.Tensor], Any]] = {
@@ -133,9 +134,12 @@ def reduced_in_the_middle_of_a_backward(seat: Seat) -> None:
 def python_calls(work: Callable[[], Any]) -> int:
     calls = 0
 
+    # An optimizer of an earlier check in this process may still watch for its parameters: that is none of this one's.
+    others = Watch.__torch_function__.__code__
+
     def count(frame: FrameType, event: str, argument: Any) -> None:
         nonlocal calls
-        calls += event == "call"
+        calls += event == "call" and frame.f_code is not others
 
     sys.setprofile(count)
     try:
