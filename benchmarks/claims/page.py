@@ -82,9 +82,10 @@ def markdown(founds: dict[str, Found | None]) -> str:
     for claim in catalogue.CLAIMS:
         one = headlines[claim.name]
         title = f"[{claim.paper.short}, {claim.place}](#{claim.name})"
-        rows.append([title, claim.says, _ours(one) if one else "–", f"**{one.verdict}**" if one else _NOT_RUN])
+        here = f"{one.what}: {_ours(one)}" if one else "–"
+        rows.append([title, claim.says, here, f"**{one.verdict}**" if one else _NOT_RUN])
     blocks = [_BEGINNING, "## At a glance", f"{len(rows)} claims. {told[0].upper()}{told[1:]}."]
-    blocks.append(table(["Claim", "The source says", "Headline, here", "Verdict"], rows))
+    blocks.append(table(["Claim", "The source says", "What is judged, and what was found here", "Verdict"], rows))
     for paper in catalogue.PAPERS.values():
         blocks += [f"## {paper.title}", paper.smaller]
         for claim in catalogue.CLAIMS:
