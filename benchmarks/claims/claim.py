@@ -71,12 +71,14 @@ class Paper:
         name: in commands.
         short: how a table calls it.
         title: heads its part of the page.
+        idea: what it proposes, for those who have not read it, and the words and letters that its claims use.
         smaller: what was made smaller for all of its claims, and why that is fair.
     """
 
     name: str
     short: str
     title: str
+    idea: str
     smaller: str
 
 

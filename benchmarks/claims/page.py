@@ -87,7 +87,7 @@ def markdown(founds: dict[str, Found | None]) -> str:
     blocks = [_BEGINNING, "## At a glance", f"{len(rows)} claims. {told[0].upper()}{told[1:]}."]
     blocks.append(table(["Claim", "The source says", "What is judged, and what was found here", "Verdict"], rows))
     for paper in catalogue.PAPERS.values():
-        blocks += [f"## {paper.title}", paper.smaller]
+        blocks += [f"## {paper.title}", f"**The idea.** {paper.idea}", f"**Here.** {paper.smaller}"]
         for claim in catalogue.CLAIMS:
             if claim.paper is paper:
                 blocks += _section(claim, founds[claim.name])

@@ -19,7 +19,7 @@ from sordino.errors import NotBuilt, UsageError
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "claims"
 TINY: dict[str, Any] = {"data": "digits", "images": 256, "held_out": 64, "epochs": 1}
-PAPER = Paper("some-paper", "Some", "Some paper", "Everything is smaller.")
+PAPER = Paper("some-paper", "Some", "Some paper", "An idea.", "Everything is smaller.")
 
 
 # --- Evidence ---------------------------------------------------------------------------------------------------------
@@ -173,7 +173,7 @@ def test_claims_have_names_of_their_own_and_say_what_they_are() -> None:
     names = [claim.name for claim in catalogue.CLAIMS]
     assert len(set(names)) == len(names)
     for claim in catalogue.CLAIMS:
-        assert claim.says and claim.setting and claim.here and claim.paper.smaller
+        assert claim.says and claim.setting and claim.here and claim.paper.idea and claim.paper.smaller
 
 
 @pytest.mark.parametrize("claim", catalogue.CLAIMS, ids=lambda claim: claim.name)

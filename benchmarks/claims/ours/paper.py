@@ -6,7 +6,7 @@ PAPER = Paper(
     "sordino",
     "Sordino",
     "Sordino: what it claims of itself",
-    "Nothing is made smaller but the machine: two ranks on two cores. `benchmarks/speed.py` has these figures in more "
-    "detail "
-    "(`benchmarks/results/speed.md`).",
+    "What Sordino promises beside the papers' figures, as measured claims.",
+    "Nothing is made smaller but the machine: two ranks on two cores. `benchmarks/speed.py` has these figures in "
+    "more detail (`benchmarks/results/speed.md`).",
 )
