@@ -24,6 +24,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))  # where the benchmarks find each o
 from claims import catalogue, page, running  # noqa: E402
 from claims.claim import Claim  # noqa: E402
 from sordino.errors import SordinoError, UsageError  # noqa: E402
+from sordino.pool import pool  # noqa: E402
 from sordino.report import records  # noqa: E402
 from sordino.report.tables import table  # noqa: E402
 
@@ -49,8 +50,8 @@ def chosen(names: Sequence[str]) -> list[Claim]:
 
 def run(claims: Sequence[Claim], quick: bool, jobs: int) -> None:
     """Settle these claims; in small if `quick`, and then nothing is kept."""
-    with tempfile.TemporaryDirectory() as temporary:
-        runner = running.Runner(Path(temporary) if quick else KEPT, jobs)
+    with tempfile.TemporaryDirectory() as temporary, pool(jobs) as processes:
+        runner = running.Runner(Path(temporary) if quick else KEPT, processes)
         for claim in claims:
             begin = time.monotonic()
             path = RESULTS / f"{claim.name}.json"

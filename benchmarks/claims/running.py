@@ -17,7 +17,6 @@ import torch
 
 from claims.claim import Claim, Found, Run, play
 from sordino.errors import UsageError
-from sordino.pool import pool
 from sordino.report import Results, machines, records
 
 Entry = Results
@@ -72,12 +71,11 @@ class Runner:
 
     Args:
         kept: the folder of single finished runs, which outlives an interruption.
-        jobs: runs at a time, of those that may.
+        processes: for runs that may go side by side.
     """
 
-    def __init__(self, kept: Path, jobs: int) -> None:
-        self._kept, self._jobs = kept, jobs
-        self._pool: ProcessPoolExecutor | None = None
+    def __init__(self, kept: Path, processes: ProcessPoolExecutor) -> None:
+        self._kept, self._processes = kept, processes
         on = machines.machine(None)
         self._on = f"{on['cpu']}, {on['cores']} cores, torch {on['torch']}, Sordino {on['sordino']}, {on['date'][:10]}"
 
@@ -90,21 +88,19 @@ class Runner:
             known: runs that are finished already, such as those of the claim's file.
         """
         used: dict[str, Entry] = {}
-        with pool(self._jobs) as processes:
-            self._pool = processes
 
-            def find(wanted: Sequence[Run]) -> list[Results]:
-                entries = {run.key: run for run in wanted}
-                found = {key: one for key in entries if (one := known.get(key) or self._read(key)) is not None}
-                missing = [run for key, run in entries.items() if key not in found]
-                if found and missing:
-                    records.log(f"{claim.name}: {len(found)} of {len(entries)} runs are done already")
-                for run, entry in self._carry_out(claim, missing):
-                    found[run.key] = entry
-                used.update((key, found[key]) for key in entries)
-                return [found[run.key]["found"] for run in wanted]
+        def find(wanted: Sequence[Run]) -> list[Results]:
+            entries = {run.key: run for run in wanted}
+            found = {key: one for key in entries if (one := known.get(key) or self._read(key)) is not None}
+            missing = [run for key, run in entries.items() if key not in found]
+            if found and missing:
+                records.log(f"{claim.name}: {len(found)} of {len(entries)} runs are done already")
+            for run, entry in self._carry_out(claim, missing):
+                found[run.key] = entry
+            used.update((key, found[key]) for key in entries)
+            return [found[run.key]["found"] for run in wanted]
 
-            return play(claim, quick, find), list(used.values())
+        return play(claim, quick, find), list(used.values())
 
     def _read(self, key: str) -> Entry | None:
         path = self._kept / f"{key}.json"
@@ -116,7 +112,6 @@ class Runner:
         return entry if whole else None
 
     def _carry_out(self, claim: Claim, missing: Sequence[Run]) -> list[tuple[Run, Entry]]:
-        assert self._pool is not None
         done: list[tuple[Run, Entry]] = []
         begin, ahead = time.monotonic(), sum(run.cost for run in missing)
         behind = 0.0
@@ -131,7 +126,7 @@ class Runner:
             records.log(f"{claim.name} [{len(done)}/{len(missing)}] {said}; about {left:.1f} min left")
 
         together = [run for run in missing if not run.alone]
-        futures = {self._pool.submit(entry_of, run, self._on): run for run in together}
+        futures = {self._processes.submit(entry_of, run, self._on): run for run in together}
         for future in as_completed(futures):
             finished(futures[future], future.result())
         for run in missing:

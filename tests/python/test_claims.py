@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from claims.evidence import DIRECTION, FAILS, HOLDS, OPEN, above, alike, below, 
 from claims.running import Runner
 from claims.training import Training, load, train
 from sordino.errors import NotBuilt, UsageError
+from sordino.pool import pool
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "claims"
@@ -101,9 +103,15 @@ def test_runs_are_named_by_what_they_do_and_not_by_what_they_cost() -> None:
     assert one.key not in {Run("a:b", {"x": 1, "y": 3}).key, Run("a:c", {"x": 1, "y": 2}).key}
 
 
-def test_a_run_is_done_once_and_an_interruption_loses_none(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def processes() -> Iterator[ProcessPoolExecutor]:
+    with pool(1) as found:
+        yield found
+
+
+def test_a_run_is_done_once_and_an_interruption_loses_none(tmp_path: Path, processes: ProcessPoolExecutor) -> None:
     seen: list[Any] = []
-    runner = Runner(tmp_path / "kept", 1)
+    runner = Runner(tmp_path / "kept", processes)
     with pytest.raises(UsageError, match="-1 is negative"):
         runner.settle(claim_of(tmp_path, (3, -1, 5)), False, {})
     assert (tmp_path / "done").read_text() == "3 -1 "
@@ -113,13 +121,15 @@ def test_a_run_is_done_once_and_an_interruption_loses_none(tmp_path: Path) -> No
     assert [one["settings"]["number"] for one in entries] == [3, 5]
     for path in (tmp_path / "kept").iterdir():
         path.write_text("{" if "5" in path.read_text() else json.dumps({"work": 1}))
-    Runner(tmp_path / "kept", 1).settle(claim_of(tmp_path, (3, 5)), False, {})
+    Runner(tmp_path / "kept", processes).settle(claim_of(tmp_path, (3, 5)), False, {})
     assert (tmp_path / "done").read_text() == "3 -1 5 3 5 "
 
 
-def test_a_file_is_read_as_it_was_written_and_what_is_missing_is_said(tmp_path: Path) -> None:
+def test_a_file_is_read_as_it_was_written_and_what_is_missing_is_said(
+    tmp_path: Path, processes: ProcessPoolExecutor
+) -> None:
     claim = claim_of(tmp_path, (3, 5))
-    found, entries = Runner(tmp_path / "kept", 1).settle(claim, False, {})
+    found, entries = Runner(tmp_path / "kept", processes).settle(claim, False, {})
     path = tmp_path / "a-claim.json"
     running.write(path, claim, entries)
     known = running.read(path)
@@ -195,9 +205,9 @@ def test_the_page_is_made_from_what_is_committed() -> None:
 
 @pytest.mark.run_of_a_benchmark
 @pytest.mark.parametrize("claim", catalogue.CLAIMS, ids=lambda claim: claim.name)
-def test_a_claim_runs_in_small(claim: Claim, tmp_path: Path) -> None:
+def test_a_claim_runs_in_small(claim: Claim, tmp_path: Path, processes: ProcessPoolExecutor) -> None:
     try:
-        found, entries = Runner(tmp_path, 1).settle(claim, True, {})
+        found, entries = Runner(tmp_path, processes).settle(claim, True, {})
     except NotBuilt as error:  # no hosts can be made, or there is no MPI
         pytest.skip(str(error))
     assert found.evidence and entries

@@ -14,6 +14,7 @@ import tracemalloc
 import zipfile
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import fields
 from functools import cache
@@ -563,7 +564,7 @@ def test_what_earlier_runs_left(tmp_path: Path, content: bytes) -> None:
     run = claim.Run("work", {})
     kept = tmp_path / f"{run.key}.json"
     kept.write_bytes(content)
-    assert running.Runner(tmp_path, 1)._read(run.key) is None
+    assert running.Runner(tmp_path, ProcessPoolExecutor(1))._read(run.key) is None
     lines, torn = lines_of(kept)
     assert not lines and torn == len(content.decode(errors="replace").splitlines())
 
