@@ -43,6 +43,12 @@ def plan(quick: bool) -> Plan:
             note=", ".join(f"{METHODS[name]} {count}" for name, count in collapsed.items()) + " collapsed",
         ),
     ]
+    for lr in rates:
+        sound = [k for k in range(1, seeds + 1) if all(tests[name, lr, k] > COLLAPSED for name in _COMPARED)]
+        gap = [tests["crossover", lr, k] - tests["allreduce", lr, k] for k in sound]
+        evidence.append(
+            above(f"Learning rate {lr:g}: Crossover - AllReduce, points", gap, collapsed=seeds - len(sound))
+        )
     by_rate = {name: [[tests[name, lr, s] for s in range(1, seeds + 1)] for lr in rates] for name in _COMPARED}
     return Found(evidence, {"rates": list(rates), "tests": by_rate})
 
@@ -70,6 +76,11 @@ CLAIM = Claim(
     here=f"Mini-batches of {BATCH}, {WORKERS} workers, learning rates from {RATES[0]:g} to {RATES[-1]:g}, {SEEDS} "
     "seeds.",
     plan=plan,
-    why="",
+    why="The deviation over the rates, by which the source's figure is read, is not told apart, because it hangs on "
+    "single trainings: at 0.4 one of AllReduce's ends at 77.7 %, another one at 81.6, eight above 84. Rate by "
+    "rate the source is right: at the rate that suits all best they are equal, at twice that Crossover is 0.4 "
+    "points above AllReduce, at four times 1.7, and at eight times all ten of AllReduce's trainings collapse and "
+    "six of Crossover's. SGP is as robust: the difference to Crossover is within two standard errors, with as "
+    "many collapses. So it is gossip that bears high rates, not the segments.",
     draw=draw,
 )
