@@ -77,7 +77,7 @@ def count(folder: str, number: int) -> dict[str, Any]:
         file.write(f"{number} ")
     if number < 0:
         raise UsageError(f"{number} is negative")
-    return {"value": number * 1.00000049}
+    return {"value": number * 1.00000049, "layers": {"9": 0.0, "10": 1.0}}
 
 
 def claim_of(folder: Path, numbers: Sequence[int], seen: list[Any] | None = None) -> Claim:
@@ -88,7 +88,8 @@ def claim_of(folder: Path, numbers: Sequence[int], seen: list[Any] | None = None
         more = yield [run_of(folder, numbers[0])]
         if seen is not None:
             seen.append([one["value"] for one in (*found, *more)])
-        return Found([exact("the sum", sum(one["value"] for one in found), True)])
+        layers = [list(one["layers"]) for one in found]  # a network's first and last one are told by their order
+        return Found([exact("the sum", sum(one["value"] for one in found), True)], {"layers": layers})
 
     return Claim("a-claim", PAPER, "Figure 1", "It says so.", "Elsewhere.", "Here.", plan, "Because.")
 
