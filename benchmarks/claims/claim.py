@@ -73,6 +73,7 @@ class Paper:
         title: heads its part of the page.
         idea: what it proposes, for those who have not read it, and the words and letters that its claims use.
         smaller: what was made smaller for all of its claims, and why that is fair.
+        speaker: who claims it.
     """
 
     name: str
@@ -80,6 +81,7 @@ class Paper:
     title: str
     idea: str
     smaller: str
+    speaker: str = "The source"
 
 
 Plan = Generator[Sequence[Run], list[Results], Found]

@@ -65,7 +65,7 @@ def above(
     Where the source gives a figure, an effect that is surely less than half of the source's holds in direction only.
     """
     if not values:
-        return Evidence(what, source, None, None, 0, OPEN, collapsed, "every training collapsed")
+        return Evidence(what, source, None, None, 0, OPEN, collapsed, "no seed is without a collapse")
     mean, error = mean_and_error(values)
     reach = _SURE * error if error is not None else math.inf
     if mean - reach > limit:
@@ -90,7 +90,7 @@ def alike(
 ) -> Evidence:
     """Judge that a mean difference is surely smaller than a margin, whatever its sign."""
     if not values:
-        return Evidence(what, source, None, None, 0, OPEN, collapsed, "every training collapsed")
+        return Evidence(what, source, None, None, 0, OPEN, collapsed, "no seed is without a collapse")
     mean, error = mean_and_error(values)
     reach = _SURE * error if error is not None else math.inf
     verdict = HOLDS if abs(mean) + reach <= margin else FAILS if abs(mean) - reach > margin else OPEN

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from claims import catalogue, running
 from claims.claim import Claim, Found
-from claims.evidence import VERDICTS, Evidence
+from claims.evidence import DIRECTION, HOLDS, VERDICTS, Evidence
 from sordino.errors import UsageError
 from sordino.report import pictures, records
 from sordino.report.tables import table
@@ -21,11 +21,14 @@ what runs here, and whether it holds. `make claims-quick` tries all of it in sma
 `python -m benchmarks.claims run NAME` settles one claim, and this page is made from `benchmarks/results/claims/` by
 `python -m benchmarks.claims report`.
 
-**How a verdict is reached.** Seeds share initial values and the order of the data across algorithms, so a difference is
-taken seed by seed: its mean, ± its standard error, and in brackets the number of seeds. *Holds*: beyond two standard
-errors of the limit. *Holds in direction*: so too, but surely less than half of the source's effect. *Does not hold*:
-beyond two standard errors on the other side. *Not told apart*: within two standard errors. Trainings that collapsed are
-counted, not averaged in.
+**How a verdict is reached.** A claim is cut into statements, each with a verdict of its own. The first is its
+headline and gives the claim's verdict; some are not the source's, and stand there to explain. Seeds share initial
+values and the order of the data across algorithms, so a difference is taken seed by seed: its mean, ± its standard
+error, and in brackets the number of seeds. *Holds*: beyond two standard errors of the limit (0, where none is given).
+*Holds in direction*: so too, but surely less than half of the source's effect. *Does not hold*: beyond two standard
+errors on the other side. *Not told apart*: within two standard errors. *Points* are percentage points. A training has
+*collapsed* if its loss is not finite or ends where it began, or if it knows less than half of what others do; such
+trainings are counted, not averaged in.
 
 **What was made smaller.** There is a machine with two cores, no GPU, and data sets of small images. Models and numbers
 of workers are smaller, data are Fashion-MNIST and scikit-learn's digits, and hosts are emulated where links matter.
@@ -50,7 +53,7 @@ def evidence_table(evidence: Sequence[Evidence]) -> str:
     """Return the evidence of one claim as Markdown, with its notes below."""
     rows = [[one.what, _figure(one.source), _ours(one), one.verdict] for one in evidence]
     notes = [f"- {one.what}: {one.note}" for one in evidence if one.note]
-    text = table(["", "Source", "Here", "Verdict"], rows)
+    text = table(["Statement", "Source", "Here", "Verdict"], rows)
     return "\n\n".join([text, "\n".join(notes)]) if notes else text
 
 
@@ -75,17 +78,19 @@ def verdict_of(claim: Claim, results: Path) -> str:
 
 def markdown(founds: dict[str, Found | None]) -> str:
     """Return the whole page, of what was found by claims' names."""
-    headlines = {claim.name: found.evidence[0] if (found := founds[claim.name]) else None for claim in catalogue.CLAIMS}
-    counts = Counter(one.verdict if one else _NOT_RUN for one in headlines.values())
-    told = ", ".join(f"{one}: {counts[one]}" for one in (*VERDICTS, _NOT_RUN) if counts[one])
     rows = []
     for claim in catalogue.CLAIMS:
-        one = headlines[claim.name]
+        found = founds[claim.name]
         title = f"[{claim.paper.short}, {claim.place}](#{claim.name})"
-        here = f"{one.what}: {_ours(one)}" if one else "–"
-        rows.append([title, claim.says, here, f"**{one.verdict}**" if one else _NOT_RUN])
-    blocks = [_BEGINNING, "## At a glance", f"{len(rows)} claims. {told[0].upper()}{told[1:]}."]
-    blocks.append(table(["Claim", "The source says", "What is judged, and what was found here", "Verdict"], rows))
+        if found is None:
+            rows.append([title, claim.says, "–", _NOT_RUN, "–"])
+            continue
+        one = found.evidence[0]
+        hold = sum(each.verdict in (HOLDS, DIRECTION) for each in found.evidence)
+        here = f"{one.what}: {_ours(one)}"
+        rows.append([title, claim.says, here, f"**{one.verdict}**", f"{hold} of {len(found.evidence)} hold"])
+    heads = ["Claim", "What it says", "Its headline, and what was found", "Verdict", "Statements"]
+    blocks = [_BEGINNING, "## At a glance", _tally(founds), table(heads, rows, texts=len(heads))]
     for paper in catalogue.PAPERS.values():
         blocks += [f"## {paper.title}", f"**The idea.** {paper.idea}", f"**Here.** {paper.smaller}"]
         for claim in catalogue.CLAIMS:
@@ -94,8 +99,26 @@ def markdown(founds: dict[str, Found | None]) -> str:
     return "\n\n".join(blocks) + "\n"
 
 
+def _tally(founds: dict[str, Found | None]) -> str:
+    """Return how many claims of each source have which verdict, as Markdown."""
+    counts: dict[str, Counter[str]] = {paper.short: Counter() for paper in catalogue.PAPERS.values()}
+    for claim in catalogue.CLAIMS:
+        found = founds[claim.name]
+        counts[claim.paper.short][found.evidence[0].verdict if found else _NOT_RUN] += 1
+    total = sum(counts.values(), Counter())
+    heads = [one for one in (*VERDICTS, _NOT_RUN) if total[one]]
+    rows = [
+        [name, str(count.total()), *(str(count[one]) for one in heads)]
+        for name, count in (*counts.items(), ("all", total))
+    ]
+    return table(["Claims of", "number", *heads], rows)
+
+
 def _section(claim: Claim, found: Found | None) -> list[str]:
-    blocks = [f'<a id="{claim.name}"></a>\n\n### {claim.place}', f"**The source.** {claim.says} {claim.setting}"]
+    blocks = [
+        f'<a id="{claim.name}"></a>\n\n### {claim.place}',
+        f"**{claim.paper.speaker}.** {claim.says} {claim.setting}",
+    ]
     blocks.append(f"**Here.** {claim.here} `python -m benchmarks.claims run {claim.name}`")
     if found is None:
         return [*blocks, f"*{_NOT_RUN.capitalize()}.*"]

@@ -24,8 +24,9 @@ CLAIM = Claim(
     here="The trainings of Table I; and P = 1 for as many steps as P local models take, which is as much time.",
     plan=plan,
     why="At equal epochs the losses lie in the source's order. But P local models take P times fewer steps for as "
-    "many epochs, so that order is not what a user with P times the workers sees: after as many steps, which is "
-    "as much time, eight models are better than one that has the rate that suits it best, and two and four are "
-    "not, because the rate that 32 models bear is too low for them.",
+    "many epochs, so that order is not what a user with P times the workers sees, and the rows at equal steps, "
+    "which the source does not have, compare as much time. There eight models are better than one that has the "
+    "rate that suits it best; two and four are not, because the rate that 32 models bear is too low for them, "
+    "sixteen are not told apart, and of 32 those that do not collapse are far behind.",
     draw=partial(draw_learning, "accuracy, %"),
 )

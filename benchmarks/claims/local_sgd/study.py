@@ -83,9 +83,10 @@ class Study:
             count: sum(trained[count, seed]["collapsed"] for seed in range(1, few.seeds + 1)) for count in self.counts
         }
         told = ", ".join(f"P = {count}: {number} of {few.seeds}" for count, number in collapsed.items() if number)
-        what = f"collapses at {best:g}, the rate that suits one model best, of {len(trained)} trainings"
-        note = f"collapsed: {told or 'none'}; {self.task['lr']:g} is the largest rate tried that all P bear"
-        return [exact(what, sum(collapsed.values()), True, note=note)]
+        what = f"collapses at {best:g}, the rate that suits one model best, of {len(trained)} trainings: some"
+        borne = f"{self.task['lr']:g} is the largest rate tried that P = {self.counts[-1]} bears in {few.seeds} seeds"
+        note = f"collapsed: {told or 'none'}; {borne}"
+        return [exact(what, sum(collapsed.values()), any(collapsed.values()), note=note)]
 
     def ask_short(self, best: float) -> Generator[Sequence[Run], list[Results], Trained]:
         """Ask for P = 1, at its best rate, by the P as whose local models it takes as many steps, so as much time."""
@@ -173,7 +174,7 @@ def distances(study: Study, trained: Trained, source: dict[int, float]) -> list[
     for few, many in zip(study.counts[1:], study.counts[2:]):
         both, collapsed = pairs(trained, many, few, lambda one: settled(one["distances"]))
         growth = [larger / smaller / 2 for larger, smaller in both]
-        what = f"D from P = {few} to {many}, over a doubling"
+        what = f"D at P = {many} over D at P = {few}, over 2"
         if many <= study.bears:
             one = above(f"{what}: at least {PROPORTION:g}", growth, PROPORTION, None, collapsed)
         else:

@@ -82,7 +82,7 @@ def judge(study: Study, trained: Trained, tried: Sequence[Results], averagings: 
     ways = {"a few steps choose": few, "the distances of whole trainings choose": by_whole_training(study, trained)}
     found = [
         alike(
-            f"{name}: doublings that {way} above what accuracy bears; within {_NEAR:g}",
+            f"{name}: log2 of the P that {way} over the P that accuracy bears; within {_NEAR:g}",
             [math.log2(one / most) for one in chosen],
             _NEAR,
         )
@@ -93,7 +93,9 @@ def judge(study: Study, trained: Trained, tried: Sequence[Results], averagings: 
         *found,
         exact(f"{name}: the largest P that accuracy bears", most, most == study.bears, study.bears),
         exact(f"{name}: what a few steps choose, median", middle, middle == study.bears, study.bears),
-        exact(f"{name}: images of a few steps over those of trainings with every P; less than 0.2", part, part < 0.2),
+        exact(
+            f"{name}: images that a few steps look at, over those of whole trainings; less than 0.2", part, part < 0.2
+        ),
     ]
 
 

@@ -9,4 +9,5 @@ PAPER = Paper(
     "What Sordino promises beside the papers' figures, as measured claims.",
     "Nothing is made smaller but the machine: two ranks on two cores. `benchmarks/speed.py` has these figures in "
     "more detail (`benchmarks/results/speed.md`).",
+    speaker="Our claim",
 )

@@ -41,7 +41,7 @@ def plan(quick: bool) -> Plan:
     for members, one in zip(SIZES, found, strict=True):
         wanted = 2 * (GROUPS - 1) / GROUPS * one["model"] / members
         most = max(abs(count - wanted) for count in one["bytes"])
-        what = f"K = {members}: bytes a rank and averaging, over 2 (P-1)/P of the model's"
+        what = f"K = {members}: bytes that a rank sends to other nodes, over 2 (P-1)/P of the model's"
         evidence.append(exact(what, sum(one["bytes"]) / len(one["bytes"]) / (wanted * members), most == 0, 1 / members))
     return Found([evidence[-1], *evidence[:-1]])
 
@@ -54,5 +54,6 @@ CLAIM = Claim(
     setting="Sharded local SGD: all-to-all, averaging of a shard, all-gather.",
     here=f"{GROUPS} groups of 2, 4 and 8 ranks (threads, cut into nodes), counted by the core.",
     plan=plan,
-    why="What crosses nodes is counted by the core, message by message.",
+    why="What crosses nodes is counted by the core, message by message. P is the number of groups, 4; the count is "
+    "the same on every rank, to the byte.",
 )

@@ -21,15 +21,17 @@ def format_seconds(seconds: float) -> str:
     return f"{seconds * 1e6:.3g} µs"
 
 
-def table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a Markdown table that reads well in a terminal too. The first column is text, the others numbers."""
+def table(headers: Sequence[str], rows: Iterable[Sequence[str]], texts: int = 1) -> str:
+    """Return a Markdown table that reads well in a terminal too. The first `texts` columns are text, others numbers."""
     lines = [list(headers), *[list(row) for row in rows]]
     widths = [max(len(line[column]) for line in lines) for column in range(len(headers))]
 
     def padded(line: Sequence[str]) -> str:
-        cells = [line[0].ljust(widths[0])]
-        cells += [cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True)]
+        cells = [
+            cell.ljust(width) if column < texts else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ]
         return f"| {' | '.join(cells)} |"
 
-    rule = ["-" * width if not k else "-" * (width - 1) + ":" for k, width in enumerate(widths)]
+    rule = ["-" * width if column < texts else "-" * (width - 1) + ":" for column, width in enumerate(widths)]
     return "\n".join([padded(lines[0]), padded(rule), *map(padded, lines[1:])])
