@@ -63,9 +63,12 @@ def test_a_collapse_is_counted_and_not_averaged_in() -> None:
 
 def test_distances_are_judged_by_doublings_after_the_warm_up() -> None:
     by_doubling = {one.what.partition(",")[0]: one for one in study.distances(STUDY, trained(FOUND), {4: 1.15})}
-    assert by_doubling["D from P = 4 to 8"].ours == pytest.approx(0.625)
-    assert by_doubling["D from P = 4 to 8"].verdict == HOLDS  # less than in proportion
-    assert by_doubling["D from P = 2 to 4"].verdict == FAILS and by_doubling["D from P = 2 to 4"].source == 1.15
+    assert by_doubling["D at P = 8 over D at P = 4"].ours == pytest.approx(0.625)
+    assert by_doubling["D at P = 8 over D at P = 4"].verdict == HOLDS  # less than in proportion
+    assert (
+        by_doubling["D at P = 4 over D at P = 2"].verdict == FAILS
+        and by_doubling["D at P = 4 over D at P = 2"].source == 1.15
+    )
 
 
 def test_learning_is_judged_at_equal_epochs_and_at_equal_steps() -> None:
