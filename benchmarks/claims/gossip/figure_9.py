@@ -98,7 +98,7 @@ CLAIM = Claim(
     f"0.5 s of a link), real gradients and steps; computation is a sleep of {LENGTHS[0]:g} to {LENGTHS[-1]:g} ms, "
     "because the "
     f"hosts share two cores. Each algorithm is alone in its job; {JOBS} jobs of each, in turn. AllReduce is ours, "
-    "overlapped with backward. As root.",
+    "overlapped with backward. It needs root.",
     plan=plan,
     why="Where links decide, at 225 ms of computing against half a second that a model takes on a link, Crossover "
     "trains 1.3 times as fast as AllReduce and SGP 1.5 times: gossip sends a model once, an all-reduce of 8 "

@@ -86,7 +86,7 @@ CLAIM = Claim(
     setting="ResNet-50 on ImageNet, 64 images a worker, up to 256 GPUs on 64 nodes.",
     here=f"Measured on {HOSTS[0]} to {HOSTS[-1]} emulated hosts of one worker each with links of {MBPS:g} Mbps, "
     f"gradients of ResNet-50 with a quarter of the channels, computing a sleep of {COMPUTE_MS:g} ms, nothing "
-    f"overlapped; {JOBS} jobs. Predicted for the source's cluster as in Figure 6. As root.",
+    f"overlapped; {JOBS} jobs. Predicted for the source's cluster as in Figure 6. It needs root.",
     plan=plan,
     why="",
     draw=draw,

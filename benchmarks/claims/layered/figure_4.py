@@ -94,7 +94,7 @@ CLAIM = Claim(
     here=f"{HOSTS[0]} to {HOSTS[-1]} emulated hosts of {ON_A_HOST} workers with links of {MBPS:g} Mbps, on two cores: "
     "every worker reads compressed images of 224 x 224 from disk, decodes them and trains three linear layers (5.9 "
     f"MB) on them. AllReduce overlaps with backward. Each algorithm is alone in its job; {JOBS} jobs of each, in "
-    "turn. As root.",
+    "turn. It needs root.",
     plan=plan,
     why="",
     draw=draw,

@@ -83,7 +83,7 @@ CLAIM = Claim(
     here="Predicted by `sordino.plan.cost_of` for the source's hardware at its nominal speed (GPUs at their peak, "
     "which makes communication's share as large as it can be); what software takes for a message, a tensor and a hop "
     "is measured between emulated hosts. AllReduce as we have it (in buckets, node by node), and tensor by tensor "
-    "over a ring of all workers. As root.",
+    "over a ring of all workers. It needs root.",
     plan=plan,
     why="",
     draw=draw,

@@ -24,7 +24,7 @@ CLAIM = Claim(
     setting="EDSR on up to 64 KNL nodes with Cray Aries, P = 8, I = 4.",
     here=f"The 40.7 M parameters of EDSR on 4 emulated hosts of one worker with links of {TIMED.mbps:g} Mbps, "
     f"nothing computed; all ways in turns in one job, {TIMED.turns} turns. Predictions are equations 3 to 8 as "
-    "`sordino plan` has them, with links measured in the same job. As root.",
+    "`sordino plan` has them, with links measured in the same job. It needs root.",
     plan=plan,
     why="",
     draw=draw,

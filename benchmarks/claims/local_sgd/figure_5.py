@@ -31,7 +31,7 @@ CLAIM = Claim(
     "mini-batches of 512.",
     here="Predicted by `sordino.plan.cost_of`, with what hides behind backward, for processes of one core of this "
     f"machine (computing is measured) on emulated hosts with links of {figure_6.TIMED.mbps:g} Mbps (measured in "
-    "Figure 6's job, where predictions are compared with measurements). As root.",
+    "Figure 6's job, where predictions are compared with measurements). It needs root.",
     plan=plan,
     why="",
     draw=draw,

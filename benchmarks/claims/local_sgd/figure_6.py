@@ -24,7 +24,7 @@ CLAIM = Claim(
     setting="ResNet-20 on up to 128 KNL nodes with Cray Aries, P = 4, I = 8.",
     here=f"The 0.27 M parameters of ResNet-20 on up to 8 emulated hosts of one worker with links of {TIMED.mbps:g} "
     f"Mbps, nothing computed; all ways in turns in one job, {TIMED.turns} turns. Predictions are equations 3 to 8 as "
-    "`sordino plan` has them, with links measured in the same job. As root.",
+    "`sordino plan` has them, with links measured in the same job. It needs root.",
     plan=plan,
     why="",
     draw=draw,

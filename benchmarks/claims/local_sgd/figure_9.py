@@ -30,7 +30,7 @@ CLAIM = Claim(
     "128.",
     here="Predicted by `sordino.plan.cost_of`, with what hides behind backward, for processes of one core of this "
     "machine (a residual block on patches of 48 x 48 is measured) on emulated hosts with links of "
-    f"{figure_10.TIMED.mbps:g} Mbps (measured in Figure 10's job). As root.",
+    f"{figure_10.TIMED.mbps:g} Mbps (measured in Figure 10's job). It needs root.",
     plan=plan,
     why="",
     draw=draw,
