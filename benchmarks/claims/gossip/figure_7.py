@@ -23,17 +23,16 @@ from sordino.report import Results
 
 BATCHES, WORKERS, SEEDS = (512, 1024, 2048), 8, 10
 RATES = (0.05, 0.1, 0.2, 0.4)
-TUNED_BY = 2  # seeds
 _COMPARED = ("allreduce", "pushsum", "crossover")
 
 
 def plan(quick: bool) -> Plan:
     """Rates by validation, then every method at every mini-batch."""
-    task, batches, workers, rates, tuned_by, seeds = (
-        (QUICK, (64, 128), 4, (0.1,), 1, 2) if quick else (FULL, BATCHES, WORKERS, RATES, TUNED_BY, SEEDS)
+    task, batches, workers, rates, seeds = (
+        (QUICK, (64, 128), 4, (0.1,), 2) if quick else (FULL, BATCHES, WORKERS, RATES, SEEDS)
     )
     points = [Point(name, workers, batch) for batch in batches for name in _COMPARED]
-    best = yield from best_rates(points, rates, tuned_by, task)
+    best = yield from best_rates(points, rates, seeds, task)
     tests = yield from accuracies(best, seeds, task)
     least, most = batches[0], batches[-1]
 

@@ -21,7 +21,7 @@ def plan(quick: bool) -> Plan:
     task, batch, counts, rates, seeds = (QUICK, 64, (4, 8), (0.1,), 2) if quick else (FULL, BATCH, COUNTS, RATES, SEEDS)
     points = [Point(name, count, batch) for count in counts for name in _COMPARED]
     points.append(Point("allreduce", counts[0], batch))
-    best = yield from best_rates(points, rates, 1, task)
+    best = yield from best_rates(points, rates, seeds, task)
     tests = yield from accuracies(best, seeds, task)
     few, many = counts[0], counts[-1]
 

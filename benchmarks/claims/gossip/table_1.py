@@ -31,10 +31,10 @@ def plan(quick: bool) -> Plan:
         (QUICK, (64, 128), 4, (8.0,), 2) if quick else (FULL, BATCHES, WORKERS, RATES, SEEDS)
     )
     points = [Point(name, workers, batch) for batch in batches for name in _COMPARED]
-    best = yield from best_rates(points, rates, 1, task, "large-batch")
+    best = yield from best_rates(points, rates, seeds, task, "large-batch")
     tests = yield from accuracies(best, seeds, task, "large-batch")
     plain = Point("allreduce", workers, batches[-1])
-    rate = yield from best_rates([plain], (0.05, 0.1, 0.2, 0.4), 2, task)
+    rate = yield from best_rates([plain], (0.05, 0.1, 0.2, 0.4), seeds, task)
     without = (yield from accuracies(rate, seeds, task))[plain]
     evidence = [
         above(
