@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from claims.claim import Claim, Found, Plan
-from claims.evidence import alike, below
+from claims.evidence import alike, below, exact
 from claims.skipping.accuracy import MARGIN, differences
 from claims.skipping.paper import PAPER
 from claims.skipping.training import FULL, QUICK, Training
@@ -64,10 +64,22 @@ def plan(quick: bool) -> Plan:
                 distances.append(100 * (own / distance(one) - 1) if distance(one) > 0 else 0.0)
                 tests.append(test - one["test"])
         told = ", ".join(f"{one['sent_in_all']:.1f}" for one in runs[name, 10.0])
-        what = f"As many bytes as {name}: distance between workers, movement's above {name}'s, percent"
+        what = f"As many bytes as {name}: distance between workers, movement's above {name}'s, percent; below 0"
         evidence.append(replace(below(what, distances), note=f"{name}: seeds 1 to {seeds} send {told} % of the bytes"))
         what = f"As many bytes as {name}: movement - {name}, accuracy, points, within {MARGIN:g}"
         evidence.append(alike(what, tests, MARGIN))
+    for threshold in THRESHOLDS:
+        some = runs["movement", threshold]
+        share = statistics.fmean(one["sent_in_all"] for one in some)
+        lost = differences([one["test"] for one in some], [one["test"] for one in runs["movement", 101.0]])
+        what = (
+            f"movement at {threshold:g} %, {share:.0f} % of the bytes: accuracy - unskipped, points, within {MARGIN:g}"
+        )
+        evidence.append(alike(what, lost, MARGIN))
+    for name, threshold in (("naive", 10.0), ("movement", THRESHOLDS[0])):
+        sent = [one["sent_in_all"] for one in runs[name, threshold]]
+        what = f"{name} at {threshold:g} %: bytes that one seed sends above another, percent of all; less than 5"
+        evidence.append(exact(what, max(sent) - min(sent), max(sent) - min(sent) < 5))
     points = [{"detector": name, "threshold": at, "runs": _points(some)} for (name, at), some in runs.items()]
     return Found(evidence, {"points": points})
 
@@ -109,6 +121,13 @@ CLAIM = Claim(
     f"beside them `detector='movement'`, which is ours, at thresholds up to {THRESHOLDS[-1]:g} %. It is compared at "
     f"the bytes that each of the three sends; {SEEDS} seeds.",
     plan=plan,
-    why="",
+    why="By design history sends more than naive detection: it compares those that have changed most often, so it "
+    "finds least unchanged. How much more is not settled, because of one seed in which naive sends 57 %. "
+    "`movement`, ours, keeps an exponential average of how far each block moves and sends those that move most. "
+    "At the bytes of the others it is no better: accuracies are alike, and the distance between workers, if "
+    "anything, larger. It deserves its place by something else: how much is sent is for the user to say, and is "
+    "the same for all seeds, where the others send what rounding leaves them. With a quarter of the bytes it "
+    "loses 0.16 points, within half a point of sending everything, where none of the others gets with blocks "
+    "compared bit for bit.",
     draw=draw,
 )
