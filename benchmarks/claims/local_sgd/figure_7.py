@@ -23,6 +23,8 @@ CLAIM = Claim(
     setting="EDSR on DIV2K for 1200 epochs, B = 16, I = 4.",
     here="The trainings of Table II; and P = 1 for as many steps as P local models take, which is as much time.",
     plan=plan,
-    why="",
+    why="At equal epochs sixteen models have the larger loss, as the source shows. At equal steps, which is as much "
+    "time, every number of local models is better than one, by 0.2 to 1 decibel, for they have seen P times the "
+    "images.",
     draw=partial(draw_learning, "PSNR, dB"),
 )

@@ -114,7 +114,7 @@ def _work(local: Local, problem: Problem, initial: torch.nn.Module) -> Results:
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             scheduler.step()
-            sum_of_losses += float(loss)
+            sum_of_losses += loss.item()
             steps += 1
         mean = hvd.allreduce(torch.tensor([sum_of_losses * local.epochs / local.steps]), name="claims.loss")
         losses.append(float(mean[0]))
