@@ -11,7 +11,7 @@ from claims.layered.paper import PAPER
 from claims.training import Training
 from sordino.report import Results
 
-WORKERS, GROUP, BATCH, SEEDS, RATE = 32, 4, 1024, 10, 0.4
+WORKERS, GROUP, BATCH, SEEDS, RATE = 32, 4, 1024, 10, 0.1
 _FULL: dict[str, Any] = {"data": "fashion-mnist", "images": 12288, "held_out": 5000, "epochs": 30}
 _QUICK: dict[str, Any] = {"data": "digits", "images": 1024, "held_out": 256, "epochs": 2}
 _MARGIN, _LEARNT = 0.25, 50.0  # points, percent
