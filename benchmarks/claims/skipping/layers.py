@@ -64,11 +64,10 @@ def draw(shapes: Results, figure: Any) -> None:
     figure.set_size_inches(10, 3 * rows)
     grid = figure.subplots(rows, len(DIGITS), sharex=True, sharey=True, squeeze=False)
     for axes, panel in zip(grid.flat, panels, strict=True):
-        names = list(panel["layers"])
-        for place, (name, (mean, least, most)) in enumerate(panel["layers"].items()):
-            colour = COLOURS[place * (len(COLOURS) - 1) // max(len(names) - 1, 1)]
+        for place, (mean, least, most) in enumerate(panel["layers"].values()):
+            colour = COLOURS[place * (len(COLOURS) - 1) // max(len(panel["layers"]) - 1, 1)]
             epochs = range(1, len(mean) + 1)
-            axes.plot(epochs, mean, color=colour, label=name.removesuffix(".weight"))
+            axes.plot(epochs, mean, color=colour, label=f"layer {place + 1}")
             axes.fill_between(epochs, least, most, color=colour, alpha=0.15, linewidth=0)
         axes.set_title(panel["title"], fontsize="medium")
     for axes in grid[-1]:
