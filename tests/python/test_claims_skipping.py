@@ -145,7 +145,7 @@ def test_detectors_are_compared_at_as_many_bytes() -> None:
         return {"sent_in_all": sent, "distance": [0.02 * (100.0 - sent) + 0.2], "test": 85.0}
 
     found = played(detectors.CLAIM, answer)
-    assert [one.verdict for one in found.evidence] == [FAILS, HOLDS, *[HOLDS] * 6]
+    assert [one.verdict for one in found.evidence] == [FAILS, HOLDS, *[HOLDS] * 12]
     assert verdicts(found.evidence, "distance between workers") == [HOLDS] * 3
     assert found.evidence[2].ours == pytest.approx(-50.0)
 
