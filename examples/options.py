@@ -83,7 +83,7 @@ def parse(argv: Sequence[str] | None, description: str) -> argparse.Namespace:
     add("--accumulate", type=int, default=1, metavar="N", help="cut each rank's part of a batch into N (default: 1)")
     add("--recipe", default="plain", choices=tuple(RECIPES), help="large-batch: LARS, smoothed labels, a warm-up, and "
         "--lr is for 256 images, scaled to the batch (default: plain)")  # fmt: skip
-    add("--lr", type=float, help="first learning rate; falls as 1 / (1 + step / 400) (default: 0.05; large-batch: 4)")
+    add("--lr", type=float, help="first learning rate; falls as 1 / (1 + step / 400) (default: 0.05; large-batch: 1)")
     add("--momentum", type=float, help="of the optimizer (default: 0.9; large-batch: 0.96)")
     add("--label-smoothing", type=float, metavar="E", help="share of a label's weight spread over all classes "
         "(default: 0; large-batch: 0.1)")  # fmt: skip

@@ -127,13 +127,13 @@ def test_the_recipe_for_large_batches_learns_with_few_steps(launcher: mpi.Launch
     options = ("--recipe", "large-batch", "--batch-size", 512, "--accumulate", 2, "--epochs", 40)
     results = train(launcher, 2, tmp_path, *options)
     assert results["steps"] == 120 and results["test_accuracy"] > 0.9
-    assert [results["args"][name] for name in ("lr", "momentum", "label_smoothing")] == [4.0, 0.96, 0.1]
+    assert [results["args"][name] for name in ("lr", "momentum", "label_smoothing")] == [1.0, 0.96, 0.1]
     rates = [recipes.rate(argparse.Namespace(**results["args"]), step, 120) for step in range(120)]
-    assert max(rates) == rates[48] == 8.0 and rates[0] == pytest.approx(8 / 48) and rates[-1] < 0.01
+    assert max(rates) == rates[48] == 2.0 and rates[0] == pytest.approx(2 / 48) and rates[-1] < 0.01
     given = train(
-        launcher, 1, tmp_path, *options, "--lr", 1, "--momentum", 0.5, "--label-smoothing", 0, "--max-steps", 1
+        launcher, 1, tmp_path, *options, "--lr", 3, "--momentum", 0.5, "--label-smoothing", 0, "--max-steps", 1
     )
-    assert [given["args"][name] for name in ("lr", "momentum", "label_smoothing")] == [1.0, 0.5, 0.0]
+    assert [given["args"][name] for name in ("lr", "momentum", "label_smoothing")] == [3.0, 0.5, 0.0]
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
