@@ -9,6 +9,7 @@ import sordino.torch as hvd
 from checks.registry import Seat, check
 from sordino import plan
 from sordino.algorithms import AllReduce, ElasticAveraging, Layered, LocalSGD, ParameterSkipping
+from sordino.plan import links
 
 SHAPES = [(f"blocks.{k}.weight", (length,)) for k, length in enumerate((30000, 50000, 41000, 60000, 25000))]
 STEPS = 8
@@ -54,6 +55,14 @@ def links_are_measured(seat: Seat) -> None:
     for place, size, seconds in samples:
         assert seconds > 0, (place, size)
     seat.same("rates", rates)
+
+
+@check(least=2, length=(1, 1 << 15))
+def what_an_agreement_is_taken_off_from_is_agreed_on(seat: Seat, length: int) -> None:
+    """Small ones that come again need no agreement if they are waited for at once: less it, hops would take no time."""
+    before = hvd.stats()["operations_in_one_shot"]
+    links._all_reduce(torch.zeros(length), "plan.some")
+    assert hvd.stats()["operations_in_one_shot"] - before < 20  # of 35, and of what the slowest rank is found by
 
 
 def quadratic() -> plan.Task:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from typing import Any
 
 from claims.claim import Claim, Found, Plan, Run
-from claims.evidence import above, exact
+from claims.evidence import above, below, exact
 from claims.layered.model import COMPUTING, COUNTS, Cluster, links_run
 from claims.layered.paper import PAPER
 from claims.layered.share_worker import WAYS
 from cluster.jobs import run_on_hosts
 from sordino.algorithms import AllReduce
+from sordino.bench.resnet import resnet50_shapes
 from sordino.errors import SordinoError
 from sordino.plan import Rates
 from sordino.report import Results
 
-HOSTS, MBPS, COMPUTE_MS, JOBS, ROUNDS = (2, 4, 8), 500.0, 200.0, 4, 8
+HOSTS, MBPS, COMPUTE_MS, JOBS, ROUNDS = (2, 4, 8), 100.0, 400.0, 3, 5
+_SLOW = 1.5  # times what its bytes take on a link: beyond that, cores and not links are what is measured
 
 
 def job(hosts: int, mbps: float, compute_ms: float, rounds: int, number: int) -> Results:
@@ -57,6 +60,12 @@ def plan(quick: bool) -> Plan:
         rises = [shares[way, number, hosts[-1]] - shares[way, number, hosts[0]] for number in range(jobs)]
         what = f"measured, {way}: communication's share on {hosts[-1]} hosts above that on {hosts[0]}, points"
         evidence.append(above(what, rises))
+    size = 4 * sum(math.prod(shape) for _, shape in resnet50_shapes(4))
+    for count in hosts:
+        least = 2 * (count - 1) / count * size / (mbps * 1e6 / 8)
+        over = [found[keys.index((k, count))]["seconds"]["in buckets"] - compute / 1e3 for k in range(jobs)]
+        what = f"measured, in buckets, {count} hosts: communication over what its bytes take on a link; below {_SLOW:g}"
+        evidence.append(below(what, [one / least for one in over], _SLOW))
     for way, values in predicted.items():
         last = values[-1] - values[-3]
         what = f"predicted, {way}: the share at {COUNTS[-1]} workers above that at {COUNTS[-3]}, points; above 5"

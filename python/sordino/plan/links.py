@@ -136,11 +136,14 @@ def _median(run: Callable[[], object]) -> float:
     return float(np.median(participants.maximum(time_block(run, participants, 30))))
 
 
+def _all_reduce(values: torch.Tensor, name: str) -> float:
+    """Return the seconds of an all-reduce that is agreed on each time, as those of an optimizer are. Collective."""
+    return _median(lambda: hvd.synchronize(hvd.allreduce_async_(values, name=name)))
+
+
 def _agreement(nodes: Sequence[int], across: Line | None) -> float:
     """Return the seconds that a small operation takes beyond its messages. Collective."""
-    value = torch.zeros(1)
-    # As an optimizer has its gradients reduced, which are agreed on at each step.
-    seconds = _median(lambda: hvd.synchronize(hvd.allreduce_async_(value, name="plan.agreement")))
+    seconds = _all_reduce(torch.zeros(1), "plan.agreement")
     messages = math.ceil(math.log2(max(nodes) + 1)) * across.alpha if across is not None else 0.0
     return max(seconds - messages, 0.0)
 
@@ -148,8 +151,7 @@ def _agreement(nodes: Sequence[int], across: Line | None) -> float:
 def _hop(nodes: Sequence[int], across: Line, agreement: float) -> float:
     """Return the seconds that the hops of a short ring take beyond their bytes. Collective."""
     count = _RING * max(Counter(nodes).values())
-    values = torch.zeros(count // 4)
-    seconds = _median(lambda: hvd.allreduce_(values, name="plan.ring"))
+    seconds = _all_reduce(torch.zeros(count // 4), "plan.ring")
     load = Load(nodes)
     load.all_reduce([list(range(len(nodes)))], count)
     return max(seconds - agreement - load.link * across.beta, 0.0) / load.hops
