@@ -6,7 +6,7 @@ from claims.claim import Claim, Plan
 from claims.local_sgd.paper import PAPER
 from claims.local_sgd.timed import Communication, communication, draw
 
-TIMED = Communication("resnet20", 8, ((4, 2), (2, 2), (4, 1)), 500.0, turns=8, rounds=6, budget=15.0)
+TIMED = Communication("resnet20", 8, ((4, 2), (2, 2), (4, 1)), 100.0, turns=8, rounds=6, budget=15.0)
 QUICK = Communication("resnet20", 8, ((2, 2),), 2000.0, turns=2, rounds=2, budget=1.0)
 
 
