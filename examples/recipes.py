@@ -35,8 +35,8 @@ class Recipe:
 
 RECIPES = {"plain": Recipe(0.05, 0.9, 0.0), "large-batch": Recipe(1.0, 0.96, 0.1)}
 """large-batch is Table 1 of the Crossover-SGD paper: LARS, labels smoothed by 0.1, and a rate that follows the linear
-rule, rises for two fifths of the steps and falls, as a cosine, to zero. Its rate is ours: with mini-batches of 512 and of
-2048 AllReduce does best at 2 and 4, and collapses at 8 and 16 (docs/claims.md, crossover-table-1)."""
+rule, rises for two fifths of the steps and falls, as a cosine, to zero. Its rate is ours: with mini-batches of 512 and
+of 2048 AllReduce does best at 2 and 4, and collapses at 8 and 16 (docs/claims.md, crossover-table-1)."""
 
 
 def optimizer(args: argparse.Namespace, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
