@@ -42,5 +42,6 @@ CLAIM = Claim(
     setting="All dtypes, integers and bool included.",
     here="64 MiB a tensor on one core; the copies are torch's and numpy's, the faster of the two, in the same run.",
     plan=plan,
-    why="",
+    why="The slowest kernel, of its slowest dtype, takes 6 % longer than a copy of as many bytes; some are quicker "
+    "than one.",
 )
