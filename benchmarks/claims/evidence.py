@@ -57,6 +57,11 @@ def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:
     return statistics.fmean(values), error
 
 
+def differences(plus: Sequence[float], minus: Sequence[float]) -> list[float]:
+    """Return what one has above the other, seed by seed."""
+    return [one - other for one, other in zip(plus, minus, strict=True)]
+
+
 def above(
     what: str, values: Sequence[float], limit: float = 0.0, source: float | None = None, collapsed: int = 0
 ) -> Evidence:
@@ -65,7 +70,7 @@ def above(
     Where the source gives a figure, an effect that is surely less than half of the source's holds in direction only.
     """
     if not values:
-        return Evidence(what, source, None, None, 0, OPEN, collapsed, "no seed is without a collapse")
+        return _without_values(what, source, collapsed)
     mean, error = mean_and_error(values)
     reach = _SURE * error if error is not None else math.inf
     if mean - reach > limit:
@@ -90,11 +95,15 @@ def alike(
 ) -> Evidence:
     """Judge that a mean difference is surely smaller than a margin, whatever its sign."""
     if not values:
-        return Evidence(what, source, None, None, 0, OPEN, collapsed, "no seed is without a collapse")
+        return _without_values(what, source, collapsed)
     mean, error = mean_and_error(values)
     reach = _SURE * error if error is not None else math.inf
     verdict = HOLDS if abs(mean) + reach <= margin else FAILS if abs(mean) - reach > margin else OPEN
     return Evidence(what, source, mean, error, len(values), verdict, collapsed)
+
+
+def _without_values(what: str, source: float | None, collapsed: int) -> Evidence:
+    return Evidence(what, source, None, None, 0, OPEN, collapsed, "no seed is without a collapse")
 
 
 def exact(what: str, value: float, holds: bool, source: float | None = None, note: str = "") -> Evidence:

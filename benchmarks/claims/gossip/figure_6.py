@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from typing import Any
 
 from claims.claim import Claim, Found, Plan
-from claims.evidence import above, exact
-from claims.gossip.methods import COLOURS, FULL, METHODS, QUICK, Point, differences, training
+from claims.evidence import above, differences, exact
+from claims.gossip.methods import COLOURS, FULL, METHODS, QUICK, Point, training
 from claims.gossip.paper import PAPER
 from sordino.report import Results
 
@@ -26,11 +27,13 @@ def plan(quick: bool) -> Plan:
     keys = [(name, lr, seed) for name in _COMPARED for lr in rates for seed in range(1, seeds + 1)]
     found = yield [training(Point(name, workers, batch), lr, seed, task).run for name, lr, seed in keys]
     tests = {key: 100 * one["test"] for key, one in zip(keys, found, strict=True)}
+    pairs = itertools.product(rates, range(1, seeds + 1))
+    sound = [(lr, seed) for lr, seed in pairs if all(tests[name, lr, seed] > COLLAPSED for name in _COMPARED)]
     spreads: dict[str, list[float]] = {name: [] for name in _COMPARED}
     for seed in range(1, seeds + 1):
-        sound = [lr for lr in rates if all(tests[name, lr, seed] > COLLAPSED for name in _COMPARED)]
         for name in _COMPARED:
-            spreads[name].append(statistics.pstdev(tests[name, lr, seed] for lr in sound) if sound else 0.0)
+            left = [tests[name, lr, seed] for lr, other in sound if other == seed]
+            spreads[name].append(statistics.pstdev(left) if left else 0.0)
     collapsed = {name: sum(tests[name, lr, s] <= COLLAPSED for n, lr, s in keys if n == name) for name in _COMPARED}
     spread = "deviation over the learning rates, points"
     evidence = [
@@ -45,10 +48,9 @@ def plan(quick: bool) -> Plan:
         ),
     ]
     for lr in rates:
-        whole = [k for k in range(1, seeds + 1) if all(tests[name, lr, k] > COLLAPSED for name in _COMPARED)]
-        gap = [tests["crossover", lr, k] - tests["allreduce", lr, k] for k in whole]
+        gap = [tests["crossover", lr, seed] - tests["allreduce", lr, seed] for rate, seed in sound if rate == lr]
         what = f"Learning rate {lr:g}: Crossover - AllReduce, points"
-        evidence.append(above(what, gap, collapsed=seeds - len(whole)))
+        evidence.append(above(what, gap, collapsed=seeds - len(gap)))
     by_rate = {name: [[tests[name, lr, s] for s in range(1, seeds + 1)] for lr in rates] for name in _COMPARED}
     return Found(evidence, {"rates": list(rates), "tests": by_rate})
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from claims.claim import Claim, Found, Plan
-from claims.evidence import above, alike
-from claims.gossip.methods import FULL, GROUPS, QUICK, Point, accuracies, best_rates, differences, draw, shapes
+from claims.evidence import above, alike, differences
+from claims.gossip.methods import FULL, GROUPS, QUICK, Point, accuracies, best_rates, draw, shapes
 from claims.gossip.paper import PAPER
 from sordino.report import Results
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from claims.claim import Run
-from claims.evidence import Evidence, above
+from claims.evidence import Evidence, above, differences
 from claims.training import Training
 from sordino.report import Results
 
@@ -67,11 +67,6 @@ def accuracies(
     found = yield runs
     tests = [100 * one["test"] for one in found]
     return {point: tests[k * seeds : (k + 1) * seeds] for k, point in enumerate(rates)}
-
-
-def differences(plus: Sequence[float], minus: Sequence[float]) -> list[float]:
-    """Return what one has above the other, seed by seed."""
-    return [one - other for one, other in zip(plus, minus, strict=True)]
 
 
 def crossover_above(

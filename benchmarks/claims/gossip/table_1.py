@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from claims.claim import Claim, Found, Plan
-from claims.evidence import above
+from claims.evidence import above, differences
 from claims.gossip.methods import (
     FULL,
     QUICK,
@@ -13,7 +13,6 @@ from claims.gossip.methods import (
     accuracies,
     best_rates,
     crossover_above,
-    differences,
     draw,
     shapes,
 )

@@ -10,10 +10,9 @@ from claims.claim import Claim, Found, Plan, Run
 from claims.evidence import above, below, exact
 from claims.layered.model import COMPUTING, COUNTS, Cluster, links_run
 from claims.layered.paper import PAPER
-from claims.layered.share_worker import WAYS
+from claims.layered.share_worker import SHAPES, WAYS
 from cluster.jobs import run_on_hosts
 from sordino.algorithms import AllReduce
-from sordino.bench.resnet import resnet50_shapes
 from sordino.errors import SordinoError
 from sordino.plan import Rates
 from sordino.report import Results
@@ -44,11 +43,8 @@ def plan(quick: bool) -> Plan:
     keys = [(number, count) for number in range(jobs) for count in hosts]
     work = "claims.layered.figure_2:job"
     found = yield [Run(work, {"hosts": count, "number": number, **common}, count, alone=True) for number, count in keys]
-    shares = {
-        (way, *key): 100 * (1 - compute / 1e3 / one["seconds"][way])
-        for key, one in zip(keys, found, strict=True)
-        for way in WAYS
-    }
+    seconds = {(way, *key): one["seconds"][way] for key, one in zip(keys, found, strict=True) for way in WAYS}
+    shares = {key: 100 * (1 - compute / 1e3 / one) for key, one in seconds.items()}
     [software] = yield [links_run(quick)]
     cluster = Cluster(Rates.from_results(software))
     predicted = {
@@ -60,12 +56,12 @@ def plan(quick: bool) -> Plan:
         rises = [shares[way, number, hosts[-1]] - shares[way, number, hosts[0]] for number in range(jobs)]
         what = f"measured, {way}: communication's share on {hosts[-1]} hosts above that on {hosts[0]}, points"
         evidence.append(above(what, rises))
-    size = 4 * sum(math.prod(shape) for _, shape in resnet50_shapes(4))
+    size = 4 * sum(math.prod(shape) for _, shape in SHAPES)
     for count in hosts:
         least = 2 * (count - 1) / count * size / (mbps * 1e6 / 8)
-        over = [found[keys.index((k, count))]["seconds"]["in buckets"] - compute / 1e3 for k in range(jobs)]
+        over = [(seconds["in buckets", k, count] - compute / 1e3) / least for k in range(jobs)]
         what = f"measured, in buckets, {count} hosts: communication over what its bytes take on a link; below {_SLOW:g}"
-        evidence.append(below(what, [one / least for one in over], _SLOW))
+        evidence.append(below(what, over, _SLOW))
     for way, values in predicted.items():
         last = values[-1] - values[-3]
         what = f"predicted, {way}: the share at {COUNTS[-1]} workers above that at {COUNTS[-3]}, points; above 5"

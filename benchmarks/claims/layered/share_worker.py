@@ -21,6 +21,7 @@ from sordino.report import Results
 from sordino.timing import Participants
 
 WAYS = {"in buckets": AllReduce(), "tensor by tensor": AllReduce(bucket_bytes=1)}
+SHAPES = resnet50_shapes(4)
 _WARM_UP = 2
 
 
@@ -29,7 +30,7 @@ def measure(compute_ms: float, rounds: int, participants: Participants) -> Resul
     seconds: dict[str, list[float]] = {way: [] for way in WAYS}
     optimizers, right = {}, True
     for way, algorithm in WAYS.items():
-        named = [(name, torch.nn.Parameter(torch.zeros(tuple(shape)))) for name, shape in resnet50_shapes(4)]
+        named = [(name, torch.nn.Parameter(torch.zeros(tuple(shape)))) for name, shape in SHAPES]
         for _, parameter in named:
             parameter.grad = torch.full_like(parameter, float(participants.rank))
         optimizers[way] = (

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from claims.claim import Claim, Found, Plan
-from claims.evidence import above, alike
+from claims.evidence import above, alike, differences
 from claims.skipping.paper import PAPER
 from claims.skipping.training import FULL, QUICK, Training
 from sordino.report import Results
@@ -55,11 +54,6 @@ def plan(quick: bool) -> Plan:
     points = [{"name": name, "sent": sent[name], "test": tests[name]} for name in runs]
     points.append({"name": f"AllReduce, {fewer} epochs", "sent": [100 * fewer / epochs] * seeds, "test": cheap})
     return Found(evidence, {"points": points})
-
-
-def differences(plus: Sequence[float], minus: Sequence[float]) -> list[float]:
-    """Return what one has above the other, seed by seed."""
-    return [one - other for one, other in zip(plus, minus, strict=True)]
 
 
 def draw(shapes: Results, figure: Any) -> None:

@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 from claims.claim import Claim, Found, Plan
-from claims.evidence import alike, below, exact
-from claims.skipping.accuracy import MARGIN, differences
+from claims.evidence import alike, below, differences, exact
+from claims.skipping.accuracy import MARGIN
 from claims.skipping.paper import PAPER
 from claims.skipping.training import FULL, QUICK, Training
 from sordino.report import Results

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from claims.claim import Claim, Found, Plan
-from claims.evidence import Evidence, above, below
+from claims.evidence import Evidence, above, below, differences
 from claims.skipping.layers import EPOCHS, SEEDS, at, compared, draw, shapes, shares_of
 from claims.skipping.paper import PAPER
 
@@ -30,7 +30,7 @@ def plan(quick: bool) -> Plan:
             below(f"{where}: middle layers, percent, below 1", end(*middle), _MIDDLE, _MIDDLE),
             above(
                 f"{where}: first layer - middle layers, points",
-                [one - other for one, other in zip(end(first), end(*middle), strict=True)],
+                differences(end(first), end(*middle)),
                 source=_FIRST - _MIDDLE,
             ),
         ]

@@ -6,8 +6,7 @@ import statistics
 from typing import Any
 
 from claims.claim import Claim, Found, Plan, Run
-from claims.evidence import above, below, exact
-from claims.skipping.accuracy import differences
+from claims.evidence import above, below, differences, exact
 from claims.skipping.detection import DETECTORS, RATIO
 from claims.skipping.paper import PAPER
 from sordino.report import Results
