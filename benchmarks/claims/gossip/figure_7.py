@@ -65,8 +65,8 @@ CLAIM = Claim(
     plan=plan,
     why="Nothing is lost here that gossip could make up for: at the rate that suits each size best, AllReduce has "
     "85.8 % with mini-batches of 512 and of 2048 alike, though a sixth of all images is in one mini-batch and 504 "
-    "steps are left. The problem of large mini-batches is one of deep networks on large data, and needs them. "
-    "What does differ is small: with 1024 Crossover is above AllReduce by half a point, which has less there than "
-    "with either other size; with 2048 it is behind SGP by a seventh of one. No method is best at all sizes.",
+    "steps are left. If large mini-batches are a problem, it takes a deeper network or more data to see it. What "
+    "does differ is small: with 1024 Crossover is above AllReduce by half a point, which has less there than with "
+    "either other size; with 2048 it is behind SGP by a seventh of one. No method is best at all sizes.",
     draw=picture,
 )

@@ -63,7 +63,7 @@ CLAIM = Claim(
     why="With the recipe AllReduce has 85.9 % with mini-batches of 2048, without it 85.8: there is no loss for it to "
     "mend (Figure 7). Crossover is above AllReduce by 0.3 points with mini-batches of 512, and not told from it "
     "with 2048; nor is it from SGP. Rates decide more than methods do: AllReduce collapses at four times its best "
-    "rate, where Crossover still comes to 86 %, as in Figure 6. When each method had the rate that was best with "
-    "one seed, AllReduce got one that is too high, and fell behind by 0.8 points: three seeds choose now.",
+    "rate, where Crossover still comes to 86 %, as in Figure 6. So three seeds choose each rate: what is best "
+    "with one seed may be too high for others.",
     draw=picture,
 )

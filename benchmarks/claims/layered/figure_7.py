@@ -65,6 +65,6 @@ CLAIM = Claim(
     why="The two are equally accurate, within a quarter of a point, because they compute the same: Layered takes the "
     "same step a little later, and sums in another order. Nothing explains the 0.7 points of the source's two "
     "trainings but chance, which one training each cannot tell; the best and the worst seed here are 0.7 points "
-    "apart. At a rate of 0.4 four seeds of ten collapsed with one of the two.",
+    "apart.",
     draw=draw,
 )
