@@ -13,6 +13,7 @@ from claims.evidence import FAILS, HOLDS
 from claims.local_sgd import (
     figure_2,
     figure_5,
+    figure_9,
     models,
     scaling,
     settings,
@@ -186,4 +187,16 @@ def test_speedups_are_linear_where_links_cost_nothing_and_flat_where_they_cost_a
     assert all(values == pytest.approx(list(scaling.COUNTS)) for values in free.values())
     dear = one.speedups(Rates(None, Line(1e-3, 1e-7), 1e-4, 1e-3), line)
     assert dear["sharded"][-1] > dear["allreduce"][-1] > dear["synchronous"][-1]
-    assert [item.verdict for item in scaling.judge(one, dear)][:3] == [HOLDS] * 3
+    assert [item.verdict for item in scaling.judge(one, dear)][:2] == [HOLDS] * 2
+
+
+@pytest.mark.parametrize("one", [figure_5.SCALING, figure_9.SCALING])
+def test_communication_takes_as_long_as_it_must_for_synchronous_sgd_to_flatten_where_the_sources_does(
+    one: scaling.Scaling,
+) -> None:
+    line, rates = {"step": 0.0, "image": 0.01}, Rates(None, Line(1e-4, 1e-9), 1e-4, 1e-5, 1e-6)
+    _, shapes = one.found(rates, line)
+    assert scaling.gain(shapes["speedups"], "synchronous", one.flat) == pytest.approx(scaling.FLAT)
+    _, twice = one.found(scaling.slower(rates, 2.0), line)
+    assert twice["slower"] == pytest.approx(shapes["slower"] / 2)
+    assert twice["speedups"]["sharded"] == pytest.approx(shapes["speedups"]["sharded"])
