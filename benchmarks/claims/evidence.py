@@ -86,7 +86,7 @@ def below(
 ) -> Evidence:
     """Judge that what the values are drawn from has a mean below a limit."""
     turned = above(what, [-value for value in values], -limit, None if source is None else -source, collapsed)
-    ours = None if turned.ours is None else -turned.ours
+    ours = None if turned.ours is None else 0.0 - turned.ours  # which is never -0
     return Evidence(what, source, ours, turned.error, turned.count, turned.verdict, collapsed, turned.note)
 
 

@@ -134,6 +134,12 @@ CLAIM = Claim(
     f"max-min fairness. Pulls of {_WINDOWS} windows without data, with the transfers of Tables 3 (short) and 2 (long); "
     f"and the trainings of Table 3 once more without overlap; {SEEDS} seeds.",
     plan=plan,
-    why="",
+    why="In the scheduled ways no two pulls ever meet at a peer, as the source says, so what its simulator leaves out "
+    "costs them nothing. Without overlap 43 % of the pulls meet another, with naive overlap 60 %. That costs no "
+    "overlap 13 % on each short pull and 23 % on each long one, and 10 and 15 % more waiting; naive overlap has so "
+    "much time to spare that it still waits for less than 1 %. So the source's model is kind to no overlap, and the "
+    "scheduled ways' gain in equal time does not vanish where links are shared: 0.51 and 0.43 points with short "
+    "transfers, where Table 3 finds 0.27 and 0.19. That it is more is chance: the level of no overlap with shared "
+    "links is not told apart from that without.",
     draw=draw,
 )

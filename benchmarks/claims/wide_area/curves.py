@@ -61,13 +61,13 @@ def curve_evidence(runs: Runs, task: Task, wides: Sequence[int], elsewhere: Resu
     reference = "no overlap over links that are all wide"
     evidence = []
     for mode in ("manager", "autonomous"):
+        what = f"{NAMES[mode]}: time to {_NEARLY:.0%} of no overlap's level, over what no overlap takes; below 1"
+        evidence.append(below(what, soon(mode), 1.0))
+    for mode in ("manager", "autonomous"):
         for other in ("none", "naive"):
             what = f"{NAMES[mode]} is closer than {NAMES[other]} to {reference}: mean distance of the curves, points"
             nearer = [one - two for one, two in zip(off(mode), off(other), strict=True)]
             evidence.append(below(what, nearer))
-    for mode in ("manager", "autonomous"):
-        what = f"{NAMES[mode]}: time to {_NEARLY:.0%} of no overlap's level, over what no overlap takes; below 1"
-        evidence.append(below(what, soon(mode), 1.0))
     for mode in ("manager", "autonomous"):
         what = f"{NAMES[mode]} - no overlap: mean of the curve, points"
         evidence.append(above(f"{what}; equal time", judge.gains(mode, "none", mean)))
