@@ -22,6 +22,11 @@ CLAIM = Claim(
     setting="The trainings of Table 2; accuracy against time, with 0, 2 and 6 wide links.",
     here=f"The trainings of the stand-in for Table 2; {SEEDS} seeds.",
     plan=plan,
-    why="",
+    why="The scheduled ways' curves lie above no overlap's at equal time, by 0.25 and 0.24 points on the whole, and "
+    "more wide links raise them, as the source says; naive overlap is worst, by 1.1 points, and not changed by "
+    "wide links at all. That they come to 97 % of no overlap's level in 0.91 and 0.92 of its time is not told "
+    "apart from chance with five seeds, nor that they are closer to the curve over wide links: those are 0.1 "
+    "points of distance. At equal steps the scheduled ways are below, by 0.6 points: a step for a step no overlap "
+    "learns as well or better, and what is gained is its waiting, 22 % of the time (Figure 2).",
     draw=draw_curves,
 )

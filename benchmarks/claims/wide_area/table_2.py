@@ -32,6 +32,10 @@ CLAIM = Claim(
     "ms: a transfer between narrow links takes 5.7 steps and hides in a window, one between wide links less than a "
     f"step, as in the source's Figure 3a. {SEEDS} seeds.",
     plan=plan,
-    why="",
+    why="Scheduled pulls are above no overlap in equal time, by 0.14 points of the best accuracy and 0.17 to 0.19 of "
+    "the level, whoever schedules them: manager and autonomous differ by less than 0.1. The source has 0.5. At "
+    "equal steps nothing is left of it, so all of the gain is time: no overlap waits for 22 % of it (Figure 2). "
+    "The rows by themselves are told apart only with 2 wide links. Naive overlap is worst, by 0.5 points at equal "
+    "time. The curves have all but levelled out: in the last quarter they are still 0.5 points above the third.",
     draw=draw_table,
 )
