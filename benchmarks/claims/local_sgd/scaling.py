@@ -11,7 +11,7 @@ import itertools
 import math
 import time
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -116,12 +116,8 @@ def computing(set: str, batches: list[int], rounds: int) -> Results:
 
 def slower(rates: Rates, factor: float) -> Rates:
     """Return rates at which all communication takes `factor` times as long."""
-    lines = {
-        place: line and Line(factor * line.alpha, factor * line.beta)
-        for place, line in (("inside", rates.inside), ("across", rates.across))
-    }
-    rest = {name: factor * getattr(rates, name) for name in ("agreement", "hop", "handling")}
-    return replace(rates, **lines, **rest)
+    inside, across = (line and Line(factor * line.alpha, factor * line.beta) for line in (rates.inside, rates.across))
+    return Rates(inside, across, factor * rates.agreement, factor * rates.hop, factor * rates.handling)
 
 
 def gain(speedups: dict[str, list[float]], way: str, count: int) -> float:
