@@ -110,6 +110,7 @@ CLAIM = Claim(
     "throughput, since emulated hosts share two cores, and the all-reduce goes on when loading is done. The gain "
     "depends on what loading waits for. Here it waits for disks, as the source's does, and leaves the cores to "
     "what carries bytes; when the same images were kept compressed and decoded by the cores that also carry the "
-    "bytes, loading took longer under Layered and nothing was gained at 8 workers.",
+    "bytes, loading took longer under Layered and nothing was gained at 8 workers; that is not among the results "
+    "here.",
     draw=draw,
 )
