@@ -1,4 +1,4 @@
-"""The CUDA kernels against copies in device memory that move the same bytes, interleaved in one run.
+"""The CUDA kernels beside copies in device memory that move the same bytes, and beside what PyTorch has for it.
 
   python benchmarks/gpu_kernels.py
 
@@ -8,28 +8,32 @@
   mix 2->2           a, b = (a + b) / 2, b / 2  reads 2, writes 2
   dots, distance     of a and b                 reads 2
   norm               of a                       reads 1
-  unchanged          of a and b, all equal      reads 2
+  unchanged          of c and d, all equal      reads 2
   lars               weights, gradient, velocity   reads 3, writes 2
   flatten            ResNet-50's 161 tensors into one buffer, and unflatten back; sizes scaled to fit
 
-The peer is a copy within device memory so long that it reads and writes as many bytes in all. Then single calls on
-ResNet-50's 161 tensors, against the operations of PyTorch that they replace. Times are the device's, between events.
+A copy within device memory is so long that it reads and writes as many bytes in all. Then single calls on ResNet-50's 161
+tensors, beside a copy and the operations of PyTorch that they replace. Contestants take turns; times are the device's,
+between events. Values are random, and every call goes to other memory than those before it, more of it than the cache
+holds: as in training, where a step touches more than that.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
 import torch
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
+from gpu import place as places
 from gpu.kernels_report import REPORTS
-from sordino._core import build_info, cuda_kernels, kernels
+from gpu.place import Place, in_turn
+from sordino._core import build_info, kernels
 from sordino.bench import command_line
 from sordino.bench.resnet import resnet50_shapes
-from sordino.errors import NotBuilt
 from sordino.report import Results, machines, records, verdicts
 from sordino.report.tables import format_bytes
 from sordino.runtime.dtypes import DTYPE_CODES
@@ -42,20 +46,16 @@ LARGE = 64 << 20  # bytes from which COPY_LIMIT counts: below, launches do
 SIZES = "1MiB,16MiB,64MiB,256MiB"
 DTYPES = (torch.float32, torch.bfloat16)
 Task = tuple[str, str, int, Run]  # kernel, dtype, bytes read and written, what runs it
+Set = TypeVar("Set")
+Call = tuple[int, str, Callable[[Set], object]]  # lists read and written, the method it needs, a call on one set of buffers
 _ROUNDS = 20
 
 
-def device_race(contestants: Mapping[str, Run], budget: float) -> dict[str, Samples]:
+def device_race(place: Place, contestants: Mapping[str, Run], budget: float) -> dict[str, Samples]:
     """Times what runs on the device, between events; contestants take turns, and begin by turns."""
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
 
     def turn(name: str, count: int) -> float:
-        begin.record()
-        for _ in range(count):
-            contestants[name]()
-        end.record()
-        end.synchronize()
-        return float(begin.elapsed_time(end)) * 1e-3 / count
+        return place.turn(contestants[name], count)[1]
 
     names, share = list(contestants), budget / _ROUNDS / len(contestants)
     counts = {name: int(np.clip(share / max(min(turn(name, 3) for _ in range(3)), 1e-7), 3, 200)) for name in names}
@@ -67,157 +67,205 @@ def device_race(contestants: Mapping[str, Run], budget: float) -> dict[str, Samp
     return samples
 
 
+def copies(place: Place, moved: int) -> Run:
+    """A copy that reads and writes `moved` bytes together, each time elsewhere."""
+    count = max(1, moved // 2)
+    every = []
+    for _ in range(place.sets(moved)):
+        source = torch.randint(0, 256, (count,), dtype=torch.uint8, device=place.device)
+        every.append(_bind(torch.empty_like(source).copy_, source))
+    return in_turn(every)
+
+
 class Buffers:
-    """Device memory that all kernels of one size share."""
+    """One set of operands: random values of a dtype, the last two of them equal."""
 
-    def __init__(self, size: int) -> None:
-        self.size, self.cuda = size, cuda_kernels.CudaKernels(torch.cuda.current_device())
-        self.operands = [torch.zeros(size, dtype=torch.uint8, device="cuda") for _ in range(4)]
-        self.source = torch.ones(4 * size, dtype=torch.uint8, device="cuda")
-        self.target = torch.zeros(4 * size, dtype=torch.uint8, device="cuda")
-        self.results = torch.zeros(1024, dtype=torch.float64, device="cuda")
-
-    def copy(self, moved: int) -> Run:
-        """A copy that reads and writes `moved` bytes together."""
-        source, target = self.source[: moved // 2], self.target[: moved // 2]
-        return lambda: target.copy_(source)
-
-
-def tasks(buffers: Buffers) -> list[Task]:
-    """Every kernel on the dtypes that training uses."""
-    cuda, size = buffers.cuda, buffers.size
-    stream, results = torch.cuda.current_stream().cuda_stream, buffers.results.data_ptr()
-    a, b, c, d = (operand.data_ptr() for operand in buffers.operands)
-    found: list[Task] = []
-    for dtype in DTYPES:
-        name, code, count = str(dtype).removeprefix("torch."), DTYPE_CODES[dtype], size // dtype.itemsize
-        pair, single = [((a, b), count)], [((a,), count)]
-        same = kernels.Items([(0, count, code)], 1.0)
-        averages = [((0, 1), (0,), 0.5), ((1,), (1,), 0.5)]
-        runs: dict[str, tuple[int, Run]] = {
-            "reduce 2->1": (3, _bind(cuda.reduce, Sum, code, [((a, b, a), count)], 2, 1.0, 0.5, stream=stream)),
-            "reduce 4->4": (8, _bind(cuda.reduce, Sum, code, [((a, b, c, d) * 2, count)], 4, 1.0, 0.25, stream=stream)),
-            "axpby": (3, _bind(cuda.axpby, code, pair, 0.1, 0.9, stream=stream)),
-            "mix 2->2": (4, _bind(cuda.mix, code, (a, b), (a, b), averages, count, stream=stream)),
-            "dots": (2, _bind(cuda.dots, code, pair, results, stream=stream)),
-            "distance": (2, _bind(cuda.squared_distances, code, pair, results, stream=stream)),
-            "norm": (1, _bind(cuda.norms, code, single, results, stream=stream)),
-            "unchanged": (2, _bind(cuda.unchanged, same, c, d, results, stream=stream)),
-            "lars": (
-                5,
-                _bind(cuda.lars_step, code, [((a, b, c), count)], results + 4096, 1e-4, 0.9, False, stream=stream),
-            ),
-        }
-        found += [(kernel, name, lists * size, run) for kernel, (lists, run) in runs.items()]
-    return found + _packing(buffers, stream)
+    def __init__(self, place: Place, size: int, dtype: torch.dtype) -> None:
+        self.count = size // dtype.itemsize
+        self.operands = [torch.randn(self.count, device=place.device).to(dtype) for _ in range(3)]
+        self.operands.append(self.operands[2].clone())
+        self.results = torch.zeros(1024, dtype=torch.float64, device=place.device)
+        self.rates = torch.full((1024,), 1e-3, dtype=torch.float64, device=place.device)
+        self.a, self.b, self.c, self.d = (operand.data_ptr() for operand in self.operands)
+        self.single, self.pair, self.triple = (
+            [((self.a, self.b, self.c)[:lists], self.count)] for lists in (1, 2, 3)
+        )
+        self.mean = [((self.a, self.b, self.a), self.count)]
+        self.every = [((self.a, self.b, self.c, self.d) * 2, self.count)]
+        self.found, self.rate = self.results.data_ptr(), self.rates.data_ptr()
 
 
-def _bind(function: Callable[..., None], *arguments: object, **named: object) -> Run:
-    return lambda: function(*arguments, **named)
+def tasks(place: Place, size: int, dtype: torch.dtype) -> list[Task]:
+    """Every kernel that this place has, on one dtype."""
+    cuda, code, stream = place.kernels(), DTYPE_CODES[dtype], place.stream
+    same = kernels.Items([(0, size // dtype.itemsize, code)], 1.0)
+    averages = [((0, 1), (0,), 0.5), ((1,), (1,), 0.5)]
+    calls: dict[str, Call[Buffers]] = {
+        "reduce 2->1": (3, "reduce", lambda of: cuda.reduce(Sum, code, of.mean, 2, 1.0, 0.5, stream=stream)),
+        "reduce 4->4": (8, "reduce", lambda of: cuda.reduce(Sum, code, of.every, 4, 1.0, 0.25, stream=stream)),
+        "axpby": (3, "axpby", lambda of: cuda.axpby(code, of.pair, 0.1, 0.9, stream=stream)),
+        "mix 2->2": (4, "mix", lambda of: cuda.mix(code, (of.a, of.b), (of.a, of.b), averages, of.count, stream=stream)),
+        "dots": (2, "dots", lambda of: cuda.dots(code, of.pair, of.found, stream=stream)),
+        "distance": (2, "squared_distances", lambda of: cuda.squared_distances(code, of.pair, of.found, stream=stream)),
+        "norm": (1, "norms", lambda of: cuda.norms(code, of.single, of.found, stream=stream)),
+        "unchanged": (2, "unchanged", lambda of: cuda.unchanged(same, of.c, of.d, of.found, stream=stream)),
+        "lars": (5, "lars_step", lambda of: cuda.lars_step(code, of.triple, of.rate, 1e-4, 0.9, False, stream=stream)),
+    }
+    sets = [Buffers(place, size, dtype) for _ in range(place.sets(size))]
+    name = str(dtype).removeprefix("torch.")
+    return [
+        (kernel, name, lists * size, in_turn([_bind(call, one) for one in sets]))
+        for kernel, (lists, method, call) in calls.items()
+        if hasattr(cuda, method)
+    ]
 
 
-def _packing(buffers: Buffers, stream: int) -> list[Task]:
+def _bind(function: Callable[..., object], *arguments: object) -> Run:
+    return lambda: function(*arguments)
+
+
+def packing(place: Place, size: int) -> list[Task]:
     """flatten and unflatten of tensors with ResNet-50's proportions, each in memory of its own."""
     weights = [int(np.prod(shape)) for _, shape in resnet50_shapes()]
-    lengths = [max(4, weight * buffers.size // sum(weights) // 4 * 4) for weight in weights]
-    lengths[int(np.argmax(lengths))] -= max(0, sum(lengths) - buffers.size)
-    parts = [torch.zeros(length, dtype=torch.uint8, device="cuda") for length in lengths]
-    spans, flat = [(part.data_ptr(), part.numel()) for part in parts], buffers.operands[3].data_ptr()
+    lengths = [max(4, weight * size // sum(weights) // 4 * 4) for weight in weights]
+    lengths[int(np.argmax(lengths))] -= max(0, sum(lengths) - size)
+    cuda, stream = place.kernels(), place.stream
+    into, back = [], []
+    for _ in range(place.sets(2 * size)):
+        parts = [torch.randint(0, 256, (length,), dtype=torch.uint8, device=place.device) for length in lengths]
+        flat = torch.empty(size, dtype=torch.uint8, device=place.device)
+        spans = [(part.data_ptr(), part.numel()) for part in parts]
 
-    def flatten(kept: Sequence[torch.Tensor] = parts) -> None:
-        buffers.cuda.flatten(spans, flat, stream=stream)
+        def flatten(spans: list[tuple[int, int]] = spans, flat: torch.Tensor = flat, kept: object = parts) -> None:
+            cuda.flatten(spans, flat.data_ptr(), stream=stream)
 
-    def unflatten(kept: Sequence[torch.Tensor] = parts) -> None:
-        buffers.cuda.unflatten(flat, spans, stream=stream)
+        def unflatten(spans: list[tuple[int, int]] = spans, flat: torch.Tensor = flat, kept: object = parts) -> None:
+            cuda.unflatten(flat.data_ptr(), spans, stream=stream)
 
+        into.append(flatten)
+        back.append(unflatten)
     moved = 2 * sum(lengths)
-    return [("flatten", "any", moved, flatten), ("unflatten", "any", moved, unflatten)]
+    return [("flatten", "any", moved, in_turn(into)), ("unflatten", "any", moved, in_turn(back))]
 
 
-def measure(size: int, budget: float, wanted: Callable[[str], bool]) -> list[Results]:
+def measure(place: Place, size: int, budget: float, wanted: Callable[[str], bool]) -> list[Results]:
     """The rows of one size. A ratio is the bandwidth over that of the copy."""
-    buffers, rows = Buffers(size), []
-    for kernel, dtype, moved, run in tasks(buffers):
-        if not wanted(kernel):
-            continue
-        samples = device_race({"kernel": run, "copy": buffers.copy(moved)}, budget)
-        times = {name: one.summary() for name, one in samples.items()}
-        rows.append(
-            {
-                "kernel": kernel,
-                "dtype": dtype,
-                "bytes": size,
-                "moved": moved,
-                "times": times,
-                "ratio": times["copy"]["median"] / times["kernel"]["median"],
-                "gbps": moved / times["kernel"]["median"] / 1e9,
-            }
-        )
+    rows = []
+    for make in (*[lambda dtype=dtype: tasks(place, size, dtype) for dtype in DTYPES], lambda: packing(place, size)):
+        for kernel, dtype, moved, run in make():
+            if not wanted(kernel):
+                continue
+            samples = device_race(place, {"kernel": run, "copy": copies(place, moved)}, budget)
+            times = {name: one.summary() for name, one in samples.items()}
+            rows.append(
+                {
+                    "kernel": kernel,
+                    "dtype": dtype,
+                    "bytes": size,
+                    "moved": moved,
+                    "times": times,
+                    "ratio": times["copy"]["median"] / times["kernel"]["median"],
+                    "gbps": moved / times["kernel"]["median"] / 1e9,
+                }
+            )
     return rows
 
 
-def measure_resnet(budget: float, wanted: Callable[[str], bool]) -> list[Results]:
-    """One call on all of ResNet-50's tensors. A ratio is how many times longer PyTorch's operations take."""
-    cuda, code = cuda_kernels.CudaKernels(torch.cuda.current_device()), DTYPE_CODES[torch.float32]
-    stream = torch.cuda.current_stream().cuda_stream
-    x, y, z = ([torch.ones(shape, device="cuda") for _, shape in resnet50_shapes()] for _ in range(3))
-    lengths = [one.numel() for one in x]
-    flat = torch.zeros(sum(lengths), device="cuda")
-    before = torch.zeros_like(flat)
-    starts = np.cumsum([0, *lengths[:-1]])
-    items = kernels.Items([(4 * int(at), n, code) for at, n in zip(starts, lengths, strict=True)], 1.0)
-    now_parts, before_parts = (torch.split(one, lengths) for one in (flat, before))
-    results = torch.ones(4 * len(lengths), dtype=torch.float64, device="cuda")
-    spans = [(one.data_ptr(), 4 * one.numel()) for one in x]
+class ResNet:
+    """One set of ResNet-50's tensors: weights, gradients, velocities, and two flat buffers with equal values."""
 
-    def rows(*lists: list[torch.Tensor]) -> list[tuple[tuple[int, ...], int]]:
+    def __init__(self, place: Place, shapes: Sequence[tuple[int, ...]]) -> None:
+        self.x, self.y, self.z = ([torch.randn(shape, device=place.device) for shape in shapes] for _ in range(3))
+        self.lengths = [one.numel() for one in self.x]
+        self.flat = torch.randn(sum(self.lengths), device=place.device)
+        self.before = self.flat.clone()
+        self.results = torch.full((4 * len(self.lengths),), 1e-3, dtype=torch.float64, device=place.device)
+        self.spans = [(one.data_ptr(), 4 * one.numel()) for one in self.x]
+        self.at = self.results.data_ptr()
+
+        self.singles, self.pairs, self.triples, self.mean = map(
+            self._rows, ([self.x], [self.x, self.y], [self.x, self.y, self.z], [self.x, self.y, self.x])
+        )
+
+    @staticmethod
+    def _rows(lists: list[list[torch.Tensor]]) -> list[tuple[tuple[int, ...], int]]:
         return [(tuple(one.data_ptr() for one in row), row[0].numel()) for row in zip(*lists, strict=True)]
 
-    def torch_mean() -> None:
-        torch._foreach_add_(x, y)
-        torch._foreach_mul_(x, 0.5)
 
-    def torch_axpby() -> None:
-        torch._foreach_mul_(y, 0.9)
-        torch._foreach_add_(y, x, alpha=0.1)
+def _torch_mean(of: ResNet) -> None:
+    torch._foreach_add_(of.x, of.y)
+    torch._foreach_mul_(of.x, 0.5)
 
-    def torch_unflatten() -> None:
-        torch._foreach_copy_(x, _unflatten_dense_tensors(flat, x))
 
-    def torch_unchanged() -> object:
-        counts = [torch.eq(now, then).sum() for now, then in zip(now_parts, before_parts, strict=True)]
-        before.copy_(flat)
-        return counts
+def _torch_axpby(of: ResNet) -> None:
+    torch._foreach_mul_(of.y, 0.9)
+    torch._foreach_add_(of.y, of.x, alpha=0.1)
 
-    def torch_lars() -> None:
-        changes = torch._foreach_add(y, x, alpha=1e-4)
-        torch._foreach_mul_(changes, 0.1)
-        torch._foreach_mul_(z, 0.9)
-        torch._foreach_add_(z, changes)
-        torch._foreach_sub_(x, z)
 
-    pairs, triples, singles = rows(x, y), rows(x, y, z), rows(x)
-    means, at = rows(x, y, x), results.data_ptr()
-    found: dict[str, tuple[Run, Run]] = {
-        "reduce 2->1": (_bind(cuda.reduce, Sum, code, means, 2, 1.0, 0.5, stream=stream), torch_mean),
-        "axpby": (_bind(cuda.axpby, code, pairs, 0.1, 0.9, stream=stream), torch_axpby),
-        "flatten": (_bind(cuda.flatten, spans, flat.data_ptr(), stream=stream), lambda: _flatten_dense_tensors(x)),
-        "unflatten": (_bind(cuda.unflatten, flat.data_ptr(), spans, stream=stream), torch_unflatten),
-        "norm": (_bind(cuda.norms, code, singles, at, stream=stream), lambda: torch._foreach_norm(x, 2)),
-        "unchanged": (
-            _bind(cuda.unchanged, items, flat.data_ptr(), before.data_ptr(), at, stream=stream),
-            torch_unchanged,
-        ),
-        "lars": (_bind(cuda.lars_step, code, triples, at, 1e-4, 0.9, False, stream=stream), torch_lars),
+def _torch_unflatten(of: ResNet) -> None:
+    torch._foreach_copy_(of.x, _unflatten_dense_tensors(of.flat, of.x))
+
+
+def _torch_unchanged(of: ResNet) -> object:
+    parts = (torch.split(one, of.lengths) for one in (of.flat, of.before))
+    counts = [torch.eq(now, then).sum() for now, then in zip(*parts, strict=True)]
+    of.before.copy_(of.flat)
+    return counts
+
+
+def _torch_lars(of: ResNet) -> None:
+    changes = torch._foreach_add(of.y, of.x, alpha=1e-4)
+    torch._foreach_mul_(changes, 0.1)
+    torch._foreach_mul_(of.z, 0.9)
+    torch._foreach_add_(of.z, changes)
+    torch._foreach_sub_(of.x, of.z)
+
+
+THEIRS: dict[str, Callable[[ResNet], object]] = {
+    "reduce 2->1": _torch_mean,
+    "axpby": _torch_axpby,
+    "flatten": lambda of: _flatten_dense_tensors(of.x),
+    "unflatten": _torch_unflatten,
+    "norm": lambda of: torch._foreach_norm(of.x, 2),
+    "unchanged": _torch_unchanged,
+    "lars": _torch_lars,
+}
+"""What PyTorch has for our kernels."""
+
+
+def measure_resnet(place: Place, budget: float, wanted: Callable[[str], bool], narrow: int = 1) -> list[Results]:
+    """One call on all of ResNet-50's tensors, beside a copy and PyTorch's operations.
+
+    A ratio is how many times longer these take.
+    """
+    cuda, code, stream = place.kernels(), DTYPE_CODES[torch.float32], place.stream
+    shapes = [shape for _, shape in resnet50_shapes(narrow)]
+    size = 4 * sum(int(np.prod(shape)) for shape in shapes)
+    sets = [ResNet(place, shapes) for _ in range(place.sets(size))]
+    starts = np.cumsum([0, *sets[0].lengths[:-1]])
+    items = kernels.Items([(4 * int(at), n, code) for at, n in zip(starts, sets[0].lengths, strict=True)], 1.0)
+    flat, before = (lambda of: of.flat.data_ptr()), (lambda of: of.before.data_ptr())
+    ours: dict[str, Call[ResNet]] = {
+        "reduce 2->1": (3, "reduce", lambda of: cuda.reduce(Sum, code, of.mean, 2, 1.0, 0.5, stream=stream)),
+        "axpby": (3, "axpby", lambda of: cuda.axpby(code, of.pairs, 0.1, 0.9, stream=stream)),
+        "flatten": (2, "flatten", lambda of: cuda.flatten(of.spans, flat(of), stream=stream)),
+        "unflatten": (2, "unflatten", lambda of: cuda.unflatten(flat(of), of.spans, stream=stream)),
+        "norm": (1, "norms", lambda of: cuda.norms(code, of.singles, of.at, stream=stream)),
+        "unchanged": (2, "unchanged", lambda of: cuda.unchanged(items, flat(of), before(of), of.at, stream=stream)),
+        "lars": (5, "lars_step", lambda of: cuda.lars_step(code, of.triples, of.at, 1e-4, 0.9, False, stream=stream)),
     }
     table = []
-    for kernel, (ours, theirs) in found.items():
-        if wanted(kernel):
-            times = {
-                name: one.summary() for name, one in device_race({"kernel": ours, "torch": theirs}, budget).items()
-            }
-            ratio = times["torch"]["median"] / times["kernel"]["median"]
-            table.append({"kernel": kernel, "times": times, "ratio": ratio})
+    for kernel, (lists, method, call) in ours.items():
+        if not wanted(kernel) or not hasattr(cuda, method):
+            continue
+        contestants = {
+            "kernel": in_turn([_bind(call, of) for of in sets]),
+            "torch": in_turn([_bind(THEIRS[kernel], of) for of in sets]),
+            "copy": copies(place, lists * size),
+        }
+        times = {name: one.summary() for name, one in device_race(place, contestants, budget).items()}
+        ratios = {name: times[name]["median"] / times["kernel"]["median"] for name in ("torch", "copy")}
+        table.append({"kernel": kernel, "times": times, "ratio": ratios["torch"], "copy_ratio": ratios["copy"]})
     return table
 
 
@@ -235,39 +283,36 @@ def targets(rows: Sequence[Results], resnet: Sequence[Results]) -> list[Results]
     return entries
 
 
-def check_device(program: str = "gpu_kernels") -> None:
-    """NotBuilt without a GPU that the kernels can run on."""
-    if not build_info()["cuda"]:
-        cuda_kernels.CudaKernels(0)  # says how to mend that
-    if not torch.cuda.is_available():
-        raise NotBuilt(f"the benchmark {program} needs an NVIDIA GPU, and a PyTorch that sees it (`sordino doctor`)")
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the benchmark in this process. NotBuilt where there is no GPU."""
     options = command_line.parser("gpu_kernels", __doc__, 0.5, "kernel, dtype and size")
     options.add_argument("--sizes", default=SIZES, metavar="LIST", help=f"bytes a tensor (default {SIZES})")
     options.add_argument("--only", default="", metavar="WORD", help="only kernels whose name contains this")
+    places.add_option(options)
     chosen = options.parse_args(argv)
-    check_device()
+    place = places.find("gpu_kernels", chosen.pretend)
     budget = 0.02 if chosen.quick else chosen.budget
+    narrow = 1
+    if chosen.pretend:
+        chosen.quick, chosen.sizes, budget, narrow = True, "64KiB", 0.001, 16
     found_machine, watch = machines.machine(None), Watch(Participants())
     rows = []
     for text in chosen.sizes.split(","):
         size = command_line.parse_bytes(text)
-        rows += measure(size, budget, lambda kernel: chosen.only in kernel)
+        rows += measure(place, size, budget, lambda kernel: chosen.only in kernel)
         records.log(f"{format_bytes(size)} a tensor: done")
-    resnet = measure_resnet(budget, lambda kernel: chosen.only in kernel)
+    resnet = measure_resnet(place, budget, lambda kernel: chosen.only in kernel, narrow)
     found_machine["others"] = watch.others()
     results: Results = {
         "benchmark": "gpu_kernels",
         "name": "gpu_kernels",
         "machine": found_machine,
-        "device": torch.cuda.get_device_name(),
+        "device": place.name,
+        "cache": place.cache,
         "cuda": build_info()["cuda"],
         "rows": rows,
         "resnet": resnet,
-        "targets": targets(rows, resnet),
+        "targets": [] if chosen.pretend else targets(rows, resnet),
     }
     records.publish(results, command_line.results_folder(chosen), REPORTS)
     return 0

@@ -1,13 +1,17 @@
-"""Averaging between ranks that share one GPU: by memory that they all map, and by way of the host.
+"""Averaging between ranks that take turns on one GPU: by memory that they all map, and by way of the host.
 
-  mpirun -np 2 python benchmarks/gpu_ranks.py
+  sordino run -np 2 -- python benchmarks/gpu_ranks.py
+
+Processes on one GPU have it one after the other, a slice of time each (unless MPS runs): a rank that waits for another's
+kernel waits for its slice too. So times here say which way is the better one, and nothing of ranks with GPUs of their own.
+How much the slices cost is measured first: copies that need nobody, by one rank while the others idle, and by all at once.
 
 Contestants, each with memory of its own, each checked:
   arena     sordino allreduce_(op=Average) of an hvd.shared_empty tensor of the GPU, in place
   fresh     the same of an ordinary tensor, as gradients are that backward has just made
   gossip    an exchange of Crossover, of one parameter as large
   by hand   a copy into pinned memory on the stream, which is waited for, our all-reduce of that, and a copy back
-  mpi       the same with MPI_Allreduce between the copies (MPI_SUM) and the division on the GPU; needs mpi4py
+  mpi       the same with MPI_Allreduce between the copies (MPI_SUM) and the division on the GPU; needs mpirun and mpi4py
 A call is over when the GPU has done it. The three of ours are timed twice: as they go by themselves, and in a second
 world with SORDINO_GPU_ROUTE=host; those by hand take their turns in both, so that the worlds can be compared.
 """
@@ -23,8 +27,9 @@ import numpy as np
 import torch
 
 import sordino.torch as hvd
+from gpu import place as places
+from gpu.place import Place
 from gpu.ranks_report import REPORTS
-from gpu_kernels import check_device
 from sordino._core import build_info
 from sordino.algorithms import Crossover
 from sordino.bench import baselines, command_line
@@ -37,6 +42,7 @@ SIZES = "1MiB,25MiB,100MiB"
 OURS = ("arena", "fresh", "gossip")
 ROUTES = {"default": "", "host": "host"}
 LARGE = 25 << 20  # from which targets count
+COPIES, COPY_BYTES = 20, 64 << 20  # of a turn alone, and of one
 
 
 @dataclass
@@ -64,21 +70,16 @@ class Contestant:
         return bool(participants.maximum(np.array([float(not right)]))[0] == 0)
 
 
-def _finish(place: torch.device) -> None:
-    if place.type == "cuda":
-        torch.cuda.current_stream(place).synchronize()
-
-
-def _allreduce(name: str, tensor: torch.Tensor) -> Contestant:
+def _allreduce(name: str, tensor: torch.Tensor, place: Place) -> Contestant:
     def run() -> None:
         hvd.allreduce_(tensor, name=name, op=hvd.Average)
-        _finish(tensor.device)
+        place.finish()
 
     return Contestant(tensor, run)
 
 
-def _gossip(count: int, place: torch.device) -> Contestant:
-    parameter = torch.nn.Parameter(torch.zeros(count, device=place))
+def _gossip(count: int, place: Place) -> Contestant:
+    parameter = torch.nn.Parameter(torch.zeros(count, device=place.device))
     optimizer = hvd.DistributedOptimizer(
         torch.optim.SGD([parameter], lr=0.0), [("p", parameter)], algorithm=Crossover(segments="model")
     )
@@ -86,19 +87,19 @@ def _gossip(count: int, place: torch.device) -> Contestant:
     def run() -> None:
         with optimizer.skip_synchronize():
             optimizer.step()
-        _finish(place)
+        place.finish()
 
     return Contestant(parameter, run)
 
 
-def _by_hand(name: str, tensor: torch.Tensor, participants: Participants, mpi: bool) -> Contestant:
+def _by_hand(name: str, tensor: torch.Tensor, place: Place, participants: Participants, mpi: bool) -> Contestant:
     """As Horovod does where NCCL cannot be used."""
     host = torch.zeros(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
     buffer = host.numpy()
 
     def run() -> None:
         host.copy_(tensor, non_blocking=True)
-        _finish(tensor.device)
+        place.finish()
         if mpi:
             from mpi4py import MPI
 
@@ -108,22 +109,42 @@ def _by_hand(name: str, tensor: torch.Tensor, participants: Participants, mpi: b
         tensor.copy_(host, non_blocking=True)
         if mpi:
             tensor.div_(participants.size)
-        _finish(tensor.device)
+        place.finish()
 
     return Contestant(tensor, run)
 
 
-def measure(size: int, place: torch.device, participants: Participants, budget: float) -> Results:
+def slices(place: Place, participants: Participants, size: int = COPY_BYTES) -> Results:
+    """Seconds of copies on the device: by one rank while the others idle, and by all at once. Collective."""
+    source = torch.randint(0, 256, (size,), dtype=torch.uint8, device=place.device)
+    target = torch.empty_like(source)
+
+    def copy() -> None:
+        target.copy_(source)
+
+    place.turn(copy, COPIES)
+    alone = np.zeros(1)
+    for rank in range(participants.size):
+        participants.barrier()
+        if rank == participants.rank:
+            alone[0] = place.turn(copy, COPIES)[0]
+    participants.barrier()
+    together = float(participants.maximum(np.array([place.turn(copy, COPIES)[0]]))[0])
+    slowest = float(participants.maximum(alone)[0])
+    return {"bytes": size, "alone": slowest, "together": together, "ratio": together / slowest}
+
+
+def measure(size: int, place: Place, participants: Participants, budget: float) -> Results:
     """Every contestant in the current world on `size` bytes, and which ways ours went. Collective."""
     count, name = size // 4, f"bench.{size}"
     contestants = {
-        "arena": _allreduce(f"{name}.arena", hvd.shared_empty(count, dtype=torch.float32, device=place)),
-        "fresh": _allreduce(f"{name}.fresh", torch.zeros(count, device=place)),
+        "arena": _allreduce(f"{name}.arena", hvd.shared_empty(count, dtype=torch.float32, device=place.device), place),
+        "fresh": _allreduce(f"{name}.fresh", torch.zeros(count, device=place.device), place),
         "gossip": _gossip(count, place),
-        "by hand": _by_hand(f"{name}.hand", torch.zeros(count, device=place), participants, False),
+        "by hand": _by_hand(f"{name}.hand", torch.zeros(count, device=place.device), place, participants, False),
     }
     if participants.communicator is not None:
-        contestants["mpi"] = _by_hand("", torch.zeros(count, device=place), participants, True)
+        contestants["mpi"] = _by_hand("", torch.zeros(count, device=place.device), place, participants, True)
     entries: Results = {}
     for key, one in contestants.items():
         right = one.is_right(participants)
@@ -170,26 +191,32 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the benchmark on all ranks. Status 1 if a contestant computed something wrong; NotBuilt without a GPU."""
     options = command_line.parser("gpu_ranks", __doc__, 8.0, "size and route")
     options.add_argument("--sizes", default=SIZES, metavar="LIST", help=f"default {SIZES}")
+    places.add_option(options)
     chosen = options.parse_args(argv)
+    budget = 0.5 if chosen.quick else chosen.budget
+    if chosen.pretend:
+        chosen.quick, chosen.sizes, budget = True, "4KiB", 0.01
     sizes = [command_line.parse_bytes(text) for text in chosen.sizes.split(",")]
-    check_device("gpu_ranks")
+    places.find("gpu_ranks", chosen.pretend)
     torch.set_num_threads(1)
     rows: list[Results] = [{"bytes": size, "routes": {}} for size in sizes]
     found_machine = watch = None
+    sharing: Results = {}
     participants = Participants()
     for route, value in ROUTES.items():
         os.environ["SORDINO_GPU_ROUTE"] = value
         participants, library = baselines.start()
         if participants.size == 1:
-            records.log("gpu_ranks: averaging needs two ranks at least: mpirun -np 2 python benchmarks/gpu_ranks.py")
+            records.log("gpu_ranks: averaging needs two ranks at least: sordino run -np 2 -- python benchmarks/gpu_ranks.py")
             hvd.shutdown()
             return 2
-        place = torch.device("cuda", hvd.local_rank() % torch.cuda.device_count())
-        torch.cuda.set_device(place)
+        place = places.find("gpu_ranks", chosen.pretend, hvd.local_rank())
+        places.enter(place)
         if watch is None or found_machine is None:
             found_machine, watch = machines.machine(library), Watch(participants)
+            sharing = slices(place, participants, 64 << 10 if chosen.pretend else COPY_BYTES)
         for row in rows:
-            row["routes"][route] = measure(row["bytes"], place, participants, 0.5 if chosen.quick else chosen.budget)
+            row["routes"][route] = measure(row["bytes"], place, participants, budget)
             if participants.rank == 0:
                 times = [f"{key} {format_seconds(one['median'])}" for key, one in row["routes"][route].items()]
                 records.log(f"{format_bytes(row['bytes']):>8}, {route}: {', '.join(times)}")
@@ -201,13 +228,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             "benchmark": "gpu_ranks",
             "name": f"gpu_ranks_np{participants.size}",
             "machine": found_machine,
-            "device": torch.cuda.get_device_name(),
-            "gpus": min(torch.cuda.device_count(), participants.size),
+            "device": place.name,
+            "gpus": min(torch.cuda.device_count(), participants.size) if place.on_gpu else 1,
+            "slices": sharing,
             "cuda": build_info()["cuda"],
             "ranks": participants.size,
             "rows": rows,
             "wrong": wrong(rows),
-            "targets": targets(rows),
+            "targets": [] if chosen.pretend else targets(rows),
         }
         records.publish(results, command_line.results_folder(chosen), REPORTS)
     return 1 if wrong(rows) else 0

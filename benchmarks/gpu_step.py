@@ -1,18 +1,21 @@
-"""What DistributedOptimizer adds to a training step on one GPU with one rank: nothing is averaged, all is cost.
+"""What DistributedOptimizer adds to a training step on a GPU, and how often its host waits for the GPU.
 
-  python benchmarks/gpu_step.py
+  sordino run -np 2 -- python benchmarks/gpu_step.py     # gradients are averaged
+  python benchmarks/gpu_step.py                          # one rank: there is nothing to average, all is cost
 
   ResNet-50    forward, backward and step of a ResNet-50 on random images, bfloat16 autocast, channels_last
   parameters   its 161 parameters with gradients that are made in backward and no computation, so nothing hides the host
 
 SGD with momentum, by itself and wrapped, with gradients set to None or to zero between steps. Contestants take turns; a
-turn is some steps between two synchronizations, timed by the host's clock and between events of the device.
+turn is some steps between two synchronizations, timed by the host's clock and between events of the device; the slowest
+rank counts. Ranks that share a GPU take turns on it, the bare ones too. Before anything is timed it is looked whether the
+wrapped step does average, and the bare one does not. Then a profiler counts the calls of CUDA in which the host waits, in
+steps of AllReduce, Crossover and LocalSGD.
 """
 
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,16 +25,26 @@ import torch
 from torch import nn
 
 import sordino.torch as hvd
+from gpu import host_waits
+from gpu import place as places
+from gpu.place import Place
 from gpu.step_report import REPORTS
-from gpu_kernels import check_device
 from sordino._core import build_info
-from sordino.bench import command_line
+from sordino.algorithms import Algorithm, AllReduce, Crossover, LocalSGD
+from sordino.bench import baselines, command_line
 from sordino.bench.resnet import Model, Work
 from sordino.report import Results, machines, records, verdicts
+from sordino.runtime.context import current
 from sordino.timing import Participants, Run, Samples, Watch, summarize
 
-LIMIT = 2.0  # percent of a step of ResNet-50
+LIMIT = 2.0  # percent of a step of ResNet-50, for a rank alone
+WAITS_LIMIT = 0.0  # a step
 _ROUNDS = 30
+ALGORITHMS: dict[str, Callable[[], Algorithm]] = {
+    "AllReduce": AllReduce,
+    "Crossover": Crossover,
+    "LocalSGD": lambda: LocalSGD(interval=4, exchange="allreduce"),
+}
 
 
 # ---- models ----------------------------------------------------------------------------------------------------------
@@ -79,24 +92,24 @@ class ResNet50(nn.Module):
 
 
 class _Layer(torch.autograd.Function):
-    """Passes a signal through; its backward makes a gradient of the parameter's size."""
+    """Passes a signal through; its backward makes a gradient of the parameter's size, whose values the signal tells."""
 
     @staticmethod
     def forward(ctx: Any, signal: torch.Tensor, parameter: torch.Tensor) -> Any:
-        ctx.save_for_backward(parameter)
+        ctx.save_for_backward(signal, parameter)
         return signal.clone()
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        (parameter,) = ctx.saved_tensors
-        return grads[0], torch.full_like(parameter, 1e-3)
+        signal, parameter = ctx.saved_tensors
+        return grads[0], signal.expand_as(parameter).contiguous()
 
 
 class Parameters(Model):
     """ResNet-50's parameters without computation."""
 
     def __init__(self) -> None:
-        super().__init__(Work(), 0, 1e-3)
+        super().__init__(Work(), 0, 0.0)
 
     def forward(self, signal: torch.Tensor) -> torch.Tensor:
         for parameter in self.parameters():
@@ -114,40 +127,58 @@ class Case:
     autocast: bool
 
 
-def cases(batch: int) -> list[Case]:
-    """Both kinds of step."""
+def cases(batch: int, side: int = 224) -> list[Case]:
+    """Both kinds of step, on inputs that each rank has drawn for itself."""
 
-    def images(place: torch.device) -> torch.Tensor:
-        return torch.randn(batch, 3, 224, 224, device=place).contiguous(memory_format=torch.channels_last)
+    def images(device: torch.device) -> torch.Tensor:
+        torch.manual_seed(1 + hvd.rank())
+        return torch.randn(batch, 3, side, side, device=device).contiguous(memory_format=torch.channels_last)
 
-    return [
-        Case("ResNet-50", ResNet50, images, True),
-        Case("parameters", Parameters, lambda place: torch.ones(1, device=place, requires_grad=True), False),
-    ]
+    def signal(device: torch.device) -> torch.Tensor:
+        return torch.full((1,), 1e-3 * (1 + hvd.rank()), device=device, requires_grad=True)
+
+    return [Case("ResNet-50", ResNet50, images, True), Case("parameters", Parameters, signal, False)]
 
 
 # ---- measuring -------------------------------------------------------------------------------------------------------
 
 
-def stepper(case: Case, place: torch.device, wrapped: bool, set_to_none: bool) -> Run:
-    """One training step of a model of its own."""
+@dataclass
+class Training:
+    """A model of its own, and one step of it."""
+
+    model: nn.Module
+    step: Run
+
+
+def training(case: Case, place: Place, algorithm: Algorithm | None, set_to_none: bool = True) -> Training:
+    """Return a training with SGD with momentum: wrapped, or bare without an algorithm."""
     torch.manual_seed(0)
-    model, inputs = case.model().to(place), case.inputs(place)
+    model = case.model().to(place.device)
+    inputs = case.inputs(place.device)
     for parameter in model.parameters():
         if parameter.dim() == 4 and case.autocast:
             parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
     optimizer: Any = torch.optim.SGD(model.parameters(), lr=1e-6, momentum=0.9)
-    if wrapped:
-        optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+    if algorithm is not None:
+        optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), algorithm=algorithm)
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=set_to_none)
-        with torch.autocast(place.type, torch.bfloat16, enabled=case.autocast):
+        with torch.autocast(place.device.type, torch.bfloat16, enabled=case.autocast):
             loss = model(inputs).float().square().mean()
         loss.backward()
         optimizer.step()
 
-    return step
+    return Training(model, step)
+
+
+def averages(training: Training) -> bool:
+    """Run a step and tell whether all ranks have the same gradients after it. Collective."""
+    training.step()
+    flat = torch.cat([one.grad.flatten() for one in training.model.parameters() if one.grad is not None])
+    least, most = (hvd.allreduce(flat, op=op, name=f"bench.{op}") for op in (hvd.Min, hvd.Max))
+    return bool(torch.equal(least, most))
 
 
 @dataclass
@@ -161,26 +192,15 @@ class Times:
         return {"wall": self.wall.summary(), "device": self.device.summary()}
 
 
-def race(contestants: Mapping[str, Run], place: torch.device, budget: float, rounds: int = _ROUNDS) -> dict[str, Times]:
-    """Times them in turns, by both clocks; on the CPU they are one."""
-    on_gpu = place.type == "cuda"
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2)) if on_gpu else (None, None)
+def race(
+    contestants: Mapping[str, Run], place: Place, participants: Participants, budget: float, rounds: int
+) -> dict[str, Times]:
+    """Times them in turns, by both clocks; each turn begins with a barrier, and the slowest rank counts. Collective."""
 
     def turn(name: str, count: int) -> tuple[float, float]:
-        if begin is None or end is None:
-            start = time.perf_counter()
-            for _ in range(count):
-                contestants[name]()
-            seconds = (time.perf_counter() - start) / count
-            return seconds, seconds
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        begin.record()
-        for _ in range(count):
-            contestants[name]()
-        end.record()
-        torch.cuda.synchronize()
-        return (time.perf_counter() - start) / count, float(begin.elapsed_time(end)) * 1e-3 / count
+        participants.barrier()
+        wall, device = participants.maximum(np.array(place.turn(contestants[name], count)))
+        return float(wall), float(device)
 
     names = list(contestants)
     share = budget / rounds / len(names)
@@ -203,21 +223,52 @@ def overhead(times: Mapping[str, Times], clock: str) -> dict[str, float]:
     return summarize(100 * (wrapped - bare) / bare)
 
 
-def measure(case: Case, place: torch.device, set_to_none: bool, budget: float, rounds: int = _ROUNDS) -> Results:
-    """One row: the same step with the bare optimizer and with the wrapped one."""
-    runs = {name: stepper(case, place, name == "sordino", set_to_none) for name in ("bare", "sordino")}
-    times = race(runs, place, budget, rounds)
+def measure(
+    case: Case, place: Place, participants: Participants, set_to_none: bool, budget: float, rounds: int = _ROUNDS
+) -> Results:
+    """One row: the same step with the bare optimizer and with the wrapped one, and which of them average. Collective."""
+    both = {
+        "bare": training(case, place, None, set_to_none),
+        "sordino": training(case, place, AllReduce(), set_to_none),
+    }
+    before = dict(current().world.gpu_operations)
+    averaging = {name: averages(one) for name, one in both.items()}
+    ways = [way for way, count in current().world.gpu_operations.items() if count > before.get(way, 0)]
+    times = race({name: one.step for name, one in both.items()}, place, participants, budget, rounds)
     return {
         "case": case.name,
         "set_to_none": set_to_none,
+        "bytes": sum(4 * one.numel() for one in both["bare"].model.parameters()),
+        "averaging": averaging,
+        "ways": sorted(ways),
         "contestants": {name: one.summary() for name, one in times.items()},
         "overhead": {clock: overhead(times, clock) for clock in ("wall", "device")},
     }
 
 
-def targets(rows: Sequence[Results]) -> list[Results]:
-    """What ResNet-50's step may cost more, by the host's clock."""
+def measure_waits(case: Case, place: Place, ranks: int) -> dict[str, Results]:
+    """The host's waits in a step, for each algorithm; of a step that waits once too, for the profiler's sake. Collective."""
+    found = {"bare": host_waits.count(training(case, place, None).step, place)}
+    for name, make in ALGORITHMS.items():
+        if ranks > 1 or name == "AllReduce":
+            found[name] = host_waits.count(training(case, place, make()).step, place)
+    found["one wait"] = host_waits.count(place.finish, place)
+    return found
+
+
+def wrong(rows: Sequence[Results], ranks: int) -> list[str]:
+    """Steps that average though they should not, or do not though they should."""
     return [
+        f"{name} step of {row['case']} (set_to_none={row['set_to_none']}) {'averages' if got else 'does not average'}"
+        for row in rows
+        for name, got in row["averaging"].items()
+        if ranks > 1 and got != (name == "sordino")
+    ]
+
+
+def targets(rows: Sequence[Results], waits: Mapping[str, Results], ranks: int) -> list[Results]:
+    """What ResNet-50's step of a rank alone may cost more, by the host's clock; and waits of the host."""
+    entries = [
         verdicts.target(
             f"{row['case']}, set_to_none={row['set_to_none']}: overhead in percent of the step",
             row["overhead"]["wall"]["median"],
@@ -225,40 +276,58 @@ def targets(rows: Sequence[Results]) -> list[Results]:
             at_least=False,
         )
         for row in rows
-        if row["case"] == "ResNet-50"
+        if row["case"] == "ResNet-50" and ranks == 1
+    ]
+    return entries + [
+        verdicts.target(f"{name}: waits of the host in a step", waits[name]["total"], WAITS_LIMIT, at_least=False)
+        for name in ALGORITHMS
+        if name in waits
     ]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the benchmark in this process. NotBuilt where there is no GPU."""
-    options = command_line.parser("gpu_step", __doc__, 20.0, "kind of step")
+    """Runs the benchmark on all ranks. Status 1 if a step averages wrongly; NotBuilt without a GPU."""
+    options = command_line.parser("gpu_step", __doc__, 5.0, "kind of step")
     options.add_argument("--batch", type=int, default=64, metavar="N", help="images in a step (default 64)")
+    places.add_option(options)
     chosen = options.parse_args(argv)
-    check_device("gpu_step")
-    found_machine, watch = machines.machine(None), Watch(Participants())
-    hvd.init()
-    place = torch.device("cuda", torch.cuda.current_device())
+    places.find("gpu_step", chosen.pretend)
+    participants, library = baselines.start()
+    place = places.find("gpu_step", chosen.pretend, hvd.local_rank())
+    places.enter(place)
+    found_machine, watch = machines.machine(library), Watch(participants)
+    rounds, budget, kinds = _ROUNDS, 2.0 if chosen.quick else chosen.budget, cases(chosen.batch)
+    if chosen.pretend:
+        chosen.quick, rounds, budget, kinds = True, 2, 0.0, cases(2, 32)
     rows = []
-    for case in cases(chosen.batch):
+    for case in kinds:
         for set_to_none in (True, False):
-            rows.append(measure(case, place, set_to_none, 3.0 if chosen.quick else chosen.budget))
+            rows.append(measure(case, place, participants, set_to_none, budget, rounds))
             median = rows[-1]["overhead"]["wall"]["median"]
-            records.log(f"{case.name}, set_to_none={set_to_none}: {median:.2f} % more")
-            torch.cuda.empty_cache()
+            if participants.rank == 0:
+                records.log(f"{case.name}, set_to_none={set_to_none}: {median:.2f} % more")
+            if place.on_gpu:
+                torch.cuda.empty_cache()
+    waits = measure_waits(kinds[0], place, participants.size)
     found_machine["others"] = watch.others()
     results: Results = {
         "benchmark": "gpu_step",
-        "name": "gpu_step",
+        "name": f"gpu_step_np{participants.size}",
         "machine": found_machine,
-        "device": torch.cuda.get_device_name(),
+        "device": place.name,
+        "gpus": min(torch.cuda.device_count(), participants.size) if place.on_gpu else 0,
         "cuda": build_info()["cuda"],
+        "ranks": participants.size,
         "batch": chosen.batch,
         "rows": rows,
-        "targets": targets(rows),
+        "waits": waits,
+        "wrong": wrong(rows, participants.size),
+        "targets": [] if chosen.pretend else targets(rows, waits, participants.size),
     }
-    records.publish(results, command_line.results_folder(chosen), REPORTS)
+    if participants.rank == 0:
+        records.publish(results, command_line.results_folder(chosen), REPORTS)
     hvd.shutdown()
-    return 0
+    return 1 if results["wrong"] else 0
 
 
 if __name__ == "__main__":

@@ -19,8 +19,9 @@ def report(results: Results) -> str:
     """Bandwidths over that of a copy, and PyTorch's times over ours."""
     what = (
         f"On one {results['device']} ({results['cuda']}). Each kernel's bandwidth over that of a copy within device "
-        "memory that reads and writes as many bytes in all, interleaved in one run: 1 is as fast as copying. Medians "
-        "of times between events on the device."
+        "memory that reads and writes as many bytes in all, interleaved in one run: 1 is as fast as copying. Values are "
+        f"random; the buffers of calls take turns, so that twice the cache's {format_bytes(results['cache'])} are touched "
+        "before one is used again. Medians of times between events on the device."
     )
     blocks = verdicts.head(results, "Kernels on the GPU", what)
     kinds = list(dict.fromkeys(row["kernel"] for row in results["rows"]))
@@ -41,11 +42,17 @@ def report(results: Results) -> str:
         table(["Kernel", *(f"{format_bytes(size)} a tensor" for size in sizes)], lines),
     ]
     calls = [
-        [row["kernel"], _spread(row["times"]["kernel"]), _spread(row["times"]["torch"]), f"{row['ratio']:.2f}×"]
+        [
+            row["kernel"],
+            *(_spread(row["times"][name]) for name in ("kernel", "copy", "torch")),
+            f"{row['copy_ratio']:.2f}",
+            f"{row['ratio']:.2f}×",
+        ]
         for row in results["resnet"]
     ]
     title = "## One call on ResNet-50's 161 tensors: median (and quartiles)"
-    return "\n\n".join([*blocks, title, table(["Kernel", "Ours", "PyTorch's operations", "Faster"], calls)])
+    heads = ["Kernel", "Ours", "A copy", "PyTorch's operations", "Bandwidth / copy", "Faster than PyTorch's"]
+    return "\n\n".join([*blocks, title, table(heads, calls)])
 
 
 def draw(results: Results, figure: Any) -> None:

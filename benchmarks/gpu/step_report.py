@@ -6,7 +6,7 @@ from typing import Any
 
 from sordino.report import Results, verdicts
 from sordino.report.records import Report
-from sordino.report.tables import format_seconds, table
+from sordino.report.tables import format_bytes, format_seconds, table
 
 _CLOCKS = {"wall": "the host's clock", "device": "events"}
 
@@ -19,15 +19,24 @@ def _percent(found: dict[str, float]) -> str:
     return f"{found['median']:.2f} % ({found['q1']:.2f} to {found['q3']:.2f})"
 
 
+def _ranks(results: Results) -> str:
+    if results["ranks"] == 1:
+        return f"One rank on one {results['device']}, where nothing is averaged"
+    averaged = f"{format_bytes(max(row['bytes'] for row in results['rows']))} of gradients are averaged in a step"
+    ways = ", ".join(sorted({way for row in results["rows"] for way in row["ways"]}))
+    shared = " They take turns on it, the bare ones too." if results["gpus"] < results["ranks"] else ""
+    return f"{results['ranks']} ranks on {results['gpus']} × {results['device']}; {averaged}, by {ways}.{shared} Setup"
+
+
 def report(results: Results) -> str:
-    """Every kind of step, bare and wrapped, by both clocks."""
+    """Every kind of step, bare and wrapped, by both clocks; and the host's waits."""
+    ranks = _ranks(results)
     what = (
-        f"On one {results['device']} ({results['cuda']}), one rank: a training step with SGD with momentum, and the "
-        f"same with DistributedOptimizer around it, interleaved. ResNet-50 has {results['batch']} images in a step, "
-        "bfloat16 autocast, channels_last; “parameters” has its gradients made and nothing computed. The overhead is "
-        "taken round by round."
+        f"{ranks} ({results['cuda']}): a training step with SGD with momentum, and the same with DistributedOptimizer "
+        f"around it, interleaved. ResNet-50 has {results['batch']} images in a step of a rank, bfloat16 autocast, "
+        "channels_last; “parameters” has its gradients made and nothing computed. The overhead is taken round by round."
     )
-    blocks = verdicts.head(results, "A step on one GPU", what, unit=" %")
+    blocks = verdicts.head(results, "A step on a GPU", what, unit="")
     lines = [
         [
             f"{row['case']}, set_to_none={row['set_to_none']}, {label}",
@@ -38,8 +47,18 @@ def report(results: Results) -> str:
         for row in results["rows"]
         for clock, label in _CLOCKS.items()
     ]
-    title = "## A step: median (and quartiles)"
-    return "\n\n".join([*blocks, title, table(["Step", "Bare", "Wrapped", "Overhead"], lines)])
+    waits = [[name, *(f"{count:g}" for count in one.values())] for name, one in results["waits"].items()]
+    heads = ["Step", *next(iter(results["waits"].values()))]
+    return "\n\n".join(
+        [
+            *blocks,
+            "## A step: median (and quartiles)",
+            table(["Step", "Bare", "Wrapped", "Overhead"], lines),
+            "## Waits of the host for the GPU in a step of ResNet-50, counted by PyTorch's profiler",
+            "“one wait” is a single synchronization, which the profiler must see.",
+            table(heads, waits),
+        ]
+    )
 
 
 def draw(results: Results, figure: Any) -> None:

@@ -10,6 +10,7 @@ Abilities DeviceRoutes::open_to(const Device& device) const {
   if (allowed("ipc") && transport_.shares_memory()) all |= kMapsDevices;
   if (allowed("mpi") && transport_.takes_device_memory()) all |= kSendsDevices;
   if (allowed("nccl") && device.takes_nccl() && has_nccl()) all |= kNccl;
+  if ((all & kNccl) && allowed_ == "nccl" && nccl::shares_devices()) all |= kNcclShared;
   return all;
 }
 

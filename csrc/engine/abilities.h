@@ -15,6 +15,7 @@ using Abilities = std::uint8_t;
 inline constexpr Abilities kMapsDevices = 1;   // map that of node peers, as far as this rank knows
 inline constexpr Abilities kSendsDevices = 2;  // send and receive it by messages
 inline constexpr Abilities kNccl = 4;
+inline constexpr Abilities kNcclShared = 8;  // with several ranks on one device
 
 class DeviceRoutes {
  public:

@@ -118,11 +118,13 @@ Decision Negotiation::judge(const std::string& name, const Pending& pending) {
 Abilities Negotiation::common_abilities(const Pending& pending) {
   Abilities common = 0xff;
   std::set<std::uint64_t> devices;
+  bool sharing = false;
   for (const auto& said : pending.said) {
     if (!said) continue;
     common &= said->abilities;
-    if (!devices.insert(said->device).second) common &= static_cast<Abilities>(~kNccl);
+    sharing |= !devices.insert(said->device).second;
   }
+  if (sharing && !(common & kNcclShared)) common &= static_cast<Abilities>(~kNccl);
   return common;
 }
 

@@ -21,7 +21,7 @@ using namespace sordino::fake_nccl;
 
 namespace {
 
-constexpr int kVersion = 22703;
+constexpr int kVersion = 23007;
 constexpr char kMagic[] = "fake_nccl";
 
 struct Launch {

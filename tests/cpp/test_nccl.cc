@@ -30,7 +30,7 @@ void the_library_is_found_or_missed() {
   CHECK_THROWS(NotBuilt, (setenv("SORDINO_NCCL", "libc.so.6", 1), nccl::api()));  // something else
   unsetenv("SORDINO_NCCL");
   nccl::hint(FAKE_NCCL);
-  CHECK(nccl::describe() == "NCCL 2.27.3, libfake_nccl.so", nccl::describe());
+  CHECK(nccl::describe() == "NCCL 2.30.7, libfake_nccl.so", nccl::describe());
 }
 
 void nccl_can_do_what_it_can() {

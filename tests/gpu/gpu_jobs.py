@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from checks.commands import SORDINO
 from checks.registry import compare
 from pace import HANG_S, bound
 from rank_seat import WAYS, all_checks
 
 from sordino.cli import mpi
+from sordino.errors import NotBuilt
 
 WORKER = Path(__file__).with_name("gpu_worker.py")
 HEARS_WITHIN_S = 1.5  # on an idle machine; a GPU's first operations take a while
@@ -24,7 +26,7 @@ JOB_TIMEOUT_S = int(os.environ.get("SORDINO_TEST_JOB_S", "420"))
 
 @dataclass(frozen=True)
 class World:
-    """Some ranks; one is started without mpirun. `gpus`: real ones that they use, 0 for a simulated one."""
+    """Some ranks. `gpus`: real ones that they use, 0 for a simulated one."""
 
     ranks: int
     gpus: int = 1
@@ -92,19 +94,33 @@ class _Nothing:
     params: dict[str, Any] = {}  # noqa: RUF012
 
 
+def open_mpi() -> mpi.Launcher | None:
+    """Return the mpirun that starts ranks. Without one, or with SORDINO_TEST_LAUNCHER=local, `sordino run` does."""
+    if os.environ.get("SORDINO_TEST_LAUNCHER") == "local":
+        return None
+    try:
+        launcher = mpi.find_launcher(mpi.build_info(), os.environ)
+    except NotBuilt:
+        return None
+    return launcher if launcher.family == "openmpi" else None
+
+
+def started(ranks: int, command: list[str], launcher: mpi.Launcher | None, outlive: bool) -> list[str]:
+    """Return the words that start a command of Python's on some ranks, which may `outlive` others."""
+    if ranks == 1:
+        return [sys.executable, *command]
+    if launcher is None:
+        return [*SORDINO, "run", "--launcher", "local", "-np", str(ranks), "--", sys.executable, *command]
+    extra = ("--with-ft", "ulfm") if outlive else ()
+    return mpi.command_line(launcher, mpi.Job(ranks, ["python", *command], extra=extra))
+
+
 def run(
-    world: World, folder: Path, words: list[str], timeout: float, way: str = "", extra: tuple[str, ...] = ()
+    world: World, folder: Path, words: list[str], timeout: float, way: str = "", outlive: bool = False
 ) -> str:
     """Runs a job to its end; its output goes to a file. Returns how it ended, if that was by force."""
-    command = ["python", str(WORKER), *words, *([] if world.gpus else ["--pretend", "0"])]
-    if world.ranks > 1:
-        try:
-            launcher = mpi.find_launcher(mpi.build_info(), os.environ)
-        except mpi.NotBuilt as error:
-            pytest.skip(f"needs an MPI: {error}")
-        command = mpi.command_line(launcher, mpi.Job(world.ranks, command, extra=extra))
-    else:
-        command[0] = sys.executable
+    words = [str(WORKER), *words, *([] if world.gpus else ["--pretend", "0"])]
+    command = started(world.ranks, words, open_mpi(), outlive)
     environment = os.environ | {"SORDINO_TIMEOUT_S": "60"} | WAYS[way]
     if world.gpus == 1:
         environment["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
@@ -118,7 +134,7 @@ def run(
 
 def lose_a_rank(world: World, folder: Path, when: str, way: str = "") -> None:
     """The last rank kills itself: all others must hear of it, and what they start later must fail alike."""
-    ending = run(world, folder, [str(folder), "--lose", when], HANG_S, way, ("--with-ft", "ulfm"))
+    ending = run(world, folder, [str(folder), "--lose", when], HANG_S, way, outlive=True)
     output = (folder / "output").read_text(errors="replace")[-3000:] + ending
     assert (folder / "struck").exists(), output
     struck = json.loads((folder / "struck").read_text())["at"]

@@ -1,4 +1,4 @@
-"""A rank of a job on GPUs (test_gpu_ranks.py): `[mpirun -np N] python gpu_worker.py FOLDER FILE_OF_CHECKS`.
+"""A rank of a job on GPUs (test_gpu_ranks.py): `[sordino run -np N] python gpu_worker.py FOLDER FILE_OF_CHECKS`.
 
 Every check gets a world of its own; "NAME@WAY" is one whose operations go a certain way. Rank r appends one line a
 check to FOLDER/r.jsonl. `--pretend D` has the CPU's tensors stand for the memory of simulated GPU D. `--lose WHEN` has
@@ -117,6 +117,7 @@ WHEN = {"between": between, "under way": under_way, "exchange": exchange}
 
 def lose(options: argparse.Namespace) -> None:
     faulthandler.dump_traceback_later(STUCK_S, exit=True)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # `sordino run` sends it soon, and kills who is there a second later
     hvd.init()
     folder = Path(options.folder)
     seat = place(options, folder, 0)

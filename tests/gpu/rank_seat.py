@@ -25,6 +25,7 @@ WAYS = {
     "": {"SORDINO_GPU_ROUTE": "", "SORDINO_RANKS_PER_NODE": "0"},
     "host": {"SORDINO_GPU_ROUTE": "host"},
     "ipc": {"SORDINO_GPU_ROUTE": "ipc"},
+    "nccl": {"SORDINO_GPU_ROUTE": "nccl"},
     "messages": {"SORDINO_RANKS_PER_NODE": "1"},
 }
 """What makes operations go a certain way: the environment of a world. The first is all ways, in their order."""
@@ -94,7 +95,7 @@ class Seat:
             return {"ALONE"}
         if self.route == "host":
             return {"STAGED"}
-        if self.apart and self.gpu is None and self.route != "ipc":
+        if self.route == "nccl" or (self.apart and self.gpu is None and self.route != "ipc"):
             return {"NCCL"}
         return {"IPC"} if self.one_node else {"MPI", "STAGED"}  # MPI may not take device memory
 

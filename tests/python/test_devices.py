@@ -61,6 +61,15 @@ def test_two_ranks_on_one_gpu_do_without_nccl(monkeypatch: pytest.MonkeyPatch) -
     assert ways_of(add, 2, [gpus[0]]) == {"IPC": 3}
 
 
+@pytest.mark.parametrize(("route", "told", "way"), [("nccl", "1", "NCCL"), ("nccl", "0", "STAGED"), ("", "1", "IPC")])
+def test_two_ranks_on_one_gpu_by_nccl(route: str, told: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it has been told that it may, and is the only way."""
+    gpus = devices("nccl", 2, monkeypatch)
+    monkeypatch.setenv("SORDINO_GPU_ROUTE", route)
+    monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", told)
+    assert ways_of(add, 2, [gpus[0]]) == {way: 3}
+
+
 @pytest.mark.parametrize("route", ["nccl", "ipc", "mpi", "host"])
 def test_the_environment_leaves_one_way(route: str, monkeypatch: pytest.MonkeyPatch) -> None:
     gpus = devices("nccl", 2, monkeypatch)

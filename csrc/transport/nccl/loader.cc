@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 
+#include <cstdlib>
 #include <filesystem>
 #include <mutex>
 
@@ -11,6 +12,7 @@
 namespace sordino::nccl {
 namespace {
 
+constexpr int kSharesDevices = 23000;
 constexpr const char* kLibrary = "libnccl.so.2";
 constexpr const char* kHowToGetIt =
     " Install NCCL 2.14 or later (`pip install nvidia-nccl-cu13`, or nvidia-nccl-cu12 for CUDA 12; the CUDA build of "
@@ -22,6 +24,7 @@ std::string hinted;
 struct Found {
   Api api;
   std::string name;
+  int version = 0;
 };
 
 std::string version_name(int code) {
@@ -61,7 +64,7 @@ Found find_all(void* library) {
   Dl_info where;
   const bool known = dladdr(reinterpret_cast<void*>(api.get_version), &where) != 0;
   const std::string file = known ? std::filesystem::path(where.dli_fname).filename().string() : kLibrary;
-  int version = 0;
+  int& version = found.version;
   if (api.get_version(&version) != kSuccess) throw NotBuilt(file + " does not say its version." + kHowToGetIt);
   // Before 2.9 the number had a digit less.
   if (version < kOldestVersion) {
@@ -116,6 +119,11 @@ bool available() {
   } catch (const Error&) {
     return false;
   }
+}
+
+bool shares_devices() {
+  const char* told = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE");
+  return told != nullptr && std::string(told) == "1" && found().version >= kSharesDevices;
 }
 
 void hint(const std::string& path) {

@@ -18,6 +18,9 @@ bool available();
 // Where a libnccl.so.2 may lie (a Python package's). Without effect once the library is open.
 void hint(const std::string& path);
 
+// Whether it takes several ranks on one device: from 2.30 on, where NCCL_MULTI_RANK_GPU_ENABLE=1.
+bool shares_devices();
+
 // "NCCL 2.27.3, libnccl.so.2"; throws what api() throws.
 std::string describe();
 

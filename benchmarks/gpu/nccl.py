@@ -1,0 +1,82 @@
+"""Builds an NCCL that several ranks of one GPU can use, from its source, with the functions that Sordino calls.
+
+  python -m benchmarks.gpu.nccl [--try] FOLDER SOURCE.tar.gz [ARCHITECTURE]
+
+The library is FOLDER/build/lib/libnccl.so.2. The whole of NCCL takes an hour of a core or more: one architecture, one algorithm
+(rings) and one protocol take a tenth. `--try` unpacks the source and generates the kernels' files, and compiles none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+LEAST = (2, 30)
+"""The first NCCL with NCCL_MULTI_RANK_GPU_ENABLE."""
+FUNCTIONS = (
+    "SendRecv|(AllGather|Broadcast) RING *|"
+    "(AllReduce|Reduce|ReduceScatter) (Sum|Prod|MinMax) ([iu](8|32|64)|f(16|32|64)|bf16) RING SIMPLE"
+)
+"""As NCCL's ONLY_FUNCS has them (its src/device/generate.py)."""
+
+
+def unpack(archive: Path, folder: Path) -> Path:
+    """Unpack a tarball of NCCL's source and return its top folder. ValueError if it is none, or of an older version."""
+    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        with tarfile.open(archive) as file:
+            file.extractall(folder, filter="data")
+    except (OSError, tarfile.TarError) as error:
+        raise ValueError(f"{archive}: {error}; give a .tar.gz of NCCL's source, as GitHub has one for each tag") from error
+    for version in sorted(folder.glob("**/makefiles/version.mk")):
+        found = tuple(int(part) for part in re.findall(r"NCCL_(?:MAJOR|MINOR)\s*:=\s*(\d+)", version.read_text()))
+        if found >= LEAST:
+            return version.parents[1]
+        raise ValueError(f"{archive} is NCCL {'.'.join(map(str, found))}: several ranks on one GPU need 2.30 or later")
+    raise ValueError(f"{archive} has no makefiles/version.mk: it is not NCCL's source")
+
+
+def generated(source: Path, folder: Path) -> int:
+    """Have NCCL write the files of the chosen kernels; return how many have any."""
+    folder.mkdir(parents=True, exist_ok=True)
+    subprocess.run([sys.executable, "generate.py", folder, FUNCTIONS], cwd=source / "src" / "device", check=True)
+    return sum("DEFINE_ncclDevFunc" in path.read_text() for path in folder.glob("*.cu"))
+
+
+def build(source: Path, folder: Path, architecture: str) -> None:
+    """Compile and link it. CalledProcessError if that fails."""
+    words = ["make", "-C", str(source), f"-j{os.cpu_count()}", "src.lib", f"BUILDDIR={folder}"]
+    words += [f"NVCC_GENCODE=-gencode=arch=compute_{architecture},code=sm_{architecture}", f"ONLY_FUNCS={FUNCTIONS}"]
+    if nvcc := shutil.which("nvcc"):
+        words.append(f"CUDA_HOME={Path(nvcc).resolve().parents[1]}")
+    subprocess.run(words, check=True)
+
+
+def main() -> int:
+    """Build it, or try whether that could begin."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--try", dest="tried", action="store_true", help="compile nothing")
+    options.add_argument("folder", type=Path)
+    options.add_argument("source", type=Path)
+    options.add_argument("architecture", nargs="?", default="90", help="such as 90 (the default)")
+    chosen = options.parse_args()
+    folder = chosen.folder.resolve()
+    try:
+        source = unpack(chosen.source, folder / "source")
+    except ValueError as error:
+        sys.exit(f"gpu.nccl: {error}")
+    if chosen.tried:
+        print(f"{generated(source, folder / 'generated')} files of kernels")
+        return 0
+    build(source, folder / "build", chosen.architecture)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

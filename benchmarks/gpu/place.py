@@ -1,0 +1,130 @@
+"""Where a benchmark of GPUs runs: on a GPU, or on the host in its place, where times mean nothing and all else is tried."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from sordino._core import build_info, cuda_kernels, kernels, sim_device
+from sordino.errors import NotBuilt
+from sordino.runtime.context import current
+from sordino.timing import Run
+
+HOST_CACHE = 64 << 10  # bytes that the host's place says its cache has: little, so that few buffers are needed
+
+
+class HostKernels:
+    """Those of the host's kernels that the GPU has too, called as those are."""
+
+    def reduce(self, op: int, dtype: int, rows: Any, sources: int, pre: float, post: float, *, stream: int) -> None:
+        for at, count in rows:
+            kernels.reduce(op, dtype, at[:sources], at[sources:], count, pre, post)
+
+    def axpby(self, dtype: int, rows: Any, a: float, b: float, *, stream: int) -> None:
+        for (x, y), count in rows:
+            kernels.axpby(dtype, x, y, count, a, b)
+
+    def flatten(self, tensors: Sequence[tuple[int, int]], flat: int, *, stream: int) -> None:
+        kernels.flatten(tensors, flat)
+
+    def unflatten(self, flat: int, tensors: Sequence[tuple[int, int]], *, stream: int) -> None:
+        kernels.unflatten(flat, tensors)
+
+    def unchanged(self, items: kernels.Items, now: int, before: int, counts: int, *, stream: int) -> None:
+        items.unchanged(now, before, counts)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A GPU, or the host for one.
+
+    Attributes:
+        device: of tensors.
+        name: of the GPU; what stands for it otherwise.
+        cache: bytes of its last cache.
+    """
+
+    device: torch.device
+    name: str
+    cache: int
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.device.type == "cuda"
+
+    @property
+    def stream(self) -> int:
+        return int(torch.cuda.current_stream(self.device).cuda_stream) if self.on_gpu else 0
+
+    def kernels(self) -> Any:
+        """Return what calls the kernels of this place."""
+        return cuda_kernels.CudaKernels(self.device.index) if self.on_gpu else HostKernels()
+
+    def sets(self, least: int) -> int:
+        """Return how many sets of buffers to go through in turn, so that what a call touches, `least` bytes or more,
+        has left the cache when its turn comes again: twice the cache's size is touched in between."""
+        return 1 + -(-2 * self.cache // least)
+
+    def finish(self) -> None:
+        """Wait until all is done that this thread has asked for."""
+        if self.on_gpu:
+            torch.cuda.current_stream(self.device).synchronize()
+
+    def turn(self, run: Run, count: int) -> tuple[float, float]:
+        """Return the seconds of each of `count` runs by the host's clock and between events; on the host they are one."""
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2)) if self.on_gpu else (None, None)
+        self.finish()
+        start = time.perf_counter()
+        if begin is not None:
+            begin.record()
+        for _ in range(count):
+            run()
+        if end is not None:
+            end.record()
+        self.finish()
+        wall = (time.perf_counter() - start) / count
+        return wall, float(begin.elapsed_time(end)) * 1e-3 / count if begin is not None and end is not None else wall
+
+
+def add_option(options: argparse.ArgumentParser) -> None:
+    """Declare --pretend."""
+    options.add_argument(
+        "--pretend", action="store_true", help="on the host instead of a GPU, in small: tries all, and writes nothing"
+    )
+
+
+def find(program: str, pretend: bool, local_rank: int = 0) -> Place:
+    """Return the place of a rank. NotBuilt where there is no GPU that the kernels can run on, and none is pretended."""
+    if pretend:
+        torch.set_num_threads(1)
+        return Place(torch.device("cpu"), "the host, for a GPU", HOST_CACHE)
+    if not build_info()["cuda"]:
+        cuda_kernels.CudaKernels(0)  # says how to mend that
+    if not torch.cuda.is_available():
+        raise NotBuilt(f"the benchmark {program} needs an NVIDIA GPU, and a PyTorch that sees it (`sordino doctor`)")
+    device = torch.device("cuda", local_rank % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    properties = torch.cuda.get_device_properties(device)
+    return Place(device, properties.name, properties.L2_cache_size)
+
+
+def enter(place: Place) -> None:
+    """Have the CPU's tensors stand for the memory of a simulated GPU, in the world of now, where the host is the place."""
+    current().pretended = None if place.on_gpu else sim_device(0)
+
+
+def in_turn(calls: Sequence[Callable[[], object]]) -> Run:
+    """Return what makes one of these calls each time, in turn."""
+    number = 0
+
+    def run() -> None:
+        nonlocal number
+        calls[number]()
+        number = (number + 1) % len(calls)
+
+    return run

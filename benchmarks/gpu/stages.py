@@ -1,0 +1,138 @@
+"""The stages of the check on a GPU: what each runs, what it needs, how long it takes; and how they fit into calls."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+BUILD_AGAIN_S = 20  # where the tree of an earlier call is still there
+RANKS = "tests/gpu/test_gpu_ranks.py"
+PRETENDED = "tests/mp/test_gpu_worker.py"
+
+# Words of commands that stand for what is known only on the machine: {python}, {root}, {work}, {out}, {architecture}.
+PYTEST = "{python} -m pytest -v --tier all -p no:cacheprovider"
+SANITIZER = "compute-sanitizer --error-exitcode 86 --print-limit 20 --tool"
+KERNELS = f"tests/gpu --ignore={RANKS} -m 'gpu and not large'"
+RACES = "-k '(reduce or sums or elements or samples) and float32 or selected'"
+RUN_2 = "{python} -m sordino.cli run --launcher local -np 2 -- {python}"
+NCCL = "{python} -m benchmarks.gpu.nccl"
+# NCCL's experimental way of several ranks on one GPU: it wants few channels, and only what was built of it is asked for.
+SHARED_GPU = {
+    "SORDINO_NCCL": "{work}/nccl/build/lib/libnccl.so.2",
+    "SORDINO_GPU_ROUTE": "nccl",
+    "NCCL_MULTI_RANK_GPU_ENABLE": "1",
+    "NCCL_MAX_CTAS": "4",
+    "NCCL_ALGO": "Ring",
+    "NCCL_PROTO": "Simple",
+}
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One of them.
+
+    Attributes:
+        name: of it, and of its log.
+        seconds: what it is expected to take; it is ended after twice that.
+        command: what it runs.
+        needs: of the names in `check.Place.lacks`.
+        dry: what stands for it where there is no GPU, or empty.
+        instead: what that is, for the page.
+        environment: variables that it sets.
+    """
+
+    name: str
+    seconds: int
+    command: str
+    needs: tuple[str, ...] = ("a build", "a GPU")
+    dry: str = ""
+    instead: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def collected(words: str) -> str:
+    """Return the command that says which tests those words choose; it fails if there is none."""
+    return f"{PYTEST} --collect-only {words}"
+
+
+STAGES = (
+    Stage("build", 180, "{python} -m benchmarks.gpu.build {work} {architecture}", (),
+          "{python} -m benchmarks.gpu.build {work}", "without CUDA"),
+    Stage("ctest", 40, "{python} -m benchmarks.gpu.build --ctest {work}", ("a build",),
+          "{python} -m benchmarks.gpu.build --ctest {work}", "without CUDA"),
+    Stage("kernels", 100, f"{PYTEST} {KERNELS}",
+          dry=f"{PYTEST} tests/python/test_kernels.py tests/python/test_unchanged.py", instead="the host's kernels"),
+    Stage("one_rank", 90, f"{PYTEST} {RANKS} -k 1-on1",
+          dry=f"{PYTEST} {PRETENDED} -k 1-pretended", instead="a simulated device"),
+    Stage("racecheck", 160, f"{SANITIZER} racecheck {PYTEST} -x {KERNELS} {RACES}",
+          ("a build", "a GPU", "compute-sanitizer"), collected(f"{KERNELS} {RACES}"), "collected, not run"),
+    Stage("two_ranks", 220, f"{PYTEST} {RANKS} -k 2-on1",
+          dry=f"{PYTEST} {PRETENDED} -k '2-pretended and (operations or way)'", instead="a simulated device"),
+    Stage("lost_ranks", 150, f"{PYTEST} {RANKS} -k lost",
+          dry=f"{PYTEST} {PRETENDED} -k lost", instead="a simulated device"),
+    Stage("gpu_kernels", 180, "{python} benchmarks/gpu_kernels.py --results {out}",
+          dry="{python} benchmarks/gpu_kernels.py --pretend", instead="the host's kernels"),
+    Stage("four_ranks", 130, f"{PYTEST} {RANKS} -k 4-on1",
+          dry=f"{PYTEST} {PRETENDED} -k '4-pretended and way'", instead="a simulated device"),
+    Stage("gpu_ranks", 60, f"{RUN_2} benchmarks/gpu_ranks.py --results {{out}}",
+          dry=f"{RUN_2} benchmarks/gpu_ranks.py --pretend", instead="a simulated device"),
+    Stage("gpu_step", 60, f"{RUN_2} benchmarks/gpu_step.py --results {{out}}",
+          dry=f"{RUN_2} benchmarks/gpu_step.py --pretend", instead="a simulated device"),
+    Stage("gpu_step_alone", 30, "{python} benchmarks/gpu_step.py --results {out}",
+          dry="{python} benchmarks/gpu_step.py --pretend", instead="a simulated device"),
+    Stage("memcheck", 100, f"{SANITIZER} memcheck {PYTEST} -x {KERNELS} -k float32",
+          ("a build", "a GPU", "compute-sanitizer"), collected(f"{KERNELS} -k float32"), "collected, not run",
+          {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}),
+    Stage("large", 40, f"{PYTEST} tests/gpu -m 'gpu and large'",
+          dry=collected("tests/gpu -m 'gpu and large'"), instead="collected, not run"),
+    Stage("nccl_build", 240, f"{NCCL} {{work}}/nccl {{nccl}} {{architecture}}", ("a GPU", "NCCL's source"),
+          f"{NCCL} --try {{work}}/nccl {{nccl}}", "unpacked and generated, not compiled"),
+    Stage("nccl_ranks", 150, f"{PYTEST} {RANKS} -k '2-on1 and operations'", ("a build", "a GPU", "an NCCL for shared GPUs"),
+          f"{PYTEST} tests/python/test_device_checks.py -k nccl --slice 1/12", "NCCL's stand-in", SHARED_GPU),
+    Stage("two_gpus", 120, f"{PYTEST} {RANKS} -k 2-on2", ("a build", "two GPUs"),
+          collected(f"{RANKS} -k 2-on2"), "collected, not run"),
+)  # fmt: skip
+
+
+def named(names: Sequence[str]) -> list[Stage]:
+    """Return these stages in the order of the table; all of them if none is named. ValueError for an unknown name."""
+    known = [stage.name for stage in STAGES]
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise ValueError(f"--stages: there is no stage {', '.join(unknown)}; there are {' '.join(known)}")
+    return [stage for stage in STAGES if stage.name in names or not names]
+
+
+def plan(stages: Sequence[Stage], budget: int) -> list[list[Stage]]:
+    """Cut stages into calls of at most `budget` expected seconds each, in their order.
+
+    Each call builds first: that takes a moment where an earlier call's tree is still there. ValueError if a stage does
+    not fit into any call.
+    """
+    build = STAGES[0]
+    calls: list[list[Stage]] = [[build]]
+    spent = build.seconds
+    for stage in stages:
+        if stage is build:
+            continue
+        if spent + stage.seconds > budget and len(calls[-1]) > 1:
+            calls.append([build])
+            spent = BUILD_AGAIN_S
+        spent += stage.seconds
+        if spent > budget:
+            raise ValueError(f"--budget {budget}: {stage.name} is expected to take {stage.seconds} s, with the build {spent}")
+        calls[-1].append(stage)
+    return calls
+
+
+def expected(call: Sequence[Stage], first: bool) -> int:
+    """Return the seconds that a call is expected to take."""
+    return sum(stage.seconds for stage in call[1:]) + (call[0].seconds if first else BUILD_AGAIN_S)
+
+
+def words(command: str, known: Mapping[str, str]) -> list[str]:
+    """Split a command as a shell would, with what is known on this machine put in; words that stand for nothing go."""
+    found = (re.sub(r"\{(\w+)\}", lambda match: known[match[1]], word) for word in shlex.split(command))
+    return [word for word in found if word]
