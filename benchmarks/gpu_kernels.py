@@ -233,19 +233,13 @@ THEIRS: dict[str, Callable[[ResNet], object]] = {
 """What PyTorch has for our kernels."""
 
 
-def measure_resnet(place: Place, budget: float, wanted: Callable[[str], bool], narrow: int = 1) -> list[Results]:
-    """One call on all of ResNet-50's tensors, beside a copy and PyTorch's operations.
-
-    A ratio is how many times longer these take.
-    """
+def resnet_calls(place: Place, like: ResNet) -> dict[str, Call[ResNet]]:
+    """Our kernels that this place has, on sets of tensors of the same sizes as these."""
     cuda, code, stream = place.kernels(), DTYPE_CODES[torch.float32], place.stream
-    shapes = [shape for _, shape in resnet50_shapes(narrow)]
-    size = 4 * sum(int(np.prod(shape)) for shape in shapes)
-    sets = [ResNet(place, shapes) for _ in range(place.sets(size))]
-    starts = np.cumsum([0, *sets[0].lengths[:-1]])
-    items = kernels.Items([(4 * int(at), n, code) for at, n in zip(starts, sets[0].lengths, strict=True)], 1.0)
+    starts = np.cumsum([0, *like.lengths[:-1]])
+    items = kernels.Items([(4 * int(at), n, code) for at, n in zip(starts, like.lengths, strict=True)], 1.0)
     flat, before = (lambda of: of.flat.data_ptr()), (lambda of: of.before.data_ptr())
-    ours: dict[str, Call[ResNet]] = {
+    calls: dict[str, Call[ResNet]] = {
         "reduce 2->1": (3, "reduce", lambda of: cuda.reduce(Sum, code, of.mean, 2, 1.0, 0.5, stream=stream)),
         "axpby": (3, "axpby", lambda of: cuda.axpby(code, of.pairs, 0.1, 0.9, stream=stream)),
         "flatten": (2, "flatten", lambda of: cuda.flatten(of.spans, flat(of), stream=stream)),
@@ -254,9 +248,20 @@ def measure_resnet(place: Place, budget: float, wanted: Callable[[str], bool], n
         "unchanged": (2, "unchanged", lambda of: cuda.unchanged(items, flat(of), before(of), of.at, stream=stream)),
         "lars": (5, "lars_step", lambda of: cuda.lars_step(code, of.triples, of.at, 1e-4, 0.9, False, stream=stream)),
     }
+    return {kernel: call for kernel, call in calls.items() if hasattr(cuda, call[1])}
+
+
+def measure_resnet(place: Place, budget: float, wanted: Callable[[str], bool], narrow: int = 1) -> list[Results]:
+    """One call on all of ResNet-50's tensors, beside a copy and PyTorch's operations.
+
+    A ratio is how many times longer these take.
+    """
+    shapes = [shape for _, shape in resnet50_shapes(narrow)]
+    size = 4 * sum(int(np.prod(shape)) for shape in shapes)
+    sets = [ResNet(place, shapes) for _ in range(place.sets(size))]
     table = []
-    for kernel, (lists, method, call) in ours.items():
-        if not wanted(kernel) or not hasattr(cuda, method):
+    for kernel, (lists, _, call) in resnet_calls(place, sets[0]).items():
+        if not wanted(kernel):
             continue
         contestants = {
             "kernel": in_turn([_bind(call, of) for of in sets]),

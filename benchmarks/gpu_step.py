@@ -69,19 +69,19 @@ class _Bottleneck(nn.Module):
 
 
 class ResNet50(nn.Module):
-    """He et al. 2016, with the names that everybody uses."""
+    """He et al. 2016, with the names that everybody uses; `narrow` divides all numbers of channels."""
 
-    def __init__(self) -> None:
+    def __init__(self, narrow: int = 1) -> None:
         super().__init__()
-        self.conv1, self.bn1 = nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64)
-        into = 64
+        into = 64 // narrow
+        self.conv1, self.bn1 = nn.Conv2d(3, into, 7, 2, 3, bias=False), nn.BatchNorm2d(into)
         for stage, (blocks, width) in enumerate(zip((3, 4, 6, 3), (64, 128, 256, 512), strict=True), start=1):
             layers = []
             for block in range(blocks):
-                layers.append(_Bottleneck(into, width, 2 if block == 0 and stage > 1 else 1))
-                into = 4 * width
+                layers.append(_Bottleneck(into, width // narrow, 2 if block == 0 and stage > 1 else 1))
+                into = 4 * width // narrow
             self.add_module(f"layer{stage}", nn.Sequential(*layers))
-        self.fc = nn.Linear(into, 1000)
+        self.fc = nn.Linear(into, 1000 // narrow)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = nn.functional.max_pool2d(torch.relu(self.bn1(self.conv1(x))), 3, 2, 1)
@@ -108,8 +108,8 @@ class _Layer(torch.autograd.Function):
 class Parameters(Model):
     """ResNet-50's parameters without computation."""
 
-    def __init__(self) -> None:
-        super().__init__(Work(), 0, 0.0)
+    def __init__(self, narrow: int = 1) -> None:
+        super().__init__(Work(), 0, 0.0, narrow)
 
     def forward(self, signal: torch.Tensor) -> torch.Tensor:
         for parameter in self.parameters():
@@ -127,8 +127,8 @@ class Case:
     autocast: bool
 
 
-def cases(batch: int, side: int = 224) -> list[Case]:
-    """Both kinds of step, on inputs that each rank has drawn for itself."""
+def cases(batch: int, side: int = 224, narrow: int = 1) -> list[Case]:
+    """Both kinds of step, on images of `side` pixels that each rank has drawn for itself."""
 
     def images(device: torch.device) -> torch.Tensor:
         torch.manual_seed(1 + hvd.rank())
@@ -137,7 +137,10 @@ def cases(batch: int, side: int = 224) -> list[Case]:
     def signal(device: torch.device) -> torch.Tensor:
         return torch.full((1,), 1e-3 * (1 + hvd.rank()), device=device, requires_grad=True)
 
-    return [Case("ResNet-50", ResNet50, images, True), Case("parameters", Parameters, signal, False)]
+    return [
+        Case("ResNet-50", lambda: ResNet50(narrow), images, True),
+        Case("parameters", lambda: Parameters(narrow), signal, False),
+    ]
 
 
 # ---- measuring -------------------------------------------------------------------------------------------------------
@@ -173,12 +176,14 @@ def training(case: Case, place: Place, algorithm: Algorithm | None, set_to_none:
     return Training(model, step)
 
 
-def averages(training: Training) -> bool:
-    """Run a step and tell whether all ranks have the same gradients after it. Collective."""
+def averages(training: Training) -> tuple[bool, list[str]]:
+    """Run a step; tell whether all ranks have the same gradients after it, and which ways its operations went. Collective."""
+    before = dict(current().world.gpu_operations)
     training.step()
+    ways = sorted(way for way, count in current().world.gpu_operations.items() if count > before.get(way, 0))
     flat = torch.cat([one.grad.flatten() for one in training.model.parameters() if one.grad is not None])
     least, most = (hvd.allreduce(flat, op=op, name=f"bench.{op}") for op in (hvd.Min, hvd.Max))
-    return bool(torch.equal(least, most))
+    return bool(torch.equal(least, most)), ways
 
 
 @dataclass
@@ -231,34 +236,33 @@ def measure(
         "bare": training(case, place, None, set_to_none),
         "sordino": training(case, place, AllReduce(), set_to_none),
     }
-    before = dict(current().world.gpu_operations)
-    averaging = {name: averages(one) for name, one in both.items()}
-    ways = [way for way, count in current().world.gpu_operations.items() if count > before.get(way, 0)]
+    looked = {name: averages(one) for name, one in both.items()}
     times = race({name: one.step for name, one in both.items()}, place, participants, budget, rounds)
     return {
         "case": case.name,
         "set_to_none": set_to_none,
         "bytes": sum(4 * one.numel() for one in both["bare"].model.parameters()),
-        "averaging": averaging,
-        "ways": sorted(ways),
+        "averaging": {name: same for name, (same, _) in looked.items()},
+        "ways": looked["sordino"][1],
         "contestants": {name: one.summary() for name, one in times.items()},
         "overhead": {clock: overhead(times, clock) for clock in ("wall", "device")},
     }
 
 
-def measure_waits(case: Case, place: Place, ranks: int) -> dict[str, Results]:
+def measure_waits(case: Case, place: Place, ranks: int, steps: int = host_waits.STEPS) -> dict[str, Results]:
     """The host's waits in a step, for each algorithm; of a step that waits once too, for the profiler's sake. Collective."""
-    found = {"bare": host_waits.count(training(case, place, None).step, place)}
+    found = {"bare": host_waits.count(training(case, place, None).step, place, steps)}
     for name, make in ALGORITHMS.items():
         if ranks > 1 or name == "AllReduce":
-            found[name] = host_waits.count(training(case, place, make()).step, place)
-    found["one wait"] = host_waits.count(place.finish, place)
+            found[name] = host_waits.count(training(case, place, make()).step, place, steps)
+    found["one wait"] = host_waits.count(place.finish, place, steps)
     return found
 
 
-def wrong(rows: Sequence[Results], ranks: int) -> list[str]:
-    """Steps that average though they should not, or do not though they should."""
-    return [
+def wrong(rows: Sequence[Results], waits: Mapping[str, Results], ranks: int, on_gpu: bool) -> list[str]:
+    """Steps that average though they should not, or do not though they should; and a profiler that sees nothing."""
+    blind = ["the profiler does not see the host wait"] if on_gpu and waits["one wait"]["total"] < 1 else []
+    return blind + [
         f"{name} step of {row['case']} (set_to_none={row['set_to_none']}) {'averages' if got else 'does not average'}"
         for row in rows
         for name, got in row["averaging"].items()
@@ -296,9 +300,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     place = places.find("gpu_step", chosen.pretend, hvd.local_rank())
     places.enter(place)
     found_machine, watch = machines.machine(library), Watch(participants)
-    rounds, budget, kinds = _ROUNDS, 2.0 if chosen.quick else chosen.budget, cases(chosen.batch)
+    rounds, steps, kinds = _ROUNDS, host_waits.STEPS, cases(chosen.batch)
+    budget = 2.0 if chosen.quick else chosen.budget
     if chosen.pretend:
-        chosen.quick, rounds, budget, kinds = True, 2, 0.0, cases(2, 32)
+        chosen.quick, chosen.batch, rounds, steps, budget, kinds = True, 2, 2, 2, 0.0, cases(2, 32, 16)
     rows = []
     for case in kinds:
         for set_to_none in (True, False):
@@ -308,20 +313,20 @@ def main(argv: Sequence[str] | None = None) -> int:
                 records.log(f"{case.name}, set_to_none={set_to_none}: {median:.2f} % more")
             if place.on_gpu:
                 torch.cuda.empty_cache()
-    waits = measure_waits(kinds[0], place, participants.size)
+    waits = measure_waits(kinds[0], place, participants.size, steps)
     found_machine["others"] = watch.others()
     results: Results = {
         "benchmark": "gpu_step",
         "name": f"gpu_step_np{participants.size}",
         "machine": found_machine,
         "device": place.name,
-        "gpus": min(torch.cuda.device_count(), participants.size) if place.on_gpu else 0,
+        "gpus": min(torch.cuda.device_count(), participants.size) if place.on_gpu else 1,
         "cuda": build_info()["cuda"],
         "ranks": participants.size,
         "batch": chosen.batch,
         "rows": rows,
         "waits": waits,
-        "wrong": wrong(rows, participants.size),
+        "wrong": wrong(rows, waits, participants.size, place.on_gpu),
         "targets": [] if chosen.pretend else targets(rows, waits, participants.size),
     }
     if participants.rank == 0:

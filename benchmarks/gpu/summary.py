@@ -14,13 +14,11 @@ from pathlib import Path
 from typing import Any
 
 TAIL, NAMES = 12, 15  # lines of a failed stage's log, and names of failed tests, that are kept
-NOT_YET = (
-    "Nothing has run on a GPU yet: what is below was found without one, by the command with `--dry`, on what stands for a "
-    "GPU (simulated devices, the host)."
-)
+NOT_YET = "# Nothing has run on a GPU yet"
+INSTEAD = "What is below was found without one, by `gpu_check.sh --dry`: on simulated devices, or on the host in a GPU's place."
 _OUTCOME = re.compile(r"^(?:\S+::.*?) (PASSED|FAILED|ERROR|SKIPPED)(?= |$)", re.MULTILINE)
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (\S*::.*)$", re.MULTILINE)
-_COLLECTED = re.compile(r"^(?:(\d+)/)?(\d+) tests? collected|^collected (\d+) items?", re.MULTILINE)
+_COLLECTED = re.compile(r"^(\d+)(?:/\d+)? tests? collected", re.MULTILINE)
 _CTEST = re.compile(r"^\d+% tests passed, (\d+) tests failed out of (\d+)", re.MULTILINE)
 
 
@@ -43,9 +41,10 @@ def told_by(log: str) -> dict[str, Any]:
         bad, total = map(int, ctest.groups())
         counts = {"passed": total - bad, "failed": bad, "skipped": 0}
     found: dict[str, Any] = {"tail": [cleaned(line) for line in log.splitlines()[-TAIL:]]}
-    collected = _COLLECTED.search(log)
-    if any(counts.values()) or (collected and "--collect-only" not in log and " collected" not in collected[0]):
+    if any(counts.values()):
         found["counts"] = counts
+    elif collected := _COLLECTED.search(log):
+        found["counts"] = {"collected": int(collected[1])}
     if failures := [cleaned(line)[:300] for line in _FAILED.findall(log)]:
         found["failures"] = failures
     return found
@@ -66,12 +65,12 @@ def benchmarks(folder: Path) -> list[str]:
 
 
 def title(results: dict[str, Any]) -> str:
-    """Return the first line: on which GPUs stages have run, or that none has."""
+    """Return how the page begins: on which GPUs stages have run, or that none has."""
     if results["dry"]:
-        return f"# {NOT_YET}"
+        return f"{NOT_YET}\n\n{INSTEAD}"
     ran = [one for one in results["stages"].values() if one["status"] not in ("left out", "not reached")]
     gpus = list(dict.fromkeys(one["machine"] for one in ran if one.get("machine")))
-    return f"# Sordino on {' and '.join(gpus)}" if gpus else "# Nothing has run on a GPU yet"
+    return f"# Sordino on {' and '.join(gpus)}" if gpus else NOT_YET
 
 
 def facts(found: dict[str, Any]) -> str:

