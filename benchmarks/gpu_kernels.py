@@ -12,10 +12,10 @@
   lars               weights, gradient, velocity   reads 3, writes 2
   flatten            ResNet-50's 161 tensors into one buffer, and unflatten back; sizes scaled to fit
 
-A copy within device memory is so long that it reads and writes as many bytes in all. Then single calls on ResNet-50's 161
-tensors, beside a copy and the operations of PyTorch that they replace. Contestants take turns; times are the device's,
-between events. Values are random, and every call goes to other memory than those before it, more of it than the cache
-holds: as in training, where a step touches more than that.
+A copy within device memory is so long that it reads and writes as many bytes in all. Then single calls on ResNet-50's
+161 tensors, beside a copy and the operations of PyTorch that they replace. Contestants take turns; times are the
+device's, between events. Values are random, and calls go to other memory than those before them, more of it than the
+cache holds: as in training, where a step touches more than that.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ SIZES = "1MiB,16MiB,64MiB,256MiB"
 DTYPES = (torch.float32, torch.bfloat16)
 Task = tuple[str, str, int, Run]  # kernel, dtype, bytes read and written, what runs it
 Set = TypeVar("Set")
-Call = tuple[int, str, Callable[[Set], object]]  # lists read and written, the method it needs, a call on one set of buffers
+Call = tuple[
+    int, str, Callable[[Set], object]
+]  # lists read and written, the method it needs, a call on one set of buffers
 _ROUNDS = 20
 
 
@@ -87,9 +89,7 @@ class Buffers:
         self.results = torch.zeros(1024, dtype=torch.float64, device=place.device)
         self.rates = torch.full((1024,), 1e-3, dtype=torch.float64, device=place.device)
         self.a, self.b, self.c, self.d = (operand.data_ptr() for operand in self.operands)
-        self.single, self.pair, self.triple = (
-            [((self.a, self.b, self.c)[:lists], self.count)] for lists in (1, 2, 3)
-        )
+        self.single, self.pair, self.triple = ([((self.a, self.b, self.c)[:lists], self.count)] for lists in (1, 2, 3))
         self.mean = [((self.a, self.b, self.a), self.count)]
         self.every = [((self.a, self.b, self.c, self.d) * 2, self.count)]
         self.found, self.rate = self.results.data_ptr(), self.rates.data_ptr()
@@ -104,7 +104,11 @@ def tasks(place: Place, size: int, dtype: torch.dtype) -> list[Task]:
         "reduce 2->1": (3, "reduce", lambda of: cuda.reduce(Sum, code, of.mean, 2, 1.0, 0.5, stream=stream)),
         "reduce 4->4": (8, "reduce", lambda of: cuda.reduce(Sum, code, of.every, 4, 1.0, 0.25, stream=stream)),
         "axpby": (3, "axpby", lambda of: cuda.axpby(code, of.pair, 0.1, 0.9, stream=stream)),
-        "mix 2->2": (4, "mix", lambda of: cuda.mix(code, (of.a, of.b), (of.a, of.b), averages, of.count, stream=stream)),
+        "mix 2->2": (
+            4,
+            "mix",
+            lambda of: cuda.mix(code, (of.a, of.b), (of.a, of.b), averages, of.count, stream=stream),
+        ),
         "dots": (2, "dots", lambda of: cuda.dots(code, of.pair, of.found, stream=stream)),
         "distance": (2, "squared_distances", lambda of: cuda.squared_distances(code, of.pair, of.found, stream=stream)),
         "norm": (1, "norms", lambda of: cuda.norms(code, of.single, of.found, stream=stream)),

@@ -2,16 +2,17 @@
 
   sordino run -np 2 -- python benchmarks/gpu_ranks.py
 
-Processes on one GPU have it one after the other, a slice of time each (unless MPS runs): a rank that waits for another's
-kernel waits for its slice too. So times here say which way is the better one, and nothing of ranks with GPUs of their own.
-How much the slices cost is measured first: copies that need nobody, by one rank while the others idle, and by all at once.
+Processes on one GPU have it one after the other, a slice of time each (unless MPS runs): a rank that waits for
+another's kernel waits for its slice too. So times here say which way is the better one, and nothing of ranks with GPUs
+of their own. What slices cost is measured first: copies that need nobody, by one rank while the others idle, and by
+all at once.
 
 Contestants, each with memory of its own, each checked:
   arena     sordino allreduce_(op=Average) of an hvd.shared_empty tensor of the GPU, in place
   fresh     the same of an ordinary tensor, as gradients are that backward has just made
   gossip    an exchange of Crossover, of one parameter as large
   by hand   a copy into pinned memory on the stream, which is waited for, our all-reduce of that, and a copy back
-  mpi       the same with MPI_Allreduce between the copies (MPI_SUM) and the division on the GPU; needs mpirun and mpi4py
+  mpi       the same with MPI_Allreduce between the copies (MPI_SUM), the division on the GPU; needs mpirun and mpi4py
 A call is over when the GPU has done it. The three of ours are timed twice: as they go by themselves, and in a second
 world with SORDINO_GPU_ROUTE=host; those by hand take their turns in both, so that the worlds can be compared.
 """
@@ -207,7 +208,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.environ["SORDINO_GPU_ROUTE"] = value
         participants, library = baselines.start()
         if participants.size == 1:
-            records.log("gpu_ranks: averaging needs two ranks at least: sordino run -np 2 -- python benchmarks/gpu_ranks.py")
+            records.log(
+                "gpu_ranks: averaging needs two ranks at least: sordino run -np 2 -- python benchmarks/gpu_ranks.py"
+            )
             hvd.shutdown()
             return 2
         place = places.find("gpu_ranks", chosen.pretend, hvd.local_rank())

@@ -7,10 +7,10 @@
   parameters   its 161 parameters with gradients that are made in backward and no computation, so nothing hides the host
 
 SGD with momentum, by itself and wrapped, with gradients set to None or to zero between steps. Contestants take turns; a
-turn is some steps between two synchronizations, timed by the host's clock and between events of the device; the slowest
-rank counts. Ranks that share a GPU take turns on it, the bare ones too. Before anything is timed it is looked whether the
-wrapped step does average, and the bare one does not. Then a profiler counts the calls of CUDA in which the host waits, in
-steps of AllReduce, Crossover and LocalSGD.
+turn is some steps between two synchronizations, timed by the host's clock and between events of the device; the
+slowest rank counts. Ranks that share a GPU take turns on it, the bare ones too. Before anything is timed it is looked
+whether the wrapped step does average, and the bare one does not. Then a profiler counts the calls of CUDA in which the
+host waits, in steps of AllReduce, Crossover and LocalSGD.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ def training(case: Case, place: Place, algorithm: Algorithm | None, set_to_none:
 
 
 def averages(training: Training) -> tuple[bool, list[str]]:
-    """Run a step; tell whether all ranks have the same gradients after it, and which ways its operations went. Collective."""
+    """Run a step; tell whether all ranks then have the same gradients, and which ways operations went. Collective."""
     before = dict(current().world.gpu_operations)
     training.step()
     ways = sorted(way for way, count in current().world.gpu_operations.items() if count > before.get(way, 0))
@@ -231,7 +231,7 @@ def overhead(times: Mapping[str, Times], clock: str) -> dict[str, float]:
 def measure(
     case: Case, place: Place, participants: Participants, set_to_none: bool, budget: float, rounds: int = _ROUNDS
 ) -> Results:
-    """One row: the same step with the bare optimizer and with the wrapped one, and which of them average. Collective."""
+    """One row: the same step with the bare optimizer and the wrapped one, and which of them average. Collective."""
     both = {
         "bare": training(case, place, None, set_to_none),
         "sordino": training(case, place, AllReduce(), set_to_none),
@@ -250,7 +250,7 @@ def measure(
 
 
 def measure_waits(case: Case, place: Place, ranks: int, steps: int = host_waits.STEPS) -> dict[str, Results]:
-    """The host's waits in a step, for each algorithm; of a step that waits once too, for the profiler's sake. Collective."""
+    """The host's waits in a step of each algorithm, and in one that waits once, to try the profiler. Collective."""
     found = {"bare": host_waits.count(training(case, place, None).step, place, steps)}
     for name, make in ALGORITHMS.items():
         if ranks > 1 or name == "AllReduce":

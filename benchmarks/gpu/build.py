@@ -1,7 +1,7 @@
-"""Builds Sordino into a folder, with CUDA for one architecture or without, and runs its C++ tests there; installs nothing.
+"""Builds Sordino into a folder, with CUDA for one architecture or without, and runs its C++ tests; installs nothing.
 
-  python -m benchmarks.gpu.build FOLDER [ARCHITECTURE]
-  python -m benchmarks.gpu.build --ctest FOLDER
+python -m benchmarks.gpu.build FOLDER [ARCHITECTURE]
+python -m benchmarks.gpu.build --ctest FOLDER
 """
 
 from __future__ import annotations

@@ -5,10 +5,10 @@
   benchmarks/gpu_check.sh --plan                       # the calls that cover everything, of at most the budget each
   benchmarks/gpu_check.sh --dry                        # without a GPU: simulated devices, or the host in their place
 
-It asks nothing, needs no network and installs nothing. In --out are then check.json, the page summary.md made of it, the
-benchmarks' files, and logs.tar.gz. A stage that fails stops no other. It needs torch, numpy, rich, pybind11, pytest,
-pytest-timeout, hypothesis, cmake, ninja and nvcc. Ranks are started by an mpirun where there is one (a wheel in --wheels,
-$MPI_HOME, beside this Python, or on PATH), else by `sordino run`, which needs no MPI.
+It asks nothing, needs no network and installs nothing. In --out are then check.json, the page summary.md made of it,
+the benchmarks' files, and logs.tar.gz. A stage that fails stops no other. It needs torch, numpy, rich, pybind11,
+pytest, pytest-timeout, hypothesis, cmake, ninja and nvcc. Ranks are started by an mpirun where there is one (a wheel in
+--wheels, $MPI_HOME, beside this Python, or on PATH), else by `sordino run`, which needs no MPI.
 
 Exit status: 0 all went well, 1 something failed or was not reached, 2 no CUDA device, or options that make no sense.
 """
@@ -212,11 +212,12 @@ def environment(work: Path, wheels: Path) -> dict[str, str]:
 def planned(chosen: Sequence[Stage], budget: int, nccl: Path | None) -> list[str]:
     """Return the calls that cover the stages, and what each is expected to take."""
     calls = stages.plan([stage for stage in chosen if nccl or "nccl" not in stage.name], budget)
-    begin, end = f"benchmarks/gpu_check.sh --budget {budget}", f" --nccl {shlex.quote(str(nccl))}" if nccl else ""
-    return [
-        f'{begin} --stages "{" ".join(stage.name for stage in call)}"{end}  # {stages.expected(call, call is calls[0])} s'
-        for call in calls
-    ]
+    end = f" --nccl {shlex.quote(str(nccl))}" if nccl else ""
+    lines = []
+    for call in calls:
+        names, seconds = " ".join(stage.name for stage in call), stages.expected(call, call is calls[0])
+        lines.append(f'benchmarks/gpu_check.sh --budget {budget} --stages "{names}"{end}  # {seconds} s')
+    return lines
 
 
 def main(words: Sequence[str] | None = None) -> int:

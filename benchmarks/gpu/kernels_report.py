@@ -19,9 +19,9 @@ def report(results: Results) -> str:
     """Bandwidths over that of a copy, and PyTorch's times over ours."""
     what = (
         f"On one {results['device']} ({results['cuda']}). Each kernel's bandwidth over that of a copy within device "
-        "memory that reads and writes as many bytes in all, interleaved in one run: 1 is as fast as copying. Values are "
-        f"random; the buffers of calls take turns, so that twice the cache's {format_bytes(results['cache'])} are touched "
-        "before one is used again. Medians of times between events on the device."
+        "memory that reads and writes as many bytes in all, interleaved in one run: 1 is as fast as copying. Values "
+        f"are random; the buffers of calls take turns, so that twice the cache's {format_bytes(results['cache'])} are "
+        "touched before one is used again. Medians of times between events on the device."
     )
     blocks = verdicts.head(results, "Kernels on the GPU", what)
     kinds = list(dict.fromkeys(row["kernel"] for row in results["rows"]))

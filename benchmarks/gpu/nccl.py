@@ -2,8 +2,9 @@
 
   python -m benchmarks.gpu.nccl [--try] FOLDER SOURCE.tar.gz [ARCHITECTURE]
 
-The library is FOLDER/build/lib/libnccl.so.2. The whole of NCCL takes an hour of a core or more: one architecture, one algorithm
-(rings) and one protocol take a tenth. `--try` unpacks the source and generates the kernels' files, and compiles none.
+The library is FOLDER/build/lib/libnccl.so.2. Of NCCL's kernels only those of one architecture, one algorithm (rings)
+and one protocol are built, which is a small part of them. `--try` unpacks the source and generates the kernels' files,
+and compiles none.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ def unpack(archive: Path, folder: Path) -> Path:
         with tarfile.open(archive) as file:
             file.extractall(folder, filter="data")
     except (OSError, tarfile.TarError) as error:
-        raise ValueError(f"{archive}: {error}; give a .tar.gz of NCCL's source, as GitHub has one for each tag") from error
+        raise ValueError(
+            f"{archive}: {error}; give a .tar.gz of NCCL's source, as GitHub has one for each tag"
+        ) from error
     for version in sorted(folder.glob("**/makefiles/version.mk")):
         found = tuple(int(part) for part in re.findall(r"NCCL_(?:MAJOR|MINOR)\s*:=\s*(\d+)", version.read_text()))
         if found >= LEAST:

@@ -1,4 +1,4 @@
-"""Where a benchmark of GPUs runs: on a GPU, or on the host in its place, where times mean nothing and all else is tried."""
+"""Where a benchmark of GPUs runs: on a GPU, or on the host in its place, where all is tried and times mean nothing."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class HostKernels:
     def unflatten(self, flat: int, tensors: Sequence[tuple[int, int]], *, stream: int) -> None:
         kernels.unflatten(flat, tensors)
 
-    def unchanged(self, items: kernels.Items, now: int, before: int, counts: int, *, stream: int) -> None:
+    def unchanged(self, items: Any, now: int, before: int, counts: int, *, stream: int) -> None:
         items.unchanged(now, before, counts)
 
 
@@ -66,8 +66,10 @@ class Place:
         return cuda_kernels.CudaKernels(self.device.index) if self.on_gpu else HostKernels()
 
     def sets(self, least: int) -> int:
-        """Return how many sets of buffers to go through in turn, so that what a call touches, `least` bytes or more,
-        has left the cache when its turn comes again: twice the cache's size is touched in between."""
+        """Return how many sets of buffers to go through in turn, each call touching `least` bytes of one, or more.
+
+        Twice the cache's size is touched before a set's turn comes again, so that it has left the cache.
+        """
         return 1 + -(-2 * self.cache // least)
 
     def finish(self) -> None:
@@ -76,7 +78,7 @@ class Place:
             torch.cuda.current_stream(self.device).synchronize()
 
     def turn(self, run: Run, count: int) -> tuple[float, float]:
-        """Return the seconds of each of `count` runs by the host's clock and between events; on the host they are one."""
+        """Return the seconds of one of `count` runs by the host's clock and between events, which the host has not."""
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2)) if self.on_gpu else (None, None)
         self.finish()
         start = time.perf_counter()
@@ -114,7 +116,7 @@ def find(program: str, pretend: bool, local_rank: int = 0) -> Place:
 
 
 def enter(place: Place) -> None:
-    """Have the CPU's tensors stand for the memory of a simulated GPU, in the world of now, where the host is the place."""
+    """Have the CPU's tensors stand for the memory of a simulated GPU, in the current world, if on the host."""
     current().pretended = None if place.on_gpu else sim_device(0)
 
 

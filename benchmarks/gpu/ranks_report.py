@@ -38,10 +38,11 @@ def report(results: Results) -> str:
     slices = results["slices"]
     blocks.insert(
         2,
-        "Ranks on one GPU have it in turn, by slices of time: a rank that waits for another's kernel waits for its slice. So "
-        "these times compare ways, and say nothing of ranks with GPUs of their own. A copy of "
-        f"{format_bytes(slices['bytes'])}, which needs nobody, takes {format_seconds(slices['alone'])} while the other ranks "
-        f"idle, and {format_seconds(slices['together'])} when all copy at once: {slices['ratio']:.2f} times as long.",
+        "Ranks on one GPU have it in turn, by slices of time: a rank that waits for another's kernel waits for its "
+        "slice. So these times compare ways, and say nothing of ranks with GPUs of their own. A copy of "
+        f"{format_bytes(slices['bytes'])}, which needs nobody, takes {format_seconds(slices['alone'])} while the other "
+        f"ranks idle, and {format_seconds(slices['together'])} when all copy at once: {slices['ratio']:.2f} times as "
+        "long.",
     )
     for route, label in _ROUTES.items():
         rows = [row for row in results["rows"] if route in row["routes"]]

@@ -18,10 +18,9 @@ KERNELS = f"tests/gpu --ignore={RANKS} -m 'gpu and not large'"
 RACES = "-k '(reduce or sums or elements or samples) and float32 or selected'"
 RUN_2 = "{python} -m sordino.cli run --launcher local -np 2 -- {python}"
 NCCL = "{python} -m benchmarks.gpu.nccl"
-# NCCL's experimental way of several ranks on one GPU: it wants few channels, and only what was built of it is asked for.
+# NCCL's experimental way for several ranks on one GPU: it wants few channels, and has nothing but what was built.
 SHARED_GPU = {
     "SORDINO_NCCL": "{work}/nccl/build/lib/libnccl.so.2",
-    "SORDINO_GPU_ROUTE": "nccl",
     "NCCL_MULTI_RANK_GPU_ENABLE": "1",
     "NCCL_MAX_CTAS": "4",
     "NCCL_ALGO": "Ring",
@@ -89,7 +88,8 @@ STAGES = (
           dry=collected("tests/gpu -m 'gpu and large'"), instead="collected, not run"),
     Stage("nccl_build", 240, f"{NCCL} {{work}}/nccl {{nccl}} {{architecture}}", ("a GPU", "NCCL's source"),
           f"{NCCL} --try {{work}}/nccl {{nccl}}", "unpacked and generated, not compiled"),
-    Stage("nccl_ranks", 150, f"{PYTEST} {RANKS} -k '2-on1 and operations'", ("a build", "a GPU", "an NCCL for shared GPUs"),
+    Stage("nccl_ranks", 150, f"{PYTEST} {RANKS} -k '2-on1 and nccl'",
+          ("a build", "a GPU", "an NCCL for shared GPUs"),
           f"{PYTEST} tests/python/test_device_checks.py -k nccl --slice 1/12", "NCCL's stand-in", SHARED_GPU),
     Stage("two_gpus", 120, f"{PYTEST} {RANKS} -k 2-on2", ("a build", "two GPUs"),
           collected(f"{RANKS} -k 2-on2"), "collected, not run"),
@@ -122,7 +122,9 @@ def plan(stages: Sequence[Stage], budget: int) -> list[list[Stage]]:
             spent = BUILD_AGAIN_S
         spent += stage.seconds
         if spent > budget:
-            raise ValueError(f"--budget {budget}: {stage.name} is expected to take {stage.seconds} s, with the build {spent}")
+            raise ValueError(
+                f"--budget {budget}: {stage.name} is expected to take {stage.seconds} s, with the build {spent}"
+            )
         calls[-1].append(stage)
     return calls
 

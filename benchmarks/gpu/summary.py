@@ -15,7 +15,9 @@ from typing import Any
 
 TAIL, NAMES = 12, 15  # lines of a failed stage's log, and names of failed tests, that are kept
 NOT_YET = "# Nothing has run on a GPU yet"
-INSTEAD = "What is below was found without one, by `gpu_check.sh --dry`: on simulated devices, or on the host in a GPU's place."
+INSTEAD = (
+    "What is below was found without one (`gpu_check.sh --dry`): on simulated devices, or on the host in their place."
+)
 _OUTCOME = re.compile(r"^(?:\S+::.*?) (PASSED|FAILED|ERROR|SKIPPED)(?= |$)", re.MULTILINE)
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (\S*::.*)$", re.MULTILINE)
 _COLLECTED = re.compile(r"^(\d+)(?:/\d+)? tests? collected", re.MULTILINE)
@@ -30,7 +32,7 @@ def cleaned(text: str) -> str:
 
 
 def told_by(log: str) -> dict[str, Any]:
-    """Return what the log of pytest or ctest tells, whole or cut off: counts, what failed and why, and its last lines."""
+    """Return what a log of pytest or ctest tells, whole or cut off: counts, what failed and why, its last lines."""
     outcomes = Counter(_OUTCOME.findall(log))
     counts = {
         "passed": outcomes["PASSED"],

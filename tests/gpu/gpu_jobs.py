@@ -115,9 +115,7 @@ def started(ranks: int, command: list[str], launcher: mpi.Launcher | None, outli
     return mpi.command_line(launcher, mpi.Job(ranks, ["python", *command], extra=extra))
 
 
-def run(
-    world: World, folder: Path, words: list[str], timeout: float, way: str = "", outlive: bool = False
-) -> str:
+def run(world: World, folder: Path, words: list[str], timeout: float, way: str = "", outlive: bool = False) -> str:
     """Runs a job to its end; its output goes to a file. Returns how it ended, if that was by force."""
     words = [str(WORKER), *words, *([] if world.gpus else ["--pretend", "0"])]
     command = started(world.ranks, words, open_mpi(), outlive)

@@ -1,5 +1,5 @@
-"""Training as people do it on GPUs: mixed precision, channels_last and torch.compile together, beside a plain model that
-has the whole batch."""
+"""Training as people do it on GPUs: mixed precision, channels_last and torch.compile together, beside a plain model
+that has the whole batch."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def graphed_callables(seat: Seat) -> None:
 
 @check(cuda=True)
 def an_operation_cannot_be_captured(seat: Seat) -> None:
-    """It is refused where it is submitted, on every rank, and the world goes on. Last of all, for the sake of the others."""
+    """It is refused where it is submitted, on every rank, and the world goes on. The last check, for others' sake."""
     mine = seat.put(torch.full((1000,), float(seat.rank)))
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

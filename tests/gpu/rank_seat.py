@@ -19,7 +19,15 @@ from sordino._core import Device, sim_device
 from sordino.runtime.context import Context, current
 from sordino.runtime.flat_buffer import FlatBuffer, Mirror
 
-MODULES = ("rank_operations", "rank_moving", "rank_streams", "rank_training", "rank_algorithms", "rank_compiled", "rank_graphs")
+MODULES = (
+    "rank_operations",
+    "rank_moving",
+    "rank_streams",
+    "rank_training",
+    "rank_algorithms",
+    "rank_compiled",
+    "rank_graphs",
+)
 HOST = torch.device("cpu")
 WAYS = {
     "": {"SORDINO_GPU_ROUTE": "", "SORDINO_RANKS_PER_NODE": "0"},

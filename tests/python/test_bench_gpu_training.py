@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from test_bench_gpu_kernels import MACHINE, times
-from torch.autograd import DeviceType
+from torch._C._autograd import DeviceType
 
 import gpu_ranks
 import gpu_step

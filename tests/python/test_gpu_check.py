@@ -1,4 +1,4 @@
-"""The check on a GPU where there is none: its plan, what an early end leaves, its page, and the source that it builds."""
+"""The check on a GPU where there is none: its plan, what an early end leaves, its page, and the source it builds."""
 
 from __future__ import annotations
 
@@ -139,7 +139,9 @@ def test_an_early_end_leaves_a_summary(tmp_path: Path) -> None:
         f"t.check.check(t.place(Path({str(tmp_path)!r})), [t.FINE, t.SLOW, t.LATER], 1000)\n"
     )
     paths = os.pathsep.join([*sys.path, str(ROOT / "tests"), str(ROOT / "benchmarks")])
-    process = subprocess.Popen([sys.executable, "-c", work], env=os.environ | {"PYTHONPATH": paths}, start_new_session=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", work], env=os.environ | {"PYTHONPATH": paths}, start_new_session=True
+    )
     log = tmp_path / "work" / "logs" / "kernels.log"
     try:
         for _ in range(int(HANG_S * 20)):
@@ -216,7 +218,13 @@ def test_skipping_everything_is_no_success(tmp_path: Path) -> None:
 
 def test_the_page_tells_where_and_what(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(summary.platform, "node", lambda: "some-host")
-    entry = {"status": "failed", "seconds": 30.2, "remark": "status 1", "machine": "A GPU", **summary.told_by(PYTEST_LOG)}
+    entry = {
+        "status": "failed",
+        "seconds": 30.2,
+        "remark": "status 1",
+        "machine": "A GPU",
+        **summary.told_by(PYTEST_LOG),
+    }
     other = {"status": "passed", "seconds": 7.0, "remark": "on some-host", "machine": "B GPU"}
     results = {"dry": False, "machine": FOUND, "stages": {"two_ranks": entry, "build": other}}
     page = summary.page(results, ["gpu_step_np2: waits: 0 (≤ 0): met"])
@@ -225,7 +233,11 @@ def test_the_page_tells_where_and_what(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "| two_ranks | failed | 30 s | 2 passed, 1 failed, 1 skipped; status 1 |" in page
     assert "- `tests/gpu/t.py::test_bad[2] - assert 1 == 2`" in page and "on host" in page
     assert "- gpu_step_np2: waits: 0 (≤ 0): met" in page
-    nothing = {"dry": False, "machine": FOUND, "stages": {"build": {"status": "not reached", "seconds": 0, "remark": ""}}}
+    nothing = {
+        "dry": False,
+        "machine": FOUND,
+        "stages": {"build": {"status": "not reached", "seconds": 0, "remark": ""}},
+    }
     assert summary.page(nothing, []).startswith("# Nothing has run on a GPU yet\n")
 
 
