@@ -144,6 +144,7 @@ def run_stage(stage: Stage, place: Place, left: float, record: Record) -> None:
     record.note(stage, "under way")
     log, begin = place.logs / f"{stage.name}.log", time.monotonic()
     told = {name: stages.words(value, place.known())[0] for name, value in stage.environment.items()}
+    told["SORDINO_TEST_JOB_S"] = str(max(1, int(limit - GRACE_S)))  # a job of ranks ends before, and says where it was
     with open(log, "wb") as output:
         process = subprocess.Popen(
             stages.words(command, place.known()),
@@ -205,8 +206,7 @@ def environment(work: Path, wheels: Path) -> dict[str, str]:
         told["LD_LIBRARY_PATH"] = f"{told['MPI_HOME']}/lib:{told.get('LD_LIBRARY_PATH', '')}"
     told["PATH"] = os.pathsep.join([*folders, told["PATH"], "/usr/local/cuda/bin"])
     told |= {"PYTHONPATH": str(work / "site"), "PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-    # A job of ranks ends before its stage does, and says where it was.
-    return told | {"SORDINO_CPP_TESTS": str(work / "cmake" / "tests" / "cpp"), "SORDINO_TEST_JOB_S": "150"}
+    return told | {"SORDINO_CPP_TESTS": str(work / "cmake" / "tests" / "cpp")}
 
 
 def planned(chosen: Sequence[Stage], budget: int, nccl: Path | None) -> list[str]:
@@ -250,7 +250,7 @@ def main(words: Sequence[str] | None = None) -> int:
     told = environment(work, chosen.wheels)
     found = machine.describe(told)
     if chosen.dry:
-        found |= {"gpus": [], "architecture": ""}
+        found |= {"gpus": [], "architecture": "90" if found["nvcc"] != "none" else ""}
     elif not found["gpus"]:
         print("gpu_check: torch sees no CUDA device here; --dry runs what can be run without one", file=sys.stderr)
         return 2

@@ -52,13 +52,21 @@ def generated(source: Path, folder: Path) -> int:
     return sum("DEFINE_ncclDevFunc" in path.read_text() for path in folder.glob("*.cu"))
 
 
+def toolkit() -> Path:
+    """Return the folder of CUDA's compiler and headers. ValueError if there is none."""
+    nvcc = shutil.which("nvcc")
+    folders = [*([Path(nvcc).resolve().parents[1]] if nvcc else []), Path("/usr/local/cuda")]
+    for folder in folders:
+        if (folder / "include" / "cuda_runtime.h").is_file():
+            return folder
+    raise ValueError(f"no CUDA toolkit in {' or '.join(map(str, folders))}: put its nvcc on PATH")
+
+
 def build(source: Path, folder: Path, architecture: str) -> None:
     """Compile and link it. CalledProcessError if that fails."""
     words = ["make", "-C", str(source), f"-j{os.cpu_count()}", "src.lib", f"BUILDDIR={folder}"]
     words += [f"NVCC_GENCODE=-gencode=arch=compute_{architecture},code=sm_{architecture}", f"ONLY_FUNCS={FUNCTIONS}"]
-    if nvcc := shutil.which("nvcc"):
-        words.append(f"CUDA_HOME={Path(nvcc).resolve().parents[1]}")
-    subprocess.run(words, check=True)
+    subprocess.run([*words, f"CUDA_HOME={toolkit()}"], check=True)
 
 
 def main() -> int:
@@ -72,12 +80,14 @@ def main() -> int:
     folder = chosen.folder.resolve()
     try:
         source = unpack(chosen.source, folder / "source")
+        if chosen.tried:
+            print(f"{generated(source, folder / 'generated')} files of kernels")
+        else:
+            build(source, folder / "build", chosen.architecture)
     except ValueError as error:
         sys.exit(f"gpu.nccl: {error}")
-    if chosen.tried:
-        print(f"{generated(source, folder / 'generated')} files of kernels")
-        return 0
-    build(source, folder / "build", chosen.architecture)
+    except subprocess.CalledProcessError as error:
+        sys.exit(f"gpu.nccl: {error.cmd[0]} failed with status {error.returncode}")
     return 0
 
 

@@ -6,7 +6,7 @@ import argparse
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -14,6 +14,10 @@ from sordino._core import build_info, cuda_kernels, kernels, sim_device
 from sordino.errors import NotBuilt
 from sordino.runtime.context import current
 from sordino.timing import Run
+
+Set = TypeVar("Set")
+Call = tuple[int, str, Callable[[Set], object]]
+"""Lists of elements read and written, the kernels' method that it needs, and a call on one set of buffers."""
 
 HOST_CACHE = 64 << 10  # bytes that the host's place says its cache has: little, so that few buffers are needed
 

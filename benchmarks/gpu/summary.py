@@ -20,7 +20,7 @@ INSTEAD = (
 )
 _OUTCOME = re.compile(r"^(?:\S+::.*?) (PASSED|FAILED|ERROR|SKIPPED)(?= |$)", re.MULTILINE)
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (\S*::.*)$", re.MULTILINE)
-_COLLECTED = re.compile(r"^(\d+)(?:/\d+)? tests? collected", re.MULTILINE)
+_COLLECTED = re.compile(r"(\d+)(?:/\d+)? tests? collected")
 _CTEST = re.compile(r"^\d+% tests passed, (\d+) tests failed out of (\d+)", re.MULTILINE)
 
 

@@ -7,6 +7,7 @@ import torch
 
 import gpu_kernels
 from gpu import place as places
+from gpu import resnet_calls
 from gpu.place import Place, in_turn
 from sordino.errors import NotBuilt
 from sordino.report import Results
@@ -131,11 +132,11 @@ def test_all_is_measured_beside_a_copy_and_pytorchs_operations() -> None:
 def test_pytorchs_operations_do_what_the_kernel_does(kernel: str) -> None:
     host, shapes = places.find("gpu_kernels", True), [(3, 5), (7,), (2, 2)]
     torch.manual_seed(0)
-    ours = gpu_kernels.ResNet(host, shapes)
+    ours = resnet_calls.ResNet(host, shapes)
     torch.manual_seed(0)
-    theirs = gpu_kernels.ResNet(host, shapes)
-    made = gpu_kernels.THEIRS[kernel](theirs)
-    call = gpu_kernels.resnet_calls(host, ours)[kernel][2]
+    theirs = resnet_calls.ResNet(host, shapes)
+    made = resnet_calls.THEIRS[kernel](theirs)
+    call = resnet_calls.resnet_calls(host, ours)[kernel][2]
     call(ours)
     if kernel == "flatten":
         theirs.flat = made

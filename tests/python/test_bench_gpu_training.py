@@ -12,7 +12,7 @@ from torch._C._autograd import DeviceType
 import gpu_ranks
 import gpu_step
 import sordino.torch as hvd
-from gpu import host_waits
+from gpu import host_waits, models
 from gpu import place as places
 from sordino import sim
 from sordino._core import sim_device
@@ -28,10 +28,10 @@ HOST = places.find("benchmarks", True)
 
 
 def test_the_model_is_a_resnet50() -> None:
-    model = gpu_step.ResNet50()
+    model = models.ResNet50()
     assert [(name, tuple(one.shape)) for name, one in model.named_parameters()] == resnet50_shapes()
     assert model.eval()(torch.zeros(1, 3, 64, 64)).shape == (1, 1000)
-    assert [tuple(one.shape) for one in gpu_step.Parameters().parameters()] == [shape for _, shape in resnet50_shapes()]
+    assert [tuple(one.shape) for one in models.Parameters().parameters()] == [shape for _, shape in resnet50_shapes()]
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -40,7 +40,7 @@ def test_steps_are_measured(ranks: int) -> None:
 
     def work() -> Results:
         participants = Participants(hvd.rank(), hvd.size())
-        (case,) = (case for case in gpu_step.cases(1, 32, 16) if case.name == "parameters")
+        (case,) = (case for case in models.cases(1, 32, 16) if case.name == "parameters")
         return gpu_step.measure(case, HOST, participants, False, 0.01, rounds=2)
 
     row = sim.run(ranks, work, devices=[sim_device(0)])[0]

@@ -157,6 +157,12 @@ def test_an_early_end_leaves_a_summary(tmp_path: Path) -> None:
     assert "Passed: build. **Ended while under way: kernels.** **Not reached: memcheck.**" in page
 
 
+def test_a_job_of_ranks_ends_before_its_stage(tmp_path: Path) -> None:
+    asking = Stage("build", 40, "{python} -c 'import os; print(os.environ[\"SORDINO_TEST_JOB_S\"])'", ())
+    assert check.check(place(tmp_path), [asking], 50, lambda line: None)
+    assert 30 < int((tmp_path / "work" / "logs" / "build.log").read_text()) < 50 - check.GRACE_S + 1
+
+
 def test_calls_add_up(tmp_path: Path) -> None:
     """What an earlier call has found is kept, unless that was without a GPU."""
     pretended = Stage("build", 5, "", (), FINE.command, "nothing")
@@ -206,7 +212,7 @@ def test_logs_are_read_whole_or_cut_off() -> None:
     assert cut["counts"] == {"passed": 2, "failed": 1, "skipped": 0} and "failures" not in cut
     ctest = summary.told_by("90% tests passed, 3 tests failed out of 30\n")
     assert ctest["counts"] == {"passed": 27, "failed": 3, "skipped": 0}
-    assert summary.told_by("12/253 tests collected (241 deselected) in 1 s")["counts"] == {"collected": 12}
+    assert summary.told_by("=== 12/253 tests collected (241 deselected) in 1 s ===")["counts"] == {"collected": 12}
     assert "counts" not in summary.told_by("built\n")
 
 
