@@ -29,8 +29,8 @@ def train(seat: Seat, backend: str, **options: object) -> None:
         whole = [one.float() for one in batch(ROWS * seat.size, turn)]
         mine = part(whole, seat.rank, seat.size)
         for model, optimizer, rows in zip((compiled, models[1]), optimizers, (mine, whole)):
-            # Graphs of CUDA keep gradients in memory of theirs, which the next backward writes.
-            optimizer.zero_grad(set_to_none=turn % 2 == 0)
+            # Graphs of CUDA make gradients in memory of theirs, which the next replay overwrites: none may be kept.
+            optimizer.zero_grad(set_to_none=turn % 2 == 0 or options.get("mode") == "reduce-overhead")
             x, y = (seat.put(one) for one in rows)
             with torch.autocast(seat.device.type, dtype=torch.bfloat16):
                 loss = ((model(x).float() - y) ** 2).mean()

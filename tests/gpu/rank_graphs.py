@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 from checks.models import MODELS, batch, fill, loss_of, part
@@ -26,8 +28,11 @@ def a_capture_beside_operations_under_way(seat: Seat) -> None:
         handles = [hvd.allreduce_async(mine, name=f"beside.{k}", op=hvd.Sum) for k in range(3)]
         handles.append(hvd.allgather_async(mine[:1000], name="beside"))
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.cuda.stream(torch.cuda.Stream(seat.device)):  # torch.cuda.graph would wait for the operations first
+            graph.capture_begin()
             y = x * 2 + turn
+            time.sleep(0.1)
+            graph.capture_end()
         results = [hvd.synchronize(handle) for handle in handles]
         x.fill_(3.0)
         graph.replay()
