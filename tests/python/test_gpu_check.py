@@ -247,6 +247,14 @@ def test_the_page_tells_where_and_what(monkeypatch: pytest.MonkeyPatch) -> None:
     assert summary.page(nothing, []).startswith("# Nothing has run on a GPU yet\n")
 
 
+def test_the_committed_page_is_made_of_the_committed_results() -> None:
+    folder = ROOT / "benchmarks" / "results" / "gpu"
+    results = json.loads((folder / "check.json").read_text())
+    page = (folder / "summary.md").read_text()
+    assert page == summary.page(results, summary.benchmarks(folder))
+    assert page.startswith("# Nothing has run on a GPU yet\n") == (results["dry"] or not results["machine"]["gpus"])
+
+
 def test_verdicts_of_benchmarks(tmp_path: Path) -> None:
     target = {"what": "overhead", "value": 1.234, "limit": 2.0, "at_least": False, "met": True}
     results = {"name": "gpu_step_np1", "targets": [target, target | {"value": None, "met": None}], "wrong": ["arena"]}
