@@ -37,7 +37,7 @@ from sordino.report import Results, machines, records, verdicts
 from sordino.report.tables import format_bytes
 from sordino.runtime.dtypes import DTYPE_CODES
 from sordino.runtime.operation import Sum
-from sordino.timing import Participants, Run, Samples, Watch
+from sordino.timing import Participants, Run, Samples, Watch, rotated
 
 COPY_LIMIT = 0.9
 TORCH_LIMIT = 3.0
@@ -58,8 +58,7 @@ def device_race(place: Place, contestants: Mapping[str, Run], budget: float) -> 
     counts = {name: int(np.clip(share / max(min(turn(name, 3) for _ in range(3)), 1e-7), 3, 200)) for name in names}
     samples = {name: Samples() for name in names}
     for number in range(_ROUNDS):
-        first = number % len(names)
-        for name in names[first:] + names[:first]:
+        for name in rotated(names, number):
             samples[name].rounds.append(np.array([turn(name, counts[name])]))
     return samples
 

@@ -35,7 +35,7 @@ from sordino.algorithms import Algorithm, AllReduce, Crossover, LocalSGD
 from sordino.bench import baselines, command_line
 from sordino.report import Results, machines, records, verdicts
 from sordino.runtime.context import current
-from sordino.timing import Participants, Run, Samples, Watch, summarize
+from sordino.timing import Participants, Run, Samples, Watch, rotated, summarize
 
 LIMIT = 2.0  # percent of a step of ResNet-50, for a rank alone
 WAITS_LIMIT = 0.0  # a step
@@ -115,8 +115,7 @@ def race(
     counts = {name: int(np.clip(share / max(turn(name, 2)[0], 1e-6), 2, 200)) for name in names}
     times = {name: Times() for name in names}
     for number in range(rounds):
-        first = number % len(names)
-        for name in names[first:] + names[:first]:
+        for name in rotated(names, number):
             wall, device = turn(name, counts[name])
             times[name].wall.rounds.append(np.array([wall]))
             times[name].device.rounds.append(np.array([device]))

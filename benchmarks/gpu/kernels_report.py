@@ -6,13 +6,9 @@ from typing import Any
 
 from sordino.report import Results, verdicts
 from sordino.report.records import Report
-from sordino.report.tables import format_bytes, format_seconds, table
+from sordino.report.tables import format_bytes, format_quartiles, table
 
 _COPY_LIMIT = 0.9
-
-
-def _spread(times: dict[str, float]) -> str:
-    return f"{format_seconds(times['median'])} ({format_seconds(times['q1'])} to {format_seconds(times['q3'])})"
 
 
 def report(results: Results) -> str:
@@ -44,7 +40,7 @@ def report(results: Results) -> str:
     calls = [
         [
             row["kernel"],
-            *(_spread(row["times"][name]) for name in ("kernel", "copy", "torch")),
+            *(format_quartiles(row["times"][name]) for name in ("kernel", "copy", "torch")),
             f"{row['copy_ratio']:.2f}",
             f"{row['ratio']:.2f}×",
         ]

@@ -6,7 +6,7 @@ from typing import Any
 
 from sordino.report import Results, verdicts
 from sordino.report.records import Report
-from sordino.report.tables import format_bytes, format_seconds, table
+from sordino.report.tables import format_bytes, format_quartiles, format_seconds, table
 
 _LABELS = {
     "arena": "all-reduce in place",
@@ -21,8 +21,7 @@ _ROUTES = {"default": "by itself", "host": "by way of the host"}
 def _cell(one: dict[str, Any] | None, peer: dict[str, Any]) -> str:
     if one is None:
         return "–"
-    spread = f"{format_seconds(one['q1'])} to {format_seconds(one['q3'])}"
-    return f"{format_seconds(one['median'])} ({spread}), {peer['median'] / one['median']:.2f}×"
+    return f"{format_quartiles(one)}, {peer['median'] / one['median']:.2f}×"
 
 
 def report(results: Results) -> str:

@@ -6,13 +6,9 @@ from typing import Any
 
 from sordino.report import Results, verdicts
 from sordino.report.records import Report
-from sordino.report.tables import format_bytes, format_seconds, table
+from sordino.report.tables import format_bytes, format_quartiles, table
 
 _CLOCKS = {"wall": "the host's clock", "device": "events"}
-
-
-def _spread(times: dict[str, float]) -> str:
-    return f"{format_seconds(times['median'])} ({format_seconds(times['q1'])} to {format_seconds(times['q3'])})"
 
 
 def _percent(found: dict[str, float]) -> str:
@@ -40,8 +36,8 @@ def report(results: Results) -> str:
     lines = [
         [
             f"{row['case']}, set_to_none={row['set_to_none']}, {label}",
-            _spread(row["contestants"]["bare"][clock]),
-            _spread(row["contestants"]["sordino"][clock]),
+            format_quartiles(row["contestants"]["bare"][clock]),
+            format_quartiles(row["contestants"]["sordino"][clock]),
             _percent(row["overhead"][clock]),
         ]
         for row in results["rows"]

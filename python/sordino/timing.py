@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -140,6 +140,13 @@ def time_block(run: Run, participants: Participants, count: int) -> Seconds:
         run()
         seconds[index] = clock() - begin
     return seconds
+
+
+def rotated(names: Iterable[str], number: int) -> list[str]:
+    """Return the order of a round in which contestants take turns: each round begins with the next one."""
+    found = list(names)
+    first = number % len(found)
+    return found[first:] + found[:first]
 
 
 def race(

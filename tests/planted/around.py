@@ -438,6 +438,14 @@ ERRORS = [
         (tests("claims"),),
     ),
     Error(
+        "slower links have the same latency",
+        "wrong weight",
+        _CLAIMS + "local_sgd/scaling.py",
+        "Line(factor * line.alpha, factor * line.beta)",
+        "Line(line.alpha, factor * line.beta)",
+        (tests("claims_local_sgd"),),
+    ),
+    Error(
         "a run is named by its work alone",
         "stale copy",
         _CLAIMS + "claim.py",

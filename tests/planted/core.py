@@ -166,6 +166,14 @@ ERRORS = [
         ("cpp.test_negotiation", tests("orders", "before_it_left")),
     ),
     Error(
+        "ranks that share a GPU use NCCL unasked",
+        "stale copy",
+        _NEGOTIATION,
+        "if (sharing && !(common & kNcclShared)) common",
+        "if (sharing && !(common & kNccl)) common",
+        (tests("devices"),),
+    ),
+    Error(
         "process sets share tags",
         "wrong bucket",
         "csrc/engine/process_set.cc",

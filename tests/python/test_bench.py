@@ -21,8 +21,8 @@ from sordino import timing
 from sordino.bench import baselines, collectives, command_line, fusion, kernels, resnet
 from sordino.errors import UsageError
 from sordino.report import machines, records, verdicts
-from sordino.report.tables import format_bytes, format_seconds, table
-from sordino.timing import Participants, Watch, race
+from sordino.report.tables import format_bytes, format_quartiles, format_seconds, table
+from sordino.timing import Participants, Watch, race, rotated
 
 MACHINE: dict[str, Any] = {"cores": 2, "cores_per_rank": 2, "others": 0.03} | dict.fromkeys(
     ("date", "cpu", "kernel", "python", "torch", "sordino", "compiler", "instruction_set", "mpi"), "known"
@@ -52,6 +52,10 @@ def test_race_takes_turns_and_tells_slow_from_fast(monkeypatch: pytest.MonkeyPat
     assert samples["fast"].seconds.size > samples["slow"].seconds.size  # turns of equal length
     turns = [name for index, name in enumerate(calls) if index == 0 or calls[index - 1] != name]
     assert len(turns) >= 6  # interleaved, not one after the other
+
+
+def test_each_round_begins_with_the_next_contestant() -> None:
+    assert ["".join(rotated("abc", number)) for number in range(4)] == ["abc", "bca", "cab", "abc"]
 
 
 def test_race_stops_when_the_budget_is_spent_but_not_before_the_least_number_of_rounds() -> None:
@@ -107,6 +111,7 @@ def test_what_is_no_size_is_named() -> None:
 def test_times_have_three_digits() -> None:
     texts = [format_seconds(seconds) for seconds in (2.0, 0.0436, 0.00108, 24e-6, -0.002)]
     assert texts == ["2 s", "43.6 ms", "1.08 ms", "24 µs", "-2 ms"]
+    assert format_quartiles({"median": 0.002, "q1": 0.001, "q3": 2.5}) == "2 ms (1 ms to 2.5 s)"
 
 
 def test_results_hold_no_paths() -> None:

@@ -22,6 +22,7 @@ from claims.local_sgd import (
     workers,
 )
 from claims.local_sgd.problems import EDSR, problem_of
+from claims.local_sgd.timed import NAMES
 from claims.local_sgd.worker import SETS
 from sordino.plan import Line, Rates
 
@@ -188,6 +189,14 @@ def test_speedups_are_linear_where_links_cost_nothing_and_flat_where_they_cost_a
     dear = one.speedups(Rates(None, Line(1e-3, 1e-7), 1e-4, 1e-3), line)
     assert dear["sharded"][-1] > dear["allreduce"][-1] > dear["synchronous"][-1]
     assert [item.verdict for item in scaling.judge(one, dear)][:2] == [HOLDS] * 2
+
+
+@pytest.mark.parametrize("way", NAMES)
+def test_where_nothing_hides_it_slower_communication_takes_as_many_times_as_long(way: str) -> None:
+    one, rates = figure_5.SCALING, Rates(None, Line(1e-2, 1e-7), 1e-4, 1e-3, 1e-4)
+    nothing = {"step": 0.0, "image": 0.0}
+    usual, slowed = (one._seconds(way, 8, scaling.slower(rates, factor), nothing) for factor in (1.0, 3.0))
+    assert slowed == pytest.approx(3 * usual)
 
 
 @pytest.mark.parametrize("one", [figure_5.SCALING, figure_9.SCALING])

@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from claims.evidence import FAILS, HOLDS, OPEN, Evidence
 from claims.local_sgd.timed import NAMES
 from claims.local_sgd.worker import SETS
 from sordino.algorithms import Algorithm, AllReduce, LocalSGD
-from sordino.plan import Line, Rates, cost_of
+from sordino.plan import Cost, Line, Rates, cost_of
 from sordino.report import Results
 
 COUNTS = (1, 2, 4, 8, 16, 32, 64)
@@ -87,15 +88,20 @@ class Scaling:
         compute = float(line["step"] + line["image"] * self.batch * self.models / count)
         if count == 1:
             return compute
-        shapes = SETS[self.set]()
-        names, sizes = [name for name, _ in shapes], [4 * math.prod(shape) for _, shape in shapes]
-        return compute + cost_of(self._algorithm(way, count), range(count), names, sizes).exposed(rates, compute)
+        return compute + _cost(self.set, self._algorithm(way, count), count).exposed(rates, compute)
 
     def _algorithm(self, way: str, count: int) -> Algorithm:
         """Return what trains; synchronous SGD while there are fewer processes than P, as in the source."""
         if way == "synchronous" or count < self.models:
             return AllReduce()
         return LocalSGD(self.interval, count // self.models, "allreduce" if way == "allreduce" else "sharded")
+
+
+@cache  # it is asked for at many rates, which it does not depend on
+def _cost(set: str, algorithm: Algorithm, count: int) -> Cost:
+    """Return what a step of so many processes sends."""
+    shapes = SETS[set]()
+    return cost_of(algorithm, range(count), [name for name, _ in shapes], [4 * math.prod(shape) for _, shape in shapes])
 
 
 def computing(set: str, batches: list[int], rounds: int) -> Results:

@@ -22,7 +22,7 @@ from cluster import jobs
 from sordino.algorithms import Algorithm, AllReduce, ParameterSkipping
 from sordino.algorithms.caps import Detection
 from sordino.report import Results
-from sordino.timing import Participants
+from sordino.timing import Participants, rotated
 
 BASELINE, UNSKIPPED = "AllReduce", "unskipped"
 SKIPPING: tuple[Detection, ...] = ("naive", "random", "history")
@@ -77,9 +77,8 @@ def run(chosen: argparse.Namespace, participants: Participants) -> Results:
     """Train all contestants, epoch by epoch in turns. Collective."""
     trainings = {name: Training(one, chosen) for name, one in contestants().items()}
     found: dict[str, list[Results]] = {name: [] for name in trainings}
-    names = list(trainings)
     for number in range(chosen.epochs):
-        for name in names[number % len(names) :] + names[: number % len(names)]:
+        for name in rotated(trainings, number):
             found[name].append(trainings[name].epoch(participants))
     for one in trainings.values():
         one.optimizer.flush()

@@ -19,7 +19,7 @@ import sordino.torch as hvd
 from cluster import jobs
 from sordino.algorithms import Algorithm, Crossover, LocalSGD, ScheduledPull
 from sordino.report import Results
-from sordino.timing import Participants
+from sordino.timing import Participants, rotated
 
 _BLOCKS = 16  # of the model: what Crossover exchanges one by one
 _RATE = 1e-3
@@ -106,10 +106,8 @@ def measure(chosen: argparse.Namespace) -> Results:
     """Every contestant in turn, as often as is asked for. Collective."""
     everybody = contestants(chosen.interval)
     rounds: dict[str, list[list[Results]]] = {name: [] for name in everybody}
-    names = list(everybody)
     for number in range(chosen.rounds):
-        first = number % len(names)
-        for name in names[first:] + names[:first]:
+        for name in rotated(everybody, number):
             rounds[name].append(turn(everybody[name], chosen))
     return {"rounds": rounds}
 

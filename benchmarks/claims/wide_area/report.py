@@ -6,7 +6,7 @@ from typing import Any
 
 from sordino.report import Results, verdicts
 from sordino.report.records import Report
-from sordino.report.tables import format_bytes, format_seconds, table
+from sordino.report.tables import format_bytes, format_quartiles, format_seconds, table
 
 _CONTESTANTS = {
     "alone": "no communication",
@@ -44,10 +44,6 @@ _COLOURS = {
 }
 
 
-def _spread(one: Results) -> str:
-    return f"{format_seconds(one['median'])} ({format_seconds(one['q1'])} to {format_seconds(one['q3'])})"
-
-
 # ---- pulls ---------------------------------------------------------------------------------------------------------
 
 
@@ -69,12 +65,15 @@ def pulls(results: Results) -> str:
     for row in results["rows"]:
         steps, ages = [], []
         for name, one in row["contestants"].items():
-            waited = "–" if name == "alone" else _spread(one["waited"])
+            waited = "–" if name == "alone" else format_quartiles(one["waited"])
             over, sent = f"{one['over_alone']['median']:.3f}×", f"{one['bytes']['median'] / 1e6:.3g} MB"
-            steps.append([_CONTESTANTS[name], _spread(one["step"]), over, waited, sent])
+            steps.append([_CONTESTANTS[name], format_quartiles(one["step"]), over, waited, sent])
             if "age" in one:
                 behind = f"{one['behind']['mean']:+.1f} ± {one['behind']['deviation']:.1f}"
-                parts = [_spread(one["age"]), *(format_seconds(one[key]["median"]) for key in ("pull", "beyond"))]
+                parts = [
+                    format_quartiles(one["age"]),
+                    *(format_seconds(one[key]["median"]) for key in ("pull", "beyond")),
+                ]
                 counts = [f"{one[key]:.3g}" for key in ("messages", "failed", "unpublished")]
                 ages.append([_CONTESTANTS[name], *parts, behind, *counts])
         blocks += [
@@ -128,7 +127,7 @@ def serving(results: Results) -> str:
         for name, one in row["ways"].items():
             taken = one["times_a_second"] * row["bytes"] / 1e9 if name not in ("alone", "publishing") else 0.0
             told = f"{taken:.2f} GB/s" if taken else "–"
-            lines.append([_SERVING[name], _spread(one["step"]), told, str(one["unpublished"])])
+            lines.append([_SERVING[name], format_quartiles(one["step"]), told, str(one["unpublished"])])
         ratios = []
         for pair, one in row["ratios"].items():
             over, under = (_SERVING[name] for name in pair.split(" / "))
@@ -139,7 +138,7 @@ def serving(results: Results) -> str:
             table(["", "Ratio"], ratios),
         ]
         if row["mbps"] is None:
-            times = ", ".join(f"{name} {_spread(one)}" for name, one in row["publication"].items())
+            times = ", ".join(f"{name} {format_quartiles(one)}" for name, one in row["publication"].items())
             blocks.append(f"A snapshot and copies of as many bytes, nobody pulling: {times}.")
     return "\n\n".join(blocks)
 
@@ -183,7 +182,7 @@ def one_sided(results: Results) -> str:
             ratio = f"{row['ratios'][name]:.2f}×" if name in row["ratios"] else "1×"
             late = f"{one['late']} of {one['turns']}"
             computed = f"{one['computed']['median'] / undisturbed:.0%}"
-            lines.append([label, _spread(one["seconds"]), ratio, str(one["seconds"]["count"]), late, computed])
+            lines.append([label, format_quartiles(one["seconds"]), ratio, str(one["seconds"]["count"]), late, computed])
         heads = ["", "Until the bytes are here", "Over snapshot", "Times", "Late", "Computed"]
         blocks += [f"## {format_bytes(row['bytes'])}, {where(row)}", table(heads, lines)]
     return "\n\n".join(blocks)

@@ -18,7 +18,7 @@ import sordino.torch as hvd
 from claims.wide_area.snapshots import Computation, Snapshots
 from cluster import jobs
 from sordino.report import Results
-from sordino.timing import Participants, Run, race, summarize
+from sordino.timing import Participants, Run, race, rotated, summarize
 
 WAYS = {  # what rank 1 does meanwhile, and whether rank 0 publishes after each step
     "alone": ("rest", False),
@@ -36,10 +36,8 @@ def serve(snapshots: Snapshots, chosen: argparse.Namespace) -> dict[str, Results
     pieces = _pieces(computation, chosen.step_ms / 1e3)
     seconds: dict[str, list[float]] = {name: [] for name in WAYS}
     rates: dict[str, list[float]] = {name: [] for name in WAYS}
-    names = list(WAYS)
     for number in range(chosen.rounds):
-        first = number % len(names)
-        for name in names[first:] + names[:first]:
+        for name in rotated(WAYS, number):
             what, publishes = WAYS[name]
             snapshots.tell(1, what)
             for step in range(_WARM_UP + chosen.steps):
@@ -54,7 +52,7 @@ def serve(snapshots: Snapshots, chosen: argparse.Namespace) -> dict[str, Results
             rates[name].append(float(snapshots.hear()))
     snapshots.tell(1, "end")
     found = {}
-    for name in names:
+    for name in WAYS:
         found[name] = {"step": summarize(np.array(seconds[name])), "times_a_second": float(np.median(rates[name]))}
         found[name]["unpublished"] = snapshots.store.unpublished
         turns = np.array(seconds[name]).reshape(chosen.rounds, chosen.steps)

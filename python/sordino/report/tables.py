@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 
 def format_bytes(count: int) -> str:
@@ -19,6 +19,11 @@ def format_seconds(seconds: float) -> str:
         if abs(seconds) >= size:
             return f"{seconds / size:.3g} {unit}"
     return f"{seconds * 1e6:.3g} µs"
+
+
+def format_quartiles(times: Mapping[str, float]) -> str:
+    """Return a median in seconds, and in brackets the quartiles."""
+    return f"{format_seconds(times['median'])} ({format_seconds(times['q1'])} to {format_seconds(times['q3'])})"
 
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[str]], texts: int = 1) -> str:
