@@ -1,7 +1,10 @@
 // Devices, and their kernels on the stream that the caller computes on.
 #include "bindings/device.h"
 
+#include <pybind11/functional.h>
 #include <pybind11/stl.h>
+
+#include <atomic>
 
 #include "device/cuda/cuda_device.h"
 #include "device/sim/sim_device.h"
@@ -125,6 +128,18 @@ void define_kernels(py::class_<PyDevice, std::shared_ptr<PyDevice>>& device) {
 
 }  // namespace
 
+Stream PyDevice::running_stream(const std::string& what) const {
+  const Stream now = stream();
+  if (!device->capturing(now)) return now;
+  throw UsageError(what + " while a CUDA graph is being captured (torch.cuda.graph): ranks meet each time, which a graph "
+                   "cannot repeat. Do it before or after the capture.");
+}
+
+void PyDevice::keep_until(std::shared_ptr<Event> event, py::object owner) {
+  std::erase_if(kept, [](const auto& one) { return one.first->done(); });
+  kept.emplace_back(std::move(event), std::move(owner));
+}
+
 void register_device(py::module_& module) {
   py::class_<PyDevice, std::shared_ptr<PyDevice>> device(module, "Device", "A GPU, or what stands for one.");
   device.def_property_readonly("ordinal", [](const PyDevice& self) { return self.device->ordinal(); })
@@ -133,21 +148,42 @@ void register_device(py::module_& module) {
           "identity", [](const PyDevice& self) { return self.device->identity(); },
           "The same number for the same hardware in every process.")
       .def_readwrite("current_stream", &PyDevice::current_stream,
-                     "Gives the queue that the calling thread computes on; None for its own thread.");
+                     "Gives the queue that the calling thread computes on; None for its own thread.")
+      .def(
+          "on_no_room",
+          [](const PyDevice& self, std::function<void()> make_room) { self.device->on_no_room(std::move(make_room)); },
+          py::arg("make_room"), "What is called, from any thread, where there is no room; then it is tried once more.");
   define_kernels(device);
 
-  module.def("cuda_devices", &cuda::count, "How many GPUs this build can use here; 0 without CUDA or a driver.");
+  module.def("cuda_devices", &cuda::count, "How many GPUs CUDA finds here; 0 without CUDA or a driver.");
+  module.def("cuda_obstacle", &cuda::obstacle, "Why it finds none, and the mend; empty if it finds one.");
   module.def(
       "cuda_device",
       [](int ordinal) { return std::make_shared<PyDevice>(PyDevice{cuda::make_device(ordinal), py::none()}); },
       py::arg("ordinal"), "The GPU that CUDA calls so. NotBuilt if this build, or this machine, has none.");
   module.def(
       "sim_device",
-      [](int ordinal, bool shares, bool takes_nccl) {
-        return std::make_shared<PyDevice>(PyDevice{sim::make_device(ordinal, {shares, takes_nccl}), py::none()});
+      [](int ordinal, bool shares, bool takes_nccl, std::size_t room) {
+        return std::make_shared<PyDevice>(PyDevice{sim::make_device(ordinal, {shares, takes_nccl, room}), py::none()});
       },
-      py::arg("ordinal"), py::arg("shares") = true, py::arg("takes_nccl") = false,
-      "A thread that stands for a GPU; those with one number stand for the same.");
+      py::arg("ordinal"), py::arg("shares") = true, py::arg("takes_nccl") = false, py::arg("room") = SIZE_MAX,
+      "A thread that stands for a GPU, with so many bytes of memory; those with one number stand for the same.");
+  module.def(
+      "sim_stream", [](const PyDevice& on) { return on.device->make_queue(); }, py::arg("device"),
+      "A further queue of a simulated device, which stays as long as that.");
+  module.def("sim_capture", &sim::capture, py::arg("stream"), py::arg("on"),
+             "Says that such a queue is captured, or is no more.");
+  module.def(
+      "sim_hold",
+      [](Stream stream) {
+        auto gate = std::make_shared<std::atomic<bool>>(false);
+        sim::enqueue(stream, [gate] { gate->wait(false); });
+        return py::cpp_function([gate] {
+          *gate = true;
+          gate->notify_all();
+        });
+      },
+      py::arg("stream"), "Has such a queue stand still until what is returned is called.");
   module.def("nccl_hint", &nccl::hint, py::arg("path"), "Where a libnccl.so.2 may lie, beside the usual places.");
   module.def("nccl", &nccl::describe, "Which NCCL is used, by version and file; NotBuilt if there is none.");
 }

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <memory>
+#include <utility>
+#include <vector>
 
 #include "bindings/bindings.h"
 #include "device/device.h"
@@ -12,8 +14,14 @@ struct PyDevice {
   std::shared_ptr<Device> device;
   // Called without arguments, gives the queue that the calling thread puts its work on: torch.cuda's current stream.
   py::object current_stream;
+  // What the device may still read and write, until its events have come.
+  std::vector<std::pair<std::shared_ptr<Event>, py::object>> kept = {};
 
   Stream stream() const { return current_stream.is_none() ? 0 : current_stream().cast<Stream>(); }
+  // The same; UsageError if it is being captured. `what` cannot be done there.
+  Stream running_stream(const std::string& what) const;
+  // Keeps the owner of some memory until the event has come, or longer.
+  void keep_until(std::shared_ptr<Event> event, py::object owner);
 };
 
 // The device of an argument that may be None.

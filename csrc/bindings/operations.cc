@@ -16,22 +16,20 @@ struct PyResult {
   Result& result() const { return handle->results[index]; }
 };
 
-// What a request must know of the device whose memory its tensors are.
-void place(Request& request, const PyDevice* device) {
-  if (!device) return;
-  request.device = device->device;
-  request.ready = device->device->record(device->stream());
-}
-
 std::unique_ptr<PyHandle> start(std::shared_ptr<World> world, Request request, bool wait, py::object keep,
                                 std::shared_ptr<PyDevice> device) {
-  place(request, device.get());
+  Stream origin = 0;
+  if (device) {
+    origin = device->running_stream("'" + request.name + "' was submitted");
+    request.device = device->device;
+    request.ready = device->device->record(origin);
+  }
   std::shared_ptr<Handle> handle;
   {
     py::gil_scoped_release released;
     handle = wait ? world->run(std::move(request)) : world->submit(std::move(request));
   }
-  return std::make_unique<PyHandle>(std::move(world), std::move(handle), std::move(keep), std::move(device));
+  return std::make_unique<PyHandle>(std::move(world), std::move(handle), std::move(keep), std::move(device), origin);
 }
 
 PyRequest make_request(int opcode, std::string name, std::vector<TensorTuple> tensors, int op, double prescale,
@@ -164,14 +162,18 @@ PyHandle::~PyHandle() {
 }
 
 void PyHandle::wait() {
-  const Stream stream = device ? device->stream() : 0;
+  const Stream stream = device ? device->running_stream("an operation was waited for") : 0;
   {
     py::gil_scoped_release released;
     world->wait(*handle);
     if (handle->event && !handle->error) handle->device->wait(stream, handle->event);
   }
   if (handle->undone) world->rethrow();
-  if (!world->failed() && !(handle->error && handle->event)) keep = py::none();
+  if (!world->failed() && !(handle->error && handle->event)) {
+    // PyTorch gives memory to whoever wants it next on the stream that it was for, which need not be this one.
+    if (handle->event && stream != origin && !handle->event->done()) device->keep_until(handle->event, keep);
+    keep = py::none();
+  }
   if (handle->error) std::rethrow_exception(handle->error);
 }
 

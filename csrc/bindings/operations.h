@@ -33,10 +33,15 @@ struct PyHandle {
   std::shared_ptr<Handle> handle;
   py::object keep;
   std::shared_ptr<PyDevice> device;
+  Stream origin;  // the device's queue that it was submitted from
 
   PyHandle(std::shared_ptr<World> world, std::shared_ptr<Handle> handle, py::object keep,
-           std::shared_ptr<PyDevice> device = nullptr)
-      : world(std::move(world)), handle(std::move(handle)), keep(std::move(keep)), device(std::move(device)) {}
+           std::shared_ptr<PyDevice> device = nullptr, Stream origin = 0)
+      : world(std::move(world)),
+        handle(std::move(handle)),
+        keep(std::move(keep)),
+        device(std::move(device)),
+        origin(origin) {}
   PyHandle(const PyHandle&) = delete;
   PyHandle& operator=(const PyHandle&) = delete;
   ~PyHandle();

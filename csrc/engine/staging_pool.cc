@@ -62,7 +62,7 @@ std::shared_ptr<StagingPool::Buffer> StagingPool::take(const std::shared_ptr<Dev
   buffer->device = device;
   buffer->where = where;
   if (where == Where::kDevice) {
-    buffer->segment = memory_.allocate_on(device, room);
+    buffer->segment = memory_.allocate_on(device, room, Use::kOwnQueue);
   } else {
     try {
       buffer->segment = memory_.allocate(room);

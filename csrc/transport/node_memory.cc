@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <mutex>
+#include <optional>
 
 #include "base/error.h"
 
@@ -12,38 +13,35 @@ class NodeMemory::Pool : public std::enable_shared_from_this<Pool> {
  public:
   explicit Pool(std::shared_ptr<SegmentTable> table) : table_(std::move(table)) {}
   ~Pool() {
-    for (const Block& block : free_) {
-      if (block.device->frees_shared() || table_->locate(block.data, 1).segment == 0) block.device->free(block.data);
+    for (Block& block : free_) {
+      if (block.openers) {
+        block.device->free_when_unused(block.data, [openers = std::move(block.openers)] {
+          return reinterpret_cast<const Openers*>(openers->data)->none();
+        });
+      } else {
+        block.device->free(block.data);
+      }
     }
   }
 
-  std::shared_ptr<Segment> take(const std::shared_ptr<Device>& device, std::size_t bytes) {
-    Block block = find(device, bytes);
-    if (block.data == nullptr) {
-      // Smaller pieces may share an allocation with others, and only whole ones can be told to another process.
-      constexpr std::size_t kGrain = std::size_t{2} << 20;
-      block = {device, nullptr, (bytes + kGrain - 1) / kGrain * kGrain, {}};
-      block.data = device->allocate(block.bytes);
-      try {
-        Location location;
-        location.ticket = device->share(block.data);
-        location.device = device->identity();
-        table_->add(block.data, block.bytes, location);
-      } catch (const TransportError&) {
-        // This machine does not let processes share it: then it lies in no segment.
-      }
+  std::shared_ptr<Segment> take(NodeMemory& memory, const std::shared_ptr<Device>& device, std::size_t bytes, Use use) {
+    std::optional<Block> block = find(device, bytes, use);
+    if (!block) {
+      block = allocate(memory, device, bytes, use);
     } else {
-      device->clear(block.data, block.bytes);
+      if (use == Use::kCaller) device->synchronize();  // what it was may still be worked on, on whatever streams
+      device->clear(block->data, block->bytes);
     }
-    return std::make_shared<OnDevice>(shared_from_this(), std::move(block), bytes);
+    return std::make_shared<OnDevice>(shared_from_this(), std::move(*block), bytes);
   }
 
  private:
   struct Block {
     std::shared_ptr<Device> device;
+    Use use;
     std::byte* data;
     std::size_t bytes;
-    std::vector<std::shared_ptr<Event>> busy;  // until then somebody's queue may work on what it was
+    std::shared_ptr<Segment> openers;  // null if it cannot be shared
   };
 
   class OnDevice : public Segment {
@@ -54,11 +52,6 @@ class NodeMemory::Pool : public std::enable_shared_from_this<Pool> {
       bytes = wanted;
     }
     ~OnDevice() override {
-      try {
-        block_.busy = block_.device->record_all();
-      } catch (const Error&) {
-        return;  // the device has failed
-      }
       std::lock_guard lock(pool_->mutex_);
       pool_->free_.push_back(std::move(block_));
     }
@@ -68,23 +61,39 @@ class NodeMemory::Pool : public std::enable_shared_from_this<Pool> {
     Block block_;
   };
 
+  Block allocate(NodeMemory& memory, const std::shared_ptr<Device>& device, std::size_t bytes, Use use) {
+    // Smaller pieces may share an allocation with others, and only whole ones can be told to another process.
+    constexpr std::size_t kGrain = std::size_t{2} << 20;
+    Block block{device, use, nullptr, (bytes + kGrain - 1) / kGrain * kGrain, nullptr};
+    block.data = device->allocate(block.bytes);
+    try {
+      Location location;
+      location.ticket = device->share(block.data);
+      location.device = device->identity();
+      block.openers = memory.allocate(sizeof(Openers));
+      const Location list = table_->locate(block.openers->data, sizeof(Openers));
+      location.openers = list.segment;
+      location.key = list.key;
+      table_->add(block.data, block.bytes, location);
+    } catch (const TransportError&) {
+      // This machine does not let processes share it: then it lies in no segment.
+    }
+    return block;
+  }
+
   // The smallest free block that will do without wasting more than it holds.
-  Block find(const std::shared_ptr<Device>& device, std::size_t bytes) {
+  std::optional<Block> find(const std::shared_ptr<Device>& device, std::size_t bytes, Use use) {
     std::lock_guard lock(mutex_);
     auto best = free_.end();
     for (auto block = free_.begin(); block != free_.end(); ++block) {
-      const bool fits = block->device == device && block->bytes >= bytes &&
-                        block->bytes / 2 <= std::max(bytes, kLeast) && is_idle(*block);
+      const bool fits = block->device == device && block->use == use && block->bytes >= bytes &&
+                        block->bytes / 2 <= std::max(bytes, kLeast);
       if (fits && (best == free_.end() || block->bytes < best->bytes)) best = block;
     }
-    if (best == free_.end()) return {device, nullptr, 0, {}};
+    if (best == free_.end()) return std::nullopt;
     Block found = std::move(*best);
     free_.erase(best);
     return found;
-  }
-
-  static bool is_idle(const Block& block) {
-    return std::all_of(block.busy.begin(), block.busy.end(), [](const auto& event) { return event->done(); });
   }
 
   static constexpr std::size_t kLeast = std::size_t{2} << 20;
@@ -97,12 +106,18 @@ NodeMemory::NodeMemory() : pool_(std::make_shared<Pool>(table_)) {}
 
 NodeMemory::NodeMemory(const NodeMemory& below) : table_(below.table_), pool_(below.pool_) {}
 
-NodeMemory::~NodeMemory() {
-  for (auto& [place, mapping] : mapped_) mapping.device->close(mapping.data);
+NodeMemory::~NodeMemory() { close_devices(); }
+
+void NodeMemory::close_devices() noexcept {
+  for (auto& [place, mapping] : mapped_) {
+    mapping.device->close(mapping.data);
+    Openers::leave(mapping.entry);
+  }
+  mapped_.clear();
 }
 
-std::shared_ptr<Segment> NodeMemory::allocate_on(const std::shared_ptr<Device>& device, std::size_t bytes) {
-  return pool_->take(device, std::max<std::size_t>(bytes, 1));
+std::shared_ptr<Segment> NodeMemory::allocate_on(const std::shared_ptr<Device>& device, std::size_t bytes, Use use) {
+  return pool_->take(*this, device, std::max<std::size_t>(bytes, 1), use);
 }
 
 std::byte* NodeMemory::map(int rank, const Location& location, const std::shared_ptr<Device>& device) {
@@ -113,7 +128,16 @@ std::byte* NodeMemory::map(int rank, const Location& location, const std::shared
     throw TransportError("rank " + std::to_string(rank) + " offers device memory to a rank without a device");
   const std::tuple place(rank, location.segment, device->identity());
   auto found = mapped_.find(place);
-  if (found == mapped_.end()) found = mapped_.emplace(place, Mapping{device, device->open(location.ticket)}).first;
+  if (found == mapped_.end()) {
+    const Location list{.segment = location.openers, .bytes = sizeof(Openers), .key = location.key};
+    auto* entry = reinterpret_cast<Openers*>(map_host(rank, list))->enter();
+    try {
+      found = mapped_.emplace(place, Mapping{device, device->open(location.ticket), entry}).first;
+    } catch (...) {
+      Openers::leave(entry);
+      throw;
+    }
+  }
   return found->second.data + location.offset;
 }
 

@@ -9,6 +9,7 @@
 
 #include "device/device.h"
 #include "transport/location.h"
+#include "transport/openers.h"
 #include "transport/segment_table.h"
 
 namespace sordino {
@@ -21,6 +22,9 @@ class Segment {
   std::size_t bytes = 0;
 };
 
+// Who works on device memory: the caller, on streams that nobody else knows, or nothing but the device's own queue.
+enum class Use { kCaller, kOwnQueue };
+
 class NodeMemory {
  public:
   NodeMemory();
@@ -29,9 +33,9 @@ class NodeMemory {
 
   // Zeroed, page aligned. Throws TransportError when the machine has no room for it.
   virtual std::shared_ptr<Segment> allocate(std::size_t bytes) = 0;
-  // The same on a device. Memory that is freed there is kept for the next who wants some: while a peer has it mapped
-  // it may not go.
-  std::shared_ptr<Segment> allocate_on(const std::shared_ptr<Device>& device, std::size_t bytes);
+  // The same on a device. Memory that goes there is kept for the next of the same use, until the last of this object and
+  // its memory goes; then it is freed as soon as no peer has it mapped.
+  std::shared_ptr<Segment> allocate_on(const std::shared_ptr<Device>& device, std::size_t bytes, Use use = Use::kCaller);
 
   // Where [data, data + bytes) lies, if it lies in one live segment of this rank; else {}.
   Location locate(const void* data, std::size_t bytes) { return table_->locate(data, bytes); }
@@ -49,6 +53,8 @@ class NodeMemory {
 
   virtual std::byte* map_host(int rank, const Location& location) = 0;
   virtual void unmap_host(int rank, std::uint64_t segment) = 0;
+  // Before the host's memory of peers is unmapped for good: who has opened their devices' memory is listed there.
+  void close_devices() noexcept;
 
   std::shared_ptr<SegmentTable> table_ = std::make_shared<SegmentTable>();
 
@@ -57,6 +63,7 @@ class NodeMemory {
   struct Mapping {
     std::shared_ptr<Device> device;
     std::byte* data;
+    Openers::Entry* entry;
   };
   std::shared_ptr<Pool> pool_;
   std::map<std::tuple<int, std::uint64_t, std::uint64_t>, Mapping> mapped_;  // by rank, segment, and device

@@ -104,13 +104,19 @@ def test_core_and_cuda() -> None:
     missing = checks.check_core({}, "ModuleNotFoundError: no _core")
     assert missing.status == "fail"
     assert "pip install" in missing.mend
-    none, two = {"found": 0, "names": []}, {"found": 2, "names": ["A", "B"]}
+    none = {"found": 0, "names": [], "obstacles": []}
+    two = {"found": 2, "names": ["A", "B"], "obstacles": []}
     assert checks.check_cuda(BUILD, 0, none).status == "ok"
     assert checks.check_cuda(BUILD, 2, none).status == "warn"
     built = {**BUILD, "cuda": "CUDA 13.0"}
     assert checks.check_cuda(built, 2, two) == Check("CUDA", "ok", "CUDA 13.0; torch sees 2 GPUs, A, B")
-    blind = checks.check_cuda(built, 2, none)
-    assert blind.status == "warn" and "the core 0" in blind.found and "driver" in blind.mend
+    blind = checks.check_cuda(built, 2, {**none, "obstacles": ["the driver is too old: update it"]})
+    assert blind.status == "warn" and blind.found.endswith("the core can use 0") and "update it" in blind.mend
+    partly = checks.check_cuda(built, 2, {"found": 2, "names": ["A"], "obstacles": ["T4 has no kernels"]})
+    assert partly.status == "warn" and "can use 1" in partly.found and partly.mend == "T4 has no kernels"
+    assert checks.check_cuda(built, 0, {**none, "obstacles": ["there is no driver"]}).status == "ok"
+    alone = checks.check_cuda(built, 0, two)
+    assert alone.status == "warn" and "the core 2" in alone.found and "CUDA build of torch" in alone.mend
 
 
 def test_the_ways_of_gpus() -> None:
@@ -124,6 +130,10 @@ def test_the_ways_of_gpus() -> None:
     assert "mpi" in checks.check_gpu_ways(seen, not_aware, {"SORDINO_CUDA_AWARE_MPI": "1"}).found
     chosen = checks.check_gpu_ways(seen, aware, {"SORDINO_GPU_ROUTE": "ipc"}).found
     assert chosen == "ipc (within a node), else through the host; as SORDINO_GPU_ROUTE=ipc says"
+    single = checks.check_gpu_ways(seen, aware, {"CUDA_DEVICE_MAX_CONNECTIONS": "1"})
+    assert single.status == "warn" and "unset CUDA_DEVICE_MAX_CONNECTIONS" in single.mend
+    assert checks.check_gpu_ways(seen, aware, {"CUDA_DEVICE_MAX_CONNECTIONS": "8"}).status == "ok"
+    assert checks.check_gpu_ways({"nccl": ""}, aware, {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}).status == "ok"
 
 
 @pytest.mark.parametrize(

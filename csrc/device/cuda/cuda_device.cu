@@ -1,11 +1,12 @@
 // A GPU by the CUDA runtime, which is linked statically: without a driver there are simply no devices.
 #include <cstring>
+#include <fstream>
 #include <map>
 #include <mutex>
-#include <set>
 
 #include "base/error.h"
 #include "device/cuda/cuda_device.h"
+#include "device/cuda/obstacles.h"
 #include "kernels/cuda/cuda_kernels.h"
 #include "kernels/cuda/current.cuh"
 
@@ -16,20 +17,37 @@ using kernels::cuda::check;
 using kernels::cuda::cuda_stream;
 using kernels::cuda::Current;
 
+// For what must not throw: the device may have failed, or the process end before what it has on the GPU.
+template <class Work>
+void attempt(int ordinal, const Work& work) noexcept {
+  try {
+    const Current current(ordinal);
+    check(work(), "cleaning up");
+  } catch (const std::exception&) {
+    // It takes along whatever was to be cleaned up.
+  }
+}
+
+// What is loaded first of this file: whether there are kernels for a GPU at all.
+__global__ void is_there() {}
+
 class CudaEvent : public Event {
  public:
-  explicit CudaEvent(cudaStream_t stream) {
+  CudaEvent(int ordinal, cudaStream_t stream) : ordinal_(ordinal) {
     check(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "cudaEventCreate");
     const cudaError_t code = cudaEventRecord(event_, stream);
     if (code == cudaSuccess) return;
     cudaEventDestroy(event_);
     check(code, "cudaEventRecord");
   }
-  ~CudaEvent() override { cudaEventDestroy(event_); }
+  ~CudaEvent() override {
+    attempt(ordinal_, [this] { return cudaEventDestroy(event_); });
+  }
   CudaEvent(const CudaEvent&) = delete;
   CudaEvent& operator=(const CudaEvent&) = delete;
 
   bool done() override {
+    const Current current(ordinal_);
     const cudaError_t code = cudaEventQuery(event_);
     if (code == cudaErrorNotReady) {
       cudaGetLastError();
@@ -41,6 +59,7 @@ class CudaEvent : public Event {
   cudaEvent_t native() const { return event_; }
 
  private:
+  const int ordinal_;
   cudaEvent_t event_ = nullptr;
 };
 
@@ -49,6 +68,7 @@ class CudaDevice : public Device {
   explicit CudaDevice(int ordinal) : ordinal_(ordinal) {
     const Current current(ordinal_);
     check(cudaGetDeviceProperties(&properties_, ordinal_), "cudaGetDeviceProperties");
+    require_kernels();
     queue_ = cuda_stream(make_queue());
     cudaMemPoolProps wanted{};
     wanted.allocType = cudaMemAllocationTypePinned;
@@ -65,16 +85,30 @@ class CudaDevice : public Device {
   std::string name() const override {
     return std::string(properties_.name) + " (cuda:" + std::to_string(ordinal_) + ")";
   }
+  // FNV-1a of the machine, since it was started, and of the place on its bus: ordinals depend on CUDA_VISIBLE_DEVICES,
+  // and slices of one GPU (MIG) have UUIDs of their own, though NCCL takes them for the one that they are.
   std::uint64_t identity() const override {
-    // FNV-1a of the UUID, which is the same in all processes; ordinals depend on CUDA_VISIBLE_DEVICES.
+    std::string place;
+    std::ifstream("/proc/sys/kernel/random/boot_id") >> place;
+    for (const int part : {properties_.pciDomainID, properties_.pciBusID, properties_.pciDeviceID})
+      place += std::to_string(part) + ":";
     std::uint64_t hash = 0xcbf29ce484222325u;
-    for (const char byte : properties_.uuid.bytes) {
-      hash = (hash ^ static_cast<unsigned char>(byte)) * 0x100000001b3u;
-    }
+    for (const char byte : place) hash = (hash ^ static_cast<unsigned char>(byte)) * 0x100000001b3u;
     return hash | 1;
   }
   Kernels& kernels() override { return *kernels_; }
   std::shared_ptr<void> use() override { return std::make_shared<Current>(ordinal_); }
+  bool capturing(Stream stream) override {
+    const Current current(ordinal_);
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    const cudaError_t code = cudaStreamIsCapturing(cuda_stream(stream), &status);
+    if (code == cudaErrorStreamCaptureImplicit) {  // the legacy stream, which would become part of another's graph
+      static_cast<void>(cudaGetLastError());
+      return true;
+    }
+    check(code, "cudaStreamIsCapturing");
+    return status != cudaStreamCaptureStatusNone;
+  }
   bool takes_nccl() const override { return true; }
   Stream queue() const override { return reinterpret_cast<Stream>(queue_); }
   Stream make_queue() override {
@@ -87,43 +121,14 @@ class CudaDevice : public Device {
     return reinterpret_cast<Stream>(made);
   }
   void drop_queue(Stream queue) noexcept override {
-    {
-      std::lock_guard lock(mutex_);
-      seen_.erase(queue);
-    }
-    static_cast<void>(cudaStreamDestroy(cuda_stream(queue)));
+    attempt(ordinal_, [=] { return cudaStreamDestroy(cuda_stream(queue)); });
   }
 
-  std::byte* allocate(std::size_t bytes) override {
-    const Current current(ordinal_);
-    void* data = nullptr;
-    check<TransportError>(cudaMalloc(&data, bytes), no_room(bytes));
-    clear(static_cast<std::byte*>(data), bytes);
-    return static_cast<std::byte*>(data);
-  }
   void free(std::byte* data) noexcept override {
-    if (data != nullptr) cudaFree(data);
-    cudaGetLastError();  // at the end of a process the runtime may be gone before its memory
-  }
-  std::byte* take(std::size_t bytes, Stream stream) override {
-    const Current current(ordinal_);
-    void* data = nullptr;
-    cudaError_t code = cudaMallocFromPoolAsync(&data, bytes, pool_, cuda_stream(stream));
-    if (code == cudaErrorMemoryAllocation) {
-      static_cast<void>(cudaGetLastError());
-      static_cast<void>(cudaMemPoolTrimTo(pool_, 0));
-      code = cudaMallocFromPoolAsync(&data, bytes, pool_, cuda_stream(stream));
-    }
-    check<TransportError>(code, no_room(bytes));
-    return static_cast<std::byte*>(data);
+    attempt(ordinal_, [=] { return cudaFree(data); });
   }
   void give_back(std::byte* data, Stream stream) noexcept override {
-    try {
-      const Current current(ordinal_);
-      check(cudaFreeAsync(data, cuda_stream(stream)), "cudaFreeAsync");
-    } catch (const Error&) {
-      // The device has failed, or the process ends.
-    }
+    attempt(ordinal_, [=] { return cudaFreeAsync(data, cuda_stream(stream)); });
   }
   void clear(std::byte* data, std::size_t bytes) override {
     const Current current(ordinal_);
@@ -149,14 +154,8 @@ class CudaDevice : public Device {
     return static_cast<std::byte*>(data);
   }
   void close(std::byte* data) noexcept override {
-    try {
-      const Current current(ordinal_);
-      check(cudaIpcCloseMemHandle(data), "cudaIpcCloseMemHandle");
-    } catch (const Error&) {
-      // The device has failed, or the process ends.
-    }
+    attempt(ordinal_, [=] { return cudaIpcCloseMemHandle(data); });
   }
-  bool frees_shared() const override { return false; }  // undefined while another process has it open
 
   bool pin(std::byte* data, std::size_t bytes) override {
     const Current current(ordinal_);
@@ -170,27 +169,16 @@ class CudaDevice : public Device {
     return code == cudaSuccess;
   }
   void unpin(std::byte* data) noexcept override {
-    cudaHostUnregister(data);
-    cudaGetLastError();
+    attempt(ordinal_, [=] { return cudaHostUnregister(data); });
   }
 
   std::shared_ptr<Event> record(Stream stream) override {
     const Current current(ordinal_);
-    {
-      std::lock_guard lock(mutex_);
-      seen_.insert(stream);
-    }
-    return std::make_shared<CudaEvent>(cuda_stream(stream));
+    return std::make_shared<CudaEvent>(ordinal_, cuda_stream(stream));
   }
-  std::vector<std::shared_ptr<Event>> record_all() override {
-    std::set<Stream> streams;
-    {
-      std::lock_guard lock(mutex_);
-      streams = seen_;
-    }
-    std::vector<std::shared_ptr<Event>> events;
-    for (const Stream stream : streams) events.push_back(record(stream));
-    return events;
+  void synchronize() override {
+    const Current current(ordinal_);
+    check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
   }
   void wait(Stream stream, const std::shared_ptr<Event>& event) override {
     const Current current(ordinal_);
@@ -203,14 +191,40 @@ class CudaDevice : public Device {
     check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, cuda_stream(stream)), "cudaMemcpyAsync");
   }
 
+ protected:
+  std::byte* try_allocate(std::size_t bytes) override {
+    const Current current(ordinal_);
+    void* data = nullptr;
+    if (lacks_room(cudaMalloc(&data, bytes), "cudaMalloc")) return nullptr;
+    clear(static_cast<std::byte*>(data), bytes);
+    return static_cast<std::byte*>(data);
+  }
+  std::byte* try_take(std::size_t bytes, Stream stream) override {
+    const Current current(ordinal_);
+    void* data = nullptr;
+    const cudaError_t code = cudaMallocFromPoolAsync(&data, bytes, pool_, cuda_stream(stream));
+    if (!lacks_room(code, "cudaMallocFromPoolAsync")) return static_cast<std::byte*>(data);
+    static_cast<void>(cudaMemPoolTrimTo(pool_, 0));
+    return nullptr;
+  }
+
  private:
-  std::string no_room(std::size_t bytes) const {
-    return "no room for " + std::to_string(bytes) + " bytes on " + name();
+  static bool lacks_room(cudaError_t code, const char* call) {
+    if (code != cudaErrorMemoryAllocation) check(code, call);
+    static_cast<void>(cudaGetLastError());
+    return code == cudaErrorMemoryAllocation;
+  }
+  void require_kernels() const {
+    cudaFuncAttributes attributes{};
+    const cudaError_t code = cudaFuncGetAttributes(&attributes, is_there);
+    if (code == cudaErrorNoKernelImageForDevice || code == cudaErrorUnsupportedPtxVersion) {
+      static_cast<void>(cudaGetLastError());
+      throw NotBuilt(no_kernels_for(name(), properties_.major, properties_.minor, SORDINO_CUDA_DESCRIPTION));
+    }
+    check(code, "loading Sordino's kernels");
   }
 
   const int ordinal_;
-  std::mutex mutex_;
-  std::set<Stream> seen_;
   cudaDeviceProp properties_{};
   cudaMemPool_t pool_ = nullptr;
   cudaStream_t queue_ = nullptr;  // lives as long as the process, as this object does
@@ -226,7 +240,22 @@ int count() {
   return code == cudaSuccess ? found : 0;
 }
 
+std::string obstacle() {
+  int found = 0, driver = 0, runtime = 0;
+  const cudaError_t code = cudaGetDeviceCount(&found);
+  static_cast<void>(cudaGetLastError());
+  if (code == cudaSuccess && found > 0) return "";
+  if (code == cudaErrorInsufficientDriver) {
+    static_cast<void>(cudaDriverGetVersion(&driver));
+    static_cast<void>(cudaRuntimeGetVersion(&runtime));
+    return driver_too_old(driver, runtime);
+  }
+  const std::string why = code == cudaSuccess ? "" : std::string(" (") + cudaGetErrorString(code) + ")";
+  return "CUDA finds no GPU" + why + ": see nvidia-smi, and CUDA_VISIBLE_DEVICES";
+}
+
 std::shared_ptr<Device> make_device(int ordinal) {
+  if (const std::string why = obstacle(); !why.empty()) throw DeviceError(why);
   const int found = count();
   if (ordinal < 0 || ordinal >= found) {
     throw DeviceError("there is no GPU number " + std::to_string(ordinal) + ": CUDA finds " + std::to_string(found) +

@@ -2,15 +2,19 @@
 #pragma once
 
 #include <memory>
+#include <string>
 
 #include "device/device.h"
 
 namespace sordino::cuda {
 
-// GPUs that can be used: none without a driver.
+// GPUs that CUDA finds: none without a driver.
 int count();
+// Why there is none, and the mend; empty if there is one.
+std::string obstacle();
 
-// One object a process for each GPU. NotBuilt if this build has no CUDA; DeviceError if there is no such GPU.
+// One object a process for each GPU. NotBuilt if this build has no CUDA, or none for this GPU or its driver; DeviceError
+// if there is no such GPU.
 std::shared_ptr<Device> make_device(int ordinal);
 
 }  // namespace sordino::cuda

@@ -46,6 +46,7 @@ class Queue {
     }
     changed_.notify_one();
   }
+  std::atomic<bool> captured = false;
 
  private:
   void run() {
@@ -93,6 +94,7 @@ class SimDevice : public Device {
   std::uint64_t identity() const override { return 0x51d0000u + static_cast<std::uint64_t>(ordinal_); }
   Kernels& kernels() override { return *kernels_; }
   std::shared_ptr<void> use() override { return nullptr; }
+  bool capturing(Stream stream) override { return stream != 0 && reinterpret_cast<Queue*>(stream)->captured; }
   bool takes_nccl() const override { return traits_.takes_nccl; }
   Stream queue() const override { return reinterpret_cast<Stream>(queue_.get()); }
 
@@ -107,28 +109,45 @@ class SimDevice : public Device {
     std::lock_guard lock(mutex_);
     further_.erase(queue);
   }
-  bool frees_shared() const override { return true; }
 
-  std::byte* allocate(std::size_t bytes) override {
+  std::size_t occupied() const {
+    std::lock_guard lock(mutex_);
+    return occupied_;
+  }
+  std::byte* try_allocate(std::size_t bytes) override {
+    if (!occupy(bytes)) return nullptr;
     const int descriptor = memfd_create("sordino-device", MFD_CLOEXEC);
     if (descriptor < 0 || ftruncate(descriptor, static_cast<off_t>(bytes)) != 0) {
       throw TransportError("no memory on " + name());
     }
     std::byte* data = map(descriptor, bytes);
     std::lock_guard lock(mutex_);
-    blocks_[data] = {descriptor, bytes};
+    blocks_[data] = {descriptor, bytes, bytes};
     return data;
   }
   void free(std::byte* data) noexcept override {
-    std::static_pointer_cast<SimEvent>(record(queue()))->wait();  // as CUDA does
+    synchronize();  // as CUDA does
     std::lock_guard lock(mutex_);
     const auto block = blocks_.find(data);
     if (block == blocks_.end()) return;
+    occupied_ -= block->second.occupies;
     discard(data, block->second);
     blocks_.erase(block);
   }
-  std::byte* take(std::size_t bytes, Stream) override { return new std::byte[bytes]; }
+  std::byte* try_take(std::size_t bytes, Stream) override {
+    if (!occupy(bytes)) return nullptr;
+    auto* data = new std::byte[bytes];
+    std::lock_guard lock(mutex_);
+    taken_[data] = bytes;
+    return data;
+  }
   void give_back(std::byte* data, Stream stream) noexcept override {
+    {
+      std::lock_guard lock(mutex_);
+      const auto found = taken_.find(data);
+      occupied_ -= found->second;
+      taken_.erase(found);
+    }
     enqueue(stream, [data] { delete[] data; });
   }
   void clear(std::byte* data, std::size_t bytes) override {
@@ -153,7 +172,7 @@ class SimDevice : public Device {
     if (descriptor < 0) throw TransportError("cannot open memory of another process's " + name());
     std::byte* data = map(descriptor, address.bytes);
     std::lock_guard lock(mutex_);
-    blocks_[data] = {descriptor, address.bytes};
+    blocks_[data] = {descriptor, address.bytes, 0};
     return data;
   }
   void close(std::byte* data) noexcept override { free(data); }
@@ -166,11 +185,13 @@ class SimDevice : public Device {
     enqueue(stream, [event] { event->reach(); });
     return event;
   }
-  std::vector<std::shared_ptr<Event>> record_all() override {
-    std::lock_guard lock(mutex_);
+  void synchronize() override {
     std::vector<std::shared_ptr<Event>> events{record(queue())};
-    for (const auto& [stream, queue] : further_) events.push_back(record(stream));
-    return events;
+    {
+      std::lock_guard lock(mutex_);
+      for (const auto& [stream, queue] : further_) events.push_back(record(stream));
+    }
+    for (const auto& event : events) std::static_pointer_cast<SimEvent>(event)->wait();
   }
   void wait(Stream stream, const std::shared_ptr<Event>& event) override {
     auto simulated = std::dynamic_pointer_cast<SimEvent>(event);
@@ -186,7 +207,14 @@ class SimDevice : public Device {
   struct Block {
     int descriptor;
     std::size_t bytes;
+    std::size_t occupies;  // of this device's room: nothing, if another process has allocated it
   };
+  bool occupy(std::size_t bytes) {
+    std::lock_guard lock(mutex_);
+    if (bytes > traits_.room - occupied_) return false;
+    occupied_ += bytes;
+    return true;
+  }
   static std::byte* map(int descriptor, std::size_t bytes) {
     void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
     if (data == MAP_FAILED) {
@@ -203,8 +231,10 @@ class SimDevice : public Device {
   const int ordinal_;
   const Traits traits_;
   std::unique_ptr<Kernels> kernels_;
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
+  std::size_t occupied_ = 0;
   std::map<std::byte*, Block> blocks_;  // allocated or opened
+  std::map<std::byte*, std::size_t> taken_;
   std::unique_ptr<Queue> queue_;
   std::map<Stream, std::unique_ptr<Queue>> further_;
 };
@@ -212,6 +242,10 @@ class SimDevice : public Device {
 }  // namespace
 
 std::shared_ptr<Device> make_device(int ordinal, Traits traits) { return std::make_shared<SimDevice>(ordinal, traits); }
+
+std::size_t occupied(const Device& device) { return dynamic_cast<const SimDevice&>(device).occupied(); }
+
+void capture(Stream stream, bool on) { reinterpret_cast<Queue*>(stream)->captured = on; }
 
 void enqueue(Stream stream, std::function<void()> work) {
   if (stream == 0) {

@@ -4,6 +4,8 @@
 #include <cuda.h>
 #include <cuda_runtime.h>
 
+#include <map>
+#include <mutex>
 #include <string>
 
 #include "base/error.h"
@@ -20,43 +22,75 @@ void check(cudaError_t error, const std::string& call) {
 
 inline cudaStream_t cuda_stream(Stream stream) { return reinterpret_cast<cudaStream_t>(stream); }
 
-// Whether this process uses a device already.
-inline bool has_context(int ordinal) {
-  using GetState = CUresult (*)(CUdevice, unsigned int*, int*);
-  static const GetState get_state = [] {
-    void* function = nullptr;
-    cudaDriverEntryPointQueryResult found{};
-    constexpr const char* kName = "cuDevicePrimaryCtxGetState";
+// The driver's functions that the runtime has no like of: they leave a thread in no context if it was in none.
+struct Driver {
+  CUresult (*device)(CUdevice*, int);
+  CUresult (*retain)(CUcontext*, CUdevice);
+  CUresult (*push)(CUcontext);
+  CUresult (*pop)(CUcontext*);
+};
+
+template <class Function>
+void find_in_driver(const char* name, Function*& function) {
+  void* found = nullptr;
+  cudaDriverEntryPointQueryResult result{};
 #if CUDART_VERSION >= 12050
-    constexpr unsigned int kSince = 7000;
-    const cudaError_t error = cudaGetDriverEntryPointByVersion(kName, &function, kSince, cudaEnableDefault, &found);
+  constexpr unsigned int kSince = 7000;
+  check(cudaGetDriverEntryPointByVersion(name, &found, kSince, cudaEnableDefault, &result), name);
 #else  // which has the other one only; later ones say that it is deprecated
-    const cudaError_t error = cudaGetDriverEntryPoint(kName, &function, cudaEnableDefault, &found);
+  check(cudaGetDriverEntryPoint(name, &found, cudaEnableDefault, &result), name);
 #endif
-    if (error != cudaSuccess) static_cast<void>(cudaGetLastError());
-    return reinterpret_cast<GetState>(function);
-  }();
-  unsigned int flags = 0;
-  int active = 0;
-  return get_state != nullptr && get_state(ordinal, &flags, &active) == CUDA_SUCCESS && active != 0;
+  if (found == nullptr) throw DeviceError(std::string("the CUDA driver has no ") + name + ": install a newer one");
+  function = reinterpret_cast<Function*>(found);
 }
 
-// Makes a device the current one of this thread for as long as it lives: whoever called may use another. One that
-// nobody in this process uses is not made current again: that alone would take hundreds of megabytes there.
+inline const Driver& driver() {
+  static const Driver found = [] {
+    Driver all{};
+    find_in_driver("cuDeviceGet", all.device);
+    find_in_driver("cuDevicePrimaryCtxRetain", all.retain);
+    find_in_driver("cuCtxPushCurrent", all.push);
+    find_in_driver("cuCtxPopCurrent", all.pop);
+    return all;
+  }();
+  return found;
+}
+
+// The context of a device that the runtime and PyTorch use as well. From here on it stays until the process ends.
+inline CUcontext context_of(int ordinal) {
+  static std::mutex mutex;
+  static std::map<int, CUcontext> all;
+  std::lock_guard lock(mutex);
+  CUcontext& context = all[ordinal];
+  CUdevice device = 0;
+  if (context == nullptr && (driver().device(&device, ordinal) != CUDA_SUCCESS ||
+                             driver().retain(&context, device) != CUDA_SUCCESS)) {
+    throw DeviceError("GPU " + std::to_string(ordinal) +
+                      " has no room for a context, or has failed: see nvidia-smi for who uses it");
+  }
+  return context;
+}
+
+// Makes a device the current one of this thread for as long as it lives, and leaves a CUDA graph alone that another
+// thread may be capturing: calls that nothing of ours can add to a graph, such as cudaMalloc and cudaEventQuery, would
+// end the capture.
 class Current {
  public:
-  explicit Current(int ordinal) : ordinal_(ordinal) {
-    check(cudaGetDevice(&before_), "cudaGetDevice");
-    if (before_ != ordinal_) check(cudaSetDevice(ordinal_), "cudaSetDevice");
+  explicit Current(int ordinal) {
+    if (driver().push(context_of(ordinal)) != CUDA_SUCCESS)
+      throw DeviceError("GPU " + std::to_string(ordinal) + " cannot be made current: it has failed (see nvidia-smi)");
+    if (cudaThreadExchangeStreamCaptureMode(&mode_) != cudaSuccess) static_cast<void>(cudaGetLastError());
   }
   ~Current() {
-    if (before_ != ordinal_ && has_context(before_)) static_cast<void>(cudaSetDevice(before_));
+    static_cast<void>(cudaThreadExchangeStreamCaptureMode(&mode_));
+    CUcontext popped = nullptr;
+    static_cast<void>(driver().pop(&popped));
   }
   Current(const Current&) = delete;
   Current& operator=(const Current&) = delete;
 
  private:
-  int ordinal_, before_ = 0;
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;  // meanwhile, the one that the thread had
 };
 
 }  // namespace sordino::kernels::cuda

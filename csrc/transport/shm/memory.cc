@@ -118,6 +118,7 @@ void ShmMemory::unmap_host(int rank, std::uint64_t segment) {
 }
 
 ShmMemory::~ShmMemory() {
+  close_devices();
   for (auto& [rank, segments] : mapped_) {
     for (auto& [segment, mapping] : segments) munmap(mapping.data, mapping.bytes);
   }

@@ -45,12 +45,18 @@ print(json.dumps(answer))
 _PROBE_CORE = """
 import json
 from sordino import _core
-gpus = {"found": _core.cuda_devices(), "names": [], "nccl": "", "error": ""}
+gpus = {"found": _core.cuda_devices(), "names": [], "obstacles": [], "nccl": "", "error": ""}
 if gpus["found"]:
     import torch  # whose NCCL is the first choice
     from sordino.runtime.devices import find_nccl
     find_nccl()
-    gpus["names"] = [_core.cuda_device(index).name for index in range(gpus["found"])]
+    for index in range(gpus["found"]):
+        try:
+            gpus["names"].append(_core.cuda_device(index).name)
+        except Exception as error:
+            gpus["obstacles"].append(str(error))
+elif _core.build_info()["cuda"]:
+    gpus["obstacles"].append(_core.cuda_obstacle())
 try:
     gpus["nccl"] = _core.nccl()
 except Exception as error:
@@ -161,17 +167,16 @@ def check_cuda(build: Mapping[str, Any], gpus: int, seen: Mapping[str, Any]) -> 
     Args:
         build: what the core says about its build; "cuda" is empty where it has no CUDA kernels.
         gpus: that torch sees.
-        seen: by the core: "found" of them, with "names".
+        seen: by the core: "found" of them, the "names" of those that it can use, and what the "obstacles" are to others.
     """
     found = f"{build['cuda'] or 'not built'}; torch sees {gpus} GPU{'' if gpus == 1 else 's'}"
     if gpus and not build["cuda"]:
         return Check("CUDA", "warn", found, f"put nvcc on PATH (or set CUDACXX), then {REBUILD}")
+    if build["cuda"] and (gpus or seen["found"]) and seen["obstacles"]:
+        return Check("CUDA", "warn", f"{found}, the core can use {len(seen['names'])}", "; ".join(seen["obstacles"]))
     if seen["found"] != gpus and build["cuda"]:
-        found += f", the core {seen['found']}"
-        mend = (
-            "update the driver if it is older than the CUDA above; install the CUDA build of torch if torch sees none"
-        )
-        return Check("CUDA", "warn", found, mend)
+        mend = "install the CUDA build of torch if torch sees none (https://pytorch.org)"
+        return Check("CUDA", "warn", f"{found}, the core {seen['found']}", mend)
     return Check("CUDA", "ok", ", ".join([found, *seen["names"]]))
 
 
@@ -183,7 +188,7 @@ def check_nccl(seen: Mapping[str, Any]) -> Check:
 
 
 def check_gpu_ways(seen: Mapping[str, Any], probe: Mapping[str, Any], environment: Mapping[str, str]) -> Check:
-    """Tell which ways operations on GPU memory take here (csrc/engine/run_on_device.cc)."""
+    """Tell which ways operations on GPU memory take here (csrc/engine/run_on_device.cc), and what may hold them up."""
     chosen = environment.get("SORDINO_GPU_ROUTE", "")
     asked = environment.get("SORDINO_CUDA_AWARE_MPI", "")
     takes_cuda = asked == "1" if asked else bool(probe["takes_cuda"])
@@ -191,5 +196,11 @@ def check_gpu_ways(seen: Mapping[str, Any], probe: Mapping[str, Any], environmen
     ways += ["ipc (within a node)", *["mpi (CUDA-aware)"] * takes_cuda]
     if chosen:
         ways = [way for way in ways if way.startswith(chosen)]
-    found = ", else ".join([*ways, "through the host"])
-    return Check("GPU ways", "ok", found + (f"; as SORDINO_GPU_ROUTE={chosen} says" if chosen else ""))
+    found = ", else ".join([*ways, "through the host"]) + (f"; as SORDINO_GPU_ROUTE={chosen} says" if chosen else "")
+    if seen["nccl"] and chosen in ("", "nccl") and environment.get("CUDA_DEVICE_MAX_CONNECTIONS", "") == "1":
+        mend = (
+            "unset CUDA_DEVICE_MAX_CONNECTIONS: with 1, what NCCL does for one process set waits for what it does for "
+            "another, which may wait for this rank; or use a single process set at a time"
+        )
+        return Check("GPU ways", "warn", f"{found}; CUDA_DEVICE_MAX_CONNECTIONS=1", mend)
+    return Check("GPU ways", "ok", found)

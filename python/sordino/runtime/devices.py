@@ -37,6 +37,7 @@ def _gpu(index: int) -> Device:
     find_nccl()
     device = cuda_device(index)
     device.current_stream = partial(_current_stream, index)
+    device.on_no_room(torch.cuda.empty_cache)  # torch keeps what it once had
     return device
 
 

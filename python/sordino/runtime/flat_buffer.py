@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from sordino._core import Arena, Layout
-from sordino.errors import TransportError, UsageError
+from sordino.errors import UsageError
 from sordino.runtime.context import Context
 from sordino.runtime.devices import HOST, common_device, core_device, gpu_tensor
 from sordino.runtime.dtypes import DTYPES
@@ -44,7 +44,7 @@ class FlatBuffer:
         self.device = device
         self.core_device = core_device(device, context)
         """Whose memory the arena is in, if not the host's."""
-        self.arena = self._allocate()
+        self.arena = Arena(context.world, layout, self.core_device)
         self._memory = self.arena.memory if layout.bytes else None
         self.runs: list[tuple[int, torch.Tensor]] = []
         """What lies side by side with one dtype in one segment: the segment, and its elements as a flat tensor."""
@@ -52,15 +52,6 @@ class FlatBuffer:
             if run.bytes > 0:
                 dtype = DTYPES[run.dtype]
                 self.runs.append((run.group, self.flat(dtype, run.offset, run.bytes // dtype.itemsize)))
-
-    def _allocate(self) -> Arena:
-        try:
-            return Arena(self._context.world, self.layout, self.core_device)
-        except TransportError:
-            if self.device.type != "cuda":
-                raise
-            torch.cuda.empty_cache()  # torch keeps what it once had
-            return Arena(self._context.world, self.layout, self.core_device)
 
     def flat(self, dtype: torch.dtype, offset: int, count: int) -> torch.Tensor:
         """Return the elements from a byte offset on, as a tensor of one dimension."""

@@ -1,0 +1,29 @@
+// What keeps GPUs from being used, in words: cause and mend. Apart from CUDA, so that it can be tried without a GPU.
+#pragma once
+
+#include <string>
+
+namespace sordino::cuda {
+
+// Versions as CUDA has them: 13010 is 13.1; the driver's is 0 where there is none.
+inline std::string version_text(int version) {
+  return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
+}
+
+inline std::string driver_too_old(int driver, int runtime) {
+  if (driver == 0) return "there is no CUDA driver: install NVIDIA's (nvidia-smi shows it)";
+  return "the GPU's driver is for CUDA up to " + version_text(driver) + " and Sordino was built with CUDA " +
+         version_text(runtime) + ": update the driver, or install Sordino again from source with the nvcc of CUDA " +
+         std::to_string(driver / 1000) + " (CUDACXX=/path/to/nvcc)";
+}
+
+// `built`: what there are kernels for, as in "CUDA 13.0, sm_80 sm_90 + PTX".
+inline std::string no_kernels_for(const std::string& gpu, int major, int minor, const std::string& built) {
+  const std::string architecture = std::to_string(major) + std::to_string(minor);
+  return gpu + " has compute capability " + std::to_string(major) + "." + std::to_string(minor) +
+         ", and this build of Sordino (" + built + ") has no kernels for it: install it again from source with `pip "
+         "install . -C cmake.define.SORDINO_CUDA_ARCHITECTURES=" + architecture + "`, with an nvcc that knows sm_" +
+         architecture + " (CUDA 13 knows 7.5 and later)";
+}
+
+}  // namespace sordino::cuda

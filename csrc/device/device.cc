@@ -1,0 +1,59 @@
+// Where there is no room on a device, what others keep there for later is given back, and then it is tried once more.
+#include "device/device.h"
+
+#include <algorithm>
+#include <iterator>
+
+#include "base/error.h"
+
+namespace sordino {
+
+std::byte* Device::allocate(std::size_t bytes) {
+  return insist(bytes, [&] { return try_allocate(bytes); });
+}
+
+std::byte* Device::take(std::size_t bytes, Stream stream) {
+  return insist(bytes, [&] { return try_take(bytes, stream); });
+}
+
+std::byte* Device::insist(std::size_t bytes, const std::function<std::byte*()>& attempt) {
+  if (std::byte* data = attempt()) return data;
+  free_unused();
+  std::function<void()> make_room;
+  {
+    std::lock_guard lock(mutex_);
+    make_room = make_room_;
+  }
+  if (make_room) make_room();
+  if (std::byte* data = attempt()) return data;
+  throw TransportError("no room for " + std::to_string(bytes) + " bytes on " + name() +
+                       ", even after what PyTorch keeps for later was given back: use a smaller model or batch, or look "
+                       "whether another process uses the same GPU (nvidia-smi)");
+}
+
+void Device::on_no_room(std::function<void()> make_room) {
+  std::lock_guard lock(mutex_);
+  make_room_ = std::move(make_room);
+}
+
+void Device::free_when_unused(std::byte* data, std::function<bool()> unused) {
+  {
+    std::lock_guard lock(mutex_);
+    leftovers_.push_back({data, std::move(unused)});
+  }
+  free_unused();
+}
+
+void Device::free_unused() {
+  std::vector<Leftover> over;
+  {
+    std::lock_guard lock(mutex_);
+    const auto first = std::partition(leftovers_.begin(), leftovers_.end(),
+                                      [](const Leftover& leftover) { return !leftover.unused(); });
+    over.assign(std::make_move_iterator(first), std::make_move_iterator(leftovers_.end()));
+    leftovers_.erase(first, leftovers_.end());
+  }
+  for (const Leftover& leftover : over) free(leftover.data);
+}
+
+}  // namespace sordino

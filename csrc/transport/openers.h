@@ -1,0 +1,48 @@
+// Which processes have a piece of device memory open, listed in memory that all of them share: CUDA forbids its owner to
+// free it before they have closed it, and a process that has died has closed what it had.
+#pragma once
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <string>
+
+#include "base/error.h"
+
+namespace sordino {
+
+// Zeroed memory is one that lists nobody.
+class Openers {
+ public:
+  using Entry = std::atomic<pid_t>;
+
+  // Lists this process, once more if it is there already. TransportError if there is no place left.
+  Entry* enter() {
+    for (Entry& entry : entries_) {
+      pid_t nobody = 0;
+      if (entry.compare_exchange_strong(nobody, getpid())) return &entry;
+    }
+    throw TransportError("more than " + std::to_string(entries_.size()) + " processes have mapped the same memory");
+  }
+  // In a forked child the entry is the parent's, who still has the memory open.
+  static void leave(Entry* entry) {
+    pid_t own = getpid();
+    entry->compare_exchange_strong(own, 0);
+  }
+  bool none() const {
+    for (const Entry& entry : entries_) {
+      const pid_t pid = entry.load();
+      if (pid != 0 && (kill(pid, 0) == 0 || errno != ESRCH)) return false;
+    }
+    return true;
+  }
+
+ private:
+  std::array<Entry, 1024> entries_;
+};
+static_assert(std::atomic<pid_t>::is_always_lock_free);
+
+}  // namespace sordino
