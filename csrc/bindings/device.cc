@@ -171,6 +171,9 @@ void register_device(py::module_& module) {
   module.def(
       "sim_stream", [](const PyDevice& on) { return on.device->make_queue(); }, py::arg("device"),
       "A further queue of a simulated device, which stays as long as that.");
+  module.def(
+      "sim_occupied", [](const PyDevice& on) { return sim::occupied(*on.device); }, py::arg("device"),
+      "Bytes of a simulated device's memory that are in use.");
   module.def("sim_capture", &sim::capture, py::arg("stream"), py::arg("on"),
              "Says that such a queue is captured, or is no more.");
   module.def(

@@ -23,6 +23,7 @@ _DETECTOR = "csrc/engine/failure_detector.cc"
 _HOST = "csrc/engine/service_host.cc"
 _UNCHANGED = "csrc/kernels/cpu/items.cc"
 _AGREEMENT = "csrc/membership/agreement.cc"
+_DEVICE = "csrc/device/device.cc"
 
 _TOPOLOGIES = (tests("topology", "destinations or rows or exponential or combo or serve"),)
 _GOSSIP = (checks("gossip.an_exchange or gossip.two_workers or gossip.buffers"),)
@@ -39,6 +40,79 @@ ERRORS = [
         "    if (size > kMostBytes)\n",
         "    if (size > kMostBytes && stream.empty())\n",
         ("cpp.test_fuzz",),
+    ),
+    # ---- devices
+    Error(
+        "nobody is asked to make room on a device",
+        "forgotten rollback",
+        _DEVICE,
+        "  if (make_room) make_room();\n",
+        "",
+        ("cpp.test_devices",),
+    ),
+    Error(
+        "memory is freed while a peer has it open",
+        "missing wait",
+        _DEVICE,
+        "return !leftover.unused();",
+        "return false;",
+        ("cpp.test_devices",),
+    ),
+    Error(
+        "memory that was shared is never freed",
+        "forgotten rollback",
+        "csrc/transport/node_memory.cc",
+        "    Openers::leave(mapping.entry);\n  }\n  mapped_",
+        "  }\n  mapped_",
+        ("cpp.test_devices",),
+    ),
+    Error(
+        "a forked child closes its parent's memory",
+        "stale copy",
+        "csrc/transport/openers.h",
+        "pid_t own = getpid();",
+        "pid_t own = entry->load();",
+        ("cpp.test_devices",),
+    ),
+    Error(
+        "memory is used again while the caller works on it",
+        "missing wait",
+        "csrc/transport/node_memory.cc",
+        "if (use == Use::kCaller) device->synchronize();",
+        "if (use == Use::kOwnQueue) device->synchronize();",
+        ("cpp.test_devices",),
+    ),
+    Error(
+        "an operation is submitted into a CUDA graph",
+        "missing wait",
+        "csrc/bindings/device.cc",
+        "if (!device->capturing(now)) return now;",
+        "return now;",
+        (tests("devices"),),
+    ),
+    Error(
+        "memory that another stream has waited for is let go",
+        "missing wait",
+        "csrc/bindings/operations.cc",
+        "handle->event && stream != origin &&",
+        "handle->event && stream == origin &&",
+        (tests("devices"),),
+    ),
+    Error(
+        "a device stays the current one",
+        "forgotten rollback",
+        "csrc/kernels/cuda/current.cuh",
+        "    static_cast<void>(driver().pop(&popped));\n",
+        "",
+        (tests("cuda_toolkits"),),
+    ),
+    Error(
+        "a capture mode stays relaxed",
+        "forgotten rollback",
+        "csrc/kernels/cuda/current.cuh",
+        "    static_cast<void>(cudaThreadExchangeStreamCaptureMode(&mode_));\n",
+        "",
+        (tests("cuda_toolkits"),),
     ),
     # ---- who mixes with whom
     Error(

@@ -25,28 +25,92 @@ include("{root}/cmake/FindCudaCompiler.cmake")
 message(STATUS "found ${{SORDINO_CUDA_FOUND}}, C++20 is '${{CMAKE_CUDA20_STANDARD_COMPILE_OPTION}}'")
 """
 
-# What a toolkit's headers declare: `cudaGetDriverEntryPointByVersion` since 12.5.
+# A toolkit and its driver, made of a stack of contexts: `cudaGetDriverEntryPointByVersion` exists since 12.5.
 RUNTIME = """
 #pragma once
+#include <cstring>
+#include <map>
 #define CUDART_VERSION {version}
-enum cudaError_t {{ cudaSuccess }};
+enum cudaError_t {{ cudaSuccess, cudaErrorUnknown }};
 enum cudaDriverEntryPointQueryResult {{ cudaDriverEntryPointSuccess }};
+enum cudaStreamCaptureMode {{ cudaStreamCaptureModeGlobal, cudaStreamCaptureModeRelaxed = 2 }};
 constexpr unsigned long long cudaEnableDefault = 0;
 using cudaStream_t = struct Stream_*;
-cudaError_t cudaGetLastError();
-const char* cudaGetErrorString(cudaError_t);
-const char* cudaGetErrorName(cudaError_t);
-cudaError_t cudaGetDevice(int*);
-cudaError_t cudaSetDevice(int);
+namespace fake {{
+inline cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;
+}}
+inline cudaError_t cudaGetLastError() {{ return cudaSuccess; }}
+inline const char* cudaGetErrorString(cudaError_t) {{ return ""; }}
+inline const char* cudaGetErrorName(cudaError_t) {{ return ""; }}
+inline cudaError_t find(const char* name, void** found) {{
+  static const std::map<std::string, void*> all{{{{"cuDeviceGet", reinterpret_cast<void*>(&fake::device)}},
+                                                {{"cuDevicePrimaryCtxRetain", reinterpret_cast<void*>(&fake::retain)}},
+                                                {{"cuCtxPushCurrent", reinterpret_cast<void*>(&fake::push)}},
+                                                {{"cuCtxPopCurrent", reinterpret_cast<void*>(&fake::pop)}}}};
+  *found = all.at(name);
+  return cudaSuccess;
+}}
 #if CUDART_VERSION >= 12050
-cudaError_t cudaGetDriverEntryPointByVersion(const char*, void**, unsigned, unsigned long long,
-                                             cudaDriverEntryPointQueryResult* = nullptr);
+inline cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** found, unsigned, unsigned long long,
+                                                    cudaDriverEntryPointQueryResult* = nullptr) {{
+  return find(name, found);
+}}
 [[deprecated]]
 #endif
-cudaError_t cudaGetDriverEntryPoint(const char*, void**, unsigned long long,
-                                    cudaDriverEntryPointQueryResult* = nullptr);
+inline cudaError_t cudaGetDriverEntryPoint(const char* name, void** found, unsigned long long,
+                                           cudaDriverEntryPointQueryResult* = nullptr) {{
+  return find(name, found);
+}}
+inline cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {{
+  if (fake::stack.empty()) return cudaErrorUnknown;  // it would make a context on whatever device is the thread's
+  std::swap(*mode, fake::mode);
+  return cudaSuccess;
+}}
 """
-DRIVER = "#pragma once\nenum CUresult { CUDA_SUCCESS };\nusing CUdevice = int;\n"
+DRIVER = """
+#pragma once
+#include <string>
+#include <utility>
+#include <vector>
+enum CUresult { CUDA_SUCCESS, CUDA_ERROR };
+using CUdevice = int;
+using CUcontext = struct Context_*;
+namespace fake {
+inline std::vector<CUcontext> stack;
+inline int retained = 0;
+inline CUcontext context_of(int device) { return reinterpret_cast<CUcontext>(device + 100L); }
+inline CUresult device(CUdevice* found, int ordinal) { return *found = ordinal, CUDA_SUCCESS; }
+inline CUresult retain(CUcontext* found, CUdevice of) { return ++retained, *found = context_of(of), CUDA_SUCCESS; }
+inline CUresult push(CUcontext one) { return stack.push_back(one), CUDA_SUCCESS; }
+inline CUresult pop(CUcontext* one) { return *one = stack.back(), stack.pop_back(), CUDA_SUCCESS; }
+}
+"""
+USES = """
+#include "kernels/cuda/current.cuh"
+#include <cstdlib>
+using sordino::kernels::cuda::Current;
+void require(bool holds, int which) { if (!holds) std::exit(which); }
+int main() {
+  for (const bool in_another : {false, true}) {
+    if (in_another) fake::stack.push_back(fake::context_of(7));
+    const auto before = fake::stack;
+    {
+      const Current one(2);
+      require(fake::stack.back() == fake::context_of(2), 1);
+      require(fake::mode == cudaStreamCaptureModeRelaxed, 2);
+      {
+        const Current other(3);
+        require(fake::stack.back() == fake::context_of(3), 3);
+      }
+      require(fake::stack.back() == fake::context_of(2), 4);
+      require(fake::mode == cudaStreamCaptureModeRelaxed, 5);
+    }
+    require(fake::stack == before, 6);
+    require(fake::mode == cudaStreamCaptureModeGlobal, 7);
+  }
+  require(fake::retained == 2, 8);
+}
+"""
 
 
 @pytest.mark.parametrize("known", ["", "-std=c++20"], ids=["unknown", "known"])
@@ -62,14 +126,16 @@ def test_an_old_cmake_is_told_what_cpp20_is_for_nvcc(tmp_path: Path, known: str)
 
 
 @pytest.mark.parametrize("version", [12010, 12040, 12050, 13000])
-def test_the_driver_is_asked_in_a_way_that_the_toolkit_has(tmp_path: Path, version: int) -> None:
+def test_a_device_is_current_for_a_while_and_leaves_the_thread_as_it_was(tmp_path: Path, version: int) -> None:
     (tmp_path / "cuda.h").write_text(DRIVER)
     (tmp_path / "cuda_runtime.h").write_text(RUNTIME.format(version=version))
-    (tmp_path / "uses.cc").write_text(
-        '#include "kernels/cuda/current.cuh"\nbool used() { return sordino::kernels::cuda::has_context(0); }\n'
-    )
+    (tmp_path / "uses.cc").write_text(USES)
     compiler = shutil.which("c++") or shutil.which("g++")
     assert compiler is not None
-    words = [compiler, "-std=c++20", "-fsyntax-only", "-Wall", "-Wextra", "-Werror", f"-I{tmp_path}", f"-I{ROOT}/csrc"]
-    done = subprocess.run([*words, str(tmp_path / "uses.cc")], capture_output=True, text=True, timeout=60)
+    words = [compiler, "-std=c++20", "-Wall", "-Wextra", "-Werror", f"-I{tmp_path}", f"-I{ROOT}/csrc"]
+    program = tmp_path / "uses"
+    done = subprocess.run(
+        [*words, "-o", str(program), str(tmp_path / "uses.cc")], capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 0, done.stderr
+    assert subprocess.run([str(program)], timeout=60).returncode == 0

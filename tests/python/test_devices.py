@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 
 import numpy as np
@@ -11,8 +13,18 @@ from pretended import devices
 
 import sordino.torch as hvd
 from sordino import sim
-from sordino._core import Device, cuda_device, cuda_devices, sim_device
-from sordino.errors import DeviceError, NotBuilt, OperationMismatch, UsageError
+from sordino._core import (
+    Device,
+    cuda_device,
+    cuda_devices,
+    cuda_obstacle,
+    sim_capture,
+    sim_device,
+    sim_hold,
+    sim_occupied,
+    sim_stream,
+)
+from sordino.errors import DeviceError, NotBuilt, OperationMismatch, TransportError, UsageError
 from sordino.runtime.context import current
 from sordino.runtime.devices import common_device, core_device
 
@@ -106,8 +118,103 @@ def test_tensors_of_one_operation_are_on_one_device() -> None:
 
 @pytest.mark.skipif(cuda_devices() > 0, reason="a GPU is there")
 def test_without_a_gpu_it_says_so() -> None:
-    with pytest.raises((DeviceError, NotBuilt), match=r"GPU number 0|no CUDA"):
+    with pytest.raises((DeviceError, NotBuilt)) as error:
         cuda_device(0)
+    assert str(error.value) == cuda_obstacle()
+    assert "no CUDA" in cuda_obstacle() or "finds no GPU" in cuda_obstacle() or "driver" in cuda_obstacle()
+
+
+def own_gpu() -> Device:
+    """This rank's own simulated GPU, on a queue of which it computes."""
+    gpu = sim_device(0)
+    stream = sim_stream(gpu)
+    gpu.current_stream = lambda: stream
+    current().pretended = gpu
+    return gpu
+
+
+def finish(handle: int) -> torch.Tensor:
+    """The result, when it is there also for this thread."""
+    while not hvd.poll(handle):
+        pass
+    return hvd.synchronize(handle)
+
+
+def test_operations_are_refused_while_a_graph_is_captured() -> None:
+    def work() -> None:
+        gpu = own_gpu()
+        assert gpu.current_stream is not None
+        stream = gpu.current_stream()
+        under_way = hvd.allreduce_async_(torch.ones(100), name="under way", op=hvd.Sum)
+        sim_capture(stream, True)
+        with pytest.raises(UsageError, match=r"allreduce\.refused' was submitted while a CUDA graph is being captured"):
+            hvd.allreduce_async_(torch.ones(100), name="refused")
+        with pytest.raises(UsageError, match="waited for while a CUDA graph is being captured"):
+            hvd.synchronize(under_way)
+        sim_capture(stream, False)
+        for name in ("refused", "under way"):  # the world lives, and both names are free
+            assert finish(hvd.allreduce_async_(torch.ones(100), name=name, op=hvd.Sum)).tolist() == [2.0] * 100
+
+    sim.run(2, work)
+
+
+def test_memory_that_was_shared_is_freed_with_its_world(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus = devices("direct", 3, monkeypatch)
+
+    def work() -> None:
+        add()
+        value = hvd.shared_empty(5_000_000, device="cpu").fill_(1.0)
+        assert float(hvd.allreduce_(value, op=hvd.Sum, name="arena").sum()) == 5e6 * hvd.size()
+
+    for _ in range(2):
+        sim.run(3, work, devices=gpus)
+        gc.collect()
+        assert sim_occupied(gpus[0]) == 0
+
+
+def test_where_there_is_no_room_others_are_asked_and_then_it_is_said() -> None:
+    gpu = sim_device(0, room=4 << 20)
+    asked: list[bool] = []
+    gpu.on_no_room(lambda: asked.append(True))
+
+    def work() -> None:
+        hvd.allgather(torch.ones(1000))
+        assert not asked
+        with pytest.raises(TransportError, match="no room for 8000000 bytes on simulated device 0"):
+            hvd.allgather(torch.ones(2_000_000))
+        assert asked == [True]
+
+    sim.run(1, work, devices=[gpu])
+
+
+@pytest.mark.parametrize("elsewhere", [True, False])
+def test_what_a_gpu_still_reads_is_kept_when_another_stream_has_waited(
+    elsewhere: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpus = devices("nccl", 2, monkeypatch)
+
+    def work() -> None:
+        gpu = current().pretended
+        assert gpu is not None
+        one, other = sim_stream(gpu), sim_stream(gpu)
+        hvd.allreduce(torch.ones(3), name="first")
+        gpu.current_stream = lambda: one
+        go_on = sim_hold(one)
+        memory = np.ones(1000, dtype=np.float32)
+        alive = weakref.ref(memory)
+        handle = hvd.allreduce_async_(torch.from_numpy(memory), name="crossing")
+        del memory
+        gpu.current_stream = lambda: other if elsewhere else one
+        hvd.synchronize(handle)
+        gc.collect()
+        # On its own stream, what gets the memory next comes after the operation.
+        assert (alive() is not None) is elsewhere
+        go_on()
+        gpu.current_stream = None
+        for turn in range(2):
+            hvd.allreduce(torch.ones(3), name=f"later {turn}")
+
+    sim.run(2, work, devices=gpus)
 
 
 def test_arrays_that_are_no_tensors() -> None:

@@ -1,0 +1,164 @@
+// Memory of devices: what happens where there is no room, when shared memory may go, and when it is used again. And what
+// is said of GPUs that cannot be used.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <string>
+#include <thread>
+
+#include "base/error.h"
+#include "check.h"
+#include "device/cuda/obstacles.h"
+#include "device/sim/sim_device.h"
+#include "transport/openers.h"
+#include "transport/sim/sim.h"
+
+namespace {
+
+using namespace sordino;
+
+constexpr std::size_t kMiB = std::size_t{1} << 20;
+
+std::shared_ptr<Device> device_with(std::size_t room) { return sim::make_device(0, {.room = room}); }
+
+bool holds(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+template <class Error, class Work>
+std::string error_of(const Work& work) {
+  try {
+    work();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+void others_are_asked_to_make_room() {
+  const auto device = device_with(8 * kMiB);
+  std::byte* cached = device->allocate(6 * kMiB);
+  int asked = 0;
+  device->on_no_room([&] {
+    ++asked;
+    if (cached != nullptr) device->free(std::exchange(cached, nullptr));
+  });
+  device->free(device->allocate(kMiB));
+  CHECK(asked == 0);
+  std::byte* data = device->allocate(5 * kMiB);
+  CHECK(asked == 1);
+  device->free(data);
+  cached = device->allocate(6 * kMiB);
+  device->give_back(device->take(5 * kMiB, device->queue()), device->queue());
+  CHECK(asked == 2);
+  const std::string text = error_of<TransportError>([&] { device->take(9 * kMiB, device->queue()); });
+  CHECK(asked == 3);
+  CHECK(holds(text, "no room for 9437184 bytes on simulated device 0") && holds(text, "smaller model or batch"), text);
+}
+
+// Two ranks of one node, one of which maps what the other has.
+struct Pair {
+  std::vector<std::unique_ptr<Transport>> ranks = sim::Network({0, 0}).transports();
+  std::shared_ptr<Device> device = device_with(64 * kMiB);
+  std::shared_ptr<Segment> segment = ranks[0]->node_memory().allocate_on(device, kMiB);
+
+  void map() {
+    const Location place = ranks[0]->node_memory().locate(segment->data, 1);
+    std::byte* theirs = ranks[1]->node_memory().map(0, place, device);
+    theirs[5] = std::byte{7};
+    CHECK(segment->data[5] == std::byte{7});
+  }
+};
+
+void shared_memory_goes_when_nobody_has_it_open() {
+  Pair pair;
+  pair.map();
+  pair.segment = nullptr;
+  CHECK(sim::occupied(*pair.device) == 2 * kMiB);  // for the next in this world
+  pair.ranks[0] = nullptr;
+  CHECK(sim::occupied(*pair.device) == 2 * kMiB);  // the other rank has it open
+  pair.ranks[1] = nullptr;
+  pair.device->free_when_unused(pair.device->allocate(kMiB), [] { return true; });
+  CHECK(sim::occupied(*pair.device) == 0);
+}
+
+void memory_that_was_closed_makes_room() {
+  Pair pair;
+  pair.map();
+  pair.segment = nullptr;
+  pair.ranks.clear();
+  pair.device->free(pair.device->allocate(63 * kMiB));
+  CHECK(sim::occupied(*pair.device) == 0);
+}
+
+void memory_outlives_its_world() {
+  Pair pair;
+  pair.map();
+  pair.ranks.clear();
+  CHECK(pair.segment->data[5] == std::byte{7});
+  pair.segment = nullptr;
+  CHECK(sim::occupied(*pair.device) == 0);
+}
+
+void who_has_died_has_nothing_open() {
+  const auto list = std::make_unique<Openers>();
+  CHECK(list->none());
+  Openers::Entry* mine = list->enter();
+  CHECK(!list->none());
+  if (fork() == 0) {
+    Openers::leave(mine);  // not the child's
+    _exit(0);
+  }
+  CHECK(wait(nullptr) > 0 && !list->none());
+  Openers::leave(mine);
+  CHECK(list->none());
+  // As a process that is gone leaves it.
+  const pid_t child = fork();
+  if (child == 0) _exit(0);
+  CHECK(waitpid(child, nullptr, 0) == child);
+  *list->enter() = child;
+  CHECK(list->none());
+}
+
+void what_the_caller_still_does_is_waited_for() {
+  Pair pair;
+  const Stream stream = pair.device->make_queue();
+  std::byte* const before = pair.segment->data;
+  sim::enqueue(stream, [before] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    std::memset(before, 1, kMiB);
+  });
+  pair.segment = nullptr;
+  pair.segment = pair.ranks[0]->node_memory().allocate_on(pair.device, kMiB);
+  CHECK(pair.segment->data == before);
+  pair.device->synchronize();
+  CHECK(pair.segment->data[0] == std::byte{0});
+  // What only the device's own queue works on is apart: nothing need be waited for.
+  const auto apart = pair.ranks[0]->node_memory().allocate_on(pair.device, kMiB, Use::kOwnQueue);
+  pair.segment = nullptr;
+  CHECK(pair.ranks[0]->node_memory().allocate_on(pair.device, kMiB, Use::kOwnQueue)->data != before);
+}
+
+void obstacles_name_cause_and_mend() {
+  const std::string old = cuda::driver_too_old(12080, 13010);
+  CHECK(holds(old, "up to 12.8") && holds(old, "built with CUDA 13.1") && holds(old, "update the driver") &&
+            holds(old, "the nvcc of CUDA 12"),
+        old);
+  CHECK(holds(cuda::driver_too_old(0, 13000), "no CUDA driver"));
+  const std::string volta = cuda::no_kernels_for("Tesla V100 (cuda:1)", 7, 0, "CUDA 13.0, sm_80 sm_90 + PTX");
+  CHECK(holds(volta, "Tesla V100 (cuda:1) has compute capability 7.0") && holds(volta, "sm_80 sm_90 + PTX") &&
+            holds(volta, "SORDINO_CUDA_ARCHITECTURES=70"),
+        volta);
+}
+
+}  // namespace
+
+int main() {
+  others_are_asked_to_make_room();
+  shared_memory_goes_when_nobody_has_it_open();
+  memory_that_was_closed_makes_room();
+  memory_outlives_its_world();
+  who_has_died_has_nothing_open();
+  what_the_caller_still_does_is_waited_for();
+  obstacles_name_cause_and_mend();
+  return test::report();
+}
