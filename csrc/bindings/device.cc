@@ -131,7 +131,8 @@ void define_kernels(py::class_<PyDevice, std::shared_ptr<PyDevice>>& device) {
 Stream PyDevice::running_stream(const std::string& what) const {
   const Stream now = stream();
   if (!device->capturing(now)) return now;
-  throw UsageError(what + " while a CUDA graph is being captured (torch.cuda.graph): ranks meet each time, which a graph "
+  throw UsageError(what +
+                   " while a CUDA graph is being captured (torch.cuda.graph): ranks meet each time, which a graph "
                    "cannot repeat. Do it before or after the capture.");
 }
 

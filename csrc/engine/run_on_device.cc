@@ -77,10 +77,7 @@ Task connect(Running& running, const std::shared_ptr<Device>& device) {
     co_await broadcast(participants, 0, id.data(), id.data(), id.size());
     nccl::Communicator::Options options;
     // On threads of the communicator's own, which end with it.
-    options.use_device = [device] {
-      static thread_local std::shared_ptr<void> used;
-      used = device->use();
-    };
+    options.use_device = [device] { static thread_local const std::shared_ptr<void> used = device->use(); };
     const std::shared_ptr<void> now = device->use();
     channel = std::make_shared<nccl::Channel>(
         std::make_unique<nccl::Communicator>(id, participants.size(), participants.me, std::move(options)), device);

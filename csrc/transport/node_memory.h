@@ -33,9 +33,10 @@ class NodeMemory {
 
   // Zeroed, page aligned. Throws TransportError when the machine has no room for it.
   virtual std::shared_ptr<Segment> allocate(std::size_t bytes) = 0;
-  // The same on a device. Memory that goes there is kept for the next of the same use, until the last of this object and
-  // its memory goes; then it is freed as soon as no peer has it mapped.
-  std::shared_ptr<Segment> allocate_on(const std::shared_ptr<Device>& device, std::size_t bytes, Use use = Use::kCaller);
+  // The same on a device. Memory that goes there is kept for the next of the same use, until the last of this object
+  // and its memory goes; then it is freed as soon as no peer has it mapped.
+  std::shared_ptr<Segment> allocate_on(const std::shared_ptr<Device>& device, std::size_t bytes,
+                                       Use use = Use::kCaller);
 
   // Where [data, data + bytes) lies, if it lies in one live segment of this rank; else {}.
   Location locate(const void* data, std::size_t bytes) { return table_->locate(data, bytes); }

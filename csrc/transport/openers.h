@@ -1,5 +1,5 @@
-// Which processes have a piece of device memory open, listed in memory that all of them share: CUDA forbids its owner to
-// free it before they have closed it, and a process that has died has closed what it had.
+// Which processes have a piece of device memory open, listed in memory that all of them share: CUDA forbids its owner
+// to free it before they have closed it, and a process that has died has closed what it had.
 #pragma once
 
 #include <signal.h>

@@ -1,5 +1,5 @@
-// Memory of devices: what happens where there is no room, when shared memory may go, and when it is used again. And what
-// is said of GPUs that cannot be used.
+// Memory of devices: what happens where there is no room, when shared memory may go, and when it is used again. And
+// what is said of GPUs that cannot be used.
 #include <sys/wait.h>
 #include <unistd.h>
 

@@ -4,13 +4,16 @@ that is given back meanwhile is nobody else's too early. No check waits for the 
 from __future__ import annotations
 
 import gc
+import time
 
+import pytest
 import torch
 from checks.reference import assert_reduced, values
 from rank_operations import inputs
 from rank_seat import Seat, check
 
 import sordino.torch as hvd
+from sordino.errors import UsageError
 
 SLOW = 60_000_000  # clock cycles: tens of milliseconds
 
@@ -143,6 +146,32 @@ def memory_does_not_grow(seat: Seat) -> None:
     hvd.barrier()
     left = torch.cuda.mem_get_info(seat.device)[0]
     assert left > free - (64 << 20), f"{(free - left) >> 20} MiB of the GPU's memory have gone"
+
+
+@check(cuda=True)
+def a_graph_is_captured_while_operations_are_under_way(seat: Seat) -> None:
+    """The others come late, so that this rank moves and allocates in the middle of its capture."""
+    static = torch.ones(1000, device=seat.device)
+    assert float((static * 2).sum()) == 2000.0  # what computes is loaded
+    for turn in range(seat.size):
+        count = 1_000_003 * (turn + 1)
+        given = [torch.full((count,), float(rank)) for rank in range(seat.size)]
+        mine = seat.put(given[seat.rank])
+        if seat.rank != turn:
+            time.sleep(0.3)
+        reduced = hvd.allreduce_async(mine, name=f"captured.{turn}", op=hvd.Sum)
+        gathered = hvd.allgather_async(mine, name=f"captured.{turn}")
+        if seat.rank == turn:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                doubled = static * 2
+                time.sleep(0.6)
+                with pytest.raises(UsageError, match="while a CUDA graph is being captured"):
+                    hvd.allreduce_async_(static, name="refused")
+            graph.replay()
+            assert float(doubled.sum()) == 2000.0
+        assert_reduced(hvd.synchronize(reduced).cpu(), hvd.Sum, given)
+        assert torch.equal(hvd.synchronize(gathered).cpu(), torch.cat(given))
 
 
 @check(cuda=True)

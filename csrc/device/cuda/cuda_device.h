@@ -13,8 +13,8 @@ int count();
 // Why there is none, and the mend; empty if there is one.
 std::string obstacle();
 
-// One object a process for each GPU. NotBuilt if this build has no CUDA, or none for this GPU or its driver; DeviceError
-// if there is no such GPU.
+// One object a process for each GPU. NotBuilt if this build has no CUDA, or none for this GPU or its driver;
+// DeviceError if there is no such GPU.
 std::shared_ptr<Device> make_device(int ordinal);
 
 }  // namespace sordino::cuda

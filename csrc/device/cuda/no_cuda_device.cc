@@ -6,7 +6,8 @@ namespace sordino::cuda {
 int count() { return 0; }
 
 std::string obstacle() {
-  return "this build of Sordino has no CUDA: put nvcc on PATH (or set CUDACXX) and install it again from source, or move "
+  return "this build of Sordino has no CUDA: put nvcc on PATH (or set CUDACXX) and install it again from source, or "
+         "move "
          "the tensors to the CPU";
 }
 

@@ -63,8 +63,8 @@ inline CUcontext context_of(int ordinal) {
   std::lock_guard lock(mutex);
   CUcontext& context = all[ordinal];
   CUdevice device = 0;
-  if (context == nullptr && (driver().device(&device, ordinal) != CUDA_SUCCESS ||
-                             driver().retain(&context, device) != CUDA_SUCCESS)) {
+  if (context == nullptr &&
+      (driver().device(&device, ordinal) != CUDA_SUCCESS || driver().retain(&context, device) != CUDA_SUCCESS)) {
     throw DeviceError("GPU " + std::to_string(ordinal) +
                       " has no room for a context, or has failed: see nvidia-smi for who uses it");
   }

@@ -167,7 +167,7 @@ def check_cuda(build: Mapping[str, Any], gpus: int, seen: Mapping[str, Any]) -> 
     Args:
         build: what the core says about its build; "cuda" is empty where it has no CUDA kernels.
         gpus: that torch sees.
-        seen: by the core: "found" of them, the "names" of those that it can use, and what the "obstacles" are to others.
+        seen: by the core: "found" of them, the "names" of those that it can use, and the "obstacles" of others.
     """
     found = f"{build['cuda'] or 'not built'}; torch sees {gpus} GPU{'' if gpus == 1 else 's'}"
     if gpus and not build["cuda"]:
