@@ -200,10 +200,11 @@ def test_what_a_gpu_still_reads_is_kept_when_another_stream_has_waited(
         hvd.allreduce(torch.ones(3), name="first")
         gpu.current_stream = lambda: one
         go_on = sim_hold(one)
-        memory = np.ones(1000, dtype=np.float32)
-        alive = weakref.ref(memory)
-        handle = hvd.allreduce_async_(torch.from_numpy(memory), name="crossing")
-        del memory
+        memory = np.ones(1000, dtype=np.float32)  # stays: unlike a GPU's, it is not given to others in a stream's order
+        owner = memory[:]
+        alive = weakref.ref(owner)
+        handle = hvd.allreduce_async_(torch.from_numpy(owner), name="crossing", op=hvd.Sum)
+        del owner
         gpu.current_stream = lambda: other if elsewhere else one
         hvd.synchronize(handle)
         gc.collect()
@@ -213,6 +214,7 @@ def test_what_a_gpu_still_reads_is_kept_when_another_stream_has_waited(
         gpu.current_stream = None
         for turn in range(2):
             hvd.allreduce(torch.ones(3), name=f"later {turn}")
+        assert memory.tolist() == [2.0] * 1000
 
     sim.run(2, work, devices=gpus)
 
