@@ -1,5 +1,6 @@
 // Memory of devices: what happens where there is no room, when shared memory may go, and when it is used again. And
 // what is said of GPUs that cannot be used.
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -100,7 +101,8 @@ void memory_outlives_its_world() {
 }
 
 void who_has_died_has_nothing_open() {
-  const auto list = std::make_unique<Openers>();
+  void* const shared = mmap(nullptr, sizeof(Openers), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  auto* const list = static_cast<Openers*>(shared);
   CHECK(list->none());
   Openers::Entry* mine = list->enter();
   CHECK(!list->none());
@@ -117,6 +119,7 @@ void who_has_died_has_nothing_open() {
   CHECK(waitpid(child, nullptr, 0) == child);
   *list->enter() = child;
   CHECK(list->none());
+  munmap(shared, sizeof(Openers));
 }
 
 void what_the_caller_still_does_is_waited_for() {

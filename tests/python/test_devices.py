@@ -208,9 +208,9 @@ def test_what_a_gpu_still_reads_is_kept_when_another_stream_has_waited(
         gpu.current_stream = lambda: other if elsewhere else one
         hvd.synchronize(handle)
         gc.collect()
-        # On its own stream, what gets the memory next comes after the operation.
-        assert (alive() is not None) is elsewhere
+        kept = alive() is not None
         go_on()
+        assert kept is elsewhere  # on its own stream, what gets the memory next comes after the operation
         gpu.current_stream = None
         for turn in range(2):
             hvd.allreduce(torch.ones(3), name=f"later {turn}")
