@@ -36,8 +36,7 @@ class Device {
   virtual Kernels& kernels() = 0;
   // Makes this the calling thread's current device, as its runtime has it, until what is returned goes.
   virtual std::shared_ptr<void> use() = 0;
-  // Whether what is put on the queue is recorded for later (a CUDA graph) rather than run: there is nothing to wait
-  // for.
+  // Whether what is put on the queue is recorded for later (a CUDA graph) rather than run.
   virtual bool capturing(Stream stream) = 0;
   // Whether NCCL works on its memory and queues.
   virtual bool takes_nccl() const = 0;

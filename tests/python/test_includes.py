@@ -19,7 +19,7 @@ LAYERS: dict[str, set[str]] = {
     "kernels/cpu": {"base", "kernels"},
     "kernels/cuda": {"base", "kernels"},
     "topology": {"base"},
-    "device": {"kernels"},
+    "device": {"base", "kernels"},
     "device/sim": {"base", "device"},
     "device/cuda": {"base", "device", "kernels/cuda"},
     "transport": {"base", "device"},

@@ -22,8 +22,8 @@ inline std::string no_kernels_for(const std::string& gpu, int major, int minor, 
   const std::string architecture = std::to_string(major) + std::to_string(minor);
   return gpu + " has compute capability " + std::to_string(major) + "." + std::to_string(minor) +
          ", and this build of Sordino (" + built +
-         ") has no kernels for it: install it again from source with `pip "
-         "install . -C cmake.define.SORDINO_CUDA_ARCHITECTURES=" +
+         ") has no kernels for it: install it again from source with "
+         "`pip install . -C cmake.define.SORDINO_CUDA_ARCHITECTURES=" +
          architecture + "`, with an nvcc that knows sm_" + architecture + " (CUDA 13 knows 7.5 and later)";
 }
 

@@ -56,12 +56,13 @@ inline const Driver& driver() {
   return found;
 }
 
-// The context of a device that the runtime and PyTorch use as well. From here on it stays until the process ends.
+// The context of a device that the runtime and PyTorch use as well. From here on it stays until the process ends, and so
+// does the list: handles may go later than what is static.
 inline CUcontext context_of(int ordinal) {
   static std::mutex mutex;
-  static std::map<int, CUcontext> all;
+  static auto* all = new std::map<int, CUcontext>;
   std::lock_guard lock(mutex);
-  CUcontext& context = all[ordinal];
+  CUcontext& context = (*all)[ordinal];
   CUdevice device = 0;
   if (context == nullptr &&
       (driver().device(&device, ordinal) != CUDA_SUCCESS || driver().retain(&context, device) != CUDA_SUCCESS)) {
