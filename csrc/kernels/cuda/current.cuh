@@ -56,8 +56,8 @@ inline const Driver& driver() {
   return found;
 }
 
-// The context of a device that the runtime and PyTorch use as well. From here on it stays until the process ends, and so
-// does the list: handles may go later than what is static.
+// The context of a device that the runtime and PyTorch use as well. From here on it stays until the process ends, and
+// so does the list: handles may go later than what is static.
 inline CUcontext context_of(int ordinal) {
   static std::mutex mutex;
   static auto* all = new std::map<int, CUcontext>;
