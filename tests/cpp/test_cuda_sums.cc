@@ -1,4 +1,5 @@
 // The CUDA kernels that add up, compare and select, run on the host, against the CPU kernels.
+#include <array>
 #include <deque>
 #include <numeric>
 
@@ -49,6 +50,11 @@ void test_sums(DType type) {
       CHECK(close(results[3 * rows + row], apart, apart), name_of(type), kSizes[row]);
       CHECK(close(results[4 * rows + row], std::sqrt(dots.xx), std::sqrt(dots.xx)), name_of(type), kSizes[row]);
     }
+    cuda::Table alone(1);
+    alone.add({singles.words.back()}, singles.counts.back());
+    double norm = -1;
+    sums(alone, cuda::SumUp<T, cuda::SquareSum>{}, cuda::StoreNorm{&norm});
+    CHECK(norm == results.back(), "whatever else is in the call", name_of(type));
     of_phases.push_back(results);
   }
   CHECK(of_phases[0] == of_phases[1] && of_phases[0] == of_phases[2], "wherever they lie", name_of(type));
@@ -127,27 +133,56 @@ void test_unchanged(DType type, int digits, bool counting, Phases phases) {
   CHECK(same_bytes(counts, their_counts) && counts.guards_hold(), name_of(type), digits);
 }
 
-// select.cu with loops for the block's sums and scans.
-void select_on_host(const kernels::Items& items, const std::byte* counters, const std::byte* indices) {
-  constexpr std::uint32_t kSelecting = 64;
-  cuda::plan(cuda::selections(items, counters, indices), 1, [&](const auto& batch, std::uint32_t) {
-    for (std::uint32_t index = 0; index < batch.rows; ++index) {
-      const cuda::Row row{batch.row(index), batch.first_row + index};
-      const std::uint64_t count = batch.count(index);
-      std::uint32_t bins[cuda::kBins] = {};
+// select.cu with loops for the blocks' sums and scans, in chunks of so many bytes.
+void select_on_host(const kernels::Items& items, const std::byte* counters, const std::byte* indices,
+                    std::uint32_t chunk_bytes) {
+  constexpr std::uint32_t kSelecting = 16;
+  cuda::plan(cuda::selections(items, counters, indices), 1, chunk_bytes, [&](const auto& batch, std::uint32_t chunks) {
+    std::vector<std::array<std::uint64_t, cuda::kBins>> bins(batch.rows);
+    std::vector<cuda::Taken> taken(chunks, {0, 0});
+    const auto each = [&](const auto& visit) {
+      for (std::uint32_t block = 0; block < chunks; ++block) {
+        const cuda::Chunk chunk = cuda::find_chunk(batch, block, 1);
+        const cuda::Row row{batch.row(chunk.row), batch.first_row + chunk.row};
+        cuda::Cut cut{0, 0};
+        std::uint64_t above = 0;
+        for (int counter = cuda::kBins - 1; counter >= 0; --counter) {
+          const std::uint64_t times = bins[chunk.row][static_cast<std::size_t>(counter)];
+          if (!cuda::is_lowest(times, above, row.words[2])) {
+            above += times;
+            continue;
+          }
+          cut = {static_cast<std::uint32_t>(counter), static_cast<std::uint32_t>(row.words[2] - above)};
+          break;
+        }
+        visit(block, chunk, row, cut);
+      }
+    };
+    each([&](std::uint32_t, const cuda::Chunk& chunk, const cuda::Row& row, const cuda::Cut&) {
       for (std::uint32_t thread = 0; thread < kSelecting; ++thread) {
-        cuda::count_counters(row, count, thread, kSelecting,
-                             [&](std::uint32_t counter, std::uint32_t times) { bins[counter] += times; });
+        cuda::count_counters(row, chunk.begin, chunk.begin + chunk.count, thread, kSelecting,
+                             [&](std::uint32_t counter, std::uint32_t times) { bins[chunk.row][counter] += times; });
       }
-      CHECK(std::accumulate(bins, bins + cuda::kBins, std::uint64_t{0}) == count);
-      const cuda::Cut cut = cuda::cut_of(bins, row.words[2]);
+    });
+    each([&](std::uint32_t block, const cuda::Chunk& chunk, const cuda::Row& row, const cuda::Cut& cut) {
+      const std::uint64_t end = chunk.begin + chunk.count;
+      for (std::uint64_t at = chunk.begin; at < end; at += cuda::kWidest) {
+        taken[block].add(cuda::taken_of(cuda::load_sixteen(row, at, end), cut));
+      }
+    });
+    each([&](std::uint32_t block, const cuda::Chunk& chunk, const cuda::Row& row, const cuda::Cut& cut) {
       cuda::Taken before{0, 0};
-      for (std::uint64_t number = 0; number < cuda::sixteens_of(row, count); ++number) {
-        const cuda::Sixteen found = cuda::load_sixteen(row, count, number);
+      for (std::uint64_t k = batch.chunks_before(chunk.row); k < block; ++k) before.add(taken[k]);
+      const std::uint64_t end = chunk.begin + chunk.count;
+      for (std::uint64_t at = chunk.begin; at < end; at += cuda::kWidest) {
+        const cuda::Sixteen found = cuda::load_sixteen(row, at, end);
         cuda::write_taken(row, found, cut, before);
-        const cuda::Taken own = cuda::taken_of(found, cut);
-        before.above += own.above, before.ties += own.ties;
+        before.add(cuda::taken_of(found, cut));
       }
+    });
+    for (std::uint32_t row = 0; row < batch.rows; ++row) {
+      const std::uint64_t before = batch.row(row)[3];
+      CHECK(std::accumulate(bins[row].begin(), bins[row].end(), std::uint64_t{0}) == batch.count(row) - before);
     }
   });
 }
@@ -160,10 +195,14 @@ void test_select(double ratio, std::size_t values, std::size_t highest) {
   for (std::size_t i = 0; i < counters.size(); ++i) {
     counters.set(i, static_cast<std::uint8_t>(highest - random_below(values)));
   }
-  Placed<std::uint32_t> indices(items.samples()), expected(items.samples());
+  Placed<std::uint32_t> expected(items.samples());
   kernels::select(items, counters.data(), expected.data());
-  select_on_host(items, counters.data(), indices.data());
-  CHECK(same_bytes(indices, expected) && indices.guards_hold(), "ratio", ratio, "values", values, "up to", highest);
+  for (const std::uint32_t chunk : {cuda::kSelectChunk, 1u << 10}) {
+    Placed<std::uint32_t> indices(items.samples());
+    select_on_host(items, counters.data(), indices.data(), chunk);
+    CHECK(same_bytes(indices, expected) && indices.guards_hold(), "ratio", ratio, "values", values, "up to", highest,
+          "chunks of", chunk);
+  }
 }
 
 int run() {

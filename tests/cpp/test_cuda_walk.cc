@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::size_t kSizes[] = {0, 1, 2, 7, 15, 16, 17, 33, 255, 1000, 4097, 20011};
 
-// Counts how often each element is seen.
+// Counts how often each element is seen, and how many are seen alone.
 template <class T, cuda::Accesses kHow>
 struct Touch {
   using Element = T;
@@ -25,12 +25,14 @@ struct Touch {
   std::uint32_t lists;
   std::vector<int>* seen;
   std::size_t first;  // the element that seen begins with
+  std::size_t* alone;
 
   template <int kWidth>
   void apply(const cuda::Row& row, std::size_t i, std::size_t step, int live, State&) const {
     for (int u = 0; u < live; ++u) {
-      const std::uint64_t at = row.words[0] + (i + u * step) * sizeof(T);
+      const std::uint64_t at = row.words[kHow == cuda::Accesses::kStored] + (i + u * step) * sizeof(T);
       CHECK(at % (kWidth * sizeof(T)) == 0 || kHow == cuda::Accesses::kFixed, "element", i + u * step, "width", kWidth);
+      *alone += kWidth == 1;
       for (int e = 0; e < kWidth; ++e) ++seen->at(i + u * step + static_cast<std::size_t>(e) - first);
     }
   }
@@ -43,9 +45,13 @@ void test_cover() {
       for (const std::size_t other : {std::size_t{0}, phase, 8 + phase}) {
         cuda::Table table(2);
         std::vector<int> seen(count);
+        std::size_t alone = 0;
         table.add({4096 + phase, 8192 + other}, count);
-        elementwise(table, Touch<T, kHow>{2, &seen, 0});
+        elementwise(table, Touch<T, kHow>{2, &seen, 0, &alone});
         CHECK(std::count(seen.begin(), seen.end(), 1) == std::ptrdiff_t(count), count, phase, other);
+        const bool wide = kHow != cuda::Accesses::kSingle && (kHow != cuda::Accesses::kWide || phase == other);
+        const std::size_t chunks = (count * sizeof(T) + 4095) / 4096;  // so small a call has those of 4 KiB
+        CHECK(!wide || alone <= chunks * 31 / sizeof(T), count, phase, other, "alone", alone);
       }
     }
   }
@@ -59,8 +65,10 @@ void test_large_rows() {
   table.add({4096 + sizeof(T)}, 77);
   table.add({4096 + sizeof(T)}, kLarge);
   table.add({4096}, 5);
-  cuda::plan(table, sizeof(T), [&](const auto& batch, std::uint32_t chunks) {
-    const std::size_t chunk = cuda::chunk_bytes(kLarge * sizeof(T)) / sizeof(T), wanted = (kLarge + chunk - 1) / chunk;
+  const std::uint32_t bytes = cuda::chunk_bytes(table.elements() * sizeof(T));
+  CHECK(bytes == 16 << 10 && cuda::chunk_bytes(2 << 20) == 4 << 10 && cuda::chunk_bytes((2 << 20) + 1) == 16 << 10);
+  cuda::plan(table, sizeof(T), bytes, [&](const auto& batch, std::uint32_t chunks) {
+    const std::size_t chunk = bytes / sizeof(T), wanted = (kLarge + chunk - 1) / chunk;
     CHECK(chunks == 1 + wanted + 1, chunks);
     CHECK(cuda::find_chunk(batch, 0, sizeof(T)).row == 0 && cuda::find_chunk(batch, chunks - 1, sizeof(T)).row == 2);
     for (const std::size_t index : {std::size_t{0}, wanted / 2, wanted - 1}) {
@@ -68,7 +76,8 @@ void test_large_rows() {
       const std::size_t count = std::min(chunk, kLarge - index * chunk);
       CHECK(found.row == 1 && found.begin == index * chunk && found.count == count, "chunk", index);
       std::vector<int> seen(found.count);
-      const Touch<T, cuda::Accesses::kWide> touch{1, &seen, found.begin};
+      std::size_t alone = 0;
+      const Touch<T, cuda::Accesses::kWide> touch{1, &seen, found.begin, &alone};
       cuda::Nothing nothing;
       for (std::uint32_t thread = 0; thread < cuda::kThreads; ++thread) {
         cuda::walk(batch, 1 + index, thread, cuda::kThreads, touch, nothing);
@@ -180,7 +189,9 @@ void test_mix(DType type, std::size_t count, Phases phases) {
   }
   kernels::mix(type, inputs, outputs, averages, count);
 
-  cuda::Mix<T, 512, 64> mix;
+  constexpr int kPacks = cuda::kInFlight<T, cuda::kWidest / sizeof(T)>;
+  using Mix = cuda::Mix<T, 512, 64, kPacks>;
+  Mix mix;
   CHECK(mix.describe(averages));
   mix.lists = 2 * kVectors, mix.inputs = kVectors;
   mix.direct = !kernels::clashes(our_inputs, our_outputs, averages);
@@ -189,11 +200,12 @@ void test_mix(DType type, std::size_t count, Phases phases) {
   for (const std::byte* output : our_outputs) table.words.push_back(cuda::word(output));
   table.counts.push_back(count);
   constexpr std::uint32_t kThreads = 64;
-  std::vector<cuda::Quad> waiting(averages.size() * kThreads);
-  cuda::plan_batches<128>(table, sizeof(T), [&](const auto& batch, std::uint32_t chunks) {
+  CHECK(mix.slots() == (mix.direct ? 0 : averages.size() * kPacks));
+  std::vector<cuda::Quad> waiting(mix.slots() * kThreads);
+  cuda::plan_batches<128>(table, sizeof(T), cuda::chunk_bytes(count * sizeof(T)), [&](const auto& batch, std::uint32_t chunks) {
     for (std::uint32_t block = 0; block < chunks; ++block) {
       for (std::uint32_t thread = 0; thread < kThreads; ++thread) {
-        typename cuda::Mix<T, 512, 64>::State state{waiting.data() + thread, kThreads};
+        typename Mix::State state{waiting.data() + thread, kThreads};
         cuda::walk(batch, block, thread, kThreads, mix, state);
       }
     }
@@ -245,14 +257,23 @@ void test_many_rows() {
     kernels::axpby(DType::kFloat32, x.data() + 12 * row, expected.data() + 12 * row, 3 - row % 4, 0.5, 2);
   }
   int launches = 0;
-  cuda::plan(table, 4, [&](const auto& batch, std::uint32_t) { launches += batch.rows > 0; });
+  cuda::plan(table, 4, 4096, [&](const auto& batch, std::uint32_t) { launches += batch.rows > 0; });
   CHECK(launches == 10, launches);
+  for (const auto& [tensors, bytes] : {std::pair(112, 4 << 10), std::pair(113, 9 << 10), std::pair(161, 9 << 10),
+                                       std::pair(257, 32 << 10), std::pair(1000, 32 << 10)}) {
+    cuda::Table some(2);
+    for (int row = 0; row < tensors; ++row) some.add({0, 0}, 1);
+    cuda::plan(some, 4, 4096, [&](const auto& batch, std::uint32_t) {
+      CHECK(batch.rows == std::uint32_t(tensors) && sizeof batch <= std::size_t(bytes) && sizeof batch > bytes * 3 / 4u,
+            tensors, sizeof batch);
+    });
+  }
   elementwise(table, cuda::Axpby<float>{2, 0.5f, 2});
   CHECK(all_same(y, expected) && y.guards_hold());
   cuda::Table wide(4000);
   wide.words.resize(4000);
   wide.counts.push_back(1);
-  CHECK_THROWS(UsageError, cuda::plan(wide, 1, [](const auto&, std::uint32_t) {}));
+  CHECK_THROWS(UsageError, cuda::plan(wide, 1, 4096, [](const auto&, std::uint32_t) {}));
   Rows rows{3, std::vector<std::byte*>(3), {1}};
   CHECK_THROWS(UsageError, cuda::check_width("axpby", rows, 2));
   CHECK_THROWS(UsageError, cuda::check_floating("axpby", DType::kInt32));
@@ -261,7 +282,7 @@ void test_many_rows() {
 int run() {
   using cuda::Accesses;
   test_cover<std::uint8_t, Accesses::kWide>();
-  test_cover<std::uint8_t, Accesses::kAny>();
+  test_cover<std::uint8_t, Accesses::kStored>();
   test_cover<std::uint16_t, Accesses::kWide>();
   test_cover<float, Accesses::kFixed>();
   test_cover<double, Accesses::kWide>();

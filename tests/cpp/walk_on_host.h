@@ -80,7 +80,9 @@ inline std::size_t phase_of(Phases phases, std::size_t list, std::size_t size) {
 
 template <class Operation>
 void elementwise(const cuda::Table& table, const Operation& operation) {
-  cuda::plan(table, sizeof(typename Operation::Element), [&](const auto& batch, std::uint32_t chunks) {
+  constexpr std::size_t kSize = sizeof(typename Operation::Element);
+  const std::uint32_t chunk = cuda::chunk_bytes(table.elements() * kSize);
+  cuda::plan(table, kSize, chunk, [&](const auto& batch, std::uint32_t chunks) {
     for (std::uint32_t block = 0; block < chunks; ++block) {
       for (std::uint32_t thread = 0; thread < cuda::kThreads; ++thread) {
         typename Operation::State state = {};
@@ -93,7 +95,7 @@ void elementwise(const cuda::Table& table, const Operation& operation) {
 template <class Operation, class Finish>
 void sums(const cuda::Table& table, const Operation& operation, const Finish& finish) {
   using Sums = typename Operation::State;
-  cuda::plan(table, sizeof(typename Operation::Element), [&](const auto& batch, std::uint32_t chunks) {
+  cuda::plan(table, sizeof(typename Operation::Element), cuda::kSumChunk, [&](const auto& batch, std::uint32_t chunks) {
     std::vector<Sums> of_chunks(chunks);
     for (std::uint32_t block = 0; block < chunks; ++block) {
       for (std::uint32_t thread = 0; thread < cuda::kThreads; ++thread) {

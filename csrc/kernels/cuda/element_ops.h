@@ -191,11 +191,12 @@ struct Lars {
   }
 };
 
-// Bytes of the first address of a row to all others.
+// Bytes of the first address of a row to all others. What is one access at the first destination is as many as it takes
+// at an address that is aligned to less, so that a tensor of odd size does not make all that lie behind it slow.
 struct Copy {
   using Element = std::uint8_t;
   using State = Nothing;
-  static constexpr Accesses kAccesses = Accesses::kAny;
+  static constexpr Accesses kAccesses = Accesses::kStored;
   template <int kWidth>
   static constexpr int kAhead = 4;
 
@@ -203,15 +204,59 @@ struct Copy {
 
   template <int kWidth>
   SORDINO_BOTH void apply(const Row& row, std::size_t i, std::size_t step, int live, State&) const {
-    using Word = Access<std::uint8_t, kWidth>;
-    Word words[4];
-    SORDINO_UNROLL
-    for (int u = 0; u < 4; ++u) words[u] = u < live ? load_word<Word>(row.at(0) + i + u * step) : Word{};
-    SORDINO_UNROLL
-    for (int u = 0; u < 4; ++u) {
-      if (u >= live) break;
-      for (std::uint32_t k = 1; k < lists; ++k) store_word(row.at(k) + i + u * step, words[u]);
+    using Whole = Access<std::uint8_t, kWidth>;
+    const std::byte* const from = row.at(0) + i;
+    in_words<kWidth>(from, [&](auto word) {
+      using Word = decltype(word);
+      // Of narrow accesses a pack has enough to be in flight.
+      constexpr int kPacks = sizeof(Word) * 4 < kWidth ? 1 : 4;
+      SORDINO_NO_UNROLL
+      for (int first = 0; first < live; first += kPacks) {
+        Whole packs[kPacks];
+        SORDINO_UNROLL
+        for (int u = 0; u < kPacks; ++u) {
+          packs[u] = first + u < live ? load_in<Word, Whole>(from + (first + u) * step) : Whole{};
+        }
+        for (std::uint32_t k = 1; k < lists; ++k) {
+          std::byte* const to = row.at(k) + i + first * step;
+          in_words<kWidth>(to, [&](auto other) {
+            SORDINO_UNROLL
+            for (int u = 0; u < kPacks; ++u) {
+              if (first + u < live) store_in<decltype(other)>(to + u * step, packs[u]);
+            }
+          });
+        }
+      }
+    });
+  }
+
+ private:
+  // Calls visitor(Word{}) with the widest word of which a pack at the address is made.
+  template <int kWidth, class Visitor>
+  SORDINO_BOTH static void in_words(const std::byte* at, const Visitor& visitor) {
+    const auto address = reinterpret_cast<std::uintptr_t>(at);
+    if constexpr (kWidth == 1) {
+      visitor(std::uint8_t{});
+    } else if (address % 16 == 0) {
+      visitor(Quad{});
+    } else if (address % 8 == 0) {
+      visitor(std::uint64_t{});
+    } else if (address % 4 == 0) {
+      visitor(std::uint32_t{});
+    } else if (address % 2 == 0) {
+      visitor(std::uint16_t{});
+    } else {
+      visitor(std::uint8_t{});
     }
+  }
+  template <class Word, class Whole>
+  SORDINO_BOTH static Whole load_in(const std::byte* from) {
+    return __builtin_bit_cast(Whole, load_each<Word, sizeof(Whole) / sizeof(Word)>(from));
+  }
+  template <class Word, class Whole>
+  SORDINO_BOTH static void store_in(std::byte* to, const Whole& whole) {
+    using Words = Pack<Word, sizeof(Whole) / sizeof(Word)>;
+    store_each(to, __builtin_bit_cast(Words, whole));
   }
 };
 

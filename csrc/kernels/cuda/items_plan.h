@@ -80,14 +80,15 @@ inline Table draws(const Items& items, std::uint64_t key, const std::byte* indic
   return table;
 }
 
-// Rows (counters, indices, samples) of the items that have elements.
+// Rows (counters, indices, samples, counters before the item's) of the items that have elements. Each begins at a
+// multiple of 16 bytes.
 inline Table selections(const Items& items, const std::byte* counters, const std::byte* indices) {
-  Table table(3);
+  Table table(4);
   for (const Items::Row& row : items.rows()) {
     if (row.elements == 0) continue;
-    table.add(
-        {word(counters + row.first_element), word(indices + row.first_sample * sizeof(std::uint32_t)), row.samples},
-        row.elements);
+    const std::uint64_t first = word(counters + row.first_element), before = first % kWidest;
+    table.add({first - before, word(indices + row.first_sample * sizeof(std::uint32_t)), row.samples, before},
+              before + row.elements);
   }
   return table;
 }

@@ -91,7 +91,8 @@ __global__ void __launch_bounds__(kThreads)
 
 template <class Operation>
 void run_elementwise(const char* name, const Table& table, const Operation& operation, cudaStream_t stream) {
-  plan(table, sizeof(typename Operation::Element), [&](const auto& batch, std::uint32_t chunks) {
+  constexpr std::size_t kSize = sizeof(typename Operation::Element);
+  plan(table, kSize, chunk_bytes(table.elements() * kSize), [&](const auto& batch, std::uint32_t chunks) {
     using Batch = std::remove_cvref_t<decltype(batch)>;
     launch(name, elementwise<Batch, Operation>, chunks, kThreads, 0, stream, batch, operation);
   });
@@ -101,7 +102,7 @@ template <class Operation, class Finish>
 void run_sums(const char* name, const Table& table, const Operation& operation, const Finish& finish, void* pool,
               cudaStream_t stream) {
   using Sums = typename Operation::State;
-  plan(table, sizeof(typename Operation::Element), [&](const auto& batch, std::uint32_t chunks) {
+  plan(table, sizeof(typename Operation::Element), kSumChunk, [&](const auto& batch, std::uint32_t chunks) {
     using Batch = std::remove_cvref_t<decltype(batch)>;
     const Scratch<Sums> scratch(chunks, pool, stream);
     Sums* const sums = scratch.data();

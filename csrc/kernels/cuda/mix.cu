@@ -22,12 +22,14 @@ bool mix_with(const Table& table, std::size_t inputs, std::span<const Average> a
   operation.inputs = static_cast<std::uint32_t>(inputs);
   operation.direct = direct;
   constexpr std::size_t kShared = 48 << 10;  // what a block may have unasked
-  const std::size_t slots = direct ? 0 : averages.size();
+  const std::size_t slots = operation.slots();
   std::uint32_t threads = kThreads;
   while (threads > 32 && slots * threads * sizeof(Quad) > kShared) threads /= 2;
   const std::size_t shared = slots * threads * sizeof(Quad);
   if (shared > kShared) return false;
-  plan_batches<kWords>(table, sizeof(typename Operation::Element), [&](const auto& batch, std::uint32_t chunks) {
+  constexpr std::size_t kSize = sizeof(typename Operation::Element);
+  const std::uint32_t chunk = chunk_bytes(table.elements() * kSize);
+  plan_batches<kWords>(table, kSize, chunk, [&](const auto& batch, std::uint32_t chunks) {
     launch("mix", mix_elements<Batch<kWords>, Operation>, chunks, threads, shared, stream, batch, operation);
   });
   return true;
@@ -47,8 +49,10 @@ void CudaKernels::mix(DType type, std::span<const std::byte* const> inputs, std:
     const bool direct = !clashes(inputs, outputs, averages);
     const auto queue = cuda_stream(stream);
     const Current current(ordinal_);
-    if (mix_with<128, Mix<T, 512, 64>>(table, inputs.size(), averages, direct, queue)) return;
-    if (mix_with<2000, Mix<T, 4000, 384>>(table, inputs.size(), averages, direct, queue)) return;
+    constexpr int kPacks = kInFlight<T, kWidest / sizeof(T)>;
+    if (mix_with<128, Mix<T, 512, 64, kPacks>>(table, inputs.size(), averages, direct, queue)) return;
+    // One pack at a time needs less shared memory for what waits.
+    if (mix_with<2000, Mix<T, 4000, 384, 1>>(table, inputs.size(), averages, direct, queue)) return;
     throw UsageError("kernels::cuda::mix: " + std::to_string(averages.size()) + " averages of " +
                      std::to_string(inputs.size()) + " vectors are too many for one launch");
   });

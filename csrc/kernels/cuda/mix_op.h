@@ -9,7 +9,7 @@
 namespace sordino::kernels::cuda {
 
 // `numbers` is, average after average: how many inputs, which ones, how many outputs, which ones.
-template <class T, int kNumbers, int kAverages>
+template <class T, int kNumbers, int kAverages, int kPacks>
 struct Mix {
   // Where a thread keeps the averages of its elements until it has read all inputs: slot k at waiting[k * stride].
   struct State {
@@ -19,12 +19,15 @@ struct Mix {
   using Element = T;
   static constexpr Accesses kAccesses = Accesses::kWide;
   template <int kWidth>
-  static constexpr int kAhead = 1;
+  static constexpr int kAhead = kPacks;
 
   std::uint32_t lists, inputs, averages;
   bool direct;  // no average reads what another one writes: nothing needs to wait
   double scales[kAverages];
   std::uint16_t numbers[kNumbers];
+
+  // Slots that a thread needs.
+  std::size_t slots() const { return direct ? 0 : std::size_t{averages} * kPacks; }
 
   // False if it does not fit.
   bool describe(std::span<const Average> all) {
@@ -43,18 +46,20 @@ struct Mix {
   }
 
   template <int kWidth>
-  SORDINO_BOTH void apply(const Row& row, std::size_t i, std::size_t, int, State& state) const {
-    const std::size_t at = i * sizeof(T);
+  SORDINO_BOTH void apply(const Row& row, std::size_t i, std::size_t step, int live, State& state) const {
+    const Place place{i * sizeof(T), step * sizeof(T), live};
     const std::uint16_t* next = numbers;
     for (std::uint32_t k = 0; k < averages; ++k) {
       const std::uint32_t sources = *next++;
-      const Pack<T, kWidth> average = average_of<kWidth>(row, at, next, sources, scales[k]);
+      Pack<T, kWidth> packs[kPacks];
+      average(packs, row, place, next, sources, scales[k]);
       next += sources;
       const std::uint32_t targets = *next++;
       if (direct) {
-        write(row, at, next, targets, average);
+        write(row, place, next, targets, packs);
       } else {
-        store(slot(state, k), average);
+        SORDINO_UNROLL
+        for (int u = 0; u < kPacks; ++u) store(slot(state, k, u), packs[u]);
       }
       next += targets;
     }
@@ -63,42 +68,65 @@ struct Mix {
     for (std::uint32_t k = 0; k < averages; ++k) {
       next += 1 + *next;
       const std::uint32_t targets = *next++;
-      write(row, at, next, targets, load<T, kWidth>(slot(state, k)));
+      Pack<T, kWidth> packs[kPacks];
+      SORDINO_UNROLL
+      for (int u = 0; u < kPacks; ++u) packs[u] = load<T, kWidth>(slot(state, k, u));
+      write(row, place, next, targets, packs);
       next += targets;
     }
   }
 
  private:
-  SORDINO_BOTH static std::byte* slot(const State& state, std::uint32_t k) {
-    return reinterpret_cast<std::byte*>(state.waiting + k * state.stride);
+  // Of a thread's packs: bytes before the first, bytes from one to the next, how many there are.
+  struct Place {
+    std::size_t at, stride;
+    int live;
+  };
+
+  SORDINO_BOTH static std::byte* slot(const State& state, std::uint32_t k, int u) {
+    return reinterpret_cast<std::byte*>(state.waiting + (k * kPacks + u) * state.stride);
   }
 
   template <int kWidth>
-  SORDINO_BOTH static Pack<T, kWidth> average_of(const Row& row, std::size_t at, const std::uint16_t* sources,
-                                                 std::uint32_t count, double scale) {
-    if (count == 0) return {};
-    Pack<T, kWidth> next = load<T, kWidth>(row.at(sources[0]) + at);
-    if (count == 1 && scale == 1) return next;
+  SORDINO_BOTH static void average(Pack<T, kWidth> (&packs)[kPacks], const Row& row, const Place& place,
+                                   const std::uint16_t* sources, std::uint32_t count, double scale) {
+    SORDINO_UNROLL
+    for (int u = 0; u < kPacks; ++u) packs[u] = {};
+    if (count == 0) return;
+    load_live(packs, row.at(sources[0]) + place.at, place.stride, place.live);
+    if (count == 1 && scale == 1) return;
     const auto factor = static_cast<Stage<T>>(scale);
-    Stage<T> total[kWidth] = {};
-    for (std::uint32_t k = 0; k < count; ++k) {
-      const Pack<T, kWidth> pack = next;
-      if (k + 1 < count) next = load<T, kWidth>(row.at(sources[k + 1]) + at);
+    Stage<T> total[kPacks][kWidth];
+    SORDINO_UNROLL
+    for (int u = 0; u < kPacks; ++u) {
       SORDINO_UNROLL
-      for (int e = 0; e < kWidth; ++e) {
-        const Stage<T> value = decode(pack.values[e]);
-        total[e] = k == 0 ? value : total[e] + value;
+      for (int e = 0; e < kWidth; ++e) total[u][e] = decode(packs[u].values[e]);
+    }
+    for (std::uint32_t k = 1; k < count; ++k) {
+      load_live(packs, row.at(sources[k]) + place.at, place.stride, place.live);
+      SORDINO_UNROLL
+      for (int u = 0; u < kPacks; ++u) {
+        SORDINO_UNROLL
+        for (int e = 0; e < kWidth; ++e) total[u][e] = total[u][e] + decode(packs[u].values[e]);
       }
     }
     SORDINO_UNROLL
-    for (int e = 0; e < kWidth; ++e) next.values[e] = encoded<T>(total[e] * factor);
-    return next;
+    for (int u = 0; u < kPacks; ++u) {
+      SORDINO_UNROLL
+      for (int e = 0; e < kWidth; ++e) packs[u].values[e] = encoded<T>(total[u][e] * factor);
+    }
   }
 
   template <int kWidth>
-  SORDINO_BOTH void write(const Row& row, std::size_t at, const std::uint16_t* targets, std::uint32_t count,
-                          const Pack<T, kWidth>& average) const {
-    for (std::uint32_t k = 0; k < count; ++k) store(row.at(inputs + targets[k]) + at, average);
+  SORDINO_BOTH void write(const Row& row, const Place& place, const std::uint16_t* targets, std::uint32_t count,
+                          const Pack<T, kWidth> (&packs)[kPacks]) const {
+    for (std::uint32_t k = 0; k < count; ++k) {
+      std::byte* const to = row.at(inputs + targets[k]) + place.at;
+      SORDINO_UNROLL
+      for (int u = 0; u < kPacks; ++u) {
+        if (u < place.live) store(to + u * place.stride, packs[u]);
+      }
+    }
   }
 };
 

@@ -12,8 +12,10 @@
 // Arrays of what is in flight lie in registers only if loops over them are unrolled.
 #if defined(__CUDA_ARCH__)
 #define SORDINO_UNROLL _Pragma("unroll")
+#define SORDINO_NO_UNROLL _Pragma("unroll 1")
 #else
 #define SORDINO_UNROLL
+#define SORDINO_NO_UNROLL
 #endif
 
 namespace sordino::kernels::cuda {

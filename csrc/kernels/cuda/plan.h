@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <initializer_list>
 #include <limits>
+#include <numeric>
 #include <span>
 #include <string>
 #include <vector>
@@ -14,9 +15,10 @@
 
 namespace sordino::kernels::cuda {
 
-// Two sizes, because what a launch costs grows with its parameter: 4 KiB is what every driver takes, 32 764 bytes what
-// those since 530 take. The rest is for the operation.
-inline constexpr int kFewWords = 448, kManyWords = 4000;
+// Words of a batch. Several sizes, because what a launch costs grows with its parameter: 4 KiB is what every driver
+// takes, 32 764 bytes what those since 530 take, and between them is a model of some hundred tensors. The rest is for
+// the operation.
+inline constexpr int kFewWords = 448, kSomeWords = 1024, kManyWords = 4000;
 
 // The words of all rows, row after row, and their counts.
 struct Table {
@@ -29,6 +31,7 @@ struct Table {
     for (const std::uint64_t word : row) words.push_back(word);
     counts.push_back(count);
   }
+  std::size_t elements() const { return std::accumulate(counts.begin(), counts.end(), std::size_t{0}); }
 };
 
 inline std::uint64_t word(const std::byte* address) { return reinterpret_cast<std::uintptr_t>(address); }
@@ -65,9 +68,9 @@ inline void check_width(const char* function, const Rows& rows, std::size_t widt
                    std::to_string(rows.addresses.size()) + " in all for " + std::to_string(rows.size()) + " rows)");
 }
 
-// Calls launch(batch, chunks) for batches that hold all rows in order.
+// Calls launch(batch, chunks) for batches that hold all rows in order, of elements of `size` bytes.
 template <int kWords, class Launch>
-void plan_batches(const Table& table, std::size_t size, const Launch& launch) {
+void plan_batches(const Table& table, std::size_t size, std::uint32_t chunk, const Launch& launch) {
   constexpr std::size_t kMostChunks = std::numeric_limits<std::int32_t>::max();  // blocks of a launch
   const std::size_t width = table.width, most = Batch<kWords>::most_rows(width), all = table.counts.size();
   if (most == 0) {
@@ -76,11 +79,13 @@ void plan_batches(const Table& table, std::size_t size, const Launch& launch) {
   }
   Batch<kWords> batch;
   batch.width = static_cast<std::uint32_t>(width);
+  batch.chunk = chunk;
+  const std::size_t elements = chunk / size;
   for (std::size_t first = 0, rows; first < all; first += rows) {
     std::uint64_t ends[kWords];
     std::size_t chunks = 0;
     for (rows = 0; rows < std::min(most, all - first); ++rows) {
-      const std::size_t more = chunks_of(table.counts[first + rows], size);
+      const std::size_t count = table.counts[first + rows], more = count / elements + (count % elements != 0);
       if (rows != 0 && chunks + more > kMostChunks) break;
       ends[rows] = chunks += more;
     }
@@ -96,11 +101,14 @@ void plan_batches(const Table& table, std::size_t size, const Launch& launch) {
 }
 
 template <class Launch>
-void plan(const Table& table, std::size_t size, const Launch& launch) {
-  if (table.counts.size() <= Batch<kFewWords>::most_rows(table.width)) {
-    plan_batches<kFewWords>(table, size, launch);
+void plan(const Table& table, std::size_t size, std::uint32_t chunk, const Launch& launch) {
+  const std::size_t rows = table.counts.size();
+  if (rows <= Batch<kFewWords>::most_rows(table.width)) {
+    plan_batches<kFewWords>(table, size, chunk, launch);
+  } else if (rows <= Batch<kSomeWords>::most_rows(table.width)) {
+    plan_batches<kSomeWords>(table, size, chunk, launch);
   } else {
-    plan_batches<kManyWords>(table, size, launch);
+    plan_batches<kManyWords>(table, size, chunk, launch);
   }
 }
 

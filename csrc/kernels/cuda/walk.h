@@ -15,24 +15,20 @@ namespace sordino::kernels::cuda {
 
 inline constexpr int kThreads = 256;
 
-// Bytes a chunk: large ones have less to find, small ones keep all of a GPU busy with a small tensor. A function of the
-// row alone, so that what is added up chunk by chunk does not depend on what else is in the call.
-SORDINO_BOTH constexpr std::size_t chunk_bytes(std::size_t row_bytes) {
-  constexpr std::size_t kLeast = 4 << 10, kMost = 64 << 10, kEnough = 1024;
-  std::size_t bytes = kLeast;
-  while (bytes < kMost && row_bytes > bytes * kEnough) bytes *= 2;
-  return bytes;
+// Bytes a chunk of a call that has so many in all: what a block's threads have in flight at once, or less of a call that
+// would leave most of a GPU idle.
+constexpr std::uint32_t chunk_bytes(std::size_t call_bytes) {
+  constexpr std::uint32_t kLeast = 4 << 10, kMost = 16 << 10, kEnough = 512;
+  return call_bytes <= std::size_t{kLeast} * kEnough ? kLeast : kMost;
 }
-constexpr std::size_t chunks_of(std::size_t count, std::size_t size) {
-  const std::size_t chunk = chunk_bytes(count * size) / size;
-  return count / chunk + (count % chunk != 0);
-}
+// Of what is added up chunk by chunk: always the same, so that a row's sum does not depend on what else is in the call.
+inline constexpr std::uint32_t kSumChunk = 32 << 10;
 
 // As many rows as fit: of each `width` words, the count, and how many chunks it and those before it have.
 template <int kWords>
 struct Batch {
-  std::uint32_t rows, width;
-  std::uint64_t first_row;  // its index in the call
+  std::uint32_t rows, width, chunk;  // bytes a chunk, a multiple of 16
+  std::uint64_t first_row;           // its index in the call
   std::uint64_t words[kWords];
 
   static constexpr std::size_t most_rows(std::size_t width) { return kWords / (width + 2); }
@@ -65,32 +61,30 @@ SORDINO_BOTH inline Chunk find_chunk(const AnyBatch& batch, std::uint64_t block,
       low = middle + 1;
     }
   }
-  const std::size_t count = batch.count(low), chunk = chunk_bytes(count * size) / size;
-  const std::size_t begin = (block - batch.chunks_before(low)) * chunk, left = count - begin;
+  const std::size_t chunk = batch.chunk / size;
+  const std::size_t begin = (block - batch.chunks_before(low)) * chunk, left = batch.count(low) - begin;
   return {low, begin, left < chunk ? left : chunk};
 }
 
-// Bytes of the widest access, up to 16, that addresses can have together after a few single elements: what divides all
-// their distances.
-SORDINO_BOTH inline std::uint32_t common_access(const std::uint64_t* addresses, std::uint32_t count) {
-  std::uint64_t distances = kWidest;
+// Whether all addresses are multiples of 16 after as many single elements.
+SORDINO_BOTH inline bool aligned_alike(const std::uint64_t* addresses, std::uint32_t count) {
+  std::uint64_t distances = 0;
   for (std::uint32_t k = 1; k < count; ++k) distances |= addresses[k] ^ addresses[0];
-  return static_cast<std::uint32_t>(distances & (~distances + 1));
+  return distances % kWidest == 0;
 }
 
-// How a chunk is covered: `head` single elements, `packs` of `width` elements, and single elements again.
+// How a chunk is covered: `head` single elements, `packs` of 16 bytes, and single elements again.
 struct Cover {
-  std::uint32_t head, packs, width, singles;
+  std::uint32_t head, packs, singles;
 };
-SORDINO_BOTH inline Cover cover(std::uint32_t count, std::uint64_t address, std::uint32_t access, std::uint32_t size) {
-  const std::uint32_t width = access / size, ahead = static_cast<std::uint32_t>(0 - address) % access / size;
-  if (width <= 1) return {0, 0, 1, count};
+SORDINO_BOTH inline Cover cover(std::uint32_t count, std::uint64_t address, std::uint32_t size) {
+  const std::uint32_t width = kWidest / size, ahead = static_cast<std::uint32_t>(0 - address) % kWidest / size;
   const std::uint32_t head = ahead < count ? ahead : count, packs = (count - head) / width;
-  return {head, packs, width, count - packs * width};
+  return {head, packs, count - packs * width};
 }
 
 // What an operation sees of a row; see walk().
-enum class Accesses { kSingle, kWide, kAny, kFixed };
+enum class Accesses { kSingle, kWide, kStored, kFixed };
 
 // Calls apply<kWidth> for all packs that are this thread's.
 template <int kWidth, class Operation>
@@ -110,8 +104,9 @@ SORDINO_BOTH inline void walk_packs(const Row& row, std::size_t begin, std::uint
 // What thread `thread` of `threads` (32 or more) of block `block` does. An operation has:
 //   Element, whose number a row's count is; State, what its thread carries along;
 //   kAccesses: kSingle to see single elements only; kWide to see packs of 16 bytes where all of a row's first
-//     `lists` addresses (also a member) allow it, else single elements; kAny to see packs of 16, 8, 4 and 2 bytes;
-//     kFixed to see packs of 16 bytes wherever the addresses lie;
+//     `lists` addresses (also a member) allow it, else single elements; kStored to see packs of 16 bytes that are
+//     aligned at the row's second address, kFixed to see such as are cut from the row's beginning, both wherever other
+//     addresses lie;
 //   kAhead<kWidth>: how many packs it sees at a time;
 //   apply<kWidth>(row, i, step, live, state): the packs at elements i, i + step and so on, `live` of them.
 template <class AnyBatch, class Operation>
@@ -123,28 +118,21 @@ SORDINO_BOTH inline void walk(const AnyBatch& batch, std::uint64_t block, std::u
   const Chunk chunk = find_chunk(batch, block, kSize);
   const Row row{batch.row(chunk.row), batch.first_row + chunk.row};
   const auto count = static_cast<std::uint32_t>(chunk.count);
-  Cover parts{0, 0, 1, count};
-  if constexpr (kAccesses == Accesses::kFixed) parts = cover(count, 0, kWidest, kSize);
-  if constexpr (kAccesses == Accesses::kWide || kAccesses == Accesses::kAny) {
-    const std::uint32_t access = common_access(row.words, operation.lists);
-    // A chunk begins a multiple of 4 KiB after its row.
-    if (kAccesses == Accesses::kAny || access == kWidest) parts = cover(count, row.words[0], access, kSize);
+  // A chunk begins a multiple of 16 bytes after its row.
+  Cover parts{0, 0, count};
+  if constexpr (kAccesses == Accesses::kFixed) parts = cover(count, 0, kSize);
+  if constexpr (kAccesses == Accesses::kStored) parts = cover(count, row.words[1], kSize);
+  if constexpr (kAccesses == Accesses::kWide) {
+    if (aligned_alike(row.words, operation.lists)) parts = cover(count, row.words[0], kSize);
   }
-  const std::size_t begin = chunk.begin + parts.head;
-  if constexpr (kAccesses == Accesses::kAny) {
-    static_assert(kSize == 1);
-    switch (parts.width) {
-      case 16: walk_packs<16>(row, begin, parts.packs, thread, threads, operation, state); break;
-      case 8: walk_packs<8>(row, begin, parts.packs, thread, threads, operation, state); break;
-      case 4: walk_packs<4>(row, begin, parts.packs, thread, threads, operation, state); break;
-      case 2: walk_packs<2>(row, begin, parts.packs, thread, threads, operation, state); break;
+  if constexpr (kAccesses != Accesses::kSingle) {
+    if (parts.packs != 0) {
+      walk_packs<kWide>(row, chunk.begin + parts.head, parts.packs, thread, threads, operation, state);
     }
-  } else if constexpr (kAccesses != Accesses::kSingle) {
-    if (parts.packs != 0) walk_packs<kWide>(row, begin, parts.packs, thread, threads, operation, state);
   }
   // Beside packs there are fewer single elements than 32: a thread has one at most, so what is `step` after it is none.
   if (thread >= parts.singles) return;
-  const std::size_t skipped = thread < parts.head ? 0 : std::size_t{parts.packs} * parts.width;
+  const std::size_t skipped = thread < parts.head ? 0 : std::size_t{parts.packs} * kWide;
   walk_packs<1>(row, chunk.begin + skipped, parts.singles, thread, threads, operation, state);
 }
 
