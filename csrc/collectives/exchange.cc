@@ -74,14 +74,17 @@ class Mixing {
     participants_.stages_used += last;
   }
 
-  // All on one queue of the device, so nothing but NCCL's calls is waited for.
+  // All transfers are one group of NCCL's. What is averaged comes behind it on the same queue, so nothing but NCCL's
+  // calls is waited for.
   Task run_by_nccl(nccl::Channel& channel) {
     std::byte* buffer = plan_.copies() > 0 ? what_.buffer->reserve(plan_.copies(), stride(), false, device()) : nullptr;
     find_vectors(buffer);
+    co_await channel.ready();
+    nccl::Group group(channel.communicator());
+    for (const GroupPlan& plan : plan_.groups()) put_transfers(plan, channel, buffer);
+    group.end();
+    co_await channel.ready();
     for (const GroupPlan& plan : plan_.groups()) {
-      co_await channel.ready();
-      put_transfers(plan, channel, buffer);
-      co_await channel.ready();
       if (!plan.averages.empty()) mix(plan);
     }
   }
@@ -90,7 +93,6 @@ class Mixing {
   static constexpr std::uint64_t kReady = 1;
 
   void put_transfers(const GroupPlan& plan, nccl::Channel& channel, std::byte* buffer) {
-    nccl::Group group(channel.communicator());
     for (std::size_t index = 0; index < plan.runs.size(); ++index) {
       const LayoutSegment* run = plan.runs[index];
       for (const Parcel& parcel : plan.receives) {
@@ -102,7 +104,6 @@ class Mixing {
         channel.communicator().send(what_.source + run->offset, run->bytes, parcel.peer, channel.stream());
       }
     }
-    group.end();
   }
 
   const std::shared_ptr<Device>& device() const { return participants_.compute->device(); }

@@ -43,6 +43,7 @@ auto& live = *new std::map<Comm*, std::shared_ptr<Member>>;
 FakeEnqueue enqueue = nullptr;
 bool hang_aborts = false;
 int ids = 0, aborts = 0;
+auto& groups = *new std::map<int, int>;  // by rank
 thread_local Grouping group;
 thread_local unsigned long long current_device = 0;
 
@@ -134,6 +135,7 @@ std::unique_ptr<Launch> settle(const std::shared_ptr<Member>& member) {
   member->state = kSuccess;
   if (member->calls.empty()) return nullptr;
   ++member->queued;
+  ++groups[member->rank];
   return std::make_unique<Launch>(Launch{member, std::exchange(member->calls, {})});
 }
 
@@ -181,6 +183,11 @@ void fake_nccl_hang_aborts(int hang) {
 int fake_nccl_live() {
   std::lock_guard lock(mutex);
   return static_cast<int>(live.size());
+}
+
+int fake_nccl_groups(int rank) {
+  std::lock_guard lock(mutex);
+  return groups[rank];
 }
 
 int fake_nccl_aborts() {

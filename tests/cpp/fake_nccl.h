@@ -19,6 +19,8 @@ void fake_nccl_hang_aborts(int hang);
 
 // Communicators that are neither destroyed nor aborted.
 int fake_nccl_live();
+// Groups that communicators of one rank of this process have put on a stream; a call outside a group is one.
+int fake_nccl_groups(int rank);
 // Calls of ncclCommAbort so far.
 int fake_nccl_aborts();
 }

@@ -41,8 +41,12 @@ void launch(const char* name, void (*kernel)(Parameters...), std::uint32_t block
         name);
 }
 
+// Blocks of a multiprocessor between which its registers are shared out: enough for loads in flight. Unasked, the
+// compiler makes room for more, and spills.
+inline constexpr int kBlocks = 3;
+
 template <class Batch, class Operation>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, kBlocks)
     elementwise(const __grid_constant__ Batch batch, const __grid_constant__ Operation operation) {
   typename Operation::State state;
   walk(batch, blockIdx.x, threadIdx.x, kThreads, operation, state);

@@ -5,7 +5,7 @@ namespace sordino::kernels::cuda {
 namespace {
 
 template <class Batch, class Operation>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, kBlocks)
     mix_elements(const __grid_constant__ Batch batch, const __grid_constant__ Operation operation) {
   extern __shared__ Quad shared[];
   typename Operation::State state{shared + threadIdx.x, blockDim.x};
