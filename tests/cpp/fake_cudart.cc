@@ -1,0 +1,73 @@
+// A stand-in for CUDA's runtime, of which the kernels' host code needs little: memory is the host's, and a launch is
+// written down, not made.
+#include "fake_cudart.h"
+
+#include <cstdlib>
+#include <cstring>
+#include <map>
+
+namespace sordino::test {
+
+std::vector<std::string>& launches() {
+  static std::vector<std::string> all;
+  return all;
+}
+
+}  // namespace sordino::test
+
+namespace {
+
+struct Size {
+  unsigned x, y, z;
+};
+
+std::map<const void*, std::string>& kernels() {
+  static std::map<const void*, std::string> all;
+  return all;
+}
+
+}  // namespace
+
+extern "C" {
+
+void** __cudaRegisterFatBinary(void*) { return nullptr; }
+void __cudaRegisterFatBinaryEnd(void**) {}
+void __cudaUnregisterFatBinary(void**) {}
+void __cudaRegisterFunction(void**, const char* kernel, char*, const char* name, int, void*, void*, void*, void*,
+                            int*) {
+  kernels()[kernel] = name;
+}
+int cudaLaunchKernel(const void* kernel, Size, Size, void**, std::size_t, void*) {
+  sordino::test::launches().push_back(kernels().at(kernel));
+  return 0;
+}
+// What <<<>>> becomes, which nobody uses.
+int __cudaGetKernel(void**, const void*) { std::abort(); }
+int __cudaLaunchKernel(void*, Size, Size, void**, std::size_t, void*) { std::abort(); }
+unsigned __cudaPopCallConfiguration(Size*, Size*, std::size_t*, void*) { std::abort(); }
+
+int cudaMallocFromPoolAsync(void** data, std::size_t bytes, void*, void*) {
+  *data = std::malloc(bytes);
+  return 0;
+}
+int cudaFreeAsync(void* data, void*) {
+  std::free(data);
+  return 0;
+}
+int cudaMemsetAsync(void* data, int value, std::size_t bytes, void*) {
+  std::memset(data, value, bytes);
+  return 0;
+}
+int cudaMemPoolCreate(void**, const void*) { return 0; }
+int cudaMemPoolDestroy(void*) { return 0; }
+int cudaMemPoolSetAttribute(void*, int, void*) { return 0; }
+int cudaGetDevice(int* device) {
+  *device = 0;
+  return 0;
+}
+int cudaSetDevice(int) { return 0; }
+int cudaGetLastError() { return 0; }
+const char* cudaGetErrorName(int) { return "none"; }
+const char* cudaGetErrorString(int) { return "no error"; }
+int cudaGetDriverEntryPointByVersion(const char*, void**, unsigned, unsigned long long, int*) { return 1; }
+}
