@@ -17,7 +17,7 @@ SORDINO_CUDA ?= $(if $(wildcard /dev/nvidia0 /dev/nvidiactl /dev/dxg),AUTO,OFF)
 PYTEST := $(RUN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 PART ?=
 
-.PHONY: demo test test-all test-slice cpp-test planted sanitize claims-quick lint format clean FORCE
+.PHONY: demo test test-all test-slice cpp-test planted sanitize claims-quick kernel-table lint format clean FORCE
 
 demo: $(VENV)/.installed
 	$(RUN)/sordino doctor
@@ -85,6 +85,10 @@ $(VENV)/.linters: $(VENV)/.testing
 # Every claim of the papers (docs/claims.md) in small, to see that it runs; as root, for some make hosts.
 claims-quick: $(VENV)/.testing
 	$(RUN)/python -m benchmarks.claims run all --quick
+
+# What is expected of the CUDA kernels (docs/kernels.md), of a tree with SORDINO_CUDA=ON.
+kernel-table: $(VENV)/.testing
+	$(RUN)/python tools/kernel_table.py
 
 lint: $(VENV)/.linters
 	$(BIN)/ruff check .

@@ -3,8 +3,8 @@
     python tools/kernel_table.py [--check] [--tree build/tree]
 
 Registers and spills are what ptxas said when the tree was built (cmake/keep_ptxas.sh); bytes in flight and launches are
-what the tree's `kernel_facts` says. With `--check` status 1 tells that a spill or a number of launches has grown, or that
-the file is not what the same compiler gives now; another compiler may share out registers otherwise.
+what the tree's `kernel_facts` says. With `--check` status 1 tells that a spill or a number of launches has grown, or
+that the file is not what the same compiler gives now; another compiler may share out registers otherwise.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ OBJECTS = "csrc/kernels/CMakeFiles/sordino_cuda_kernels.dir/cuda"
 
 HEAD = """# Kernels
 What the compiler and a count say of the CUDA kernels, for want of a GPU: `make kernel-table` writes this page, and the
-tests compare it where CUDA is compiled. Bytes in flight are those that a thread has asked for before it needs the first,
-in its widest accesses; a multiprocessor runs several hundred threads.
+tests compare it where CUDA is compiled. Bytes in flight are those that a thread has asked for before it needs the
+first, in its widest accesses; a multiprocessor runs several hundred threads.
 
 """
 KERNELS = """## Registers
@@ -63,7 +63,9 @@ def readable(names: list[str]) -> list[str]:
     tool = shutil.which("c++filt")
     if tool is None:
         raise SystemExit("kernel_table: needs c++filt (binutils)")
-    return subprocess.run([tool], input="\n".join(names), capture_output=True, text=True, check=True).stdout.splitlines()
+    return subprocess.run(
+        [tool], input="\n".join(names), capture_output=True, text=True, check=True
+    ).stdout.splitlines()
 
 
 def kernels_of(tree: Path) -> dict[str, Kernel]:

@@ -1,5 +1,5 @@
-// A simulated device that also asks the CUDA kernels for what it is asked for, on the stand-in for CUDA's runtime: so one
-// can tell what would have been launched.
+// A simulated device that also asks the CUDA kernels for what it is asked for, on the stand-in for CUDA's runtime: so
+// one can tell what would have been launched.
 #pragma once
 
 #include <mutex>

@@ -1,5 +1,6 @@
-// What tools/kernel_table.py cannot read from the compiler's words: bytes that a thread has in flight, from the operations
-// themselves, and launches of a step, counted while two ranks make it on simulated devices. Lines of words between tabs.
+// What tools/kernel_table.py cannot read from the compiler's words: bytes that a thread has in flight, from the
+// operations themselves, and launches of a step, counted while two ranks make it on simulated devices. Lines of words
+// between tabs.
 #include <cxxabi.h>
 
 #include <cstdio>
@@ -58,7 +59,7 @@ void all_in_flight() {
       if constexpr (!std::is_integral_v<T> && !std::is_same_v<T, Bool>) {
         in_flight<cuda::Axpby<T>>(2);
         in_flight<cuda::Lars<T>>(3);
-        in_flight<cuda::Mix<T, 512, 64, cuda::kInFlight<T, cuda::kWidest / sizeof(T)>>>(1);
+        in_flight<cuda::Mix<T, 512, 64, 4>>(1);
         in_flight<cuda::Mix<T, 4000, 384, 1>>(1);
         in_flight<cuda::SumUp<T, cuda::DotSums>>(2);
         in_flight<cuda::SumUp<T, cuda::DistanceSum>>(2);
@@ -175,8 +176,8 @@ class Ranks {
   void gossip(Rank& rank, Request& request) {
     const Route route = route_ == "NCCL" ? Route::kNccl : route_ == "IPC" ? Route::kDirect : Route::kHost;
     request.opcode = Opcode::kExchange;
-    request.exchange = std::make_shared<Exchange>(Exchange{
-        layout_, topology_, rank.arena->data, rank.arena->data, route != Route::kNccl, false, rank.buffer, route});
+    request.exchange = std::make_shared<Exchange>(Exchange{layout_, topology_, rank.arena->data, rank.arena->data,
+                                                           route != Route::kNccl, false, rank.buffer, route});
   }
 
   const std::shared_ptr<const Layout> layout_ = layout();

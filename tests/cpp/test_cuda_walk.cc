@@ -189,7 +189,7 @@ void test_mix(DType type, std::size_t count, Phases phases) {
   }
   kernels::mix(type, inputs, outputs, averages, count);
 
-  constexpr int kPacks = cuda::kInFlight<T, cuda::kWidest / sizeof(T)>;
+  constexpr int kPacks = 4;
   using Mix = cuda::Mix<T, 512, 64, kPacks>;
   Mix mix;
   CHECK(mix.describe(averages));
@@ -202,14 +202,15 @@ void test_mix(DType type, std::size_t count, Phases phases) {
   constexpr std::uint32_t kThreads = 64;
   CHECK(mix.slots() == (mix.direct ? 0 : averages.size() * kPacks));
   std::vector<cuda::Quad> waiting(mix.slots() * kThreads);
-  cuda::plan_batches<128>(table, sizeof(T), cuda::chunk_bytes(count * sizeof(T)), [&](const auto& batch, std::uint32_t chunks) {
-    for (std::uint32_t block = 0; block < chunks; ++block) {
-      for (std::uint32_t thread = 0; thread < kThreads; ++thread) {
-        typename Mix::State state{waiting.data() + thread, kThreads};
-        cuda::walk(batch, block, thread, kThreads, mix, state);
-      }
-    }
-  });
+  cuda::plan_batches<128>(table, sizeof(T), cuda::chunk_bytes(count * sizeof(T)),
+                          [&](const auto& batch, std::uint32_t chunks) {
+                            for (std::uint32_t block = 0; block < chunks; ++block) {
+                              for (std::uint32_t thread = 0; thread < kThreads; ++thread) {
+                                typename Mix::State state{waiting.data() + thread, kThreads};
+                                cuda::walk(batch, block, thread, kThreads, mix, state);
+                              }
+                            }
+                          });
   for (std::size_t k = 0; k < ours.size(); ++k) {
     CHECK(all_same(ours[k], theirs[k]) && ours[k].guards_hold(), name_of(type), "count", count, "vector", k, "phases",
           int(phases), "direct", mix.direct);

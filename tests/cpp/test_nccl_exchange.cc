@@ -69,7 +69,8 @@ class Ranks {
     std::vector<std::shared_ptr<Handle>> held, handles;
     for (std::size_t me = 0; me < ranks_.size(); ++me) {
       for (const LayoutSegment& run : layout_->segments()) {
-        const Bytes own = values(run.dtype, run.bytes / size_of(run.dtype), static_cast<int>(round + me + 3 * run.group));
+        const Bytes own =
+            values(run.dtype, run.bytes / size_of(run.dtype), static_cast<int>(round + me + 3 * run.group));
         std::memcpy(ranks_[me].arena + run.offset, own.data(), own.size());
       }
       before.emplace_back(ranks_[me].arena, ranks_[me].arena + layout_->bytes());

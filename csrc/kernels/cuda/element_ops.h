@@ -7,8 +7,8 @@ namespace sordino::kernels::cuda {
 
 struct Nothing {};
 
-// Loads in flight, as many as hide memory's latency without taking registers that other blocks need: packs of narrow
-// elements are unpacked into four to eight times their size.
+// Loads in flight, as many as hide memory's latency without taking registers that other blocks need. This is for what
+// keeps all of them unpacked, narrow elements in four to eight times their size.
 template <class T, int kWidth>
 inline constexpr int kInFlight = kWidth == 1 || sizeof(T) >= sizeof(float) ? 4 : static_cast<int>(sizeof(T));
 
@@ -126,7 +126,7 @@ struct Axpby {
   using State = Nothing;
   static constexpr Accesses kAccesses = Accesses::kWide;
   template <int kWidth>
-  static constexpr int kAhead = kInFlight<T, kWidth>;
+  static constexpr int kAhead = 4;
 
   std::uint32_t lists;
   Stage<T> a, b;
@@ -157,7 +157,7 @@ struct Lars {
   using State = Nothing;
   static constexpr Accesses kAccesses = Accesses::kWide;
   template <int kWidth>
-  static constexpr int kAhead = kWidth == 1 ? 2 : kInFlight<T, kWidth> / 2;
+  static constexpr int kAhead = 2;
 
   std::uint32_t lists;
   const double* rates;

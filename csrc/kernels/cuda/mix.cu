@@ -49,8 +49,7 @@ void CudaKernels::mix(DType type, std::span<const std::byte* const> inputs, std:
     const bool direct = !clashes(inputs, outputs, averages);
     const auto queue = cuda_stream(stream);
     const Current current(ordinal_);
-    constexpr int kPacks = kInFlight<T, kWidest / sizeof(T)>;
-    if (mix_with<128, Mix<T, 512, 64, kPacks>>(table, inputs.size(), averages, direct, queue)) return;
+    if (mix_with<128, Mix<T, 512, 64, 4>>(table, inputs.size(), averages, direct, queue)) return;
     // One pack at a time needs less shared memory for what waits.
     if (mix_with<2000, Mix<T, 4000, 384, 1>>(table, inputs.size(), averages, direct, queue)) return;
     throw UsageError("kernels::cuda::mix: " + std::to_string(averages.size()) + " averages of " +

@@ -97,7 +97,8 @@ __global__ void __launch_bounds__(kSelecting)
   const Part part(batch);
   const Cut cut = find_cut(part.row, bins + part.chunk.row * kBins);
   Taken before{0, 0};
-  for (std::uint64_t chunk = batch.chunks_before(part.chunk.row) + threadIdx.x; chunk < blockIdx.x; chunk += kSelecting) {
+  for (std::uint64_t chunk = batch.chunks_before(part.chunk.row) + threadIdx.x; chunk < blockIdx.x;
+       chunk += kSelecting) {
     before.add(taken[chunk]);
   }
   std::uint64_t all;

@@ -1,6 +1,6 @@
-// kernels::select of rows (counters, indices, samples, counters before the row's), of which a block has a chunk: first a
-// histogram of each row's counters, from it the lowest counter that is still taken; then how many each chunk takes; and
-// then, sixteen counters a thread at a time, the indices in rising order, behind what the chunks before have taken.
+// kernels::select of rows (counters, indices, samples, counters before the row's), of which a block has a chunk: first
+// a histogram of each row's counters, from it the lowest counter that is still taken; then how many each chunk takes;
+// and then, sixteen counters a thread at a time, the indices in rising order, behind what the chunks before have taken.
 // Between these steps the block waits; what it adds up or scans is in select.cu, and in the test for the host.
 #pragma once
 
@@ -20,8 +20,8 @@ struct Sixteen {
   Pack<std::uint8_t, kWidest> values;
 };
 
-// A row begins at a multiple of 16 bytes, with counters that are not its own perhaps, and so does a chunk: `at` is where
-// in the row, `end` where the row ends.
+// A row begins at a multiple of 16 bytes, with counters that are not its own perhaps, and so does a chunk: `at` is
+// where in the row, `end` where the row ends.
 SORDINO_BOTH inline Sixteen load_sixteen(const Row& row, std::uint64_t at, std::uint64_t end) {
   Sixteen found;
   const std::uint64_t skipped = row.words[3];

@@ -15,8 +15,8 @@ namespace sordino::kernels::cuda {
 
 inline constexpr int kThreads = 256;
 
-// Bytes a chunk of a call that has so many in all: what a block's threads have in flight at once, or less of a call that
-// would leave most of a GPU idle.
+// Bytes a chunk of a call that has so many in all: what a block's threads have in flight at once, or less of a call
+// that would leave most of a GPU idle.
 constexpr std::uint32_t chunk_bytes(std::size_t call_bytes) {
   constexpr std::uint32_t kLeast = 4 << 10, kMost = 16 << 10, kEnough = 512;
   return call_bytes <= std::size_t{kLeast} * kEnough ? kLeast : kMost;
