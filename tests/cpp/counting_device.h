@@ -100,27 +100,29 @@ class CountingDevice : public Device {
   std::string name() const override { return real_->name(); }
   std::uint64_t identity() const override { return real_->identity(); }
   std::shared_ptr<void> use() override { return real_->use(); }
+  bool capturing(Stream stream) override { return real_->capturing(stream); }
   bool takes_nccl() const override { return real_->takes_nccl(); }
   Stream queue() const override { return real_->queue(); }
   Stream make_queue() override { return real_->make_queue(); }
   void drop_queue(Stream queue) noexcept override { real_->drop_queue(queue); }
-  std::byte* allocate(std::size_t bytes) override { return real_->allocate(bytes); }
   void free(std::byte* data) noexcept override { real_->free(data); }
   void clear(std::byte* data, std::size_t bytes) override { real_->clear(data, bytes); }
-  std::byte* take(std::size_t bytes, Stream stream) override { return real_->take(bytes, stream); }
   void give_back(std::byte* data, Stream stream) noexcept override { real_->give_back(data, stream); }
   Ticket share(const std::byte* data) override { return real_->share(data); }
   std::byte* open(const Ticket& ticket) override { return real_->open(ticket); }
   void close(std::byte* data) noexcept override { real_->close(data); }
-  bool frees_shared() const override { return real_->frees_shared(); }
   bool pin(std::byte* data, std::size_t bytes) override { return real_->pin(data, bytes); }
   void unpin(std::byte* data) noexcept override { real_->unpin(data); }
   std::shared_ptr<Event> record(Stream stream) override { return real_->record(stream); }
-  std::vector<std::shared_ptr<Event>> record_all() override { return real_->record_all(); }
+  void synchronize() override { real_->synchronize(); }
   void wait(Stream stream, const std::shared_ptr<Event>& event) override { real_->wait(stream, event); }
   void copy(std::byte* to, const std::byte* from, std::size_t bytes, Stream stream) override {
     real_->copy(to, from, bytes, stream);
   }
+
+ protected:
+  std::byte* try_allocate(std::size_t bytes) override { return real_->allocate(bytes); }
+  std::byte* try_take(std::size_t bytes, Stream stream) override { return real_->take(bytes, stream); }
 
  private:
   std::shared_ptr<Device> real_;
