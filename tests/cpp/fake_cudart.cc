@@ -26,6 +26,19 @@ std::map<const void*, std::string>& kernels() {
   return all;
 }
 
+// The driver's, of which contexts are made current.
+int retain(void** context, int) {
+  *context = context;
+  return 0;
+}
+int push(void*) { return 0; }
+int get_device(int* device, int) { return *device = 0; }
+int pop(void**) { return 0; }
+const std::map<std::string, void*> driver{{"cuDeviceGet", reinterpret_cast<void*>(get_device)},
+                                          {"cuDevicePrimaryCtxRetain", reinterpret_cast<void*>(retain)},
+                                          {"cuCtxPushCurrent", reinterpret_cast<void*>(push)},
+                                          {"cuCtxPopCurrent", reinterpret_cast<void*>(pop)}};
+
 }  // namespace
 
 extern "C" {
@@ -61,13 +74,12 @@ int cudaMemsetAsync(void* data, int value, std::size_t bytes, void*) {
 int cudaMemPoolCreate(void**, const void*) { return 0; }
 int cudaMemPoolDestroy(void*) { return 0; }
 int cudaMemPoolSetAttribute(void*, int, void*) { return 0; }
-int cudaGetDevice(int* device) {
-  *device = 0;
-  return 0;
-}
-int cudaSetDevice(int) { return 0; }
+int cudaThreadExchangeStreamCaptureMode(int*) { return 0; }
 int cudaGetLastError() { return 0; }
 const char* cudaGetErrorName(int) { return "none"; }
 const char* cudaGetErrorString(int) { return "no error"; }
-int cudaGetDriverEntryPointByVersion(const char*, void**, unsigned, unsigned long long, int*) { return 1; }
+int cudaGetDriverEntryPointByVersion(const char* name, void** function, unsigned, unsigned long long, int*) {
+  *function = driver.at(name);
+  return 0;
+}
 }
