@@ -164,10 +164,12 @@ void register_device(py::module_& module) {
       py::arg("ordinal"), "The GPU that CUDA calls so. NotBuilt if this build, or this machine, has none.");
   module.def(
       "sim_device",
-      [](int ordinal, bool shares, bool takes_nccl, std::size_t room) {
-        return std::make_shared<PyDevice>(PyDevice{sim::make_device(ordinal, {shares, takes_nccl, room}), py::none()});
+      [](int ordinal, bool shares, bool takes_nccl, bool waits_for_words, std::size_t room) {
+        const sim::Traits traits{shares, takes_nccl, waits_for_words, room};
+        return std::make_shared<PyDevice>(PyDevice{sim::make_device(ordinal, traits), py::none()});
       },
-      py::arg("ordinal"), py::arg("shares") = true, py::arg("takes_nccl") = false, py::arg("room") = SIZE_MAX,
+      py::arg("ordinal"), py::arg("shares") = true, py::arg("takes_nccl") = false, py::arg("waits_for_words") = true,
+      py::arg("room") = SIZE_MAX,
       "A thread that stands for a GPU, with so many bytes of memory; those with one number stand for the same.");
   module.def(
       "sim_stream", [](const PyDevice& on) { return on.device->make_queue(); }, py::arg("device"),

@@ -20,6 +20,9 @@ namespace sordino {
 namespace {
 
 static_assert(SharedBlock::kSlots >= 3, "with fewer a slot may hold what a peer has not copied out yet");
+
+constexpr std::uint64_t kReducedStage = kOfferStage + 1;
+
 Task in_place(Participants& participants, Pieces& pieces, const std::vector<std::byte*>& tensors, ReduceOp op,
               double pre, double post) {
   const Shards shards = shards_of(participants.size(), pieces.dtype(), pieces.count());
@@ -31,10 +34,11 @@ Task in_place(Participants& participants, Pieces& pieces, const std::vector<std:
     sources.push_back(tensor + offset);
     destinations.push_back(tensor + offset);
   }
+  participants.meet_inputs(kOfferStage);
   co_await participants.compute->reduce(op, pieces.dtype(), sources, destinations, shards.end(me) - shards.begin(me),
                                         pre, post);
-  participants.reach(&SharedBlock::reduced, kOfferStage);
-  co_await participants.all_reached(&SharedBlock::reduced, kOfferStage);
+  co_await participants.meet(&SharedBlock::reduced, kReducedStage);
+  participants.stages_used += kReducedStage;
 }
 
 // The chunks of some pieces on their way through the slots.
@@ -133,7 +137,6 @@ Task allreduce_node(Participants& participants, Pieces& pieces, ReduceOp op, dou
     co_await find_shared(participants, pieces, tensors);
     if (!tensors.empty()) {
       co_await in_place(participants, pieces, tensors, op, pre, post);
-      participants.stages_used += kOfferStage;
       co_return;
     }
   }

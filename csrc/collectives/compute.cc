@@ -44,7 +44,8 @@ class OnHost : public Compute {
 
 class OnDevice : public Compute {
  public:
-  OnDevice(std::shared_ptr<Device> device, Stream stream) : device_(std::move(device)), stream_(stream) {}
+  OnDevice(std::shared_ptr<Device> device, Stream stream, Waits waits)
+      : device_(std::move(device)), stream_(stream), waits_(waits) {}
 
   const std::shared_ptr<Device>& device() const override { return device_; }
   Until reduce(ReduceOp op, DType type, std::span<const std::byte* const> sources,
@@ -75,10 +76,11 @@ class OnDevice : public Compute {
   Until idle() override { return over(); }
 
  private:
-  Until over() { return reached(device_->record(stream_)); }
+  Until over() { return waits_ == Waits::kForDevice ? reached(device_->record(stream_)) : Until{}; }
 
-  std::shared_ptr<Device> device_;
-  Stream stream_;
+  const std::shared_ptr<Device> device_;
+  const Stream stream_;
+  const Waits waits_;
 };
 
 }  // namespace
@@ -88,8 +90,8 @@ Compute& host_compute() {
   return host;
 }
 
-std::unique_ptr<Compute> device_compute(std::shared_ptr<Device> device, Stream stream) {
-  return std::make_unique<OnDevice>(std::move(device), stream);
+std::unique_ptr<Compute> device_compute(std::shared_ptr<Device> device, Stream stream, Waits waits) {
+  return std::make_unique<OnDevice>(std::move(device), stream, waits);
 }
 
 }  // namespace sordino

@@ -14,7 +14,7 @@
 namespace sordino {
 
 // Each function begins something, and the memory it is about may be read by anybody once what it returns is over. What
-// was begun earlier is over by then, too.
+// was begun earlier is over by then, too. (By anybody who comes behind it on the same queue, where nobody waits.)
 class Compute {
  public:
   virtual ~Compute() = default;
@@ -45,8 +45,11 @@ class Compute {
 
 // The one of the host's memory.
 Compute& host_compute();
+// What the caller of a device's functions is to wait for: the device, before it goes on to what others read; or nothing,
+// where all that comes behind is on the same queue.
+enum class Waits { kForDevice, kForNothing };
 // On one of the device's queues.
-std::unique_ptr<Compute> device_compute(std::shared_ptr<Device> device, Stream stream);
+std::unique_ptr<Compute> device_compute(std::shared_ptr<Device> device, Stream stream, Waits waits);
 
 // Over when the event is.
 inline Until reached(std::shared_ptr<Event> event) {

@@ -6,7 +6,7 @@
 //
 //   offered = 1                my arena holds the values to be exchanged, and my block says where it is
 //   offered = segment + 2      my messages of the segment have left and arrived
-//   reduced = segments + 1     my shards of all segments are done, in all arenas of the node
+//   reduced = segments + 2     my shards of all segments are done, in all arenas of the node
 #include "collectives/exchange.h"
 
 #include <algorithm>
@@ -15,6 +15,7 @@
 #include "collectives/nccl_channel.h"
 #include "collectives/operations.h"
 #include "collectives/shards.h"
+#include "collectives/shared_tensors.h"
 
 namespace sordino {
 namespace {
@@ -31,6 +32,7 @@ class Mixing {
         plan_.copies() > 0 ? what_.buffer->reserve(plan_.copies(), stride(), plan_.together(), device()) : nullptr;
     SharedBlock* block = participants_.blocks[static_cast<std::size_t>(participants_.me)];
     if (plan_.together()) {
+      co_await slots_free(participants_);
       block->location = memory.locate(what_.source, bytes);
       block->result = memory.locate(what_.result, bytes);
       block->buffer = buffer ? memory.locate(buffer, what_.buffer->bytes()) : Location{};
@@ -51,6 +53,10 @@ class Mixing {
     }
     if (plan_.together()) co_await participants_.all_reached(&SharedBlock::offered, kReady);
     find_vectors(buffer);
+    if (plan_.together()) {
+      locations_read(participants_, kReady);
+      participants_.meet_inputs(kReady);
+    }
     auto receive = receives.begin(), send = sends.begin();
     for (std::size_t group = 0; group < plan_.groups().size(); ++group) {
       const GroupPlan& plan = plan_.groups()[group];
@@ -68,9 +74,8 @@ class Mixing {
       co_await mix(plan);
     }
     // A rank that goes on may change its arena, so all shards of it must be done.
-    const std::uint64_t last = kReady + plan_.groups().size();
-    reach(&SharedBlock::reduced, last);
-    if (plan_.together()) co_await participants_.all_reached(&SharedBlock::reduced, last);
+    const std::uint64_t last = kReady + plan_.groups().size() + 1;
+    if (plan_.together()) co_await participants_.meet(&SharedBlock::reduced, last);
     participants_.stages_used += last;
   }
 

@@ -53,4 +53,13 @@ void Participants::reach(std::atomic<std::uint64_t> SharedBlock::* counter, std:
   }
 }
 
+Task Participants::meet(std::atomic<std::uint64_t> SharedBlock::* counter, std::uint64_t stage) {
+  if (barrier) {
+    barrier->meet(members, stamp(stage));
+    co_return;
+  }
+  reach(counter, stage);
+  co_await all_reached(counter, stage);
+}
+
 }  // namespace sordino

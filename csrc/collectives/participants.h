@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "collectives/compute.h"
+#include "collectives/queue_barrier.h"
 #include "collectives/receive_buffer.h"
 #include "collectives/shared_block.h"
 #include "progress/task.h"
@@ -58,6 +59,13 @@ class Participants {
   Task all_reached(std::atomic<std::uint64_t> SharedBlock::* counter, std::uint64_t stage);
   // Sets this rank's own counter and wakes those who wait for it.
   void reach(std::atomic<std::uint64_t> SharedBlock::* counter, std::uint64_t stage);
+  // Both: what comes next comes after what every participant did before. Where devices meet, so does what comes next on
+  // the queue, and nobody waits here.
+  Task meet(std::atomic<std::uint64_t> SharedBlock::* counter, std::uint64_t stage);
+  // The same for the devices alone, where a counter has said where the inputs are, and not that they are there.
+  void meet_inputs(std::uint64_t stage) {
+    if (barrier) barrier->meet(members, stamp(stage));
+  }
 
   std::uint64_t stamp(std::uint64_t stage) const { return sequence << kStageBits | (stages_used + stage); }
   void count_sent(int index, std::size_t bytes) {
@@ -73,7 +81,8 @@ class Participants {
   const Tag tag;
   Compute* compute = &host_compute();  // whose memory the algorithm is given
   nccl::Channel* channel = nullptr;    // by which collectives go, if by NCCL
-  std::optional<bool> shares_devices;  // whether all members map each other's device memory, once they have tried
+  QueueBarrier* barrier = nullptr;     // by which the devices meet, where they do
+  std::vector<int> members;            // by participant, its place in the process set
   std::vector<SharedBlock*> blocks;    // by participant; null for those that share no memory with this rank
   bool one_node = false;               // every participant has a block here
   std::uint64_t stages_used = 0;       // by the parts of the operation that are over (one a dtype); the same on all

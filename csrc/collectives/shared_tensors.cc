@@ -6,6 +6,7 @@ namespace sordino {
 
 Task find_shared(Participants& participants, const Pieces& pieces, std::vector<std::byte*>& tensors) {
   NodeMemory& memory = participants.transport.node_memory();
+  co_await slots_free(participants);
   const Piece* tensor = pieces.in_place();
   participants.blocks[static_cast<std::size_t>(participants.me)]->location =
       tensor ? memory.locate(tensor->input, pieces.bytes()) : Location{};
@@ -21,6 +22,7 @@ Task find_shared(Participants& participants, const Pieces& pieces, std::vector<s
                           ? tensor->output
                           : memory.map(participants.ranks[index], block->location, participants.compute->device()));
   }
+  locations_read(participants, kOfferStage);
 }
 
 Task slots_free(Participants& participants) {
@@ -36,6 +38,12 @@ void slots_used(Participants& participants, std::uint64_t stage) {
   // Member by member: the blocks' copy takes the memory of the last.
   participants.slot_use.stamp = participants.stamp(stage);
   participants.slot_use.blocks = participants.blocks;
+}
+
+void locations_read(Participants& participants, std::uint64_t stage) {
+  if (!participants.barrier) return;
+  participants.reach(&SharedBlock::finished, stage);
+  slots_used(participants, stage);
 }
 
 Task take_staging(Participants& participants, std::size_t bytes, std::byte*& data) {

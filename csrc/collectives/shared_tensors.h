@@ -16,10 +16,13 @@ inline constexpr std::size_t kLeastInPlace = 32 * 1024;
 inline constexpr std::uint64_t kOfferStage = 1;
 Task find_shared(Participants& participants, const Pieces& pieces, std::vector<std::byte*>& tensors);
 
-// Waits until what the operation that used the slots, or staging, last left in them has been read by all.
+// Waits until what the operation that used this rank's block (slots, staging, locations) last left there has been read
+// by all.
 Task slots_free(Participants& participants);
-// Says that this operation has used them, up to a stage of `finished`.
+// Says that this operation has used it, up to a stage of `finished`.
 void slots_used(Participants& participants, std::uint64_t stage);
+// The same, of an operation at whose end only the devices meet: this rank has read all locations.
+void locations_read(Participants& participants, std::uint64_t stage);
 
 // Waits for the same, and finds memory of this rank, for this operation, that its node maps.
 Task take_staging(Participants& participants, std::size_t bytes, std::byte*& data);

@@ -5,6 +5,7 @@
 // Nothing here waits for the device but what says so. Addresses of devices and of the host never overlap.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -78,6 +79,12 @@ class Device {
   virtual void synchronize() = 0;
   // What is put on the queue from now on runs after the event.
   virtual void wait(Stream stream, const std::shared_ptr<Event>& event) = 0;
+  // Whether a queue can write to, and wait for, a number in pinned memory of the host, which other devices may write.
+  virtual bool waits_for_words() const = 0;
+  // What is on the queue before has been done, for all who see the word.
+  virtual void write_word(std::atomic<std::uint64_t>& word, std::uint64_t value, Stream stream) = 0;
+  // What is put on the queue from now on runs when the word is at least so much.
+  virtual void wait_for_word(std::atomic<std::uint64_t>& word, std::uint64_t least, Stream stream) = 0;
   // Between any two places, of this device or the host.
   virtual void copy(std::byte* to, const std::byte* from, std::size_t bytes, Stream stream) = 0;
 

@@ -16,6 +16,7 @@ inline constexpr Abilities kMapsDevices = 1;   // map that of node peers, as far
 inline constexpr Abilities kSendsDevices = 2;  // send and receive it by messages
 inline constexpr Abilities kNccl = 4;
 inline constexpr Abilities kNcclShared = 8;  // with several ranks on one device
+inline constexpr Abilities kRunsAhead = 16;  // be done with an operation that the device has yet to do
 
 class DeviceRoutes {
  public:

@@ -27,7 +27,7 @@ Detour::Detour(Running& running, const std::shared_ptr<Device>& device, Where wh
     runs_.push_back(std::move(run));
     bytes = (bytes + Layout::kAlignment - 1) / Layout::kAlignment * Layout::kAlignment;
   }
-  buffer_ = running.staging->take(device, where, bytes);
+  buffer_ = running.staging->take(device, where, bytes, queue());
   for (auto& [tensor, offset] : places) {
     originals_.emplace_back(tensor, *tensor);
     tensor->input = buffer_->data() + offset;
@@ -35,35 +35,34 @@ Detour::Detour(Running& running, const std::shared_ptr<Device>& device, Where wh
   }
 }
 
-Until Detour::in() {
+void Detour::in() {
   for (const Run& run : runs_) {
     std::byte* place = buffer_->data() + run.offset;
     if (at_once(run.inputs)) {
-      device_->kernels().flatten(run.inputs, place, device_->queue());
+      device_->kernels().flatten(run.inputs, place, queue());
       continue;
     }
     for (const kernels::Span& tensor : run.inputs) {
-      device_->copy(place, tensor.data, tensor.bytes, device_->queue());
+      device_->copy(place, tensor.data, tensor.bytes, queue());
       place += tensor.bytes;
     }
   }
-  return reached(device_->record(device_->queue()));
 }
 
 void Detour::out() {
   for (const Run& run : runs_) {
     std::byte* place = buffer_->data() + run.offset;
     if (at_once(run.outputs)) {
-      device_->kernels().unflatten(place, run.outputs, device_->queue());
+      device_->kernels().unflatten(place, run.outputs, queue());
       continue;
     }
     for (const kernels::Span& tensor : run.outputs) {
-      device_->copy(tensor.data, place, tensor.bytes, device_->queue());
+      device_->copy(tensor.data, place, tensor.bytes, queue());
       place += tensor.bytes;
     }
   }
   for (auto& [tensor, original] : originals_) *tensor = original;
-  running_.staging->give_back(buffer_, device_->record(device_->queue()));
+  running_.staging->give_back(buffer_, device_->record(queue()));
 }
 
 // Many tensors are one kernel, which reaches pinned memory of the host as well; a single one is left to the engine that

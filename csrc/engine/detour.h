@@ -1,4 +1,5 @@
-// Another place in the stead of the tensors of an operation on device memory, and the copies there and back.
+// Another place in the stead of the tensors of an operation on device memory, and the copies there and back, on the
+// operation's queue.
 #pragma once
 
 #include <memory>
@@ -13,8 +14,8 @@ class Detour {
  public:
   Detour(Running& running, const std::shared_ptr<Device>& device, Where where);
 
-  // Over when the inputs are there.
-  Until in();
+  // Puts the copies of the inputs on the queue.
+  void in();
   // Puts the copies of the outputs on the queue.
   void out();
 
@@ -24,6 +25,7 @@ class Detour {
     std::size_t offset;
     std::vector<kernels::Span> inputs, outputs;
   };
+  Stream queue() const { return running_.queue; }
   bool at_once(const std::vector<kernels::Span>& tensors) const;
 
   Running& running_;

@@ -36,7 +36,7 @@ void FailureDetector::watch(Time now) {
     if (set->laid) watch_laid(*set, now);
     if (set->negotiation) watch_coordinated(*set, now);
   }
-  scheduler_.nccl().check(now, timeout_s_);
+  scheduler_.device_in_flight().check(now);
   watch_own(now);
 }
 
@@ -188,7 +188,7 @@ void FailureDetector::fail(std::exception_ptr failure, bool tell) {
   }
   scheduler_.end(failure, broken);
   services_.end(failure);
-  if (broken) scheduler_.abort_nccl();
+  if (broken) scheduler_.abort_devices();
 }
 
 void FailureDetector::tell_peers(const std::exception_ptr& failure) {

@@ -1,6 +1,7 @@
 // The other ranks of a world: who has left, and how all that are there are told something.
 #pragma once
 
+#include <atomic>
 #include <vector>
 
 #include "transport/transport.h"
@@ -20,7 +21,7 @@ class Peers {
     outlived_ = true;
     transport_.outlive_peers();
   }
-  bool outlived() const { return outlived_; }
+  bool outlived() const { return outlived_.load(); }  // from any thread
 
   // None of these posts to this rank itself, or to one that has left.
   void post(int to, const Bytes& message) {
@@ -43,7 +44,7 @@ class Peers {
  private:
   Transport& transport_;
   std::vector<bool> gone_;
-  bool outlived_ = false;
+  std::atomic<bool> outlived_{false};
 };
 
 }  // namespace sordino

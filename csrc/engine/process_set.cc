@@ -110,7 +110,6 @@ void ProcessSet::send_partial(int member, const OneShot::Partial& what, std::spa
 
 void ProcessSet::remember(Running& over) {
   slot_use_ = std::move(over.participants->slot_use);
-  shares_devices_ = over.participants->shares_devices;
   if (!one_shot_ || over.participants->size() < static_cast<int>(ranks.size())) return;
   constexpr int kIndexBits = 20;
   const std::size_t most = std::min(over.submissions.size(), std::size_t{1} << kIndexBits);
@@ -146,7 +145,7 @@ std::unique_ptr<Participants> ProcessSet::gather(const std::vector<int>& members
   gathered->patience = options_.patience;
   gathered->slot_use = slot_use_;
   gathered->staging = &staging_;
-  gathered->shares_devices = shares_devices_;
+  gathered->members = members;
   return gathered;
 }
 

@@ -72,6 +72,7 @@ class ProcessSet {
   std::set<std::string> stalled;           // undecided names whose missing ranks the coordinator has reported
   std::optional<Running> running;
   NcclChannels channels;
+  SharedDevices devices;
   std::atomic<int> in_flight{0};  // operations between submit and finish
 
   // What this rank has laid and others have not yet, or the other way round.
@@ -96,7 +97,6 @@ class ProcessSet {
   std::uint64_t sequence_ = 0;
   SlotUse slot_use_;
   ReceiveBuffer staging_;
-  std::optional<bool> shares_devices_;
   std::unique_ptr<OneShotSlots> own_slots_;  // where this rank shares no memory
   std::unique_ptr<OneShot> one_shot_;
 };

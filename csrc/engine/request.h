@@ -47,6 +47,8 @@ struct Request {
   // This rank only serves the others: it waits for them without a deadline, and when one has left instead of coming,
   // this request alone fails with PeerLost.
   bool serving = false;
+  // Of device memory: it may be over for the threads of its ranks before the devices have done it.
+  bool runs_ahead = false;
   // Whose memory the tensors are; null for the host's. They may be read, and written, after `ready`.
   std::shared_ptr<Device> device;
   std::shared_ptr<Event> ready;

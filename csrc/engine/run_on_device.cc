@@ -1,13 +1,17 @@
-// Operations on device memory. There are four ways; which one is taken is the same on all ranks, as what decides it has
+// Operations on device memory. There are these ways; which one is taken is the same on all ranks, as what decides it has
 // been negotiated:
 //
+//   ALONE    one rank
 //   NCCL     where no two ranks share a device (collectives/nccl_operations.h)
 //   IPC      on one node: device memory that all its ranks map, by the algorithm for shared memory
 //   MPI      between nodes, where messages take device memory: the algorithms by messages, in place
 //   STAGED   through the host: the operation on the host's memory, between two copies
 //
-// All work of this rank is put on one queue of the device (by NCCL, on one of each communicator), behind what computes
-// the inputs; whoever uses the outputs has its own queue wait for the event that the handle gets.
+// All work of this rank is put on one queue of the device, behind what computes the inputs; whoever uses the outputs has
+// its own queue wait for the event that the handle gets. By the first three ways the operation is over for this thread
+// when all is on the queue: it waits for nobody, or devices wait for each other. By the last two the host moves bytes, so
+// the thread waits for the device. (A queue that waited for its own host would wait for a thread that a call of CUDA's,
+// cudaFree or the loading of a kernel, may have wait for the queue.)
 #include <algorithm>
 
 #include "collectives/operations.h"
@@ -23,12 +27,15 @@ bool located(Participants& participants, const std::byte* data, std::size_t byte
   return participants.transport.node_memory().locate(data, bytes).device != 0;
 }
 
-// Finds whether all members of a set on one node can map each other's device memory, by trying.
-Task try_mapping(Running& running, const std::shared_ptr<Device>& device) {
+// Finds, by trying, whether all members of a set on one node can map each other's device memory, and whether their
+// queues can meet.
+Task try_sharing(Running& running, const std::shared_ptr<Device>& device) {
   Participants& participants = *running.participants;
+  SharedDevices& shared = *running.devices;
+  if (shared.tried || participants.size() < participants.set_size) co_return;
   NodeMemory& memory = participants.transport.node_memory();
   SharedBlock* own = participants.blocks[static_cast<std::size_t>(participants.me)];
-  const auto buffer = running.staging->take(device, Where::kDevice, 1);
+  const auto buffer = running.staging->take(device, Where::kDevice, 1, device->queue());
   own->location = memory.locate(buffer->data(), 1);
   participants.reach(&SharedBlock::offered, kTrial);
   co_await participants.all_reached(&SharedBlock::offered, kTrial);
@@ -42,10 +49,18 @@ Task try_mapping(Running& running, const std::shared_ptr<Device>& device) {
   } catch (const TransportError&) {
     own->reaches_devices = false;
   }
+  std::shared_ptr<QueueBarrier> barrier =
+      QueueBarrier::make(device, participants.blocks, participants.ranks, participants.me);
+  own->waits_for_devices = barrier != nullptr;
   participants.reach(&SharedBlock::reduced, kTrial);
   co_await participants.all_reached(&SharedBlock::reduced, kTrial);
-  participants.shares_devices = std::all_of(participants.blocks.begin(), participants.blocks.end(),
-                                            [](const SharedBlock* block) { return block->reaches_devices; });
+  const auto all = [&](bool SharedBlock::* holds) {
+    return std::all_of(participants.blocks.begin(), participants.blocks.end(),
+                       [holds](const SharedBlock* block) { return block->*holds; });
+  };
+  shared.tried = true;
+  shared.mapped = all(&SharedBlock::reaches_devices);
+  if (shared.mapped && all(&SharedBlock::waits_for_devices)) shared.barrier = std::move(barrier);
   participants.stages_used += kTrial;
   running.staging->give_back(buffer, nullptr);
 }
@@ -107,37 +122,71 @@ void follow(const Running& running, Device& device, Stream stream) {
   }
 }
 
-void work_on(Running& running, const std::shared_ptr<Device>& device, Stream stream) {
-  running.compute = device_compute(device, stream);
+// From here on the operation computes on a queue of the device, behind its inputs.
+void work_on(Running& running, const std::shared_ptr<Device>& device, Stream queue, Waits waits) {
+  follow(running, *device, queue);
+  running.queue = queue;
+  running.compute = device_compute(device, queue, waits);
   running.participants->compute = running.compute.get();
 }
 
-// Its operations are on a queue of their own from here on.
 Task begin_by_nccl(Running& running, const std::shared_ptr<Device>& device) {
   running.route = "NCCL";
   co_await connect(running, device);
-  follow(running, *device, running.channel->stream());
-  work_on(running, device, running.channel->stream());
+  work_on(running, device, running.channel->stream(), Waits::kForNothing);
   running.participants->channel = running.channel.get();
 }
 
-// The same on the device's queue; over when the inputs are there, which peers read as soon as they are offered.
-Task begin_on_queue(Running& running, const std::shared_ptr<Device>& device) {
-  work_on(running, device, device->queue());
-  co_await reached(device->record(device->queue()));
+void begin_alone(Running& running, const std::shared_ptr<Device>& device) {
+  running.route = "ALONE";
+  work_on(running, device, device->queue(), Waits::kForNothing);
 }
 
-// The algorithms of the host's memory, on the device's.
-Task compute_on(Running& running, const std::shared_ptr<Device>& device) {
-  co_await begin_on_queue(running, device);
+void begin_with_host(Running& running, const std::shared_ptr<Device>& device, const char* route) {
+  running.route = route;
+  work_on(running, device, device->queue(), Waits::kForDevice);
+}
+
+// Where queues can meet and the operation may run ahead of the device, on that of the barrier.
+void begin_by_ipc(Running& running, const std::shared_ptr<Device>& device, bool runs_ahead) {
+  if (!running.devices->barrier || !runs_ahead) return begin_with_host(running, device, "IPC");
+  running.route = "IPC";
+  running.barrier = running.devices->barrier;
+  work_on(running, device, running.barrier->take_queue(device), Waits::kForNothing);
+  running.participants->barrier = running.barrier.get();
+}
+
+// The algorithms of the host's memory, on the device's. Where the thread waits for it, peers read the inputs as soon as
+// they are offered.
+Task compute_on_queue(Running& running) {
+  co_await running.compute->idle();
   co_await run_in_place(running);
+}
+
+Task exchange_through_host(Running& running, const std::shared_ptr<Device>& device) {
+  Participants& participants = *running.participants;
+  const Request& request = running.first();
+  const Exchange& what = *request.exchange;
+  begin_with_host(running, device, "STAGED");
+  participants.compute = &host_compute();  // on the copies
+  const std::size_t bytes = what.layout->bytes();
+  const auto buffer = running.staging->take(device, Where::kHost, bytes, running.queue);
+  if (what.shared && participants.transport.node_memory().locate(buffer->data(), bytes).segment == 0) {
+    throw TransportError("no room in shared memory for " + std::to_string(bytes) + " bytes on their way from a GPU");
+  }
+  device->copy(buffer->data(), what.source, bytes, running.queue);
+  co_await running.compute->idle();
+  Exchange on_host = what;
+  on_host.source = on_host.result = buffer->data();
+  co_await exchange(participants, on_host, request.round);
+  device->copy(what.result, buffer->data(), bytes, running.queue);
+  running.staging->give_back(buffer, device->record(running.queue));
 }
 
 Task run_exchange_on_device(Running& running, const std::shared_ptr<Device>& device) {
   Participants& participants = *running.participants;
-  Request& request = running.submissions.front().request;
+  const Request& request = running.first();
   const Exchange& what = *request.exchange;
-  const Stream queue = device->queue();
   co_await come_after(running, request);
   if (what.route == Route::kNccl) {
     co_await begin_by_nccl(running, device);
@@ -146,26 +195,20 @@ Task run_exchange_on_device(Running& running, const std::shared_ptr<Device>& dev
     co_await exchange_by_nccl(participants, apart, request.round, *running.channel);
     co_return;
   }
-  follow(running, *device, queue);
-  if (what.route == Route::kDirect) {
-    running.route = participants.one_node ? "IPC" : "MPI";
-    co_await begin_on_queue(running, device);
-    co_await exchange(participants, what, request.round);
+  if (what.route == Route::kHost) {
+    co_await exchange_through_host(running, device);
     co_return;
   }
-  running.route = "STAGED";
-  const std::size_t bytes = what.layout->bytes();
-  const auto buffer = running.staging->take(device, Where::kHost, bytes);
-  if (what.shared && participants.transport.node_memory().locate(buffer->data(), bytes).segment == 0) {
-    throw TransportError("no room in shared memory for " + std::to_string(bytes) + " bytes on their way from a GPU");
+  if (participants.size() == 1) {
+    begin_alone(running, device);
+  } else if (participants.one_node) {
+    co_await try_sharing(running, device);
+    begin_by_ipc(running, device, request.runs_ahead);
+  } else {
+    begin_with_host(running, device, "MPI");
   }
-  device->copy(buffer->data(), what.source, bytes, queue);
-  co_await reached(device->record(queue));
-  Exchange on_host = what;
-  on_host.source = on_host.result = buffer->data();
-  co_await exchange(participants, on_host, request.round);
-  device->copy(what.result, buffer->data(), bytes, queue);
-  running.staging->give_back(buffer, device->record(queue));
+  co_await running.compute->idle();
+  co_await exchange(participants, what, request.round);
 }
 
 Task run_collective_on_device(Running& running, const std::shared_ptr<Device>& device) {
@@ -181,37 +224,36 @@ Task run_collective_on_device(Running& running, const std::shared_ptr<Device>& d
     co_await run_in_place(running);
     co_return;
   }
-  follow(running, *device, device->queue());
   if (!by_host && participants.size() == 1) {
-    running.route = "ALONE";
-    co_await compute_on(running, device);
+    begin_alone(running, device);
+    co_await compute_on_queue(running);
     co_return;
   }
   if (!by_host && reduces && participants.one_node && (abilities & kMapsDevices)) {
-    if (!participants.shares_devices && participants.size() == participants.set_size)
-      co_await try_mapping(running, device);
-    if (participants.shares_devices.value_or(false)) {
-      running.route = "IPC";
+    co_await try_sharing(running, device);
+    if (running.devices->mapped) {
+      begin_by_ipc(running, device, (abilities & kRunsAhead) != 0);
       if (lies_in_place(running)) {
-        co_await compute_on(running, device);
+        co_await compute_on_queue(running);
       } else {
         Detour detour(running, device, Where::kDevice);
         detour.in();
-        co_await compute_on(running, device);
+        co_await compute_on_queue(running);
         detour.out();
       }
       co_return;
     }
   }
   if (!by_host && !participants.one_node && (abilities & kSendsDevices)) {
-    running.route = "MPI";
-    co_await compute_on(running, device);
+    begin_with_host(running, device, "MPI");
+    co_await compute_on_queue(running);
     co_return;
   }
-  running.route = "STAGED";
+  begin_with_host(running, device, "STAGED");
+  participants.compute = &host_compute();  // on the copies
   Detour detour(running, device, Where::kHost);
-  co_await detour.in();
-  co_await run_in_place(running);
+  detour.in();
+  co_await compute_on_queue(running);
   detour.out();
 }
 
@@ -224,7 +266,7 @@ Task run_on_device(Running& running) {
   } else {
     co_await run_collective_on_device(running, device);
   }
-  const std::shared_ptr<Event> event = device->record(running.channel ? running.channel->stream() : device->queue());
+  const std::shared_ptr<Event> event = device->record(running.queue);
   for (Submission& submission : running.submissions) {
     submission.handle->device = device;
     submission.handle->event = event;

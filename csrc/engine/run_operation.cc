@@ -8,13 +8,14 @@ namespace sordino {
 namespace {
 
 // In the memory that the operation computes on.
-Result& new_result(Handle& handle, Participants& participants, std::vector<std::int64_t> shape, std::size_t bytes) {
+Result& new_result(Handle& handle, const Running& running, std::vector<std::int64_t> shape, std::size_t bytes) {
   Result& result = handle.results.emplace_back();
+  const Participants& participants = *running.participants;
   result.device = participants.compute->device();
   if (const auto& device = result.device) {
-    const Stream stream = participants.channel ? participants.channel->stream() : device->queue();
-    result.reader = std::make_shared<Stream>(stream);
-    result.data = {device->take(std::max<std::size_t>(bytes, 1), stream),
+    const Stream queue = running.queue;
+    result.reader = std::make_shared<Stream>(queue);
+    result.data = {device->take(std::max<std::size_t>(bytes, 1), queue),
                    [device, reader = result.reader](std::byte* data) { device->give_back(data, *reader); }};
   } else {
     result.data = participants.compute->scratch(bytes);
@@ -70,8 +71,8 @@ Task run_allgather(Running& running) {
     std::vector<std::int64_t> shape = tensor.shape;
     shape[0] = std::accumulate(rows.begin(), rows.end(), std::int64_t{0});
     const std::size_t total = std::accumulate(sizes.begin(), sizes.end(), std::size_t{0});
-    std::byte* output = new_result(*submission.handle, participants, std::move(shape), total).data.get();
-    if (!participants.channel) co_await participants.compute->idle();
+    std::byte* output = new_result(*submission.handle, running, std::move(shape), total).data.get();
+    co_await participants.compute->idle();
     co_await allgather(participants, tensor.input, std::move(sizes), output);
     submission.handle->numbers.insert(submission.handle->numbers.end(), rows.begin(), rows.end());
   }
@@ -94,10 +95,10 @@ Task run_alltoall(Running& running) {
   }
   std::vector<std::int64_t> shape = tensor.shape;
   shape[0] = rows;
-  std::byte* output = new_result(*submission.handle, participants, std::move(shape),
+  std::byte* output = new_result(*submission.handle, running, std::move(shape),
                                  static_cast<std::size_t>(rows) * tensor.row_bytes())
                           .data.get();
-  if (!participants.channel) co_await participants.compute->idle();
+  co_await participants.compute->idle();
   co_await alltoall(participants, tensor.input, std::move(send_sizes), output, std::move(receive_sizes));
 }
 
@@ -117,9 +118,9 @@ Task run_reducescatter(Running& running) {
     std::vector<std::int64_t> shape = tensor.shape;
     shape[0] = rows / parts + (participants.me < rows % parts ? 1 : 0);
     const std::size_t bytes = static_cast<std::size_t>(shape[0]) * tensor.row_bytes();
-    std::byte* output = new_result(*submission.handle, participants, std::move(shape), bytes).data.get();
+    std::byte* output = new_result(*submission.handle, running, std::move(shape), bytes).data.get();
     const auto [op, post] = folding_of(request.op, request.postscale, participants.set_size);
-    if (!participants.channel) co_await participants.compute->idle();
+    co_await participants.compute->idle();
     co_await reducescatter(participants, tensor.dtype, tensor.input, std::move(bounds), output, op, request.prescale,
                            post);
   }

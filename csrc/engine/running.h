@@ -23,6 +23,13 @@ struct Submission {
   bool begun = false;   // it has been decided
 };
 
+// What the members of a set on one node have found out of each other's devices, by trying.
+struct SharedDevices {
+  bool tried = false;
+  bool mapped = false;                    // all map each other's memory
+  std::shared_ptr<QueueBarrier> barrier;  // by which their queues meet; null where they cannot
+};
+
 // Communicators of NCCL, by the participants and the device of this rank.
 using NcclChannels = std::map<std::pair<std::vector<int>, std::uint64_t>, std::shared_ptr<nccl::Channel>>;
 
@@ -37,8 +44,11 @@ struct Running {
   StagingPool* staging = nullptr;  // for operations on device memory
   std::unique_ptr<Compute> compute;
   NcclChannels* channels = nullptr;
+  SharedDevices* devices = nullptr;
   const char* route = "";                  // which way that went (run_on_device.cc)
+  Stream queue = 0;                        // that its work is on, if on a device
   std::shared_ptr<nccl::Channel> channel;  // that it went by, if NCCL's
+  std::shared_ptr<QueueBarrier> barrier;   // by which its devices meet, if they do
 
   const Request& first() const { return submissions.front().request; }
 };

@@ -14,6 +14,7 @@ Scheduler::Scheduler(Common& common, const Config& config, int patience)
     : common_(common),
       set_options_{common.transport.shares_memory() ? config.chunk_bytes : 0, patience, config.fusion_bytes},
       device_routes_(common.transport, config),
+      device_in_flight_(config.stall_warn_s, config.timeout_s),
       staging_(common.transport.node_memory()) {
   std::vector<int> everybody(static_cast<std::size_t>(common.transport.size()));
   std::iota(everybody.begin(), everybody.end(), 0);
@@ -40,6 +41,7 @@ std::shared_ptr<Handle> Scheduler::submit(Request request) {
   in_flight_.fetch_add(1);
   found->second->in_flight.fetch_add(1);
   if (request.device) on_devices_.fetch_add(1);
+  request.runs_ahead = request.device && !common_.peers.outlived();
   submitted_.push_back({std::move(request), handle, std::chrono::steady_clock::now()});
   submitted_any_ = true;
   return handle;
@@ -154,7 +156,7 @@ void Scheduler::give_up(ProcessSet& set, const std::exception_ptr& error) {
   Running& over = given_up_.emplace_back(std::move(*set.running));
   set.running.reset();
   if (over.channel) {
-    nccl_.give_up(*over.channel);
+    device_in_flight_.give_up(*over.channel);
     for (auto& [id, other] : sets_)
       std::erase_if(other->channels, [&](const auto& entry) { return entry.second == over.channel; });
     over.channel->communicator().abort();
@@ -162,7 +164,7 @@ void Scheduler::give_up(ProcessSet& set, const std::exception_ptr& error) {
   for (Submission& submission : over.submissions) {
     if (const auto& device = submission.request.device) {
       submission.handle->device = device;
-      submission.handle->event = device->record(device->queue());  // what was begun still works on the tensors
+      submission.handle->event = device->record(over.queue ? over.queue : device->queue());  // what was begun still works on the tensors
     }
     finish(submission, error);
   }
@@ -185,22 +187,31 @@ void Scheduler::end(const std::exception_ptr& failure, bool broken) {
     set->running.reset();
     set->decisions.clear();
   }
-  if (broken) nccl_.give_up();
+  if (broken) device_in_flight_.give_up();
   for (Submission& submission : lost) finish(submission, failure);
 }
 
-void Scheduler::abort_nccl() {
+void Scheduler::abort_devices() {
   // All at once: an abort may wait for what another communicator still has on the device.
   std::vector<std::thread> aborts;
   for (auto& [id, set] : sets_) {
+    if (set->devices.barrier) set->devices.barrier->abandon();
     for (auto& [key, channel] : set->channels) aborts.emplace_back([&channel] { channel->communicator().abort(); });
   }
   for (std::thread& abort : aborts) abort.join();
-  nccl_.clear();
+  device_in_flight_.clear();
+}
+
+void Scheduler::drain_devices(std::chrono::milliseconds limit) {
+  const Time end = std::chrono::steady_clock::now() + limit;
+  for (auto& [id, set] : sets_) {
+    while (set->devices.barrier && !set->devices.barrier->idle() && std::chrono::steady_clock::now() < end)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
 }
 
 void Scheduler::close_nccl() {
-  nccl_.clear();
+  device_in_flight_.clear();
   for (auto& [id, set] : sets_) set->channels.clear();
 }
 

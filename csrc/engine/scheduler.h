@@ -17,7 +17,7 @@
 #include "base/config.h"
 #include "engine/abilities.h"
 #include "engine/common.h"
-#include "engine/nccl_in_flight.h"
+#include "engine/device_in_flight.h"
 #include "engine/process_set.h"
 
 namespace sordino {
@@ -75,7 +75,7 @@ class Scheduler {
   // ---- for whoever looks for what is wrong, on the same thread
 
   const std::map<int, std::shared_ptr<ProcessSet>>& sets() const { return sets_; }
-  NcclInFlight& nccl() { return nccl_; }
+  DeviceInFlight& device_in_flight() { return device_in_flight_; }
   // Calls visit(submission, set) for each that has been announced and is not over, while nobody submits.
   template <class Visit>
   void visit_announced(Visit&& visit) {
@@ -90,8 +90,11 @@ class Scheduler {
   void give_up(ProcessSet& set, const std::exception_ptr& error);
   // Ends all: every submission fails. `broken`: what is on devices is given up.
   void end(const std::exception_ptr& failure, bool broken);
-  // Ends what NCCL has on the device.
-  void abort_nccl();
+  // Ends what devices wait for peers for: NCCL's work, and meetings of queues.
+  void abort_devices();
+  // Waits, at most so long, until the queues of meetings have nothing left, whose kernels write to memory of peers.
+  // abort_devices() has been called.
+  void drain_devices(std::chrono::milliseconds limit);
   // Where all ranks come: NCCL's communicators are closed together.
   void close_nccl();
 
@@ -120,7 +123,6 @@ class Scheduler {
   Common& common_;
   const SetOptions set_options_;
   const DeviceRoutes device_routes_;
-  StagingPool staging_;
 
   mutable std::mutex mutex_;  // guards what other threads share with the one that polls: what is below
   std::deque<Submission> submitted_;
@@ -140,8 +142,9 @@ class Scheduler {
   std::vector<Early> early_;  // messages about sets that this rank has yet to make
   int newest_set_ = -1;
   std::vector<Running> given_up_;  // whose transfers may still be under way
-  NcclInFlight nccl_;
+  DeviceInFlight device_in_flight_;
   std::vector<Submission> removals_;  // of process sets, at the end of the current advance()
+  StagingPool staging_;               // goes before the sets, on whose queues its memory is used
 };
 
 }  // namespace sordino

@@ -42,7 +42,9 @@ bool Scheduler::announce() {
         if (submission.request.opcode == Opcode::kAddSet) submission.request.root = newest_set_;
         if (submission.request.opcode == Opcode::kRemoveSet) abandon_one_shots(submission.request);
         said.emplace_back(&set, Announcement::of(submission.request));
-        if (const auto& device = submission.request.device) said.back().second.abilities = abilities(*device);
+        if (const auto& device = submission.request.device) {
+          said.back().second.abilities = abilities(*device) | (submission.request.runs_ahead ? kRunsAhead : 0);
+        }
       }
       outstanding_[key_of(set.id, submission.request.name)] = std::move(submission);
     }
@@ -156,7 +158,7 @@ bool Scheduler::advance(ProcessSet& set) {
   const bool moved = running.task.resume();
   if (!running.task.done()) return moved;
   common_.traffic.operations.fetch_add(1);
-  if (running.channel) nccl_.add(running);
+  if (running.channel || running.barrier) device_in_flight_.add(running);
   if (*running.route) {
     std::lock_guard lock(mutex_);
     ++routes_[running.route];
@@ -195,6 +197,7 @@ void Scheduler::obey(ProcessSet& set, Decision decision) {
   running.since = now;
   running.staging = &staging_;
   running.channels = &set.channels;
+  running.devices = &set.devices;
   running.task = run_operation(running);
 }
 

@@ -37,7 +37,7 @@ StagingPool::~StagingPool() {
 
 bool StagingPool::over(const Buffer& buffer, std::chrono::steady_clock::time_point limit) {
   try {
-    const auto event = buffer.taken ? buffer.device->record(buffer.device->queue()) : buffer.busy;
+    const auto event = buffer.taken ? buffer.device->record(buffer.queue) : buffer.busy;
     while (event && !event->done()) {
       if (std::chrono::steady_clock::now() > limit) return false;
       std::this_thread::sleep_for(std::chrono::microseconds(20));
@@ -49,18 +49,20 @@ bool StagingPool::over(const Buffer& buffer, std::chrono::steady_clock::time_poi
 }
 
 std::shared_ptr<StagingPool::Buffer> StagingPool::take(const std::shared_ptr<Device>& device, Where where,
-                                                       std::size_t bytes) {
+                                                       std::size_t bytes, Stream queue) {
   constexpr std::size_t kLeast = std::size_t{64} << 10;
   const std::size_t room = std::bit_ceil(std::max(bytes, kLeast));
   for (const auto& buffer : buffers_) {
     if (buffer->taken || buffer->device != device || buffer->where != where || buffer->segment->bytes != room) continue;
-    if (buffer->busy && !buffer->busy->done()) continue;
+    if (buffer->busy && buffer->queue != queue && !buffer->busy->done()) continue;
     buffer->taken = true;
+    buffer->queue = queue;
     return buffer;
   }
   auto buffer = std::make_shared<Buffer>();
   buffer->device = device;
   buffer->where = where;
+  buffer->queue = queue;
   if (where == Where::kDevice) {
     buffer->segment = memory_.allocate_on(device, room, Use::kOwnQueue);
   } else {

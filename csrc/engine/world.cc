@@ -72,6 +72,8 @@ std::shared_ptr<World> World::successor(std::exception_ptr error) {
   if (!membership_ || forked() || shut_down_) std::rethrow_exception(error);
   progress_->alone([&] { failures_->fail(error, true); });
   progress_->wait([this] { return retired_ || may_go_on_; });
+  // Before the next world's first operation: what the device still has to do writes to tensors of all.
+  progress_->alone([this] { scheduler_->drain_devices(std::chrono::seconds(30)); });
   std::shared_ptr<World> next;
   progress_->alone([&] {
     if (retired_) throw UsageError("another thread has taken this world's place already");
@@ -119,9 +121,13 @@ std::shared_ptr<Handle> World::enqueue(Request request) {
 }
 
 void World::wait(const Handle& handle) {
-  if (handle.done()) return;
+  const auto over = [&] {
+    if (!handle.done()) return false;
+    return !membership_ || handle.error || !handle.event || handle.undone || handle.event->done();
+  };
+  if (over()) return;
   const Time begin = steady_clock::now();
-  progress_->wait([&] { return handle.done(); });
+  progress_->wait(over);
   count_wait(begin);
 }
 
@@ -173,7 +179,9 @@ void World::close_service(int number) {
   progress_->alone([&] { services_->close(number, !shut_down_ && !failed()); });
 }
 
+// What is on devices by then ends as it does in a world that fails as a whole.
 void World::outlive_peers() {
+  progress_->wait([this] { return common_.failure.latched() || scheduler_->device_in_flight().empty(); });
   progress_->alone([this] { common_.peers.outlive(); });
 }
 
@@ -248,6 +256,8 @@ void World::shutdown() {
     const Time limit = steady_clock::now() + std::chrono::seconds(1);
     progress_->alone([this] { poll(); });
     progress_->wait([&] { return common_.failure.latched() || scheduler_->settled() || steady_clock::now() > limit; });
+    // Nor for its device's, which needs none of this thread; how long that may take, its deadline says.
+    progress_->wait([this] { return common_.failure.latched() || scheduler_->device_in_flight().empty(); });
     progress_->alone([this] { say_goodbye(); });
     flush(milliseconds(1000));
   }
@@ -278,7 +288,11 @@ void World::abort(const std::string& cause) {
   const std::string text =
       "rank " + std::to_string(rank()) + " on " + transport_->host_of(rank()) + " has ended: " + cause;
   progress_->alone([&] {
-    if (membership_) membership_->depart("it has ended: " + cause);
+    if (membership_) {
+      scheduler_->abort_devices();
+      scheduler_->drain_devices(std::chrono::seconds(1));  // before the others go on
+      membership_->depart("it has ended: " + cause);
+    }
     failures_->fail(std::make_exception_ptr(PeerLost(text, {rank()})), membership_ == nullptr);
   });
   flush(milliseconds(200));

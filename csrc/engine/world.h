@@ -54,7 +54,8 @@ class World {
   // returns, without a handle. False where it is to be submitted, which also tells what is wrong if anything is.
   bool allreduce_again(int set, std::string_view name, const OneShot::What& what, const std::byte* input,
                        std::byte* output);
-  // Returns when the handle is done (not whether it succeeded: see Handle::error).
+  // Returns when the handle is done (not whether it succeeded: see Handle::error). Where ranks go on without those that
+  // are lost, also when the device has done its work: there, who has results tells the others.
   void wait(const Handle& handle);
 
   // Whether a failure is latched: every operation raises it, and transfers may still be under way.

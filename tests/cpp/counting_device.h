@@ -102,6 +102,13 @@ class CountingDevice : public Device {
   std::shared_ptr<void> use() override { return real_->use(); }
   bool capturing(Stream stream) override { return real_->capturing(stream); }
   bool takes_nccl() const override { return real_->takes_nccl(); }
+  bool waits_for_words() const override { return real_->waits_for_words(); }
+  void write_word(std::atomic<std::uint64_t>& word, std::uint64_t value, Stream stream) override {
+    real_->write_word(word, value, stream);
+  }
+  void wait_for_word(std::atomic<std::uint64_t>& word, std::uint64_t least, Stream stream) override {
+    real_->wait_for_word(word, least, stream);
+  }
   Stream queue() const override { return real_->queue(); }
   Stream make_queue() override { return real_->make_queue(); }
   void drop_queue(Stream queue) noexcept override { real_->drop_queue(queue); }

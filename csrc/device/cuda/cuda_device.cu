@@ -31,6 +31,29 @@ void attempt(int ordinal, const Work& work) noexcept {
 // What is loaded first of this file: whether there are kernels for a GPU at all.
 __global__ void is_there() {}
 
+// Of numbers in pinned memory, in the form that came with CUDA 12.
+struct Words {
+  CUresult (*write)(CUstream, CUdeviceptr, cuuint64_t, unsigned int);
+  CUresult (*wait)(CUstream, CUdeviceptr, cuuint64_t, unsigned int);
+  CUresult (*attribute)(int*, CUdevice_attribute, CUdevice);
+};
+
+const Words& words() {
+  static const Words found = [] {
+    constexpr unsigned int kSince = 12000;
+    Words all{};
+    kernels::cuda::find_in_driver("cuStreamWriteValue64", all.write, kSince);
+    kernels::cuda::find_in_driver("cuStreamWaitValue64", all.wait, kSince);
+    kernels::cuda::find_in_driver("cuDeviceGetAttribute", all.attribute);
+    return all;
+  }();
+  return found;
+}
+
+void check_driver(CUresult code, const char* call) {
+  if (code != CUDA_SUCCESS) throw DeviceError(std::string(call) + ": error " + std::to_string(code) + " of the driver");
+}
+
 class CudaEvent : public Event {
  public:
   CudaEvent(int ordinal, cudaStream_t stream) : ordinal_(ordinal) {
@@ -185,6 +208,20 @@ class CudaDevice : public Device {
     const auto& recorded = static_cast<const CudaEvent&>(*event);
     check(cudaStreamWaitEvent(cuda_stream(stream), recorded.native(), 0), "cudaStreamWaitEvent");
   }
+  bool waits_for_words() const override { return has(CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS); }
+  // The driver fences what is before it on the queue, for the whole system.
+  void write_word(std::atomic<std::uint64_t>& word, std::uint64_t value, Stream stream) override {
+    const Current current(ordinal_);
+    check_driver(words().write(cuda_stream(stream), address_of(word), value, CU_STREAM_WRITE_VALUE_DEFAULT),
+                 "cuStreamWriteValue64");
+  }
+  void wait_for_word(std::atomic<std::uint64_t>& word, std::uint64_t least, Stream stream) override {
+    const Current current(ordinal_);
+    // What a peer's GPU has written to this one's memory before the word may still be on its way within this one.
+    const unsigned int flush = has(CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES) ? CU_STREAM_WAIT_VALUE_FLUSH : 0;
+    check_driver(words().wait(cuda_stream(stream), address_of(word), least, CU_STREAM_WAIT_VALUE_GEQ | flush),
+                 "cuStreamWaitValue64");
+  }
   void copy(std::byte* to, const std::byte* from, std::size_t bytes, Stream stream) override {
     if (bytes == 0) return;
     const Current current(ordinal_);
@@ -209,6 +246,17 @@ class CudaDevice : public Device {
   }
 
  private:
+  // Where pin() holds, devices have the host's addresses.
+  static CUdeviceptr address_of(const std::atomic<std::uint64_t>& word) {
+    static_assert(sizeof(word) == sizeof(cuuint64_t));
+    return reinterpret_cast<CUdeviceptr>(&word);
+  }
+  bool has(CUdevice_attribute attribute) const {
+    CUdevice device = 0;
+    int value = 0;
+    check_driver(kernels::cuda::driver().device(&device, ordinal_), "cuDeviceGet");
+    return words().attribute(&value, attribute, device) == CUDA_SUCCESS && value != 0;
+  }
   static bool lacks_room(cudaError_t code, const char* call) {
     if (code != cudaErrorMemoryAllocation) check(code, call);
     static_cast<void>(cudaGetLastError());

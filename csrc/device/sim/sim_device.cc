@@ -197,6 +197,15 @@ class SimDevice : public Device {
     auto simulated = std::dynamic_pointer_cast<SimEvent>(event);
     enqueue(stream, [simulated] { simulated->wait(); });
   }
+  bool waits_for_words() const override { return traits_.waits_for_words; }
+  void write_word(std::atomic<std::uint64_t>& word, std::uint64_t value, Stream stream) override {
+    enqueue(stream, [&word, value] { word.store(value, std::memory_order_release); });
+  }
+  void wait_for_word(std::atomic<std::uint64_t>& word, std::uint64_t least, Stream stream) override {
+    enqueue(stream, [&word, least] {
+      while (word.load(std::memory_order_acquire) < least) std::this_thread::sleep_for(std::chrono::microseconds(20));
+    });
+  }
   void copy(std::byte* to, const std::byte* from, std::size_t bytes, Stream stream) override {
     enqueue(stream, [=] {
       if (bytes > 0) std::memcpy(to, from, bytes);

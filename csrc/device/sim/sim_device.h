@@ -14,6 +14,7 @@ namespace sordino::sim {
 struct Traits {
   bool shares = true;           // other processes can map its memory
   bool takes_nccl = false;      // the NCCL that is there works on simulated devices
+  bool waits_for_words = true;
   std::size_t room = SIZE_MAX;  // bytes of memory
 };
 

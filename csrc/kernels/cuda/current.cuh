@@ -30,14 +30,15 @@ struct Driver {
   CUresult (*pop)(CUcontext*);
 };
 
+// `since`: the version of CUDA that has the function in this form.
 template <class Function>
-void find_in_driver(const char* name, Function*& function) {
+void find_in_driver(const char* name, Function*& function, unsigned int since = 7000) {
   void* found = nullptr;
   cudaDriverEntryPointQueryResult result{};
 #if CUDART_VERSION >= 12050
-  constexpr unsigned int kSince = 7000;
-  check(cudaGetDriverEntryPointByVersion(name, &found, kSince, cudaEnableDefault, &result), name);
+  check(cudaGetDriverEntryPointByVersion(name, &found, since, cudaEnableDefault, &result), name);
 #else  // which has the other one only; later ones say that it is deprecated
+  static_cast<void>(since);
   check(cudaGetDriverEntryPoint(name, &found, cudaEnableDefault, &result), name);
 #endif
   if (found == nullptr) throw DeviceError(std::string("the CUDA driver has no ") + name + ": install a newer one");

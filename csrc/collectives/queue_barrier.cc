@@ -1,0 +1,115 @@
+#include "collectives/queue_barrier.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+
+#include "base/error.h"
+
+namespace sordino {
+namespace {
+
+constexpr std::chrono::milliseconds kAgain{1};
+// Longer than a step takes. Whoever has more than that on its queue has a device that hangs.
+constexpr std::chrono::seconds kPatience{30};
+
+bool over(Event& event) {
+  try {
+    return event.done();
+  } catch (const Error&) {
+    return true;  // the device has failed
+  }
+}
+
+}  // namespace
+
+std::unique_ptr<QueueBarrier> QueueBarrier::make(const std::shared_ptr<Device>& device,
+                                                 std::vector<SharedBlock*> blocks, std::vector<int> ranks, int me) {
+  if (!device->waits_for_words() || blocks.size() > SharedBlock::kTold) return nullptr;
+  std::unique_ptr<QueueBarrier> made(new QueueBarrier(device, std::move(blocks), std::move(ranks), me));
+  for (SharedBlock* block : made->blocks_) {
+    auto* page = reinterpret_cast<std::byte*>(block);
+    if (!device->pin(page, SharedBlock::kOneShotBegin)) return nullptr;
+    made->pinned_.push_back(page);
+  }
+  return made;
+}
+
+QueueBarrier::~QueueBarrier() {
+  const auto limit = std::chrono::steady_clock::now() + kPatience;
+  bool done = false;
+  try {
+    while (!(done = idle()) && std::chrono::steady_clock::now() < limit) std::this_thread::sleep_for(kAgain);
+  } catch (const Error&) {
+    done = true;  // the device has failed
+  }
+  stopping_ = true;
+  if (letting_go_.joinable()) letting_go_.join();
+  if (!done) return;  // the words stay pinned under a device that hangs
+  for (std::byte* page : pinned_) pinned_by_->unpin(page);
+  for (const auto& [device, queue] : queues_) device->drop_queue(queue);
+}
+
+Stream QueueBarrier::take_queue(const std::shared_ptr<Device>& device) {
+  auto found = queues_.find(device);
+  if (found == queues_.end()) found = queues_.emplace(device, device->make_queue()).first;
+  // Words of one rank come in order.
+  if (device_ && device_ != device) device->wait(found->second, device_->record(queue_));
+  device_ = device;
+  queue_ = found->second;
+  end_ = nullptr;
+  return queue_;
+}
+
+void QueueBarrier::meet(std::span<const int> members, std::uint64_t stamp) {
+  awaited_.assign(members.begin(), members.end());
+  std::erase(awaited_, me_);
+  stamp_ = stamp;
+  // All are told before anything waits.
+  for (const int member : awaited_) {
+    auto& word = blocks_[static_cast<std::size_t>(member)]->told[static_cast<std::size_t>(me_)];
+    device_->write_word(word, stamp, queue_);
+  }
+  for (const int member : awaited_) device_->wait_for_word(told_by(member), stamp, queue_);
+}
+
+std::uint64_t QueueBarrier::progress_of(int member) const {
+  const int reader = member == me_ ? awaited_.front() : me_;
+  return blocks_[static_cast<std::size_t>(reader)]->told[static_cast<std::size_t>(member)].load(
+      std::memory_order_acquire);
+}
+
+std::vector<int> QueueBarrier::late() const {
+  std::vector<int> ranks;
+  if (awaited_.empty()) return ranks;
+  std::uint64_t least = progress_of(me_);
+  for (const int member : awaited_) least = std::min(least, progress_of(member));
+  if (least >= stamp_) return ranks;
+  std::vector<int> all = awaited_;
+  all.push_back(me_);
+  std::sort(all.begin(), all.end());
+  for (const int member : all) {
+    if (progress_of(member) == least) ranks.push_back(ranks_[static_cast<std::size_t>(member)]);
+  }
+  return ranks;
+}
+
+// Again and again: a peer's device may still write less over it.
+void QueueBarrier::abandon() {
+  if (!device_ || letting_go_.joinable()) return;
+  letting_go_ = std::thread([this, end = device_->record(queue_)] {
+    while (!stopping_ && !over(*end)) {
+      for (std::size_t member = 0; member < blocks_.size(); ++member)
+        told_by(static_cast<int>(member)).store(UINT64_MAX, std::memory_order_release);
+      std::this_thread::sleep_for(kAgain);
+    }
+  });
+}
+
+bool QueueBarrier::idle() {
+  if (!device_) return true;
+  if (!end_) end_ = device_->record(queue_);
+  return over(*end_);
+}
+
+}  // namespace sordino

@@ -1,0 +1,164 @@
+// Queues of simulated devices that meet: nobody goes on before all are there, no thread waits, and who has failed goes on
+// alone.
+#include "collectives/queue_barrier.h"
+
+#include <chrono>
+#include <thread>
+
+#include "check.h"
+#include "device/sim/sim_device.h"
+
+using namespace sordino;
+using namespace sordino::test;
+
+namespace {
+
+using std::chrono::milliseconds;
+using Clock = std::chrono::steady_clock;
+
+constexpr int kMost = 4;
+
+bool comes(const std::function<bool()>& what, milliseconds limit = milliseconds(5000)) {
+  for (const auto end = Clock::now() + limit; Clock::now() < end;) {
+    if (what()) return true;
+    std::this_thread::sleep_for(milliseconds(1));
+  }
+  return what();
+}
+
+// A queue that stands still until it is told to go on.
+class Held {
+ public:
+  explicit Held(Stream stream) {
+    sim::enqueue(stream, [gate = gate_] { gate->wait(false); });
+  }
+  ~Held() { go_on(); }
+  void go_on() {
+    *gate_ = true;
+    gate_->notify_all();
+  }
+
+ private:
+  std::shared_ptr<std::atomic<bool>> gate_ = std::make_shared<std::atomic<bool>>(false);
+};
+
+// Ranks of one set, each with a device of its own.
+struct Ranks {
+  explicit Ranks(int size) : size(size) {
+    std::vector<SharedBlock*> all;
+    std::vector<int> world_ranks;
+    for (int rank = 0; rank < size; ++rank) {
+      all.push_back(&blocks[static_cast<std::size_t>(rank)]);
+      world_ranks.push_back(10 + rank);
+    }
+    for (int rank = 0; rank < size; ++rank) {
+      devices.push_back(sim::make_device(rank));
+      barriers.push_back(QueueBarrier::make(devices.back(), all, world_ranks, rank));
+      queues.push_back(barriers.back()->take_queue(devices.back()));
+    }
+  }
+  void meet(int rank, std::vector<int> members, std::uint64_t stamp) {
+    barriers[static_cast<std::size_t>(rank)]->meet(members, stamp);
+    ends[static_cast<std::size_t>(rank)] =
+        devices[static_cast<std::size_t>(rank)]->record(queues[static_cast<std::size_t>(rank)]);
+  }
+  bool over(int rank) { return ends[static_cast<std::size_t>(rank)]->done(); }
+
+  const int size;
+  std::vector<SharedBlock> blocks{kMost};
+  std::vector<std::shared_ptr<Device>> devices;
+  std::vector<std::unique_ptr<QueueBarrier>> barriers;
+  std::vector<Stream> queues;
+  std::vector<std::shared_ptr<Event>> ends{kMost};
+};
+
+void nobody_goes_on_before_all_are_there() {
+  Ranks ranks(3);
+  Held slow(ranks.queues[1]);  // its inputs are not there yet
+  const auto begun = Clock::now();
+  for (int rank = 0; rank < 3; ++rank) ranks.meet(rank, {0, 1, 2}, 1);
+  CHECK(Clock::now() - begun < milliseconds(1000));
+  std::this_thread::sleep_for(milliseconds(30));
+  CHECK(!ranks.over(0) && !ranks.over(1) && !ranks.over(2));
+  slow.go_on();
+  for (int rank = 0; rank < 3; ++rank) CHECK(comes([&] { return ranks.over(rank); }), rank);
+}
+
+// Some members in one operation, all in the next: whose word is whose does not depend on who takes part.
+void members_keep_their_words() {
+  Ranks ranks(3);
+  for (const int rank : {0, 2}) ranks.meet(rank, {0, 2}, 1);
+  for (int rank = 0; rank < 3; ++rank) ranks.meet(rank, {0, 1, 2}, 2);
+  for (const int rank : {1, 2}) ranks.meet(rank, {1, 2}, 3);
+  for (int rank = 0; rank < 3; ++rank) CHECK(comes([&] { return ranks.over(rank); }), rank);
+  CHECK(ranks.blocks[0].told[1] == 2 && ranks.blocks[0].told[2] == 2 && ranks.blocks[1].told[2] == 3);
+}
+
+void who_is_late_is_named() {
+  Ranks ranks(3);
+  CHECK(ranks.barriers[0]->late().empty());
+  Held slow(ranks.queues[1]);
+  for (int rank = 0; rank < 3; ++rank) ranks.meet(rank, {0, 1, 2}, 5);
+  CHECK(comes([&] { return ranks.blocks[1].told[0] == 5 && ranks.blocks[1].told[2] == 5; }));
+  CHECK((ranks.barriers[0]->late() == std::vector<int>{11}));
+  CHECK((ranks.barriers[1]->late() == std::vector<int>{11}));  // knows that it is itself
+  slow.go_on();
+  CHECK(comes([&] { return ranks.over(0) && ranks.over(1) && ranks.over(2); }));
+  CHECK(comes([&] { return ranks.barriers[0]->late().empty(); }));
+}
+
+// And stays so when a peer's device, which does not know of it, goes on to write how far it is.
+void who_has_failed_waits_for_nobody() {
+  Ranks ranks(2);
+  Held behind(ranks.queues[0]);  // of rank 0, so that its words are written over before it comes to read them
+  ranks.meet(0, {0, 1}, 1);
+  ranks.meet(0, {0, 1}, 2);
+  ranks.barriers[0]->abandon();
+  CHECK(comes([&] { return ranks.blocks[0].told[1] > 2; }));
+  ranks.blocks[0].told[1] = 1;
+  behind.go_on();
+  CHECK(comes([&] { return ranks.over(0); }));
+  ranks.meet(1, {0, 1}, 1);
+  CHECK(comes([&] { return ranks.over(1); }));  // rank 0 had come there
+  ranks.meet(1, {0, 1}, 3);
+  std::this_thread::sleep_for(milliseconds(20));
+  CHECK(!ranks.over(1));  // and nobody has told it that it came here
+  ranks.barriers[1]->abandon();
+}
+
+// Words of one rank come in order, whichever of its devices it computes on.
+void several_devices_of_one_rank() {
+  Ranks ranks(2);
+  const auto first = ranks.devices[0], other = sim::make_device(7);
+  Held slow(ranks.queues[0]);
+  ranks.meet(0, {0, 1}, 1);
+  ranks.queues[0] = ranks.barriers[0]->take_queue(other);
+  ranks.devices.front() = other;
+  ranks.meet(0, {0, 1}, 2);
+  std::this_thread::sleep_for(milliseconds(20));
+  CHECK(ranks.blocks[1].told[0] == 0);
+  slow.go_on();
+  ranks.meet(1, {0, 1}, 1);
+  ranks.meet(1, {0, 1}, 2);
+  CHECK(comes([&] { return ranks.over(0) && ranks.over(1); }));
+}
+
+void a_device_that_cannot_wait_has_none() {
+  std::vector<SharedBlock> blocks(2);
+  sim::Traits traits;
+  traits.waits_for_words = false;
+  CHECK(!QueueBarrier::make(sim::make_device(0, traits), {&blocks[0], &blocks[1]}, {0, 1}, 0));
+  CHECK(QueueBarrier::make(sim::make_device(0), {&blocks[0], &blocks[1]}, {0, 1}, 0) != nullptr);
+}
+
+}  // namespace
+
+int main() {
+  nobody_goes_on_before_all_are_there();
+  members_keep_their_words();
+  who_is_late_is_named();
+  who_has_failed_waits_for_nobody();
+  several_devices_of_one_rank();
+  a_device_that_cannot_wait_has_none();
+  return report();
+}

@@ -1,0 +1,264 @@
+"""Operations that are over for the threads of their ranks before the devices have begun them, on GPUs that are threads.
+
+By IPC devices wait for each other, so a rank goes on while its inputs, or those of others, are still being computed. What
+simulated devices have yet to read or write is kept alive here: unlike a GPU's, their memory is not given to others in a
+stream's order.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+import sordino.torch as hvd
+from sordino import sim
+from sordino._core import Device, sim_device, sim_hold, sim_stream
+from sordino.algorithms import Crossover
+from sordino.errors import PeerLost, Timeout
+from sordino.runtime.context import current
+
+ELEMENTS = 20_000
+KEPT: list[torch.Tensor] = []
+
+
+@pytest.fixture(autouse=True)
+def limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SORDINO_TIMEOUT_S", "60")
+
+
+def own_gpu(waits_for_words: bool = True) -> Device:
+    """This rank's own simulated GPU, on a queue of which it computes."""
+    gpu = sim_device(0, waits_for_words=waits_for_words)
+    stream = sim_stream(gpu)
+    gpu.current_stream = lambda: stream
+    current().pretended = gpu
+    settle()  # and the ranks have found out what their devices can do
+    return gpu
+
+
+@contextmanager
+def computing(gpu: Device, here: bool = True) -> Iterator[Callable[[], None]]:
+    """The queue on which the rank computes stands still, if it is this one's turn, until what this gives is called."""
+    assert gpu.current_stream is not None
+    go_on = sim_hold(gpu.current_stream()) if here else lambda: None
+    try:
+        yield go_on
+    finally:
+        go_on()
+
+
+def filled(value: float, elements: int = ELEMENTS) -> torch.Tensor:
+    """Values that stay."""
+    KEPT.append(torch.full((elements,), value))
+    return KEPT[-1]
+
+
+def settle() -> None:
+    """Wait until the devices have done all that was asked for so far. Collective."""
+    handle = hvd.allreduce_async_(filled(1.0, 1), name="settled")
+    while not hvd.poll(handle):
+        time.sleep(0.001)
+    hvd.synchronize(handle)
+
+
+def ways() -> dict[str, int]:
+    return current().world.gpu_operations
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("size", [2, 3])
+def test_no_thread_waits_for_inputs(size: int, shared: bool) -> None:
+    """Rank 0 computes, and all ranks are through with ten operations; then their results are those of ten operations."""
+
+    def work() -> None:
+        gpu = own_gpu()
+        value = hvd.shared_empty(ELEMENTS, device="cpu") if shared else filled(0.0)
+        value.fill_(float(hvd.rank()))
+        with computing(gpu, hvd.rank() == 0) as go_on:
+            for turn in range(10):
+                hvd.allreduce_(value, op=hvd.Sum, name=f"sum {turn}")
+            hvd.barrier()  # of the threads: all of them have come here
+            late = hvd.allreduce_async_(filled(1.0, 1), name="late")
+            time.sleep(0.05)
+            assert not hvd.poll(late)
+            hvd.barrier()
+            go_on()
+            hvd.synchronize(late)
+            settle()
+        assert value.tolist() == [sum(range(size)) * float(size) ** 9] * ELEMENTS
+        assert set(ways()) == {"IPC"}
+
+    sim.run(size, work)
+
+
+def test_devices_that_cannot_wait_for_words_are_waited_for() -> None:
+    def work() -> None:
+        gpu = own_gpu(waits_for_words=hvd.rank() == 0)  # one that cannot is enough
+        begun = threading.Event()
+        value = filled(hvd.rank() + 1.0)
+        with computing(gpu, hvd.rank() == 0) as go_on:
+            thread = threading.Thread(target=lambda: (begun.wait(), time.sleep(0.05), go_on()))
+            thread.start()
+            handle = hvd.allreduce_async_(value, op=hvd.Sum, name="sum")
+            begun.set()
+            hvd.synchronize(handle)
+            thread.join()
+        settle()
+        assert value.tolist() == [3.0] * ELEMENTS
+
+    sim.run(2, work)
+
+
+def test_sets_do_not_wait_for_each_other() -> None:
+    """Each has a queue of its own: on one queue, operations that ranks begin in another order would wait for ever."""
+
+    def work() -> None:
+        gpu = own_gpu()
+        pair = hvd.add_process_set([0, 1])
+        if hvd.rank() == 2:
+            settle()
+            return
+        first, second = filled(1.0), filled(2.0)
+        streams = [sim_stream(gpu), sim_stream(gpu)]
+        for value in (first, second):
+            hvd.synchronize(hvd.allreduce_async_(value, op=hvd.Sum, name="warm", process_set=pair))
+        gpu.current_stream = lambda: streams[0]
+        go_on = sim_hold(streams[0])
+        slow = hvd.allreduce_async_(first, op=hvd.Sum, name="slow", process_set=pair)
+        gpu.current_stream = lambda: streams[1]
+        settle()  # of all ranks
+        assert not hvd.poll(slow)
+        go_on()
+        while not hvd.poll(slow):
+            time.sleep(0.001)
+        hvd.synchronize(slow)
+        assert first.tolist() == [4.0] * ELEMENTS
+
+    sim.run(3, work)
+
+
+def test_locations_are_not_told_again_before_all_have_read_them() -> None:
+    """Many operations in other memory each, one behind the other: who is quick does not tell of the next too early."""
+
+    def work() -> None:
+        own_gpu()
+        values = [hvd.shared_empty(ELEMENTS, device="cpu").fill_(1.0 + turn) for turn in range(12)]
+        for again in range(5):
+            for turn, value in enumerate(values):
+                if (turn + again) % hvd.size() == hvd.rank():
+                    time.sleep(0.002)
+                hvd.allreduce_(value, name=f"mean {again} {turn}")
+        settle()
+        assert [value[0].item() for value in values] == [1.0 + turn for turn in range(12)]
+        assert all(bool((value == value[0]).all()) for value in values)
+
+    sim.run(3, work)
+
+
+def test_gossip_runs_ahead() -> None:
+    """A step is over for all threads while rank 0 computes; then models are averages, and their mean is what it was."""
+
+    def train() -> list[float]:
+        gpu = own_gpu()
+        model = torch.nn.Linear(60, 50)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.fill_(float(hvd.rank()))
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.0),
+            named_parameters=model.named_parameters(),
+            algorithm=Crossover(),
+        )
+        model(torch.ones(4, 60)).square().mean().backward()
+        settle()
+        with computing(gpu, hvd.rank() == 0) as go_on:
+            optimizer.step()
+            hvd.barrier()
+            assert model.weight.flatten()[0].item() == hvd.rank()
+            go_on()
+            settle()
+        return torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).tolist()
+
+    found = torch.tensor(sim.run(4, train))
+    assert torch.equal(found.mean(dim=0), torch.full((3050,), 1.5))
+    assert not torch.equal(found[0], torch.zeros(3050))
+
+
+def test_whoever_leaves_waits_for_its_device() -> None:
+    values = [filled(rank + 1.0) for rank in range(2)]
+
+    def work() -> None:
+        gpu = own_gpu()
+        rank = hvd.rank()
+        go_on = sim_hold(gpu.current_stream()) if rank == 0 else None  # type: ignore[misc]
+        hvd.allreduce_(values[rank], op=hvd.Sum, name="last")
+        if go_on is not None:
+            threading.Timer(0.3, go_on).start()
+
+    sim.run(2, work)
+    assert [value.tolist() for value in values] == [[3.0] * ELEMENTS] * 2
+
+
+def test_who_computes_too_long_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SORDINO_TIMEOUT_S", "0.5")
+
+    def work() -> None:
+        gpu = own_gpu()
+        with computing(gpu, hvd.rank() == 1) as go_on:
+            hvd.allreduce_(filled(1.0), name="slow")
+            with pytest.raises(Timeout, match=r"'allreduce\.slow' has been with the GPU for .* rank 1 furthest behind"):
+                while True:
+                    hvd.barrier()
+            go_on()
+
+    sim.run(2, work)
+
+
+def test_a_peer_that_is_lost_holds_nobody_up() -> None:
+    """What is on the device ends; its result is nothing, and whoever waits for it is told."""
+    told: list[str] = []
+
+    def work() -> None:
+        gpu = own_gpu()
+        value = filled(1.0)
+        with computing(gpu, hvd.rank() == 1):
+            handle = hvd.allreduce_async_(value, name="in vain")
+            hvd.barrier()
+            if hvd.rank() == 1:
+                raise RuntimeError("rank 1 has had enough")
+            with pytest.raises(PeerLost, match="had enough") as error:
+                while True:
+                    hvd.allreduce_(value, name="next")
+            assert error.value.ranks == (1,)
+            while not hvd.poll(handle):
+                time.sleep(0.001)
+            with pytest.raises(PeerLost, match="had enough"):
+                hvd.synchronize(handle)
+            told.append("synchronize raises")
+
+    with pytest.raises(RuntimeError, match="had enough"):
+        sim.run(2, work)
+    assert told == ["synchronize raises"]
+
+
+def test_where_ranks_go_on_results_are_there_when_they_are_used() -> None:
+    """They tell each other who has its results, and are not to tell what is only on its way."""
+
+    def work() -> None:
+        gpu = own_gpu()
+        value = filled(hvd.rank() + 1.0)
+        with computing(gpu, hvd.rank() == 0) as go_on:
+            if hvd.rank() == 0:
+                threading.Timer(0.1, go_on).start()
+            begun = time.monotonic()
+            hvd.allreduce_(value, op=hvd.Sum, name="sum")
+            assert time.monotonic() - begun > 0.05
+        settle()
+        assert value.tolist() == [3.0] * ELEMENTS
+
+    sim.run(2, work, on_peer_lost="continue")
