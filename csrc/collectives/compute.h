@@ -45,8 +45,8 @@ class Compute {
 
 // The one of the host's memory.
 Compute& host_compute();
-// What the caller of a device's functions is to wait for: the device, before it goes on to what others read; or nothing,
-// where all that comes behind is on the same queue.
+// What the caller of a device's functions is to wait for: the device, before it goes on to what others read; or
+// nothing, where all that comes behind is on the same queue.
 enum class Waits { kForDevice, kForNothing };
 // On one of the device's queues.
 std::unique_ptr<Compute> device_compute(std::shared_ptr<Device> device, Stream stream, Waits waits);

@@ -33,7 +33,8 @@ class QueueBarrier {
 
   // The queue of a device for the next operation, which comes after all earlier ones on whatever device.
   Stream take_queue(const std::shared_ptr<Device>& device);
-  // Puts on that queue that the members (places, this rank's among them) meet; stamps grow from one meeting to the next.
+  // Puts on that queue that the members (places, this rank's among them) meet; stamps grow from one meeting to the
+  // next.
   void meet(std::span<const int> members, std::uint64_t stamp);
   // World ranks whose devices are furthest behind, this one's among them, if not all have come to the latest meeting.
   std::vector<int> late() const;

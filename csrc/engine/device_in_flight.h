@@ -1,5 +1,5 @@
-// What devices have yet to do when an operation is over for the threads of its ranks: if a peer is lost, or never comes,
-// it will not end by itself.
+// What devices have yet to do when an operation is over for the threads of its ranks: if a peer is lost, or never
+// comes, it will not end by itself.
 #pragma once
 
 #include <atomic>

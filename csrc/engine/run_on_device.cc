@@ -1,5 +1,5 @@
-// Operations on device memory. There are these ways; which one is taken is the same on all ranks, as what decides it has
-// been negotiated:
+// Operations on device memory. There are these ways; which one is taken is the same on all ranks, as what decides it
+// has been negotiated:
 //
 //   ALONE    one rank
 //   NCCL     where no two ranks share a device (collectives/nccl_operations.h)
@@ -7,11 +7,11 @@
 //   MPI      between nodes, where messages take device memory: the algorithms by messages, in place
 //   STAGED   through the host: the operation on the host's memory, between two copies
 //
-// All work of this rank is put on one queue of the device, behind what computes the inputs; whoever uses the outputs has
-// its own queue wait for the event that the handle gets. By the first three ways the operation is over for this thread
-// when all is on the queue: it waits for nobody, or devices wait for each other. By the last two the host moves bytes, so
-// the thread waits for the device. (A queue that waited for its own host would wait for a thread that a call of CUDA's,
-// cudaFree or the loading of a kernel, may have wait for the queue.)
+// All work of this rank is put on one queue of the device, behind what computes the inputs; whoever uses the outputs
+// has its own queue wait for the event that the handle gets. By the first three ways the operation is over for this
+// thread when all is on the queue: it waits for nobody, or devices wait for each other. By the last two the host moves
+// bytes, so the thread waits for the device. (A queue that waited for its own host would wait for a thread that a call
+// of CUDA's, cudaFree or the loading of a kernel, may have wait for the queue.)
 #include <algorithm>
 
 #include "collectives/operations.h"

@@ -95,9 +95,9 @@ Task run_alltoall(Running& running) {
   }
   std::vector<std::int64_t> shape = tensor.shape;
   shape[0] = rows;
-  std::byte* output = new_result(*submission.handle, running, std::move(shape),
-                                 static_cast<std::size_t>(rows) * tensor.row_bytes())
-                          .data.get();
+  std::byte* output =
+      new_result(*submission.handle, running, std::move(shape), static_cast<std::size_t>(rows) * tensor.row_bytes())
+          .data.get();
   co_await participants.compute->idle();
   co_await alltoall(participants, tensor.input, std::move(send_sizes), output, std::move(receive_sizes));
 }

@@ -164,7 +164,8 @@ void Scheduler::give_up(ProcessSet& set, const std::exception_ptr& error) {
   for (Submission& submission : over.submissions) {
     if (const auto& device = submission.request.device) {
       submission.handle->device = device;
-      submission.handle->event = device->record(over.queue ? over.queue : device->queue());  // what was begun still works on the tensors
+      submission.handle->event =
+          device->record(over.queue ? over.queue : device->queue());  // what was begun still works on the tensors
     }
     finish(submission, error);
   }

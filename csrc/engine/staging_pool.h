@@ -32,8 +32,8 @@ class StagingPool {
   StagingPool& operator=(const StagingPool&) = delete;
   ~StagingPool();
 
-  // At least so many bytes, for work on one queue of the device. Host memory is shared with the node where there is room
-  // for that.
+  // At least so many bytes, for work on one queue of the device. Host memory is shared with the node where there is
+  // room for that.
   std::shared_ptr<Buffer> take(const std::shared_ptr<Device>& device, Where where, std::size_t bytes, Stream queue);
   // The device is done with it after the event.
   void give_back(const std::shared_ptr<Buffer>& buffer, std::shared_ptr<Event> busy);

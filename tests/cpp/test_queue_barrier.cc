@@ -1,11 +1,10 @@
-// Queues of simulated devices that meet: nobody goes on before all are there, no thread waits, and who has failed goes on
-// alone.
-#include "collectives/queue_barrier.h"
-
+// Queues of simulated devices that meet: nobody goes on before all are there, no thread waits, and who has failed goes
+// on alone.
 #include <chrono>
 #include <thread>
 
 #include "check.h"
+#include "collectives/queue_barrier.h"
 #include "device/sim/sim_device.h"
 
 using namespace sordino;

@@ -14,6 +14,7 @@ from rank_seat import Seat, check
 
 import sordino.torch as hvd
 from sordino.errors import UsageError
+from sordino.runtime.context import current
 
 SLOW = 60_000_000  # clock cycles: tens of milliseconds
 
@@ -172,6 +173,28 @@ def a_graph_is_captured_while_operations_are_under_way(seat: Seat) -> None:
             assert float(doubled.sum()) == 2000.0
         assert_reduced(hvd.synchronize(reduced).cpu(), hvd.Sum, given)
         assert torch.equal(hvd.synchronize(gathered).cpu(), torch.cat(given))
+
+
+@check(cuda=True)
+def no_thread_waits_for_a_gpu(seat: Seat) -> None:
+    """By IPC and NCCL ranks are through with operations whose inputs the first of them still computes."""
+    mine = torch.zeros(300_007, device=seat.device)
+    before = current().world.gpu_operations
+    hvd.allreduce_(mine, name="ahead", op=hvd.Sum)  # what is used first is loaded, and ranks know their way
+    torch.cuda.synchronize()
+    if current().world.gpu_operations.get("STAGED", 0) > before.get("STAGED", 0):
+        return
+    hvd.barrier()
+    if seat.rank == 0:
+        torch.cuda._sleep(30 * SLOW)
+    mine.fill_(seat.rank + 1.0)
+    computed = torch.cuda.Event()
+    computed.record()
+    for turn in range(5):
+        hvd.allreduce_(mine, name=f"ahead.{turn}", op=hvd.Sum)
+    assert seat.rank > 0 or not computed.query()
+    expected = sum(range(1, seat.size + 1)) * float(seat.size) ** 4
+    assert mine.cpu().tolist() == [expected] * 300_007
 
 
 @check(cuda=True)

@@ -1,8 +1,8 @@
-"""Operations that are over for the threads of their ranks before the devices have begun them, on GPUs that are threads.
+"""Operations that are over for the threads of their ranks before the devices have begun them, on simulated GPUs.
 
-By IPC devices wait for each other, so a rank goes on while its inputs, or those of others, are still being computed. What
-simulated devices have yet to read or write is kept alive here: unlike a GPU's, their memory is not given to others in a
-stream's order.
+By IPC devices wait for each other, so a rank goes on while its inputs, or those of others, are still being computed.
+What simulated devices have yet to read or write is kept alive here: unlike a GPU's, their memory is not given to others
+in a stream's order.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def ways() -> dict[str, int]:
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("size", [2, 3])
 def test_no_thread_waits_for_inputs(size: int, shared: bool) -> None:
-    """Rank 0 computes, and all ranks are through with ten operations; then their results are those of ten operations."""
+    """Rank 0 computes, and all ranks are through with ten operations; the results are those of ten operations."""
 
     def work() -> None:
         gpu = own_gpu()
@@ -115,29 +115,37 @@ def test_devices_that_cannot_wait_for_words_are_waited_for() -> None:
 
 
 def test_sets_do_not_wait_for_each_other() -> None:
-    """Each has a queue of its own: on one queue, operations that ranks begin in another order would wait for ever."""
+    """Each has a queue of its own: on one queue, operations that ranks begin in another order would wait for ever. And
+    what one of them has copied for its peers, another does not copy over."""
 
     def work() -> None:
         gpu = own_gpu()
         pair = hvd.add_process_set([0, 1])
-        if hvd.rank() == 2:
-            settle()
-            return
-        first, second = filled(1.0), filled(2.0)
+        slow_value, quick_value = filled(2.0), filled(3.0)
+        if hvd.rank() < 2:
+            warm = hvd.allreduce_async_(filled(1.0), name="warm", process_set=pair)
+            hvd.synchronize(warm)
+        settle()
         streams = [sim_stream(gpu), sim_stream(gpu)]
-        for value in (first, second):
-            hvd.synchronize(hvd.allreduce_async_(value, op=hvd.Sum, name="warm", process_set=pair))
         gpu.current_stream = lambda: streams[0]
-        go_on = sim_hold(streams[0])
-        slow = hvd.allreduce_async_(first, op=hvd.Sum, name="slow", process_set=pair)
-        gpu.current_stream = lambda: streams[1]
-        settle()  # of all ranks
-        assert not hvd.poll(slow)
-        go_on()
-        while not hvd.poll(slow):
-            time.sleep(0.001)
-        hvd.synchronize(slow)
-        assert first.tolist() == [4.0] * ELEMENTS
+        with computing(gpu, hvd.rank() == 1) as go_on:
+            slow = None
+            if hvd.rank() < 2:
+                slow = hvd.allreduce_async_(slow_value, op=hvd.Sum, name="slow", process_set=pair)
+            hvd.barrier()
+            time.sleep(0.02)  # rank 0 has copied, and waits for rank 1
+            gpu.current_stream = lambda: streams[1]
+            hvd.allreduce_(quick_value, op=hvd.Sum, name="quick")
+            settle()
+            assert slow is None or not hvd.poll(slow)
+            hvd.barrier()
+            go_on()
+            while slow is not None and not hvd.poll(slow):
+                time.sleep(0.001)
+        if slow is not None:
+            hvd.synchronize(slow)
+            assert slow_value.tolist() == [4.0] * ELEMENTS
+        assert quick_value.tolist() == [9.0] * ELEMENTS
 
     sim.run(3, work)
 
@@ -180,6 +188,7 @@ def test_gossip_runs_ahead() -> None:
             optimizer.step()
             hvd.barrier()
             assert model.weight.flatten()[0].item() == hvd.rank()
+            hvd.barrier()
             go_on()
             settle()
         return torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).tolist()
@@ -222,6 +231,7 @@ def test_who_computes_too_long_is_named(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_peer_that_is_lost_holds_nobody_up() -> None:
     """What is on the device ends; its result is nothing, and whoever waits for it is told."""
     told: list[str] = []
+    through = threading.Event()
 
     def work() -> None:
         gpu = own_gpu()
@@ -230,7 +240,9 @@ def test_a_peer_that_is_lost_holds_nobody_up() -> None:
             handle = hvd.allreduce_async_(value, name="in vain")
             hvd.barrier()
             if hvd.rank() == 1:
+                through.wait()
                 raise RuntimeError("rank 1 has had enough")
+            through.set()
             with pytest.raises(PeerLost, match="had enough") as error:
                 while True:
                     hvd.allreduce_(value, name="next")

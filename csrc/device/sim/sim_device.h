@@ -12,8 +12,8 @@ namespace sordino::sim {
 
 // What a device is like.
 struct Traits {
-  bool shares = true;           // other processes can map its memory
-  bool takes_nccl = false;      // the NCCL that is there works on simulated devices
+  bool shares = true;       // other processes can map its memory
+  bool takes_nccl = false;  // the NCCL that is there works on simulated devices
   bool waits_for_words = true;
   std::size_t room = SIZE_MAX;  // bytes of memory
 };
