@@ -4,6 +4,7 @@
 #include "base/config.h"
 #include "bindings/bindings.h"
 #include "build_info.h"
+#include "device/cuda/cuda_device.h"
 #include "kernels/kernels.h"
 #include "transport/mpi/plugin.h"
 #include "transport/ucx/plugin.h"
@@ -20,7 +21,7 @@ void register_build(py::module_& module) {
         info["version"] = build::kVersion;
         info["compiler"] = build::kCompiler;
         info["cpu_level"] = std::string(kernels::level());
-        info["cuda"] = build::kCuda;
+        info["cuda"] = cuda::description();
         if (std::string(build::kMpiLibrary).empty()) {
           info["mpi"] = py::none();
         } else {

@@ -1,9 +1,8 @@
 // The CUDA kernels on raw addresses, for tests and benchmarks. The caller keeps the memory alive, and waits.
-#include "kernels/cuda/cuda_kernels.h"
-
 #include <pybind11/stl.h>
 
 #include "bindings/bindings.h"
+#include "device/cuda/cuda_device.h"
 
 namespace sordino::bindings {
 namespace {
@@ -34,7 +33,7 @@ double* doubles(std::uintptr_t address) { return reinterpret_cast<double*>(addre
 // Every method releases the GIL, takes the stream by name, and puts its work there.
 class Methods {
  public:
-  explicit Methods(int ordinal) : kernels_(kernels::cuda::make(ordinal)) {}
+  explicit Methods(int ordinal) : device_(cuda::make_device(ordinal)), kernels_(&device_->kernels()) {}
 
   void reduce(int op, int dtype, const Tensors& tensors, std::size_t sources, double pre, double post, Stream stream) {
     if (tensors.empty()) return;
@@ -99,7 +98,8 @@ class Methods {
   }
 
  private:
-  std::unique_ptr<Kernels> kernels_;
+  std::shared_ptr<Device> device_;
+  Kernels* kernels_;
 };
 
 }  // namespace

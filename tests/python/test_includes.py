@@ -42,7 +42,7 @@ LAYERS: dict[str, set[str]] = {
         *("membership", "progress", "collectives", "services"),
     },
     "bindings": {
-        *("base", "kernels", "kernels/cuda", "topology", "device", "device/sim", "device/cuda", "arena"),
+        *("base", "kernels", "topology", "device", "device/sim", "device/cuda", "arena"),
         *("transport/sim", "transport/process", "transport/mpi", "transport/ucx", "transport/nccl"),
         *("collectives", "services", "engine"),
     },

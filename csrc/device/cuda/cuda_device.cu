@@ -1,4 +1,5 @@
-// A GPU by the CUDA runtime, which is linked statically: without a driver there are simply no devices.
+// A GPU by the CUDA runtime, which is linked statically: without a driver there are simply no devices. All of it is in
+// libsordino_cuda.so, which exports one function; loader.cc opens it.
 #include <cstring>
 #include <fstream>
 #include <map>
@@ -279,16 +280,14 @@ class CudaDevice : public Device {
   std::unique_ptr<Kernels> kernels_;
 };
 
-}  // namespace
-
-int count() {
+int count_gpus() {
   int found = 0;
   const cudaError_t code = cudaGetDeviceCount(&found);
   cudaGetLastError();
   return code == cudaSuccess ? found : 0;
 }
 
-std::string obstacle() {
+std::string find_obstacle() {
   int found = 0, driver = 0, runtime = 0;
   const cudaError_t code = cudaGetDeviceCount(&found);
   static_cast<void>(cudaGetLastError());
@@ -302,9 +301,9 @@ std::string obstacle() {
   return "CUDA finds no GPU" + why + ": see nvidia-smi, and CUDA_VISIBLE_DEVICES";
 }
 
-std::shared_ptr<Device> make_device(int ordinal) {
-  if (const std::string why = obstacle(); !why.empty()) throw DeviceError(why);
-  const int found = count();
+std::shared_ptr<Device> make_gpu(int ordinal) {
+  if (const std::string why = find_obstacle(); !why.empty()) throw DeviceError(why);
+  const int found = count_gpus();
   if (ordinal < 0 || ordinal >= found) {
     throw DeviceError("there is no GPU number " + std::to_string(ordinal) + ": CUDA finds " + std::to_string(found) +
                       " (see nvidia-smi, and CUDA_VISIBLE_DEVICES)");
@@ -318,4 +317,11 @@ std::shared_ptr<Device> make_device(int ordinal) {
   return device;
 }
 
+}  // namespace
 }  // namespace sordino::cuda
+
+extern "C" __attribute__((visibility("default"))) const sordino::cuda::Plugin* sordino_cuda_plugin() {
+  namespace cuda = sordino::cuda;
+  static const cuda::Plugin plugin{SORDINO_CUDA_DESCRIPTION, &cuda::count_gpus, &cuda::find_obstacle, &cuda::make_gpu};
+  return &plugin;
+}

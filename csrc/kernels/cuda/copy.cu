@@ -5,8 +5,6 @@
 
 namespace sordino::kernels::cuda {
 
-bool built() { return true; }
-
 std::unique_ptr<Kernels> make(int ordinal) { return std::make_unique<CudaKernels>(ordinal); }
 
 CudaKernels::CudaKernels(int ordinal) : ordinal_(ordinal) {

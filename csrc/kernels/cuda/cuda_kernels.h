@@ -1,5 +1,4 @@
-// The kernels of kernels/device_kernels.h on NVIDIA's GPUs. Without nvcc no_cuda_kernels.cc takes the place of all
-// others of this folder.
+// The kernels of kernels/device_kernels.h on NVIDIA's GPUs: a part of libsordino_cuda.so, as all of this folder.
 #pragma once
 
 #include <memory>
@@ -8,10 +7,7 @@
 
 namespace sordino::kernels::cuda {
 
-bool built();
-
-// For the CUDA device `ordinal`, whose streams are cudaStream_t. NotBuilt without CUDA; DeviceError if the device is
-// not there or refuses.
+// For the CUDA device `ordinal`, whose streams are cudaStream_t. DeviceError if the device is not there or refuses.
 std::unique_ptr<Kernels> make(int ordinal);
 
 }  // namespace sordino::kernels::cuda

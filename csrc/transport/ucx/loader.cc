@@ -7,12 +7,12 @@
 #include <mutex>
 
 #include "base/error.h"
+#include "base/plugin.h"
 #include "transport/ucx/plugin.h"
 
 namespace sordino::ucx {
 namespace {
 
-constexpr const char* kPluginName = "libsordino_ucx.so";
 constexpr const char* kLibraries[] = {"libucs.so.0", "libuct.so.0", "libucp.so.0"};  // each needs those before it
 
 std::mutex mutex;
@@ -64,9 +64,7 @@ class MemoryEvents {
 };
 
 void* open_plugin() {
-  Dl_info self;
-  if (dladdr(reinterpret_cast<void*>(&describe), &self) == 0) throw TransportError("dladdr failed");
-  const auto path = std::filesystem::path(self.dli_fname).parent_path() / kPluginName;
+  const auto path = plugin::path_of("libsordino_ucx.so");
   if (!std::filesystem::exists(path)) {
     throw NotBuilt(
         "Sordino was built without UCX. Install it (`pip install libucx-cu13` or libucx-cu12, or `apt-get install "
@@ -74,13 +72,14 @@ void* open_plugin() {
   }
   const Signals signals;
   const MemoryEvents events;
-  void* handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  std::string why;
+  void* handle = plugin::open(path, why);
   if (handle == nullptr && !hinted.empty()) {
     load_from(hinted);
-    handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+    handle = plugin::open(path, why);
   }
   if (handle == nullptr) {
-    throw NotBuilt(std::string("UCX does not load: ") + dlerror() +
+    throw NotBuilt("UCX does not load: " + why +
                    ". Install it again (`pip install libucx-cu13` or libucx-cu12, or `apt-get install libucx0`), or "
                    "build Sordino again with the one you have.");
   }
@@ -91,9 +90,7 @@ void* symbol(const char* name) {
   static void* library = nullptr;
   std::lock_guard lock(mutex);
   if (library == nullptr) library = open_plugin();
-  void* found = dlsym(library, name);
-  if (found == nullptr) throw TransportError(std::string(kPluginName) + " is of another version: no " + name);
-  return found;
+  return plugin::symbol(library, name);
 }
 
 }  // namespace
