@@ -17,7 +17,7 @@ SORDINO_CUDA ?= $(if $(wildcard /dev/nvidia0 /dev/nvidiactl /dev/dxg),AUTO,OFF)
 PYTEST := $(RUN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 PART ?=
 
-.PHONY: demo test test-all test-slice cpp-test planted sanitize claims-quick kernel-table lint format clean FORCE
+.PHONY: demo test test-all test-slice cpp-test planted sanitize claims-quick kernel-table docs lint format clean FORCE
 
 demo: $(VENV)/.installed
 	$(RUN)/sordino doctor
@@ -78,7 +78,7 @@ $(VENV)/.testing: $(VENV)/.transports $(VENV)/.cuda $(NATIVE) $(CPP_TESTS)
 	touch $(VENV)/.installed $@
 
 $(VENV)/.linters: $(VENV)/.testing
-	$(BIN)/python tools/requirements.py dev > $(VENV)/requirements.txt
+	$(BIN)/python tools/requirements.py dev docs > $(VENV)/requirements.txt
 	$(PIP) -r $(VENV)/requirements.txt
 	touch $@
 
@@ -89,6 +89,10 @@ claims-quick: $(VENV)/.testing
 # What is expected of the CUDA kernels (docs/kernels.md), of a tree with SORDINO_CUDA=ON.
 kernel-table: $(VENV)/.testing
 	$(RUN)/python tools/kernel_table.py
+
+# The documentation as a site, in build/docs; a warning (a link that leads nowhere, a name that is not there) is an error.
+docs: $(VENV)/.linters
+	$(RUN)/sphinx-build -W --keep-going -q -j 2 -c docs -d build/doctrees . build/docs
 
 lint: $(VENV)/.linters
 	$(BIN)/ruff check .

@@ -318,7 +318,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @property
     def statistics(self) -> Any:
-        """Of algorithms that count what they do: what it was. NoSuchAttribute for other algorithms.
+        """What algorithms have counted that count what they do. NoSuchAttribute for others.
 
         Of `ParameterSkipping` (`SkippingStatistics`): what has stayed unchanged, what was skipped, and what was sent;
         of `ScheduledPull` (`PullStatistics`) and `ADPSGD` (`PairStatistics`): what was averaged, and what it cost this

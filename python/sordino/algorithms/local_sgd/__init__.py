@@ -70,6 +70,7 @@ class LocalSGD(Algorithm):
     Attributes:
         interval: steps from one averaging across groups to the next.
         group_size: K; must divide the number of workers.
+        exchange: "sharded": each rank of a group owns 1/K of the parameters; "allreduce": all have all. See above.
         start: from which step on groups are on their own: "immediate", a number of steps, or "decay": once the first
             parameter group's learning rate has fallen. Before, gradients are averaged over all workers in every step.
         aggregate: "parameters" takes the mean of the local models; "gradients" adds up what they have moved since the
@@ -83,6 +84,7 @@ class LocalSGD(Algorithm):
         elementwise: says of an optimizer that is not known to be element-wise (one of your own, or derived from
             another) that it is, for exchange="sharded". The first step that changes something is tried on copies, whole
             and in slices, which once takes the memory of the model and its whole state; `UsageError` if it is not so.
+        overlap: whether `step()` goes on without waiting for the all-gather of exchange="sharded". See above.
     """
 
     interval: int = 8

@@ -1,0 +1,131 @@
+"""What a page of an algorithm has of the code: idea and facts, two drawings, what it costs, its options.
+
+```{algorithm} crossover          idea, drawings, facts, cost and options; `:drawn:` are settings for the drawings
+```{algorithms}                   all that are registered, a row each
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from docutils import nodes
+from docutils.parsers.rst import directives
+from sphinx.application import Sphinx
+from sphinx.util.docutils import SphinxDirective
+
+from _ext import choosing
+from _ext.drawing import drawing
+from _ext.markdown import parsed
+from _ext.timeline import timeline
+from _ext.told import settings, told
+from sordino.algorithms import Algorithm, class_of, names
+from sordino.plan.costs import cost_of
+from sordino.report.tables import table
+
+_CLUSTERS = (("one node of 4", [0] * 4), ("2 nodes of 4", [0] * 4 + [1] * 4), ("8 nodes of 1", list(range(8))))
+
+
+class AlgorithmPage(SphinxDirective):
+    """All that the code says of one algorithm."""
+
+    required_arguments = 1
+    option_spec: ClassVar[dict[str, Any]] = {"drawn": directives.unchanged, "steps": directives.nonnegative_int}
+
+    def run(self) -> list[nodes.Node]:
+        name = self.arguments[0]
+        kind = class_of(name)
+        said = told(kind)
+        drawn = kind(**_settings(self.options.get("drawn", "")))
+        steps = self.options.get("steps", 6)
+        found = parsed(self, "\n\n".join(said.idea))
+        if drawn.traits.synchronous:  # of others who meets whom is chance; the traffic has the mean
+            found += [drawing(drawn), *parsed(self, _DRAWING.format(drawn=drawn.written()))]
+        found += [timeline(drawn, steps), *parsed(self, _TIMELINE.format(drawn=drawn.written()))]
+        facts = [[f"**{what}**", text] for what, text in said.facts.items()]
+        found += parsed(self, table([" ", " "], facts, texts=2))
+        found += [*self._heading("What it costs"), *parsed(self, costs(kind))]
+        found += [*self._heading("Options"), *parsed(self, options(name, kind))]
+        return found
+
+    def _heading(self, text: str) -> list[nodes.Node]:
+        return [nodes.rubric(text, text)]
+
+
+_DRAWING = "*Who sends to whom under `{drawn}`, among eight workers on two nodes; a colour a segment.*"
+_TIMELINE = (
+    "*The same in time, by `sordino simulate`: four workers under `{drawn}`, the last with a third of the others' "
+    "bandwidth; beside an arrival, whose model it is.*"
+)
+
+
+def _settings(text: str) -> dict[str, Any]:
+    """Return the settings that "name=value, name=value" says."""
+    call = ast.parse(f"f({text})", mode="eval").body
+    assert isinstance(call, ast.Call)
+    return {str(one.arg): ast.literal_eval(one.value) for one in call.keywords}
+
+
+def options(name: str, kind: type[Algorithm]) -> str:
+    """Return the options of an algorithm, and of those that have options of their own, as Markdown."""
+    blocks = [f'`DistributedOptimizer(..., algorithm="{name}")` has the defaults, `{kind.__name__}(...)` any others:']
+    for one in (kind, *kind.parts.values()):
+        if one is not kind:
+            blocks.append(f"`{one.__name__}` has:")
+        rows = [[f"`{option}`", default, meaning.replace("|", r"\|")] for option, default, meaning in settings(one)]
+        blocks.append(table(["Option", "Default", "Meaning"], rows, texts=3))
+    return "\n\n".join(blocks)
+
+
+def costs(kind: type[Algorithm]) -> str:
+    """Return what a step sends on some clusters, of the bytes of a model of ResNet-50's shapes, as Markdown."""
+    tensors, sizes = choosing.MODEL
+    rows = []
+    for cluster, where in _CLUSTERS:
+        for algorithm in kind.candidates(where, choosing.INTERVAL) or [kind()]:
+            cost = cost_of(algorithm, where, tensors, sizes)
+            sent = sum(cost.sent()) / len(where)
+            link = sum(phase.load.link / phase.every for phase in cost.phases)
+            memory = sum(max(phase.load.memory) / phase.every for phase in cost.phases)
+            shares = [_share(value, sum(sizes)) for value in (sent, link, memory)]
+            rows.append([cluster, f"`{algorithm.written()}`", *shares])
+    heads = ["Workers on", "Algorithm", "sent to other nodes", "through a node's link", "read and written in memory"]
+    what = (
+        "A step, in units of the model's bytes (M): what a worker sends to other nodes, what goes through the link of "
+        "the busiest node in one direction, and what a worker reads and writes in the memory of its node for the "
+        "average. Counted from the algorithm's own traffic, as `sordino plan` does, for the 161 tensors of a ResNet-50."
+    )
+    return f"{what}\n\n{table(heads, rows, texts=2)}"
+
+
+def _share(count: float, whole: float) -> str:
+    return "0" if count == 0 else f"{count / whole:.3g} M"
+
+
+class AlgorithmTable(SphinxDirective):
+    """All algorithms that ship, with what each says of what it sends, of staleness and of deaths."""
+
+    def run(self) -> list[nodes.Node]:
+        rows = []
+        for name in shipped():
+            kind = class_of(name)
+            said = told(kind)
+            per, sent = said.sent
+            facts: Sequence[str] = [f"{per}: {sent}", said.facts["Staleness"], said.facts["When a peer dies"]]
+            rows.append([f"[`{name}`](algorithms/{name}.md)", f"`{kind.__name__}`", *facts])
+        heads = ["Name", "Class", "What is sent", "Staleness", "When a peer dies"]
+        return parsed(self, table(heads, rows, texts=5))
+
+
+def shipped() -> list[str]:
+    """Return the names of the algorithms of this package."""
+    return [name for name in names() if class_of(name).__module__.startswith("sordino.")]
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    """Register the directives."""
+    app.add_directive("algorithm", AlgorithmPage)
+    app.add_directive("algorithms", AlgorithmTable)
+    app.add_directive("choosing", choosing.Choosing)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

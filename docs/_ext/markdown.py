@@ -1,0 +1,15 @@
+"""Markdown that a directive has made, as nodes."""
+
+from __future__ import annotations
+
+from docutils import nodes
+from docutils.statemachine import StringList
+from sphinx.util.docutils import SphinxDirective
+
+
+def parsed(directive: SphinxDirective, text: str) -> list[nodes.Node]:
+    """Return the nodes of some Markdown, which has no headings; its warnings name the directive's place."""
+    holder = nodes.container()
+    source = directive.get_source_info()[0]
+    directive.state.nested_parse(StringList(text.splitlines(), source), directive.content_offset, holder)
+    return list(holder.children)

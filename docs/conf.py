@@ -1,0 +1,49 @@
+"""The documentation site: `make docs` writes it to build/docs.
+
+Its source folder is the repository, so a page is where it was written (docs/, benchmarks/results/, CONTRIBUTING.md) and
+a link that works in the repository works on the site. What the site adds to the pages is made by the modules in
+docs/_ext, one idea a file.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+
+project = "Sordino"
+author = "the authors of Sordino"
+copyright = "the authors of Sordino, MIT licence"  # Sphinx reads this name
+version = release = (HERE.parent / "python" / "sordino" / "VERSION").read_text().strip()
+
+extensions = [
+    *("myst_parser", "sphinx_copybutton", "sphinx.ext.autodoc", "sphinx.ext.napoleon"),
+    *("_ext.algorithms", "_ext.anchors", "_ext.command_line", "_ext.home", "_ext.mathml"),
+]
+include_patterns = ["docs/**", "benchmarks/*.md", "benchmarks/*/*.md", "benchmarks/results/gpu/*.md", "*.md"]
+exclude_patterns = [".*", "build", "csrc", "python", "tests", "examples", "tools", "cmake", "dist", "docs/_*"]
+root_doc = "README"
+templates_path = ["_templates"]
+default_role = "literal"  # what docstrings put between single backquotes
+nitpicky = True
+# Types of other packages, whose inventories are not here, and of modules that have no page.
+nitpick_ignore_regex = [
+    ("py:.*", r"(collections|contextlib|functools|numpy|os|pathlib|torch|types|typing)\..*"),
+    ("py:.*", r"sordino\.(_core|algorithms|checkpoint|files|plan|runtime|sim|torch)\..*"),
+]
+autodoc_member_order = "groupwise"
+autodoc_typehints_format = "short"
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True
+
+myst_enable_extensions = ["dollarmath", "deflist"]
+myst_heading_anchors = 4
+
+html_theme = "furo"
+html_title = f"Sordino {release}"
+html_additional_pages = {"index": "index.html"}  # of the site: it leads to README.html
+html_math_renderer = "mathml"
+html_copy_source = html_show_sourcelink = False
+html_theme_options = {"navigation_with_keys": True}
