@@ -20,7 +20,7 @@ version = release = (HERE.parent / "python" / "sordino" / "VERSION").read_text()
 
 extensions = [
     *("myst_parser", "sphinx_copybutton", "sphinx.ext.autodoc", "sphinx.ext.napoleon"),
-    *("_ext.algorithms", "_ext.anchors", "_ext.command_line", "_ext.home", "_ext.mathml"),
+    *("_ext.algorithms", "_ext.anchors", "_ext.command_line", "_ext.home", "_ext.mathml", "_ext.results"),
 ]
 include_patterns = ["docs/**", "benchmarks/*.md", "benchmarks/*/*.md", "benchmarks/results/gpu/*.md", "*.md"]
 exclude_patterns = [".*", "build", "csrc", "python", "tests", "examples", "tools", "cmake", "dist", "docs/_*"]
@@ -28,6 +28,7 @@ root_doc = "README"
 templates_path = ["_templates"]
 default_role = "literal"  # what docstrings put between single backquotes
 nitpicky = True
+smartquotes = False
 # Types of other packages, whose inventories are not here, and of modules that have no page.
 nitpick_ignore_regex = [
     ("py:.*", r"(collections|contextlib|functools|numpy|os|pathlib|torch|types|typing)\..*"),

@@ -27,36 +27,55 @@ from sordino.report.tables import table
 _CLUSTERS = (("one node of 4", [0] * 4), ("2 nodes of 4", [0] * 4 + [1] * 4), ("8 nodes of 1", list(range(8))))
 
 
-class AlgorithmPage(SphinxDirective):
-    """All that the code says of one algorithm."""
+class Idea(SphinxDirective):
+    """What an algorithm does: its docstring, who sends to whom, and when."""
 
     required_arguments = 1
-    option_spec: ClassVar[dict[str, Any]] = {"drawn": directives.unchanged, "steps": directives.nonnegative_int}
+    option_spec: ClassVar[dict[str, Any]] = {
+        "drawn": directives.unchanged,
+        "timed": directives.unchanged,
+        "steps": directives.nonnegative_int,
+    }
 
     def run(self) -> list[nodes.Node]:
-        name = self.arguments[0]
-        kind = class_of(name)
+        kind = class_of(self.arguments[0])
         said = told(kind)
-        drawn = kind(**_settings(self.options.get("drawn", "")))
-        steps = self.options.get("steps", 6)
         found = parsed(self, "\n\n".join(said.idea))
+        drawn = kind(**_settings(self.options.get("drawn", "")))
         if drawn.traits.synchronous:  # of others who meets whom is chance; the traffic has the mean
             found += [drawing(drawn), *parsed(self, _DRAWING.format(drawn=drawn.written()))]
-        found += [timeline(drawn, steps), *parsed(self, _TIMELINE.format(drawn=drawn.written()))]
+        timed = [kind(**_settings(one)) for one in self.options.get("timed", "").split(";")]
+        for one in timed:
+            found.append(timeline(one, self.options.get("steps", 6)))
+            if len(timed) > 1:
+                found += parsed(self, f"*`{one.written()}`*")
+        found += parsed(self, _TIMELINE.format(drawn=" or ".join(f"`{one.written()}`" for one in timed)))
         facts = [[f"**{what}**", text] for what, text in said.facts.items()]
-        found += parsed(self, table([" ", " "], facts, texts=2))
-        found += [*self._heading("What it costs"), *parsed(self, costs(kind))]
-        found += [*self._heading("Options"), *parsed(self, options(name, kind))]
-        return found
+        return [*found, *parsed(self, table([" ", " "], facts, texts=2))]
 
-    def _heading(self, text: str) -> list[nodes.Node]:
-        return [nodes.rubric(text, text)]
+
+class Costs(SphinxDirective):
+    """What an algorithm sends on some clusters."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        return parsed(self, costs(class_of(self.arguments[0])))
+
+
+class Options(SphinxDirective):
+    """What an algorithm's settings are."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        return parsed(self, options(self.arguments[0], class_of(self.arguments[0])))
 
 
 _DRAWING = "*Who sends to whom under `{drawn}`, among eight workers on two nodes; a colour a segment.*"
 _TIMELINE = (
-    "*The same in time, by `sordino simulate`: four workers under `{drawn}`, the last with a third of the others' "
-    "bandwidth; beside an arrival, whose model it is.*"
+    "*In time, by `sordino simulate`: four workers under {drawn}, the last with a third of the others' bandwidth; in an "
+    "arrival, whose model it is.*"
 )
 
 
@@ -125,7 +144,9 @@ def shipped() -> list[str]:
 
 def setup(app: Sphinx) -> dict[str, bool]:
     """Register the directives."""
-    app.add_directive("algorithm", AlgorithmPage)
+    app.add_directive("algorithm", Idea)
+    app.add_directive("algorithm-costs", Costs)
+    app.add_directive("algorithm-options", Options)
     app.add_directive("algorithms", AlgorithmTable)
     app.add_directive("choosing", choosing.Choosing)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

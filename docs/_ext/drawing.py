@@ -96,7 +96,7 @@ def _place(worker: int) -> Point:
 def _panel(plot: Any, title: str, operations: Sequence[Operation]) -> None:
     for node in sorted(set(NODES)):
         corners = [_place(worker) for worker in range(len(NODES)) if NODES[worker] == node]
-        plot.add_patch(Polygon(corners, facecolor=FAINT, edgecolor=FAINT, alpha=0.18, linewidth=34, joinstyle="round"))
+        plot.add_patch(Polygon(corners, facecolor=FAINT, edgecolor=FAINT, alpha=0.18, linewidth=27, joinstyle="round"))
     together = [one for one in operations if isinstance(one, Reduction)]
     for one in together:
         for number, members in enumerate(one.sets.tolist()):

@@ -55,9 +55,9 @@ def told(kind: type[Algorithm]) -> Told:
 
 
 def _sentence(said: str) -> str:
-    """Return what follows the name of a fact as a sentence."""
-    text = said.removeprefix(":").strip()
-    return text[:1].upper() + text[1:] if not said.startswith(",") else f"When it dies{text}"
+    """Return what follows the name of a fact, and a colon or a comma, as a sentence."""
+    text = said[1:].strip()
+    return text[:1].upper() + text[1:]
 
 
 def settings(kind: type) -> list[tuple[str, str, str]]:
