@@ -19,8 +19,8 @@ from _ext import choosing
 from _ext.drawing import drawing
 from _ext.markdown import parsed
 from _ext.timeline import timeline
-from _ext.told import settings, told
-from sordino.algorithms import Algorithm, class_of, names
+from _ext.told import settings, shipped, told
+from sordino.algorithms import Algorithm, class_of
 from sordino.plan.costs import cost_of
 from sordino.report.tables import table
 
@@ -74,8 +74,8 @@ class Options(SphinxDirective):
 
 _DRAWING = "*Who sends to whom under `{drawn}`, among eight workers on two nodes; a colour a segment.*"
 _TIMELINE = (
-    "*In time, by `sordino simulate`: four workers under {drawn}, the last with a third of the others' bandwidth; in an "
-    "arrival, whose model it is.*"
+    "*In time, by `sordino simulate`: four workers under {drawn}, the last with a third of the others' bandwidth; in "
+    "an arrival, whose model it is.*"
 )
 
 
@@ -135,11 +135,6 @@ class AlgorithmTable(SphinxDirective):
             rows.append([f"[`{name}`](algorithms/{name}.md)", f"`{kind.__name__}`", *facts])
         heads = ["Name", "Class", "What is sent", "Staleness", "When a peer dies"]
         return parsed(self, table(heads, rows, texts=5))
-
-
-def shipped() -> list[str]:
-    """Return the names of the algorithms of this package."""
-    return [name for name in names() if class_of(name).__module__.startswith("sordino.")]
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

@@ -11,7 +11,7 @@ import inspect
 import re
 from dataclasses import dataclass
 
-from sordino.algorithms import Algorithm
+from sordino.algorithms import Algorithm, class_of, names
 
 NEEDED = ("Staleness", "Memory", "When a peer dies", "Source")
 _SENT = re.compile(r"(?:Sent|Received) per [\w ]+$")
@@ -92,3 +92,8 @@ def _meanings(docstring: str) -> dict[str, str]:
         elif line.strip():
             break
     return found
+
+
+def shipped() -> list[str]:
+    """Return the names of the algorithms of this package."""
+    return [name for name in names() if class_of(name).__module__.startswith("sordino.")]

@@ -1,0 +1,207 @@
+"""What the pages say is so: Python snippets run, commands parse, figures are those of the results that they cite.
+
+A snippet runs on two ranks (threads), as its reader would have it: a fragment finds the names that the text around it
+speaks of. Links and names within the site are looked at by `make docs`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import shlex
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sordino.algorithms
+import sordino.torch as hvd
+from _ext import figures, told
+from _ext.releases import history
+from sordino import checkpoint, sim
+from sordino.algorithms import class_of
+from sordino.cli import app
+from sordino.errors import NonFinite, SordinoError
+
+ROOT = Path(__file__).resolve().parents[2]
+MADE = {"docs/claims.md", "docs/kernels.md"}  # by commands, whose tests compare them
+PAGES = sorted(
+    path
+    for pattern in ("*.md", "docs/**/*.md", "benchmarks/*.md", "benchmarks/*/README.md")
+    for path in ROOT.glob(pattern)
+    if str(path.relative_to(ROOT)) not in MADE
+)
+FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+BEFORE = """
+import torch
+import sordino.torch as hvd
+model = torch.nn.Linear(4, 1)
+optimizer = opt = torch.optim.SGD(model.parameters(), lr=0.1)
+loss = model(torch.ones(2, 4)).square().mean()
+lr, steps, warmup_steps, step = 0.1, 100, 10, 7
+"""
+# What else a fragment's reader has, by its page.
+MORE = {
+    "docs/errors.md": """
+optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), check_finite=True)
+hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+(model(torch.ones(2, 4)) * (float("nan") if hvd.rank() == 1 else 1.0)).sum().backward()
+""",
+    "docs/faults.md": """
+folder, state = checkpoint.Folder("shards"), {"total": torch.ones(8)}
+""",
+}
+# How ranks are started that are not two of one machine, by a word of the snippet.
+STARTED: dict[str, dict[str, Any]] = {
+    'communicator="rank"': {"size": 5, "algorithm": sordino.algorithms.Layered(group_size=4, communicator="rank")},
+    'on_peer_lost="continue"': {"size": 2, "on_peer_lost": "continue"},
+}
+
+
+def fences(language: str) -> Iterator[tuple[str, str]]:
+    """The blocks of a language, by their places."""
+    for page in PAGES:
+        text = page.read_text()
+        for found in FENCE.finditer(text):
+            if found[1] == language:
+                line = text.count("\n", 0, found.start()) + 2
+                yield f"{page.relative_to(ROOT)}:{line}", found[2]
+
+
+# A Python block of benchmarks/ takes a cluster, which test_cluster.py makes.
+PYTHON = [(place, text) for place, text in fences("python") if not place.startswith("benchmarks/")]
+SHELL = list(fences("sh"))
+
+
+def play(place: str, snippet: str) -> dict[str, Any]:
+    """Runs a snippet as a rank."""
+    names: dict[str, Any] = {**vars(sordino.algorithms), "NonFinite": NonFinite, "checkpoint": checkpoint}
+    names["__name__"] = "__main__"
+    page, _, line = place.rpartition(":")
+    exec(compile(BEFORE + MORE.get(page, ""), f"what {place} finds", "exec"), names)
+    exec(compile("\n" * (int(line) - 1) + snippet, str(ROOT / page), "exec"), names)
+    return names
+
+
+@pytest.mark.parametrize("place", [place for place, _ in PYTHON])
+def test_a_snippet_runs(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    snippet = dict(PYTHON)[place]
+    monkeypatch.chdir(tmp_path)
+    options = next((how for word, how in STARTED.items() if word in snippet), {"size": 2})
+    before = threading.active_count()
+    found = sim.run(options["size"], play, place, snippet, **{k: v for k, v in options.items() if k != "size"})
+    assert all(found) and threading.active_count() == before
+
+
+def test_there_are_snippets_and_one_that_is_wrong_is_found() -> None:
+    assert len(PYTHON) > 10 and len(SHELL) > 10
+    with pytest.raises(NameError, match="no_such_name"):
+        sim.run(1, play, "docs/start.md:1", "no_such_name\n")
+
+
+def commands(text: str) -> Iterator[list[str]]:
+    """The words of each command of `sordino` in a block, without comments."""
+    for line in text.replace("\\\n", " ").splitlines():
+        words = shlex.split(line, comments=True)
+        while words and "=" in words[0]:  # variables of its environment
+            words = words[1:]
+        if words[:1] == ["sordino"]:
+            yield words[1:]
+
+
+@pytest.mark.parametrize("place", [place for place, text in SHELL if any(commands(text))])
+def test_a_command_parses(place: str) -> None:
+    for words in commands(dict(SHELL)[place]):
+        mine = words[: words.index("--")] if "--" in words else words
+        try:
+            app._parser().parse_args(mine)
+        except SystemExit:
+            pytest.fail(f"{place}: sordino {' '.join(words)}")
+
+
+@pytest.mark.parametrize(("place", "text"), SHELL, ids=[place for place, _ in SHELL])
+def test_what_a_command_names_is_there(place: str, text: str) -> None:
+    targets = set(re.findall(r"^([\w./$()-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for target in re.findall(r"^make ([\w-]+)", text, re.MULTILINE):
+        assert target in targets, place
+    for path in re.findall(r"(?<![\w./-])(?:examples|benchmarks|tests|docs)/[\w/]+\.(?:py|sh|md)", text):
+        assert (ROOT / path).exists(), f"{place}: {path}"
+
+
+# --- Figures ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_figures_are_those_of_the_results_that_they_cite(page: Path) -> None:
+    assert figures.problems(page, page.read_text()) == []
+
+
+def test_a_figure_that_is_wrong_or_cites_nothing_is_found(tmp_path: Path) -> None:
+    folder = tmp_path / "benchmarks" / "results"
+    folder.mkdir(parents=True)
+    (folder / "x.json").write_text('{"rows": [{"bytes": 4, "s": 0.0123}, {"bytes": 8, "s": 0.5}], "half": 2, "n": 4}')
+    page = tmp_path / "page.md"
+
+    def wrong(text: str) -> list[str]:
+        return figures.problems(page, text)
+
+    link = "benchmarks/results/x.json#rows/bytes=4/s"
+    assert wrong(f'It takes [12 ms]({link}), or [12.3]({link} "ms").') == []
+    assert wrong("Half: [50 %](benchmarks/results/x.json#half:n), [0.26 s](benchmarks/results/x.json#rows/*/s).") == []
+    assert "which is 0.0123" in wrong(f"It takes [13 ms]({link}).")[0]
+    assert "0 elements have bytes=5" in wrong("It takes [12 ms](benchmarks/results/x.json#rows/bytes=5/s).")[0]
+    assert "is no figure" in wrong(f"It takes [twelve]({link}).")[0]
+    assert "'3 s' does not say which result" in wrong(f"It takes [12 ms]({link}), and 3 s elsewhere.")[0]
+    assert "'3 s' does not say which result" in wrong("It takes 3 s ([table](benchmarks/results/x.md)).")[0]
+    assert wrong("It waits for 3 s.") == []
+    assert figures.on_the_site(f"[12 ms]({link})") == "[12 ms](benchmarks/results/x.md)"
+
+
+def test_the_figures_of_a_release_become_a_column(tmp_path: Path) -> None:
+    now = ROOT / "benchmarks" / "results" / "speed.json"
+    (tmp_path / "0.10.0.json").write_text(now.read_text())
+    (tmp_path / "0.9.0.json").write_text('{"rows": []}')
+    head, _, first, *_ = history(now, tmp_path).splitlines()
+    assert [cell.strip() for cell in head.split("|")][2:-1] == ["required", "0.1", "0.9.0", "0.10.0", "now"]
+    cells = [cell.strip() for cell in first.split("|")]
+    assert cells[4] == "–" and cells[5] == cells[6] != "–"
+
+
+# --- What the site makes of the code ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", told.shipped())
+def test_an_algorithm_says_everything_and_has_a_page(name: str) -> None:
+    kind = class_of(name)
+    said = told.told(kind)
+    assert said.idea and said.sent and all(text.strip() for text in said.facts.values())
+    assert [option for option, _, _ in told.settings(kind)] == [field.name for field in dataclasses.fields(kind)]
+    page = (ROOT / "docs" / "algorithms" / f"{name}.md").read_text()
+    for directive in ("algorithm", "algorithm-costs", "algorithm-options"):
+        assert f"```{{{directive}}} {name}\n" in page
+    assert f"algorithms/{name}\n" in (ROOT / "docs" / "algorithms.md").read_text()
+
+
+def test_a_docstring_that_says_too_little_is_an_error() -> None:
+    class Silent(sordino.algorithms.AllReduce):
+        """Says nothing."""
+
+        hush: int = 1
+
+    with pytest.raises(LookupError, match="does not say: Staleness, Memory, When a peer dies, Source"):
+        told.told(Silent)
+
+
+def test_the_api_has_every_name_of_the_facade() -> None:
+    page = (ROOT / "docs" / "api" / "torch.md").read_text()
+    errors = {name for name in hvd.__all__ if _is_error(getattr(hvd, name))}
+    assert {"UsageError", "HorovodInternalError"} <= errors
+    missing = [name for name in hvd.__all__ if name not in errors and not re.search(rf"(?<!\w){name}(?!\w)", page)]
+    assert missing == []
+
+
+def _is_error(found: Any) -> bool:
+    return isinstance(found, type) and issubclass(found, SordinoError)
