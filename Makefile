@@ -17,7 +17,7 @@ SORDINO_CUDA ?= $(if $(wildcard /dev/nvidia0 /dev/nvidiactl /dev/dxg),AUTO,OFF)
 PYTEST := $(RUN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 PART ?=
 
-.PHONY: demo test test-all test-slice cpp-test planted sanitize claims-quick kernel-table docs lint format clean FORCE
+.PHONY: demo test test-all test-slice cpp-test planted sanitize claims-quick kernel-table docs docs-links lint format clean FORCE
 
 demo: $(VENV)/.installed
 	$(RUN)/sordino doctor
@@ -93,6 +93,10 @@ kernel-table: $(VENV)/.testing
 # The documentation as a site, in build/docs; a warning (a link that leads nowhere, a name that is not there) is an error.
 docs: $(VENV)/.linters
 	$(RUN)/sphinx-build -W --keep-going -q -j 2 -c docs -d build/doctrees . build/docs
+
+# The links that lead elsewhere, for which it takes a network: build/links/output.txt says what became of each.
+docs-links: $(VENV)/.linters
+	$(RUN)/sphinx-build -q -c docs -b linkcheck -d build/doctrees . build/links
 
 lint: $(VENV)/.linters
 	$(BIN)/ruff check .

@@ -47,17 +47,11 @@ def told(kind: type[Algorithm]) -> Told:
     paragraphs = [" ".join(one.split()) for one in text.split("\n\n")]
     begin = next((k for k, one in enumerate(paragraphs) if _FACT.match(one)), len(paragraphs))
     pieces = _FACT.split(" ".join(paragraphs[begin:]))[1:]
-    facts = {name: _sentence(said) for name, said in zip(pieces[::2], pieces[1::2])}
+    facts = {name: said[1:].strip() for name, said in zip(pieces[::2], pieces[1::2])}
     missing = [name for name in NEEDED if name not in facts]
     if missing or not any(map(_SENT.match, facts)):
         raise LookupError(f"the docstring of {kind.__name__} does not say: {', '.join(missing) or 'what is sent'}")
     return Told(paragraphs[:begin], facts)
-
-
-def _sentence(said: str) -> str:
-    """Return what follows the name of a fact, and a colon or a comma, as a sentence."""
-    text = said[1:].strip()
-    return text[:1].upper() + text[1:]
 
 
 def settings(kind: type) -> list[tuple[str, str, str]]:
