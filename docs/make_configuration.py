@@ -11,6 +11,7 @@ LAUNCHED = """
 
 | variable | meaning |
 |---|---|
+| `SORDINO_RECORD` | what `--record` says, where it is given |
 | `SORDINO_RESTART` | the number of this start of the job: 0, and with `--restarts` 1 and more |
 | `SORDINO_ON_PEER_LOST` | what `--on-peer-lost` says, where it is given |
 | `SORDINO_RANK`, `SORDINO_SIZE` | which rank it is, and of how many, where mpirun has not started it |

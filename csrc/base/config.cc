@@ -86,6 +86,9 @@ const std::vector<Row>& rows() {
        [](Config& c, auto& n, auto& v) { c.cuda_aware = v.empty() ? -1 : static_cast<int>(number(n, v, 0, 1)); }},
       {{"SORDINO_TIMELINE", "HOROVOD_TIMELINE", "", "file that rank 0 writes a Chrome trace of all operations to"},
        [](Config& c, auto&, auto& v) { c.timeline = v; }},
+      {{"SORDINO_RECORD", "", "",
+        "folder that each rank writes a record of its run to, for sordino report; init(record=...) comes first"},
+       [](Config& c, auto&, auto& v) { c.record = v; }},
       {{"SORDINO_NCCL", "", "", "file of the NCCL library to use between GPUs, rather than the one found; off: none"},
        [](Config& c, auto&, auto& v) { c.nccl = v; }},
   };

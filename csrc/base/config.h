@@ -24,6 +24,7 @@ struct Config {
   int cuda_aware = -1;           // whether MPI takes device memory; -1: ask it
   std::string cpu_level;         // lowers the kernels' instruction set level
   std::string timeline;          // file that the trace is written to from init on
+  std::string record;            // folder that each rank writes its record to
   std::string nccl;              // file of the NCCL library; "off": none
 
   // Reads and checks the environment; throws UsageError naming the variable and the value.

@@ -8,6 +8,22 @@
 #include "bindings/operations.h"
 
 namespace sordino::bindings {
+namespace {
+
+py::tuple take_ledger(World& self) {
+  const Ledger::Taken taken = self.ledger().take(std::chrono::steady_clock::now());
+  constexpr const char* kNames[] = {"wait", "meet", "move", "pull", "average"};
+  const auto seconds = [](Time time) { return std::chrono::duration<double>(time.time_since_epoch()).count(); };
+  py::list spans;
+  for (const Ledger::Span& span : taken.spans) {
+    spans.append(py::make_tuple(kNames[static_cast<int>(span.what)], seconds(span.begin), seconds(span.end), span.peer,
+                                span.bytes, span.name));
+  }
+  return py::make_tuple(taken.seconds, self.traffic().by_rank(), std::move(spans), taken.dropped);
+}
+
+}  // namespace
+
 void register_world(py::module_& module) {
   module.attr("MOST_IN_ONE_SHOT") = OneShotSlots::kMostBytes;  // bytes of a tensor
   auto world =
@@ -100,6 +116,13 @@ void register_world(py::module_& module) {
           },
           py::arg("path"), py::arg("mark_cycles") = false)
       .def("stop_trace", [](World& self) { self.trace().stop(); })
+      .def("open_ledger", &World::open_ledger, "From now on this rank counts what a record of it is made of.")
+      .def(
+          "keep_spans", [](World& self, bool keep) { self.ledger().keep_spans(keep); }, py::arg("keep"),
+          "Whether take_ledger() is to give spans.")
+      .def("take_ledger", &take_ledger,
+           "Seconds in which operations were under way, bytes sent by rank, the spans since the last time (what, begin "
+           "and end on Python's monotonic clock, peer, bytes, name), and how many of them found no room.")
       .def("names_in_flight", &World::names_in_flight)
       .def("outlive_peers", &World::outlive_peers, py::call_guard<py::gil_scoped_release>(),
            "From now on ranks that are lost have left: only operations that need them fail.")

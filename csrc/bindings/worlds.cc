@@ -122,6 +122,9 @@ void register_worlds(py::module_& module) {
       "transport", [] { return Config::from_environment().transport; },
       "How SORDINO_TRANSPORT says that ranks reach each other: auto, mpi, ucx or local.");
   module.def(
+      "record_folder", [] { return Config::from_environment().record; },
+      "The folder that SORDINO_RECORD says records are written to, or nothing.");
+  module.def(
       "deadlines",
       [] {
         const Config config = Config::from_environment();

@@ -130,7 +130,9 @@ Task through_slots(Participants& participants, Pieces& pieces, ReduceOp op, doub
 }  // namespace
 
 Task allreduce_node(Participants& participants, Pieces& pieces, ReduceOp op, double pre, double post) {
-  participants.traffic.count_all_reduce(pieces.bytes(), static_cast<std::size_t>(participants.size()));
+  participants.traffic.count_all_reduce(pieces.bytes(), participants.ranks.size(),
+                                        static_cast<std::size_t>(participants.me),
+                                        [&](std::size_t place) { return participants.ranks[place]; });
   // Slots are the host's memory, so what lies on devices has come here in segments that all can map.
   if (participants.compute->device() || pieces.bytes() >= kLeastInPlace) {
     std::vector<std::byte*> tensors;

@@ -63,7 +63,9 @@ class Striped {
   }
 
   Task run() {
-    participants_.traffic.count_all_reduce(pieces_.bytes(), site_.size());
+    participants_.traffic.count_all_reduce(pieces_.bytes(), site_.size(), place_, [this](std::size_t place) {
+      return participants_.ranks[static_cast<std::size_t>(site_[place])];
+    });
     if (pieces_.bytes() >= kLeastInPlace) co_await find_shared(participants_, pieces_, vectors_);
     if (parts_ > 1) participants_.patience = 0;  // while one task looks, the others could go on
     if (vectors_.empty()) {

@@ -116,7 +116,9 @@ class OneShot {
       if (place != me_ && rests(place)) ring(members_[place]);
     }
   }
-  std::size_t ranks_of_node() const { return slots_.size(); }
+  // Members of the set that are on this node, and which of them this rank is.
+  const std::vector<int>& members_of_node() const { return members_; }
+  std::size_t place() const { return me_; }
   // Members that this rank waits for.
   virtual std::vector<int> missing() const = 0;
 

@@ -136,7 +136,9 @@ Decision Decision::read(Reader& reader) {
   decision.participants = reader.list<int>();
   decision.numbers = reader.list<std::int64_t>();
   decision.abilities = reader.get<Abilities>();
+  decision.last = reader.get<int>();
   refuse_unless(!decision.names.empty(), "a decision on nothing");
+  refuse_unless(decision.last >= -1, "a rank that there is not");
   const auto& some = decision.participants;
   refuse_unless(std::adjacent_find(some.begin(), some.end(), std::greater_equal<>()) == some.end(),
                 "participants that are not in order");
@@ -144,7 +146,7 @@ Decision Decision::read(Reader& reader) {
 }
 
 void Decision::write(Writer& writer) const {
-  writer.put(names).put(verdict).put(error).put(lost).put(participants).put(numbers).put(abilities);
+  writer.put(names).put(verdict).put(error).put(lost).put(participants).put(numbers).put(abilities).put(last);
 }
 
 }  // namespace sordino

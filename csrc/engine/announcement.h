@@ -44,6 +44,7 @@ struct Decision {
   std::vector<std::int64_t> numbers;
   // Of operations on device memory: what all participants can do with it. NCCL they can use if no two share a device.
   Abilities abilities = 0;
+  int last = -1;  // world rank that announced it last; -1 where nobody did
 
   static Decision read(Reader& reader);
   void write(Writer& writer) const;

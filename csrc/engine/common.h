@@ -1,6 +1,7 @@
 // What the parts of a world's engine share.
 #pragma once
 
+#include "base/ledger.h"
 #include "base/trace.h"
 #include "engine/failure_latch.h"
 #include "engine/peers.h"
@@ -17,6 +18,7 @@ struct Common {
   FailureLatch failure;
   Traffic traffic;
   Trace trace;
+  Ledger ledger;
 };
 
 }  // namespace sordino

@@ -28,6 +28,7 @@ void Negotiation::announce(int member, Announcement said, Time now) {
   }
   pending.said[member] = std::move(said);
   ++pending.count;
+  pending.last = member;
   ripe_.push_back(name);
 }
 
@@ -77,6 +78,7 @@ std::string Negotiation::difference(const std::vector<int>& participants, const 
 Decision Negotiation::judge(const std::string& name, const Pending& pending) {
   Decision decision;
   decision.names = {name};
+  decision.last = members_[static_cast<std::size_t>(pending.last)];
   for (std::size_t member = 0; member < members_.size(); ++member) {
     if (pending.said[member]) decision.participants.push_back(static_cast<int>(member));
   }
@@ -143,6 +145,7 @@ void Negotiation::fuse(std::vector<Decision>& decisions, Decision next, const Pe
       fusing_->devices == devices && fusing_->bytes + bytes <= fusion_bytes_) {
     fusing_->bytes += bytes;
     decisions.back().names.push_back(next.names[0]);
+    decisions.back().last = next.last;
     return;
   }
   fusing_.reset();

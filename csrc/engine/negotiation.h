@@ -45,6 +45,7 @@ class Negotiation {
   struct Pending {
     std::vector<std::optional<Announcement>> said;  // by member index
     int count = 0;
+    int last = -1;  // member that has announced it last
     Time since;
     bool warned = false;
   };

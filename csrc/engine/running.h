@@ -40,6 +40,8 @@ struct Running {
   Task task;
   Time since;
   bool warned = false;             // that it takes long
+  int late = -1;                   // rank that was missed last, where spans are kept
+  Time looked{};                   // when it was asked who is missed
   bool dormant = false;            // waits for another operation of this rank, which has a deadline of its own
   StagingPool* staging = nullptr;  // for operations on device memory
   std::unique_ptr<Compute> compute;

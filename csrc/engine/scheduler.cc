@@ -38,7 +38,7 @@ std::shared_ptr<Handle> Scheduler::submit(Request request) {
     throw UsageError("an operation named '" + request.name +
                      "' is still under way on this rank; wait for it, or give this one another name");
   }
-  in_flight_.fetch_add(1);
+  if (in_flight_.fetch_add(1) == 0 && common_.ledger.open_now()) common_.ledger.busy(std::chrono::steady_clock::now());
   found->second->in_flight.fetch_add(1);
   if (request.device) on_devices_.fetch_add(1);
   request.runs_ahead = request.device && !common_.peers.outlived();
@@ -145,7 +145,8 @@ void Scheduler::finish(Submission& submission, std::exception_ptr error) {
   {
     std::lock_guard lock(mutex_);
     outstanding_.erase(key_of(submission.request.set, submission.request.name));
-    in_flight_.fetch_sub(1);
+    if (in_flight_.fetch_sub(1) == 1 && common_.ledger.open_now())
+      common_.ledger.idle(std::chrono::steady_clock::now());
     if (const auto set = sets_.find(submission.request.set); set != sets_.end()) set->second->in_flight.fetch_sub(1);
     if (submission.request.device) on_devices_.fetch_sub(1);
   }

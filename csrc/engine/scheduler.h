@@ -118,6 +118,8 @@ class Scheduler {
   std::vector<Submission> take_decided(ProcessSet& set, const Decision& decision);
   void trace_negotiated(const std::vector<Submission>& submissions, Time now);
   void trace_run(const Running& running);
+  void look_for_late(Running& running);
+  void note_run(const Running& running);
   static void tell_left(ProcessSet& set, int rank);
 
   Common& common_;

@@ -40,7 +40,9 @@ bool Scheduler::take_up(ProcessSet& set, const OneShot::What& what, const std::b
   // Where messages ring no bell, what has not left is looked after anyway (World::work).
   if (shot.relays() && common_.transport.rings_always()) posting_ = !common_.transport.idle();
   if (!done) return false;
-  common_.traffic.count_all_reduce(what.bytes(), shot.ranks_of_node());
+  const std::vector<int>& here = shot.members_of_node();
+  common_.traffic.count_all_reduce(what.bytes(), here.size(), shot.place(),
+                                   [&](std::size_t place) { return set.ranks[static_cast<std::size_t>(here[place])]; });
   common_.traffic.operations.fetch_add(1);
   common_.traffic.one_shot.fetch_add(1);
   return true;

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "collectives/exchange.h"
 #include "engine/control.h"
 #include "engine/decision_check.h"
 #include "engine/scheduler.h"
@@ -156,7 +157,10 @@ bool Scheduler::advance(ProcessSet& set) {
   const auto& device = running.first().device;
   const std::shared_ptr<void> used = device ? device->use() : nullptr;
   const bool moved = running.task.resume();
-  if (!running.task.done()) return moved;
+  if (!running.task.done()) {
+    if (!moved && common_.ledger.keeps_spans()) look_for_late(running);
+    return moved;
+  }
   common_.traffic.operations.fetch_add(1);
   if (running.channel || running.barrier) device_in_flight_.add(running);
   if (*running.route) {
@@ -165,6 +169,7 @@ bool Scheduler::advance(ProcessSet& set) {
   }
   set.remember(running);
   if (common_.trace.on()) trace_run(running);
+  if (common_.ledger.keeps_spans()) note_run(running);
   std::vector<Submission> done = std::move(running.submissions);
   set.running.reset();
   const Request& first = done.front().request;
@@ -240,6 +245,29 @@ void Scheduler::trace_run(const Running& running) {
     std::size_t bytes = 0;
     for (const Tensor& tensor : submission.request.tensors) bytes += tensor.bytes();
     common_.trace.span(submission.request.name, activity, running.since, steady_clock::now(), bytes);
+  }
+}
+
+// Whom it waits for at this moment: the last answer before it is over tells who came last.
+void Scheduler::look_for_late(Running& running) {
+  constexpr std::chrono::microseconds kEvery{20};
+  const Time now = steady_clock::now();
+  if (now - running.looked < kEvery) return;
+  running.looked = now;
+  const std::vector<int> late = running.participants->laggards();
+  if (!late.empty()) running.late = late.front();
+}
+
+void Scheduler::note_run(const Running& running) {
+  const Time now = steady_clock::now();
+  for (const Submission& submission : running.submissions) {
+    const Request& request = submission.request;
+    std::size_t bytes = request.exchange ? request.exchange->layout->bytes() : 0;
+    for (const Tensor& tensor : request.tensors) bytes += tensor.bytes();
+    using What = Ledger::What;
+    if (running.decision.last >= 0)
+      common_.ledger.note(What::kMeet, submission.since, running.since, running.decision.last, 0, request.name);
+    common_.ledger.note(What::kMove, running.since, now, running.late, bytes, request.name);
   }
 }
 

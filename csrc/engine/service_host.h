@@ -48,6 +48,7 @@ class ServiceHost : public ServiceContext {
   void count_sent(int to, std::size_t bytes) override { common_.traffic.count(common_.transport, to, bytes); }
   bool has_left(int rank) const override { return common_.peers.gone(rank); }
   Trace& trace() override { return common_.trace; }
+  Ledger& ledger() override { return common_.ledger; }
 
  private:
   struct Closed {

@@ -132,7 +132,15 @@ void World::wait(const Handle& handle) {
 }
 
 void World::count_wait(Time begin) {
-  waited_ns_.fetch_add(static_cast<std::uint64_t>(std::chrono::nanoseconds(steady_clock::now() - begin).count()));
+  const Time now = steady_clock::now();
+  waited_ns_.fetch_add(static_cast<std::uint64_t>(std::chrono::nanoseconds(now - begin).count()));
+  if (common_.ledger.keeps_spans()) common_.ledger.note(Ledger::What::kWait, begin, now, -1, 0, "");
+}
+
+void World::open_ledger() {
+  if (common_.ledger.open_now()) return;
+  common_.traffic.open(static_cast<std::size_t>(size()));
+  common_.ledger.open();
 }
 
 bool World::allreduce_again(int set, std::string_view name, const OneShot::What& what, const std::byte* input,
@@ -151,6 +159,7 @@ bool World::allreduce_again(int set, std::string_view name, const OneShot::What&
     shot.rest(false);
   }
   count_wait(begin);
+  if (common_.ledger.open_now()) common_.ledger.beside(begin, steady_clock::now());
   const bool done = scheduler_->take_up(*laid, what, input, output);
   if (scheduler_->posting()) progress_->notify();
   return done;

@@ -183,6 +183,7 @@ bool PairAveraging::advance(Time now) {
     context_.trace().span("average with " + std::to_string(averaging.peer), "AVERAGE", averaging.since, now,
                           layout_->bytes());
   }
+  context_.ledger().done_beside(Ledger::What::kAverage, averaging.since, now, averaging.peer, layout_->bytes());
   spare_ = std::move(averaging.memory);
   const std::unique_ptr<Averaging> over = std::move(current_);
   push_done(*over, {});

@@ -1,14 +1,15 @@
 // What a service sees of the world that it is open in: the other ranks, ways to reach them, and no operations.
 #pragma once
 
+#include "base/ledger.h"
 #include "base/trace.h"
 #include "base/wire.h"
 #include "transport/transport.h"
 
 namespace sordino {
 
-// wake() may be called from any thread, and what does not change (ranks, memory, the trace) may be asked for from any.
-// All else is only for whoever calls the service's own methods.
+// wake() may be called from any thread, and what does not change (ranks, memory, the trace, the ledger) may be asked
+// for from any. All else is only for whoever calls the service's own methods.
 class ServiceContext {
  public:
   virtual ~ServiceContext() = default;
@@ -23,6 +24,7 @@ class ServiceContext {
   virtual void count_sent(int to, std::size_t bytes) = 0;
   virtual bool has_left(int rank) const = 0;
   virtual Trace& trace() = 0;
+  virtual Ledger& ledger() = 0;
 };
 
 }  // namespace sordino

@@ -88,6 +88,9 @@ void SnapshotStore::finish(const std::shared_ptr<Pull>& pull, Pull::State state,
     context_.trace().span("pull from " + std::to_string(pull->peer), "PULL", pull->begun, pull->ended,
                           layout_->bytes());
   }
+  if (state == Pull::State::kDone) {
+    context_.ledger().done_beside(Ledger::What::kPull, pull->begun, pull->ended, pull->peer, layout_->bytes());
+  }
   pull->state.store(state, std::memory_order_release);
   mailbox_->push({Mailbox::Event::Kind::kDone, pull->peer, {}, pull->number});
 }

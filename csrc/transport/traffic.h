@@ -3,6 +3,8 @@
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
+#include <vector>
 
 #include "transport/transport.h"
 
@@ -12,16 +14,44 @@ struct Traffic {
   std::atomic<std::uint64_t> inside{0}, across{0};        // bytes within the node, and to others
   std::atomic<std::uint64_t> operations{0}, one_shot{0};  // the latter are among the former
 
+  // From now on bytes are counted rank by rank, too. Once.
+  void open(std::size_t ranks) {
+    room_ = std::make_unique<std::atomic<std::uint64_t>[]>(ranks);
+    ranks_ = ranks;
+    to_.store(room_.get(), std::memory_order_release);
+  }
+  // Bytes since open(), by rank; empty before.
+  std::vector<std::uint64_t> by_rank() const {
+    const std::atomic<std::uint64_t>* to = to_.load(std::memory_order_acquire);
+    return to ? std::vector<std::uint64_t>(to, to + ranks_) : std::vector<std::uint64_t>();
+  }
+
   // Of an all-reduce within a node: as in a ring each rank gives away (N-1)/N of its input, and N-1 copies of its shard
-  // of the result.
-  void count_all_reduce(std::size_t bytes, std::size_t ranks) {
-    inside.fetch_add(2 * (bytes - bytes / ranks), std::memory_order_relaxed);
+  // of the result; each of the others gets as much of it. `rank_of(place)`: the rank at each of the N places.
+  template <class RankOf>
+  void count_all_reduce(std::size_t bytes, std::size_t places, std::size_t own, RankOf&& rank_of) {
+    const std::uint64_t sent = 2 * (bytes - bytes / places);
+    inside.fetch_add(sent, std::memory_order_relaxed);
+    std::atomic<std::uint64_t>* to = to_.load(std::memory_order_acquire);
+    if (!to || places == 1) return;
+    std::uint64_t rest = sent % (places - 1);
+    for (std::size_t place = 0; place < places; ++place) {
+      if (place == own) continue;
+      to[rank_of(place)].fetch_add(sent / (places - 1) + (rest > 0), std::memory_order_relaxed);
+      if (rest > 0) --rest;
+    }
   }
   void count(const Transport& transport, int to, std::size_t bytes) {
     const auto& node_of = transport.node_of();
     const bool same_node = node_of[static_cast<std::size_t>(to)] == node_of[static_cast<std::size_t>(transport.rank())];
     (same_node ? inside : across).fetch_add(bytes, std::memory_order_relaxed);
+    if (auto* each = to_.load(std::memory_order_acquire)) each[to].fetch_add(bytes, std::memory_order_relaxed);
   }
+
+ private:
+  std::unique_ptr<std::atomic<std::uint64_t>[]> room_;
+  std::size_t ranks_ = 0;
+  std::atomic<std::atomic<std::uint64_t>*> to_{nullptr};
 };
 
 }  // namespace sordino
