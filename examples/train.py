@@ -9,6 +9,7 @@
   sordino run -np 4 -- python examples/train.py --algorithm pushsum --set overlap=1
   sordino run -np 4 -- python examples/train.py --algorithm caps --detector naive --statistics skipped.json
   sordino run -np 4 -- python examples/train.py --algorithm scheduled-pull --set schedule=manager
+  sordino run -np 4 --record runs/first -- python examples/train.py ; sordino report runs/first
   sordino run -np 4 --restarts 3 -- python examples/train.py --checkpoint saved/ --checkpoint-every 20 --log steps.jsonl
 
 --batch-size is the *global* batch: the ranks share its rows, so 4 ranks compute what 1 rank does (within rounding)
@@ -128,6 +129,7 @@ class Training:
             if self.args.algorithm == "caps":
                 self.optimizer.report_metric(loss)
                 text += f", {self.sent_share():.0%} of the parameters sent"
+            hvd.record(train_loss=loss, test_accuracy=accuracy)
             self.epochs_run.append(epoch)
             self.reporter.say(text)
             self.save()
@@ -161,6 +163,7 @@ class Training:
             self.images_run += rows
             mean = batch_loss / max(len(mine), 1)
             self.reporter.step(mean, rows)
+            hvd.record(step=self.steps_done, loss=mean)
             if self.log and hvd.rank() == 0:
                 self.log.step(self.steps_done, mean, hvd.size())
             if self.steps_done == args.max_steps:

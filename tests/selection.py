@@ -6,7 +6,7 @@ The quick tier is chosen by rule:
 - so does any other test that is parametrized: every value of every parameter once;
 - of the drills, `@pytest.mark.drill("a class of fault")`, and of other jobs that are dear, the first of each class, by
   one of those who can start its ranks;
-- tests marked `run_of_a_benchmark`, which run one for real, and those marked `soak` wait for `--tier all`.
+- tests marked `run_of_a_benchmark`, which run one for real, `browser`, and `soak` wait for `--tier all`.
 
 The slices of a run are equal shares of all tests, dealt by their names: M of them together are everything.
 """
@@ -25,6 +25,7 @@ _WAYS = ("starter", "starter_anywhere", "way")  # fixtures of drills, each with 
 MARKERS = (
     "drill(kind): a job with a real fault, or another dear one; `make test` has the first of each kind",
     "run_of_a_benchmark: runs a benchmark for real; not in `make test`",
+    "browser: drives a real browser; not in `make test`",
     "soak: repeats what other tests do, for longer; not in `make test`",
 )
 
@@ -76,7 +77,7 @@ def quick(items: list[pytest.Item]) -> set[pytest.Item]:
     for item in items:
         values = parameters(item)
         drill = item.get_closest_marker("drill")
-        if any(item.get_closest_marker(name) for name in ("run_of_a_benchmark", "soak")):
+        if any(item.get_closest_marker(name) for name in ("run_of_a_benchmark", "browser", "soak")):
             continue
         if drill is not None:
             drills[drill.args[0]].append(item)

@@ -8,7 +8,7 @@ algorithm writes down only what it adds; one that changes parameters beside the 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,7 @@ from sordino.runtime.reducer import GradientReducer
 
 Named = Sequence[tuple[str, torch.Tensor]]
 Closure = Callable[[], Any] | None
+_NOTHING: Mapping[str, Mapping[str, Any]] = {}
 
 
 @dataclass(frozen=True)
@@ -223,6 +224,13 @@ class Strategy(ABC):
     def statistics(self) -> Any:
         """What the algorithm tells of its steps. NoSuchAttribute: nothing."""
         raise NoSuchAttribute(f"there are no statistics of {self.algorithm}")
+
+    def noted(self) -> Mapping[str, Mapping[str, Any]]:
+        """Return what has happened since the last call that a record of the run is to have.
+
+        Lines by their kind (docs/report.md), with their values.
+        """
+        return _NOTHING
 
     def report_metric(self, metric: float, rate: float) -> None:
         """Take in how training goes. Collective.

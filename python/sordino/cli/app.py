@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from sordino.cli import bench, doctor, plan, run, simulate
+from sordino.cli import bench, doctor, plan, report, run, simulate
 from sordino.errors import SordinoError, UsageError
 
 
@@ -36,6 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return plan.main(options)
         if options.subcommand == "simulate":
             return simulate.main(options)
+        if options.subcommand == "report":
+            return report.main(options)
         return bench.main(options)
     except UsageError as error:
         print(f"sordino {options.subcommand}: {error}", file=sys.stderr)
@@ -56,6 +58,7 @@ def _parser() -> argparse.ArgumentParser:
         (bench, "bench", "run a benchmark: collectives, fusion or kernels"),
         (plan, "plan", "measure the links and say which algorithm to train with"),
         (simulate, "simulate", "train virtual workers in virtual time, over links of any speed"),
+        (report, "report", "make a page of what runs have recorded"),
     ):
         module.add_arguments(
             commands.add_parser(

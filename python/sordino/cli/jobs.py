@@ -172,4 +172,4 @@ def _judged(ended: Ended, told: Outcomes) -> Ended:
         return replace(ended, status=128 + ended.stopped)
     if why:
         print(f"sordino run: {why}", file=sys.stderr, flush=True)
-    return replace(ended, status=status)
+    return replace(ended, status=status, why=why)

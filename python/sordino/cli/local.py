@@ -135,7 +135,7 @@ class LocalJob:
             return Ended(128 + stopped, stopped)
         if why:
             print(f"sordino run: {why}", file=sys.stderr, flush=True)
-        return Ended(status, stopped)
+        return Ended(status, stopped, why=why)
 
     # ---- ranks
 

@@ -44,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--budget", type=float, default=30.0, metavar="S", help="seconds to spend, about (default 30)")
     parser.add_argument("--no-run", action="store_true", help="predict only; do not run the algorithms")
     parser.add_argument("--json", action="store_true", help="print the JSON, as one line, instead of the tables")
+    parser.add_argument("--record", type=Path, metavar="DIR", help="write a record there, for `sordino report`")
     parser.add_argument("--results", type=Path, metavar="DIR", help="write plan.json, plan.md and plan.png there")
 
 
@@ -91,6 +92,7 @@ def _words(options: argparse.Namespace) -> list[str]:
     for name in (
         *("parameters", "compute_ms", "samples", "batch", "interval", "task", "data", "data_dir", "rule", "budget"),
         "results",
+        "record",
     ):
         value = getattr(options, name)
         if value is not None:

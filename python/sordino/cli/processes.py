@@ -34,11 +34,13 @@ class Ended:
             launcher failed after it; 124 if the time was not enough.
         stopped: the signal that told this process to stop; 0 if none did.
         killed: a signal, and none of ours, ended the launcher itself.
+        why: what is known of it, in words.
     """
 
     status: int
     stopped: int = 0
     killed: bool = False
+    why: str = ""
 
 
 class StopSignals:

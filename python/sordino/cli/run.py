@@ -18,7 +18,8 @@ import argparse
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -28,8 +29,12 @@ from sordino.cli.processes import GRACE_S, Ended, StopSignals
 from sordino.cli.restarts import repeat
 from sordino.errors import NotBuilt, UsageError
 from sordino.launch.environment import RANK, RENDEZVOUS, SIZE
+from sordino.record.writing import Lines, job_file
 
 _LONGEST_GRACE_S = 86400.0
+
+Start = Callable[[int, StopSignals], Ended]
+"""Starts the job for the n-th time, and returns when it has ended."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,6 +63,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--grace", type=float, default=GRACE_S, metavar="S",
         help=f"seconds from a signal that stops the job until what is left of it is killed (default {GRACE_S:g})",
     )  # fmt: skip
+    parser.add_argument(
+        "--record", metavar="DIR",
+        help="have the ranks write down their run there, for `sordino report` (SORDINO_RECORD)",
+    )  # fmt: skip
     parser.add_argument("--mpi-args", default="", metavar="OPTIONS", help="more options for mpirun, as one word")
     parser.add_argument("--verbose", action="store_true", help="show first how the ranks are started")
     parser.set_defaults(prefers_mpi=False)
@@ -81,6 +90,8 @@ def main(options: argparse.Namespace) -> int:
     environment = job_environment()
     if options.on_peer_lost is not None:
         environment["SORDINO_ON_PEER_LOST"] = options.on_peer_lost
+    if options.record is not None:
+        environment["SORDINO_RECORD"] = os.path.abspath(options.record)
     ranks, exports = _ranks(options.ranks, hosts), mpi.parse_exports(options.env, hosts, environment)
     extra = mpi.parse_extra(options.mpi_args)
     room.check(ranks, hosts, extra, environment, room.this_machine(), options.oversubscribe)
@@ -89,7 +100,24 @@ def main(options: argparse.Namespace) -> int:
     by_mpi = by_mpi or (options.prefers_mpi and _has_mpirun(environment))
     if not by_mpi and (hosts or extra):
         raise UsageError(f"--launcher local does not take {'--hosts' if hosts else '--mpi-args'}; use --launcher mpi")
-    return (_by_mpi if by_mpi else _locally)(options, job, environment)
+    record = None
+    if options.record is not None:
+        record = job_file(options.record, "training", command=options.command, ranks=ranks)
+    return (_by_mpi if by_mpi else _locally)(options, job, environment, record)
+
+
+def _noted(start: Start, record: Lines | None) -> Start:
+    """Return what starts the job, and writes down when, and how it ended."""
+    if record is None:
+        return start
+
+    def noted(number: int, stop: StopSignals) -> Ended:
+        record.write("start", number=number, time=time.time())
+        ended = start(number, stop)
+        record.write("end", number=number, time=time.time(), status=ended.status, why=ended.why)
+        return ended
+
+    return noted
 
 
 def _has_mpirun(environment: dict[str, str]) -> bool:
@@ -100,7 +128,7 @@ def _has_mpirun(environment: dict[str, str]) -> bool:
     return True
 
 
-def _locally(options: argparse.Namespace, job: mpi.Job, environment: dict[str, str]) -> int:
+def _locally(options: argparse.Namespace, job: mpi.Job, environment: dict[str, str], record: Lines | None) -> int:
     outlasts = environment.get("SORDINO_ON_PEER_LOST") == "continue"
     if options.verbose:
         print(f"sordino run: {job.ranks} ranks: {shlex.join(mpi.resolve(job.command))}", file=sys.stderr, flush=True)
@@ -109,10 +137,11 @@ def _locally(options: argparse.Namespace, job: mpi.Job, environment: dict[str, s
         def start(number: int, stop: StopSignals) -> Ended:
             return jobs.start_locally(job, {**environment, "SORDINO_RESTART": str(number)}, place, outlasts, stop)
 
-        return guarded(partial(repeat, start, options.restarts), place.clear, options.grace)
+        work = partial(repeat, _noted(start, record), options.restarts)
+        return guarded(work, place.clear, options.grace)
 
 
-def _by_mpi(options: argparse.Namespace, job: mpi.Job, environment: dict[str, str]) -> int:
+def _by_mpi(options: argparse.Namespace, job: mpi.Job, environment: dict[str, str], record: Lines | None) -> int:
     launcher = mpi.find_launcher(mpi.build_info(), environment)
     if options.on_peer_lost == "continue":
         job = replace(job, extra=[*mpi.fault_tolerance(launcher), *job.extra])
@@ -125,7 +154,7 @@ def _by_mpi(options: argparse.Namespace, job: mpi.Job, environment: dict[str, st
             numbered = replace(job, exports={**(job.exports or {}), **told}) if job.hosts else job
             return jobs.start(launcher, numbered, {**environment, **told}, place, stop)
 
-        work = partial(repeat, start, options.restarts)
+        work = partial(repeat, _noted(start, record), options.restarts)
         return guarded(work, place.clear if place else lambda: None, options.grace)
 
 

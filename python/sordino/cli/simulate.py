@@ -59,6 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--json", type=Path, metavar="FILE", help="write all that was found there")
     add("--plot", type=Path, metavar="FILE", help="draw the learning curves there (.png, .svg or .pdf)")
     add("--gantt", type=Path, metavar="FILE", help="draw there who computes, transfers and waits at the beginning")
+    add("--record", type=Path, metavar="DIR", help="write records there, for `sordino report`")
     add("--processes", type=int, metavar="N", help="runs at the same time (default: as many as there are cores)")
     add("--quiet", action="store_true", help="only the table")
 

@@ -6,7 +6,9 @@ import argparse
 import json
 import math
 import os
+import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 
@@ -18,6 +20,7 @@ from sordino.plan.links import measure, nodes_of_ranks
 from sordino.plan.predictions import Job, Shapes, as_rows, predict, recommend, trial
 from sordino.plan.report import REPORTS
 from sordino.plan.workers import Task, Workers, find_workers
+from sordino.record.writing import Lines, job_file, jsonable
 from sordino.report import Results, machines, records
 from sordino.timing import Participants, Watch
 
@@ -44,6 +47,7 @@ def main(options: argparse.Namespace, count: int | None) -> int:
     if hvd.size() == 1:
         raise UsageError("one rank has nobody to talk to; start more: sordino plan -np 4")
     log = records.log if hvd.rank() == 0 else _silent
+    record = _record(options.record) if options.record is not None else None
     task, problem = _agreed(lambda: _task(options))
     if problem is not None:
         if options.task is not None or options.data is not None or not isinstance(problem, NotBuilt):
@@ -86,6 +90,9 @@ def main(options: argparse.Namespace, count: int | None) -> int:
         "recommendation": recommend(predictions, hvd.size(), workers),
     }
     if hvd.rank() == 0:
+        if record is not None:
+            record.write("result", time=time.time(), found=jsonable(results))
+            record.close()
         if options.json:
             print(json.dumps(results, ensure_ascii=False), flush=True)
             records.save(results, options.results, REPORTS)
@@ -113,6 +120,19 @@ def _agreed(make: Callable[[], Task | None]) -> tuple[Task | None, SordinoError 
             lacking, text = told
             return None, (NotBuilt if lacking else UsageError)(text if rank == 0 else f"rank {rank}: {text}")
     return task, None
+
+
+def _record(folder: Path) -> Lines | None:
+    """Return the record of this plan on the first rank. Collective: where it cannot be written, all raise."""
+    made, problem = None, None
+    try:
+        made = job_file(folder, "plan", ranks=hvd.size()) if hvd.rank() == 0 else None
+    except UsageError as error:
+        problem = str(error)
+    told = hvd.allgather_object(problem, name="plan.record")[0]
+    if told is not None:
+        raise UsageError(told)
+    return made
 
 
 def _silent(_: str) -> None:

@@ -11,13 +11,16 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from sordino._core import Device, Handle, World
 from sordino.errors import PeerLost, UsageError
 from sordino.runtime.dtypes import DTYPE_CODES
+
+if TYPE_CHECKING:
+    from sordino.runtime.recorder import Recorder
 
 
 def _not(*_: object) -> bool:
@@ -135,6 +138,7 @@ class Context:
     services: int = 0  # numbers of the core's services up to this one are taken
     pretended: Device | None = None  # whose memory the CPU's tensors are taken to be, where tests have no GPU
     helpers: Any = None  # sordino.runtime.helpers.Helpers, where some ranks have no model and help the others
+    recorder: Recorder | None = None  # where this rank's run is written down
     # Where ranks go on without those that are lost: what they do together; what is made again, in the order in which it
     # was registered; and who wants to know of the number of ranks.
     locksteps: dict[str, Lockstep] = field(default_factory=dict)
@@ -221,6 +225,8 @@ class Context:
         self.world.shutdown()
         if self.helpers is not None:
             self.helpers.context.world.shutdown()
+        if self.recorder is not None:
+            self.recorder.close()
         if failures:
             raise failures[0]
 

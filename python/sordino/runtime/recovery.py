@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -147,22 +148,27 @@ def recover(context: Context, error: SordinoError, epoch: int) -> None:
     with context.recovering:
         if context.epoch != epoch:
             return
-        before, failure = context.size, error
-        while True:
-            try:
-                _go_on(context, f"{type(failure).__name__}: {failure}")
-                with context.plainly(), context.names_of_epoch():
-                    _meet_again(context)
-                    for one in list(context.on_resize):
-                        if one.size != context.size:
-                            one.callback(one.size, context.size)
-                            one.size = context.size
-                break
-            except LOSSES as another:
-                failure = another
+        before, recorder = context.size, context.recorder
+        with recorder.recovery(f"{type(error).__name__}: {error}") if recorder is not None else nullcontext():
+            _go_on_among_those_left(context, error)
         context.fruitless = context.fruitless + 1 if context.size == before else 0
         if context.fruitless > _FRUITLESS:
             raise error
+
+
+def _go_on_among_those_left(context: Context, failure: SordinoError) -> None:
+    while True:
+        try:
+            _go_on(context, f"{type(failure).__name__}: {failure}")
+            with context.plainly(), context.names_of_epoch():
+                _meet_again(context)
+                for one in list(context.on_resize):
+                    if one.size != context.size:
+                        one.callback(one.size, context.size)
+                        one.size = context.size
+            break
+        except LOSSES as another:
+            failure = another
 
 
 def go_on_after(context: Context, error: SordinoError) -> None:

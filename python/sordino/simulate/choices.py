@@ -263,8 +263,8 @@ def _trial(options: argparse.Namespace) -> Job:
 
 
 def _beginning(algorithm: Any, compute: Floats, options: argparse.Namespace) -> float:
-    """Return the virtual seconds that a Gantt plot shows."""
-    if options.gantt is None:
+    """Return the virtual seconds that a Gantt plot, or a report, shows."""
+    if options.gantt is None and options.record is None:
         return 0.0
     windows = not algorithm.traits.synchronous
     steps = _WINDOWS * algorithm.interval if windows and algorithm.interval > 1 else _OTHER_STEPS

@@ -23,6 +23,7 @@ from sordino.simulate import pictures, report
 from sordino.simulate.checks import check
 from sordino.simulate.choices import Run, plan_of
 from sordino.simulate.job import Job, Outcome, Progress
+from sordino.simulate.recording import Records
 
 _LINE = 10.0  # seconds from one line of progress to the next, where there is no bar
 _POLL = 0.2  # seconds
@@ -41,6 +42,7 @@ def main(options: argparse.Namespace) -> int:
     plan = plan_of(options)
     if not options.quiet:
         print(report.setting(plan), flush=True)
+    records = None if options.record is None else Records(options.record, plan.runs, report.setting(plan))
     outcomes = _run_all(plan.runs, options.processes, options.quiet)
     results = report.results(plan, outcomes)
     results["wall_seconds"] = time.monotonic() - begin
@@ -48,6 +50,8 @@ def main(options: argparse.Namespace) -> int:
     if options.json is not None:
         with checkpoint.atomic_file(options.json) as file:
             file.write(json.dumps(results, indent=1).encode() + b"\n")
+    if records is not None:
+        records.write(plan.runs, outcomes)
     first = {run.mode: outcome for run, outcome in reversed(list(zip(plan.runs, outcomes, strict=True)))}
     if options.plot is not None:
         pictures.save(options.plot, lambda figure: pictures.curves(results, figure))

@@ -114,13 +114,13 @@ class World(ABC):
     def tell(self, sender: int, to: int, message: Message) -> None:
         """Send a message of the scheduling; a worker's to itself takes no time and no link."""
         if sender != to:
-            self.record.sent(sender, _WORD * len(message))
+            self.record.sent(sender, to, _WORD * len(message))
         self.at(self.now + (self.job.links.latency if sender != to else 0.0), self._arrives, sender, to, message)
 
     def transfer(self, sender: int, to: int, call: Callable[..., None], *arguments: Any) -> None:
         """Have a model begin to travel, and call that function when it is there."""
         count = self.job.message_bytes
-        self.record.sent(sender, count)
+        self.record.sent(sender, to, count)
         if self._sharing is None:
             self.at(self.now + self.job.links.seconds(sender, to, count), call, *arguments)
         else:

@@ -20,6 +20,10 @@ def rows_of(workers: list[int]) -> Rows:
     return workers[0] if len(workers) == 1 else np.array(workers, np.int64)
 
 
+BY_PAIRS = 64
+"""Workers at most for which it is known who has sent how much to whom."""
+
+
 class Span(NamedTuple):
     """What a worker did from `begin` to `end`, in virtual seconds.
 
@@ -45,6 +49,7 @@ class Record:
         waiting: seconds in which the worker had nothing to do.
         messages: that the worker sent: models, parts of models, and those of the scheduling.
         bytes: in them.
+        pairs: the same by worker and receiver, float64 [workers, workers]; None where workers are more than `BY_PAIRS`.
         pulls: models of others, or parts of them, that the worker has averaged into its own.
         ages: seconds, their sum over `pulls`: how long before its use each was copied from the other's parameters.
         oldest: the longest of them all.
@@ -59,6 +64,7 @@ class Record:
         self.waiting = np.zeros(workers)
         self.messages = np.zeros(workers, np.int64)
         self.bytes = np.zeros(workers)
+        self.pairs = np.zeros((workers, workers)) if workers <= BY_PAIRS else None
         self.pulls = np.zeros(workers, np.int64)
         self.ages = np.zeros(workers)
         self.oldest = 0.0
@@ -81,10 +87,20 @@ class Record:
         self.waiting[worker] += end - begin
         self._span(worker, "wait", begin, end, peer)
 
-    def sent(self, worker: int, count: float) -> None:
-        """Note that the worker has sent a message of so many bytes."""
+    def sent(self, worker: int, to: int, count: float) -> None:
+        """Note that the worker has sent another one a message of so many bytes."""
         self.messages[worker] += 1
         self.bytes[worker] += count
+        if self.pairs is not None:
+            self.pairs[worker, to] += count
+
+    def sent_all(self, sources: Ranks, targets: Ranks, counts: Floats, rounds: int = 1) -> None:
+        """Note so many messages from each of `sources` to the one of `targets`, all of `counts` bytes."""
+        workers = len(self.bytes)
+        self.messages += rounds * np.bincount(sources, minlength=workers)
+        self.bytes += rounds * np.bincount(sources, weights=counts, minlength=workers)
+        if self.pairs is not None:
+            np.add.at(self.pairs, (sources, targets), rounds * counts)
 
     def received(self, worker: int, peer: int, begin: float, end: float) -> None:
         """Note that the worker has received a model, between these times."""

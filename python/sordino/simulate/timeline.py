@@ -73,9 +73,7 @@ class Timeline:
             arrived[targets] = np.maximum(arrived[targets], end)
             ends[chosen] = end
         workers = self._job.workers
-        record.messages += np.bincount(phase.sources, minlength=workers)
-        counts = np.broadcast_to(phase.bytes, len(seconds))
-        record.bytes += np.bincount(phase.sources, weights=counts, minlength=workers)
+        record.sent_all(phase.sources, phase.targets, np.broadcast_to(phase.bytes, len(seconds)))
         if phase.models:
             ages = arrived[phase.targets] - ready[phase.sources]
             record.pulls += np.bincount(phase.targets, minlength=workers)
@@ -100,8 +98,9 @@ class Timeline:
         arrived[members] = end[:, None]
         occupied = takes > 0
         self._out[members[occupied]] = self._into[members[occupied]] = end[occupied, None]
-        record.messages[phase.sources] += phase.rounds
-        record.bytes[phase.sources] += phase.rounds * phase.bytes
+        sources, targets = phase.sources.ravel(), phase.targets.ravel()
+        counts = np.broadcast_to(phase.bytes, phase.sources.shape).ravel()
+        record.sent_all(sources, targets, counts, phase.rounds)
         if self._kept(begin):
             for row in range(len(members)):
                 for source, target in zip(phase.sources[row], phase.targets[row]):

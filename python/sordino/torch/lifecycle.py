@@ -20,6 +20,7 @@ from sordino.launch.telling import tell_of_the_exit
 from sordino.runtime.context import Context, Resized, current, current_or_none, replace_current
 from sordino.runtime.helpers import Helpers
 from sordino.runtime.process_set import ProcessSet, unbind_all
+from sordino.runtime.recorder import Recorder, folder_of
 from sordino.torch.process_sets import add_process_set
 from sordino.torch.start import goes_on, helped
 
@@ -32,6 +33,7 @@ def init(
     store: Any = None,
     rank: int | None = None,
     world_size: int | None = None,
+    record: str | os.PathLike[str] | None = None,
 ) -> None:
     """Join the world. Collective: all ranks of the job call it. A second call does nothing.
 
@@ -53,13 +55,15 @@ def init(
         store: a torch.distributed.Store at which the ranks meet, with `rank` and `world_size`.
         rank: of this process, with `store`.
         world_size: how many ranks there are, with `store`.
+        record: a folder in which this rank writes down its run, for `sordino report` (docs/report.md). None: as
+            `SORDINO_RECORD` says, which is nowhere where it is not set.
 
     Without a launcher (`python train.py`) the world has one rank and MPI is not started.
 
     Raises:
-        UsageError: `comm` is of another type, or names ranks that do not exist; or the ranks do not make groups; or a
-            launcher has started several processes, and there is no way from one to the other, or several launchers
-            contradict each other.
+        UsageError: `comm` is of another type, or names ranks that do not exist; or the ranks do not make groups; or the
+            record cannot be written; or a launcher has started several processes, and there is no way from one to the
+            other, or several launchers contradict each other.
         ConfigurationMismatch: ranks have other versions of Sordino, or other settings; on all of them.
         NotBuilt: MPI's launcher started several processes, but this build has no MPI; or the ranks are on several
             machines, and it has no UCX.
@@ -71,6 +75,7 @@ def init(
         return
     dedicated = helped(algorithm)
     outlast = goes_on(on_peer_lost, algorithm)
+    folder = folder_of(record)
     _check_type(comm)
     start = find_start(comm, store, rank, world_size)
     ranks = () if comm is None or hasattr(comm, "py2f") else tuple(comm)
@@ -80,6 +85,8 @@ def init(
         context = _with_helpers(start, ranks, dedicated)
     replace_current(context)
     _install_exit_handlers()
+    if folder:
+        context.recorder = Recorder(context, folder)
     if isinstance(process_sets, str):
         if process_sets.lower() != "dynamic":
             raise UsageError(f"init(process_sets={process_sets!r}): expected a list of process sets or 'dynamic'")
@@ -140,6 +147,8 @@ def _install_exit_handlers() -> None:
         """Tell the others of an exception that ends this rank, which must not leave them waiting for it."""
         previous(cls, error, trace)
         context = current_or_none()
+        if context is not None and context.recorder is not None:
+            context.recorder.failed(error)
         if context is None or context.size == 1 or issubclass(cls, KeyboardInterrupt):
             return
         context.abort("".join(traceback.format_exception_only(cls, error)).strip())
@@ -246,6 +255,24 @@ def stats() -> dict[str, float]:
         counters.update(context.helpers.context.world.stats)
     counters["exposed_seconds"] = counters.pop("waited_seconds")
     return dict(counters)
+
+
+def record(step: int | None = None, **metrics: Any) -> None:
+    """Note how training goes, in this rank's record; without one (`init(record=...)`) this does nothing.
+
+    The report draws the mean over the ranks, and how far they spread, so tell it what each rank finds by itself.
+
+    Args:
+        step: of training; from then on steps are counted from there, which a script that goes on from a checkpoint
+            says once. None: as many as `DistributedOptimizer`s have taken since `init()`.
+        **metrics: numbers by their name, such as `loss=loss, accuracy=0.9`; tensors of one element, too.
+
+    Raises:
+        UsageError: a metric is not one number.
+    """
+    recorder = current().recorder
+    if recorder is not None:
+        recorder.metrics(step, metrics)
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:

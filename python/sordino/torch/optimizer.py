@@ -97,6 +97,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._may_synchronize = True
         self._asked = False  # synchronize() was called for this step's gradients
         self._strategy = self._make_strategy(compare=True)
+        recorder = self._strategy.context.recorder
+        if recorder is not None:
+            count = sum(parameter.numel() for parameter in parameters_of(optimizer))
+            used = self._strategy.algorithm
+            recorder.wrapped(used.label, used.written(), count, type(optimizer).__name__)
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
@@ -364,8 +369,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._asked = False
         if "found_inf" in self.__dict__:  # GradScaler calls
             synchronize, checks = self._may_synchronize, self._options.check_finite
-            return step_scaled(self, self._strategy, self._inner, closure, synchronize, checks)
-        return self._strategy.step(self._inner, closure, self._may_synchronize)
+            result = step_scaled(self, self._strategy, self._inner, closure, synchronize, checks)
+        else:
+            result = self._strategy.step(self._inner, closure, self._may_synchronize)
+        recorder = self._strategy.context.recorder
+        if recorder is not None:
+            recorder.step(self._strategy.noted())
+        return result
 
     def _between_steps(self, what: str) -> None:
         """Raise StepOrderError where gradients have been reduced, or begun to be, for a step that is still to come."""

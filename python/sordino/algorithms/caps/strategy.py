@@ -9,6 +9,8 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections import deque
+from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -55,6 +57,7 @@ class SkippingStrategy(ExchangingStrategy):
     """What makes the steps of an optimizer those of `ParameterSkipping`."""
 
     algorithm: ParameterSkipping
+    _noted = 0  # points that a record has
 
     def prepare(self) -> None:
         self.threshold = float(self.algorithm.threshold)
@@ -266,6 +269,14 @@ class SkippingStrategy(ExchangingStrategy):
                 "load it with the same parameters, granularity and block_bytes"
             )
         detector.check_state(state["detector"])
+
+    def noted(self) -> Mapping[str, Mapping[str, Any]]:
+        points = self._told.points[self._noted :]
+        self._noted += len(points)
+        if not points:
+            return {}
+        told = {"names": self._told.names, "bytes": self._told.bytes, "points": [asdict(point) for point in points]}
+        return {"skips": told}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.steps, self.threshold = state["steps"], state["threshold"]

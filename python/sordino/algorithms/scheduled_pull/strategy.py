@@ -14,7 +14,7 @@ import statistics
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -175,6 +175,7 @@ class PullStrategy(ExchangingStrategy):
 
     algorithm: ScheduledPull
     _was_open = False
+    _noted = 0  # pulls that a record has
 
     levels = False  # asynchronous ones are never where the others are
 
@@ -219,6 +220,15 @@ class PullStrategy(ExchangingStrategy):
     @property
     def statistics(self) -> PullStatistics:
         return self._told
+
+    def noted(self) -> Mapping[str, Mapping[str, Any]]:
+        told, before = self._told, self._noted
+        self._noted = told.pulls
+        new = min(told.pulls - before, len(told.ages))
+        if new <= 0:
+            return {}
+        pulls = zip(list(told.ages)[-new:], list(told.behind)[-new:], list(told.seconds)[-new:])
+        return {"ages": {"pulls": [list(pull) for pull in pulls]}}
 
     def _publish(self) -> None:
         self._mirror.take()

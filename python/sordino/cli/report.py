@@ -1,0 +1,63 @@
+"""Makes one HTML file of what a run has recorded, or of several side by side, or serves it while training goes on.
+
+  sordino run --record runs/first -np 4 -- python train.py
+  sordino report runs/first                         # writes runs/first/report.html
+  sordino report runs/allreduce runs/pushsum runs/localsgd -o compare.html
+  sordino report --live runs/first                  # prints an address for a browser on this machine
+
+The file needs nothing else: no server, no network. A folder of records stands for all of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from sordino.errors import UsageError
+from sordino.files import atomic_file
+from sordino.record.reading import readers
+from sordino.report.page.build import page
+from sordino.report.page.contents import contents
+from sordino.report.page.live import LiveServer
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `sordino report`."""
+    parser.usage = "sordino report [options] RUN [RUN ...]"
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="the folder of a record")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE",
+        help="where to write (default report.html in RUN; compare.html here, of several)")  # fmt: skip
+    parser.add_argument("--live", action="store_true", help="serve the page to this machine, with news every 2 seconds")
+    parser.add_argument("--port", type=int, default=0, metavar="N", help="of --live (default: any that is free)")
+
+
+def main(options: argparse.Namespace) -> int:
+    """Write the page, or serve it until Ctrl-C.
+
+    Raises:
+        UsageError: there is no record, or a file that cannot be read or written. NotBuilt: a record is of a newer
+            format.
+    """
+    if options.live and options.output is not None:
+        raise UsageError("--live serves the page and writes none; leave out -o, or --live")
+    if options.port and not options.live:
+        raise UsageError("--port is for --live")
+    found = readers(options.runs, lambda text: print(f"sordino report: {text}", file=sys.stderr))
+    if options.live:
+        with LiveServer(found, options.port) as server:
+            print(server.address, flush=True)
+            print("Ctrl-C ends it.", file=sys.stderr, flush=True)
+            try:
+                server.serve_forever()
+            except KeyboardInterrupt:
+                return 0
+    output = options.output or (found[0].folder / "report.html" if len(found) == 1 else Path("compare.html"))
+    text = page([contents(reader) for reader in found])
+    try:
+        with atomic_file(output) as file:
+            file.write(text.encode())
+    except OSError as error:
+        raise UsageError(f"{output}: cannot be written: {error.strerror}") from error
+    print(output)
+    return 0

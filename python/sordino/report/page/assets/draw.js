@@ -1,0 +1,131 @@
+// What all pictures are made with: elements, numbers as text, scales, and what lasts from one drawing to the next.
+const SVG = document.getElementById('seed').namespaceURI;
+const DASHES = ['', '7 4', '2 3', '9 3 2 3', '14 4', '1 5'];
+const SLOTS = 6;
+const memory = new Map();  // what the reader has chosen, by the key of the control
+
+function element(name, attributes = {}, ...children) {
+  return filled(document.createElement(name), attributes, children);
+}
+
+function shape(name, attributes = {}, ...children) {
+  return filled(document.createElementNS(SVG, name), attributes, children);
+}
+
+function filled(node, attributes, children) {
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name.startsWith('on')) node.addEventListener(name.slice(2), value);
+    else if (value !== null && value !== undefined && value !== false) node.setAttribute(name, value === true ? '' : value);
+  }
+  node.append(...children.filter((child) => child !== null && child !== undefined));
+  return node;
+}
+
+function remembered(key, otherwise) {
+  return memory.has(key) ? memory.get(key) : otherwise;
+}
+
+// Numbers as people read them.
+function number(value, digits = 4) {
+  if (value === null || value === undefined) return '–';
+  if (value === 0) return '0';
+  const size = Math.abs(value);
+  if (size >= 1e6 || size < 1e-4) return value.toExponential(2);
+  return Number(value.toPrecision(digits)).toLocaleString('en', {maximumFractionDigits: 8});
+}
+
+function seconds(value) {
+  if (value === null || value === undefined) return '–';
+  const size = Math.abs(value);
+  if (size === 0) return '0 s';
+  if (size >= 1) return `${number(value, 3)} s`;
+  return size >= 1e-3 ? `${number(value * 1e3, 3)} ms` : `${number(value * 1e6, 3)} µs`;
+}
+
+function bytes(value) {
+  if (value === null || value === undefined) return '–';
+  const units = ['B', 'kB', 'MB', 'GB', 'TB'];
+  let place = 0;
+  while (value >= 1000 && place < units.length - 1) { value /= 1000; place += 1; }
+  return `${number(value, 3)} ${units[place]}`;
+}
+
+// Round numbers for an axis from low to high.
+function ticks(low, high, count = 5) {
+  if (!(high > low)) return [low];
+  const raw = (high - low) / count;
+  const power = 10 ** Math.floor(Math.log10(raw));
+  const step = [1, 2, 5, 10].map((one) => one * power).find((one) => one >= raw);
+  const found = [];
+  for (let value = Math.ceil(low / step - 1e-9) * step; value <= high + step * 1e-9; value += step) {
+    found.push(Math.abs(value) < step * 1e-9 ? 0 : value);
+  }
+  return found;
+}
+
+function scale(low, high, from, to) {
+  const width = high > low ? high - low : 1;
+  return (value) => from + ((value - low) / width) * (to - from);
+}
+
+function extent(lists, zero = false) {
+  let low = zero ? 0 : Infinity, high = zero ? 0 : -Infinity;
+  for (const list of lists) {
+    for (const value of list) {
+      if (value === null) continue;
+      if (value < low) low = value;
+      if (value > high) high = value;
+    }
+  }
+  if (!(low <= high)) return [0, 1];
+  return low === high ? [low - (Math.abs(low) || 1) * 0.05, high + (Math.abs(high) || 1) * 0.05] : [low, high];
+}
+
+// The place in a sorted list that is nearest to a value.
+function nearest(list, value) {
+  let low = 0, high = list.length - 1;
+  while (high - low > 1) {
+    const middle = (low + high) >> 1;
+    if (list[middle] < value) low = middle; else high = middle;
+  }
+  return Math.abs(list[low] - value) <= Math.abs(list[high] - value) ? low : high;
+}
+
+// A mark that tells curves apart where colours do not.
+function mark(slot, x, y, size = 4) {
+  const s = size, at = (...pairs) => pairs.map(([dx, dy]) => `${x + dx * s},${y + dy * s}`).join(' ');
+  const names = `mark s${slot} f${slot}`;
+  if (slot === 0) return shape('circle', {cx: x, cy: y, r: s, class: names});
+  if (slot === 1) return shape('rect', {x: x - s, y: y - s, width: 2 * s, height: 2 * s, class: names});
+  if (slot === 2) return shape('polygon', {points: at([0, -1.2], [1.1, 0.9], [-1.1, 0.9]), class: names});
+  if (slot === 3) return shape('polygon', {points: at([0, -1.3], [1.3, 0], [0, 1.3], [-1.3, 0]), class: names});
+  if (slot === 4) return shape('circle', {cx: x, cy: y, r: s, class: `mark hollow s${slot}`});
+  return shape('rect', {x: x - s, y: y - s, width: 2 * s, height: 2 * s, class: `mark hollow s${slot}`});
+}
+
+function table(heads, rows, caption, attributes = {}) {
+  const cell = (value, place) => {
+    if (place === 0) return element('th', {scope: 'row', class: 'text'}, value);
+    if (value instanceof Node) return element('td', {class: 'text'}, value);
+    return element('td', {class: /^[-–\d]/.test(value) ? null : 'text'}, String(value));
+  };
+  return element('div', {class: 'scroll', tabindex: 0, role: 'region', 'aria-label': caption},
+    element('table', attributes,
+      element('caption', {}, caption),
+      element('thead', {}, element('tr', {}, ...heads.map((head, place) =>
+        element('th', {scope: 'col', class: place === 0 ? 'text' : null}, head)))),
+      element('tbody', {}, ...rows.map((row) => element('tr', {}, ...row.map(cell))))));
+}
+
+// The numbers of a picture, for those who would rather read them; made when they are asked for.
+function numbers(key, name, make) {
+  const inside = element('div', {});
+  const details = element('details', {open: remembered(`open ${key}`, false)}, element('summary', {'data-key': `open ${key}`}, name), inside);
+  const fill = () => {
+    memory.set(`open ${key}`, details.open);
+    if (details.open && !inside.firstChild) inside.append(make());
+  };
+  details.addEventListener('toggle', fill);
+  if (details.open) inside.append(make());
+  return details;
+}

@@ -1,0 +1,232 @@
+"""What the page shows of a run, as JSON: every section has its part, or one sentence why there is nothing to show."""
+
+from __future__ import annotations
+
+import shlex
+from datetime import datetime, timezone
+from typing import Any
+
+from sordino.errors import Unreadable
+from sordino.record.reading import Line, Rank, Reader, Run
+from sordino.report.page import series, waits
+
+_NO_METRICS = "Nothing was recorded: call hvd.record(loss=loss) in the training loop."
+_ALONE = "One rank alone has nobody to talk to."
+_NO_AGES = "This algorithm averages nothing that has waited: what it uses is of the same step."
+_NO_SKIPS = "This algorithm skips nothing."
+_NO_STEPS = "No step has been recorded yet."
+_PLANNED = "A plan trains nothing."
+_SUMS = "A simulation tells sums over its whole run, which are in the overview."
+
+
+def contents(reader: Reader) -> dict[str, Any]:
+    """Return what there is to show of a run.
+
+    Raises:
+        Unreadable: its lines are JSON, but not those of a record.
+    """
+    try:
+        return _contents(reader)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        what = f"{type(error).__name__}: {error}"
+        raise Unreadable(f"{reader.folder}: a line of its files is not one of a record ({what})") from error
+
+
+def _contents(reader: Reader) -> dict[str, Any]:
+    run = reader.run
+    zero = _begin(run)
+    parts: dict[str, Any] = {
+        "metrics": series.metrics(run, zero),
+        "steps": series.steps(run if run.what == "training" else Run(run.name), zero),
+        "links": series.links(run),
+        "ages": series.ages(run if run.what == "training" else Run(run.name)),
+        "skips": series.skips(run),
+        "windows": waits.windows(run, zero),
+        "waits": waits.matrix(run),
+    }
+    return {
+        "name": run.name,
+        "what": run.what,
+        "virtual": run.head.get("clock") == "virtual",
+        "facts": _facts(run, zero),
+        "summary": _summary(run, parts),
+        "ranks": [_rank(rank, run, zero) for _, rank in sorted(run.ranks.items())],
+        **parts,
+        "events": _events(run, zero),
+        "result": (run.job.get("result") or [{"found": None}])[-1]["found"],
+        "missing": _missing(run, parts),
+        "notes": _notes(reader),
+    }
+
+
+def _begin(run: Run) -> float:
+    if run.head.get("clock") == "virtual":
+        return 0.0
+    times = [line["time"] for kind in ("job", "start") for line in run.job.get(kind, [])]
+    times += [line["time"] for rank in run.ranks.values() for line in rank.of("rank")]
+    return min(times, default=0.0)
+
+
+def _algorithm(run: Run) -> str:
+    wrapped = [line for rank in run.ranks.values() for line in rank.of("optimizer")]
+    return str(wrapped[-1]["settings"]) if wrapped else str(run.head.get("algorithm", ""))
+
+
+def _facts(run: Run, zero: float) -> list[list[str]]:
+    """Return what is said of a run in words."""
+    facts: list[list[str]] = []
+    if _algorithm(run):
+        facts.append(["Algorithm", _algorithm(run)])
+    sizes = [line["size"] for rank in run.ranks.values() for line in rank.of("rank") if "size" in line]
+    hosts = sorted({line["host"] for rank in run.ranks.values() for line in rank.of("rank") if "host" in line})
+    if sizes:
+        facts.append(["Ranks", f"{sizes[0]} on {', '.join(hosts)}" if hosts else str(sizes[0])])
+    wrapped = [line for rank in run.ranks.values() for line in rank.of("optimizer")]
+    if wrapped:
+        facts.append(["Model", f"{wrapped[-1]['parameters']:,} parameters, {wrapped[-1]['optimizer']}"])
+    by = sorted({line["transport"] for rank in run.ranks.values() for line in rank.of("rank") if "transport" in line})
+    if by:
+        facts.append(["Transport", ", ".join(by)])
+    if run.head.get("command"):
+        facts.append(["Command", shlex.join(run.head["command"])])
+    facts += [[str(name), str(value)] for name, value in run.head.get("setting", {}).items()]
+    if zero > 0:
+        facts.append(["Begun", datetime.fromtimestamp(zero, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")])
+    version = run.head.get("version") or next(
+        (line.get("version") for rank in run.ranks.values() for line in rank.of("rank")), ""
+    )
+    if version:
+        facts.append(["Sordino", str(version)])
+    return facts
+
+
+def _summary(run: Run, parts: dict[str, Any]) -> dict[str, Any]:
+    """Return what runs are compared by, of a step and rank on average."""
+    lines = [line for rank in run.ranks.values() for line in series.kept(rank, "step")]
+    count = sum(line["steps"] for line in lines)
+    exposed = sum(line["exposed"] for line in lines)
+    hidden = None if any(line["busy"] is None for line in lines) else sum(map(series.hidden_of, lines))
+    return {
+        "algorithm": _algorithm(run),
+        "ranks": len(run.ranks),
+        "steps": max((line["step"] for line in lines), default=0),
+        "step": sum(line["seconds"] for line in lines) / count if count else None,
+        "exposed": exposed / count if count else None,
+        "hidden": hidden / count if count and hidden is not None else None,
+        "bytes": sum(map(sum, parts["links"]["bytes"])) / count if count else None,
+        "age": _mean([pull[0] for rank in run.ranks.values() for line in rank.of("ages") for pull in line["pulls"]]),
+        "metrics": {
+            name: {"last": curve["mean"][-1], "least": min(curve["mean"]), "most": max(curve["mean"])}
+            for name, curve in parts["metrics"].items()
+        },
+        "lost": sum(1 for rank in run.ranks.values() if _fate(rank, run)[0] not in ("finished", "running")),
+        "restarts": max(0, len(run.job.get("start", [])) - 1),
+    }
+
+
+def _mean(values: list[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _fate(rank: Rank, run: Run) -> tuple[str, str]:
+    """Return what became of a rank in one word, and in a sentence."""
+    if rank.last == "end":
+        return "finished", "It has shut down."
+    if rank.last == "error":
+        return "failed", rank.of("error")[-1]["text"]
+    ended = len(run.job.get("end", [])) >= len(run.job.get("start", [])) > 0
+    left_out = any(rank.rank in line["lost"] for other in run.ranks.values() for line in other.of("recovery"))
+    if left_out:
+        return "lost", "The others went on without it."
+    if ended:
+        return "killed", "It ended without a word: it was killed, or it crashed."
+    return "running", "It has not said that it ended: it trains still, or it was killed."
+
+
+def _rank(rank: Rank, run: Run, zero: float) -> dict[str, Any]:
+    fate, text = _fate(rank, run)
+    lines = series.kept(rank, "step")
+    told = rank.of("rank")[-1] if rank.of("rank") else {}
+    return {
+        "rank": rank.rank,
+        "host": told.get("host", ""),
+        "node": told.get("node", 0),
+        "steps": lines[-1]["step"] if lines else 0,
+        "exposed": sum(line["exposed"] for line in lines),
+        "seconds": sum(line["seconds"] for line in lines),
+        "bytes": sum(sum(line["sent"].values()) for line in lines),
+        "fate": fate,
+        "text": text,
+    }
+
+
+def _events(run: Run, zero: float) -> list[dict[str, Any]]:
+    """Return what has befallen the run, in the order of time."""
+    found: list[dict[str, Any]] = []
+
+    def add(line: Line, who: str, what: str, text: str) -> None:
+        found.append({"time": line["time"] - zero, "who": who, "what": what, "text": text})
+
+    for line in run.job.get("start", []):
+        if line["number"] > 0:
+            add(line, "job", "restart", f"All ranks were started again: start {line['number']}.")
+    for line in run.job.get("end", []):
+        why = line.get("why") or f"status {line['status']}"
+        add(line, "job", "end" if line["status"] == 0 else "failure", f"The job ended: {why}.")
+    for number, rank in sorted(run.ranks.items()):
+        who = f"rank {number}"
+        for line in rank.of("recovery"):
+            lost = ", ".join(map(str, line["lost"])) or "nobody"
+            add(
+                line, who, "recovery",
+                f"Went on without {lost} in epoch {line['epoch']}, {line['size']} ranks, "
+                f"after {line['seconds']:.3f} s. {line['why']}",
+            )  # fmt: skip
+        for line in rank.of("error"):
+            add(line, who, "failure", line["text"])
+        for line in rank.of("fault"):
+            add(line, who, "failure", line["text"])
+        for line in rank.of("rank")[1:]:
+            add(line, who, "joined", f"Began again, among {line.get('size', '?')} ranks.")
+        for line in rank.of("end"):
+            add(line, who, "end", f"Shut down after step {line['step']}.")
+    return sorted(found, key=lambda event: float(event["time"]))
+
+
+def _missing(run: Run, parts: dict[str, Any]) -> dict[str, str]:
+    """Return why a section has nothing to show, by its name."""
+    if run.what == "plan":
+        return dict.fromkeys(("metrics", "steps", "links", "ages", "skips", "waits"), _PLANNED)
+    alone = len(run.ranks) <= 1
+    reasons = {
+        "metrics": ("" if parts["metrics"] else _NO_METRICS),
+        "steps": ("" if parts["steps"]["step"] else _NO_STEPS),
+        "links": _ALONE if alone else ("" if any(map(sum, parts["links"]["bytes"])) else "Nothing was sent."),
+        "ages": ("" if parts["ages"]["step"] else _NO_AGES),
+        "skips": ("" if parts["skips"] else _NO_SKIPS),
+        "waits": ("" if parts["windows"] else "No spans were recorded." if not alone else _ALONE),
+    }
+    if run.what == "simulation":
+        reasons |= {"steps": _SUMS, "ages": _SUMS}
+    return {name: text for name, text in reasons.items() if text}
+
+
+def _notes(reader: Reader) -> list[str]:
+    """Return what is to be known of the record itself."""
+    run = reader.run
+    notes = [
+        f"{name}: {count} torn {'line was' if count == 1 else 'lines were'} left out; a rank was killed in the middle, "
+        "or the disk was full."
+        for name, count in sorted(run.torn.items())
+    ]
+    notes += [f"{name}: its last line is not whole; it was left out." for name in sorted(reader.unfinished())]
+    numbers = [line["size"] for rank in run.ranks.values() for line in rank.of("rank") if "size" in line]
+    if run.what == "training" and numbers and len(run.ranks) < max(numbers):
+        notes.append(
+            f"{max(numbers) - len(run.ranks)} of {max(numbers)} ranks left no file here: copy the folders of all hosts "
+            "into one."
+        )
+    again = [line for rank in run.ranks.values() for line in rank.of("step") if line["start"] > 0]
+    if again:
+        notes.append("Steps that were taken again after a restart are shown as they were taken the last time.")
+    return notes

@@ -1,0 +1,163 @@
+"""What goes along a run: metrics, what steps took, ages of what was averaged in, and what was skipped.
+
+However long a run is, a curve has no more than some hundred points: the mean, the least and the most of each stretch.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from sordino.record.reading import Line, Rank, Run
+
+_POINTS = 400
+_TENSORS = 64  # rows of a skip map, the largest tensors
+
+
+def kept(rank: Rank, kind: str) -> list[Line]:
+    """Return the lines of a kind, without those of steps that were taken again after a restart."""
+    lines = rank.of(kind)
+    first: dict[int, int] = {}
+    for line in lines:
+        first.setdefault(line["start"], line["step"])
+    starts = sorted(first)
+    return [line for line in lines if all(line["step"] < first[later] for later in starts if later > line["start"])]
+
+
+class _Stretches:
+    """Steps cut into stretches of equal length.
+
+    Args:
+        steps: the first and the last of them are looked for here.
+    """
+
+    def __init__(self, steps: Iterable[float]) -> None:
+        steps = list(steps)
+        self.low, self.high = min(steps, default=0.0), max(steps, default=0.0)
+        self.width = max((self.high - self.low) / _POINTS, 1e-12)
+
+    def __call__(self, step: float) -> int:
+        return min(int((step - self.low) / self.width), _POINTS - 1)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def hidden_of(line: Line) -> float:
+    """Return the seconds in which communication was under way while the rank did something else."""
+    return max(0.0, float(line["busy"]) - float(line["exposed"]))
+
+
+def metrics(run: Run, zero: float) -> dict[str, Any]:
+    """Return what users have recorded, by name: the mean over ranks, the least and the most, over the steps."""
+    found: dict[str, list[tuple[float, float, float]]] = defaultdict(list)
+    for rank in run.ranks.values():
+        for line in kept(rank, "metrics"):
+            for name, value in line["values"].items():
+                if value is not None:
+                    found[name].append((line["step"], line["time"] - zero, value))
+    result = {}
+    for name, points in found.items():
+        along = 0 if all(step is not None for step, _, _ in points) else 1  # virtual time alone, of a simulation
+        stretch = _Stretches(point[along] for point in points)
+        parts: dict[int, list[tuple[float, float, float]]] = defaultdict(list)
+        for point in points:
+            parts[stretch(point[along])].append(point)
+        rows = [parts[part] for part in sorted(parts)]
+        result[name] = {
+            "step": [_mean([step for step, _, _ in row]) for row in rows] if along == 0 else [],
+            "time": [_mean([time for _, time, _ in row]) for row in rows],
+            "mean": [_mean([value for _, _, value in row]) for row in rows],
+            "low": [min(value for _, _, value in row) for row in rows],
+            "high": [max(value for _, _, value in row) for row in rows],
+        }
+    return result
+
+
+def steps(run: Run, zero: float) -> dict[str, list[float]]:
+    """Return what a step took on average over ranks, in seconds: communication exposed and hidden, and all else."""
+    lines = [line for rank in run.ranks.values() for line in kept(rank, "step")]
+    stretch = _Stretches(line["step"] for line in lines)
+    parts: dict[int, list[Line]] = defaultdict(list)
+    for line in lines:
+        parts[stretch(line["step"])].append(line)
+    names = ("step", "time", "other", "exposed", "hidden")
+    result: dict[str, list[float]] = {name: [] for name in names}
+    for part in sorted(parts):
+        row = parts[part]
+        count = sum(line["steps"] for line in row)
+        exposed = sum(line["exposed"] for line in row)
+        hidden = sum(hidden_of(line) for line in row)
+        result["step"].append(_mean([line["step"] for line in row]))
+        result["time"].append(_mean([line["time"] for line in row]) - zero)
+        result["other"].append(max(0.0, sum(line["seconds"] for line in row) - exposed) / count)
+        result["exposed"].append(exposed / count)
+        result["hidden"].append(hidden / count)
+    return result
+
+
+def links(run: Run) -> dict[str, Any]:
+    """Return the bytes that each rank has sent to each."""
+    numbers = sorted(run.ranks)
+    place = {number: index for index, number in enumerate(numbers)}
+    table = [[0.0] * len(numbers) for _ in numbers]
+    for number, rank in run.ranks.items():
+        for line in rank.of("setup") + rank.of("step"):
+            for peer, count in line["sent"].items():
+                if int(peer) in place:
+                    table[place[number]][place[int(peer)]] += count
+    return {"ranks": numbers, "bytes": table}
+
+
+def ages(run: Run) -> dict[str, list[float]]:
+    """Return how old what was averaged in was, in seconds and in steps, over the steps."""
+    points = [
+        (line["step"], *pull[:2])
+        for rank in run.ranks.values()
+        for line in kept(rank, "ages")
+        for pull in line["pulls"]
+        if pull[0] is not None
+    ]
+    stretch = _Stretches(step for step, _, _ in points)
+    parts: dict[int, list[tuple[float, float, float]]] = defaultdict(list)
+    for point in points:
+        parts[stretch(point[0])].append(point)
+    rows = [parts[part] for part in sorted(parts)]
+    return {
+        "step": [_mean([step for step, _, _ in row]) for row in rows],
+        "mean": [_mean([age for _, age, _ in row]) for row in rows],
+        "low": [min(age for _, age, _ in row) for row in rows],
+        "high": [max(age for _, age, _ in row) for row in rows],
+        "behind": [_mean([behind for _, _, behind in row if behind is not None] or [0]) for row in rows],
+    }
+
+
+def skips(run: Run) -> dict[str, Any]:
+    """Return which share of each tensor was skipped, point by point, of the first rank that tells."""
+    for _, rank in sorted(run.ranks.items()):
+        lines = kept(rank, "skips")
+        points = [point for line in lines for point in line["points"] if point["skipped"]]
+        if not points:
+            continue
+        names, sizes = lines[-1]["names"], lines[-1]["bytes"]
+        points = points[:: max(1, -(-len(points) // _POINTS))]
+        chosen = sorted(sorted(range(len(names)), key=lambda index: -sizes[index])[:_TENSORS])
+        return {
+            "rank": rank.rank,
+            "names": [names[index] for index in chosen],
+            "bytes": [sizes[index] for index in chosen],
+            "left": len(names) - len(chosen),
+            "step": [point["step"] for point in points],
+            "skipped": [[_at(point["skipped"], index) for point in points] for index in chosen],
+            "unchanged": [[_at(point["ratios"], index) for point in points] for index in chosen],
+            "threshold": [point["threshold"] for point in points],
+            "sent": [point["bytes_sent"] for point in points],
+            "unskipped": [point["bytes_unskipped"] for point in points],
+        }
+    return {}
+
+
+def _at(values: Sequence[float | None], index: int) -> float | None:
+    return values[index] if index < len(values) else None

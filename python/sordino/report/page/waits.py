@@ -1,0 +1,106 @@
+"""Who waited for whom: the spans of the steps of which they were kept, and what each wait was for.
+
+A wait is for the rank that was the last to begin an operation that was under way meanwhile, or the last that was missed
+in it. Where neither is known, the data were on their way.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+from sordino.record.reading import Rank, Run
+
+_MOST_SPANS = 6000  # of a window, in the page
+_APART = 4  # steps between two lines of spans that are of two windows
+
+Span = list[Any]
+"""What, begin, end (seconds), peer or -1, bytes, name."""
+
+
+def attributed(spans: Sequence[Span], rank: int) -> Iterator[tuple[float, float, int]]:
+    """Yield the parts of a rank's waits, in seconds, and for whom each was; -1 where the data were on their way."""
+    reasons = sorted(
+        (span[1], span[2], span[3]) for span in spans if span[0] in ("meet", "move") and span[3] not in (-1, rank)
+    )
+    begins = [begin for begin, _, _ in reasons]
+    longest = max((end - begin for begin, end, _ in reasons), default=0.0)
+    for what, begin, end, *_ in spans:
+        if what != "wait":
+            continue
+        near = reasons[bisect_left(begins, begin - longest) : bisect_left(begins, end)]
+        over = [reason for reason in near if reason[1] > begin]
+        cuts = sorted({begin, end, *(cut for one in over for cut in one[:2] if begin < cut < end)})
+        for since, until in pairwise(cuts):
+            here = [one for one in over if one[0] <= since and one[1] >= until]
+            yield since, until, min(here, key=lambda one: one[1])[2] if here else -1
+
+
+def windows(run: Run, zero: float) -> list[dict[str, Any]]:
+    """Return what each rank did in each stretch of steps whose spans were kept.
+
+    A row has [what, begin, end, peer] by rank: "wait" (for peer), "move" (data on their way), "pull" and "average"
+    (from, with peer), in seconds since `zero`; "compute" where a record says so, else it is what remains.
+    """
+    by_window: dict[int, dict[int, list[Any]]] = {}
+    for number, rank in sorted(run.ranks.items()):
+        for index, lines in enumerate(_cut(rank)):
+            by_window.setdefault(index, {})[number] = lines
+    return [_window(rows, zero) for _, rows in sorted(by_window.items())]
+
+
+def _cut(rank: Rank) -> list[list[Any]]:
+    """Return the lines of spans of a rank, cut where steps lie between them."""
+    parts: list[list[Any]] = []
+    before: tuple[int, int] | None = None
+    for line in rank.of("spans"):
+        place = (line["start"], line["step"])
+        if before is None or place[0] != before[0] or place[1] - before[1] > _APART:
+            parts.append([])
+        parts[-1].append(line)
+        before = place
+    return parts
+
+
+def _window(rows: dict[int, list[Any]], zero: float) -> dict[str, Any]:
+    shown: list[dict[str, Any]] = []
+    room = _MOST_SPANS // max(len(rows), 1)
+    for number, lines in rows.items():
+        spans = [span for line in lines for span in line["spans"]]
+        waits = [["wait", begin, end, peer] for begin, end, peer in attributed(spans, number) if end > begin]
+        others = [span[:4] for span in spans if span[0] in ("move", "pull", "average", "compute")]
+        found = sorted(waits + others, key=lambda span: span[1])
+        shown.append({"rank": number, "spans": found[:room], "left": max(0, len(found) - room)})
+    steps = [line["step"] for lines in rows.values() for line in lines]
+    every = [span for row in shown for span in row["spans"]]
+    begin = min((span[1] for span in every), default=zero)
+    end = max((span[2] for span in every), default=zero)
+    for row in shown:
+        row["spans"] = [
+            [what, round(since - begin, 7), round(until - begin, 7), peer] for what, since, until, peer in row["spans"]
+        ]
+    return {
+        "first": max(0, min(steps) - 1),
+        "last": max(steps),
+        "time": begin - zero,
+        "seconds": end - begin,
+        "rows": shown,
+    }
+
+
+def matrix(run: Run) -> dict[str, Any]:
+    """Return the seconds that each rank has waited for each, in the steps of which spans were kept."""
+    numbers = sorted(run.ranks)
+    place = {number: index for index, number in enumerate(numbers)}
+    table = [[0.0] * len(numbers) for _ in numbers]
+    data = [0.0] * len(numbers)
+    for number, rank in run.ranks.items():
+        spans = [span for line in rank.of("spans") for span in line["spans"]]
+        for begin, end, peer in attributed(spans, number):
+            if peer in place:
+                table[place[number]][place[peer]] += end - begin
+            else:
+                data[place[number]] += end - begin
+    return {"ranks": numbers, "seconds": table, "data": data}

@@ -1,0 +1,106 @@
+"""Writes what simulations have found as training writes its own record (`sordino.record`), in virtual seconds.
+
+A folder holds one run, or a folder for each. Workers have a file each, up to a number; the learning curve, which is of
+all of them, is in the first one's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from sordino.record.writing import job_file, jsonable, rank_file
+from sordino.simulate.choices import Run
+from sordino.simulate.job import Outcome
+from sordino.simulate.record import BY_PAIRS, Record, Span
+
+_WHAT = {"compute": "compute", "wait": "wait", "transfer": "move"}
+
+
+class Records:
+    """The records of the runs of a command, which begin before they do.
+
+    Args:
+        folder: of all of them.
+        runs: in their order.
+        setting: what is simulated, in words.
+
+    Raises:
+        UsageError: there is a record already, or none can be written there.
+    """
+
+    def __init__(self, folder: Path, runs: Sequence[Run], setting: str) -> None:
+        names = [re.sub(r"[^\w.-]+", "-", f"{run.mode}-seed-{run.job.seed}") for run in runs]
+        self._folders = [folder / name if len(runs) > 1 else folder for name in names]
+        self._jobs = [
+            job_file(
+                place, "simulation", clock="virtual", algorithm=run.job.algorithm.written(),
+                setting={"Mode": run.mode, "Workers": run.job.workers, "Setting": setting, "Seed": run.job.seed},
+            )
+            for place, run in zip(self._folders, runs)
+        ]  # fmt: skip
+
+    def write(self, runs: Sequence[Run], outcomes: Sequence[Outcome]) -> None:
+        """Write down what was found."""
+        for place, job, run, outcome in zip(self._folders, self._jobs, runs, outcomes, strict=True):
+            for worker in range(min(run.job.workers, BY_PAIRS)):
+                _write_worker(place, worker, run, outcome)
+            job.write("start", number=0, time=0.0)
+            job.write("end", number=0, time=outcome.seconds, status=0, why="all virtual seconds have passed")
+            job.close()
+
+
+def _write_worker(folder: Path, worker: int, run: Run, outcome: Outcome) -> None:
+    record, dead = outcome.record, dict(run.job.kills).get(worker)
+    file = rank_file(folder, worker, size=run.job.workers, start=0, time=0.0)
+    if worker == 0:
+        for point in record.curve:
+            values = {name: value for name, value in point.items() if name != "time"}
+            file.write("metrics", step=None, time=point["time"], values=jsonable(values))
+    steps = int(record.steps[worker])
+    if steps:
+        sent: dict[str, float] = {}
+        if record.pairs is not None:
+            sent = {str(peer): float(count) for peer, count in enumerate(record.pairs[worker]) if count > 0}
+        seconds = float(record.computing[worker] + record.waiting[worker])
+        file.write(
+            "step", step=steps, steps=steps, time=outcome.seconds, seconds=seconds,
+            exposed=float(record.waiting[worker]), busy=None, sent=sent,
+        )  # fmt: skip
+    pulls = int(record.pulls[worker])
+    if pulls:
+        age = float(record.ages[worker]) / pulls
+        file.write("ages", step=steps, time=outcome.seconds, pulls=[[age, None, None]])
+    spans = list(_spans(record, worker))
+    if spans:
+        file.write("spans", step=steps, spans=spans)
+    if dead is not None:
+        file.write("fault", step=steps, time=dead, text=f"It died at virtual second {dead:g}.")
+    else:
+        file.write("end", step=steps, time=outcome.seconds)
+    file.close()
+
+
+def _spans(record: Record, worker: int) -> Iterable[list[Any]]:
+    """Yield a worker's spans, and for each wait whom it was for: who sent what came last in it."""
+    mine = [span for span in record.spans if span.worker == worker]
+    transfers = [span for span in mine if span.activity == "transfer"]
+    for span in mine:
+        yield [_WHAT[span.activity], span.begin, span.end, -1, 0, ""]
+        if span.activity == "wait":
+            reason = _reason(span, transfers)
+            if reason is not None:
+                yield ["meet", *reason, 0, ""]
+
+
+def _reason(wait: Span, transfers: Sequence[Span]) -> tuple[float, float, int] | None:
+    """Return from when to when a worker has waited for whom; the rest of its wait, data were on their way."""
+    if wait.peer >= 0:
+        return wait.begin, wait.end, wait.peer
+    inside = [one for one in transfers if one.begin < wait.end and one.end > wait.begin]
+    if not inside:
+        return None
+    last = max(inside, key=lambda one: one.end)
+    return (wait.begin, last.begin, last.peer) if last.begin > wait.begin else None

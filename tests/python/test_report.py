@@ -1,0 +1,382 @@
+"""`sordino report`: records and what is wrong with them, the page and what it must not do, and the server of --live."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import http.client
+import json
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+import recorded
+import torch
+
+import sordino.torch as hvd
+from sordino import sim
+from sordino.algorithms import ScheduledPull
+from sordino.cli.app import main
+from sordino.errors import NotBuilt, UsageError
+from sordino.record.reading import Reader, readers
+from sordino.record.writing import Lines, job_file
+from sordino.report.page.build import asset, embedded, page
+from sordino.report.page.contents import contents
+from sordino.report.page.live import LiveServer
+from sordino.report.page.waits import attributed
+from sordino.runtime.context import current
+from sordino.runtime.recorder import Recorder
+
+
+def shown(folder: Path) -> dict[str, Any]:
+    return contents(Reader(folder))
+
+
+# --- Records ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_torn_line_is_left_out_and_told(tmp_path: Path) -> None:
+    found = shown(recorded.write(tmp_path / "run", faults=True))
+    assert [note for note in found["notes"] if "rank-00003.jsonl" in note and "not whole" in note]
+    assert found["ranks"][3]["fate"] == "lost" and found["ranks"][3]["steps"] == 100
+    recovered = [event for event in found["events"] if event["what"] == "recovery"]
+    assert len(recovered) == 3 and "Went on without 3 in epoch 1" in recovered[0]["text"]
+
+
+def test_a_line_that_was_torn_before_a_restart_stays_a_line_by_itself(tmp_path: Path) -> None:
+    path = recorded.write(tmp_path / "run", faults=True) / "rank-00003.jsonl"
+    again = Lines(path)
+    again.write("rank", rank=3, start=1, time=recorded.ZERO + 9, size=4)
+    again.write("end", step=100, time=recorded.ZERO + 10)
+    found = shown(tmp_path / "run")
+    assert [note for note in found["notes"] if note.startswith("rank-00003.jsonl: 1 torn line was left out")]
+    assert found["ranks"][3]["fate"] == "finished"
+
+
+def test_what_a_file_gains_is_read_and_no_half_of_a_line(tmp_path: Path) -> None:
+    recorded.write(tmp_path, ranks=2, steps=10)
+    reader = Reader(tmp_path)
+    assert contents(reader)["summary"]["steps"] == 10 and not reader.update()
+    step = {
+        "kind": "step",
+        "step": 11,
+        "steps": 1,
+        "time": recorded.ZERO + 9,
+        "seconds": 1,
+        "exposed": 0,
+        "busy": 0,
+        "sent": {},
+    }
+    text = json.dumps(step) + "\n"
+    with open(tmp_path / "rank-00000.jsonl", "a") as file:
+        file.write(text[:20])
+        file.flush()
+        reader.update()
+        assert contents(reader)["summary"]["steps"] == 10
+        file.write(text[20:])
+    assert reader.update() and contents(reader)["summary"]["steps"] == 11
+
+
+def test_steps_that_were_taken_again_are_shown_as_the_last_time(tmp_path: Path) -> None:
+    file = Lines(tmp_path / "rank-00000.jsonl")
+    for start, steps in ((0, range(1, 9)), (1, range(5, 11))):
+        file.write("rank", rank=0, start=start, time=100.0 + start, size=1)
+        for step in steps:
+            file.write("metrics", step=step, time=100.0 + 10 * start + step, values={"loss": float(start)})
+    curve = shown(tmp_path)["metrics"]["loss"]
+    assert curve["step"] == list(range(1, 11)) and curve["mean"] == [0.0] * 4 + [1.0] * 6
+
+
+def test_a_long_run_makes_a_short_page(tmp_path: Path) -> None:
+    found = shown(recorded.write(tmp_path, ranks=2, steps=5000))
+    assert len(found["steps"]["step"]) == len(found["metrics"]["loss"]["mean"]) == 400
+    assert found["summary"]["exposed"] == pytest.approx(sum(found["steps"]["exposed"]) / 400, rel=0.02)
+
+
+def test_a_wait_is_for_whoever_came_last() -> None:
+    spans = [
+        ["wait", 0.0, 10.0, -1, 0, ""],
+        ["meet", -1.0, 4.0, 2, 0, "a"],  # rank 2 began it last, at 4
+        ["move", 4.0, 6.0, -1, 8, "a"],
+        ["meet", 1.0, 9.0, 0, 0, "b"],  # this rank itself was the last
+        ["move", 6.0, 9.0, 3, 8, "b"],
+    ]
+    parts = list(attributed(spans, rank=0))
+    assert sum(end - begin for begin, end, _ in parts) == pytest.approx(10.0)
+    by_peer = {peer: sum(end - begin for begin, end, one in parts if one == peer) for peer in (2, 3, -1)}
+    assert by_peer == pytest.approx({2: 4.0, 3: 3.0, -1: 3.0})
+
+
+def test_a_folder_of_records_stands_for_all_of_them(tmp_path: Path) -> None:
+    for name in ("b", "a"):
+        recorded.write(tmp_path / name, ranks=2, steps=4)
+    assert [reader.run.name for reader in readers([tmp_path])] == ["a", "b"]
+
+
+# --- What is wrong ----------------------------------------------------------------------------------------------------
+
+
+def test_what_is_no_record_has_status_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for place, complaint in ((tmp_path / "none", "no such folder"), (tmp_path, "no record in it")):
+        assert main(["report", str(place)]) == 2
+        told = capsys.readouterr().err
+        assert complaint in told and "sordino run --record" in told
+    recorded.write(tmp_path / "run", steps=4)
+    assert main(["report", str(tmp_path / "run"), "-o", str(tmp_path / "no" / "such.html")]) == 2
+    assert "such.html: cannot be written" in capsys.readouterr().err
+    assert main(["report", "--live", str(tmp_path / "run"), "-o", "x.html"]) == 2
+    assert main(["report", "--port", "80", str(tmp_path / "run")]) == 2
+
+
+def test_a_newer_format_has_status_1_and_says_whose(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "rank-00000.jsonl").write_text('{"kind":"rank","format":99,"version":"7.1","rank":0}\n')
+    with pytest.raises(NotBuilt, match=r"rank-00000.jsonl: this record is of format 99, written by Sordino 7.1"):
+        Reader(tmp_path)
+    assert main(["report", str(tmp_path)]) == 1
+    assert "install that version" in capsys.readouterr().err
+
+
+def test_a_file_that_cannot_be_read_has_status_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "job.jsonl").mkdir()
+    assert main(["report", str(tmp_path)]) == 2
+    assert "job.jsonl: cannot be read: Is a directory" in capsys.readouterr().err
+
+
+def test_lines_of_something_else_have_status_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "rank-00000.jsonl").write_text('{"kind":"step","stride":3}\n[]\n7\n')
+    assert main(["report", str(tmp_path)]) == 2
+    assert "a line of its files is not one of a record" in capsys.readouterr().err
+
+
+def test_a_record_is_not_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job_file(tmp_path, "training").close()
+    assert main(["run", "--record", str(tmp_path), "-np", "1", "--", "true"]) == 2
+    assert "holds the record of another run" in capsys.readouterr().err
+    with pytest.raises(UsageError, match=r"cannot be written: .*; name another folder"):
+        Lines(tmp_path / "job.jsonl" / "rank-00000.jsonl")
+
+
+# --- What ranks write down --------------------------------------------------------------------------------------------
+
+
+def train(folder: str, algorithm: Any, steps: int) -> None:
+    context = current()
+    context.recorder = Recorder(context, folder)
+    torch.manual_seed(0)
+    model = torch.nn.Linear(64, 32)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1), named_parameters=model.named_parameters(), algorithm=algorithm
+    )
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = model(torch.ones(4, 64)).square().mean()
+        loss.backward()
+        optimizer.step()
+        hvd.record(loss=loss, odd=float("nan"))
+
+
+def test_training_writes_steps_metrics_links_and_waits(tmp_path: Path) -> None:
+    sim.run(3, train, str(tmp_path), "allreduce", 40)
+    found = shown(tmp_path)
+    assert found["summary"]["steps"] == 40 and {rank["fate"] for rank in found["ranks"]} == {"finished"}
+    losses = found["metrics"]["loss"]["mean"]
+    assert len(losses) == 40 and losses[-1] < losses[0] and "odd" not in found["metrics"]
+    # In an all-reduce within a node each rank sends 2 (N-1)/N of the gradients, as much to each of the others.
+    gradients, table = 4 * (64 * 32 + 32), found["links"]["bytes"]
+    for rank in range(3):
+        assert table[rank][rank] == 0 and sum(table[rank]) == pytest.approx(40 * 2 * gradients * 2 / 3, rel=0.3)
+        assert table[rank][(rank + 1) % 3] == pytest.approx(table[rank][(rank + 2) % 3], rel=0.01)
+    assert all(value >= 0 for name in ("exposed", "hidden", "other") for value in found["steps"][name])
+    first = found["windows"][0]
+    assert (first["first"], first["last"]) == (0, 32) and [row["rank"] for row in first["rows"]] == [0, 1, 2]
+    assert found["facts"][0] == ["Algorithm", "AllReduce()"]
+
+
+def test_bytes_by_rank_add_up_to_what_was_sent(tmp_path: Path) -> None:
+    def work() -> tuple[float, float]:
+        context = current()
+        context.world.open_ledger()
+        before = hvd.stats()["bytes_sent"]
+        hvd.allreduce(torch.ones(1000), name="a")
+        hvd.allgather(torch.ones(10 + hvd.rank()), name="b")
+        hvd.broadcast(torch.ones(77), root_rank=1, name="c")
+        for _ in range(3):
+            hvd.allreduce(torch.ones(3), name="again")
+        return hvd.stats()["bytes_sent"] - before, sum(context.world.take_ledger()[1])
+
+    for sent, by_rank in sim.run(4, work, ranks_per_node=2):
+        assert sent == by_rank > 0
+
+
+def test_pulls_have_ages(tmp_path: Path) -> None:
+    sim.run(2, train, str(tmp_path), ScheduledPull(interval=1), 12)
+    found = shown(tmp_path)
+    assert found["ages"]["step"] and all(age >= 0 for age in found["ages"]["low"])
+    assert {"pull"} <= {span[0] for row in found["windows"][0]["rows"] for span in row["spans"]}
+
+
+def test_skipping_has_a_map(tmp_path: Path) -> None:
+    from sordino.algorithms import ParameterSkipping
+
+    sim.run(2, train, str(tmp_path), ParameterSkipping(statistics_interval=5), 20)
+    found = shown(tmp_path)["skips"]
+    assert sorted(found["names"]) == ["bias", "weight"] and found["step"] == [5, 10, 15, 20]
+
+
+def test_without_a_record_nothing_is_counted_and_record_does_nothing() -> None:
+    def work() -> list[int]:
+        hvd.record(loss="no number")
+        hvd.allreduce(torch.ones(8))
+        return current().world.take_ledger()[1]
+
+    assert sim.run(2, work) == [[], []]
+
+
+def test_a_metric_is_one_number(tmp_path: Path) -> None:
+    def work() -> None:
+        current().recorder = Recorder(current(), str(tmp_path))
+        for wrong in (torch.ones(2), "high", None):
+            with pytest.raises(UsageError, match=r"record\(loss=.*must be one number"):
+                hvd.record(loss=wrong)
+
+    sim.run(1, work)
+
+
+def test_a_full_disk_ends_the_record_and_not_the_training(capsys: pytest.CaptureFixture[str]) -> None:
+    file = Lines(Path("/dev/full"))
+    file.write("step", step=1)
+    file.write("step", step=2)
+    told = capsys.readouterr().err
+    assert told.count("the record /dev/full ends here: No space left on device") == 1
+
+
+@pytest.mark.parametrize("words", [["adpsgd"], ["allreduce"], ["scheduled-pull", "--set", "overlap=naive"]])
+def test_simulations_write_the_same(words: list[str], tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    base = [
+        "simulate",
+        "--workers",
+        "3",
+        "--data",
+        "none",
+        "--steps",
+        "40",
+        "--message-mib",
+        "1",
+        "--quiet",
+        "--processes",
+        "1",
+    ]
+    assert main([*base, "--record", str(run), "--json", str(tmp_path / "x.json"), "--algorithm", *words]) == 0
+    found, told = shown(run), json.loads((tmp_path / "x.json").read_text())["runs"][0]
+    assert found["virtual"] and found["summary"]["ranks"] == 3 and found["metrics"]["distance"]["mean"]
+    assert sum(map(sum, found["links"]["bytes"])) == pytest.approx(3 * told["bytes"])
+    assert found["windows"] and found["missing"]["steps"].startswith("A simulation tells sums")
+    page([found])
+
+
+# --- The page ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def everything(tmp_path_factory: pytest.TempPathFactory) -> str:
+    place = tmp_path_factory.mktemp("runs")
+    recorded.write(place / "<b>@DATA@&<!--<script>", ranks=2, steps=40)
+    recorded.write(place / "caps", "ParameterSkipping()", skips=True, ages=True)
+    return page([contents(reader) for reader in readers([place])])
+
+
+def test_the_page_fetches_nothing(everything: str) -> None:
+    assert "http://" not in everything and "https://" not in everything and "//cdn" not in everything
+    assert not re.findall(r"""(?:src|href)\s*=\s*["'](?!#|data:,")""", everything)
+    assert "@import" not in everything and not re.findall(r"url\((?!#)", everything)
+    assert "default-src &#x27;none&#x27;" in everything and "connect-src &#x27;none&#x27;" in everything
+
+
+def test_the_policy_names_the_scripts_and_styles_that_there_are(everything: str) -> None:
+    for tag in ("script", "style"):
+        (text,) = re.findall(rf"<{tag}>(.*?)</{tag}>", everything, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        assert f"{tag}-src &#x27;sha256-{digest}&#x27;" in everything
+    for dangerous in ("innerHTML", "outerHTML", "insertAdjacentHTML", "eval(", "document.write"):
+        assert dangerous not in everything
+
+
+def test_names_cannot_leave_the_data(everything: str) -> None:
+    (data,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', everything, re.DOTALL)
+    assert [run["name"] for run in json.loads(data)["runs"]] == ["<b>@DATA@&<!--<script>", "caps"]
+    assert everything.count("</script>") == 2 and "<" not in embedded({"a": "<!--<script>"})
+
+
+def luminance(colour: str) -> float:
+    channels = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    linear = [one / 12.92 if one <= 0.04045 else ((one + 0.055) / 1.055) ** 2.4 for one in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(one: str, other: str) -> float:
+    dark, bright = sorted((luminance(one), luminance(other)))
+    return (bright + 0.05) / (dark + 0.05)
+
+
+def test_colours_stand_out_in_light_and_dark() -> None:
+    light, dark = (dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", block)) for block in
+                   re.findall(r":root \{(.*?)\}", asset("style.css"), re.DOTALL)[:2])  # fmt: skip
+    assert light.keys() == dark.keys()
+    for colours in (light, dark):
+        for ground in ("ground", "panel"):
+            for text in ("text", "quiet", "focus", "bad"):
+                assert contrast(colours[text], colours[ground]) >= 4.5, (text, ground, colours)
+            for line in ("axis", "c0", "c1", "c2", "c3", "c4", "c5", "wait", "move", "pull"):
+                assert contrast(colours[line], colours[ground]) >= 3, (line, ground, colours)
+        levels = [luminance(colours[f"h{number}"]) for number in range(8)]
+        assert levels in (sorted(levels), sorted(levels, reverse=True))
+
+
+# --- Served -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[LiveServer]:
+    with LiveServer([Reader(recorded.write(tmp_path / "run", ranks=2, steps=8))]) as made:
+        thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        yield made
+        made.shutdown()
+        thread.join()
+
+
+def ask(server: LiveServer, path: str, host: str | None = None) -> tuple[http.client.HTTPResponse, str]:
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=10)
+    connection.request("GET", path, headers={"Host": host} if host else {})
+    answer = connection.getresponse()
+    text = answer.read().decode()
+    connection.close()
+    return answer, text
+
+
+def test_only_the_whole_address_on_this_machine_is_answered(server: LiveServer) -> None:
+    path = urlsplit(server.address).path
+    assert server.server_address[0] == "127.0.0.1" and len(path) > 30
+    answer, text = ask(server, path)
+    assert answer.status == 200 and "connect-src &#x27;self&#x27;" in text
+    told = answer.getheader("Content-Security-Policy") or ""
+    assert "default-src 'none'" in told and "frame-ancestors 'none'" in told
+    assert answer.getheader("Referrer-Policy") == "no-referrer" and answer.getheader("Cache-Control") == "no-store"
+    for wrong in ("/", path[:-2] + "/", "/x" + path, path + "../", path + "rank-00000.jsonl", "//", "*"):
+        assert ask(server, wrong)[0].status == 404, wrong
+    assert ask(server, path, host="evil.example")[0].status == 404
+
+
+def test_news_are_served_as_a_run_goes_on(server: LiveServer, tmp_path: Path) -> None:
+    news = urlsplit(server.address).path + "data.json"
+    assert json.loads(ask(server, news)[1])["runs"][0]["summary"]["steps"] == 8
+    recorded.write(tmp_path / "more", ranks=2, steps=10)
+    lines = (tmp_path / "more" / "rank-00000.jsonl").read_text().splitlines()
+    with open(tmp_path / "run" / "rank-00000.jsonl", "a") as file:
+        file.write("\n".join(line for line in lines if '"step": 10' in line) + "\n")
+    assert json.loads(ask(server, news)[1])["runs"][0]["summary"]["steps"] == 10

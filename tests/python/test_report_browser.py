@@ -1,0 +1,188 @@
+"""The page of `sordino report` in a real browser: clicked, walked through by keyboard, in light and dark, and live."""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import recorded
+from pace import HANG_S
+
+from sordino.record.reading import Reader, readers
+from sordino.report.page.build import page
+from sordino.report.page.contents import contents
+from sordino.report.page.live import LiveServer
+
+pytestmark = pytest.mark.browser
+WIDTH, HEIGHT = 1100, 900
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Chromium without a window; without one this test cannot be made."""
+    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    if chromium is None or driver is None:
+        pytest.skip("needs a browser: apt-get install chromium chromium-driver")
+    webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium: pip install selenium")
+    options = webdriver.ChromeOptions()
+    options.binary_location = chromium
+    for word in ("headless=new", "no-sandbox", "disable-dev-shm-usage", "disable-gpu", f"window-size={WIDTH},{HEIGHT}"):
+        options.add_argument(f"--{word}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    made = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
+    yield made
+    made.quit()
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("runs")
+    recorded.write(place / "allreduce", faults=True)
+    recorded.write(place / "caps", "ParameterSkipping(threshold=60)", skips=True, seed=2)
+    recorded.write(place / "pull", "ScheduledPull(interval=2)", ages=True, seed=3)
+    return place
+
+
+def opened(browser: Any, folder: Path, tmp_path: Path) -> None:
+    """The file, in which nothing may have gone wrong, and which may have fetched nothing."""
+    path = tmp_path / "report.html"
+    path.write_text(page([contents(reader) for reader in readers([folder])]))
+    browser.get(path.as_uri())
+    assert browser.get_log("browser") == []
+    assert browser.execute_script("return performance.getEntriesByType('resource').map((one) => one.name)") == []
+
+
+def press(browser: Any, *keys: str) -> None:
+    from selenium.webdriver.common.action_chains import ActionChains
+
+    ActionChains(browser).send_keys(*keys).perform()
+
+
+def focused(browser: Any) -> dict[str, str]:
+    """The attributes of what has the focus."""
+    found: dict[str, str] = browser.execute_script(
+        "return Object.fromEntries([...document.activeElement.attributes].map((one) => [one.name, one.value]))"
+    )
+    return found
+
+
+def tab_to(browser: Any, attribute: str, value: str) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    for _ in range(150):
+        press(browser, Keys.TAB)
+        if focused(browser).get(attribute, "").startswith(value):
+            return
+    raise AssertionError(f"no {attribute}={value!r} is reached by Tab")
+
+
+def until(happened: Callable[[], bool]) -> None:
+    end = time.monotonic() + HANG_S
+    while not happened():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def test_a_click_takes_a_curve_away_and_brings_it_back(browser: Any, runs: Path, tmp_path: Path) -> None:
+    opened(browser, runs, tmp_path)
+    curves = "#training figure:first-of-type polyline.curve"
+    (button,) = browser.find_elements("xpath", "//section[@id='training']//figure[1]//button[contains(., 'caps')]")
+    assert len(browser.find_elements("css selector", curves)) == 3
+    button.click()
+    assert button.get_attribute("aria-pressed") == "false"
+    assert len(browser.find_elements("css selector", curves)) == 2
+    button.click()
+    assert len(browser.find_elements("css selector", curves)) == 3
+
+
+def test_all_of_it_is_reached_by_keyboard(browser: Any, runs: Path, tmp_path: Path) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    opened(browser, runs / "caps", tmp_path)
+    press(browser, Keys.TAB)
+    assert focused(browser)["class"] == "skip"
+    press(browser, Keys.ENTER)
+    tab_to(browser, "data-key", "show metric loss")
+    press(browser, Keys.SPACE)
+    assert focused(browser)["aria-pressed"] == "false"
+    press(browser, Keys.SPACE)
+    tab_to(browser, "data-key", "at metric loss")
+    press(browser, Keys.HOME, Keys.ARROW_RIGHT)
+    told = focused(browser)
+    assert (
+        told["role"] == "slider"
+        and told["aria-valuenow"] == "1"
+        and told["aria-valuetext"].startswith("step 2: mean over ranks 2.")
+    )
+    press(browser, Keys.TAB)
+    press(browser, Keys.ENTER)
+    until(lambda: len(browser.find_elements("css selector", "#training details[open] tbody tr")) == 200)
+    tab_to(browser, "data-key", "gantt")
+    press(browser, Keys.ARROW_RIGHT)
+    assert focused(browser)["aria-valuetext"].startswith("rank 0 waits for rank 1, ")
+    press(browser, Keys.ARROW_DOWN)
+    assert focused(browser)["aria-valuetext"].startswith("rank 1 ")
+    before = browser.execute_script("return document.querySelectorAll('#waits rect.g-wait').length")
+    press(browser, "-")
+    assert focused(browser)["data-key"] == "gantt caps"  # drawn anew, it keeps the focus
+    assert browser.execute_script("return document.querySelectorAll('#waits rect.g-wait').length") > before
+    tab_to(browser, "data-key", "at skips")
+    press(browser, Keys.END, Keys.ARROW_DOWN)
+    assert "conv1.bias (24 B): 90 % skipped" in focused(browser)["aria-valuetext"]
+
+
+def test_all_that_takes_the_focus_has_a_name(browser: Any, runs: Path, tmp_path: Path) -> None:
+    opened(browser, runs, tmp_path)
+    nodes = browser.execute_cdp_cmd("Accessibility.getFullAXTree", {})["nodes"]
+    focusable = [node for node in nodes if not node["ignored"] and any(
+        one["name"] == "focusable" and one["value"]["value"] for one in node.get("properties", []))]  # fmt: skip
+    assert len(focusable) > 40
+    nameless = [node for node in focusable if not node.get("name", {}).get("value")
+                and node["role"]["value"] not in ("RootWebArea", "main")]  # fmt: skip
+    assert nameless == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_is_drawn_in_light_and_in_dark(browser: Any, runs: Path, tmp_path: Path, scheme: str) -> None:
+    features = [{"name": "prefers-color-scheme", "value": scheme}]
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+    opened(browser, runs, tmp_path)
+    ground = browser.execute_script("return getComputedStyle(document.body).backgroundColor")
+    assert ground == {"light": "rgb(255, 255, 255)", "dark": "rgb(20, 24, 29)"}[scheme]
+    assert browser.execute_script("return document.documentElement.scrollWidth <= innerWidth")
+    empty = "return [...document.querySelectorAll('svg.chart')].filter((one) => one.getBBox().height < 50).length"
+    assert browser.execute_script(empty) == 0
+    picture = base64.b64decode(
+        browser.execute_cdp_cmd("Page.captureScreenshot", {"captureBeyondViewport": True})["data"]
+    )
+    (tmp_path / f"{scheme}.png").write_bytes(picture)
+    assert len(picture) > 20_000
+
+
+def test_news_come_to_a_page_that_is_open(browser: Any, tmp_path: Path) -> None:
+    folder = recorded.write(tmp_path / "run", ranks=2, steps=20)
+    with LiveServer([Reader(folder)]) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        try:
+            browser.get(server.address)
+            tab_to(browser, "data-key", "at metric loss")
+            line = {"kind": "metrics", "step": 99, "time": recorded.ZERO + 9, "values": {"loss": 0.0625}}
+            with open(folder / "rank-00000.jsonl", "a") as file:
+                file.write(json.dumps(line) + "\n")
+            until(lambda: "0.0625" in browser.find_element("id", "overview").text)
+            assert focused(browser)["data-key"] == "at metric loss"  # what has the focus keeps it
+            assert browser.find_element("id", "state").text.startswith("Live; last look at")
+            asked = browser.execute_script("return performance.getEntriesByType('resource').map((one) => one.name)")
+            assert asked and all(name == server.address + "data.json" for name in asked)
+            assert [one for one in browser.get_log("browser") if one["level"] == "SEVERE"] == []
+        finally:
+            server.shutdown()
+            thread.join()
