@@ -1,4 +1,6 @@
-"""Trains a convolutional network on real images, on one rank or many, with any of Sordino's algorithms.
+"""The laboratory: trains a convolutional network on real images, with any of Sordino's algorithms and options.
+
+To see how little a training takes, look at minimal.py.
 
   python examples/train.py                                     one process, scikit-learn's digits
   mpirun -np 3 python examples/train.py
@@ -38,11 +40,10 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-import checkpoints
-import recipes
 import sordino
 import sordino.torch as hvd
-from common import (
+from laboratory import checkpoints, recipes
+from laboratory.common import (
     Net,
     global_batches,
     load_data,
@@ -53,8 +54,8 @@ from common import (
     together,
     use_threads,
 )
-from options import algorithm_of, algorithm_to_be, parse
-from progress import Reporter, StepLog
+from laboratory.options import algorithm_of, algorithm_to_be, parse
+from laboratory.progress import Reporter, StepLog
 from sordino import checkpoint
 from sordino.data import Dataset
 from sordino.errors import NotBuilt, UsageError

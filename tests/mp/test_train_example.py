@@ -19,7 +19,7 @@ import forked
 import pytest
 import torch
 
-import recipes
+from laboratory import recipes
 from sordino import checkpoint
 from sordino.cli import mpi
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from sordino.cli import bench, doctor, plan, report, run, simulate
+from sordino.cli import bench, completion, doctor, examples, plan, report, run, simulate
 from sordino.errors import SordinoError, UsageError
 
 
@@ -28,17 +28,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if command is not None and options.subcommand == "run":
         options.command = [*options.command, *command]
     try:
-        if options.subcommand == "run":
-            return run.main(options)
-        if options.subcommand == "doctor":
-            return doctor.main(options)
-        if options.subcommand == "plan":
-            return plan.main(options)
-        if options.subcommand == "simulate":
-            return simulate.main(options)
-        if options.subcommand == "report":
-            return report.main(options)
-        return bench.main(options)
+        chosen: Callable[[argparse.Namespace], int] = options.main
+        return chosen(options)
     except UsageError as error:
         print(f"sordino {options.subcommand}: {error}", file=sys.stderr)
         return 2
@@ -55,18 +46,20 @@ def _parser() -> argparse.ArgumentParser:
     for module, name, text in (
         (run, "run", "start a program on several ranks (a thin front of mpirun)"),
         (doctor, "doctor", "check the installation and say how to mend what is wrong"),
-        (bench, "bench", "run a benchmark: collectives, fusion or kernels"),
+        (examples, "examples", "copy an example to start from"),
         (plan, "plan", "measure the links and say which algorithm to train with"),
         (simulate, "simulate", "train virtual workers in virtual time, over links of any speed"),
         (report, "report", "make a page of what runs have recorded"),
+        (bench, "bench", "run a benchmark: collectives, fusion or kernels"),
+        (completion, "completion", "print what has a shell complete these commands"),
     ):
-        module.add_arguments(
-            commands.add_parser(
-                name,
-                help=text,
-                description=module.__doc__,
-                formatter_class=argparse.RawDescriptionHelpFormatter,
-                allow_abbrev=False,
-            )
+        command = commands.add_parser(
+            name,
+            help=text,
+            description=module.__doc__,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
         )
+        module.add_arguments(command)
+        command.set_defaults(main=module.main, parser=parser)
     return parser

@@ -5,8 +5,7 @@
   sordino simulate --algorithm local-sgd --set interval=8 --workers 8 --seconds 5 --plot curve.png
   sordino simulate --algorithm adpsgd --data none --workers 1000 --steps 64
 
-The models really train; what steps and transfers take is computed. A transfer takes the latency, and its bits over the
-rate of the slower end; with --sharing fair, over what that end has left for it.
+Models really train. Times are computed: of a transfer, the latency, and its bits over the rate of the slower end.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--algorithm", required=True, metavar="NAME", help="scheduled-pull, adpsgd, allreduce, local-sgd, ...")
     add("--set", action="append", default=[], metavar="NAME=VALUE", help="of the algorithm, such as interval=8")
     add("--workers", type=int, default=8, metavar="N", help="how many (default 8)")
-    add("--data", choices=("fashion-mnist", "digits", "none"), default="fashion-mnist",
-        help="what they train; none: a quadratic each, for up to 10^5 workers (default fashion-mnist)")  # fmt: skip
+    add("--data", choices=("fashion-mnist", "digits", "none"), default="fashion-mnist", metavar="SET",
+        help="fashion-mnist (default), digits, or none: a quadratic each")  # fmt: skip
     add("--data-dir", metavar="DIR", help="where Fashion-MNIST lies")
     add("--images", type=int, metavar="N", help="train on so many of them (default: all)")
     add("--channels", type=int, default=16, metavar="N", help="of the network's first layer (default 16)")
-    add("--seconds", type=float, metavar="S", help="of virtual time (default: that of 2400 steps; of 400 without data)")
+    add("--seconds", type=float, metavar="S", help="of virtual time (default: 2400 steps; 400 without data)")
     add("--steps", type=int, metavar="N", help="of each worker, instead of --seconds")
     add("--batch", type=int, default=16, metavar="N", help="images a step and worker (default 16)")
     add("--lr", type=float, default=0.01, help="learning rate (default 0.01)")
@@ -43,14 +42,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--latency-ms", type=float, default=5.0, metavar="MS", help="of every message (default 5)")
     add("--links", metavar="FILE", help='JSON instead: {"gbps": [a number for each worker], "latency_ms": 5}')
     add("--sharing", choices=("none", "fair"), default="none",
-        help="fair: transfers that leave, or enter, a worker at the same time share its link; none: they do not slow "
-        "each other down, as in the source of scheduled-pull (default none)")  # fmt: skip
+        metavar="HOW", help="fair: transfers that meet share a link; none (default): they do not")  # fmt: skip
     add("--message-mib", type=float, metavar="M",
-        help="of a model in transfer (default: its own; for the four ways of scheduled-pull 3.5, the source's)",
+        help="of a model in transfer (default: its own; of the four ways 3.5)",
     )  # fmt: skip
     add("--compute-ms", metavar="MS",
-        help="of a step, or: measured, which takes the mean of 10 steps here (default: measured; without data, and for "
-        "the four ways of scheduled-pull, 10)")  # fmt: skip
+        help="of a step, or measured (default; without data, and of the four ways, 10)")  # fmt: skip
     add("--slow", action="append", default=[], metavar="WORKER:FACTOR", help="its steps take so many times longer")
     add("--load-ms", type=float, default=0.0, metavar="MS", help="of data loading between two steps (default 0)")
     add("--kill", action="append", default=[], metavar="WORKER@S", help="it dies at that virtual second")

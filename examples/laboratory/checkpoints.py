@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import sordino.torch as hvd
-from common import together
-from options import FIXED
+from laboratory.common import together
+from laboratory.options import FIXED
 from sordino import checkpoint
 from sordino.errors import SordinoError, UsageError
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 import sordino.torch as hvd
-from common import learning_rate
+from laboratory.common import learning_rate
 
 PER_IMAGES = 256
 """The mini-batch that a learning rate of large-batch is for; the linear rule scales it to --batch-size."""

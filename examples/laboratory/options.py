@@ -11,7 +11,7 @@ from typing import NoReturn
 
 import sordino.algorithms
 import sordino.torch as hvd
-from recipes import RECIPES
+from laboratory.recipes import RECIPES
 from sordino.algorithms import Algorithm
 from sordino.algorithms.settings import configured
 from sordino.errors import UsageError

@@ -1,0 +1,1 @@
+"""What examples/train.py is made of."""

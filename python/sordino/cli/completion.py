@@ -1,0 +1,40 @@
+"""Prints what has a shell complete the commands and options of `sordino`.
+
+  sordino completion bash > ~/.local/share/bash-completion/completions/sordino
+  sordino completion zsh > ~/.zfunc/_sordino        # a folder of $fpath
+
+Then open another shell. What follows the `--` of `sordino run` is completed as files.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+
+import shtab
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `sordino completion`."""
+    parser.add_argument("shell", choices=shtab.SUPPORTED_SHELLS, help="the shell")
+
+
+def main(options: argparse.Namespace) -> int:
+    """Print the script of completions for a shell."""
+    for action in _actions(options.parser):
+        if action.type is Path or action.metavar == "FILE" or action.dest == "command":
+            action.complete = shtab.FILE  # type: ignore[attr-defined]
+        elif action.metavar == "DIR":
+            action.complete = shtab.DIRECTORY  # type: ignore[attr-defined]
+    print(shtab.complete(options.parser, options.shell))
+    return 0
+
+
+def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for command in action.choices.values():
+                yield from _actions(command)
+        else:
+            yield action

@@ -1,0 +1,98 @@
+"""The examples that teach: each trains, each algorithm has one, and `sordino examples` copies what they are made of."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from minimal import train
+from sordino import sim
+from sordino.algorithms import class_of
+from sordino.algorithms.registry import names
+from sordino.cli import app
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "examples"
+SHORT = sorted(EXAMPLES.glob("with_*.py"))
+MOST_LINES = 52  # of what `--help` prints: a screen
+
+
+@pytest.mark.parametrize("path", SHORT, ids=lambda path: path.stem)
+def test_an_example_trains(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sim.run(4, partial(runpy.run_path, str(path), run_name="__main__"))
+    found = re.search(r"on 4 ranks: ([\d.]+)% right, [\d.]+ MB sent", capsys.readouterr().out)
+    assert found and float(found[1]) > 70
+
+
+def test_the_smallest_one_is_small_and_better_with_more_ranks_than_by_chance() -> None:
+    assert len((EXAMPLES / "minimal.py").read_text().splitlines()) <= 50
+    assert min(sim.run(2, train, "allreduce", 8)) > 0.85
+
+
+def test_each_algorithm_has_an_example_that_says_when_to_choose_it() -> None:
+    used = {name for path in SHORT for name in names() if class_of(name).__name__ in path.read_text()}
+    assert used == set(names())
+    assert all("Choose it" in path.read_text() for path in SHORT)
+
+
+def command(*words: str) -> int:
+    return app.main(["examples", *words])
+
+
+def test_examples_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command() == 0
+    listed = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert set(listed) == {path.stem.replace("_", "-") for path in EXAMPLES.glob("*.py")}
+    assert all(text.endswith((".", "options.")) for text in listed.values())
+
+
+FILES = {"minimal": 1, "with-crossover": 2, "with_layered.py": 2, "train": 7, "custom-algorithm": 1}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_an_example_is_copied_whole(name: str, tmp_path: Path) -> None:
+    assert command(name, str(tmp_path / "mine")) == 0
+    copied = [path for path in (tmp_path / "mine").rglob("*") if path.is_file()]
+    assert len(copied) == FILES[name]
+    if name == "train":
+        words = [sys.executable, str(tmp_path / "mine" / "train.py"), "--help"]
+        done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+
+
+def test_nothing_is_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "minimal.py").write_text("mine")
+    assert command("with-crossover", str(tmp_path)) == 2
+    assert "minimal.py" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["minimal.py"]
+    assert (tmp_path / "minimal.py").read_text() == "mine"
+    assert command("no-such") == 2
+    assert "there is no example 'no-such'; there are " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_a_shell_completes(shell: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert app.main(["completion", shell]) == 0
+    script = tmp_path / "completions"
+    script.write_text(capsys.readouterr().out)
+    if shell == "zsh":
+        assert "simulate" in script.read_text()
+        return
+    ask = "COMP_WORDS=(sordino sim); COMP_CWORD=1; _shtab_sordino sordino sim sordino; echo ${COMPREPLY[@]}"
+    done = subprocess.run(["bash", "-c", f"source {script}; {ask}"], capture_output=True, text=True)
+    assert done.stdout.split() == ["simulate"], done.stderr
+
+
+@pytest.mark.parametrize("name", ["", "run", "doctor", "examples", "plan", "simulate", "report", "bench", "completion"])
+def test_help_fits_a_screen(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    with pytest.raises(SystemExit) as end:
+        app.main([name, "--help"] if name else ["--help"])
+    lines = capsys.readouterr().out.splitlines()
+    assert end.value.code == 0 and len(lines) <= MOST_LINES and all(len(line) <= 120 for line in lines)
