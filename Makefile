@@ -92,7 +92,7 @@ kernel-table: $(VENV)/.testing
 
 # The documentation as a site, in build/docs; a warning (a link that leads nowhere, a name that is not there) is an error.
 docs: $(VENV)/.linters
-	$(RUN)/sphinx-build -W --keep-going -q -j 2 -c docs -d build/doctrees . build/docs
+	$(RUN)/sphinx-build -E -W --keep-going -q -j 2 -c docs -d build/doctrees . build/docs
 
 # The links that lead elsewhere, for which it takes a network: build/links/output.txt says what became of each.
 docs-links: $(VENV)/.linters

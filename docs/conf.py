@@ -20,7 +20,15 @@ version = release = (HERE.parent / "python" / "sordino" / "VERSION").read_text()
 
 extensions = [
     *("myst_parser", "sphinx_copybutton", "sphinx.ext.autodoc", "sphinx.ext.napoleon"),
-    *("_ext.algorithms", "_ext.anchors", "_ext.command_line", "_ext.home", "_ext.mathml", "_ext.results"),
+    *(
+        "_ext.algorithms",
+        "_ext.anchors",
+        "_ext.command_line",
+        "_ext.home",
+        "_ext.mathml",
+        "_ext.results",
+        "_ext.skip_map",
+    ),
 ]
 include_patterns = ["docs/**", "benchmarks/*.md", "benchmarks/*/*.md", "benchmarks/results/gpu/*.md", "*.md"]
 exclude_patterns = [".*", "build", "csrc", "python", "tests", "examples", "tools", "cmake", "dist", "docs/_*"]
