@@ -40,7 +40,8 @@ smartquotes = False
 # Types of other packages, whose inventories are not here, and of modules that have no page.
 nitpick_ignore_regex = [
     ("py:.*", r"(collections|contextlib|functools|numpy|os|pathlib|torch|types|typing)\..*"),
-    ("py:.*", r"sordino\.(_core|algorithms|checkpoint|files|plan|runtime|sim|torch)\..*"),
+    ("py:.*", r"sordino\.(_core|files|runtime)\..*|sordino\.(algorithms|checkpoint|plan|torch)\.\w+\.\w+"),
+    ("py:class", r"sordino\.sim\.Result"),
 ]
 autodoc_member_order = "groupwise"
 autodoc_typehints_format = "short"

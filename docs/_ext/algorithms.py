@@ -76,7 +76,10 @@ class Options(SphinxDirective):
         return parsed(self, options(self.arguments[0], class_of(self.arguments[0])))
 
 
-_DRAWING = "*Who sends to whom under `{drawn}`, among eight workers on two nodes; a colour a segment.*"
+_DRAWING = (
+    "*Who sends to whom under `{drawn}`, among eight workers on two nodes: an arrow sends, a colour a segment; thick "
+    "lines join those that average together.*"
+)
 _TIMELINE = (
     "*In time, by `sordino simulate`: four workers under {drawn}, the last with a third of the others' bandwidth; in "
     "an arrival, whose model it is.*"

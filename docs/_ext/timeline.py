@@ -19,6 +19,7 @@ from sordino.simulate.record import Span
 WORKERS = 4
 STEP = 0.1  # seconds
 _GBPS = [1.0, 1.0, 1.0, 1 / 3]
+_NARROW = 0.01  # of the drawing; an arrival that is narrower has no label
 _BYTES = 1e7  # 80 ms on a fast link
 _ROWS = {
     "compute": ("computes", COLOURS[0]),
@@ -64,7 +65,7 @@ def timeline(algorithm: Algorithm, steps: int) -> nodes.raw:
                 label=label if of_it else None,
             )
             for span in of_it if activity == "transfer" else ():
-                if span.peer >= 0:
+                if span.peer >= 0 and span.end - span.begin > _NARROW * until:
                     middle = (span.begin + min(span.end, until)) / 2
                     plot.text(middle, span.worker + 0.21, f"{span.peer}", fontsize=7, ha="center", va="center")
         plot.set(yticks=range(WORKERS), ylabel="worker", xlim=(0, until), xlabel="virtual seconds")
