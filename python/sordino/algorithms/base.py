@@ -92,7 +92,7 @@ class Algorithm(ABC):
     """A way of training together; every subclass is a frozen dataclass."""
 
     steps: ClassVar[str] = ""
-    """"module:Class" of the strategy, which is imported, and torch with it, when an optimizer is wrapped."""
+    """Module and class of the strategy, a colon between; imported, and torch with it, when an optimizer is wrapped."""
     simulation: ClassVar[Simulation] = Simulation()
     told: ClassVar[tuple[str, ...]] = ()
     """Settings that are written out although they have their defaults."""

@@ -222,7 +222,7 @@ class Strategy(ABC):
 
     @property
     def statistics(self) -> Any:
-        """What the algorithm tells of its steps. NoSuchAttribute: nothing."""
+        """What the algorithm tells of its steps; NoSuchAttribute if it tells nothing."""
         raise NoSuchAttribute(f"there are no statistics of {self.algorithm}")
 
     def noted(self) -> Mapping[str, Mapping[str, Any]]:
