@@ -22,6 +22,7 @@ from sordino.bench.report import REPORTS as BENCH
 from sordino.errors import UsageError
 from sordino.plan.report import REPORTS as PLAN
 from sordino.report import records
+from ways.recording import REPORTS as RECORDING
 from ways.report import REPORTS as WAYS
 from ways.speed import REPORTS as SPEED
 
@@ -37,6 +38,7 @@ REPORTS = {
     **GPU_RANKS,
     **GPU_STEP,
     **WAYS,
+    **RECORDING,
     **SPEED,
 }
 

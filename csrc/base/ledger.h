@@ -18,7 +18,7 @@ class Ledger {
   enum class What : std::uint8_t {
     kWait,     // a call of this rank did not return
     kMeet,     // an operation of this rank waited for others to begin theirs; `peer` was the last
-    kMove,     // its data were on their way; `peer` was the last that was missed, or -1
+    kMove,     // its data were on their way, while `peer` was missed in it, or nobody (-1)
     kPull,     // a snapshot of `peer` was fetched
     kAverage,  // parameters were averaged with those of `peer`
   };
@@ -36,7 +36,12 @@ class Ledger {
     std::uint64_t dropped = 0;  // spans for which there was no room
   };
 
-  void open() { open_ = true; }
+  void open(bool opened) {
+    std::lock_guard lock(mutex_);
+    is_busy_ = false;
+    open_ = opened;
+    if (!opened) spans_kept_ = false;
+  }
   bool open_now() const { return open_.load(std::memory_order_relaxed); }
   void keep_spans(bool keep) { spans_kept_ = keep; }
   bool keeps_spans() const { return spans_kept_.load(std::memory_order_relaxed); }

@@ -116,7 +116,8 @@ void register_world(py::module_& module) {
           },
           py::arg("path"), py::arg("mark_cycles") = false)
       .def("stop_trace", [](World& self) { self.trace().stop(); })
-      .def("open_ledger", &World::open_ledger, "From now on this rank counts what a record of it is made of.")
+      .def("open_ledger", &World::open_ledger, py::arg("opened") = true,
+           "Whether this rank counts what a record of it is made of, from now on.")
       .def(
           "keep_spans", [](World& self, bool keep) { self.ledger().keep_spans(keep); }, py::arg("keep"),
           "Whether take_ledger() is to give spans.")

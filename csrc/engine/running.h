@@ -3,6 +3,7 @@
 
 #include <map>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "base/time.h"
@@ -39,9 +40,9 @@ struct Running {
   std::unique_ptr<Participants> participants;
   Task task;
   Time since;
-  bool warned = false;             // that it takes long
-  int late = -1;                   // rank that was missed last, where spans are kept
-  Time looked{};                   // when it was asked who is missed
+  bool warned = false;                                  // that it takes long
+  std::vector<std::pair<Time, std::vector<int>>> late;  // ranks that were missed, and from when on; see Ledger
+  Time looked{};                                        // when it was asked who is missed
   bool dormant = false;            // waits for another operation of this rank, which has a deadline of its own
   StagingPool* staging = nullptr;  // for operations on device memory
   std::unique_ptr<Compute> compute;

@@ -248,27 +248,40 @@ void Scheduler::trace_run(const Running& running) {
   }
 }
 
-// Whom it waits for at this moment: the last answer before it is over tells who came last.
+// Whom it waits for at this moment.
 void Scheduler::look_for_late(Running& running) {
   constexpr std::chrono::microseconds kEvery{20};
   const Time now = steady_clock::now();
   if (now - running.looked < kEvery) return;
   running.looked = now;
-  const std::vector<int> late = running.participants->laggards();
-  if (!late.empty()) running.late = late.front();
+  std::vector<int> late = running.participants->laggards();
+  if (running.late.empty() ? !late.empty() : running.late.back().second != late)
+    running.late.emplace_back(now, std::move(late));
 }
 
 void Scheduler::note_run(const Running& running) {
+  using What = Ledger::What;
   const Time now = steady_clock::now();
-  for (const Submission& submission : running.submissions) {
-    const Request& request = submission.request;
-    std::size_t bytes = request.exchange ? request.exchange->layout->bytes() : 0;
-    for (const Tensor& tensor : request.tensors) bytes += tensor.bytes();
-    using What = Ledger::What;
-    if (running.decision.last >= 0)
-      common_.ledger.note(What::kMeet, submission.since, running.since, running.decision.last, 0, request.name);
-    common_.ledger.note(What::kMove, running.since, now, running.late, bytes, request.name);
+  const Request& first = running.first();
+  if (running.decision.last >= 0) {
+    for (const Submission& submission : running.submissions)
+      common_.ledger.note(What::kMeet, submission.since, running.since, running.decision.last, 0,
+                          submission.request.name);
   }
+  std::size_t bytes = first.exchange ? first.exchange->layout->bytes() : 0;
+  for (const Submission& submission : running.submissions) {
+    for (const Tensor& tensor : submission.request.tensors) bytes += tensor.bytes();
+  }
+  // Of several that are missed at once, the wait is for the one that is missed longest.
+  int missed = -1;
+  Time end = now;
+  for (auto part = running.late.rbegin(); part != running.late.rend(); ++part) {
+    const auto& [begin, late] = *part;
+    if (std::find(late.begin(), late.end(), missed) == late.end()) missed = late.empty() ? -1 : late.back();
+    common_.ledger.note(What::kMove, begin, end, missed, 0, first.name);
+    end = begin;
+  }
+  common_.ledger.note(What::kMove, running.since, end, -1, bytes, first.name);
 }
 
 }  // namespace sordino

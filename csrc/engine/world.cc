@@ -137,10 +137,9 @@ void World::count_wait(Time begin) {
   if (common_.ledger.keeps_spans()) common_.ledger.note(Ledger::What::kWait, begin, now, -1, 0, "");
 }
 
-void World::open_ledger() {
-  if (common_.ledger.open_now()) return;
-  common_.traffic.open(static_cast<std::size_t>(size()));
-  common_.ledger.open();
+void World::open_ledger(bool opened) {
+  common_.traffic.open(opened, static_cast<std::size_t>(size()));
+  common_.ledger.open(opened);
 }
 
 bool World::allreduce_again(int set, std::string_view name, const OneShot::What& what, const std::byte* input,

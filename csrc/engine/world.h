@@ -88,8 +88,8 @@ class World {
   const Traffic& traffic() const { return common_.traffic; }
   double waited_seconds() const { return static_cast<double>(waited_ns_.load()) * 1e-9; }
   Trace& trace() { return common_.trace; }
-  // From now on this rank counts what a record of it is made of.
-  void open_ledger();
+  // Whether this rank counts what a record of it is made of, from now on.
+  void open_ledger(bool opened);
   Ledger& ledger() { return common_.ledger; }
 
   // What services are made with.

@@ -14,17 +14,14 @@ struct Traffic {
   std::atomic<std::uint64_t> inside{0}, across{0};        // bytes within the node, and to others
   std::atomic<std::uint64_t> operations{0}, one_shot{0};  // the latter are among the former
 
-  // From now on bytes are counted rank by rank, too. Once.
-  void open(std::size_t ranks) {
-    room_ = std::make_unique<std::atomic<std::uint64_t>[]>(ranks);
+  // Whether bytes are counted rank by rank, too, from now on.
+  void open(bool opened, std::size_t ranks) {
+    if (!room_) room_ = std::make_unique<std::atomic<std::uint64_t>[]>(ranks);
     ranks_ = ranks;
-    to_.store(room_.get(), std::memory_order_release);
+    to_.store(opened ? room_.get() : nullptr, std::memory_order_release);
   }
-  // Bytes since open(), by rank; empty before.
-  std::vector<std::uint64_t> by_rank() const {
-    const std::atomic<std::uint64_t>* to = to_.load(std::memory_order_acquire);
-    return to ? std::vector<std::uint64_t>(to, to + ranks_) : std::vector<std::uint64_t>();
-  }
+  // Bytes that were counted so, by rank.
+  std::vector<std::uint64_t> by_rank() const { return {room_.get(), room_.get() + ranks_}; }
 
   // Of an all-reduce within a node: as in a ring each rank gives away (N-1)/N of its input, and N-1 copies of its shard
   // of the result; each of the others gets as much of it. `rank_of(place)`: the rank at each of the N places.

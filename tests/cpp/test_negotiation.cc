@@ -22,11 +22,12 @@ void runs_once_all_have_announced() {
   talk.announce(1, say("b"), kNow);
   auto decisions = talk.decide();
   CHECK(decisions.size() == 1 && decisions[0].names[0] == "b" && decisions[0].verdict == Verdict::kRun);
-  CHECK((decisions[0].participants == std::vector<int>{0, 1, 2}));
+  CHECK((decisions[0].participants == std::vector<int>{0, 1, 2}) && decisions[0].last == 3);
   CHECK(talk.waiting().size() == 1 && (talk.waiting()[0].missing == std::vector<int>{3, 5}));
   talk.announce(1, say("a"), kNow);
   talk.announce(2, say("a"), kNow);
-  CHECK(talk.decide().size() == 1);
+  decisions = talk.decide();
+  CHECK(decisions.size() == 1 && decisions[0].last == 5);
   CHECK(talk.waiting().empty());
 }
 

@@ -18,6 +18,7 @@ from sordino.cli.plan import parse_count
 from sordino.errors import UsageError
 from sordino.plan import tasks
 from sordino.plan.command import even_shapes
+from sordino.record.reading import Reader
 
 ALPHA, BETA = 1e-4, 1e-8
 APART = plan.Rates(None, plan.Line(ALPHA, BETA), 0.0, hop=ALPHA)
@@ -262,7 +263,18 @@ def test_every_rank_refuses_but_one_speaks(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("launcher")
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_a_plan_is_made(tmp_path: Path, ranks: int, results_of: ResultsOf) -> None:
-    done = run_plan("-np", str(ranks), "--parameters", "200k", "--budget", "4", "--results", str(tmp_path))
+    done = run_plan(
+        "-np",
+        str(ranks),
+        "--parameters",
+        "200k",
+        "--budget",
+        "4",
+        "--results",
+        str(tmp_path),
+        "--record",
+        str(tmp_path / "record"),
+    )
     assert done.returncode == 0, done.stderr
     found = results_of("plan")
     assert found["recommendation"] in done.stdout
@@ -270,3 +282,5 @@ def test_a_plan_is_made(tmp_path: Path, ranks: int, results_of: ResultsOf) -> No
     assert found["rates"]["across"] is None
     assert all(row["measured"] > 0 for row in found["rows"])
     assert found["workers"]["chosen"] in (1, 2, 4, 8, 16)
+    (line,) = Reader(tmp_path / "record").run.job["result"]
+    assert line["found"] == found

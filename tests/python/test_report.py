@@ -8,6 +8,7 @@ import http.client
 import json
 import re
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,8 @@ import torch
 
 import sordino.torch as hvd
 from sordino import sim
-from sordino.algorithms import ScheduledPull
+from sordino._core import SimNetwork
+from sordino.algorithms import Layered, ParameterSkipping, ScheduledPull
 from sordino.cli.app import main
 from sordino.errors import NotBuilt, UsageError
 from sordino.record.reading import Reader, readers
@@ -160,6 +162,26 @@ def test_a_record_is_not_written_over(tmp_path: Path, capsys: pytest.CaptureFixt
         Lines(tmp_path / "job.jsonl" / "rank-00000.jsonl")
 
 
+def test_the_launcher_writes_down_every_start_and_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = tmp_path / "told"
+    script = f'echo "$SORDINO_RECORD" >> {told}; test "$SORDINO_RESTART" = 1'
+    run = tmp_path / "run"
+    assert main(["run", "--record", str(run), "-np", "1", "--restarts", "1", "--", "sh", "-c", script]) == 0
+    assert told.read_text().split() == [str(run)] * 2
+    job = Reader(run).run.job
+    assert [line["number"] for line in job["start"]] == [0, 1] and [line["status"] for line in job["end"]] == [1, 0]
+    found = shown(run)
+    assert [event["what"] for event in found["events"]] == ["failure", "restart", "end"]
+    assert "rank 0 ended with status 1" in found["events"][0]["text"] and found["summary"]["restarts"] == 1
+
+
+def test_many_ranks_are_taken_together(tmp_path: Path) -> None:
+    found = shown(recorded.write(tmp_path, ranks=130, steps=2))
+    links, waits = found["links"], found["waits"]
+    assert links["ranks"] == waits["ranks"] and len(links["ranks"]) == 44 and links["ranks"][-1] == "129"
+    assert sum(map(sum, links["bytes"])) == sum(rank["bytes"] for rank in found["ranks"])
+
+
 # --- What ranks write down --------------------------------------------------------------------------------------------
 
 
@@ -212,6 +234,65 @@ def test_bytes_by_rank_add_up_to_what_was_sent(tmp_path: Path) -> None:
         assert sent == by_rank > 0
 
 
+@pytest.mark.parametrize("algorithm", ["allreduce", "dpsgd"])
+def test_waits_are_for_the_rank_that_comes_last(tmp_path: Path, algorithm: str) -> None:
+    """Rank 1 begins what the others wait in, and only then does its part: agreements, and exchanges without any."""
+    arrived = [threading.Semaphore(0) for _ in range(10)]
+
+    def work() -> None:
+        current().recorder = Recorder(current(), str(tmp_path))
+        weight = torch.nn.Parameter(torch.ones(1000))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=0.1), algorithm=algorithm)
+        for step in arrived:
+            if hvd.rank() == 1:
+                for _ in range(2):
+                    assert step.acquire(timeout=60)
+                time.sleep(0.01)
+            else:
+                step.release()
+            optimizer.zero_grad()
+            weight.square().sum().backward()
+            optimizer.step()
+
+    sim.run(3, work)
+    waits = shown(tmp_path)["waits"]["seconds"]
+    assert waits[0][1] > waits[0][2] and waits[2][1] > waits[2][0], waits
+    assert waits[0][1] + waits[2][1] > 5 * sum(waits[1]), waits
+
+
+def test_a_recovery_is_told_and_counting_goes_on(tmp_path: Path) -> None:
+    """A rank is lost; the two that are left have another world, with other ranks, and the same names in the record."""
+    network = SimNetwork([0, 0, 0])
+
+    def work() -> None:
+        current().recorder = Recorder(current(), str(tmp_path))
+        weight = torch.nn.Parameter(torch.ones(1000))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=0.01))
+        for step in range(6):
+            optimizer.zero_grad()
+            weight.square().sum().backward()
+            optimizer.step()
+            if step == 2 and current().identity == 0:
+                network.kill(0)
+
+    sim.run(3, work, on_peer_lost="continue", network=network)
+    found = shown(tmp_path)
+    told = [event for event in found["events"] if event["what"] == "recovery"]
+    assert {event["who"] for event in told} == {"rank 1", "rank 2"}
+    assert all("Went on without 0 in epoch 1, 2 ranks" in event["text"] for event in told)
+    assert [(rank["rank"], rank["steps"]) for rank in found["ranks"]][1:] == [(1, 6), (2, 6)]
+    table = found["links"]["bytes"]
+    assert table[1][2] > table[1][0] > 0
+
+
+def test_helpers_are_among_the_links(tmp_path: Path) -> None:
+    algorithm = Layered(communicator="rank")
+    sim.run(3, train, str(tmp_path), algorithm, 5, algorithm=algorithm)
+    links = shown(tmp_path)["links"]
+    assert links["ranks"] == ["0", "1"] and links["columns"] == ["0", "1", "helper 2"]
+    assert max(map(max, links["bytes"])) > 5 * 4 * (64 * 32 + 32)
+
+
 def test_pulls_have_ages(tmp_path: Path) -> None:
     sim.run(2, train, str(tmp_path), ScheduledPull(interval=1), 12)
     found = shown(tmp_path)
@@ -220,8 +301,6 @@ def test_pulls_have_ages(tmp_path: Path) -> None:
 
 
 def test_skipping_has_a_map(tmp_path: Path) -> None:
-    from sordino.algorithms import ParameterSkipping
-
     sim.run(2, train, str(tmp_path), ParameterSkipping(statistics_interval=5), 20)
     found = shown(tmp_path)["skips"]
     assert sorted(found["names"]) == ["bias", "weight"] and found["step"] == [5, 10, 15, 20]
@@ -234,6 +313,20 @@ def test_without_a_record_nothing_is_counted_and_record_does_nothing() -> None:
         return current().world.take_ledger()[1]
 
     assert sim.run(2, work) == [[], []]
+
+
+def test_what_a_record_costs_ends_with_it(tmp_path: Path) -> None:
+    def work() -> None:
+        context = current()
+        recorder = Recorder(context, str(tmp_path))
+        hvd.allreduce(torch.ones(8))
+        recorder.close()
+        before = context.world.take_ledger()
+        hvd.allreduce(torch.ones(8))
+        after = context.world.take_ledger()
+        assert sum(before[1]) > 0 and before[:2] == after[:2] and after[2] == []
+
+    sim.run(2, work)
 
 
 def test_a_metric_is_one_number(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ IN_A_CLONE = (
     "gpu_step",
     "layered",
     "local_sgd",
+    "record",
     "soak",
     "transports",
     "walk",

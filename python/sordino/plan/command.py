@@ -8,7 +8,6 @@ import math
 import os
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 
@@ -47,7 +46,7 @@ def main(options: argparse.Namespace, count: int | None) -> int:
     if hvd.size() == 1:
         raise UsageError("one rank has nobody to talk to; start more: sordino plan -np 4")
     log = records.log if hvd.rank() == 0 else _silent
-    record = _record(options.record) if options.record is not None else None
+    record = None if options.record is None else _record(options)
     task, problem = _agreed(lambda: _task(options))
     if problem is not None:
         if options.task is not None or options.data is not None or not isinstance(problem, NotBuilt):
@@ -122,11 +121,17 @@ def _agreed(make: Callable[[], Task | None]) -> tuple[Task | None, SordinoError 
     return task, None
 
 
-def _record(folder: Path) -> Lines | None:
+def _record(options: argparse.Namespace) -> Lines | None:
     """Return the record of this plan on the first rank. Collective: where it cannot be written, all raise."""
     made, problem = None, None
     try:
-        made = job_file(folder, "plan", ranks=hvd.size()) if hvd.rank() == 0 else None
+        setting = {
+            "Ranks": hvd.size(),
+            "Computation of a step": f"{options.compute_ms:g} ms",
+            "Samples of an epoch": options.samples,
+            "Samples a step and worker": options.batch,
+        }
+        made = job_file(options.record, "plan", setting=setting) if hvd.rank() == 0 else None
     except UsageError as error:
         problem = str(error)
     told = hvd.allgather_object(problem, name="plan.record")[0]

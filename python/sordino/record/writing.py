@@ -16,6 +16,8 @@ from sordino.errors import UsageError
 from sordino.files import checked_path
 from sordino.record import FORMAT, JOB, RANK
 
+_ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
+
 
 def jsonable(value: Any) -> Any:
     """Return a value of JSON's types: None for what is not finite, text for what has no such type."""
@@ -58,7 +60,7 @@ class Lines:
         """Append a line of this kind."""
         if self._file < 0:
             return
-        line = json.dumps({"kind": kind, **values}, separators=(",", ":"), allow_nan=False) + "\n"
+        line = _ENCODER.encode({"kind": kind, **values}) + "\n"
         data = line.encode()
         try:
             while data:

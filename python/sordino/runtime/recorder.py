@@ -10,7 +10,7 @@ import os
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -61,7 +61,7 @@ class Recorder:
         self._lines, self._open = 0, 0  # lines of steps; steps that no line tells of yet
         self._began = time.time()
         self._exposed = self._busy = 0.0
-        self._sent: Counter[int] = Counter()
+        self._sent: Counter[str] = Counter()
         self._spans: list[list[Any]] = []
         self._file = rank_file(
             folder,
@@ -79,27 +79,32 @@ class Recorder:
 
     def _attach(self) -> None:
         """Begin to count in the world that there is."""
-        world = self._context.world
-        world.open_ledger()
+        self._worlds = [(self._context.world, list(map(str, self._context.world.identities)))]
+        helpers = self._context.helpers
+        if helpers is not None:  # a world of its own, where workers are known by other numbers
+            place = {rank: str(place) for place, rank in enumerate(helpers.roles.workers)}
+            world = helpers.context.world
+            self._worlds.append((world, [place.get(rank, f"helper {rank}") for rank in range(world.size)]))
         self._keeps = self._wants_spans()
-        world.keep_spans(self._keeps)
+        for world, _ in self._worlds:
+            world.open_ledger()
+            world.keep_spans(self._keeps)
         self._last = self._counters()
 
-    def _counters(self) -> tuple[float, float, list[int]]:
-        """Return seconds exposed, seconds in which something was under way, and bytes by rank, in this world so far."""
-        world = self._context.world
-        busy, sent, spans, _ = world.take_ledger()
-        self._note_spans(spans)
-        exposed = world.stats["waited_seconds"]
-        if self._context.helpers is not None:
-            exposed += self._context.helpers.context.world.stats["waited_seconds"]
+    def _counters(self) -> tuple[float, float, Counter[str]]:
+        """Return seconds exposed, seconds in which something was under way, and bytes by rank, in these worlds."""
+        exposed = busy = 0.0
+        sent: Counter[str] = Counter()
+        for world, names in self._worlds:
+            seconds, counts, spans, _ = world.take_ledger()
+            exposed, busy = exposed + world.stats["waited_seconds"], busy + seconds
+            for name, count in zip(names, counts):
+                sent[name] += count
+            for what, begin, end, peer, count, label in spans:
+                who = int(names[peer]) if 0 <= peer < len(names) and names[peer].isdigit() else -1
+                times = round(begin + self._to_wall, 7), round(end + self._to_wall, 7)
+                self._spans.append([what, *times, who, count, label])
         return exposed, busy, sent
-
-    def _note_spans(self, spans: Iterable[tuple[str, float, float, int, int, str]]) -> None:
-        identities = self._context.world.identities
-        for what, begin, end, peer, count, name in spans:
-            who = identities[peer] if 0 <= peer < len(identities) else -1
-            self._spans.append([what, round(begin + self._to_wall, 7), round(end + self._to_wall, 7), who, count, name])
 
     def _wants_spans(self) -> bool:
         past = self.steps - (1 << max(self.steps.bit_length() - 1, 0))  # the last power of two
@@ -136,7 +141,8 @@ class Recorder:
         keeps = self._wants_spans()
         if keeps != self._keeps:
             self._keeps = keeps
-            self._context.world.keep_spans(keeps)
+            for world, _ in self._worlds:
+                world.keep_spans(keeps)
 
     def _take(self) -> None:
         """Add up what has been counted since the last time."""
@@ -144,9 +150,7 @@ class Recorder:
         before_exposed, before_busy, before_sent = self._last
         self._exposed += exposed - before_exposed
         self._busy += busy - before_busy
-        for identity, now, before in zip(self._context.world.identities, sent, before_sent):
-            if now > before:
-                self._sent[identity] += now - before
+        self._sent += sent - before_sent  # a Counter keeps what is above 0
         self._last = exposed, busy, sent
 
     def _close_line(self, kind: str = "step") -> None:
@@ -162,7 +166,7 @@ class Recorder:
             busy=round(self._busy, 7),
             sent=dict(self._sent),
         )
-        if self._spans and kind == "step":
+        if kind == "step" and (self._spans or self._keeps):
             self._file.write("spans", step=self.steps, spans=self._spans)
         self._spans = []
         self._began, self._open = now, 0
@@ -222,3 +226,5 @@ class Recorder:
             self._close_line()
         self._file.write(kind, time=time.time(), step=self.steps, **values)
         self._file.close()
+        for world, _ in self._worlds:
+            world.open_ledger(False)

@@ -188,8 +188,6 @@ def _events(run: Run, zero: float) -> list[dict[str, Any]]:
             add(line, who, "failure", line["text"])
         for line in rank.of("rank")[1:]:
             add(line, who, "joined", f"Began again, among {line.get('size', '?')} ranks.")
-        for line in rank.of("end"):
-            add(line, who, "end", f"Shut down after step {line['step']}.")
     return sorted(found, key=lambda event: float(event["time"]))
 
 

@@ -13,6 +13,7 @@ from sordino.record.reading import Line, Rank, Run
 
 _POINTS = 400
 _TENSORS = 64  # rows of a skip map, the largest tensors
+_RANKS = 64  # rows of a matrix
 
 
 def kept(rank: Rank, kind: str) -> list[Line]:
@@ -99,16 +100,29 @@ def steps(run: Run, zero: float) -> dict[str, list[float]]:
 
 
 def links(run: Run) -> dict[str, Any]:
-    """Return the bytes that each rank has sent to each."""
-    numbers = sorted(run.ranks)
-    place = {number: index for index, number in enumerate(numbers)}
-    table = [[0.0] * len(numbers) for _ in numbers]
+    """Return the bytes that each rank has sent to each, and to each helper, which has no model and no record."""
+    sent: dict[int, dict[str, float]] = {number: defaultdict(float) for number in sorted(run.ranks)}
     for number, rank in run.ranks.items():
         for line in rank.of("setup") + rank.of("step"):
             for peer, count in line["sent"].items():
-                if int(peer) in place:
-                    table[place[number]][place[int(peer)]] += count
-    return {"ranks": numbers, "bytes": table}
+                sent[number][peer] += count
+    helpers = sorted({peer for row in sent.values() for peer in row if not peer.isdigit()})
+    numbers = list(sent)
+    table = [[row.get(str(peer), 0.0) for peer in numbers] for row in sent.values()]
+    labels, folded = fold(numbers, table)
+    if len(labels) == len(numbers):
+        folded = [[*row, *(sent[number].get(one, 0.0) for one in helpers)] for number, row in zip(numbers, folded)]
+    return {"ranks": labels, "columns": [*labels, *helpers], "bytes": folded}
+
+
+def fold(ranks: Sequence[int], table: Sequence[Sequence[float]]) -> tuple[list[str], list[list[float]]]:
+    """Return a table of ranks by ranks with no more rows than a page can show: neighbours are taken together."""
+    width = -(-len(ranks) // _RANKS)
+    parts = [range(first, min(first + width, len(ranks))) for first in range(0, len(ranks), max(width, 1))]
+    labels = [str(ranks[part[0]]) if len(part) == 1 else f"{ranks[part[0]]}–{ranks[part[-1]]}" for part in parts]
+    return labels, [
+        [sum(table[row][column] for row in rows for column in columns) for columns in parts] for rows in parts
+    ]
 
 
 def ages(run: Run) -> dict[str, list[float]]:

@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import Any
 
 from sordino.record.reading import Rank, Run
+from sordino.report.page.series import fold
 
 _MOST_SPANS = 6000  # of a window, in the page
 _APART = 4  # steps between two lines of spans that are of two windows
@@ -103,4 +104,5 @@ def matrix(run: Run) -> dict[str, Any]:
                 table[place[number]][place[peer]] += end - begin
             else:
                 data[place[number]] += end - begin
-    return {"ranks": numbers, "seconds": table, "data": data}
+    labels, folded = fold(numbers, table)
+    return {"ranks": labels, "seconds": folded, "data": data if len(labels) == len(numbers) else None}

@@ -137,14 +137,14 @@ function level(value, most) {
 }
 
 // A table of ranks by ranks, shaded by what is in it.
-function matrix({title, note, ranks, values, text, corner, extra}) {
+function matrix({title, note, ranks, columns = ranks, values, text, corner, extra}) {
   const most = Math.max(...values.flat(), 0);
   const dense = ranks.length > 16;
-  const heads = [corner, ...ranks.map((rank) => String(rank)), ...(extra ? [extra.name] : [])];
+  const heads = [corner, ...columns, ...(extra ? [extra.name] : [])];
   const rows = ranks.map((rank, row) => element('tr', {},
-    element('th', {scope: 'row'}, String(rank)),
+    element('th', {scope: 'row'}, rank),
     ...values[row].map((value, column) => element('td',
-      {class: `cell h${level(value, most)}`, title: `${rank} → ${ranks[column]}: ${text(value)}`},
+      {class: `cell h${level(value, most)}`, title: `${rank} → ${columns[column]}: ${text(value)}`},
       row === column && value === 0 ? '' : text(value))),
     ...(extra ? [element('td', {}, text(extra.values[row]))] : [])));
   return element('figure', {}, element('figcaption', {}, title), note ? element('p', {class: 'quiet'}, note) : null,

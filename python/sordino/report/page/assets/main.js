@@ -4,7 +4,8 @@ const drawn = new Map();  // by section: what it was drawn from
 
 function redraw(name) {
   const focus = document.activeElement?.getAttribute?.('data-key');
-  const made = SECTIONS[name](shown.runs);
+  const plans = shown.runs.every((run) => run.what === 'plan');
+  const made = plans && !['overview', 'plan'].includes(name) ? null : SECTIONS[name](shown.runs);
   const old = document.getElementById(`holder-${name}`);
   old.replaceChildren(...(made ? [made] : []));
   old.hidden = !made;

@@ -41,13 +41,15 @@ function overview(runs) {
       [`${name}, ${rises(name) ? 'highest' : 'lowest'}`, ({summary}) => number(summary.metrics[name]?.[rises(name) ? 'most' : 'least'])],
     ]),
   ].map(([name, of]) => [name, ...runs.map(of)]).filter(([, ...values]) => values.some((value) => value !== '–'));
+  const caption = runs.some((run) => run.summary.steps > 0)
+    ? 'Means of a step. Exposed: calls waited for communication; hidden: it was under way while the rank computed.' : 'What was asked for.';
   const names = [...new Set(runs.flatMap((run) => run.facts.map(([name]) => name)))];
   const facts = names.map((name) => [name, ...runs.map((run) => run.facts.find(([other]) => other === name)?.[1] ?? '–')]);
   const notes = runs.flatMap((run) => run.notes.map((note) =>
     element('p', {}, element('strong', {}, 'Note: '), titled(runs, run, note))));
   return section('overview', 'Overview',
     table(['', ...runs.map((run) => run.name)], [...facts, ...measures],
-      'Means of a step. Exposed: calls waited for communication; hidden: it was under way while the rank computed.', {class: 'overview'}),
+      caption, {class: 'overview'}),
     ...notes);
 }
 
@@ -93,16 +95,16 @@ function communication(runs) {
 
 function traffic(runs) {
   return section('links', 'Bytes by link', ...eachRun(runs, 'links', (run) => matrix({
-    title: titled(runs, run, 'bytes sent, from the rank of the row to that of the column'), corner: 'from \\ to', ranks: run.links.ranks,
+    title: titled(runs, run, 'bytes sent, from the rank of the row to that of the column'), corner: 'from \\ to', ranks: run.links.ranks, columns: run.links.columns,
     values: run.links.bytes, text: bytes,
-    note: 'Payload. In shared memory an all-reduce counts as in a ring, as much to each rank of the node; a pull counts for who copies.',
+    note: run.virtual ? null : 'Payload. In shared memory an all-reduce counts as in a ring, as much to each rank of the node; a pull counts for who copies.',
   })));
 }
 
 function waiting(runs) {
   return section('waits', 'Who waited for whom', ...eachRun(runs, 'waits', (run) => [
     matrix({title: titled(runs, run, 'time that the rank of the row waited for that of the column'), corner: 'who \\ for whom', ranks: run.waits.ranks,
-      values: run.waits.seconds, text: seconds, extra: {name: 'for data', values: run.waits.data},
+      values: run.waits.seconds, text: seconds, extra: run.waits.data && {name: 'for data', values: run.waits.data},
       note: 'In the steps whose spans were recorded. A wait is for the rank that came last; "for data": all had come, and data were on their way.'}),
     gantt({key: run.name, title: titled(runs, run, 'what each rank did'), windows: run.windows}),
   ]));
