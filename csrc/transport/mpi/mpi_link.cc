@@ -56,8 +56,12 @@ void require_tags() {
 
 }  // namespace
 
-// Open MPI, and those made of it, tell whether they take CUDA memory; the others are believed not to.
+// Open MPI, and those made of it, tell at any time whether they take CUDA memory; MPICH does once it is initialized,
+// and ends a process that asks earlier. The others are believed not to.
 bool knows_cuda() {
+  int initialized = 0;
+  MPI_Initialized(&initialized);
+  if (initialized == 0 && library_version().find("Open MPI") == std::string::npos) return false;
   using Query = int (*)();
   const auto query = reinterpret_cast<Query>(dlsym(RTLD_DEFAULT, "MPIX_Query_cuda_support"));
   return query != nullptr && query() == 1;

@@ -1,5 +1,5 @@
-// The MPI transport lives in a library of its own (libsordino_mpi.so) that is opened at run time, so that the
-// package imports, and says what is missing, where the MPI it was built with is not there.
+// The MPI transport lives in libraries of its own, one an ABI (libsordino_mpi_openmpi.so, libsordino_mpi_mpich.so), of
+// which one is opened at run time, so that the package imports, and says what is missing, where there is no MPI.
 #pragma once
 
 #include <memory>
@@ -31,8 +31,10 @@ inline constexpr const char* kDescribeSymbol = "sordino_mpi_describe";
 inline constexpr const char* kInitializedSymbol = "sordino_mpi_initialized";
 inline constexpr const char* kTakesCudaSymbol = "sordino_mpi_takes_cuda";
 
-// These load the plugin on first use. Throws NotBuilt if this build has none, TransportError if it does not load.
+// These load the plugin on first use. NotBuilt if this build has none or there is no MPI that it was built for,
+// TransportError if there is one that does not load.
 std::unique_ptr<Transport> open(const Members& members, const Config& config);
+std::string abi();  // openmpi or mpich
 std::string describe();
 bool initialized();
 bool takes_cuda();

