@@ -19,7 +19,8 @@ MPIS := $(or $(MPI_HOME),$(CURDIR)/$(VENV);$(CURDIR)/$(VENV)/mpich)
 PYTEST := $(RUN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 PART ?=
 
-.PHONY: demo test test-all test-slice cpp-test planted sanitize claims-quick kernel-table docs docs-links lint format clean FORCE
+.PHONY: demo wheel test test-all test-slice cpp-test planted sanitize claims-quick kernel-table docs docs-links lint format \
+  clean FORCE
 
 demo: $(VENV)/.installed
 	$(RUN)/sordino doctor
@@ -84,6 +85,11 @@ $(VENV)/.linters: $(VENV)/.testing
 	$(BIN)/python tools/requirements.py dev docs > $(VENV)/requirements.txt
 	$(PIP) -r $(VENV)/requirements.txt
 	touch $@
+
+# dist/: a wheel for each CPython that is on PATH (docs/installing.md), with CUDA where there is an nvcc, or as
+# SORDINO_CUDA=ON or OFF says. ccache saves most of the time of all but the first.
+wheel:
+	$(PYTHON) tools/wheels/make.py --cuda $(if $(filter file,$(origin SORDINO_CUDA)),AUTO,$(SORDINO_CUDA))
 
 # Every claim of the papers (docs/claims.md) in small, to see that it runs; as root, for some make hosts.
 claims-quick: $(VENV)/.testing
