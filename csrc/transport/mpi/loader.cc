@@ -79,6 +79,11 @@ Loaded load() {
     if (library != nullptr) return {library, abi.name};
     tried += why;
     absent &= why.find(std::string(abi.library) + ": cannot open") != std::string::npos;
+    if (std::string(abi.other) != abi.library && dlopen(abi.other, RTLD_LAZY | RTLD_LOCAL) != nullptr) {
+      absent = false;
+      tried += std::string(" (but there is ") + abi.other + ", which is the same: put a link to it, named " +
+               abi.library + ", into a folder that LD_LIBRARY_PATH names)";
+    }
   }
   const std::string because = choice.reason.empty() ? "" : choice.reason + ", but ";
   if (!built) {
