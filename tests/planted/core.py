@@ -1052,15 +1052,6 @@ ERRORS = [
         (tests("run_ahead"),),
     ),
     Error(
-        "words are by participant, not by member",
-        "swapped rank",
-        "csrc/engine/process_set.cc",
-        "  gathered->members = members;\n",
-        "  gathered->members.resize(members.size());\n"
-        "  std::iota(gathered->members.begin(), gathered->members.end(), 0);\n",
-        (tests("device_checks", "joining"), tests("run_ahead")),
-    ),
-    Error(
         "a device is let go once",
         "lost message",
         "csrc/collectives/queue_barrier.cc",
