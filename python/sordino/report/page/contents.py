@@ -12,8 +12,8 @@ from sordino.report.page import series, waits
 
 _NO_METRICS = "Nothing was recorded: call hvd.record(loss=loss) in the training loop."
 _ALONE = "One rank alone has nobody to talk to."
-_NO_AGES = "This algorithm averages nothing that has waited: what it uses is of the same step."
-_NO_SKIPS = "This algorithm skips nothing."
+_NO_AGES = "This algorithm records no ages; scheduled-pull does."
+_NO_SKIPS = "This algorithm records no skips; caps does."
 _NO_STEPS = "No step has been recorded yet."
 _PLANNED = "A plan trains nothing."
 _SUMS = "A simulation tells sums over its whole run, which are in the overview."
@@ -171,7 +171,7 @@ def _events(run: Run, zero: float) -> list[dict[str, Any]]:
         if line["number"] > 0:
             add(line, "job", "restart", f"All ranks were started again: start {line['number']}.")
     for line in run.job.get("end", []):
-        why = line.get("why") or f"status {line['status']}"
+        why = line.get("why") or ("all ranks finished" if line["status"] == 0 else f"status {line['status']}")
         add(line, "job", "end" if line["status"] == 0 else "failure", f"The job ended: {why}.")
     for number, rank in sorted(run.ranks.items()):
         who = f"rank {number}"

@@ -335,5 +335,7 @@ function skipMap({key, title, skips}) {
   const mean = (list) => list.reduce((sum, value) => sum + (value || 0), 0) / list.length;
   const rows = () => table(['tensor', 'bytes', 'skipped, mean', 'skipped, last', 'unchanged, last'], names.map((name, index) =>
     [name, bytes(sizes[index]), share(mean(skipped[index])), share(skipped[index].at(-1)), share(unchanged[index].at(-1))]), title);
-  return element('figure', {}, element('figcaption', {}, title), svg, readout, numbers(key, 'Numbers', rows));
+  const shades = [...Array(8).keys()].map((one) => shape('rect', {class: `h${one} s-edge`, x: 1 + one * 16, y: 1, width: 16, height: 12}));
+  const legend = element('div', {class: 'legend'}, '0 %', shape('svg', {class: 'shades', viewBox: '0 0 130 14', 'aria-hidden': 'true'}, ...shades), '100 % skipped');
+  return element('figure', {}, element('figcaption', {}, title), legend, svg, readout, numbers(key, 'Numbers', rows));
 }

@@ -135,7 +135,7 @@ function faults(runs) {
     const told = bad.length ? null : quiet(titled(runs, run, 'No fault, no recovery, no restart.'));
     const rows = run.events.map((event) => [seconds(event.time), event.who,
       element('span', {class: event.what === 'failure' ? 'bad' : null}, event.what), event.text]);
-    return [told, rows.length ? table(['after', 'who', 'what', 'told'], rows, titled(runs, run, 'what happened')) : null].filter(Boolean);
+    return [told, rows.length ? table(['after', 'who', 'what', 'told'], rows, titled(runs, run, 'what happened'), {class: 'words'}) : null].filter(Boolean);
   });
   return section('faults', 'Faults and recoveries', ...parts);
 }
