@@ -1,7 +1,7 @@
 """Holds the manifests of recipes/kubernetes against the operators' schemas: `check_manifests.py CRD.yaml...`.
 
-A CRD (CustomResourceDefinition) is what `kubectl get crd trainjobs.trainer.kubeflow.org -o yaml` prints. What a schema does
-not know is an error here, while a cluster would drop it without a word.
+A CRD (CustomResourceDefinition) is what `kubectl get crd trainjobs.trainer.kubeflow.org -o yaml` prints. What a schema
+does not know is an error here, while a cluster would drop it without a word.
 """
 
 from __future__ import annotations

@@ -27,6 +27,7 @@ class Channel;
 struct SlotUse {
   std::uint64_t stamp = 0;
   std::vector<SharedBlock*> blocks;
+  std::vector<int> ranks;
 };
 
 class Participants {
@@ -100,7 +101,6 @@ class Participants {
 
   static constexpr int kStageBits = 24;
 
- private:
   // That a task of the operation waits, as long as this lives.
   class Waiting {
    public:
@@ -116,6 +116,8 @@ class Participants {
    private:
     Participants& participants_;
   };
+
+ private:
   std::set<const Waiting*> waiting_;
 };
 

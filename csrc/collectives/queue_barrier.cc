@@ -3,8 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
-
-#include "base/error.h"
+#include <exception>
 
 namespace sordino {
 namespace {
@@ -13,11 +12,15 @@ constexpr std::chrono::milliseconds kAgain{1};
 // Longer than a step takes. Whoever has more than that on its queue has a device that hangs.
 constexpr std::chrono::seconds kPatience{30};
 
-bool over(Event& event) {
+// The largest that is ahead of all stamps: devices compare by the sign of the difference.
+constexpr std::uint64_t kEnd = INT64_MAX;
+
+// Whether what is on a queue is over; so it is if the device has failed.
+bool over(Event& event) noexcept {
   try {
     return event.done();
-  } catch (const Error&) {
-    return true;  // the device has failed
+  } catch (const std::exception&) {
+    return true;
   }
 }
 
@@ -37,11 +40,10 @@ std::unique_ptr<QueueBarrier> QueueBarrier::make(const std::shared_ptr<Device>& 
 
 QueueBarrier::~QueueBarrier() {
   const auto limit = std::chrono::steady_clock::now() + kPatience;
-  bool done = false;
-  try {
-    while (!(done = idle()) && std::chrono::steady_clock::now() < limit) std::this_thread::sleep_for(kAgain);
-  } catch (const Error&) {
-    done = true;  // the device has failed
+  bool done = idle();
+  while (!done && std::chrono::steady_clock::now() < limit) {
+    std::this_thread::sleep_for(kAgain);
+    done = idle();
   }
   stopping_ = true;
   if (letting_go_.joinable()) letting_go_.join();
@@ -94,21 +96,34 @@ std::vector<int> QueueBarrier::late() const {
   return ranks;
 }
 
+std::vector<int> QueueBarrier::let_go() const {
+  std::vector<int> ranks;
+  for (std::size_t member = 0; member < blocks_.size(); ++member) {
+    if (blocks_[member]->let_go.load(std::memory_order_acquire)) ranks.push_back(ranks_[member]);
+  }
+  return ranks;
+}
+
 // Again and again: a peer's device may still write less over it.
-void QueueBarrier::abandon() {
-  if (!device_ || letting_go_.joinable()) return;
-  letting_go_ = std::thread([this, end = device_->record(queue_)] {
+void QueueBarrier::abandon() noexcept {
+  own().let_go.store(true, std::memory_order_release);
+  if (letting_go_.joinable() || idle()) return;
+  letting_go_ = std::thread([this, end = end_] {
     while (!stopping_ && !over(*end)) {
       for (std::size_t member = 0; member < blocks_.size(); ++member)
-        told_by(static_cast<int>(member)).store(UINT64_MAX, std::memory_order_release);
+        told_by(static_cast<int>(member)).store(kEnd, std::memory_order_release);
       std::this_thread::sleep_for(kAgain);
     }
   });
 }
 
-bool QueueBarrier::idle() {
+bool QueueBarrier::idle() noexcept {
   if (!device_) return true;
-  if (!end_) end_ = device_->record(queue_);
+  try {
+    if (!end_) end_ = device_->record(queue_);
+  } catch (const std::exception&) {
+    return true;  // the device has failed
+  }
   return over(*end_);
 }
 

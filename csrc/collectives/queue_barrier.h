@@ -3,7 +3,8 @@
 // inputs are there, and no thread waits for a GPU.
 //
 // A word has one reader. So a rank that has failed can let its own device go, by words that say that everybody has come
-// to the end, and misleads nobody.
+// to the end. What its device does from then on is nothing, and may be written to tensors of others: so the rank says
+// before that it has let go, and whoever has come to the end of a meeting with it looks (let_go()).
 #pragma once
 
 #include <atomic>
@@ -38,10 +39,13 @@ class QueueBarrier {
   void meet(std::span<const int> members, std::uint64_t stamp);
   // World ranks whose devices are furthest behind, this one's among them, if not all have come to the latest meeting.
   std::vector<int> late() const;
+  // World ranks of the set that have let go, this one's among them. From any thread, while the set is there.
+  std::vector<int> let_go() const;
   // The set has failed: from now on what is on the queue waits for nobody.
-  void abandon();
-  // Whether the queues have nothing left. Nothing is put on them from the first call until the next operation.
-  bool idle();
+  void abandon() noexcept;
+  // Whether the queues have nothing left, or the device has failed. Nothing is put on them from the first call until
+  // the next operation.
+  bool idle() noexcept;
 
  private:
   QueueBarrier(std::shared_ptr<Device> pinned_by, std::vector<SharedBlock*> blocks, std::vector<int> ranks, int me)

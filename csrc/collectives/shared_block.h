@@ -21,6 +21,7 @@ struct alignas(64) SharedBlock {
   alignas(64) Location location;                    // where the operation's tensor lies, if in shared memory
   Location result, buffer;                          // of an exchange: where its result goes, what other nodes sent
   bool reaches_devices, waits_for_devices;          // whether this rank's device could map and reach all of the others'
+  std::atomic<bool> let_go;  // this rank's device waits for nobody any more, and what it does is nothing
   static constexpr std::size_t kTold = 256;
   alignas(64) std::atomic<std::uint64_t> told[kTold];  // by member: how far its device is (queue_barrier.h)
   static constexpr std::size_t kOneShotBegin = 4096;   // offsets

@@ -27,17 +27,32 @@ Task find_shared(Participants& participants, const Pieces& pieces, std::vector<s
 
 Task slots_free(Participants& participants) {
   const SlotUse& last = participants.slot_use;
-  co_await until([&last] {
-    return std::all_of(last.blocks.begin(), last.blocks.end(), [&last](const SharedBlock* block) {
-      return !block || block->finished.load(std::memory_order_acquire) >= last.stamp;
-    });
+  const auto reads = [&last](std::size_t index) {
+    const SharedBlock* block = last.blocks[index];
+    return block && block->finished.load(std::memory_order_acquire) < last.stamp;
+  };
+  const auto all_have_read = [&last, reads] {
+    for (std::size_t index = 0; index < last.blocks.size(); ++index) {
+      if (reads(index)) return false;
+    }
+    return true;
+  };
+  if (all_have_read()) co_return;
+  const Participants::Waiting waiting(participants, [&last, reads] {
+    std::set<int> missing;
+    for (std::size_t index = 0; index < last.blocks.size(); ++index) {
+      if (reads(index)) missing.insert(last.ranks[index]);
+    }
+    return missing;
   });
+  co_await until(all_have_read);
 }
 
 void slots_used(Participants& participants, std::uint64_t stage) {
   // Member by member: the blocks' copy takes the memory of the last.
   participants.slot_use.stamp = participants.stamp(stage);
   participants.slot_use.blocks = participants.blocks;
+  participants.slot_use.ranks = participants.ranks;
 }
 
 void locations_read(Participants& participants, std::uint64_t stage) {

@@ -41,9 +41,9 @@ class Device {
   virtual bool capturing(Stream stream) = 0;
   // Whether NCCL works on its memory and queues.
   virtual bool takes_nccl() const = 0;
-  // A queue of this library's own, beside those that compute; nothing on it waits for peers.
+  // A queue of this library's own, beside those that compute. Nothing on it waits for peers but by way of an event.
   virtual Stream queue() const = 0;
-  // Further ones, for what does.
+  // Further ones, for what waits for them itself.
   virtual Stream make_queue() = 0;
   virtual void drop_queue(Stream queue) noexcept = 0;
 
@@ -55,7 +55,7 @@ class Device {
   // Frees memory of allocate() that others may still use, at once or when one of the next calls finds it unused: calls
   // of this function, and those that find no room.
   void free_when_unused(std::byte* data, std::function<bool()> unused);
-  // Fills it with zeros, after what is on queue(); waits until that is done.
+  // Fills it with zeros, beside whatever is on queues; waits until that is done.
   virtual void clear(std::byte* data, std::size_t bytes) = 0;
   // Memory for a while: for what is put on a queue from now on, and free for others after what is on some queue when it
   // is given back. TransportError as from allocate().
@@ -83,7 +83,8 @@ class Device {
   virtual bool waits_for_words() const = 0;
   // What is on the queue before has been done, for all who see the word.
   virtual void write_word(std::atomic<std::uint64_t>& word, std::uint64_t value, Stream stream) = 0;
-  // What is put on the queue from now on runs when the word is at least so much.
+  // What is put on the queue from now on runs when the word is at least so much: when their difference, as a signed
+  // number, is not below 0.
   virtual void wait_for_word(std::atomic<std::uint64_t>& word, std::uint64_t least, Stream stream) = 0;
   // Between any two places, of this device or the host.
   virtual void copy(std::byte* to, const std::byte* from, std::size_t bytes, Stream stream) = 0;

@@ -11,11 +11,14 @@ namespace {
 
 std::string whole(double value) { return std::to_string(static_cast<long long>(value)); }
 
+std::string list(const std::vector<int>& ranks) {
+  std::string all;
+  for (const int rank : ranks) all += (all.empty() ? "" : ", ") + std::to_string(rank);
+  return (ranks.size() == 1 ? "rank " : "ranks ") + all;
+}
+
 std::string who_is_late(const std::vector<int>& ranks) {
-  if (ranks.empty()) return "a peer is stuck or lost";
-  std::string list;
-  for (const int rank : ranks) list += (list.empty() ? "" : ", ") + std::to_string(rank);
-  return (ranks.size() == 1 ? "rank " : "ranks ") + list + " furthest behind: stuck, lost, or still computing";
+  return ranks.empty() ? "a peer is stuck or lost" : list(ranks) + " furthest behind: stuck, lost, or still computing";
 }
 
 }  // namespace
@@ -27,7 +30,13 @@ void DeviceInFlight::add(const Running& over) {
 }
 
 void DeviceInFlight::check(Time now) {
-  std::erase_if(all_, [](const One& one) { return one.handles.front()->event->done(); });
+  for (One& one : all_) {
+    one.over = one.handles.front()->event->done();
+    const auto barrier = one.over ? one.barrier.lock() : nullptr;
+    const std::vector<int> gone = barrier ? barrier->let_go() : std::vector<int>{};
+    if (!gone.empty()) throw PeerLost("'" + one.name + "' has met with what had failed: " + list(gone), gone);
+  }
+  std::erase_if(all_, [](const One& one) { return one.over; });
   count_ = all_.size();
   for (One& one : all_) {
     if (one.channel) one.channel->communicator().check();

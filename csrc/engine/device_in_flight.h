@@ -33,7 +33,7 @@ class DeviceInFlight {
     std::vector<std::shared_ptr<Handle>> handles;
     std::string name;
     Time since;
-    bool warned = false;
+    bool warned = false, over = false;
   };
 
   const double stall_warn_s_, timeout_s_;

@@ -72,7 +72,6 @@ class ProcessSet {
   std::set<std::string> stalled;           // undecided names whose missing ranks the coordinator has reported
   std::optional<Running> running;
   NcclChannels channels;
-  SharedDevices devices;
   std::atomic<int> in_flight{0};  // operations between submit and finish
 
   // What this rank has laid and others have not yet, or the other way round.
@@ -99,6 +98,9 @@ class ProcessSet {
   ReceiveBuffer staging_;
   std::unique_ptr<OneShotSlots> own_slots_;  // where this rank shares no memory
   std::unique_ptr<OneShot> one_shot_;
+
+ public:
+  SharedDevices devices;  // goes first, for its words are in the blocks
 };
 
 }  // namespace sordino

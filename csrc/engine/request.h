@@ -28,6 +28,7 @@ struct Tensor {
 };
 
 struct Exchange;
+class QueueBarrier;
 class Handle;
 
 struct Request {
@@ -78,7 +79,8 @@ class Handle {
   // Of an operation on device memory: its results are there after the event.
   std::shared_ptr<Device> device;
   std::shared_ptr<Event> event;
-  std::atomic<bool> undone{false};  // what was put on the device was given up, and the results are nothing
+  std::weak_ptr<QueueBarrier> barrier;  // by which devices have met for it, if they have
+  std::atomic<bool> undone{false};      // what was put on the device was given up, and the results are nothing
 
  private:
   std::atomic<bool> done_{false};

@@ -62,7 +62,7 @@ Task try_sharing(Running& running, const std::shared_ptr<Device>& device) {
   shared.mapped = all(&SharedBlock::reaches_devices);
   if (shared.mapped && all(&SharedBlock::waits_for_devices)) shared.barrier = std::move(barrier);
   participants.stages_used += kTrial;
-  running.staging->give_back(buffer, nullptr);
+  running.staging->give_back(buffer, buffer->busy);
 }
 
 // Whether the operation's tensors can be averaged where they are: by dtype one piece, in memory that peers map.
@@ -270,6 +270,7 @@ Task run_on_device(Running& running) {
   for (Submission& submission : running.submissions) {
     submission.handle->device = device;
     submission.handle->event = event;
+    submission.handle->barrier = running.barrier;
   }
 }
 

@@ -41,7 +41,7 @@ std::shared_ptr<Handle> Scheduler::submit(Request request) {
   if (in_flight_.fetch_add(1) == 0 && common_.ledger.open_now()) common_.ledger.busy(std::chrono::steady_clock::now());
   found->second->in_flight.fetch_add(1);
   if (request.device) on_devices_.fetch_add(1);
-  request.runs_ahead = request.device && !common_.peers.outlived();
+  request.runs_ahead = request.device && request.device->waits_for_words() && !common_.peers.outlived();
   submitted_.push_back({std::move(request), handle, std::chrono::steady_clock::now()});
   submitted_any_ = true;
   return handle;
@@ -120,6 +120,10 @@ void Scheduler::remove_set(int id) {
     });
   }
   if (OneShot* shot = removed->one_shot()) shot->abandon();
+  if (removed->devices.barrier) {
+    removed->leave_block();  // devices of peers may still write words there
+    leaving_.push_back(removed);
+  }
   const auto error = std::make_exception_ptr(
       UsageError("process set " + std::to_string(id) + " was removed before the operation ran"));
   for (Submission& submission : orphans) finish(submission, error);
@@ -189,13 +193,15 @@ void Scheduler::end(const std::exception_ptr& failure, bool broken) {
     set->running.reset();
     set->decisions.clear();
   }
-  if (broken) device_in_flight_.give_up();
+  if (broken) device_in_flight_.give_up();  // before anybody is told
   for (Submission& submission : lost) finish(submission, failure);
 }
 
 void Scheduler::abort_devices() {
+  device_in_flight_.give_up();
   // All at once: an abort may wait for what another communicator still has on the device.
   std::vector<std::thread> aborts;
+  for (const auto& set : leaving_) set->devices.barrier->abandon();
   for (auto& [id, set] : sets_) {
     if (set->devices.barrier) set->devices.barrier->abandon();
     for (auto& [key, channel] : set->channels) aborts.emplace_back([&channel] { channel->communicator().abort(); });
@@ -204,12 +210,10 @@ void Scheduler::abort_devices() {
   device_in_flight_.clear();
 }
 
-void Scheduler::drain_devices(std::chrono::milliseconds limit) {
-  const Time end = std::chrono::steady_clock::now() + limit;
-  for (auto& [id, set] : sets_) {
-    while (set->devices.barrier && !set->devices.barrier->idle() && std::chrono::steady_clock::now() < end)
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
+bool Scheduler::devices_idle() {
+  const auto idle = [](const auto& set) { return !set->devices.barrier || set->devices.barrier->idle(); };
+  return std::all_of(sets_.begin(), sets_.end(), [&](const auto& entry) { return idle(entry.second); }) &&
+         std::all_of(leaving_.begin(), leaving_.end(), idle);
 }
 
 void Scheduler::close_nccl() {
@@ -221,6 +225,9 @@ void Scheduler::leave_blocks() {
   for (auto& [id, set] : sets_) set->leave_block();
 }
 
-void Scheduler::keep_given_up() { keep_for_ever(std::move(given_up_)); }
+void Scheduler::keep_given_up() {
+  for (Running& running : given_up_) running.barrier = nullptr;  // which goes with its set
+  keep_for_ever(std::move(given_up_));
+}
 
 }  // namespace sordino

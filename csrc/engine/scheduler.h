@@ -92,9 +92,8 @@ class Scheduler {
   void end(const std::exception_ptr& failure, bool broken);
   // Ends what devices wait for peers for: NCCL's work, and meetings of queues.
   void abort_devices();
-  // Waits, at most so long, until the queues of meetings have nothing left, whose kernels write to memory of peers.
-  // abort_devices() has been called.
-  void drain_devices(std::chrono::milliseconds limit);
+  // Whether the queues of meetings have nothing left, whose kernels write to memory of peers. No operation runs.
+  bool devices_idle();
   // Where all ranks come: NCCL's communicators are closed together.
   void close_nccl();
 
@@ -143,7 +142,8 @@ class Scheduler {
   };
   std::vector<Early> early_;  // messages about sets that this rank has yet to make
   int newest_set_ = -1;
-  std::vector<Running> given_up_;  // whose transfers may still be under way
+  std::vector<std::shared_ptr<ProcessSet>> leaving_;  // sets that are removed, until their devices have done all
+  std::vector<Running> given_up_;                     // whose transfers may still be under way
   DeviceInFlight device_in_flight_;
   std::vector<Submission> removals_;  // of process sets, at the end of the current advance()
   StagingPool staging_;               // goes before the sets, on whose queues its memory is used

@@ -137,6 +137,7 @@ bool Scheduler::advance() {
       give_up(*set, std::current_exception());
     }
   }
+  std::erase_if(leaving_, [](const auto& set) { return set->devices.barrier->idle(); });
   for (Submission& removal : std::exchange(removals_, {})) {
     remove_set(static_cast<int>(removal.request.splits.at(0)));
     finish(removal, nullptr);

@@ -64,7 +64,7 @@ std::shared_ptr<StagingPool::Buffer> StagingPool::take(const std::shared_ptr<Dev
   buffer->where = where;
   buffer->queue = queue;
   if (where == Where::kDevice) {
-    buffer->segment = memory_.allocate_on(device, room, Use::kOwnQueue);
+    buffer->segment = memory_.allocate_on(device, room, Use::kNobody);
   } else {
     try {
       buffer->segment = memory_.allocate(room);

@@ -65,7 +65,10 @@ World::World(Place place, const Config& config, std::uint64_t first_tag)
   if (!config.timeline.empty() && rank() == 0 && view_.epoch == 0) trace().start(config.timeline, 0, false);
   progress_ = std::make_unique<Progress>(
       *transport_, [this] { return poll(); }, [this] { return work(); },
-      [this] { return transport_->rings_always() && !scheduler_->on_devices(); }, spin);
+      [this] {
+        return transport_->rings_always() && !scheduler_->on_devices() && scheduler_->device_in_flight().empty();
+      },
+      spin);
 }
 
 std::shared_ptr<World> World::successor(std::exception_ptr error) {
@@ -73,7 +76,8 @@ std::shared_ptr<World> World::successor(std::exception_ptr error) {
   progress_->alone([&] { failures_->fail(error, true); });
   progress_->wait([this] { return retired_ || may_go_on_; });
   // Before the next world's first operation: what the device still has to do writes to tensors of all.
-  progress_->alone([this] { scheduler_->drain_devices(std::chrono::seconds(30)); });
+  if (!drain_devices(std::chrono::seconds(30)))
+    throw DeviceError("the GPU has not ended within 30 s what it did in a world that has failed: it hangs");
   std::shared_ptr<World> next;
   progress_->alone([&] {
     if (retired_) throw UsageError("another thread has taken this world's place already");
@@ -123,7 +127,10 @@ std::shared_ptr<Handle> World::enqueue(Request request) {
 void World::wait(const Handle& handle) {
   const auto over = [&] {
     if (!handle.done()) return false;
-    return !membership_ || handle.error || !handle.event || handle.undone || handle.event->done();
+    if (!membership_ || handle.error || !handle.event || handle.undone) return true;
+    if (!handle.event->done()) return false;
+    const auto barrier = handle.barrier.lock();
+    return !barrier || barrier->let_go().empty();  // else this world is about to fail, too
   };
   if (over()) return;
   const Time begin = steady_clock::now();
@@ -296,15 +303,29 @@ void World::abort(const std::string& cause) {
   const std::string text =
       "rank " + std::to_string(rank()) + " on " + transport_->host_of(rank()) + " has ended: " + cause;
   progress_->alone([&] {
-    if (membership_) {
-      scheduler_->abort_devices();
-      scheduler_->drain_devices(std::chrono::seconds(1));  // before the others go on
-      membership_->depart("it has ended: " + cause);
-    }
     failures_->fail(std::make_exception_ptr(PeerLost(text, {rank()})), membership_ == nullptr);
+    if (membership_) scheduler_->abort_devices();
   });
+  if (membership_) {
+    drain_devices(milliseconds(1000));  // before the others go on
+    progress_->alone([&] { membership_->depart("it has ended: " + cause); });
+  }
   flush(milliseconds(200));
   shut_down_ = true;
+}
+
+// Waits until devices have nothing left to do that writes to memory of peers, and looks after messages meanwhile; false
+// where they have not come so far.
+bool World::drain_devices(milliseconds limit) {
+  bool idle = false;
+  for (const Time end = steady_clock::now() + limit; !idle && steady_clock::now() < end;) {
+    progress_->alone([&] {
+      poll();
+      idle = scheduler_->devices_idle();
+    });
+    if (!idle) std::this_thread::sleep_for(milliseconds(1));
+  }
+  return idle;
 }
 
 // Waits until what has been posted has left.

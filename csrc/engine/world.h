@@ -120,6 +120,7 @@ class World {
   void tell_freed();
   void say_goodbye();
   void flush(std::chrono::milliseconds limit);
+  bool drain_devices(std::chrono::milliseconds limit);
   void count_wait(Time begin);
 
   const Config config_;

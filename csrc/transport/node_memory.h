@@ -22,8 +22,8 @@ class Segment {
   std::size_t bytes = 0;
 };
 
-// Who works on device memory: the caller, on streams that nobody else knows, or nothing but the device's own queue.
-enum class Use { kCaller, kOwnQueue };
+// Who may still work on device memory when it goes: the caller, on streams that nobody else knows, or nobody.
+enum class Use { kCaller, kNobody };
 
 class NodeMemory {
  public:

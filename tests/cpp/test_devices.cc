@@ -136,9 +136,9 @@ void what_the_caller_still_does_is_waited_for() {
   pair.device->synchronize();
   CHECK(pair.segment->data[0] == std::byte{0});
   // What only the device's own queue works on is apart: nothing need be waited for.
-  const auto apart = pair.ranks[0]->node_memory().allocate_on(pair.device, kMiB, Use::kOwnQueue);
+  const auto apart = pair.ranks[0]->node_memory().allocate_on(pair.device, kMiB, Use::kNobody);
   pair.segment = nullptr;
-  CHECK(pair.ranks[0]->node_memory().allocate_on(pair.device, kMiB, Use::kOwnQueue)->data != before);
+  CHECK(pair.ranks[0]->node_memory().allocate_on(pair.device, kMiB, Use::kNobody)->data != before);
 }
 
 void obstacles_name_cause_and_mend() {

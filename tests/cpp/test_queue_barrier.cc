@@ -114,6 +114,7 @@ void who_has_failed_waits_for_nobody() {
   ranks.meet(0, {0, 1}, 2);
   ranks.barriers[0]->abandon();
   CHECK(comes([&] { return ranks.blocks[0].told[1] > 2; }));
+  CHECK((ranks.barriers[1]->let_go() == std::vector<int>{10}));  // what it tells from here on is nothing
   ranks.blocks[0].told[1] = 1;
   behind.go_on();
   CHECK(comes([&] { return ranks.over(0); }));
@@ -142,6 +143,17 @@ void several_devices_of_one_rank() {
   CHECK(comes([&] { return ranks.over(0) && ranks.over(1); }));
 }
 
+// What was recorded on it does not come any more, and asking throws.
+void a_device_that_has_failed_holds_nobody_up() {
+  Ranks ranks(2);
+  ranks.meet(0, {0, 1}, 1);
+  sim::fail(*ranks.devices[0]);
+  ranks.barriers[0]->abandon();
+  CHECK(ranks.barriers[0]->idle());
+  CHECK((ranks.barriers[1]->let_go() == std::vector<int>{10}));
+  ranks.blocks[0].told[1] = 1;  // so that the thread that stands for the device ends
+}
+
 void a_device_that_cannot_wait_has_none() {
   std::vector<SharedBlock> blocks(2);
   sim::Traits traits;
@@ -158,6 +170,7 @@ int main() {
   who_is_late_is_named();
   who_has_failed_waits_for_nobody();
   several_devices_of_one_rank();
+  a_device_that_has_failed_holds_nobody_up();
   a_device_that_cannot_wait_has_none();
   return report();
 }

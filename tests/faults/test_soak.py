@@ -149,7 +149,7 @@ def test_the_course_has_both_ends_of_every_start() -> None:
 
 
 def test_a_log_goes_on_after_a_line_that_was_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = importlib.util.spec_from_file_location("progress_of_the_example", EXAMPLES / "progress.py")
+    spec = importlib.util.spec_from_file_location("progress_of_the_example", EXAMPLES / "laboratory" / "progress.py")
     assert spec is not None and spec.loader is not None
     progress: Any = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(progress)

@@ -141,7 +141,9 @@ def test_the_ways_of_gpus() -> None:
     single = checks.check_gpu_ways(seen, aware, {"CUDA_DEVICE_MAX_CONNECTIONS": "1"})
     assert single.status == "warn" and "unset CUDA_DEVICE_MAX_CONNECTIONS" in single.mend
     assert checks.check_gpu_ways(seen, aware, {"CUDA_DEVICE_MAX_CONNECTIONS": "8"}).status == "ok"
-    assert checks.check_gpu_ways({"nccl": ""}, aware, {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}).status == "ok"
+    one = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+    assert checks.check_gpu_ways({"nccl": ""}, aware, one).status == "warn"  # devices meet by IPC as well
+    assert checks.check_gpu_ways(seen, aware, one | {"SORDINO_GPU_ROUTE": "host"}).status == "ok"
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 import yaml
+
 from laboratory.options import parse
+from sordino import sim
 
 ROOT = Path(__file__).resolve().parents[2]
 SLURM = sorted((ROOT / "recipes" / "slurm").glob("*.sbatch"))
@@ -56,7 +58,7 @@ def test_a_manifest_trains_what_the_image_holds(path: Path) -> None:
     if trainer is None:
         trainer = manifest["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"][0]
     words = [*trainer["command"], *trainer["args"]]
-    assert parse(words[words.index(TRAIN) + 1 :])
+    assert sim.run(1, parse, words[words.index(TRAIN) + 1 :], "")
     image = (ROOT / "recipes" / "Dockerfile").read_text()
     assert "COPY examples /opt/sordino/examples" in image and f"image: {trainer['image']}" in text
 

@@ -290,7 +290,8 @@ def test_helpers_are_among_the_links(tmp_path: Path) -> None:
     sim.run(3, train, str(tmp_path), algorithm, 5, algorithm=algorithm)
     links = shown(tmp_path)["links"]
     assert links["ranks"] == ["0", "1"] and links["columns"] == ["0", "1", "helper 2"]
-    assert max(map(max, links["bytes"])) > 5 * 4 * (64 * 32 + 32)
+    # Nobody uses what the last step has changed, so that it may be under way still when the record ends.
+    assert max(map(max, links["bytes"])) > 4 * 4 * (64 * 32 + 32)
 
 
 def test_pulls_have_ages(tmp_path: Path) -> None:

@@ -150,6 +150,26 @@ def test_sets_do_not_wait_for_each_other() -> None:
     sim.run(3, work)
 
 
+def test_a_set_is_removed_while_its_device_works() -> None:
+    def work() -> None:
+        gpu = own_gpu()
+        pair = hvd.add_process_set([0, 1])
+        value = filled(2.0)
+        with computing(gpu, hvd.rank() == 0) as go_on:
+            if hvd.rank() < 2:
+                hvd.allreduce_(value, op=hvd.Sum, name="last", process_set=pair)
+            assert hvd.remove_process_set(pair)
+            hvd.barrier()
+            go_on()
+            settle()
+        deadline = time.monotonic() + 10
+        while hvd.rank() < 2 and value[0].item() != 4.0 and time.monotonic() < deadline:
+            time.sleep(0.001)
+        assert value.tolist() == [4.0 if hvd.rank() < 2 else 2.0] * ELEMENTS
+
+    sim.run(3, work)
+
+
 def test_locations_are_not_told_again_before_all_have_read_them() -> None:
     """Many operations in other memory each, one behind the other: who is quick does not tell of the next too early."""
 

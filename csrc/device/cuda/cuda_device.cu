@@ -94,6 +94,9 @@ class CudaDevice : public Device {
     check(cudaGetDeviceProperties(&properties_, ordinal_), "cudaGetDeviceProperties");
     require_kernels();
     queue_ = cuda_stream(make_queue());
+    clearing_ = cuda_stream(make_queue());
+    waits_for_words_ = has(CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS);
+    flush_ = has(CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES) ? CU_STREAM_WAIT_VALUE_FLUSH : 0;
     cudaMemPoolProps wanted{};
     wanted.allocType = cudaMemAllocationTypePinned;
     wanted.location = {cudaMemLocationTypeDevice, ordinal_};
@@ -156,8 +159,8 @@ class CudaDevice : public Device {
   }
   void clear(std::byte* data, std::size_t bytes) override {
     const Current current(ordinal_);
-    check(cudaMemsetAsync(data, 0, bytes, queue_), "cudaMemsetAsync");
-    check(cudaStreamSynchronize(queue_), "cudaStreamSynchronize");
+    check(cudaMemsetAsync(data, 0, bytes, clearing_), "cudaMemsetAsync");
+    check(cudaStreamSynchronize(clearing_), "cudaStreamSynchronize");
   }
 
   Ticket share(const std::byte* data) override {
@@ -209,7 +212,7 @@ class CudaDevice : public Device {
     const auto& recorded = static_cast<const CudaEvent&>(*event);
     check(cudaStreamWaitEvent(cuda_stream(stream), recorded.native(), 0), "cudaStreamWaitEvent");
   }
-  bool waits_for_words() const override { return has(CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS); }
+  bool waits_for_words() const override { return waits_for_words_; }
   // The driver fences what is before it on the queue, for the whole system.
   void write_word(std::atomic<std::uint64_t>& word, std::uint64_t value, Stream stream) override {
     const Current current(ordinal_);
@@ -218,9 +221,7 @@ class CudaDevice : public Device {
   }
   void wait_for_word(std::atomic<std::uint64_t>& word, std::uint64_t least, Stream stream) override {
     const Current current(ordinal_);
-    // What a peer's GPU has written to this one's memory before the word may still be on its way within this one.
-    const unsigned int flush = has(CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES) ? CU_STREAM_WAIT_VALUE_FLUSH : 0;
-    check_driver(words().wait(cuda_stream(stream), address_of(word), least, CU_STREAM_WAIT_VALUE_GEQ | flush),
+    check_driver(words().wait(cuda_stream(stream), address_of(word), least, CU_STREAM_WAIT_VALUE_GEQ | flush_),
                  "cuStreamWaitValue64");
   }
   void copy(std::byte* to, const std::byte* from, std::size_t bytes, Stream stream) override {
@@ -276,7 +277,10 @@ class CudaDevice : public Device {
   const int ordinal_;
   cudaDeviceProp properties_{};
   cudaMemPool_t pool_ = nullptr;
-  cudaStream_t queue_ = nullptr;  // lives as long as the process, as this object does
+  cudaStream_t queue_ = nullptr, clearing_ = nullptr;  // live as long as the process, as this object does
+  bool waits_for_words_ = false;
+  // What a peer's GPU has written to this one's memory before a word may still be on its way within this one.
+  unsigned int flush_ = 0;
   std::unique_ptr<Kernels> kernels_;
 };
 

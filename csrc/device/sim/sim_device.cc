@@ -19,9 +19,19 @@
 namespace sordino::sim {
 namespace {
 
+using Failed = std::shared_ptr<std::atomic<bool>>;
+
+void refuse_if(const Failed& failed) {
+  if (*failed) throw DeviceError("the simulated device has failed");
+}
+
 class SimEvent : public Event {
  public:
-  bool done() override { return reached_.load(std::memory_order_acquire); }
+  explicit SimEvent(Failed failed) : failed_(std::move(failed)) {}
+  bool done() override {
+    refuse_if(failed_);
+    return reached_.load(std::memory_order_acquire);
+  }
   void reach() {
     reached_.store(true, std::memory_order_release);
     reached_.notify_all();
@@ -29,6 +39,7 @@ class SimEvent : public Event {
   void wait() const { reached_.wait(false); }
 
  private:
+  const Failed failed_;
   std::atomic<bool> reached_{false};
 };
 
@@ -110,6 +121,7 @@ class SimDevice : public Device {
     further_.erase(queue);
   }
 
+  void fail() { *failed_ = true; }
   std::size_t occupied() const {
     std::lock_guard lock(mutex_);
     return occupied_;
@@ -150,10 +162,7 @@ class SimDevice : public Device {
     }
     enqueue(stream, [data] { delete[] data; });
   }
-  void clear(std::byte* data, std::size_t bytes) override {
-    enqueue(queue(), [=] { std::memset(data, 0, bytes); });
-    std::static_pointer_cast<SimEvent>(record(queue()))->wait();
-  }
+  void clear(std::byte* data, std::size_t bytes) override { std::memset(data, 0, bytes); }
 
   Ticket share(const std::byte* data) override {
     if (!traits_.shares) throw TransportError(name() + " does not share its memory");
@@ -181,7 +190,8 @@ class SimDevice : public Device {
   void unpin(std::byte*) noexcept override {}
 
   std::shared_ptr<Event> record(Stream stream) override {
-    auto event = std::make_shared<SimEvent>();
+    refuse_if(failed_);
+    auto event = std::make_shared<SimEvent>(failed_);
     enqueue(stream, [event] { event->reach(); });
     return event;
   }
@@ -203,7 +213,8 @@ class SimDevice : public Device {
   }
   void wait_for_word(std::atomic<std::uint64_t>& word, std::uint64_t least, Stream stream) override {
     enqueue(stream, [&word, least] {
-      while (word.load(std::memory_order_acquire) < least) std::this_thread::sleep_for(std::chrono::microseconds(20));
+      while (static_cast<std::int64_t>(word.load(std::memory_order_acquire) - least) < 0)
+        std::this_thread::sleep_for(std::chrono::microseconds(20));
     });
   }
   void copy(std::byte* to, const std::byte* from, std::size_t bytes, Stream stream) override {
@@ -239,6 +250,7 @@ class SimDevice : public Device {
 
   const int ordinal_;
   const Traits traits_;
+  const Failed failed_ = std::make_shared<std::atomic<bool>>(false);
   std::unique_ptr<Kernels> kernels_;
   mutable std::mutex mutex_;
   std::size_t occupied_ = 0;
@@ -253,6 +265,8 @@ class SimDevice : public Device {
 std::shared_ptr<Device> make_device(int ordinal, Traits traits) { return std::make_shared<SimDevice>(ordinal, traits); }
 
 std::size_t occupied(const Device& device) { return dynamic_cast<const SimDevice&>(device).occupied(); }
+
+void fail(Device& device) { dynamic_cast<SimDevice&>(device).fail(); }
 
 void capture(Stream stream, bool on) { reinterpret_cast<Queue*>(stream)->captured = on; }
 

@@ -24,6 +24,9 @@ std::shared_ptr<Device> make_device(int ordinal, Traits traits = {});
 // Memory that a simulated device has given out and not got back, in bytes.
 std::size_t occupied(const Device& device);
 
+// From now on whoever asks for an event of the device, or whether one has come, gets DeviceError.
+void fail(Device& device);
+
 // From now on, or no more, a queue is one that is captured.
 void capture(Stream stream, bool on);
 

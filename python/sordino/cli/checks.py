@@ -198,9 +198,9 @@ def check_gpu_ways(seen: Mapping[str, Any], probe: Mapping[str, Any], environmen
     if chosen:
         ways = [way for way in ways if way.startswith(chosen)]
     found = ", else ".join([*ways, "through the host"]) + (f"; as SORDINO_GPU_ROUTE={chosen} says" if chosen else "")
-    if seen["nccl"] and chosen in ("", "nccl") and environment.get("CUDA_DEVICE_MAX_CONNECTIONS", "") == "1":
+    if chosen in ("", "nccl", "ipc") and environment.get("CUDA_DEVICE_MAX_CONNECTIONS", "") == "1":
         mend = (
-            "unset CUDA_DEVICE_MAX_CONNECTIONS: with 1, what NCCL does for one process set waits for what it does for "
+            "unset CUDA_DEVICE_MAX_CONNECTIONS: with 1, what is done for one process set waits for what is done for "
             "another, which may wait for this rank; or use a single process set at a time"
         )
         return Check("GPU ways", "warn", f"{found}; CUDA_DEVICE_MAX_CONNECTIONS=1", mend)
