@@ -194,3 +194,10 @@ def test_the_doctor_says_what_is_wrong_and_has_status_1(
     said = " ".join(capsys.readouterr().out.split())
     assert "ImportError: libmpi.so.40 is not there" in said
     assert "pip install --force-reinstall --no-deps ." in said
+
+
+def test_packages_that_some_commands_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert checks.check_extras().status == "ok"
+    monkeypatch.setattr(checks, "find_spec", lambda module: None if module == "simpy" else module)
+    missing = checks.check_extras()
+    assert (missing.status, missing.found, missing.mend) == ("warn", "no simpy (simulate)", "pip install simpy")

@@ -92,7 +92,6 @@ def main() -> int:
     subprocess.run([*pip, "-c", ROOT / "constraints.txt", wheel, "scikit-learn"], check=True)
     shutil.copytree(downloads, place / "packages")
     shutil.copy(wheel, place)
-    shutil.copytree(ROOT / "examples", place / "examples")
 
     inside(folder, ABSENT)
     took = {}
@@ -100,7 +99,9 @@ def main() -> int:
         "venv": "python3 -m venv venv",
         "pip install": f"pip install --quiet --no-index --find-links packages ./{wheel.name} scikit-learn",
         "sordino doctor": "sordino doctor",
-        "the demo": "sordino run -np 4 -- python examples/train.py --algorithm allreduce",
+        "sordino examples": "sordino examples minimal && sordino examples train",
+        "a whole training": "sordino run -np 4 -- python minimal.py",
+        "the demo": "sordino run -np 4 -- python train.py --algorithm allreduce",
     }.items():
         begin = time.monotonic()
         inside(folder, f"cd /root/try; {command}")

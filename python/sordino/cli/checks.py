@@ -13,6 +13,7 @@ import re
 import resource
 import sys
 from collections.abc import Mapping
+from importlib.util import find_spec
 from typing import Any
 
 from sordino.cli.check import REBUILD, Check
@@ -94,9 +95,27 @@ def all_checks() -> list[Check]:
         checks.append(check_cuda(build, int(packages.get("gpus", 0)), core["gpus"]))
         if core["gpus"]["found"]:
             checks += [check_nccl(core["gpus"]), check_gpu_ways(core["gpus"], core["mpi"], os.environ)]
+    checks.append(check_extras())
     if build:
         checks += check_two_ranks(there, launcher)
     return checks
+
+
+EXTRAS = {
+    "sklearn": ("scikit-learn", "examples, plan, simulate"),
+    "matplotlib": ("matplotlib", "pictures"),
+    "simpy": ("simpy", "simulate"),
+}
+"""Packages that some commands need, by module: what pip calls them, and who needs them."""
+
+
+def check_extras() -> Check:
+    """Check what the core does without and some commands do not."""
+    missing = {package: who for module, (package, who) in EXTRAS.items() if find_spec(module) is None}
+    if not missing:
+        return Check("extras", "ok", ", ".join(package for package, _ in EXTRAS.values()))
+    found = "; ".join(f"no {package} ({who})" for package, who in missing.items())
+    return Check("extras", "warn", found, f"pip install {' '.join(missing)}")
 
 
 def check_python() -> Check:
