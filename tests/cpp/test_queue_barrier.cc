@@ -1,11 +1,14 @@
 // Queues of simulated devices that meet: nobody goes on before all are there, no thread waits, and who has failed goes
 // on alone.
+#include <algorithm>
+#include <array>
 #include <chrono>
 #include <thread>
 
 #include "check.h"
 #include "collectives/queue_barrier.h"
 #include "device/sim/sim_device.h"
+#include "engines.h"
 
 using namespace sordino;
 using namespace sordino::test;
@@ -162,6 +165,54 @@ void a_device_that_cannot_wait_has_none() {
   CHECK(QueueBarrier::make(sim::make_device(0), {&blocks[0], &blocks[1]}, {0, 1}, 0) != nullptr);
 }
 
+// A rank that has offered its tensor and not looked at the others' finds there what they offered for the same
+// operation, although they have begun the next.
+void where_tensors_lie_is_told_anew_when_all_have_read_it() {
+  Engines ranks({0, 0, 0});
+  const auto device = sim::make_device(0);
+  constexpr std::size_t kCount = 40'000;
+  std::vector<std::shared_ptr<Segment>> memory;
+  const auto submit = [&](int rank, const std::string& name, float value) {
+    memory.push_back(ranks[rank].transport->node_memory().allocate_on(device, kCount * sizeof(float)));
+    auto* values = reinterpret_cast<float*>(memory.back()->data);
+    std::fill_n(values, kCount, value);
+    Request request;
+    request.name = name;
+    request.opcode = Opcode::kAllreduce;
+    request.device = device;
+    request.tensors.push_back(
+        {DType::kFloat32, {static_cast<std::int64_t>(kCount)}, memory.back()->data, memory.back()->data});
+    return std::pair(ranks[rank].scheduler.submit(std::move(request)), values);
+  };
+  const auto done = [](const auto& submitted) { return submitted.first->done(); };
+  for (int rank = 0; rank < 3; ++rank) submit(rank, "trial", 1);
+  ranks.settle();
+  const std::array first{submit(0, "first", 1), submit(1, "first", 2), submit(2, "first", 3)};
+  for (const int rank : {1, 2}) ranks[rank].poll();      // announce
+  for (int turn = 0; turn < 3; ++turn) ranks[0].poll();  // decides, and offers
+  ranks[2].poll();                                       // offers, and misses rank 1
+  for (int turn = 0; turn < 1000 && !(done(first[0]) && done(first[1])); ++turn) {
+    ranks[1].poll();
+    ranks[0].poll();
+  }
+  CHECK(done(first[0]) && done(first[1]) && !done(first[2]));
+  const std::array second{submit(0, "second", 10), submit(1, "second", 20), submit(2, "second", 30)};
+  ranks[2].scheduler.announce();
+  for (int turn = 0; turn < 100; ++turn) {
+    ranks[0].poll();
+    ranks[1].poll();
+  }
+  CHECK(comes([&] {
+    ranks.settle();
+    return done(first[2]) && done(second[0]) && done(second[1]) && done(second[2]);
+  }));
+  device->synchronize();
+  for (const auto& [handle, values] : first)
+    CHECK(std::all_of(values, values + kCount, [](float x) { return x == 6; }));
+  for (const auto& [handle, values] : second)
+    CHECK(std::all_of(values, values + kCount, [](float x) { return x == 60; }));
+}
+
 }  // namespace
 
 int main() {
@@ -172,5 +223,6 @@ int main() {
   several_devices_of_one_rank();
   a_device_that_has_failed_holds_nobody_up();
   a_device_that_cannot_wait_has_none();
+  where_tensors_lie_is_told_anew_when_all_have_read_it();
   return report();
 }

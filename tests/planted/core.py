@@ -1049,7 +1049,7 @@ ERRORS = [
         "csrc/collectives/shared_tensors.cc",
         "  participants.reach(&SharedBlock::finished, stage);\n  slots_used(participants, stage);\n",
         "  participants.reach(&SharedBlock::finished, stage);\n",
-        (tests("run_ahead"),),
+        ("cpp.test_queue_barrier",),
     ),
     Error(
         "a device is let go once",

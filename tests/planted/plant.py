@@ -167,7 +167,8 @@ class Copy:
         targets = [words.removeprefix("cpp.") for words in commands if is_native(words)]
         if len(targets) < len(commands):
             targets += ["_core", "fake_nccl"]  # and what they use
-            targets += [name for name in ("sordino_mpi", "sordino_ucx") if (self.tree / f"lib{name}.so").is_file()]
+            halves = "sordino_mpi_openmpi", "sordino_mpi_mpich", "sordino_ucx"
+            targets += [name for name in halves if (self.tree / f"lib{name}.so").is_file()]
         words = ["cmake", "--build", str(self.tree), "--parallel", str(os.cpu_count() or 1), "--target", *targets]
         status, _ = self.commands.run(words, BUILD_S)
         return status == 0

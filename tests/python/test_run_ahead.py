@@ -207,7 +207,8 @@ def test_gossip_runs_ahead() -> None:
         with computing(gpu, hvd.rank() == 0) as go_on:
             optimizer.step()
             hvd.barrier()
-            assert model.weight.flatten()[0].item() == hvd.rank()
+            time.sleep(0.02)
+            assert bool((model.weight == hvd.rank()).all())
             hvd.barrier()
             go_on()
             settle()
