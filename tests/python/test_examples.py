@@ -15,7 +15,7 @@ from minimal import train
 from sordino import sim
 from sordino.algorithms import class_of
 from sordino.algorithms.registry import names
-from sordino.cli import app
+from sordino.cli import app, examples
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
@@ -26,12 +26,13 @@ MOST_LINES = 52  # of what `--help` prints: a screen
 @pytest.mark.parametrize("path", SHORT, ids=lambda path: path.stem)
 def test_an_example_trains(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sim.run(4, partial(runpy.run_path, str(path), run_name="__main__"))
-    found = re.search(r"on 4 ranks: ([\d.]+)% right, [\d.]+ MB sent", capsys.readouterr().out)
+    found = re.search(r"on 4 rank\(s\): ([\d.]+)% right, [\d.]+ MB sent", capsys.readouterr().out)
     assert found and float(found[1]) > 70
 
 
 def test_the_smallest_one_is_small_and_better_with_more_ranks_than_by_chance() -> None:
-    assert len((EXAMPLES / "minimal.py").read_text().splitlines()) <= 50
+    text = (EXAMPLES / "minimal.py").read_text()
+    assert len(text.splitlines()) <= 50 and text.split('"""\n\n', 1)[1] in (ROOT / "README.md").read_text()
     assert min(sim.run(2, train, "allreduce", 8)) > 0.85
 
 
@@ -74,6 +75,14 @@ def test_nothing_is_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert (tmp_path / "minimal.py").read_text() == "mine"
     assert command("no-such") == 2
     assert "there is no example 'no-such'; there are " in capsys.readouterr().err
+
+
+def test_what_an_example_needs_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(examples, "find_spec", lambda name: None if name == "sklearn" else name)
+    assert command("with-crossover", str(tmp_path)) == 0
+    assert "not installed: pip install scikit-learn\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh"])

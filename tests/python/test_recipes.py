@@ -47,7 +47,7 @@ def test_a_torchrun_on_each_node(tmp_path: Path) -> None:
     words = ["bash", str(ROOT / "recipes/slurm/torchrun.sbatch"), str(ROOT / "examples/minimal.py")]
     done = subprocess.run(words, capture_output=True, text=True, env=environment, timeout=200)
     assert done.returncode == 0, done.stderr
-    assert "allreduce on 4 ranks" in done.stdout
+    assert "allreduce on 4 rank(s)" in done.stdout
 
 
 @pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.stem)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 
@@ -30,6 +31,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         chosen: Callable[[argparse.Namespace], int] = options.main
         return chosen(options)
+    except BrokenPipeError:  # whoever reads what is printed has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except UsageError as error:
         print(f"sordino {options.subcommand}: {error}", file=sys.stderr)
         return 2
@@ -44,7 +48,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(dest="subcommand", required=True, metavar="COMMAND")
     for module, name, text in (
-        (run, "run", "start a program on several ranks (a thin front of mpirun)"),
+        (run, "run", "start a program on several ranks, here or by mpirun on others"),
         (doctor, "doctor", "check the installation and say how to mend what is wrong"),
         (examples, "examples", "copy an example to start from"),
         (plan, "plan", "measure the links and say which algorithm to train with"),

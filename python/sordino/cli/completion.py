@@ -1,5 +1,6 @@
 """Prints what has a shell complete the commands and options of `sordino`.
 
+  mkdir -p ~/.local/share/bash-completion/completions
   sordino completion bash > ~/.local/share/bash-completion/completions/sordino
   sordino completion zsh > ~/.zfunc/_sordino        # a folder of $fpath
 

@@ -12,9 +12,11 @@ from __future__ import annotations
 import argparse
 import ast
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import sordino
+from sordino.cli.checks import EXTRAS
 from sordino.errors import UsageError
 from sordino.files import atomic_file
 
@@ -63,6 +65,10 @@ def main(options: argparse.Namespace) -> int:
         except OSError as error:
             raise UsageError(f"{target}: cannot be written: {error.strerror}") from error
         print(target)
+    needed = {name.split(".")[0] for path in files for name in _imported(path)}
+    if missing := sorted(needed & EXTRAS.keys() - {name for name in EXTRAS if find_spec(name)}):
+        packages = " ".join(EXTRAS[module][0] for module in missing)
+        print(f"It needs what is not installed: pip install {packages}", file=sys.stderr)
     print(f"Try: sordino run -np 4 -- python {options.folder / chosen.name}", file=sys.stderr)
     return 0
 

@@ -9,6 +9,7 @@ and all repeat it.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any, TypeVar
@@ -187,6 +188,9 @@ def _go_on(context: Context, why: str) -> None:
     """Adopt the next world, and tell the launcher who is not in it."""
     before = set(context.world.identities)
     context.adopt(context.world.successor(why))
+    lost = ", ".join(map(str, sorted(before.difference(context.world.identities))))
+    if lost and context.rank == 0:
+        print(f"sordino: {context.size} ranks go on without {lost} (ranks as they began): {why}", file=sys.stderr)
     tell_of_the_lost(before.difference(context.world.identities), context.identity, context.started)
 
 

@@ -42,7 +42,7 @@ function overview(runs) {
     ]),
   ].map(([name, of]) => [name, ...runs.map(of)]).filter(([, ...values]) => values.some((value) => value !== '–'));
   const caption = runs.some((run) => run.summary.steps > 0)
-    ? 'Means of a step. Exposed: calls waited for communication; hidden: it was under way while the rank computed.' : 'What was asked for.';
+    ? 'Means of a step. Exposed: calls waited for communication; hidden: it was under way while the rank computed. What happens between two steps, such as an evaluation, counts for the step after it.' : 'What was asked for.';
   const names = [...new Set(runs.flatMap((run) => run.facts.map(([name]) => name)))];
   const facts = names.map((name) => [name, ...runs.map((run) => run.facts.find(([other]) => other === name)?.[1] ?? '–')]);
   const notes = runs.flatMap((run) => run.notes.map((note) =>
