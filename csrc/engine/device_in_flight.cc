@@ -1,24 +1,18 @@
 #include "engine/device_in_flight.h"
 
 #include <algorithm>
-#include <iostream>
 #include <utility>
 
 #include "base/error.h"
+#include "engine/telling.h"
 
 namespace sordino {
 namespace {
 
-std::string whole(double value) { return std::to_string(static_cast<long long>(value)); }
-
-std::string list(const std::vector<int>& ranks) {
-  std::string all;
-  for (const int rank : ranks) all += (all.empty() ? "" : ", ") + std::to_string(rank);
-  return (ranks.size() == 1 ? "rank " : "ranks ") + all;
-}
+std::string named(const std::vector<int>& ranks) { return (ranks.size() == 1 ? "rank " : "ranks ") + list(ranks); }
 
 std::string who_is_late(const std::vector<int>& ranks) {
-  return ranks.empty() ? "a peer is stuck or lost" : list(ranks) + " furthest behind: stuck, lost, or still computing";
+  return ranks.empty() ? "a peer is stuck or lost" : named(ranks) + " furthest behind: stuck, lost, or still computing";
 }
 
 }  // namespace
@@ -34,13 +28,13 @@ void DeviceInFlight::check(Time now) {
     one.over = one.handles.front()->event->done();
     const auto barrier = one.over ? one.barrier.lock() : nullptr;
     const std::vector<int> gone = barrier ? barrier->let_go() : std::vector<int>{};
-    if (!gone.empty()) throw PeerLost("'" + one.name + "' has met with what had failed: " + list(gone), gone);
+    if (!gone.empty()) throw PeerLost("'" + one.name + "' has met with what had failed: " + named(gone), gone);
   }
   std::erase_if(all_, [](const One& one) { return one.over; });
   count_ = all_.size();
   for (One& one : all_) {
     if (one.channel) one.channel->communicator().check();
-    const double lasted = std::chrono::duration<double>(now - one.since).count();
+    const double lasted = seconds(one.since, now);
     if (lasted < std::min(stall_warn_s_, timeout_s_)) continue;
     const auto barrier = one.barrier.lock();
     const std::vector<int> late = barrier ? barrier->late() : std::vector<int>{};
@@ -48,8 +42,7 @@ void DeviceInFlight::check(Time now) {
     if (lasted > timeout_s_) {
       throw Timeout(text + ", more than SORDINO_TIMEOUT_S: " + who_is_late(late), one.name, late);
     }
-    if (!std::exchange(one.warned, true))
-      std::cerr << "sordino: stalled: " + text + ": " + who_is_late(late) + ".\n" << std::flush;
+    if (!std::exchange(one.warned, true)) say("stalled: " + text + ": " + who_is_late(late) + ".");
   }
 }
 

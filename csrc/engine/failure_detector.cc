@@ -1,23 +1,10 @@
 #include "engine/failure_detector.h"
 
-#include <iostream>
-
 #include "engine/control.h"
+#include "engine/telling.h"
 
 namespace sordino {
 namespace {
-
-std::string list(const std::vector<int>& ranks) {
-  std::string out;
-  for (std::size_t i = 0; i < ranks.size(); ++i) out += (i ? ", " : "") + std::to_string(ranks[i]);
-  return out;
-}
-
-std::string whole(double value) { return std::to_string(static_cast<long long>(value)); }
-
-double seconds(Time from, Time to) { return std::chrono::duration<double>(to - from).count(); }
-
-void say(const std::string& text) { std::cerr << "sordino: " + text + "\n" << std::flush; }
 
 PeerLost deserted(const Running& running, int rank) {
   return PeerLost("'" + running.decision.names.front() + "' waits for rank " + std::to_string(rank) +

@@ -1,0 +1,26 @@
+// How deadlines and losses are put into words.
+#pragma once
+
+#include <chrono>
+#include <iostream>
+#include <string>
+#include <vector>
+
+#include "base/time.h"
+
+namespace sordino {
+
+inline std::string list(const std::vector<int>& ranks) {
+  std::string out;
+  for (std::size_t i = 0; i < ranks.size(); ++i) out += (i ? ", " : "") + std::to_string(ranks[i]);
+  return out;
+}
+
+inline std::string whole(double value) { return std::to_string(static_cast<long long>(value)); }
+
+inline double seconds(Time from, Time to) { return std::chrono::duration<double>(to - from).count(); }
+
+// On this process's stderr, in one piece.
+inline void say(const std::string& text) { std::cerr << "sordino: " + text + "\n" << std::flush; }
+
+}  // namespace sordino
