@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 from checks.commands import SORDINO
+from flat_worker import SLACK
 from pace import HANG_S
 
 WORKER = Path(__file__).with_name("flat_worker.py")
-SLACK = {"resident": 12 << 20, "descriptors": 3, "shared mappings": 6}  # what a few more may be under way
 
 
 def flat(folder: Path, operations: int, objects: int) -> None:
