@@ -18,6 +18,8 @@ from sordino.cli.plan import parse_count
 from sordino.errors import UsageError
 from sordino.plan import tasks
 from sordino.plan.command import even_shapes
+from sordino.plan.predictions import as_rows
+from sordino.plan.report import reliability
 from sordino.record.reading import Reader
 
 ALPHA, BETA = 1e-4, 1e-8
@@ -160,13 +162,14 @@ def test_a_recommendation_has_its_reason() -> None:
     found = predictions(0.05)
     free = plan.recommend(found, 4, None)
     assert free.startswith("LocalSGD(interval=4, group_size=1): a step takes")
-    assert "was not tried" in free
+    assert "4 local models was not tried" in free
     two = plan.Workers({2: 1.0, 4: 1.1}, 2, "")
     assert plan.recommend(found, 4, two).startswith("LocalSGD(interval=4, group_size=2): ")
     one = plan.Workers({2: math.inf}, 1, "")
-    assert plan.recommend(found, 4, one).startswith("AllReduce(): nothing that training bears")
-    idle = [plan.Prediction(p.name, p.algorithm, p.communication, 1e-6, 10.0, 1.0, 1.0) for p in predictions(10.0)]
-    assert plan.recommend(idle, 4, None).startswith("AllReduce(): nothing")
+    assert plan.recommend(found, 4, one).startswith("AllReduce(): nothing that may be taken")
+    assert plan.recommend(predictions(10.0), 4, None).startswith("AllReduce(): nothing")
+    slow = plan.recommend(predictions(5000.0), 4, None)
+    assert "e+0" not in slow
 
 
 def test_a_measurement_counts_more_than_a_prediction() -> None:
@@ -175,6 +178,22 @@ def test_a_measurement_counts_more_than_a_prediction() -> None:
         one.measured = one.communication * (0.1 if one.name == "PushSum()" else 10.0)
     assert plan.recommend(found, 4, None).startswith("PushSum(): ")
     assert found[0].error == pytest.approx(-0.9)
+
+
+def test_what_was_to_be_hidden_is_exposed_where_it_takes_longer_than_computing() -> None:
+    late = next(one for one in predictions(1.0) if one.name == "AllReduce(double_buffering=True)")
+    assert late.step == pytest.approx(1.0)
+    late.measured = 1.5
+    assert late.step == pytest.approx(1.5)
+    assert late.epoch == pytest.approx(25 * 1.5)
+
+
+def test_a_plan_says_how_far_its_predictions_were_off() -> None:
+    found = predictions(0.05)
+    assert "Nothing was run" in reliability(as_rows(found))
+    for one in found:
+        one.measured = one.communication * (4.0 if one.name == "PushSum()" else 0.8)
+    assert "off by 25% (median), most for PushSum() (-75%)" in reliability(as_rows(found))
 
 
 def test_sizes_are_read() -> None:
@@ -278,7 +297,10 @@ def test_a_plan_is_made(tmp_path: Path, ranks: int, results_of: ResultsOf) -> No
     assert done.returncode == 0, done.stderr
     found = results_of("plan")
     assert found["recommendation"] in done.stdout
-    assert found["rates"]["inside"]["beta"] > 0
+    inside = found["rates"]["inside"]
+    assert inside["alpha"] + inside["beta"] * 800_000 > 0
+    steps = [row["step"] for row in found["rows"]]
+    assert steps == sorted(steps), "the first row is what was measured to be quickest"
     assert found["rates"]["across"] is None
     assert all(row["measured"] > 0 for row in found["rows"])
     assert found["workers"]["chosen"] in (1, 2, 4, 8, 16)

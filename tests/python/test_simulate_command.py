@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sordino.algorithms import ScheduledPull
+from sordino.algorithms import ADPSGD, ScheduledPull
 from sordino.cli.app import main
+from sordino.simulate import command
 from sordino.simulate.job import Job
 from sordino.simulate.links import Links
 from sordino.simulate.report import source
@@ -95,6 +96,7 @@ def test_the_four_modes_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert all(f"| {mode}" in told for mode in modes)
     assert "3.5 MiB a model (default), 3 ms a step;" in told
     assert "best accuracy against no overlap" in told
+    assert f"hardly trained: {'; '.join(modes)}. Guessing is right in 10%" in told
     found = json.loads(files[0].read_text())
     assert [(run["mode"], run["seed"]) for run in found["runs"]] == [(mode, seed) for seed in (1, 2) for mode in modes]
     assert all(run["steps"] == 40 for run in found["runs"])
@@ -106,6 +108,20 @@ def test_the_four_modes_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixtu
     first, second = ([run for run in found["runs"] if run["seed"] == seed] for seed in (1, 2))
     assert all(a["curve"] != b["curve"] for a, b in zip(first, second, strict=True))
     assert [run["algorithm"]["seed"] for run in second] == [2] * 4
+
+
+def test_who_waits_reads_how_long_it_takes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    clock = [100.0]
+    monkeypatch.setattr(command.time, "monotonic", lambda: clock[0])
+    monkeypatch.setenv("TTY_COMPATIBLE", "0")
+    job = Job(ADPSGD(), 2, Links.wide(2, 0, 1.0, 10.0, 0.0), np.full(2, 0.01), 1.0, steps=1, data="none")
+    with command._teller([command.Run("some", job)] * 4, quiet=False) as told:
+        told.part(0, 0.0)
+        assert told.line(clock[0]) == "  0% of 4 runs"
+        clock[0] += 30.0
+        told.part(0, 0.5)
+        told.part(1, 0.1)
+    assert capsys.readouterr().out == " 12% of 4 runs, about 4 min more\n"
 
 
 def test_equal_virtual_time_means_fewer_steps_for_those_that_wait(tmp_path: Path) -> None:

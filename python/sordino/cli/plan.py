@@ -5,7 +5,7 @@
   sordino plan -np 4 --task train.py:task        # a function that returns a sordino.plan.Task
 
 It measures seconds a message and seconds a byte within nodes and between them, predicts what every algorithm takes from
-what it sends, runs each for a few steps beside the prediction, and tries how many local models training bears.
+what it sends, runs each for a few steps beside the prediction, and tries how many local models are worth a try.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Which algorithm, with how many local models (`sordino plan`).
 
-What the transport costs here, what each algorithm would take, and how many local models training bears.
+What the transport costs here, what each algorithm would take, and how many local models the rule allows.
 """
 
 from sordino.plan.costs import Cost, Line, Load, Phase, Rates, cost_of

@@ -240,15 +240,18 @@ class Cost:
         """Return the seconds of communication a step, on average."""
         return sum(phase.load.seconds(rates) / phase.every for phase in self.phases)
 
-    def exposed(self, rates: Rates, compute: float, loading: float = 0.0) -> float:
+    def exposed(self, rates: Rates, compute: float, loading: float = 0.0, slower: float = 1.0) -> float:
         """Return the seconds of communication a step that cannot be hidden, on average.
 
-        Those of them that `compute` seconds of forward and backward, and `loading` seconds between two steps, cannot
-        hide.
+        Args:
+            rates: what things cost.
+            compute: seconds of forward and backward, which hide some of it.
+            loading: seconds between two steps, which hide what may go on there.
+            slower: times as long as by the rates everything takes.
         """
         total = 0.0
         for phase in self.phases:
-            seconds, room = phase.load.seconds(rates), compute * (1.0 if phase.step else BACKWARD)
+            seconds, room = slower * phase.load.seconds(rates), compute * (1.0 if phase.step else BACKWARD)
             left = seconds - min(seconds * phase.hides, room)
             total += (max(left - loading, 0.0) if phase.loading else left) / phase.every
         return total

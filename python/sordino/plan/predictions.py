@@ -1,4 +1,7 @@
-"""Puts prediction beside measurement for every algorithm, and says which one to take."""
+"""Puts prediction beside measurement for every algorithm, and says which one to take.
+
+Where an algorithm was run, its steps are by the measurement: a prediction counts as long as nothing better is known.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,10 @@ import torch
 import sordino.torch as hvd
 from sordino.algorithms import Algorithm, AllReduce, class_of, names
 from sordino.errors import UsageError
-from sordino.plan.costs import Rates, cost_of
+from sordino.plan.costs import Cost, Rates, cost_of
 from sordino.plan.links import idle_sgd
 from sordino.plan.workers import Workers
+from sordino.report.tables import format_seconds
 from sordino.timing import Participants
 
 _WARM_UP = 3  # steps: gradients that persist move into shared memory
@@ -52,23 +56,36 @@ class Prediction:
     """What an algorithm takes, in seconds, and bytes.
 
     Attributes:
-        name: how to write the algorithm.
-        communication: a step, on average, with nothing to hide behind.
-        exposed: of that, what is not hidden behind backward.
-        step: computation and exposed communication.
-        epoch: all steps of an epoch.
-        sent: that a rank sends to other nodes in a step, on average.
-        measured: the communication, where it was run.
+        algorithm: which one.
+        cost: what its steps do apart from computing.
+        rates: what that costs here.
+        compute: seconds that a worker computes in a step.
+        steps: in an epoch.
+        measured: seconds of communication a step, where it was run.
     """
 
-    name: str
     algorithm: Algorithm
-    communication: float
-    exposed: float
-    step: float
-    epoch: float
-    sent: float
+    cost: Cost
+    rates: Rates
+    compute: float
+    steps: int
     measured: float | None = None
+
+    @property
+    def name(self) -> str:
+        """How to write the algorithm."""
+        return self.algorithm.written()
+
+    @property
+    def communication(self) -> float:
+        """Seconds a step by the prediction, on average, with nothing to hide behind."""
+        return self.cost.communication(self.rates)
+
+    @property
+    def sent(self) -> float:
+        """Bytes that a rank sends to other nodes in a step, on average."""
+        sent = self.cost.sent()
+        return sum(sent) / len(sent)
 
     @property
     def error(self) -> float | None:
@@ -76,11 +93,20 @@ class Prediction:
         return None if self.measured is None else self.communication / self.measured - 1
 
     @property
-    def best_step(self) -> float:
-        """Seconds a step, by the measurement where there is one."""
-        if self.measured is None or self.communication == 0:
-            return self.step
-        return self.step + self.exposed * (self.measured / self.communication - 1)
+    def exposed(self) -> float:
+        """Seconds of communication a step that are not hidden, by the measurement where there is one."""
+        slower = 1.0 if self.measured is None or self.communication == 0 else self.measured / self.communication
+        return self.cost.exposed(self.rates, self.compute, slower=slower)
+
+    @property
+    def step(self) -> float:
+        """Seconds of computation and exposed communication."""
+        return self.compute + self.exposed
+
+    @property
+    def epoch(self) -> float:
+        """Seconds of all steps of an epoch."""
+        return self.steps * self.step
 
 
 def candidates(nodes: Sequence[int], interval: int) -> list[Algorithm]:
@@ -118,21 +144,18 @@ def predict(job: Job, nodes: Sequence[int], rates: Rates, interval: int) -> list
     """
     tensors, sizes = [name for name, _ in job.shapes], job.bytes
     steps = math.ceil(job.samples / (job.batch * len(nodes)))
-    found = []
-    for algorithm in candidates(nodes, interval):
-        cost = cost_of(algorithm, nodes, tensors, sizes)
-        exposed = cost.exposed(rates, job.compute)
-        step = job.compute + exposed
-        sent = sum(cost.sent()) / len(nodes)
-        communication = cost.communication(rates)
-        found.append(Prediction(algorithm.written(), algorithm, communication, exposed, step, steps * step, sent))
+    found = [
+        Prediction(algorithm, cost_of(algorithm, nodes, tensors, sizes), rates, job.compute, steps)
+        for algorithm in candidates(nodes, interval)
+    ]
     return sorted(found, key=lambda one: one.step)
 
 
-def trial(predictions: Sequence[Prediction], shapes: Shapes, budget: float, log: Callable[[str], None]) -> None:
+def trial(predictions: list[Prediction], shapes: Shapes, budget: float, log: Callable[[str], None]) -> None:
     """Run every algorithm for some steps that compute nothing and note how long they took.
 
-    What would take more than its share of the budget, in seconds, is left out. Collective.
+    What would take more than its share of the budget, in seconds, is left out. The quickest step is the first one
+    afterwards. Collective.
     """
     participants = Participants(hvd.rank(), hvd.size())
     share = budget / len(predictions)
@@ -141,7 +164,9 @@ def trial(predictions: Sequence[Prediction], shapes: Shapes, budget: float, log:
         if (_WARM_UP + 2 * interval) * one.communication > 2 * share:
             continue
         one.measured = _seconds(one.algorithm, shapes, participants, share)
-        log(f"{one.name}: {one.measured * 1e3:.3g} ms of communication a step, predicted {one.communication * 1e3:.3g}")
+        found, predicted = format_seconds(one.measured), format_seconds(one.communication)
+        log(f"{one.name}: {found} of communication a step, predicted {predicted}")
+    predictions.sort(key=lambda one: one.step)
 
 
 def _seconds(algorithm: Algorithm, shapes: Shapes, participants: Participants, budget: float) -> float:
@@ -173,20 +198,26 @@ def _seconds(algorithm: Algorithm, shapes: Shapes, participants: Participants, b
 def recommend(predictions: Sequence[Prediction], size: int, workers: Workers | None) -> str:
     """Return one line: which algorithm, and why.
 
-    Not one whose gradients or parameters come late: that training bears them was not tried.
+    Not one whose gradients or parameters come late: whether training bears that is not tried.
     """
     allreduce = next(one for one in predictions if one.algorithm == AllReduce())
     timely = [one for one in predictions if not one.algorithm.traits.late]
-    bearable = [one for one in timely if workers is None or one.algorithm.models(size) <= workers.chosen]
-    best = min([*bearable, allreduce], key=lambda one: one.best_step)
-    if allreduce.best_step <= CLOSE * best.best_step:
-        rest = "" if best is allreduce else f" ({best.name} would be {allreduce.best_step / best.best_step:.2f} times)"
-        return f"{allreduce.name}: nothing that training bears is more than {CLOSE - 1:.0%} faster{rest}."
-    gain = f"a step takes {best.best_step * 1e3:.3g} ms instead of AllReduce's {allreduce.best_step * 1e3:.3g} ms"
-    if workers is None:
-        return f"{best.name}: {gain}. How many local models training bears was not tried."
+    allowed = [one for one in timely if workers is None or one.algorithm.models(size) <= workers.chosen]
+    best = min([*allowed, allreduce], key=lambda one: one.step)
+    times = allreduce.step / best.step
+    if times <= CLOSE:
+        rest = f" ({best.name} would be {times:.2f} times as fast)" if times > 1.005 else ""
+        return f"{allreduce.name}: nothing that may be taken is more than {CLOSE - 1:.0%} faster{rest}."
+    gain = f"a step takes {format_seconds(best.step)} instead of AllReduce's {format_seconds(allreduce.step)}"
     models = best.algorithm.models(size)
-    return f"{best.name}: {gain}, and its {models} local models are within the {workers.chosen} that training bears."
+    if models == 1:
+        return f"{best.name}: {gain}, and all workers have the same parameters."
+    if workers is None:
+        return f"{best.name}: {gain}. Whether training bears its {models} local models was not tried."
+    return (
+        f"{best.name}: {gain}, and its {models} local models are within the {workers.chosen} that the rule allows. "
+        "Compare its accuracy with AllReduce's before you rely on it."
+    )
 
 
 def as_rows(predictions: Sequence[Prediction]) -> list[Mapping[str, object]]:

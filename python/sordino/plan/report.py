@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import statistics
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sordino.report import Results, machines
@@ -9,6 +12,10 @@ from sordino.report.records import Report
 from sordino.report.tables import format_seconds, table
 
 _COLOURS = {"inside": "#0b6e4f", "across": "#3d5a80", "predicted": "#5fb49c", "measured": "#0b6e4f", "ideal": "#aaaaaa"}
+_RULE = (
+    "It is Lee et al.'s rule for where to begin. In our trials it chose more than accuracy bears (docs/claims.md, "
+    "Local SGD, Section III-C), so compare accuracies before you rely on it."
+)
 _PLACES = {"inside": "within a node", "across": "between nodes"}
 
 
@@ -56,11 +63,22 @@ def markdown(results: Results) -> str:
         f"Machine: {machines.describe_machine(results['machine'])}",
         table(["", "α", "β, s a byte", "1/β"], lines),
         table(heads, rows),
-        "Communication, step and epoch are predicted, the step's with what backward can hide.",
+        "Communication is predicted. Step and epoch are by the measurement, or where there is none by the prediction, "
+        "less what computing can hide." + reliability(results["rows"]),
     ]
     if results["workers"] is not None:
         blocks += _workers(results["workers"])
     return "\n\n".join([*blocks, f"**{results['recommendation']}**"])
+
+
+def reliability(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return how far the predictions were off, as a sentence."""
+    errors = {row["name"]: row["error"] for row in rows if row["error"] is not None}
+    if not errors:
+        return " Nothing was run, so nothing says how far the predictions are off."
+    worst = max(errors, key=lambda name: abs(math.log1p(errors[name])))
+    off = statistics.median(map(abs, errors.values()))
+    return f" Predictions were off by {off:.0%} (median), most for {worst} ({errors[worst]:+.0%})."
 
 
 def _workers(found: Results) -> list[str]:
@@ -72,7 +90,8 @@ def _workers(found: Results) -> list[str]:
         rows.append([count, "diverged" if distance is None else f"{distance:.3g}", grown])
         before = (int(count), distance)
     heads = ["P, local models", "D", "growth"]
-    return [f"Training bears {found['chosen']} local models ({found['task']}): {found['reason']}.", table(heads, rows)]
+    chosen = f"The rule allows {found['chosen']} local models ({found['task']}): {found['reason']}. {_RULE}"
+    return [chosen, table(heads, rows)]
 
 
 def draw(results: Results, figure: Any) -> None:

@@ -14,7 +14,9 @@ def format_bytes(count: int) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """Return a time with three digits, in the unit that suits."""
+    """Return a time with three digits, in the unit that suits; long ones in whole seconds."""
+    if abs(seconds) >= 999.5:
+        return f"{seconds:.0f} s"
     for unit, size in (("s", 1.0), ("ms", 1e-3)):
         if abs(seconds) >= size:
             return f"{seconds / size:.3g} {unit}"

@@ -25,7 +25,7 @@ from sordino.simulate.choices import Run, plan_of
 from sordino.simulate.job import Job, Outcome, Progress
 from sordino.simulate.recording import Records
 
-_LINE = 10.0  # seconds from one line of progress to the next, where there is no bar
+_FIRST, _LINE = 3.0, 10.0  # seconds to the first line of progress, and from one to the next, where there is no bar
 _POLL = 0.2  # seconds
 
 Told = tuple[int, float]
@@ -142,7 +142,10 @@ class _Teller:
         self._tasks: dict[int, TaskID] = {}
         self._begun: dict[int, float] = {}
         self._parts = [0.0] * len(runs)
-        self._printed = time.monotonic()
+        self._next = time.monotonic() + _FIRST
+        self._all: TaskID | None = None
+        if self.bar is not None and len(runs) > 1:
+            self._all = self.bar.add_task(f"all {len(runs)} runs", total=1.0)
 
     def part(self, number: int, part: float) -> None:
         """Show that so much of a run is done."""
@@ -152,9 +155,20 @@ class _Teller:
             if number not in self._tasks:
                 self._tasks[number] = self.bar.add_task(self._runs[number].title, total=1.0)
             self.bar.update(self._tasks[number], completed=part)
-        elif not self._quiet and time.monotonic() - self._printed > _LINE:
-            self._printed = time.monotonic()
-            print(f"{sum(self._parts) / len(self._parts):4.0%} of {len(self._runs)} runs", flush=True)
+            if self._all is not None:
+                self.bar.update(self._all, completed=sum(self._parts) / len(self._parts))
+        elif not self._quiet and part < 1 and time.monotonic() > self._next:
+            self._next = time.monotonic() + _LINE
+            print(self.line(time.monotonic()), flush=True)
+
+    def line(self, now: float) -> str:
+        """Return how far all runs are, and about how long the rest takes if it goes on like this."""
+        done = sum(self._parts) / len(self._parts)
+        runs = f"{len(self._runs)} runs" if len(self._runs) > 1 else "the run"
+        if done == 0:
+            return f"  0% of {runs}"
+        rest = (now - min(self._begun.values())) * (1 - done) / done
+        return f"{done:4.0%} of {runs}, about {_about(rest)} more"
 
     def done(self, number: int, outcome: Outcome) -> None:
         """Show that a run is over."""
@@ -166,6 +180,13 @@ class _Teller:
             self.bar.console.print(line, markup=False, highlight=False)
         elif not self._quiet:
             print(f"{line} ({seconds:.0f} s)", flush=True)
+
+
+def _about(seconds: float) -> str:
+    """Return a time as one says it: 40 s, 3 min, 2.5 h."""
+    if seconds < 90:
+        return f"{max(seconds, 1):.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from sordino.simulate.choices import Plan
 from sordino.simulate.job import Job, Outcome
 from sordino.simulate.links import exact
 
+_GUESSING, _HARDLY = 0.1, 0.3  # of ten classes; what is below the second has not learnt enough to be compared
 _BY_WORKER = 64  # workers at most whose own numbers the JSON has
 _SOURCE = {
     0: {"scheduled, manager": 0.865, "scheduled, autonomous": 0.864, "no overlap": 0.860},
@@ -131,6 +132,12 @@ def text(plan: Plan, found: Results) -> str:
         blocks.append(
             "source: the best accuracy of wan-gossip-scheduling, Table 3 (another network, 1000 s); it names naive "
             "overlap the worst, without a number."
+        )
+    hardly = [mode for mode, runs in by_mode.items() if what == "accuracy" and _mean(runs, "best_accuracy") < _HARDLY]
+    if hardly:
+        blocks.append(
+            f"warning: hardly trained: {'; '.join(hardly)}. Guessing is right in {_GUESSING:.0%}; accuracies as low as "
+            "these compare nothing. Take more --steps or --seconds, or another --lr."
         )
     blocks += [f"warning: {line}" for line in dict.fromkeys(line for run in found["runs"] for line in run["warnings"])]
     return "\n".join(blocks)
