@@ -14,6 +14,7 @@ LAUNCHED = """
 | `SORDINO_RECORD` | what `--record` says, where it is given |
 | `SORDINO_RESTART` | the number of this start of the job: 0, and with `--restarts` 1 and more |
 | `SORDINO_ON_PEER_LOST` | what `--on-peer-lost` says, where it is given |
+| `OMP_NUM_THREADS` | cores over ranks, where it is not set and mpirun does not start them (torchrun says 1) |
 | `SORDINO_RANK`, `SORDINO_SIZE` | which rank it is, and of how many, where mpirun has not started it |
 | `SORDINO_TOKEN` | the job's secret, which ranks show when they meet; with torchrun set it yourself |
 | `SORDINO_RENDEZVOUS` | where they meet; not for scripts |

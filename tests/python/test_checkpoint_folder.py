@@ -146,6 +146,18 @@ def test_what_is_damaged_is_passed_over_and_named(
     assert names(tmp_path) == ["something else.pt", *(f"step-0000000{step}.pt" for step in (1, 2, 3))]
 
 
+def test_where_all_are_damaged_a_line_says_so(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    folder = Folder(tmp_path, keep=2)
+    assert folder.newest() is None
+    assert capfd.readouterr().err == ""
+    for step in (1, 2):
+        folder.save(step, {"number": step})
+        damage(tmp_path / f"step-0000000{step}.pt", "truncated")
+    assert folder.newest() is None
+    *_, last = capfd.readouterr().err.splitlines()
+    assert last == (f"sordino: {tmp_path}: none of the 2 checkpoints there is whole, so there is nothing to go on from")
+
+
 def test_a_save_that_fails_leaves_the_earlier_ones(tmp_path: Path) -> None:
     folder = Folder(tmp_path, keep=1)
     folder.save(1, {"number": 1})

@@ -151,14 +151,15 @@ class Folder:
     def newest(self) -> Saved | None:
         """Return the newest checkpoint that is complete and undamaged; None if there is none.
 
-        Of each that is passed over a line on stderr says why. Where ranks see one folder, one of them looks and tells
-        the others the step, which they `load`.
+        Of each that is passed over a line on stderr says why; one more says if that were all. Where ranks see one
+        folder, one of them looks and tells the others the step, which they `load`.
 
         Raises:
             UsageError: the folder, or one that would be the newest, cannot be read (no permission, a disk that fails).
                 It may be whole; were it passed over, what training then saves would replace it.
         """
-        for step in sorted(self.steps(), reverse=True):
+        steps = self.steps()
+        for step in reversed(steps):
             try:
                 return Saved(step, self._file(step), self.load(step))
             except Unreadable as error:
@@ -167,6 +168,9 @@ class Folder:
                 ) from error
             except UsageError as error:
                 print(f"sordino: checkpoint passed over: {error}", file=sys.stderr, flush=True)
+        if steps:
+            text = f"none of the {len(steps)} checkpoints there is whole, so there is nothing to go on from"
+            print(f"sordino: {self.path}: {text}", file=sys.stderr, flush=True)
         return None
 
     def steps(self) -> list[int]:

@@ -121,8 +121,9 @@ class LocalJob:
             stack.enter_context(subreaper())
             stack.enter_context(stop.to(self._send))
             if not stop.received:
-                for number in range(self._size):
-                    self._start(number)
+                all(
+                    self._start(number) for number in range(self._size)
+                )  # what cannot be started once is not tried again
             while self._living:
                 self._wait(_LOOK_S)
                 late = late or (until is not None and time.monotonic() > until)
@@ -139,7 +140,8 @@ class LocalJob:
 
     # ---- ranks
 
-    def _start(self, number: int) -> None:
+    def _start(self, number: int) -> bool:
+        """Start a rank; return whether that went well."""
         master, slave = os.openpty()
         _make_raw(slave)
         errors, errors_in = os.pipe()
@@ -157,7 +159,7 @@ class LocalJob:
             for descriptor in (master, errors):
                 os.close(descriptor)
             self._note(number, 127)
-            return
+            return False
         finally:
             os.close(slave)
             os.close(errors_in)
@@ -168,6 +170,7 @@ class LocalJob:
             rank.streams[descriptor] = target, b""
             self._events.register(descriptor, selectors.EVENT_READ, self._reader(rank, descriptor))
         self._events.register(rank.pidfd, selectors.EVENT_READ, rank)
+        return True
 
     def _reader(self, rank: _Rank, descriptor: int) -> Callable[[], None]:
         def read() -> None:

@@ -8,7 +8,7 @@
 A machine takes 4 ranks a core, 8 at least, and one for every 100 MiB of its memory; with --oversubscribe, 64 a core.
 The exit status is that of the first rank that failed, 128 + N if signal N ended it; Ctrl-C and SIGTERM reach
 the ranks; what is still there --grace seconds later on this machine is killed. When the command returns, none of the
-processes it started on this machine is left.
+processes it started on this machine is left. Ranks share the cores where OMP_NUM_THREADS is not set.
 With --on-peer-lost continue a rank that a signal ended is lost, and the others decide.
 """
 
@@ -129,6 +129,8 @@ def _has_mpirun(environment: dict[str, str]) -> bool:
 
 
 def _locally(options: argparse.Namespace, job: mpi.Job, environment: dict[str, str], record: Lines | None) -> int:
+    # Else each rank computes with as many threads as there are cores, and they are in each other's way.
+    environment.setdefault("OMP_NUM_THREADS", str(max(1, room.this_machine().cores // job.ranks)))
     outlasts = environment.get("SORDINO_ON_PEER_LOST") == "continue"
     if options.verbose:
         print(f"sordino run: {job.ranks} ranks: {shlex.join(mpi.resolve(job.command))}", file=sys.stderr, flush=True)
