@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from planted import around, core, optimizers
+from planted import around, core, face, optimizers
 
-ERRORS = [*core.ERRORS, *optimizers.ERRORS, *around.ERRORS]
+ERRORS = [*core.ERRORS, *optimizers.ERRORS, *around.ERRORS, *face.ERRORS]

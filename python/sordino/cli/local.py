@@ -121,9 +121,8 @@ class LocalJob:
             stack.enter_context(subreaper())
             stack.enter_context(stop.to(self._send))
             if not stop.received:
-                all(
-                    self._start(number) for number in range(self._size)
-                )  # what cannot be started once is not tried again
+                # What cannot be started once is not tried again.
+                all(self._start(number) for number in range(self._size))
             while self._living:
                 self._wait(_LOOK_S)
                 late = late or (until is not None and time.monotonic() > until)

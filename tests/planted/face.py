@@ -1,0 +1,84 @@
+"""Errors of what a user sees first: the launcher, plans, simulations, examples."""
+
+from __future__ import annotations
+
+from planted.error import Error, tests
+
+_CLI = "python/sordino/cli/"
+_PLAN = "python/sordino/plan/"
+_SIMULATE = "python/sordino/simulate/"
+
+ERRORS = [
+    Error(
+        "what was measured does not count",
+        "stale copy",
+        _PLAN + "predictions.py",
+        "self.compute, slower=slower)",
+        "self.compute)",
+        (tests("plan"),),
+    ),
+    Error(
+        "a plan keeps the order of its predictions",
+        "wrong order of summation",
+        _PLAN + "predictions.py",
+        "    predictions.sort(key=lambda one: one.step)\n",
+        "    predictions.reverse()\n",
+        (tests("plan", "a_plan_is_made"),),
+    ),
+    Error(
+        "the quickest of those that come late is recommended",
+        "wrong order of summation",
+        _PLAN + "predictions.py",
+        "timely = [one for one in predictions if not one.algorithm.traits.late]",
+        "timely = list(predictions)",
+        (tests("plan"),),
+    ),
+    Error(
+        "the time left is that of what is done",
+        "wrong weight",
+        _SIMULATE + "command.py",
+        "(1 - done) / done",
+        "done / (1 - done)",
+        (tests("simulate_command"),),
+    ),
+    Error(
+        "each rank computes with all cores",
+        "wrong weight",
+        _CLI + "run.py",
+        "room.this_machine().cores // job.ranks",
+        "room.this_machine().cores",
+        ("tests/faults/test_launcher.py -k share_the_cores",),
+    ),
+    Error(
+        "what cannot be started is tried for every rank",
+        "missing wait",
+        _CLI + "local.py",
+        "all(self._start(number) for number in range(self._size))",
+        "all([self._start(number) for number in range(self._size)])",
+        ("tests/faults/test_launcher.py --tier all -k 'does_not_exist and local'",),
+    ),
+    Error(
+        "an example is copied without what makes a folder a package",
+        "lost message",
+        _CLI + "examples.py",
+        "for one in (*package, module.with_suffix(",
+        "for one in (module.with_suffix(",
+        (tests("examples", "copied"),),
+    ),
+    Error(
+        "an example writes over a file",
+        "lost message",
+        _CLI + "examples.py",
+        "    if there:\n",
+        "    if len(there) > 1:\n",
+        (tests("examples", "written_over"),),
+    ),
+    Error(
+        "all checkpoints are damaged, and nobody says so",
+        "dropped state in a checkpoint",
+        "python/sordino/checkpoint/folder.py",
+        "        if steps:\n",
+        "        if steps is None:\n",
+        (tests("checkpoint_folder"),),
+    ),
+]
