@@ -188,8 +188,8 @@ ERRORS = [
         "the oldest checkpoint is taken for the newest",
         "stale copy",
         "python/sordino/checkpoint/folder.py",
-        "sorted(self.steps(), reverse=True)",
-        "sorted(self.steps())",
+        "for step in reversed(steps):",
+        "for step in steps:",
         (tests("checkpoint_folder"),),
     ),
     Error(
