@@ -127,6 +127,9 @@ void register_handles(py::module_& module) {
 
   py::class_<PyHandle>(module, "Handle", "An operation under way.")
       .def("done", &PyHandle::over, "Whether the operation is over; on a device, also that its work there is.")
+      .def(
+          "check_wait", [](const PyHandle& self) { static_cast<void>(self.check_wait()); },
+          "UsageError where nobody may wait for it now; it stays under way.")
       .def("wait", &PyHandle::wait, "Waits for the end of the operation; raises what became of it.")
       .def(
           "finish",
@@ -161,8 +164,10 @@ PyHandle::~PyHandle() {
   keep.release();
 }
 
+Stream PyHandle::check_wait() const { return device ? device->running_stream("an operation was waited for") : 0; }
+
 void PyHandle::wait() {
-  const Stream stream = device ? device->running_stream("an operation was waited for") : 0;
+  const Stream stream = check_wait();
   {
     py::gil_scoped_release released;
     world->wait(*handle);

@@ -49,6 +49,8 @@ struct PyHandle {
   bool over() const { return handle->done() && (!handle->event || handle->event->done()); }
   // On a device, what the caller computes from now on sees the results; its thread waits for peers, not for the device.
   void wait();
+  // The caller's queue on that device. UsageError where nobody may wait: it is being captured.
+  Stream check_wait() const;
 };
 
 // Starts them; with `wait` they are over on return, and errors are raised by PyHandle::wait().

@@ -152,6 +152,7 @@ def test_operations_are_refused_while_a_graph_is_captured() -> None:
         with pytest.raises(UsageError, match="waited for while a CUDA graph is being captured"):
             hvd.synchronize(under_way)
         sim_capture(stream, False)
+        assert finish(under_way).tolist() == [2.0] * 100  # it could be waited for later
         for name in ("refused", "under way"):  # the world lives, and both names are free
             assert finish(hvd.allreduce_async_(torch.ones(100), name=name, op=hvd.Sum)).tolist() == [2.0] * 100
 

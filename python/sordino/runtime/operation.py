@@ -227,6 +227,8 @@ def synchronize(handle: int) -> Any:
             f"synchronize({handle!r}): no operation of this rank has that handle; pass what an asynchronous operation, "
             "such as allreduce_async, has returned"
         )
+    if (refusable := context.pending.get(handle)) is not None:
+        refusable.handle.check_wait()  # where it is refused, the operation can be waited for later
     pending = context.pending.pop(handle, None)
     if pending is None:
         return None
