@@ -26,6 +26,7 @@ extensions = [
         "_ext.command_line",
         "_ext.home",
         "_ext.mathml",
+        "_ext.on_the_site",
         "_ext.results",
         "_ext.skip_map",
     ),
@@ -33,7 +34,6 @@ extensions = [
 include_patterns = ["docs/**", "benchmarks/*.md", "benchmarks/*/*.md", "benchmarks/results/gpu/*.md", "*.md"]
 exclude_patterns = [".*", "build", "csrc", "python", "tests", "examples", "tools", "cmake", "dist", "docs/_*"]
 root_doc = "README"
-templates_path = ["_templates"]
 default_role = "literal"  # what docstrings put between single backquotes
 nitpicky = True
 smartquotes = False
@@ -53,7 +53,6 @@ myst_heading_anchors = 4
 
 html_theme = "furo"
 html_title = f"Sordino {release}"
-html_additional_pages = {"index": "index.html"}  # of the site: it leads to README.html
 html_math_renderer = "mathml"
 html_copy_source = html_show_sourcelink = False
 html_theme_options = {"navigation_with_keys": True}

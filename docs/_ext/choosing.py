@@ -7,10 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from docutils import nodes
-from sphinx.util.docutils import SphinxDirective
-
-from _ext.markdown import parsed
 from sordino.algorithms import class_of
 from sordino.bench.resnet import resnet50_shapes
 from sordino.plan.costs import Line, Rates
@@ -96,10 +92,3 @@ def markdown() -> str:
             f"`sordino plan` would say: {recommend(found, len(cluster.places), None)}",
         ]
     return "\n\n".join(blocks)
-
-
-class Choosing(SphinxDirective):
-    """The tables."""
-
-    def run(self) -> list[nodes.Node]:
-        return parsed(self, markdown())

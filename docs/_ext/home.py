@@ -1,22 +1,21 @@
-"""The site begins with the README; what it has beside it is the table of contents, docs/_contents.md."""
+"""The site begins with the README: what a server shows of a folder, index.html, is that page."""
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 from sphinx.application import Sphinx
 
-CONTENTS = Path(__file__).resolve().parents[1] / "_contents.md"
 
-
-def add_contents(app: Sphinx, page: str, source: list[str]) -> None:
-    """Add the table of contents to the first page."""
-    if page == app.config.root_doc:
-        app.env.note_dependency(str(CONTENTS))
-        source[0] += CONTENTS.read_text()
+def begin(app: Sphinx, error: Exception | None) -> None:
+    """Give the first page the name that a server looks for."""
+    if error is None and app.builder.format == "html":
+        folder = Path(app.outdir)
+        shutil.copyfile(folder / f"{app.config.root_doc}.html", folder / "index.html")
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
     """Register it."""
-    app.connect("source-read", add_contents)
+    app.connect("build-finished", begin)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

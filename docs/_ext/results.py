@@ -1,29 +1,15 @@
-"""The results of benchmarks on the site: what prose cites of them is compared, and their main figures by release."""
+"""The results of benchmarks on the site: figures in prose are compared with what they cite, and lead to its page."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util import logging
-from sphinx.util.docutils import SphinxDirective
 
 from _ext import figures
-from _ext.markdown import parsed
-from _ext.releases import history
 
-_BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 _LOG = logging.getLogger(__name__)
-
-
-class History(SphinxDirective):
-    """The main figures by release."""
-
-    def run(self) -> list[nodes.Node]:
-        now = _BENCHMARKS / "results" / "speed.json"
-        self.env.note_dependency(str(now))
-        return parsed(self, history(now, _BENCHMARKS / "history"))
 
 
 def check(app: Sphinx, page: str, source: list[str]) -> None:
@@ -35,7 +21,6 @@ def check(app: Sphinx, page: str, source: list[str]) -> None:
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    """Register the directive and the check."""
-    app.add_directive("history", History)
+    """Register the check."""
     app.connect("source-read", check)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

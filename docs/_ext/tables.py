@@ -1,0 +1,81 @@
+"""What pages say of algorithms in words and tables, as Markdown: idea and facts, options, what is sent, an overview."""
+
+from __future__ import annotations
+
+from _ext import choosing
+from _ext.told import settings, shipped, told
+from sordino.algorithms import class_of
+from sordino.plan.costs import cost_of
+from sordino.report.tables import table
+
+_APART = 8  # workers, each on a node of its own
+_CLUSTERS = (
+    ("one node of 4", [0] * 4),
+    ("2 nodes of 4", [0] * 4 + [1] * 4),
+    (f"{_APART} nodes of 1", list(range(_APART))),
+)
+
+
+def idea(name: str) -> str:
+    """Return what an algorithm does, and the facts that each algorithm states of itself."""
+    said = told(class_of(name))
+    facts = [[f"**{what}**", text] for what, text in said.facts.items()]
+    return "\n\n".join([*said.idea, _prose(["What", "How"], facts)])
+
+
+def options(name: str) -> str:
+    """Return the options of an algorithm, and of its parts that have options of their own."""
+    kind = class_of(name)
+    blocks = [f'`DistributedOptimizer(..., algorithm="{name}")` has the defaults, `{kind.__name__}(...)` any others:']
+    for one in (kind, *kind.parts.values()):
+        if one is not kind:
+            blocks.append(f"`{one.__name__}` has:")
+        rows = [[f"`{option}`", default, meaning] for option, default, meaning in settings(one)]
+        blocks.append(_prose(["Option", "Default", "Meaning"], rows))
+    return "\n\n".join(blocks)
+
+
+def costs(name: str) -> str:
+    """Return what a step sends on some clusters, of the bytes of a model of ResNet-50's shapes."""
+    kind = class_of(name)
+    tensors, sizes = choosing.MODEL
+    rows = []
+    for cluster, where in _CLUSTERS:
+        for algorithm in kind.candidates(where, choosing.INTERVAL) or [kind()]:
+            cost = cost_of(algorithm, where, tensors, sizes)
+            sent = sum(cost.sent()) / len(where)
+            link = sum(phase.load.link / phase.every for phase in cost.phases)
+            memory = sum(max(phase.load.memory) / phase.every for phase in cost.phases)
+            shares = [_share(value, sum(sizes)) for value in (sent, link, memory)]
+            rows.append([cluster, f"`{algorithm.written()}`", *shares])
+    heads = ["Workers on", "Algorithm", "sent to other nodes", "through a node's link", "read and written in memory"]
+    what = (
+        "A step, in units of the model's bytes (M): what a worker sends to other nodes, what goes through the link of "
+        "the busiest node in one direction, and what a worker reads and writes in the memory of its node for the "
+        "average. Counted from the algorithm's own traffic, as `sordino plan` does, for the 161 tensors of a ResNet-50."
+    )
+    return f"{what}\n\n{table(heads, rows, texts=2)}"
+
+
+def _share(count: float, whole: float) -> str:
+    return "0" if count == 0 else f"{count / whole:.3g} M"
+
+
+def overview() -> str:
+    """Return all algorithms that ship: what each does, what it sends, how late that is used."""
+    where = list(range(_APART))
+    rows = []
+    for name in shipped():
+        kind = class_of(name)
+        said = told(kind)
+        sent = sum(cost_of(kind(), where, *choosing.MODEL).sent()) / len(where)
+        share = _share(sent, sum(choosing.MODEL[1]))
+        rows.append([f"[`{name}`](algorithms/{name}.md)", said.idea[0], said.facts["Staleness"], share])
+    heads = ["Name", "What it does", "Staleness", f"Sent a step, {_APART} nodes"]
+    return _prose(heads, rows)
+
+
+def _prose(heads: list[str], rows: list[list[str]]) -> str:
+    """Return a table whose cells are sentences, too long to stand below each other."""
+    lines = [heads, ["---"] * len(heads), *[[cell.replace("|", r"\|") for cell in row] for row in rows]]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -1,0 +1,61 @@
+"""Writes what pages have of the code: python docs/make_pages.py
+
+A page says where: what stands between `<!-- made: options crossover -->` and `<!-- end -->` is what the maker of that
+name returns. So a page is whole wherever it is read; tests/python/test_pages.py compares.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from _ext import choosing, releases, tables
+from sordino._core import variables
+
+ROOT = Path(__file__).resolve().parents[1]
+_BLOCK = re.compile(r"(<!-- made: (\S+)(?: (\S+))? -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def history() -> str:
+    """Return the main figures by release."""
+    return releases.history(ROOT / "benchmarks" / "results" / "speed.json", ROOT / "benchmarks" / "history")
+
+
+def configuration() -> str:
+    """Return the variables that the core reads, from csrc/base/config.cc."""
+    rows = [
+        f"| `{name}` | {f'`{alias}`' if alias else ''} | {default or '(unset)'} | {meaning} |"
+        for name, alias, default, meaning in variables()
+    ]
+    return "\n".join(["| variable | also read as | default | meaning |", "|---|---|---|---|", *rows])
+
+
+MAKERS: dict[str, Callable[..., str]] = {
+    "algorithms": tables.overview,
+    "choosing": choosing.markdown,
+    "configuration": configuration,
+    "costs": tables.costs,
+    "history": history,
+    "idea": tables.idea,
+    "options": tables.options,
+}
+
+
+def made(text: str) -> str:
+    """Return a page with its blocks as they are to be."""
+
+    def block(found: re.Match[str]) -> str:
+        begin, maker, argument, end = found.groups()
+        return f"{begin}{MAKERS[maker](*filter(None, [argument]))}\n{end}"
+
+    return _BLOCK.sub(block, text)
+
+
+if __name__ == "__main__":
+    for page in sorted((ROOT / "docs").rglob("*.md")):
+        before = page.read_text()
+        after = made(before)
+        if after != before:
+            page.write_text(after)
+            print(page.relative_to(ROOT))
