@@ -79,6 +79,8 @@ class Training:
     seconds: float = 0.0
     exposed_seconds: float = 0.0
     bytes_sent: int = 0
+    before: dict[str, float] = field(default_factory=dict)  # what `hvd.stats()` said when the steps under way began
+    began: float = 0.0
     epochs_run: list[dict[str, float]] = field(default_factory=list)
 
     @property
@@ -130,7 +132,7 @@ class Training:
             if self.args.algorithm == "caps":
                 self.optimizer.report_metric(loss)
                 text += f", {self.sent_share():.0%} of the parameters sent"
-            hvd.record(train_loss=loss, test_accuracy=accuracy)
+            hvd.record(test_accuracy=accuracy)
             self.epochs_run.append(epoch)
             self.reporter.say(text)
             self.save()
@@ -139,7 +141,7 @@ class Training:
         """Steps up to the end of the epoch or to --max-steps; the mean loss over all images of all ranks."""
         args, images, labels = self.args, self.data.train_images, self.data.train_labels
         loss_sum, images_seen = 0.0, 0
-        before, start = hvd.stats(), time.perf_counter()
+        self.begin_to_measure()
         for rows, mine in global_batches(len(labels), args.batch_size, args.seed, self.epoch, self.step):
             for group in self.optimizer.param_groups:
                 group["lr"] = recipes.rate(args, self.steps_done, args.epochs * self.steps_per_epoch)
@@ -170,13 +172,23 @@ class Training:
             if self.steps_done == args.max_steps:
                 break
             if self.due():
+                self.measure()
                 self.save()
-        after = hvd.stats()
-        self.seconds += time.perf_counter() - start
-        self.exposed_seconds += after["exposed_seconds"] - before["exposed_seconds"]
-        self.bytes_sent += int(after["bytes_sent"] - before["bytes_sent"])
+                self.begin_to_measure()
+        self.measure()
         sums = sum_over_ranks({"loss": loss_sum, "images": images_seen})
         return sums["loss"] / sums["images"]
+
+    def begin_to_measure(self) -> None:
+        """Steps follow: what they take and send is measured, but not what evaluations and checkpoints do."""
+        self.before, self.began = hvd.stats(), time.perf_counter()
+
+    def measure(self) -> None:
+        """Adds up what the steps since `begin_to_measure` have taken and sent."""
+        after = hvd.stats()
+        self.seconds += time.perf_counter() - self.began
+        self.exposed_seconds += after["exposed_seconds"] - self.before["exposed_seconds"]
+        self.bytes_sent += int(after["bytes_sent"] - self.before["bytes_sent"])
 
     @torch.no_grad()
     def accuracy(self) -> float:
@@ -212,6 +224,7 @@ class Training:
         self.optimizer.load_state_dict(state["optimizer"])
         self.epoch, self.step = state["epoch"], state["step"]
         torch.set_rng_state(state["rng"])
+        hvd.record(step=self.steps_done)
         self.reporter.say(f"continuing from {self.args.checkpoint} after {self.steps_done} steps")
         if state["world_size"] != hvd.size():
             self.reporter.say(

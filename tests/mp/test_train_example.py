@@ -22,6 +22,8 @@ import torch
 from laboratory import recipes
 from sordino import checkpoint
 from sordino.cli import mpi
+from sordino.record.reading import Reader
+from sordino.report.page.contents import contents
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAIN = str(ROOT / "examples" / "train.py")
@@ -65,6 +67,21 @@ def parameters(path: Path) -> dict[str, torch.Tensor]:
 def alone(launcher: mpi.Launcher, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Ten epochs in one process."""
     return train(launcher, 1, tmp_path_factory.mktemp("alone"), "--epochs", 10)
+
+
+def test_it_prints_what_the_report_of_its_record_shows(
+    launcher: mpi.Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two evaluations, and checkpoints within the epochs, for which models are averaged, are besides the steps."""
+    monkeypatch.setenv("SORDINO_RECORD", str(tmp_path / "run"))
+    options = ["--algorithm", "pushsum", "--epochs", "2", "--batch-size", "256", "--checkpoint-every", "4"]
+    printed = train(launcher, 2, tmp_path, *options, "--checkpoint", tmp_path / "saved.pt")
+    found = contents(Reader(tmp_path / "run"))["summary"]
+    assert found["steps"] == printed["steps"] == 12
+    assert found["bytes"] == pytest.approx(printed["bytes_sent_per_worker_per_step"], rel=1e-12)
+    assert found["exposed"] * 1e3 == pytest.approx(printed["exposed_ms_per_step"], rel=1e-3)
+    assert found["besides"]["bytes"] > 6 * 4 * printed["parameters"] and found["besides"]["seconds"] > 0
+    assert found["metrics"]["test_accuracy"]["last"] == pytest.approx(printed["test_accuracy"])
 
 
 @pytest.mark.parametrize("ranks", [2, 3])

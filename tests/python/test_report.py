@@ -18,10 +18,11 @@ import pytest
 import recorded
 import torch
 
+import sordino.algorithms
 import sordino.torch as hvd
 from sordino import sim
 from sordino._core import SimNetwork
-from sordino.algorithms import Layered, ParameterSkipping, ScheduledPull
+from sordino.algorithms import Layered, LocalSGD, ParameterSkipping, PushSum, ScheduledPull
 from sordino.cli.app import main
 from sordino.errors import NotBuilt, UsageError
 from sordino.record.reading import Reader, readers
@@ -216,6 +217,102 @@ def test_training_writes_steps_metrics_links_and_waits(tmp_path: Path) -> None:
     first = found["windows"][0]
     assert (first["first"], first["last"]) == (0, 32) and [row["rank"] for row in first["rows"]] == [0, 1, 2]
     assert found["facts"][0] == ["Algorithm", "AllReduce()"]
+
+
+IN_BACKGROUND = "adpsgd", "scheduled-pull"
+"""What these send goes on beside all that a rank does, so that two counts at two times differ."""
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        *(name for name in sordino.algorithms.names() if name not in IN_BACKGROUND),
+        PushSum(overlap=1),
+        LocalSGD(interval=3, overlap=True),
+    ],
+    ids=str,
+)
+def test_what_the_script_asks_for_is_besides_the_steps(tmp_path: Path, algorithm: Any) -> None:
+    """The sums over steps are what the script finds around its steps, to the byte, and nothing is counted twice."""
+
+    def work() -> tuple[list[float], float]:
+        current().recorder = Recorder(current(), str(tmp_path))
+        before = hvd.stats()["bytes_sent"]
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.Linear(32, 32))
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.01), model.named_parameters(), algorithm=algorithm
+        )
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        found = [0.0, 0.0]
+        for _ in range(2):
+            begin = hvd.stats()
+            for _ in range(6):
+                optimizer.zero_grad()
+                model(torch.ones(4, 64)).square().mean().backward()
+                optimizer.step()
+            end = hvd.stats()
+            found[0] += end["bytes_sent"] - begin["bytes_sent"]
+            found[1] += end["exposed_seconds"] - begin["exposed_seconds"]
+            hvd.synchronize(hvd.allreduce_async(torch.ones(500), name="asked for"))
+            hvd.average_parameters(model)
+            for _ in range(3):
+                hvd.allreduce(torch.ones(3), name="small")
+        optimizer.flush()
+        return found, hvd.stats()["bytes_sent"] - before
+
+    told = sim.run(4, work)
+    for rank, ((sent, exposed), everything) in enumerate(told):
+        lines = Reader(tmp_path).run.ranks[rank].lines
+        steps, besides = lines["step"], lines["besides"]
+        assert len(steps) == 12 and {line["step"] for line in besides} == {0, 6, 12}
+        assert sum(sum(line["sent"].values()) for line in steps) == sent
+        assert sum(line["exposed"] for line in steps) == pytest.approx(exposed, abs=1e-5)
+        assert sum(sum(line["sent"].values()) for line in steps + besides) == everything
+    found = shown(tmp_path)["summary"]
+    assert found["bytes"] == pytest.approx(sum(sent for (sent, _), _ in told) / 4 / 12)
+    assert found["besides"]["bytes"] == pytest.approx(sum(all_ - sent for (sent, _), all_ in told) / 4)
+
+
+def test_a_step_lasts_without_the_evaluation_before_it(tmp_path: Path) -> None:
+    def work() -> None:
+        current().recorder = Recorder(current(), str(tmp_path))
+        weight = torch.nn.Parameter(torch.ones(10))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=0.1))
+        for step in range(3):
+            optimizer.zero_grad()
+            weight.square().sum().backward()
+            hvd.allreduce(torch.ones(1), name="of the step")  # gradients are there: this is no evaluation
+            optimizer.step()
+            if step == 1:
+                time.sleep(0.2)
+                hvd.allreduce(torch.ones(1), name="right")
+
+    sim.run(2, work)
+    for rank in Reader(tmp_path).run.ranks.values():
+        assert [line["step"] for line in rank.of("besides")] == [0, 2]
+        assert rank.of("besides")[1]["seconds"] > 0.2 and rank.of("besides")[1]["calls"] == 1
+        assert sum(line["seconds"] for line in rank.of("step")) > 0
+        spans = {line["step"]: [span for span in line["spans"] if span[0] == "besides"] for line in rank.of("spans")}
+        assert [len(spans[step]) for step in (1, 2, 3)] == [1, 0, 1]
+        began, ended = spans[3][0][1:3]
+        assert ended - began == pytest.approx(rank.of("besides")[1]["seconds"], abs=1e-5)
+        last = rank.of("step")[2]
+        assert last["seconds"] == pytest.approx(last["time"] - ended, abs=1e-5)
+
+
+def test_normalization_over_ranks_is_of_the_step(tmp_path: Path) -> None:
+    def work() -> None:
+        current().recorder = Recorder(current(), str(tmp_path))
+        model = hvd.SyncBatchNorm(3)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.randn(5, 3)).square().sum().backward()
+            optimizer.step()
+
+    sim.run(2, work)
+    assert {line["step"] for line in Reader(tmp_path).run.ranks[0].of("besides")} == {0}
 
 
 def test_bytes_by_rank_add_up_to_what_was_sent(tmp_path: Path) -> None:

@@ -169,6 +169,7 @@ def allreduce(
         context = current()
         result = torch.empty_like(tensor, memory_format=torch.contiguous_format)
         if context.allreduce_again(tensor, result, name, op, *factors, process_set.process_set_id, context.taken):
+            context.returned()
             return result
     return grouped_allreduce([tensor], average, name, compression, op, *factors, process_set)[0]
 

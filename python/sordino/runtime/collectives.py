@@ -119,6 +119,7 @@ def allreduce_(
     if average is None and context.allreduce_again(
         tensor, tensor, name, op, prescale_factor, postscale_factor, process_set.process_set_id, context.taken
     ):
+        context.returned()
         return tensor
     reduction = Reduction(resolve_op(op, average), prescale_factor, postscale_factor, process_set)
     result: torch.Tensor = allreduce_operation([tensor], True, "allreduce", name, reduction, _first).run()
@@ -427,6 +428,7 @@ def join(device: int = -1) -> int:
     _stand_in(context)
     handle.wait()
     context.joined()
+    context.returned()
     return int(handle.numbers[0])
 
 

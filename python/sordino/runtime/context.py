@@ -230,6 +230,11 @@ class Context:
         if failures:
             raise failures[0]
 
+    def returned(self) -> None:
+        """Take note that a call for communication returns to whoever has made it."""
+        if self.recorder is not None:
+            self.recorder.asked()
+
     def abort(self, cause: str) -> None:
         """Tell all other ranks that this one is about to end because of `cause`."""
         self.world.abort(cause)

@@ -184,7 +184,9 @@ class Operation:
                 handle = self._run(plainly=False)
         else:
             handle = together(self.context, self._process_set, lambda: self._run(plainly=False))
-        return self._finish(handle)
+        result = self._finish(handle)
+        self.context.returned()
+        return result
 
     def _run(self, plainly: bool) -> Handle:
         handle = self.context.world.run(self._prepared(plainly))
@@ -235,7 +237,9 @@ def synchronize(handle: int) -> Any:
     context.free_name(handle, pending.name)
     with raising_recovered(context, pending.epoch):
         pending.handle.wait()
-    return pending.finish(pending.handle)
+    result = pending.finish(pending.handle)
+    context.returned()
+    return result
 
 
 @contextmanager

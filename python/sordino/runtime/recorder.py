@@ -1,17 +1,23 @@
 """Writes down what one rank does, step by step, where it was asked to (`init(record=...)`, SORDINO_RECORD).
 
-A rank without a recorder looks once a step whether it has one. With one, a step costs what the core counts of it and a
-line in the rank's file; lines grow rarer as a run grows longer, so that a record of any run stays small.
+All time, and all that is sent in it, is either a step's or besides the steps. What the script asks Sordino for before
+its next gradients (an evaluation, a broadcast, a checkpoint) is besides, from the end of the step before to the return
+of the last such call; all else is the step's that follows.
+
+A rank without a recorder looks, in each step and call, whether it has one. With one, a step costs what the core counts
+of it and a line in the rank's file; lines grow rarer as a run grows longer, so that a record of any run stays small.
 """
 
 from __future__ import annotations
 
 import os
+import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -42,6 +48,34 @@ def folder_of(record: str | os.PathLike[str] | None) -> str:
     return os.fspath(record)
 
 
+@dataclass
+class _Sums:
+    """What has been counted and not been written down yet, of some steps or besides them.
+
+    Attributes:
+        times: how many steps, or calls.
+        seconds: that they took.
+        exposed: seconds in which calls waited.
+        busy: seconds in which something was under way.
+        sent: bytes by rank.
+    """
+
+    times: int = 0
+    seconds: float = 0.0
+    exposed: float = 0.0
+    busy: float = 0.0
+    sent: Counter[str] = field(default_factory=Counter)
+
+    def told(self) -> dict[str, Any]:
+        """Return what a line has of them."""
+        return {
+            "seconds": round(self.seconds, 7),
+            "exposed": round(self.exposed, 7),
+            "busy": round(self.busy, 7),
+            "sent": dict(self.sent),
+        }
+
+
 class Recorder:
     """One rank's record.
 
@@ -55,13 +89,14 @@ class Recorder:
 
     def __init__(self, context: Context, folder: str) -> None:
         self._context = context
-        self._process = os.getpid()
+        self._process, self._thread = os.getpid(), threading.get_ident()
         self._to_wall = time.time() - time.monotonic()  # what the core's times lack
         self.steps = 0
-        self._lines, self._open = 0, 0  # lines of steps; steps that no line tells of yet
-        self._began = time.time()
-        self._exposed = self._busy = 0.0
-        self._sent: Counter[str] = Counter()
+        self._lines = 0  # of steps
+        self._open = _Sums()  # of steps that no line tells of yet
+        self._besides, self._after = _Sums(), 0  # and after which step
+        self._begun = threading.Event()  # the next step's own work has; parameters know it, and may outlive this rank
+        self._since = self._now()  # what went before is counted
         self._spans: list[list[Any]] = []
         self._file = rank_file(
             folder,
@@ -73,7 +108,7 @@ class Recorder:
             pid=self._process,
             transport=context.world.transport,
             outlasts=context.outlasts,
-            time=self._began,
+            time=self._since,
         )
         self._attach()
 
@@ -110,19 +145,62 @@ class Recorder:
         past = self.steps - (1 << max(self.steps.bit_length() - 1, 0))  # the last power of two
         return self.steps < _FIRST or (self.steps >= 2 * _FIRST and past < _LATER)
 
+    def _now(self) -> float:
+        return time.monotonic() + self._to_wall
+
+    def _count(self, sums: _Sums) -> None:
+        """Add all that has been since the last time to these sums."""
+        now, (exposed, busy, sent) = self._now(), self._counters()
+        before_exposed, before_busy, before_sent = self._last
+        sums.seconds += now - self._since
+        sums.exposed += exposed - before_exposed
+        sums.busy += busy - before_busy
+        sums.sent += sent - before_sent  # a Counter keeps what is above 0
+        self._since, self._last = now, (exposed, busy, sent)
+
+    # ---- what belongs to a step, and what does not --------------------------------------------------------------
+
+    def begins(self) -> None:
+        """Note that the work of a step has begun: what is asked for from now on, the step asks for."""
+        self._begun.set()
+
+    def asked(self) -> None:
+        """Note that a call for communication has returned, by whomever it was made."""
+        if self._begun.is_set() or threading.get_ident() != self._thread or torch._C._current_graph_task_id() >= 0:
+            return  # the algorithm has made it, in a step, in a thread of its own or in a backward
+        begin, kept = self._since, len(self._spans)
+        self._count(self._besides)
+        self._besides.times += 1
+        self._after = self.steps
+        if self._keeps:
+            del self._spans[kept:]  # they are of no step
+            if self._spans and self._spans[-1][0] == "besides":
+                self._spans[-1][2] = round(self._since, 7)
+            else:
+                self._spans.append(["besides", round(begin, 7), round(self._since, 7), -1, 0, ""])
+
     # ---- what is written down ----------------------------------------------------------------------------------
 
-    def wrapped(self, algorithm: str, settings: str, parameters: int, optimizer: str) -> None:
-        """Note that an optimizer was wrapped: what was before the first is no part of a step."""
-        if self.steps == 0:
-            self._close_line("setup")
-            self._lines = 0
+    def wrapped(self, algorithm: str, settings: str, parameters: Sequence[torch.Tensor], optimizer: str) -> None:
+        """Note that an optimizer was wrapped, which is besides the steps.
+
+        Args:
+            algorithm: its name.
+            settings: the same with its options.
+            parameters: that the optimizer steps. A step begins at the latest with the gradient of the last of them.
+            optimizer: the name of its class.
+        """
+        self.asked()
+        last = next((one for one in reversed(parameters) if one.requires_grad), None)
+        if last is not None:
+            begun = self._begun
+            last.register_post_accumulate_grad_hook(lambda _: begun.set())
         self._file.write(
             "optimizer",
             time=time.time(),
             algorithm=algorithm,
             settings=settings,
-            parameters=parameters,
+            parameters=sum(parameter.numel() for parameter in parameters),
             optimizer=optimizer,
         )
 
@@ -133,8 +211,10 @@ class Recorder:
             noted: what the algorithm tells of it (`Strategy.noted`).
         """
         self.steps += 1
-        self._open += 1
-        if self._keeps or noted or self._open >= 1 << (self._lines // _LINES):
+        self._count(self._open)
+        self._open.times += 1
+        self._begun.clear()
+        if self._keeps or noted or self._open.times >= 1 << (self._lines // _LINES):
             self._close_line()
         for kind, values in noted.items():
             self._file.write(kind, step=self.steps, time=time.time(), **jsonable(values))
@@ -144,34 +224,20 @@ class Recorder:
             for world, _ in self._worlds:
                 world.keep_spans(keeps)
 
-    def _take(self) -> None:
-        """Add up what has been counted since the last time."""
-        exposed, busy, sent = self._counters()
-        before_exposed, before_busy, before_sent = self._last
-        self._exposed += exposed - before_exposed
-        self._busy += busy - before_busy
-        self._sent += sent - before_sent  # a Counter keeps what is above 0
-        self._last = exposed, busy, sent
-
-    def _close_line(self, kind: str = "step") -> None:
-        now = time.time()
-        self._take()
+    def _close_line(self) -> None:
+        """Write down what there was besides the steps, and the steps that are over."""
+        if self._besides.times or self._besides.sent:
+            self._file.write("besides", step=self._after, calls=self._besides.times, time=round(self._since, 6),
+                             **self._besides.told())  # fmt: skip
+            self._besides = _Sums()
+        if not self._open.times:
+            return
         self._file.write(
-            kind,
-            step=self.steps,
-            steps=self._open,
-            time=round(now, 6),
-            seconds=round(now - self._began, 7),
-            exposed=round(self._exposed, 7),
-            busy=round(self._busy, 7),
-            sent=dict(self._sent),
+            "step", step=self.steps, steps=self._open.times, time=round(self._since, 6), **self._open.told()
         )
-        if kind == "step" and (self._spans or self._keeps):
+        if self._spans or self._keeps:
             self._file.write("spans", step=self.steps, spans=self._spans)
-        self._spans = []
-        self._began, self._open = now, 0
-        self._exposed = self._busy = 0.0
-        self._sent = Counter()
+        self._spans, self._open = [], _Sums()
         self._lines += 1
 
     def metrics(self, step: int | None, values: Mapping[str, Any]) -> None:
@@ -192,8 +258,13 @@ class Recorder:
     def recovery(self, why: str) -> Iterator[None]:
         """Surround what has this rank go on in another world, without some of the others."""
         before, began = set(self._context.world.identities), time.monotonic()
-        self._take()
+        in_step = self._begun.is_set()
+        self._count(self._open if in_step else self._besides)
+        self._besides.times += not in_step
+        self._begun.set()  # nobody has asked for what the ranks do to meet anew
         yield
+        if not in_step:
+            self._begun.clear()
         self._attach()
         self._file.write(
             "recovery",
@@ -222,8 +293,8 @@ class Recorder:
     def _finish(self, kind: str, **values: Any) -> None:
         if os.getpid() != self._process:
             return
-        if self._open:
-            self._close_line()
+        self._count(self._open if self._begun.is_set() else self._besides)
+        self._close_line()
         self._file.write(kind, time=time.time(), step=self.steps, **values)
         self._file.close()
         for world, _ in self._worlds:

@@ -99,9 +99,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._strategy = self._make_strategy(compare=True)
         recorder = self._strategy.context.recorder
         if recorder is not None:
-            count = sum(parameter.numel() for parameter in parameters_of(optimizer))
             used = self._strategy.algorithm
-            recorder.wrapped(used.label, used.written(), count, type(optimizer).__name__)
+            recorder.wrapped(used.label, used.written(), parameters_of(optimizer), type(optimizer).__name__)
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
@@ -123,6 +122,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         old.detach()
         self._strategy = self._make_strategy(compare=True)
         self._strategy.take_over(old)
+        self._strategy.context.returned()
 
     # ---- what the wrapped optimizer owns -----------------------------------------------------------------------
 
@@ -176,7 +176,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         own = self._strategy.state_dict()
         if own is None:
             return self._inner.state_dict()
-        return {**self._strategy.optimizer_state(self._inner), "sordino": own}
+        state = {**self._strategy.optimizer_state(self._inner), "sordino": own}
+        self._strategy.context.returned()
+        return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state of the wrapped optimizer; reductions under way are brought to their end first.
@@ -315,6 +317,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """
         strategy = self._strategy
         strategy.do_together(lambda: strategy.drain(self._inner))
+        strategy.context.returned()
 
     @property
     def distances(self) -> list[tuple[int, float]]:
@@ -341,6 +344,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             metric: this rank's; the mean over all ranks counts.
         """
         self._strategy.report_metric(metric, float(self._inner.param_groups[0]["lr"]))
+        self._strategy.context.returned()
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
@@ -367,12 +371,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 stacklevel=2,
             )
         self._asked = False
+        recorder = self._strategy.context.recorder
+        if recorder is not None:
+            recorder.begins()
         if "found_inf" in self.__dict__:  # GradScaler calls
             synchronize, checks = self._may_synchronize, self._options.check_finite
             result = step_scaled(self, self._strategy, self._inner, closure, synchronize, checks)
         else:
             result = self._strategy.step(self._inner, closure, self._may_synchronize)
-        recorder = self._strategy.context.recorder
         if recorder is not None:
             recorder.step(self._strategy.noted())
         return result

@@ -30,6 +30,9 @@ class SyncBatchNorm(_BatchNorm):
         batch_statistics = self.training or not self.track_running_stats
         if not batch_statistics or current().size == 1:
             return super().forward(input)
+        recorder = current().recorder
+        if recorder is not None and self.training and torch.is_grad_enabled():
+            recorder.begins()  # this is the forward pass of a step, not something besides
         factor = 0.0 if self.momentum is None else self.momentum
         if self.training and self.track_running_stats:
             assert self.num_batches_tracked is not None

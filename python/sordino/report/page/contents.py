@@ -101,19 +101,29 @@ def _facts(run: Run, zero: float) -> list[list[str]]:
 
 
 def _summary(run: Run, parts: dict[str, Any]) -> dict[str, Any]:
-    """Return what runs are compared by, of a step and rank on average."""
+    """Return what runs are compared by: of a step and rank on average, and of a rank's whole run on average."""
     lines = [line for rank in run.ranks.values() for line in series.kept(rank, "step")]
+    besides = [line for rank in run.ranks.values() for line in rank.of("besides")]
+    ranks = max(len(run.ranks), 1)
     count = sum(line["steps"] for line in lines)
     exposed = sum(line["exposed"] for line in lines)
+    seconds = sum(line["seconds"] for line in lines)
+    sent = sum(map(_sent, lines))
     hidden = None if any(line["busy"] is None for line in lines) else sum(map(series.hidden_of, lines))
     return {
         "algorithm": _algorithm(run),
         "ranks": len(run.ranks),
         "steps": max((line["step"] for line in lines), default=0),
-        "step": sum(line["seconds"] for line in lines) / count if count else None,
+        "step": seconds / count if count else None,
         "exposed": exposed / count if count else None,
         "hidden": hidden / count if count and hidden is not None else None,
-        "bytes": sum(map(sum, parts["links"]["bytes"])) / count if count else None,
+        "bytes": sent / count if count else None,
+        "whole": {"seconds": seconds / ranks, "exposed": exposed / ranks, "bytes": sent / ranks},
+        "besides": {
+            "seconds": sum(line["seconds"] for line in besides) / ranks,
+            "exposed": sum(line["exposed"] for line in besides) / ranks,
+            "bytes": sum(map(_sent, besides)) / ranks,
+        },
         "age": _mean([pull[0] for rank in run.ranks.values() for line in rank.of("ages") for pull in line["pulls"]]),
         "metrics": {
             name: {"last": curve["mean"][-1], "least": min(curve["mean"]), "most": max(curve["mean"])}
@@ -122,6 +132,11 @@ def _summary(run: Run, parts: dict[str, Any]) -> dict[str, Any]:
         "lost": sum(1 for rank in run.ranks.values() if _fate(rank, run)[0] not in ("finished", "running")),
         "restarts": max(0, len(run.job.get("start", [])) - 1),
     }
+
+
+def _sent(line: Line) -> float:
+    """Return the bytes of a line, to all ranks."""
+    return float(sum(line["sent"].values()))
 
 
 def _mean(values: list[float]) -> float | None:
@@ -154,7 +169,8 @@ def _rank(rank: Rank, run: Run, zero: float) -> dict[str, Any]:
         "steps": lines[-1]["step"] if lines else 0,
         "exposed": sum(line["exposed"] for line in lines),
         "seconds": sum(line["seconds"] for line in lines),
-        "bytes": sum(sum(line["sent"].values()) for line in lines),
+        "bytes": sum(map(_sent, lines)),
+        "besides": sum(map(_sent, rank.of("besides"))),
         "fate": fate,
         "text": text,
     }

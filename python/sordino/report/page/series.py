@@ -103,7 +103,7 @@ def links(run: Run) -> dict[str, Any]:
     """Return the bytes that each rank has sent to each, and to each helper, which has no model and no record."""
     sent: dict[int, dict[str, float]] = {number: defaultdict(float) for number in sorted(run.ranks)}
     for number, rank in run.ranks.items():
-        for line in rank.of("setup") + rank.of("step"):
+        for line in rank.of("besides") + rank.of("step"):
             for peer, count in line["sent"].items():
                 sent[number][peer] += count
     helpers = sorted({peer for row in sent.values() for peer in row if not peer.isdigit()})
