@@ -466,8 +466,26 @@ def test_simulations_write_the_same(words: list[str], tmp_path: Path) -> None:
     found, told = shown(run), json.loads((tmp_path / "x.json").read_text())["runs"][0]
     assert found["virtual"] and found["summary"]["ranks"] == 3 and found["metrics"]["distance"]["mean"]
     assert sum(map(sum, found["links"]["bytes"])) == pytest.approx(3 * told["bytes"])
-    assert found["windows"] and found["missing"]["steps"].startswith("A simulation tells sums")
+    steps = found["steps"]
+    assert found["windows"] and len(steps["time"]) > 20 and steps["hidden"] == []
+    assert steps["time"] == sorted(steps["time"]) and steps["time"][-1] == pytest.approx(told["seconds"])
+    assert found["summary"]["whole"]["bytes"] == pytest.approx(told["bytes"])
+    assert found["summary"]["whole"]["exposed"] == pytest.approx(told["waiting"])
+    if words[0] != "allreduce":
+        assert found["ages"]["behind"] == [] and 0 < min(found["ages"]["mean"]) <= max(found["ages"]["high"])
+        assert found["summary"]["age"] == pytest.approx(told["age"])
+    else:
+        assert found["missing"]["ages"].startswith("No ages were recorded")
     page([found])
+
+
+def test_of_many_workers_the_first_are_shown(tmp_path: Path) -> None:
+    words = ["simulate", "--workers", "70", "--data", "none", "--steps", "5", "--message-mib", "1", "--quiet"]
+    run = tmp_path / "run"
+    assert main([*words, "--processes", "1", "--algorithm", "pushsum", "--record", str(run)]) == 0
+    found = shown(run)
+    assert found["notes"] == ["The first 64 of 70 workers are shown."] and found["summary"]["bytes"] > 2**20
+    assert found["links"]["columns"][-1] == "all others"
 
 
 # --- The page ---------------------------------------------------------------------------------------------------------

@@ -21,7 +21,20 @@ def rows_of(workers: list[int]) -> Rows:
 
 
 BY_PAIRS = 64
-"""Workers at most for which it is known who has sent how much to whom."""
+"""Workers at most for which it is known who has sent how much to whom, and whose course is kept."""
+
+
+class Sums(NamedTuple):
+    """Where the first workers, up to `BY_PAIRS`, have come to at a time, as arrays of `Record` say, [workers]."""
+
+    time: float
+    steps: np.ndarray[tuple[int, ...], np.dtype[np.int64]]
+    computing: Floats
+    waiting: Floats
+    bytes: Floats
+    pairs: Floats | None
+    pulls: np.ndarray[tuple[int, ...], np.dtype[np.int64]]
+    ages: Floats
 
 
 class Span(NamedTuple):
@@ -53,6 +66,7 @@ class Record:
         pulls: models of others, or parts of them, that the worker has averaged into its own.
         ages: seconds, their sum over `pulls`: how long before its use each was copied from the other's parameters.
         oldest: the longest of them all.
+        course: the sums at every point of the learning curve.
         curve: {"time": virtual seconds, and what `Problem.evaluate` says}, in the order of time.
         spans: see `Span`.
         warnings: that users of the real algorithm would have seen.
@@ -69,6 +83,7 @@ class Record:
         self.ages = np.zeros(workers)
         self.oldest = 0.0
         self.curve: list[dict[str, float]] = []
+        self.course: list[Sums] = []
         self.spans: list[Span] = []
         self.warnings: list[str] = []
         self._spans_until = spans_until
@@ -115,6 +130,22 @@ class Record:
     def evaluated(self, time: float, found: Mapping[str, float]) -> None:
         """Note a point of the learning curve."""
         self.curve.append({"time": time, **found})
+        self.course.append(self.sums(time))
+
+    def sums(self, time: float) -> Sums:
+        """Return where workers have come to by now, which is `time`."""
+        first = slice(BY_PAIRS)
+        pairs = None if self.pairs is None else self.pairs.copy()
+        return Sums(
+            time=time,
+            steps=self.steps[first].copy(),
+            computing=self.computing[first].copy(),
+            waiting=self.waiting[first].copy(),
+            bytes=self.bytes[first].copy(),
+            pairs=pairs,
+            pulls=self.pulls[first].copy(),
+            ages=self.ages[first].copy(),
+        )
 
     def warned(self, text: str) -> None:
         """Note a warning; each text is kept once."""

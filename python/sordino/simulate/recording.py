@@ -1,20 +1,21 @@
 """Writes what simulations have found as training writes its own record (`sordino.record`), in virtual seconds.
 
 A folder holds one run, or a folder for each. Workers have a file each, up to a number; the learning curve, which is of
-all of them, is in the first one's.
+all of them, is in the first one's. A line sums up the steps from one point of that curve to the next.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from sordino.record.writing import job_file, jsonable, rank_file
+from sordino.record.writing import Lines, job_file, jsonable, rank_file
 from sordino.simulate.choices import Run
 from sordino.simulate.job import Outcome
-from sordino.simulate.record import BY_PAIRS, Record, Span
+from sordino.simulate.record import BY_PAIRS, Record, Span, Sums
 
 _WHAT = {"compute": "compute", "wait": "wait", "transfer": "move"}
 
@@ -59,20 +60,9 @@ def _write_worker(folder: Path, worker: int, run: Run, outcome: Outcome) -> None
         for point in record.curve:
             values = {name: value for name, value in point.items() if name != "time"}
             file.write("metrics", step=None, time=point["time"], values=jsonable(values))
+    for begin, end in _stretches(record, worker, outcome.seconds):
+        _write_steps(file, worker, begin, end)
     steps = int(record.steps[worker])
-    if steps:
-        sent: dict[str, float] = {}
-        if record.pairs is not None:
-            sent = {str(peer): float(count) for peer, count in enumerate(record.pairs[worker]) if count > 0}
-        seconds = float(record.computing[worker] + record.waiting[worker])
-        file.write(
-            "step", step=steps, steps=steps, time=outcome.seconds, seconds=seconds,
-            exposed=float(record.waiting[worker]), busy=None, sent=sent,
-        )  # fmt: skip
-    pulls = int(record.pulls[worker])
-    if pulls:
-        age = float(record.ages[worker]) / pulls
-        file.write("ages", step=steps, time=outcome.seconds, pulls=[[age, None, None]])
     spans = list(_spans(record, worker))
     if spans:
         file.write("spans", step=steps, spans=spans)
@@ -81,6 +71,34 @@ def _write_worker(folder: Path, worker: int, run: Run, outcome: Outcome) -> None
     else:
         file.write("end", step=steps, time=outcome.seconds)
     file.close()
+
+
+def _stretches(record: Record, worker: int, seconds: float) -> list[tuple[Sums, Sums]]:
+    """Return the parts of a worker's run, from one point of the curve to a later one, with a step."""
+    points = [record.course[0]]
+    for sums in [*record.course[1:], record.sums(seconds)]:
+        if sums.steps[worker] > points[-1].steps[worker]:
+            points.append(sums)
+    if len(points) > 1:
+        points[-1] = record.sums(seconds)  # what followed the last step has no other line
+    return list(pairwise(points))
+
+
+def _write_steps(file: Lines, worker: int, begin: Sums, end: Sums) -> None:
+    steps, waited = int(end.steps[worker]), float(end.waiting[worker] - begin.waiting[worker])
+    if end.pairs is not None and begin.pairs is not None:
+        counts = end.pairs[worker] - begin.pairs[worker]
+        sent = {str(peer): float(count) for peer, count in enumerate(counts) if count > 0}
+    else:
+        sent = {"all others": float(end.bytes[worker] - begin.bytes[worker])}
+    file.write(
+        "step", step=steps, steps=steps - int(begin.steps[worker]), time=end.time,
+        seconds=waited + float(end.computing[worker] - begin.computing[worker]), exposed=waited, busy=None, sent=sent,
+    )  # fmt: skip
+    pulls = int(end.pulls[worker] - begin.pulls[worker])
+    if pulls:
+        age = float(end.ages[worker] - begin.ages[worker]) / pulls
+        file.write("ages", step=steps, time=end.time, count=pulls, pulls=[[age, None, None]])
 
 
 def _spans(record: Record, worker: int) -> Iterable[list[Any]]:

@@ -12,11 +12,10 @@ from sordino.report.page import series, waits
 
 _NO_METRICS = "Nothing was recorded: call hvd.record(loss=loss) in the training loop."
 _ALONE = "One rank alone has nobody to talk to."
-_NO_AGES = "This algorithm records no ages; scheduled-pull does."
+_NO_AGES = "No ages were recorded: in training scheduled-pull tells them, in simulations all that average models."
 _NO_SKIPS = "This algorithm records no skips; caps does."
 _NO_STEPS = "No step has been recorded yet."
 _PLANNED = "A plan trains nothing."
-_SUMS = "A simulation tells sums over its whole run, which are in the overview."
 
 
 def contents(reader: Reader) -> dict[str, Any]:
@@ -37,9 +36,9 @@ def _contents(reader: Reader) -> dict[str, Any]:
     zero = _begin(run)
     parts: dict[str, Any] = {
         "metrics": series.metrics(run, zero),
-        "steps": series.steps(run if run.what == "training" else Run(run.name), zero),
+        "steps": series.steps(run, zero),
         "links": series.links(run),
-        "ages": series.ages(run if run.what == "training" else Run(run.name)),
+        "ages": series.ages(run, zero),
         "skips": series.skips(run),
         "windows": waits.windows(run, zero),
         "waits": waits.matrix(run),
@@ -124,7 +123,7 @@ def _summary(run: Run, parts: dict[str, Any]) -> dict[str, Any]:
             "exposed": sum(line["exposed"] for line in besides) / ranks,
             "bytes": sum(map(_sent, besides)) / ranks,
         },
-        "age": _mean([pull[0] for rank in run.ranks.values() for line in rank.of("ages") for pull in line["pulls"]]),
+        "age": _age(run),
         "metrics": {
             name: {"last": curve["mean"][-1], "least": min(curve["mean"]), "most": max(curve["mean"])}
             for name, curve in parts["metrics"].items()
@@ -139,8 +138,12 @@ def _sent(line: Line) -> float:
     return float(sum(line["sent"].values()))
 
 
-def _mean(values: list[float]) -> float | None:
-    return sum(values) / len(values) if values else None
+def _age(run: Run) -> float | None:
+    """Return how old what was averaged in was; of a simulation, whose lines have means, with their weights."""
+    lines = [line for rank in run.ranks.values() for line in rank.of("ages")]
+    ages = [(pull[0], line.get("count", 1)) for line in lines for pull in line["pulls"] if pull[0] is not None]
+    count = sum(weight for _, weight in ages)
+    return sum(age * weight for age, weight in ages) / count if count else None
 
 
 def _fate(rank: Rank, run: Run) -> tuple[str, str]:
@@ -220,8 +223,6 @@ def _missing(run: Run, parts: dict[str, Any]) -> dict[str, str]:
         "skips": ("" if parts["skips"] else _NO_SKIPS),
         "waits": ("" if parts["windows"] else "No spans were recorded." if not alone else _ALONE),
     }
-    if run.what == "simulation":
-        reasons |= {"steps": _SUMS, "ages": _SUMS}
     return {name: text for name, text in reasons.items() if text}
 
 
@@ -240,6 +241,8 @@ def _notes(reader: Reader) -> list[str]:
             f"{max(numbers) - len(run.ranks)} of {max(numbers)} ranks left no file here: copy the folders of all hosts "
             "into one."
         )
+    if run.what == "simulation" and numbers and len(run.ranks) < max(numbers):
+        notes.append(f"The first {len(run.ranks)} of {max(numbers)} workers are shown.")
     again = [line for rank in run.ranks.values() for line in rank.of("step") if line["start"] > 0]
     if again:
         notes.append("Steps that were taken again after a restart are shown as they were taken the last time.")

@@ -77,25 +77,35 @@ def metrics(run: Run, zero: float) -> dict[str, Any]:
     return result
 
 
+def _along(run: Run) -> str:
+    """Return what a run's lines are ordered by: workers of a simulation are at other steps at one time."""
+    return "time" if run.what == "simulation" else "step"
+
+
 def steps(run: Run, zero: float) -> dict[str, list[float]]:
-    """Return what a step took on average over ranks, in seconds: communication exposed and hidden, and all else."""
+    """Return what a step took on average over ranks, in seconds: communication exposed and hidden, and all else.
+
+    "hidden" is empty where it is not known, as of simulations; "bytes" are those that a rank sent in a step.
+    """
     lines = [line for rank in run.ranks.values() for line in kept(rank, "step")]
-    stretch = _Stretches(line["step"] for line in lines)
+    along = _along(run)
+    stretch = _Stretches(line[along] for line in lines)
     parts: dict[int, list[Line]] = defaultdict(list)
     for line in lines:
-        parts[stretch(line["step"])].append(line)
-    names = ("step", "time", "other", "exposed", "hidden")
+        parts[stretch(line[along])].append(line)
+    names = ("step", "time", "other", "exposed", "hidden", "bytes")
     result: dict[str, list[float]] = {name: [] for name in names}
     for part in sorted(parts):
         row = parts[part]
         count = sum(line["steps"] for line in row)
         exposed = sum(line["exposed"] for line in row)
-        hidden = sum(hidden_of(line) for line in row)
         result["step"].append(_mean([line["step"] for line in row]))
         result["time"].append(_mean([line["time"] for line in row]) - zero)
         result["other"].append(max(0.0, sum(line["seconds"] for line in row) - exposed) / count)
         result["exposed"].append(exposed / count)
-        result["hidden"].append(hidden / count)
+        if all(line["busy"] is not None for line in lines):
+            result["hidden"].append(sum(hidden_of(line) for line in row) / count)
+        result["bytes"].append(sum(sum(line["sent"].values()) for line in row) / count)
     return result
 
 
@@ -125,26 +135,33 @@ def fold(ranks: Sequence[int], table: Sequence[Sequence[float]]) -> tuple[list[s
     ]
 
 
-def ages(run: Run) -> dict[str, list[float]]:
-    """Return how old what was averaged in was, in seconds and in steps, over the steps."""
+def ages(run: Run, zero: float) -> dict[str, list[float]]:
+    """Return how old what was averaged in was, in seconds and in steps, over the steps.
+
+    "behind" is empty where it is not known, as of simulations.
+    """
+    along = _along(run)
     points = [
-        (line["step"], *pull[:2])
+        (line["step"], line["time"] - zero, *pull[:2])
         for rank in run.ranks.values()
         for line in kept(rank, "ages")
         for pull in line["pulls"]
         if pull[0] is not None
     ]
-    stretch = _Stretches(step for step, _, _ in points)
-    parts: dict[int, list[tuple[float, float, float]]] = defaultdict(list)
+    place = ("step", "time").index(along)
+    stretch = _Stretches(point[place] for point in points)
+    parts: dict[int, list[tuple[float, float, float, float | None]]] = defaultdict(list)
     for point in points:
-        parts[stretch(point[0])].append(point)
+        parts[stretch(point[place])].append(point)
     rows = [parts[part] for part in sorted(parts)]
+    known = [[behind for *_, behind in row if behind is not None] for row in rows]
     return {
-        "step": [_mean([step for step, _, _ in row]) for row in rows],
-        "mean": [_mean([age for _, age, _ in row]) for row in rows],
-        "low": [min(age for _, age, _ in row) for row in rows],
-        "high": [max(age for _, age, _ in row) for row in rows],
-        "behind": [_mean([behind for _, _, behind in row if behind is not None] or [0]) for row in rows],
+        "step": [_mean([step for step, *_ in row]) for row in rows],
+        "time": [_mean([time for _, time, *_ in row]) for row in rows],
+        "mean": [_mean([age for _, _, age, _ in row]) for row in rows],
+        "low": [min(age for _, _, age, _ in row) for row in rows],
+        "high": [max(age for _, _, age, _ in row) for row in rows],
+        "behind": [_mean(row or [0]) for row in known] if any(known) else [],
     }
 
 
