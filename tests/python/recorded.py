@@ -13,7 +13,7 @@ STEP = 0.05  # seconds
 
 
 def write(folder: Path, algorithm: str = "AllReduce()", ranks: int = 4, steps: int = 200, skips: bool = False,
-          ages: bool = False, faults: bool = False, seed: int = 1) -> Path:  # fmt: skip
+          ages: bool = False, faults: bool = False, seed: int = 1, parameters: int = 61_706) -> Path:  # fmt: skip
     """A training of so many ranks; rank 1 is slow. With `faults` the last rank is killed half way, in mid-line."""
     folder.mkdir(parents=True, exist_ok=True)
     head = {"kind": "job", "format": 1, "version": "0.1", "what": "training", "time": ZERO}
@@ -30,10 +30,10 @@ def write(folder: Path, algorithm: str = "AllReduce()", ranks: int = 4, steps: i
             {"kind": "rank", "format": 1, "version": "0.1", "rank": rank, "size": ranks, "start": 0, "node": rank // 2,
              "host": f"node{rank // 2}", "transport": "local", "time": ZERO + 1},
             {"kind": "optimizer", "time": ZERO + 1, "algorithm": algorithm.partition("(")[0], "settings": algorithm,
-             "parameters": 61706, "optimizer": "SGD"},
+             "parameters": parameters, "optimizer": "SGD"},
         ]  # fmt: skip
         for step in range(1, (steps // 2 if dies else steps) + 1):
-            lines += _step(draw, rank, ranks, step, skips, ages)
+            lines += _step(draw, rank, ranks, step, skips, ages, parameters)
             if faults and not dies and step == steps // 2 + 1:
                 lines.append({"kind": "recovery", "time": ZERO + STEP * step, "step": step, "lost": [ranks - 1],
                               "epoch": 1, "size": ranks - 1, "seconds": 0.12,
@@ -44,11 +44,13 @@ def write(folder: Path, algorithm: str = "AllReduce()", ranks: int = 4, steps: i
     return folder
 
 
-def _step(draw: random.Random, rank: int, ranks: int, step: int, skips: bool, ages: bool) -> list[dict[str, Any]]:
+def _step(draw: random.Random, rank: int, ranks: int, step: int, skips: bool, ages: bool,
+          parameters: int) -> list[dict[str, Any]]:  # fmt: skip
     time = ZERO + 1 + STEP * step
     late = 0.012 if rank != 1 else 0.001
     exposed, busy = late + 0.002 * draw.random(), 0.02 + 0.004 * draw.random()
-    peers = {str(peer): 25_000 if peer // 2 != rank // 2 else 150_000 for peer in range(ranks) if peer != rank}
+    near, far = 5 * parameters // 2, 2 * parameters // 5
+    peers = {str(peer): far if peer // 2 != rank // 2 else near for peer in range(ranks) if peer != rank}
 
     def line(kind: str, **values: Any) -> dict[str, Any]:
         return {"kind": kind, "step": step, "time": time, **values}
@@ -66,7 +68,8 @@ def _step(draw: random.Random, rank: int, ranks: int, step: int, skips: bool, ag
         if ages:
             spans.append(["pull", begin + 0.004, begin + 0.02, (rank + step) % ranks, 246_824, ""])
         lines.append(line("spans", spans=spans))
-    if step % 10 == 0:
+    if step % 10 == 0:  # an evaluation follows
+        lines.append({**line("besides", calls=2, seconds=0.2, exposed=0.01, busy=0.01, sent=peers), "time": time + 0.2})
         lines.append(line("metrics", values={"test_accuracy": 0.98 - 0.9 * math.exp(-step / 40)}))
     if ages and step % 2 == 0:
         lines.append(line("ages", pulls=[[0.03 + 0.02 * draw.random(), draw.choice((0, 1, 2)), 0.016]]))

@@ -102,6 +102,58 @@ def test_a_click_takes_a_curve_away_and_brings_it_back(browser: Any, runs: Path,
     assert len(browser.find_elements("css selector", curves)) == 3
 
 
+def test_what_runs_reached_and_cost_stands_first(browser: Any, runs: Path, tmp_path: Path) -> None:
+    opened(browser, runs, tmp_path)
+    table = browser.find_element("css selector", "#overview table")
+    assert [one.text for one in table.find_elements("css selector", "thead th")] == [
+        "run", "test accuracy", "loss", "a rank sent", "and waited", "in steps", "besides the steps"]  # fmt: skip
+    rows = [[one.text for one in row.find_elements("css selector", "th, td")]
+            for row in table.find_elements("css selector", "tbody tr")]  # fmt: skip
+    assert [row[0] for row in rows] == ["allreduce", "caps", "pull"]
+    assert rows[1][1].startswith("0.97") and rows[1][3:] == ["40.7 MB", rows[1][4], "200", "4.07 MB, 4 s"]
+    assert rows[1][4].endswith("% of 10 s")
+
+
+def test_restless_curves_are_moving_means_over_faint_points(browser: Any, runs: Path, tmp_path: Path) -> None:
+    opened(browser, runs, tmp_path)
+    (figure,) = browser.find_elements("xpath", "//section[@id='communication']//figure[contains(., 'Exposed')]")
+    assert "moving mean of 21 points" in figure.find_element("css selector", "figcaption").text
+    assert len(figure.find_elements("css selector", "polyline.raw")) == 3
+    assert len(figure.find_elements("css selector", "polyline.curve")) == 3
+
+
+def test_all_tables_of_bytes_have_one_scale(browser: Any, tmp_path: Path) -> None:
+    """What is 10 times as much in one run as in the other is not as dark in both."""
+    recorded.write(tmp_path / "runs" / "small", ranks=2, steps=8, parameters=6_000)
+    recorded.write(tmp_path / "runs" / "large", ranks=2, steps=8, parameters=60_000)
+    opened(browser, tmp_path / "runs", tmp_path)
+    shades = [[one.get_attribute("class").split()[-1] for one in figure.find_elements("css selector", "td.cell")]
+              for figure in browser.find_elements("css selector", "#links figure")]  # fmt: skip
+    assert shades == [["h0", "h7", "h7", "h0"], ["h0", "h1", "h1", "h0"]]
+    told = browser.find_element("id", "links").text
+    assert "1.2 MB, the most of all runs; one scale for all tables here" in told and "rank 1, node0" in told
+
+
+def test_what_is_wider_than_the_page_says_so_and_scrolls_by_keyboard(browser: Any, runs: Path, tmp_path: Path) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    narrow = {"width": 420, "height": HEIGHT, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", narrow)
+    try:
+        opened(browser, runs, tmp_path)
+        assert browser.execute_script("return document.documentElement.scrollWidth <= innerWidth")
+        box, hint = (browser.find_element("css selector", f"#overview .{name}") for name in ("scroll", "hint"))
+        until(lambda: hint.is_displayed())
+        assert hint.text.startswith("→ There is more on the right")
+        tab_to(browser, "class", "scroll wide")
+        assert browser.execute_script("return getComputedStyle(document.activeElement).outlineWidth") == "3px"
+        press(browser, Keys.ARROW_RIGHT)
+        until(lambda: browser.execute_script("return arguments[0].scrollLeft", box) > 0)
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    until(lambda: not hint.is_displayed() and box.get_attribute("tabindex") is None)  # there is room again
+
+
 def test_all_of_it_is_reached_by_keyboard(browser: Any, runs: Path, tmp_path: Path) -> None:
     from selenium.webdriver.common.keys import Keys
 

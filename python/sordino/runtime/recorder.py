@@ -172,8 +172,8 @@ class Recorder:
         self._count(self._besides)
         self._besides.times += 1
         self._after = self.steps
-        if self._keeps:
-            del self._spans[kept:]  # they are of no step
+        del self._spans[kept:]  # they are of no step
+        if self._keeps and self._lines:  # what goes before the first step is not drawn
             if self._spans and self._spans[-1][0] == "besides":
                 self._spans[-1][2] = round(self._since, 7)
             else:

@@ -43,7 +43,8 @@ def windows(run: Run, zero: float) -> list[dict[str, Any]]:
     """Return what each rank did in each stretch of steps whose spans were kept.
 
     A row has [what, begin, end, peer] by rank: "wait" (for peer), "move" (data on their way), "pull" and "average"
-    (from, with peer), in seconds since `zero`; "compute" where a record says so, else it is what remains.
+    (from, with peer), in seconds since `zero`; "besides" the steps; "compute" where a record says so, else it is what
+    remains.
     """
     by_window: dict[int, dict[int, list[Any]]] = {}
     for number, rank in sorted(run.ranks.items()):
@@ -71,7 +72,7 @@ def _window(rows: dict[int, list[Any]], zero: float) -> dict[str, Any]:
     for number, lines in rows.items():
         spans = [span for line in lines for span in line["spans"]]
         waits = [["wait", begin, end, peer] for begin, end, peer in attributed(spans, number) if end > begin]
-        others = [span[:4] for span in spans if span[0] in ("move", "pull", "average", "compute")]
+        others = [span[:4] for span in spans if span[0] in ("move", "pull", "average", "compute", "besides")]
         found = sorted(waits + others, key=lambda span: span[1])
         shown.append({"rank": number, "spans": found[:room], "left": max(0, len(found) - room)})
     steps = [line["step"] for lines in rows.values() for line in lines]

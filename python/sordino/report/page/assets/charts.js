@@ -62,7 +62,8 @@ function lineSample(slot, dash) {
     shape('line', {class: `curve s${slot}`, x1: 1, x2: 33, y1: 6, y2: 6, 'stroke-dasharray': dash}), mark(slot, 17, 6));
 }
 
-// Curves over steps. `series`: {name, x, y, low, high, off}; where `low` and `high` are given, they are a band.
+// Curves over steps. `series`: {name, x, y, low, high, raw, off}; where `low` and `high` are given, they are a band, and
+// `raw` is what `y` is the moving mean of: a faint line, whose rare peaks do not set the scale.
 function curves({key, title, note, series, xTitle = 'step', yText = number, zero = false}) {
   const height = 290;
   const box = element('div', {});
@@ -71,7 +72,7 @@ function curves({key, title, note, series, xTitle = 'step', yText = number, zero
   const draw = () => {
     const some = shown();
     const [xLow, xHigh] = extent(some.map((one) => one.x));
-    const [yLow, yHigh] = extent(some.flatMap((one) => [one.y, one.low || [], one.high || []]), zero);
+    const [yLow, yHigh] = extent(some.flatMap((one) => [one.y, one.low || [], one.high || [], mostly(one.raw || [])]), zero);
     const pad = (yHigh - yLow) * 0.05;
     const xOf = scale(xLow, xHigh, LEFT + 6, WIDTH - RIGHT - 6);
     const yOf = scale(zero ? yLow : yLow - pad, yHigh + pad, height - BOTTOM, TOP);
@@ -83,6 +84,10 @@ function curves({key, title, note, series, xTitle = 'step', yText = number, zero
         const there = one.x.map((x, place) => `${xOf(x)},${yOf(one.high[place])}`);
         const back = one.x.map((x, place) => `${xOf(x)},${yOf(one.low[place])}`).reverse();
         svg.append(shape('polygon', {class: `band f${slot}`, points: [...there, ...back].join(' ')}));
+      }
+      if (one.raw) {
+        svg.append(shape('polyline', {class: `raw s${slot}`,
+          points: one.x.map((x, place) => `${xOf(x)},${Math.max(TOP, yOf(one.raw[place]))}`).join(' ')}));
       }
       svg.append(shape('polyline', {class: `curve s${slot}`, 'stroke-dasharray': DASHES[one.dash ?? slot],
         points: one.x.map((x, place) => `${xOf(x)},${yOf(one.y[place])}`).join(' ')}));
@@ -98,7 +103,8 @@ function curves({key, title, note, series, xTitle = 'step', yText = number, zero
       const told = some.map((one) => {
         const near = nearest(one.x, x);
         const spread = one.low && one.high[near] > one.low[near] ? ` (${yText(one.low[near])} to ${yText(one.high[near])})` : '';
-        return `${one.name} ${yText(one.y[near])}${spread}`;
+        const own = one.raw ? `, here ${yText(one.raw[near])}` : '';
+        return `${one.name} ${yText(one.y[near])}${spread}${own}`;
       });
       readout.textContent = `${xTitle} ${number(x)}: ${told.join(' · ')}`;
       return readout.textContent;
@@ -118,12 +124,13 @@ function curves({key, title, note, series, xTitle = 'step', yText = number, zero
     ...series.map((one) => keyButton(`show ${key} ${one.name}`, one.name, lineSample(one.slot % SLOTS, DASHES[one.dash ?? one.slot % SLOTS]),
       remembered(`show ${key} ${one.name}`, !one.off), draw)));
   const rows = () => {
-    const heads = [xTitle, ...series.flatMap((one) => one.low ? [one.name, 'least', 'most'] : [one.name])];
+    const columns = series.flatMap((one) => [[one.name, one, 'y'],
+      ...(one.low ? [['least', one, 'low'], ['most', one, 'high']] : []), ...(one.raw ? [[`${one.name}, here`, one, 'raw']] : [])]);
+    const heads = [xTitle, ...columns.map(([head]) => head)];
     const grid = [...new Set(series.flatMap((one) => one.x))].sort((a, b) => a - b);
-    const found = grid.map((x) => [number(x), ...series.flatMap((one) => {
+    const found = grid.map((x) => [number(x), ...columns.map(([, one, what]) => {
       const place = one.x.indexOf(x);
-      if (place < 0) return one.low ? ['', '', ''] : [''];
-      return one.low ? [yText(one.y[place]), yText(one.low[place]), yText(one.high[place])] : [yText(one.y[place])];
+      return place < 0 ? '' : yText(one[what][place]);
     })]);
     return table(heads, found, title);
   };
@@ -131,33 +138,52 @@ function curves({key, title, note, series, xTitle = 'step', yText = number, zero
     legend, box, readout, numbers(key, 'Numbers', rows));
 }
 
+// What a scale is made for: all but the twentieth part that is highest.
+function mostly(list) {
+  return list.length ? [[...list].sort((a, b) => a - b)[Math.floor((list.length - 1) * 0.95)]] : [];
+}
+
+// Curves that are restless become their moving means, and the title says so. What comes every few steps keeps its size
+// in a mean, and would be lost in a median.
+function smooth(title, series) {
+  const width = 2 * Math.min(10, Math.floor(Math.max(0, ...series.map((one) => one.y.length)) / 16)) + 1;
+  const still = series.every((one) => one.y.every((value) => value === one.y[0]));
+  if (width < 5 || still) return {title, series, note: ''};
+  return {title: `${title}: moving mean of ${width} points`, series: series.map((one) => ({...one, y: moving(one.y, width), raw: one.y})),
+    note: ' Faint: the points themselves; their highest peaks are cut off, and are among the numbers.'};
+}
+
 function level(value, most) {
   if (!(value > 0) || !(most > 0)) return 0;
   return Math.min(7, 1 + Math.floor((value / most) * 6.999));
 }
 
-// A table of ranks by ranks, shaded by what is in it.
-function matrix({title, note, ranks, columns = ranks, values, text, corner, extra}) {
-  const most = Math.max(...values.flat(), 0);
+// The shades from nothing to the most, with what that is.
+function shades(least, most) {
+  const every = [...Array(8).keys()].map((one) => shape('rect', {class: `h${one} s-edge`, x: 1 + one * 16, y: 1, width: 16, height: 12}));
+  return element('div', {class: 'legend'}, least, shape('svg', {class: 'shades', viewBox: '0 0 130 14', 'aria-hidden': 'true'}, ...every), most);
+}
+
+// A table of ranks by ranks, shaded by what is in it: `most` is what the darkest shade stands for, of all runs.
+function matrix({title, note, names, ranks, columns = ranks, values, most, text, corner, extra}) {
   const dense = ranks.length > 16;
   const heads = [corner, ...columns, ...(extra ? [extra.name] : [])];
   const rows = ranks.map((rank, row) => element('tr', {},
-    element('th', {scope: 'row'}, rank),
+    element('th', {scope: 'row', class: 'text'}, names[row]),
     ...values[row].map((value, column) => element('td',
-      {class: `cell h${level(value, most)}`, title: `${rank} → ${columns[column]}: ${text(value)}`},
-      row === column && value === 0 ? '' : text(value))),
+      {class: `cell h${level(value, most)}`, title: `${names[row]} → ${columns[column]}: ${text(value)}`},
+      value === 0 ? '' : text(value))),
     ...(extra ? [element('td', {}, text(extra.values[row]))] : [])));
   return element('figure', {}, element('figcaption', {}, title), note ? element('p', {class: 'quiet'}, note) : null,
-    element('div', {class: 'scroll', tabindex: 0, role: 'region', 'aria-label': title},
-      element('table', {class: dense ? 'dense' : null},
-        element('thead', {}, element('tr', {}, ...heads.map((head) => element('th', {scope: 'col'}, head)))),
-        element('tbody', {}, ...rows))));
+    scrolling(title, element('table', {'aria-label': title, class: dense ? 'dense' : null},
+      element('thead', {}, element('tr', {}, ...heads.map((head) => element('th', {scope: 'col'}, head)))),
+      element('tbody', {}, ...rows))));
 }
 
-const DOES = {compute: 'computes', wait: 'waits', move: 'data on their way', pull: 'pulls', average: 'averages'};
+const DOES = {compute: 'computes', wait: 'waits', move: 'data on their way', pull: 'pulls', average: 'averages', besides: 'besides the steps'};
 
 function spanText(span) {
-  const peer = span[3] >= 0 && span[0] !== 'move' && span[0] !== 'compute'
+  const peer = span[3] >= 0 && ['wait', 'pull', 'average'].includes(span[0])
     ? ` ${{wait: 'for', pull: 'from', average: 'with'}[span[0]]} rank ${span[3]}` : '';
   const what = span[0] === 'wait' && span[3] < 0 ? 'waits while data are on their way' : DOES[span[0]] + peer;
   return `${what}, ${seconds(span[1])} to ${seconds(span[2])} (${seconds(span[2] - span[1])})`;
@@ -173,7 +199,11 @@ function gantt({key, title, windows, note}) {
   const readout = element('p', {class: 'readout', 'aria-live': 'polite'},
     'Choose the picture; ← → go from span to span, ↑ ↓ from rank to rank, + and − change how much is shown.');
   const chosen = () => Math.min(remembered(`window ${key}`, 0), windows.length - 1);
-  const view = () => remembered(`view ${key} ${chosen()}`, [0, Math.min(1, 8 / Math.max(1, windows[chosen()].last - windows[chosen()].first))]);
+  const first = ({rows, seconds: whole, last, first: before}) => {  // what is seen first: some steps, up to what is besides
+    const other = Math.min(...rows.map((row) => row.spans.find((span) => span[0] === 'besides' && span[1] > 0)?.[1] ?? Infinity));
+    return [0, Math.min(1, 8 / Math.max(1, last - before), other / whole)];
+  };
+  const view = () => remembered(`view ${key} ${chosen()}`, first(windows[chosen()]));
   const draw = (focus) => {
     const {rows, seconds: whole} = windows[chosen()];
     const [from, to] = view().map((part) => part * whole);
@@ -194,7 +224,7 @@ function gantt({key, title, windows, note}) {
       svg.append(...[bar('compute', ends[0], ends[1], 1, lane * 0.58)].filter(Boolean));
       for (const span of spans) {
         if (span[2] < from || span[1] > to || span[0] === 'compute') continue;
-        const thin = span[0] !== 'wait';
+        const thin = !['wait', 'besides'].includes(span[0]);
         const drawn = bar(span[0], span[1], span[2], thin ? lane * 0.62 : 1, thin ? lane * 0.26 : lane * 0.58);
         if (!drawn) continue;
         svg.append(drawn);
@@ -335,7 +365,5 @@ function skipMap({key, title, skips}) {
   const mean = (list) => list.reduce((sum, value) => sum + (value || 0), 0) / list.length;
   const rows = () => table(['tensor', 'bytes', 'skipped, mean', 'skipped, last', 'unchanged, last'], names.map((name, index) =>
     [name, bytes(sizes[index]), share(mean(skipped[index])), share(skipped[index].at(-1)), share(unchanged[index].at(-1))]), title);
-  const shades = [...Array(8).keys()].map((one) => shape('rect', {class: `h${one} s-edge`, x: 1 + one * 16, y: 1, width: 16, height: 12}));
-  const legend = element('div', {class: 'legend'}, '0 %', shape('svg', {class: 'shades', viewBox: '0 0 130 14', 'aria-hidden': 'true'}, ...shades), '100 % skipped');
-  return element('figure', {}, element('figcaption', {}, title), legend, svg, readout, numbers(key, 'Numbers', rows));
+  return element('figure', {}, element('figcaption', {}, title), shades('0 %', '100 % skipped'), svg, readout, numbers(key, 'Numbers', rows));
 }

@@ -39,6 +39,7 @@ function seconds(value) {
   const size = Math.abs(value);
   if (size === 0) return '0 s';
   if (size >= 1) return `${number(value, 3)} s`;
+  if (size < 1e-6) return 'below 1 µs';
   return size >= 1e-3 ? `${number(value * 1e3, 3)} ms` : `${number(value * 1e6, 3)} µs`;
 }
 
@@ -103,18 +104,44 @@ function mark(slot, x, y, size = 4) {
   return shape('rect', {x: x - s, y: y - s, width: 2 * s, height: 2 * s, class: `mark hollow s${slot}`});
 }
 
+// The moving mean: of so many neighbours, fewer at the ends.
+function moving(list, width) {
+  const reach = (width - 1) / 2;
+  return list.map((_, place) => {
+    const some = list.slice(Math.max(0, place - reach), place + reach + 1);
+    return some.reduce((sum, value) => sum + value, 0) / some.length;
+  });
+}
+
+// What is wider, or taller, than its place: it can be scrolled by keyboard, and says so.
+const sizes = new ResizeObserver((entries) => { for (const entry of entries) fits(entry.target.closest('.scroll')); });
+
+function fits(box) {
+  if (!box) return;
+  const wide = box.scrollWidth > box.clientWidth + 1, tall = box.scrollHeight > box.clientHeight + 1;
+  box.classList.toggle('wide', wide);
+  if (wide || tall) box.setAttribute('tabindex', '0'); else box.removeAttribute('tabindex');
+  box.nextSibling.hidden = !wide;
+}
+
+function scrolling(label, inside, caption = null) {
+  const box = element('div', {class: 'scroll', role: 'region', 'aria-label': label}, inside);
+  sizes.observe(box);
+  sizes.observe(inside);
+  return element('div', {class: 'holder'}, caption && element('p', {class: 'caption', 'aria-hidden': 'true'}, caption), box,
+    element('p', {class: 'hint', hidden: true}, '→ There is more on the right: scroll, or choose the table by Tab and press → or ←.'));
+}
+
 function table(heads, rows, caption, attributes = {}) {
   const cell = (value, place) => {
     if (place === 0) return element('th', {scope: 'row', class: 'text'}, value);
     if (value instanceof Node) return element('td', {class: 'text'}, value);
-    return element('td', {class: /^[-–\d]/.test(value) ? null : 'text'}, String(value));
+    return element('td', {class: /^([-–\d]|below)/.test(value) ? null : 'text'}, String(value));
   };
-  return element('div', {class: 'scroll', tabindex: 0, role: 'region', 'aria-label': caption},
-    element('table', attributes,
-      element('caption', {}, caption),
-      element('thead', {}, element('tr', {}, ...heads.map((head, place) =>
-        element('th', {scope: 'col', class: place === 0 ? 'text' : null}, head)))),
-      element('tbody', {}, ...rows.map((row) => element('tr', {}, ...row.map(cell))))));
+  return scrolling(caption, element('table', {'aria-label': caption, ...attributes},
+    element('thead', {}, element('tr', {}, ...heads.map((head, place) =>
+      element('th', {scope: 'col', class: place === 0 ? 'text' : null}, head)))),
+    element('tbody', {}, ...rows.map((row) => element('tr', {}, ...row.map(cell))))), caption);
 }
 
 // The numbers of a picture, for those who would rather read them; made when they are asked for.

@@ -13,8 +13,8 @@ function redraw(name) {
 }
 
 const PARTS = {
-  overview: ['summary', 'facts', 'notes'], plan: ['result'], training: ['metrics'], communication: ['steps', 'ranks'], links: ['links'],
-  waits: ['windows', 'waits'], ages: ['ages'], skips: ['skips'], faults: ['events'],
+  overview: ['summary', 'facts', 'notes'], plan: ['result'], training: ['metrics'], communication: ['steps', 'ranks'], links: ['links', 'ranks'],
+  waits: ['windows', 'waits', 'ranks'], ages: ['ages'], skips: ['skips'], faults: ['events'],
 };
 
 function render() {

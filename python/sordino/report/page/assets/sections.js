@@ -1,6 +1,6 @@
 // What the page says, section by section. A section without anything to show says why in one sentence.
 function section(id, title, ...children) {
-  return element('section', {id, 'aria-labelledby': `${id}-title`}, element('h2', {id: `${id}-title`}, title), ...children);
+  return element('section', {id, 'aria-labelledby': `${id}-title`}, element('h2', {id: `${id}-title`}, title), ...children.filter(Boolean));
 }
 
 function quiet(text) {
@@ -23,34 +23,66 @@ function titled(runs, run, text) {
   return runs.length > 1 ? `${run.name}: ${text}` : text;
 }
 
+const rises = (name) => /acc|score|f1|bleu|auc/i.test(name);
+const plain = (name) => name.replaceAll('_', ' ');
+
+// What a reader wants to know first: what each run has reached, for how many bytes and how much waiting.
+function glance(runs) {
+  const some = runs.filter((run) => run.summary.steps > 0);
+  if (!some.length) return null;
+  const names = [...new Set(some.flatMap((run) => Object.keys(run.summary.metrics)))].sort((one, other) => rises(other) - rises(one));
+  const bar = (kind, pick, text) => {
+    const most = Math.max(...some.map((run) => pick(run.summary) || 0));
+    return (run) => {
+      const value = pick(run.summary);
+      if (value === null || value === undefined) return '–';
+      return element('div', {}, text(value, run.summary), some.length > 1 && most > 0
+        ? shape('svg', {class: 'bar', viewBox: '0 0 100 6', preserveAspectRatio: 'none', 'aria-hidden': 'true'},
+          shape('rect', {class: `b-${kind}`, width: 100 * value / most, height: 6})) : null);
+    };
+  };
+  const columns = [
+    ...names.slice(0, 3).map((name) => [plain(name), (run) => {
+      const found = run.summary.metrics[name];
+      return found ? number(found.last) : '–';
+    }]),
+    ['a rank sent', bar('sent', (sum) => sum.whole.bytes, (value) => bytes(value))],
+    ['and waited', bar('exposed', (sum) => sum.whole.exposed, (value, sum) =>
+      `${seconds(value)}${sum.whole.seconds > 0 ? `, ${number(100 * value / sum.whole.seconds, 2)} % of ${seconds(sum.whole.seconds)}` : ''}`)],
+    ['in steps', (run) => number(run.summary.steps)],
+    ['besides the steps', (run) => run.summary.besides.seconds > 0 ? `${bytes(run.summary.besides.bytes)}, ${seconds(run.summary.besides.seconds)}` : '–'],
+  ].filter(([, of]) => some.some((run) => of(run) !== '–'));
+  return table(['run', ...columns.map(([name]) => name)], some.map((run) => [run.name, ...columns.map(([, of]) => of(run))]),
+    'What was reached at the end, and what it cost a rank in all its steps, on average. Besides: evaluations, broadcasts and all else that the script asked for between steps.',
+    {class: 'glance'});
+}
+
 // A column a run, a row a measure: what runs are compared by.
 function overview(runs) {
   const trained = (value) => (run) => run.summary.steps > 0 ? value(run.summary) : '–';
-  const rises = (name) => /acc|score|f1|bleu|auc/i.test(name);
   const measures = [
-    ['steps', trained((sum) => number(sum.steps))],
-    ['a step', trained((sum) => seconds(sum.step))],
-    ['of it exposed communication', trained((sum) => seconds(sum.exposed))],
-    ['hidden communication', trained((sum) => seconds(sum.hidden))],
-    ['sent a step and rank', trained((sum) => bytes(sum.bytes))],
+    ['a step took', trained((sum) => seconds(sum.step))],
+    ['exposed communication of a step', trained((sum) => seconds(sum.exposed))],
+    ['hidden communication of a step', trained((sum) => seconds(sum.hidden))],
+    ['a rank sent in a step', trained((sum) => bytes(sum.bytes))],
     ['age of what was averaged in', trained((sum) => seconds(sum.age))],
     ['ranks lost', trained((sum) => String(sum.lost))],
     ['restarts', trained((sum) => String(sum.restarts))],
     ...[...new Set(runs.flatMap((run) => Object.keys(run.summary.metrics)))].flatMap((name) => [
-      [`${name}, last`, ({summary}) => number(summary.metrics[name]?.last)],
-      [`${name}, ${rises(name) ? 'highest' : 'lowest'}`, ({summary}) => number(summary.metrics[name]?.[rises(name) ? 'most' : 'least'])],
+      [`${plain(name)}, last`, ({summary}) => number(summary.metrics[name]?.last)],
+      [`${plain(name)}, ${rises(name) ? 'highest' : 'lowest'}`, ({summary}) => number(summary.metrics[name]?.[rises(name) ? 'most' : 'least'])],
     ]),
   ].map(([name, of]) => [name, ...runs.map(of)]).filter(([, ...values]) => values.some((value) => value !== '–'));
   const caption = runs.some((run) => run.summary.steps > 0)
-    ? 'Means of a step. Exposed: calls waited for communication; hidden: it was under way while the rank computed. What happens between two steps, such as an evaluation, counts for the step after it.' : 'What was asked for.';
+    ? 'Means over steps and ranks. Exposed: calls waited for communication; hidden: it was under way while the rank computed.' : 'What was asked for.';
   const names = [...new Set(runs.flatMap((run) => run.facts.map(([name]) => name)))];
   const facts = names.map((name) => [name, ...runs.map((run) => run.facts.find(([other]) => other === name)?.[1] ?? '–')]);
   const notes = runs.flatMap((run) => run.notes.map((note) =>
     element('p', {}, element('strong', {}, 'Note: '), titled(runs, run, note))));
-  return section('overview', 'Overview',
-    table(['', ...runs.map((run) => run.name)], [...facts, ...measures],
-      caption, {class: 'overview'}),
-    ...notes);
+  return section('overview', 'Overview', glance(runs),
+    ...notes,
+    table(['', ...runs.map((run) => run.name)], [...facts.slice(0, 3), ...measures, ...facts.slice(3)],
+      caption, {class: 'overview'}));
 }
 
 function training(runs) {
@@ -60,7 +92,7 @@ function training(runs) {
   const choice = virtual ? null : element('select', {'aria-label': 'Horizontal axis of training curves', 'data-key': 'along', onchange: (event) => { memory.set('along', event.target.value); redraw('training'); }},
     ...[['step', 'over steps'], ['time', 'over seconds']].map(([value, text]) => element('option', {value, selected: value === along}, text)));
   const figures = names.map((name) => curves({
-    key: `metric ${name}`, title: name, xTitle: along === 'step' ? 'step' : virtual ? 'virtual s' : 's',
+    key: `metric ${name}`, title: plain(name), xTitle: along === 'step' ? 'step' : virtual ? 'virtual s' : 's',
     series: runs.map((run, slot) => ({run, slot})).filter(({run}) => run.metrics[name]).map(({run, slot}) => {
       const curve = run.metrics[name];
       const spread = curve.low.some((value, place) => value < curve.high[place]);
@@ -71,53 +103,84 @@ function training(runs) {
     ...eachRun(runs, 'metrics', () => []));
 }
 
+// What pictures have below: steps, or virtual seconds where a simulation's workers are at other steps at one time.
+function across(runs) {
+  return runs.some((run) => run.virtual) ? {along: 'time', xTitle: 'virtual s'} : {along: 'step', xTitle: 'step'};
+}
+
 function communication(runs) {
   const some = runs.filter((run) => run.steps.step.length);
   if (!some.length) return section('communication', 'Communication, step by step', ...eachRun(runs, 'steps', () => []));
-  const series = some.flatMap((run) => {
-    const slot = runs.indexOf(run);
-    const name = (text) => runs.length > 1 ? `${run.name}, ${text}` : text;
-    const alone = runs.length === 1;
-    return [
-      {name: name('exposed'), x: run.steps.step, y: run.steps.exposed, slot: alone ? 1 : slot, dash: 0},
-      {name: name('hidden'), x: run.steps.step, y: run.steps.hidden, slot: alone ? 0 : slot, dash: 1},
-      {name: name('the rest of the step'), x: run.steps.step, y: run.steps.other, slot: alone ? 5 : slot, dash: 2, off: true},
-    ];
-  });
-  return section('communication', 'Communication, step by step',
-    curves({key: 'steps', title: 'Exposed and hidden communication of a step, mean over ranks', series, yText: seconds, zero: true,
-      note: 'Exposed: a call of the rank waited for it. Hidden: it was under way while the rank computed.'}),
+  const {along, xTitle} = across(some), alone = runs.length === 1, hides = some.filter((run) => run.steps.hidden.length);
+  const curve = (run, what, text, ownSlot, dash, off = false) => ({
+    name: alone ? text : text ? `${run.name}, ${text}` : run.name, x: run.steps[along], y: run.steps[what], slot: alone ? ownSlot : runs.indexOf(run), dash, off});
+  const picture = (key, title, series, yText, told = '') => {
+    const {note, ...drawn} = smooth(title, series);
+    return curves({key, ...drawn, xTitle, yText, zero: true, note: told + note});
+  };
+  const exposed = 'Exposed: a call of the rank waited for it.', hidden = 'Hidden: it was under way while the rank computed.';
+  const virtual = some.some((run) => run.virtual) ? ' Of a simulation, a point is the mean since the point before, and what was hidden is not known.' : '';
+  const each = (what) => (run) => curve(run, what, '', 0, undefined);
+  const waits = alone ? [picture('steps', 'Communication of a step, mean over ranks', [
+    curve(some[0], 'exposed', 'exposed', 1, 0), ...hides.map((run) => curve(run, 'hidden', 'hidden', 0, 1)),
+    curve(some[0], 'other', 'the rest of the step', 5, 2, true),
+  ], seconds, `${exposed} ${hidden}${virtual}`)] : [
+    picture('exposed', 'Exposed communication of a step, mean over ranks', some.map(each('exposed')), seconds, exposed + virtual),
+    hides.length ? picture('hidden', 'Hidden communication of a step, mean over ranks', hides.map(each('hidden')), seconds, hidden) : null,
+  ];
+  return section('communication', 'Communication, step by step', ...waits,
+    picture('sent', 'Bytes that a rank sent in a step', some.map((run) => curve(run, 'bytes', alone ? 'sent' : '', 0, undefined)), bytes),
     ...eachRun(runs, 'steps', () => []),
-    ...some.map((run) => numbers(`ranks ${run.name}`, titled(runs, run, 'Numbers by rank'), () => table(['rank', 'host', 'steps', 'time', 'exposed', 'sent', 'what became of it'],
-      run.ranks.map((one) => [String(one.rank), one.host, number(one.steps), seconds(one.seconds), seconds(one.exposed), bytes(one.bytes), `${one.fate}. ${one.text}`]),
+    ...some.map((run) => numbers(`ranks ${run.name}`, titled(runs, run, 'Numbers by rank'), () => table(['rank', 'host', 'steps', 'time', 'exposed', 'sent', 'sent besides steps', 'what became of it'],
+      run.ranks.map((one) => [String(one.rank), one.host, number(one.steps), seconds(one.seconds), seconds(one.exposed), bytes(one.bytes), bytes(one.besides), `${one.fate}. ${one.text}`]),
       titled(runs, run, 'by rank')))));
 }
 
+// The names of a matrix's rows: ranks, or several together, and where they are.
+function rowNames(run, labels) {
+  return labels.map((label) => {
+    const host = run.ranks.find((one) => String(one.rank) === label)?.host;
+    const what = run.virtual ? 'worker' : 'rank';
+    return `${what}${label.includes('–') ? 's' : ''} ${label}${host ? `, ${host}` : ''}`;
+  });
+}
+
+// One scale for the matrices of all runs, and the legend that says so.
+function scaleOf(runs, name, tables, text) {
+  const some = runs.filter((run) => !run.missing[name]);
+  const most = Math.max(0, ...some.flatMap((run) => tables(run).flat()));
+  const all = some.length > 1 ? ', the most of all runs; one scale for all tables here' : '';
+  return {most, legend: most > 0 ? shades('empty: nothing', `${text(most)}${all}`) : null};
+}
+
 function traffic(runs) {
-  return section('links', 'Bytes by link', ...eachRun(runs, 'links', (run) => matrix({
-    title: titled(runs, run, 'bytes sent, from the rank of the row to that of the column'), corner: 'from \\ to', ranks: run.links.ranks, columns: run.links.columns,
-    values: run.links.bytes, text: bytes,
-    note: run.virtual ? null : 'Payload. In shared memory an all-reduce counts as in a ring, as much to each rank of the node; a pull counts for who copies.',
+  const {most, legend} = scaleOf(runs, 'links', (run) => run.links.bytes, bytes);
+  return section('links', 'Bytes by link', legend, ...eachRun(runs, 'links', (run) => matrix({
+    title: titled(runs, run, 'bytes sent, from the rank of the row to that of the column'), corner: 'from \\ to', names: rowNames(run, run.links.ranks),
+    ranks: run.links.ranks, columns: run.links.columns, values: run.links.bytes, most, text: bytes,
+    note: run.virtual ? null : 'Payload, in steps and besides them. In shared memory an all-reduce counts as in a ring, as much to each rank of the node; a pull counts for who copies.',
   })));
 }
 
 function waiting(runs) {
-  return section('waits', 'Who waited for whom', ...eachRun(runs, 'waits', (run) => [
-    matrix({title: titled(runs, run, 'time that the rank of the row waited for that of the column'), corner: 'who \\ for whom', ranks: run.waits.ranks,
-      values: run.waits.seconds, text: seconds, extra: run.waits.data && {name: 'for data', values: run.waits.data},
+  const {most, legend} = scaleOf(runs, 'waits', (run) => run.waits.seconds, seconds);
+  return section('waits', 'Who waited for whom', legend, ...eachRun(runs, 'waits', (run) => [
+    matrix({title: titled(runs, run, 'time that the rank of the row waited for that of the column'), corner: 'who \\ for whom', names: rowNames(run, run.waits.ranks),
+      ranks: run.waits.ranks, values: run.waits.seconds, most, text: seconds, extra: run.waits.data && {name: 'for data', values: run.waits.data},
       note: 'In the steps whose spans were recorded. A wait is for the rank that came last; "for data": all had come, and data were on their way.'}),
     gantt({key: run.name, title: titled(runs, run, 'what each rank did'), windows: run.windows}),
   ]));
 }
 
 function staleness(runs) {
-  const some = runs.filter((run) => run.ages.step.length);
-  const one = (title, key, pick, text) => curves({key, title, yText: text, zero: true,
-    series: some.map((run) => ({name: runs.length > 1 ? run.name : title, slot: runs.indexOf(run), x: run.ages.step, ...pick(run.ages)}))});
-  return section('ages', 'Ages', ...(some.length ? [
-    one('Age of what was averaged in', 'ages', (ages) => ({y: ages.mean, low: ages.low, high: ages.high}), seconds),
-    one('Steps that its sender was behind', 'behind', (ages) => ({y: ages.behind}), number),
-  ] : []), ...eachRun(runs, 'ages', () => []));
+  const some = runs.filter((run) => run.ages.step.length), late = some.filter((run) => run.ages.behind.length);
+  const {along, xTitle} = across(some);
+  const one = (those, title, key, pick, text) => curves({key, title, xTitle, yText: text, zero: true,
+    series: those.map((run) => ({name: runs.length > 1 ? run.name : title, slot: runs.indexOf(run), x: run.ages[along], ...pick(run.ages)}))});
+  return section('ages', 'Ages', ...[
+    some.length ? one(some, 'Age of what was averaged in', 'ages', (ages) => ({y: ages.mean, low: ages.low, high: ages.high}), seconds) : null,
+    late.length ? one(late, 'Steps that its sender was behind', 'behind', (ages) => ({y: ages.behind}), number) : null,
+  ].filter(Boolean), ...eachRun(runs, 'ages', () => []));
 }
 
 function skipping(runs) {
