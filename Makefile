@@ -8,6 +8,7 @@ RUN := $(ON_PATH) $(BIN)
 TREE := build/tree
 # Python compiles what it imports; pip would compile ten times as much, for half of an installation's time.
 PIP := $(ON_PATH) $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
+SET := --config-settings# which pip has called -C since 23.1
 unexport PYTHONDONTWRITEBYTECODE
 NATIVE := CMakeLists.txt pyproject.toml constraints.txt $(shell find csrc cmake python -type f ! -name '*.pyc' 2>/dev/null)
 CPP_TESTS := $(shell find tests/cpp -type f 2>/dev/null)
@@ -66,19 +67,19 @@ $(VENV)/.cuda: FORCE | $(VENV)/.tools
 
 # $(call set_up,OPTIONS OF CMAKE,EXTRAS): builds and installs sordino, and meanwhile installs what the extras need.
 define set_up
-$(PIP) --no-build-isolation --no-deps --force-reinstall -C build-dir=$(TREE) -C cmake.define.SORDINO_WERROR=ON \
-  -C cmake.define.SORDINO_CUDA=$(SORDINO_CUDA) $(1) . & build=$$!; \
+$(PIP) --no-build-isolation --no-deps --force-reinstall $(SET) build-dir=$(TREE) $(SET) cmake.define.SORDINO_WERROR=ON \
+  $(SET) cmake.define.SORDINO_CUDA=$(SORDINO_CUDA) $(1) . & build=$$!; \
 $(BIN)/python tools/requirements.py $(2) > $(VENV)/requirements.txt && \
 $(PIP) -r $(VENV)/requirements.txt; status=$$?; \
 wait $$build && exit $$status
 endef
 
 $(VENV)/.installed: $(VENV)/.tools $(VENV)/.cuda $(NATIVE)
-	$(call set_up,-C cmake.define.SORDINO_TESTS=OFF,examples)
+	$(call set_up,$(SET) cmake.define.SORDINO_TESTS=OFF,examples)
 	touch $@
 
 $(VENV)/.testing: $(VENV)/.transports $(VENV)/.cuda $(NATIVE) $(CPP_TESTS)
-	$(call set_up,-C cmake.define.SORDINO_TESTS=ON -C cmake.define.SORDINO_MPI_HOMES='$(MPIS)',examples bench test)
+	$(call set_up,$(SET) cmake.define.SORDINO_TESTS=ON $(SET) cmake.define.SORDINO_MPI_HOMES='$(MPIS)',examples bench test)
 	touch $(VENV)/.installed $@
 
 $(VENV)/.linters: $(VENV)/.testing
