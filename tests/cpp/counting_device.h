@@ -16,7 +16,10 @@ namespace sordino::test {
 // Calls a method of the CUDA kernels, notes their launches, and calls the same of others.
 class CountingKernels : public Kernels {
  public:
-  explicit CountingKernels(Kernels& others) : cuda_(kernels::cuda::make(0)), others_(others) {}
+  explicit CountingKernels(Kernels& others)
+      : cuda_(kernels::cuda::make(0, {[](std::size_t bytes, Stream) { return new std::byte[bytes]; },
+                                      [](std::byte* data, Stream) { delete[] data; }})),
+        others_(others) {}
 
   // The launches since the last call.
   std::vector<std::string> taken() { return std::exchange(launched_, {}); }

@@ -59,21 +59,10 @@ int __cudaGetKernel(void**, const void*) { std::abort(); }
 int __cudaLaunchKernel(void*, Size, Size, void**, std::size_t, void*) { std::abort(); }
 unsigned __cudaPopCallConfiguration(Size*, Size*, std::size_t*, void*) { std::abort(); }
 
-int cudaMallocFromPoolAsync(void** data, std::size_t bytes, void*, void*) {
-  *data = std::malloc(bytes);
-  return 0;
-}
-int cudaFreeAsync(void* data, void*) {
-  std::free(data);
-  return 0;
-}
 int cudaMemsetAsync(void* data, int value, std::size_t bytes, void*) {
   std::memset(data, value, bytes);
   return 0;
 }
-int cudaMemPoolCreate(void**, const void*) { return 0; }
-int cudaMemPoolDestroy(void*) { return 0; }
-int cudaMemPoolSetAttribute(void*, int, void*) { return 0; }
 int cudaThreadExchangeStreamCaptureMode(int*) { return 0; }
 int cudaGetLastError() { return 0; }
 const char* cudaGetErrorName(int) { return "none"; }

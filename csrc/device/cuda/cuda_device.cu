@@ -105,7 +105,8 @@ class CudaDevice : public Device {
     check(cudaMemPoolSetAttribute(pool_, cudaMemPoolAttrReleaseThreshold, &kept), "cudaMemPoolSetAttribute");
     int never = 0;  // have what communicates wait for what computes, for the sake of memory
     check(cudaMemPoolSetAttribute(pool_, cudaMemPoolReuseAllowInternalDependencies, &never), "cudaMemPoolSetAttribute");
-    kernels_ = kernels::cuda::make(ordinal_);
+    kernels_ = kernels::cuda::make(ordinal_, {[this](std::size_t bytes, Stream stream) { return take(bytes, stream); },
+                                              [this](std::byte* data, Stream stream) { give_back(data, stream); }});
   }
 
   int ordinal() const override { return ordinal_; }

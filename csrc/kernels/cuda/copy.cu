@@ -5,24 +5,8 @@
 
 namespace sordino::kernels::cuda {
 
-std::unique_ptr<Kernels> make(int ordinal) { return std::make_unique<CudaKernels>(ordinal); }
-
-CudaKernels::CudaKernels(int ordinal) : ordinal_(ordinal) {
-  const Current current(ordinal_);
-  cudaMemPoolProps properties = {};
-  properties.allocType = cudaMemAllocationTypePinned;
-  properties.location.type = cudaMemLocationTypeDevice;
-  properties.location.id = ordinal_;
-  cudaMemPool_t pool = nullptr;
-  check(cudaMemPoolCreate(&pool, &properties), "cudaMemPoolCreate");
-  pool_ = pool;
-  // Else every wait for the device would give the memory back to it.
-  std::uint64_t keep = std::numeric_limits<std::uint64_t>::max();
-  check(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &keep), "cudaMemPoolSetAttribute");
-}
-
-CudaKernels::~CudaKernels() {
-  if (pool_ != nullptr) static_cast<void>(cudaMemPoolDestroy(static_cast<cudaMemPool_t>(pool_)));
+std::unique_ptr<Kernels> make(int ordinal, Lender lender) {
+  return std::make_unique<CudaKernels>(ordinal, std::move(lender));
 }
 
 void CudaKernels::flatten(std::span<const Span> tensors, std::byte* flat, Stream stream) {

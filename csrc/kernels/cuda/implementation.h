@@ -1,14 +1,15 @@
 // The class behind make(): its methods are spread over the .cu files, a family of operations each.
 #pragma once
 
-#include "kernels/device_kernels.h"
+#include <utility>
+
+#include "kernels/cuda/cuda_kernels.h"
 
 namespace sordino::kernels::cuda {
 
 class CudaKernels final : public Kernels {
  public:
-  explicit CudaKernels(int ordinal);
-  ~CudaKernels() override;
+  CudaKernels(int ordinal, Lender lender) : ordinal_(ordinal), lender_(std::move(lender)) {}
 
   void reduce(ReduceOp op, DType type, const Rows& rows, std::size_t sources, double pre, double post,
               Stream stream) override;
@@ -34,7 +35,7 @@ class CudaKernels final : public Kernels {
 
  private:
   int ordinal_;
-  void* pool_ = nullptr;  // cudaMemPool_t, of scratch memory; it keeps what it has had
+  Lender lender_;
 };
 
 }  // namespace sordino::kernels::cuda

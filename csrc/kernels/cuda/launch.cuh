@@ -14,21 +14,21 @@ namespace sordino::kernels::cuda {
 template <class T>
 class Scratch {
  public:
-  Scratch(std::size_t count, void* pool, cudaStream_t stream) : stream_(stream) {
-    if (count == 0) return;
-    check(cudaMallocFromPoolAsync(&data_, count * sizeof(T), static_cast<cudaMemPool_t>(pool), stream),
-          "cudaMallocFromPoolAsync");
+  Scratch(std::size_t count, const Lender& lender, cudaStream_t stream)
+      : lender_(lender), stream_(reinterpret_cast<Stream>(stream)) {
+    if (count != 0) data_ = lender.take(count * sizeof(T), stream_);
   }
   ~Scratch() {
-    if (data_ != nullptr) static_cast<void>(cudaFreeAsync(data_, stream_));
+    if (data_ != nullptr) lender_.give_back(data_, stream_);
   }
   Scratch(const Scratch&) = delete;
   Scratch& operator=(const Scratch&) = delete;
-  T* data() const { return static_cast<T*>(data_); }
+  T* data() const { return reinterpret_cast<T*>(data_); }
 
  private:
-  void* data_ = nullptr;
-  cudaStream_t stream_;
+  const Lender& lender_;
+  Stream stream_;
+  std::byte* data_ = nullptr;
 };
 
 // Not <<<>>>, whose errors have to be asked for, together with those of others.
@@ -103,12 +103,12 @@ void run_elementwise(const char* name, const Table& table, const Operation& oper
 }
 
 template <class Operation, class Finish>
-void run_sums(const char* name, const Table& table, const Operation& operation, const Finish& finish, void* pool,
-              cudaStream_t stream) {
+void run_sums(const char* name, const Table& table, const Operation& operation, const Finish& finish,
+              const Lender& lender, cudaStream_t stream) {
   using Sums = typename Operation::State;
   plan(table, sizeof(typename Operation::Element), kSumChunk, [&](const auto& batch, std::uint32_t chunks) {
     using Batch = std::remove_cvref_t<decltype(batch)>;
-    const Scratch<Sums> scratch(chunks, pool, stream);
+    const Scratch<Sums> scratch(chunks, lender, stream);
     Sums* const sums = scratch.data();
     launch(name, sum_chunks<Batch, Operation>, chunks, kThreads, 0, stream, batch, operation, sums);
     launch(name, sum_rows<Batch, Sums, Finish>, batch.rows, kThreads, 0, stream, batch, sums, finish);

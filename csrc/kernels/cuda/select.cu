@@ -121,8 +121,8 @@ void CudaKernels::select(const Items& items, const std::byte* counters, std::byt
   plan(selections(items, counters, indices), 1, kSelectChunk, [&](const auto& batch, std::uint32_t chunks) {
     using Batch = std::remove_cvref_t<decltype(batch)>;
     const std::size_t numbers = std::size_t{batch.rows} * kBins;
-    const Scratch<std::uint32_t> bins(numbers, pool_, queue);
-    const Scratch<Taken> taken(chunks, pool_, queue);
+    const Scratch<std::uint32_t> bins(numbers, lender_, queue);
+    const Scratch<Taken> taken(chunks, lender_, queue);
     std::uint32_t* const histograms = bins.data();
     Taken* const sums = taken.data();
     check(cudaMemsetAsync(histograms, 0, numbers * sizeof(std::uint32_t), queue), "cudaMemsetAsync");

@@ -8,8 +8,8 @@ void CudaKernels::dots(DType type, const Rows& rows, double* results, Stream str
   check_width("dots", rows, 2);
   dispatch_floating("dots", type, [&](auto tag) {
     const Current current(ordinal_);
-    run_sums("dots", table_of(rows), SumUp<typename decltype(tag)::type, DotSums>{}, StoreSums<DotSums>{results}, pool_,
-             cuda_stream(stream));
+    run_sums("dots", table_of(rows), SumUp<typename decltype(tag)::type, DotSums>{}, StoreSums<DotSums>{results},
+             lender_, cuda_stream(stream));
   });
 }
 
@@ -18,7 +18,7 @@ void CudaKernels::squared_distances(DType type, const Rows& rows, double* result
   dispatch_floating("squared_distances", type, [&](auto tag) {
     const Current current(ordinal_);
     run_sums("squared_distances", table_of(rows), SumUp<typename decltype(tag)::type, DistanceSum>{},
-             StoreSums<DistanceSum>{results}, pool_, cuda_stream(stream));
+             StoreSums<DistanceSum>{results}, lender_, cuda_stream(stream));
   });
 }
 
@@ -26,7 +26,7 @@ void CudaKernels::norms(DType type, const Rows& rows, double* results, Stream st
   check_width("norms", rows, 1);
   dispatch_floating("norms", type, [&](auto tag) {
     const Current current(ordinal_);
-    run_sums("norms", table_of(rows), SumUp<typename decltype(tag)::type, SquareSum>{}, StoreNorm{results}, pool_,
+    run_sums("norms", table_of(rows), SumUp<typename decltype(tag)::type, SquareSum>{}, StoreNorm{results}, lender_,
              cuda_stream(stream));
   });
 }

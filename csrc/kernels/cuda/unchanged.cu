@@ -11,10 +11,10 @@ void CudaKernels::unchanged(const Items& items, const std::byte* now, std::byte*
   const auto queue = cuda_stream(stream);
   by_type(items, digits >= 0, [&](auto tag, const std::vector<std::size_t>& chosen) {
     using T = typename decltype(tag)::type;
-    const Scratch<std::uint8_t> full(counters == nullptr ? 0 : chosen.size(), pool_, queue);
+    const Scratch<std::uint8_t> full(counters == nullptr ? 0 : chosen.size(), lender_, queue);
     const StoreCounts finish{reinterpret_cast<std::int64_t*>(counts), full.data(), 3};
     run_sums("unchanged", comparisons(items, chosen, now, before, counters), Compare<T>{2, scale_of(digits)}, finish,
-             pool_, queue);
+             lender_, queue);
     if (counters != nullptr) run_elementwise("unchanged", counted(items, chosen, counters), Age{1, full.data()}, queue);
   });
 }
@@ -37,7 +37,7 @@ void CudaKernels::unchanged_at(const Items& items, const std::byte* now, const s
   by_type(items, digits >= 0, [&](auto tag, const std::vector<std::size_t>& chosen) {
     const StoreCounts finish{reinterpret_cast<std::int64_t*>(counts), nullptr, 3};
     run_sums("unchanged_at", samples(items, chosen, now, indices, saved),
-             CompareAt<typename decltype(tag)::type>{scale_of(digits)}, finish, pool_, cuda_stream(stream));
+             CompareAt<typename decltype(tag)::type>{scale_of(digits)}, finish, lender_, cuda_stream(stream));
   });
 }
 
