@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from planted import around, core, face, optimizers
+from planted import around, core, face, optimizers, records
 
-ERRORS = [*core.ERRORS, *optimizers.ERRORS, *around.ERRORS, *face.ERRORS]
+ERRORS = [*core.ERRORS, *optimizers.ERRORS, *around.ERRORS, *face.ERRORS, *records.ERRORS]

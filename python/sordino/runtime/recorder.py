@@ -293,7 +293,7 @@ class Recorder:
     def _finish(self, kind: str, **values: Any) -> None:
         if os.getpid() != self._process:
             return
-        self._count(self._open if self._begun.is_set() else self._besides)
+        self._count(self._besides)  # also of a step that has not come to its end
         self._close_line()
         self._file.write(kind, time=time.time(), step=self.steps, **values)
         self._file.close()

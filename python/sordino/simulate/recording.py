@@ -80,7 +80,7 @@ def _stretches(record: Record, worker: int, seconds: float) -> list[tuple[Sums, 
         if sums.steps[worker] > points[-1].steps[worker]:
             points.append(sums)
     if len(points) > 1:
-        points[-1] = record.sums(seconds)  # what followed the last step has no other line
+        points[-1] = record.sums(points[-1].time)  # what followed the last step has no other line
     return list(pairwise(points))
 
 

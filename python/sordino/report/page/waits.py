@@ -50,7 +50,11 @@ def windows(run: Run, zero: float) -> list[dict[str, Any]]:
     for number, rank in sorted(run.ranks.items()):
         for index, lines in enumerate(_cut(rank)):
             by_window.setdefault(index, {})[number] = lines
-    return [_window(rows, zero) for _, rows in sorted(by_window.items())]
+    found = [_window(rows, zero) for _, rows in sorted(by_window.items())]
+    if run.what == "simulation":  # where workers are at other steps at one time
+        for window in found:
+            window["label"] = f"the first {window['seconds']:.3g} virtual s"
+    return found
 
 
 def _cut(rank: Rank) -> list[list[Any]]:

@@ -164,8 +164,9 @@ function traffic(runs) {
 
 function waiting(runs) {
   const {most, legend} = scaleOf(runs, 'waits', (run) => run.waits.seconds, seconds);
+  const waited = (run) => [...run.waits.seconds.flat(), ...(run.waits.data || [])].some((value) => value > 0);
   return section('waits', 'Who waited for whom', legend, ...eachRun(runs, 'waits', (run) => [
-    matrix({title: titled(runs, run, 'time that the rank of the row waited for that of the column'), corner: 'who \\ for whom', names: rowNames(run, run.waits.ranks),
+    !waited(run) ? quiet(titled(runs, run, 'in the steps whose spans were recorded, nobody waited.')) : matrix({title: titled(runs, run, 'time that the rank of the row waited for that of the column'), corner: 'who \\ for whom', names: rowNames(run, run.waits.ranks),
       ranks: run.waits.ranks, values: run.waits.seconds, most, text: seconds, extra: run.waits.data && {name: 'for data', values: run.waits.data},
       note: 'In the steps whose spans were recorded. A wait is for the rank that came last; "for data": all had come, and data were on their way.'}),
     gantt({key: run.name, title: titled(runs, run, 'what each rank did'), windows: run.windows}),

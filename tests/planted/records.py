@@ -1,0 +1,99 @@
+"""Errors of what a run leaves of itself: its record, the page that is made of it, and the server of that."""
+
+from __future__ import annotations
+
+from planted.error import Error, tests
+
+_RECORDER = "python/sordino/runtime/recorder.py"
+_PAGE = "python/sordino/report/page/"
+
+ERRORS = [
+    Error(
+        "bytes are those of the rank beside",
+        "swapped rank",
+        _RECORDER,
+        "for name, count in zip(names, counts):",
+        "for name, count in zip(names[1:] + names[:1], counts):",
+        (tests("report", "links"),),
+    ),
+    Error(
+        "a wait counts in its step and in the next",
+        "stale copy",
+        _RECORDER,
+        "self._since, self._last = now, (exposed, busy, sent)",
+        "self._since, self._last = now, (before_exposed, busy, sent)",
+        (tests("report", "besides"),),
+    ),
+    Error(
+        "an evaluation counts for the step after it",
+        "wrong bucket",
+        _RECORDER,
+        "        self._count(self._besides)\n        self._besides.times += 1\n",
+        "        self._count(self._open)\n        self._besides.times += 1\n",
+        (tests("report", "besides"),),
+    ),
+    Error(
+        "what is asked for in a step is besides the steps",
+        "wrong bucket",
+        _RECORDER,
+        "last.register_post_accumulate_grad_hook(lambda _: begun.set())",
+        "last.register_post_accumulate_grad_hook(lambda _: None)",
+        (tests("report", "evaluation"),),
+    ),
+    Error(
+        "what was sent after the last step is not told",
+        "lost message",
+        _RECORDER,
+        "        self._count(self._besides)  # also of",
+        "        # also of",
+        (tests("report", "unfinished"),),
+    ),
+    Error(
+        "a line that is not whole is one",
+        "off by one",
+        "python/sordino/record/reading.py",
+        '*lines, self.rest = (self.rest + data).split(b"\\n")',
+        'lines = (self.rest + data).split(b"\\n")',
+        (tests("report", "torn or gains"),),
+    ),
+    Error(
+        "a torn line ends the report",
+        "lost message",
+        "python/sordino/record/reading.py",
+        "        except (ValueError, KeyError, TypeError):",
+        "        except (KeyError, TypeError):",
+        (tests("report", "torn"),),
+    ),
+    Error(
+        "steps that were taken again count twice",
+        "forgotten rollback",
+        _PAGE + "series.py",
+        "for later in starts if later > line",
+        "for later in starts if later > line.get('end', later) > line",
+        (tests("report", "again"),),
+    ),
+    Error(
+        "what a simulated worker sends after its last step is lost",
+        "lost message",
+        "python/sordino/simulate/recording.py",
+        "        points[-1] = record.sums(points[-1].time)",
+        "        pass",
+        (tests("report", "simulations"),),
+    ),
+    Error(
+        "whoever finds the port is answered",
+        "lost message",
+        _PAGE + "live.py",
+        "        if not known or not self.server.is_meant(",
+        "        if not self.server.is_meant(",
+        (tests("report", "answered"),),
+    ),
+    Error(
+        "a run's name may end the page's data",
+        "lost message",
+        _PAGE + "build.py",
+        'return text.replace("<", "\\\\u003c").replace(',
+        "return text.replace(",
+        (tests("report", "names"),),
+    ),
+]
