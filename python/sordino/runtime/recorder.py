@@ -294,6 +294,7 @@ class Recorder:
         if os.getpid() != self._process:
             return
         self._count(self._besides)  # also of a step that has not come to its end
+        self._after = self.steps
         self._close_line()
         self._file.write(kind, time=time.time(), step=self.steps, **values)
         self._file.close()
