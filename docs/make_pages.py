@@ -31,9 +31,16 @@ def configuration() -> str:
     return "\n".join(["| variable | also read as | default | meaning |", "|---|---|---|---|", *rows])
 
 
+def code(path: str) -> str:
+    """Return a program as a block of code."""
+    text = (ROOT / path).read_text()
+    return f"```python\n{text.rstrip()}\n```"
+
+
 MAKERS: dict[str, Callable[..., str]] = {
     "algorithms": tables.overview,
     "choosing": choosing.markdown,
+    "code": code,
     "configuration": configuration,
     "costs": tables.costs,
     "history": history,

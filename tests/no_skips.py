@@ -1,6 +1,6 @@
 """In CI, which installs everything, nothing is skipped for want of something: such a skip is a failure there.
 
-Only what needs a GPU may be skipped, or what a GPU would spoil.
+Only what needs a GPU may be skipped, or what a GPU would spoil, or what needs a framework that no extra installs.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ def may_skip(item: pytest.Item, reason: str) -> bool:
     """Whether a test may be skipped in CI."""
     return (
         item.get_closest_marker("gpu") is not None
+        or item.get_closest_marker("framework") is not None
         or _GPU_TESTS in item.path.parents
         or reason.removeprefix("Skipped: ").startswith(_ALLOWED)
     )

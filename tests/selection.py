@@ -6,7 +6,7 @@ The quick tier is chosen by rule:
 - so does any other test that is parametrized: every value of every parameter once;
 - of the drills, `@pytest.mark.drill("a class of fault")`, and of other jobs that are dear, the first of each class, by
   one of those who can start its ranks;
-- tests marked `run_of_a_benchmark`, which run one for real, `browser`, and `soak` wait for `--tier all`.
+- tests marked `run_of_a_benchmark`, which run one for real, `browser`, `framework`, and `soak` wait for `--tier all`.
 
 The slices of a run are equal shares of all tests, dealt by their names: M of them together are everything.
 """
@@ -26,6 +26,7 @@ MARKERS = (
     "drill(kind): a job with a real fault, or another dear one; `make test` has the first of each kind",
     "run_of_a_benchmark: runs a benchmark for real; not in `make test`",
     "browser: drives a real browser; not in `make test`",
+    "framework: needs a package that no extra installs, and may be skipped in CI; not in `make test`",
     "soak: repeats what other tests do, for longer; not in `make test`",
 )
 
@@ -77,7 +78,7 @@ def quick(items: list[pytest.Item]) -> set[pytest.Item]:
     for item in items:
         values = parameters(item)
         drill = item.get_closest_marker("drill")
-        if any(item.get_closest_marker(name) for name in ("run_of_a_benchmark", "browser", "soak")):
+        if any(item.get_closest_marker(name) for name in ("run_of_a_benchmark", "browser", "framework", "soak")):
             continue
         if drill is not None:
             drills[drill.args[0]].append(item)
