@@ -56,3 +56,8 @@ html_title = f"Sordino {release}"
 html_math_renderer = "mathml"
 html_copy_source = html_show_sourcelink = False
 html_theme_options = {"navigation_with_keys": True}
+
+# `make docs-links`: a host that does not answer in time is told of and is no error; one that answers with an error is.
+linkcheck_timeout = 20
+linkcheck_retries = 2
+linkcheck_anchors = False  # docs/_ext/links.py looks at those of our own pages

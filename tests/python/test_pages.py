@@ -18,7 +18,7 @@ import pytest
 
 import sordino.algorithms
 import sordino.torch as hvd
-from _ext import figures, told
+from _ext import figures, links, told
 from _ext.releases import history
 from make_pages import MAKERS, made
 from sordino import checkpoint, sim
@@ -170,6 +170,30 @@ def test_the_figures_of_a_release_become_a_column(tmp_path: Path) -> None:
     assert [cell.strip() for cell in head.split("|")][2:-1] == ["required", "0.1", "0.9.0", "0.10.0", "now"]
     cells = [cell.strip() for cell in first.split("|")]
     assert cells[4] == "–" and cells[5] == cells[6] != "–"
+
+
+# --- Links ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    assert links.problems(page, page.read_text()) == []
+
+
+def test_a_link_that_leads_nowhere_is_found(tmp_path: Path) -> None:
+    (tmp_path / "other.md").write_text('# One `two`: three\n<a id="here"></a>\n')
+    page = tmp_path / "page.md"
+    good = "[a](other.md), [b](other.md#one-two-three), [c](other.md#here), [d](#top), [e](https://arxiv.org/abs/1)"
+    assert links.problems(page, f"# Top\n{good}\n") == []
+    bad = "| [a](none.md) |\n|---|\n| [b](other.md#none) ![c](none.png) [d](#none) [e](https://example.org) |\n"
+    said = links.problems(page, bad)
+    assert [line.split()[1] for line in said] == [
+        "none.md",
+        "other.md#none",
+        "none.png",
+        "#none",
+        "https://example.org",
+    ]
 
 
 # --- What the site makes of the code ----------------------------------------------------------------------------------
