@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -144,6 +145,8 @@ def test_those_that_are_left_train_on(
         if algorithm in ("scheduled-pull", "adpsgd"):  # they miss nobody until an operation needs all
             return
         tell_times(running, left, lost, note_time, "kill -9")
+        said = re.findall(r"ranks go on without ranks? ([\d, ]+) \(numbered as at the start\)", running.output)
+        assert {int(rank) for ranks_ in said for rank in ranks_.split(", ")} == lost, running.output
         if len({len(report["resized"]) for report in left}) == 1:
             for meeting in zip(*(report["resized"] for report in left)):
                 assert len({one["sha256"] for one in meeting}) == 1 or algorithm == "allreduce", "models differ after"

@@ -1,6 +1,6 @@
 """Trains virtual workers in virtual time, over links of any speed: what an algorithm would be worth elsewhere.
 
-  sordino simulate --algorithm scheduled-pull --workers 8 --wide 2       # all four ways of overlapping, side by side
+  sordino simulate --algorithm scheduled-pull --workers 8 --wide 2       # none, naive, by a manager, autonomous
   sordino simulate --algorithm scheduled-pull --set overlap=naive --workers 8 --wide 2 --slow 7:3 --kill 0@5
   sordino simulate --algorithm local-sgd --set interval=8 --workers 8 --seconds 5 --plot curve.png
   sordino simulate --algorithm adpsgd --data none --workers 1000 --steps 64

@@ -188,10 +188,12 @@ def _go_on(context: Context, why: str) -> None:
     """Adopt the next world, and tell the launcher who is not in it."""
     before = set(context.world.identities)
     context.adopt(context.world.successor(why))
-    lost = ", ".join(map(str, sorted(before.difference(context.world.identities))))
+    lost = sorted(before.difference(context.world.identities))
     if lost and context.rank == 0:
-        print(f"sordino: {context.size} ranks go on without {lost} (ranks as they began): {why}", file=sys.stderr)
-    tell_of_the_lost(before.difference(context.world.identities), context.identity, context.started)
+        ranks = f"rank{'s' * (len(lost) > 1)} {', '.join(map(str, lost))}"
+        line = f"sordino: {context.size} ranks go on without {ranks} (numbered as at the start): {why}"
+        print(line, file=sys.stderr)
+    tell_of_the_lost(lost, context.identity, context.started)
 
 
 def _gather(context: Context, value: Any, name: str) -> list[Any]:
