@@ -177,6 +177,7 @@ void Scheduler::give_up(ProcessSet& set, const std::exception_ptr& error) {
 }
 
 void Scheduler::end(const std::exception_ptr& failure, bool broken) {
+  refuse_decided();
   std::vector<Submission> lost;
   {
     std::lock_guard lock(mutex_);
@@ -195,6 +196,25 @@ void Scheduler::end(const std::exception_ptr& failure, bool broken) {
   }
   if (broken) device_in_flight_.give_up();  // before anybody is told
   for (Submission& submission : lost) finish(submission, failure);
+}
+
+// What was refused before the failure has failed because of that, on all ranks alike: whoever raised it first may have
+// ended because of it already.
+void Scheduler::refuse_decided() {
+  for (auto& [id, set] : sets_) {
+    for (const Decision& decision : set->decisions) {
+      if (decision.verdict == Verdict::kRun) continue;
+      std::vector<Submission> refused;
+      {
+        std::lock_guard lock(mutex_);
+        for (const std::string& name : decision.names) {
+          const auto found = outstanding_.find(key_of(set->id, name));
+          if (found != outstanding_.end() && found->second.handle) refused.push_back(found->second);
+        }
+      }
+      refuse(decision, refused);
+    }
+  }
 }
 
 void Scheduler::abort_devices() {

@@ -113,6 +113,7 @@ class Scheduler {
   bool must_decline(ProcessSet& set, const std::vector<OneShot::Number>& awaited, Time now) const;
   bool advance(ProcessSet& set);
   void obey(ProcessSet& set, Decision decision);
+  void refuse_decided();
   void refuse(const Decision& decision, std::vector<Submission>& submissions);
   std::vector<Submission> take_decided(ProcessSet& set, const Decision& decision);
   void trace_negotiated(const std::vector<Submission>& submissions, Time now);

@@ -10,6 +10,14 @@ _SIMULATE = "python/sordino/simulate/"
 
 ERRORS = [
     Error(
+        "who hears at once of a refusal and of an end, hears of the end alone",
+        "lost message",
+        "csrc/engine/scheduler.cc",
+        "  refuse_decided();\n  std::vector<Submission> lost;\n",
+        "  std::vector<Submission> lost;\n",
+        ("tests/faults/test_refused.py",),
+    ),
+    Error(
         "what was measured does not count",
         "stale copy",
         _PLAN + "predictions.py",

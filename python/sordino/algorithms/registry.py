@@ -14,6 +14,7 @@ from importlib.metadata import EntryPoint, entry_points
 
 from sordino.algorithms.base import Algorithm
 from sordino.errors import UsageError
+from sordino.slips import meant
 
 GROUP = "sordino.algorithms"
 
@@ -53,7 +54,9 @@ def class_of(name: str) -> type[Algorithm]:
     """
     known = _known().get(name)
     if known is None and ":" not in name:
-        raise UsageError(f"unknown algorithm {name!r}; known are: {', '.join(names())}; or module:Class")
+        raise UsageError(
+            f"unknown algorithm {name!r}; known are: {', '.join(names())}; or module:Class{meant(name, names())}"
+        )
     entry = known or EntryPoint(name, name, GROUP)
     try:
         found = entry.load()

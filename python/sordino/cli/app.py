@@ -6,9 +6,11 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
+from importlib import metadata
 
 from sordino.cli import bench, completion, doctor, examples, plan, report, run, simulate
 from sordino.errors import SordinoError, UsageError
+from sordino.slips import meant
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -25,7 +27,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         cut = words.index("--")
         words, command = words[:cut], words[cut + 1 :]
     parser = _parser()
-    options = parser.parse_args(words)
+    options, unknown = parser.parse_known_args(words)
+    if unknown:
+        own: argparse.ArgumentParser = options.own
+        there = [option for action in own._actions for option in action.option_strings]
+        own.error(f"unrecognized arguments: {' '.join(unknown)}{meant(unknown[0].partition('=')[0], there)}")
     if command is not None and options.subcommand == "run":
         options.command = [*options.command, *command]
     try:
@@ -46,6 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="sordino", description="Data-parallel training for PyTorch that talks less.", allow_abbrev=False
     )
+    parser.add_argument("--version", action="version", version=f"Sordino {metadata.version('sordino')}")
     commands = parser.add_subparsers(dest="subcommand", required=True, metavar="COMMAND")
     for module, name, text in (
         (run, "run", "start a program on several ranks, here or by mpirun on others"),
@@ -65,5 +72,5 @@ def _parser() -> argparse.ArgumentParser:
             allow_abbrev=False,
         )
         module.add_arguments(command)
-        command.set_defaults(main=module.main, parser=parser)
+        command.set_defaults(main=module.main, parser=parser, own=command)
     return parser

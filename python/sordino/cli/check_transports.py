@@ -34,7 +34,11 @@ def check_mpi_runtime(build: Mapping[str, Any], probe: Mapping[str, Any]) -> Che
     if not build["mpi"]:
         return Check(name, "ok", "not looked for: the core was built without MPI")
     if not probe["ok"] and probe["absent"]:
-        return Check(name, "ok", f"none: for mpirun and srun; {mpi.INSTALL}; the core takes it as it is")
+        return Check(
+            name,
+            "ok",
+            f"none, and none is needed on one machine; for mpirun and srun {mpi.INSTALL}, without building anew",
+        )
     if not probe["ok"]:
         return Check(name, "fail", _first_line(probe["error"]), f"{mpi.INSTALL}; or {REBUILD}")
     found = f"{_mpi_version(probe['library'])}, of the {_ABIS[probe['abi']]} ABI"

@@ -48,4 +48,6 @@ def _show(checks: list[Check]) -> None:
         table.add_row(Text(check.name), Text(check.status, style=_STYLE[check.status]), found)
     console.print(table)
     counts = {status: sum(check.status == status for check in checks) for status in _STYLE}
-    console.print(f"{counts['ok']} ok, {counts['warn']} warnings, {counts['fail']} failures", highlight=False)
+    console.print(
+        f"{counts['ok']} ok, {counts['warn']} to look at (warn), {counts['fail']} wrong (fail)", highlight=False
+    )

@@ -154,7 +154,7 @@ class LocalJob:
                 preexec_fn=_prepare_rank,
             )
         except OSError as error:
-            print(f"sordino run: {self._words[0]}: {error.strerror}", file=sys.stderr, flush=True)
+            print(f"sordino run: {self._words[0]}: {error.strerror}{self._mend()}", file=sys.stderr, flush=True)
             for descriptor in (master, errors):
                 os.close(descriptor)
             self._note(number, 127)
@@ -170,6 +170,11 @@ class LocalJob:
             self._events.register(descriptor, selectors.EVENT_READ, self._reader(rank, descriptor))
         self._events.register(rank.pidfd, selectors.EVENT_READ, rank)
         return True
+
+    def _mend(self) -> str:
+        """Return what was meant, where the program is a script of Python's."""
+        script = self._words[0].endswith(".py") and os.path.isfile(self._words[0])
+        return f"; did you mean `python {self._words[0]}`?" if script else ""
 
     def _reader(self, rank: _Rank, descriptor: int) -> Callable[[], None]:
         def read() -> None:
@@ -239,8 +244,7 @@ class LocalJob:
 
     def _judged(self) -> tuple[int, str]:
         if self._failures:
-            first, *others = self._failures
-            return first.status, f"{first}" + (", the first that failed" if others else "")
+            return self._failures[0].status, outcomes.first_of(self._failures)
         return self._told.judge(0)
 
     def _close(self) -> None:

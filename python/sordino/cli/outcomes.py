@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -240,8 +240,14 @@ class Outcomes:
                 lost += [f"how rank {rank} ended is not known" for rank in range(self.ranks) if rank not in known]
             return 0, f"{', '.join(lost)}; the others finished" if lost else ""
         if failed:
-            return failed[0].status, f"{failed[0]}" + (", the first that failed" if len(failed) > 1 else "")
+            return failed[0].status, first_of(failed)
         return launcher or 1, f"no rank has told how it ended; mpirun's status is {launcher}"
+
+
+def first_of(failed: Sequence[Outcome]) -> str:
+    """Return which rank failed first. That is no cause: one that ended by itself, as others after it, has said why."""
+    text = f"{failed[0]}" + (", the first that failed" if len(failed) > 1 else "")
+    return f"{text}; why stands above" if failed[0].code > 0 else text
 
 
 def keeper(where: str) -> list[str]:

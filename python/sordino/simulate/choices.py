@@ -21,6 +21,7 @@ from sordino.simulate.checks import check
 from sordino.simulate.job import Job
 from sordino.simulate.links import LONGEST, SLOWEST_GBPS, Floats, Links, exact
 from sordino.simulate.problem import problem_of
+from sordino.slips import meant
 
 _STEPS, _STEPS_WITHOUT_DATA = 2400, 400  # in the virtual seconds that are the default
 _COMPUTE = 10e-3  # seconds; long against a transfer, as the source's on Fashion-MNIST
@@ -104,7 +105,9 @@ def plan_of(options: argparse.Namespace) -> Plan:
 def _class_of(name: str) -> type[Algorithm]:
     known = sordino.algorithms.names()
     if name not in known and ":" not in name:
-        raise UsageError(f"--algorithm {name}: unknown; there are: {', '.join(known)}; or module:Class")
+        raise UsageError(
+            f"--algorithm {name}: unknown; there are: {', '.join(known)}; or module:Class{meant(name, known)}"
+        )
     try:
         return sordino.algorithms.class_of(name)
     except UsageError as error:

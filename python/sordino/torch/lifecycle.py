@@ -21,6 +21,7 @@ from sordino.runtime.context import Context, Resized, current, current_or_none, 
 from sordino.runtime.helpers import Helpers
 from sordino.runtime.process_set import ProcessSet, unbind_all
 from sordino.runtime.recorder import Recorder, folder_of
+from sordino.slips import misspelt_variables
 from sordino.torch.process_sets import add_process_set
 from sordino.torch.start import goes_on, helped
 
@@ -85,6 +86,9 @@ def init(
         context = _with_helpers(start, ranks, dedicated)
     replace_current(context)
     _install_exit_handlers()
+    if context.rank == 0:
+        for line in misspelt_variables(os.environ, (name for name, *_ in _core.variables())):
+            print(f"sordino: warning: {line}", file=sys.stderr)
     if folder:
         context.recorder = Recorder(context, folder)
     if isinstance(process_sets, str):
