@@ -44,7 +44,10 @@ def read(args: argparse.Namespace) -> dict[str, Any] | None:
         return None
 
     def decode() -> dict[str, Any]:
-        state = checkpoint.decode(content, args.checkpoint)
+        try:
+            state = checkpoint.decode(content, args.checkpoint)
+        except UsageError as error:
+            raise UsageError(f"{error}; move it away, or start anew with --no-resume") from error
         missing = {"model", "optimizer", "epoch", "step", "rng", "args", "world_size"} - state.keys()
         if missing:
             raise UsageError(f"{args.checkpoint}: not a checkpoint of train.py (it lacks {', '.join(sorted(missing))})")
@@ -64,8 +67,11 @@ def _bytes(args: argparse.Namespace) -> bytes | None:
         return None
     path = Path(args.checkpoint)
     if is_folder(args.checkpoint):
-        newest = checkpoint.Folder(path).newest()
+        folder = checkpoint.Folder(path)
+        newest = folder.newest()
         if newest is None and args.resume:
             raise UsageError(f"{path}: no complete checkpoint in this folder")
+        if newest is None and folder.steps():
+            print("train.py: warning: training starts anew", file=sys.stderr, flush=True)
         return None if newest is None else checkpoint.read(newest.path)
     return checkpoint.read(path) if args.resume or path.exists() else None

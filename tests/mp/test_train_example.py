@@ -301,6 +301,13 @@ def test_a_checkpoint_that_does_not_fit_is_refused(launcher: mpi.Launcher, tmp_p
     truncated = run(launcher, 2, "--checkpoint", file)
     assert truncated.returncode == 2
     assert f"{file}: truncated" in truncated.stderr
+    assert "move it away, or start anew with --no-resume" in truncated.stderr
+    folder = tmp_path / "saved"
+    folder.mkdir()
+    (folder / "step-00000007.pt").write_bytes(b"cut")
+    anew = run(launcher, 2, "--checkpoint", folder, "--max-steps", "1")
+    assert anew.returncode == 0, anew.stderr
+    assert "train.py: warning: training starts anew" in anew.stderr
     assert hashlib.sha256(file.read_bytes()).digest() == hashlib.sha256(whole[:-1000]).digest()
     checkpoint.save(file, {"something": "else"})
     foreign = run(launcher, 2, "--checkpoint", file)

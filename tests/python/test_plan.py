@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import subprocess
@@ -19,8 +20,9 @@ from sordino.errors import UsageError
 from sordino.plan import tasks
 from sordino.plan.command import even_shapes
 from sordino.plan.predictions import as_rows
-from sordino.plan.report import reliability
+from sordino.plan.report import markdown, reliability
 from sordino.record.reading import Reader
+from sordino.report import machines
 
 ALPHA, BETA = 1e-4, 1e-8
 APART = plan.Rates(None, plan.Line(ALPHA, BETA), 0.0, hop=ALPHA)
@@ -261,6 +263,12 @@ def run_plan(*words: str) -> subprocess.CompletedProcess[str]:
         (("--budget", "0"), "--budget 0"),
         (("--compute-ms", "nan"), "--compute-ms nan"),
         (("--hosts", "a:2"), "--hosts needs -np"),
+        (("--nodes", "4x2"), "say what a node's link carries: --gbps 10"),
+        (("--nodes", "4"), "--nodes 4: expected NODESxRANKS"),
+        (("--nodes", "1x1"), "one rank has nobody"),
+        (("--nodes", "4x2", "--gbps", "0"), "--gbps 0: must be above 0"),
+        (("--nodes", "4x2", "--gbps", "10", "-np", "2"), "does not go with -np"),
+        (("--gbps", "10"), "it needs --nodes"),
     ],
 )
 def test_nonsense_is_refused(words: tuple[str, ...], said: str) -> None:
@@ -276,6 +284,39 @@ def test_every_rank_refuses_but_one_speaks(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert done.stderr.count("no file") == 1
     assert "Traceback" not in done.stderr
+
+
+def test_a_cluster_that_is_not_here_is_planned_for(tmp_path: Path) -> None:
+    words = ["--nodes", "4x2", "--gbps", "10", "--latency-us", "20", "--record", str(tmp_path / "record")]
+    done = run_plan(*words, "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["assumed"] == "4 nodes of 2 ranks, links of 10 Gbit/s and 20 µs a message"
+    assert found["rates"]["across"] == {"alpha": pytest.approx(2e-5), "beta": pytest.approx(8e-10)}
+    assert found["ranks"] == 8 and found["nodes"] == 4 and all(row["measured"] is None for row in found["rows"])
+    (line,) = Reader(tmp_path / "record").run.job["result"]
+    assert line["found"] == found
+    told = markdown(found)
+    assert "Assumed, not measured: 4 nodes" in told and "Machine:" not in told and "e+0" not in told
+
+
+def test_who_shares_cores_is_told_that_nothing_hides() -> None:
+    machine = {**machines.machine(None), "cores": 2, "others": 0.0}
+    results = {
+        "ranks": 4,
+        "nodes": 1,
+        "parameters": 4,
+        "compute_ms": 1.0,
+        "samples": 1,
+        "batch": 1,
+        "machine": machine,
+        "rates": APART.as_results(),
+        "rows": as_rows(predictions(0.05)),
+        "workers": None,
+        "recommendation": "-",
+    }
+    assert "The 4 ranks have 2 cores" in markdown(results)
+    assert "cores: what goes on" not in markdown({**results, "machine": {**machine, "cores": 64}})
 
 
 @pytest.mark.drill("a plan of real ranks")

@@ -3,6 +3,7 @@
   sordino plan -np 4
   sordino plan -np 8 --hosts node1:4,node2:4 --parameters 25.6M --compute-ms 120 --samples 1281167 --batch 32
   sordino plan -np 4 --task train.py:task        # a function that returns a sordino.plan.Task
+  sordino plan --nodes 4x2 --gbps 10             # 4 nodes of 2 ranks that are not here: predicted alone
 
 It measures seconds a message and seconds a byte within nodes and between them, predicts what every algorithm takes from
 what it sends, runs each for a few steps beside the prediction, and tries how many local models are worth a try.
@@ -24,6 +25,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "sordino plan -np N [options]"
     parser.add_argument("-np", dest="ranks", type=int, metavar="N", help="start N ranks; without it, under mpirun")
     parser.add_argument("--hosts", metavar="H1:SLOTS,H2:SLOTS", help="where to run; this machine if not given")
+    parser.add_argument("--nodes", metavar="NxR", help="instead: assume N nodes of R ranks, and run nothing")
+    parser.add_argument("--gbps", type=float, metavar="G", help="of an assumed node's link, in each direction")
+    parser.add_argument("--latency-us", type=float, default=30.0, metavar="US", help="of its messages (default 30)")
     parser.add_argument("--parameters", metavar="N", help="of the model, like 25.6M (default: the task's, or 25.6M)")
     parser.add_argument("--compute-ms", type=float, default=100.0, metavar="MS", help="of a step (default 100)")
     parser.add_argument("--samples", type=int, default=50000, metavar="N", help="in an epoch (default 50000)")
@@ -55,7 +59,8 @@ def main(options: argparse.Namespace) -> int:
         UsageError: the options make no sense. NotBuilt: the core is missing.
     """
     _check(options)
-    if options.ranks is not None:
+    count = None if options.parameters is None else parse_count(options.parameters)
+    if options.nodes is None and options.ranks is not None:
         return run.plain(options.ranks, ["sordino", "plan", *_words(options)], options.hosts)
     try:
         from sordino.plan import command as plan
@@ -63,9 +68,8 @@ def main(options: argparse.Namespace) -> int:
         if error.name == "sordino._core":
             raise NotBuilt("Sordino's core is not built; `sordino doctor` says how to mend that") from error
         raise
-    count = None if options.parameters is None else parse_count(options.parameters)
     try:
-        return plan.main(options, count)
+        return (plan.main if options.nodes is None else plan.assume)(options, count)
     except (UsageError, NotBuilt) as error:  # on all ranks alike: one speaks
         if plan.is_first():
             raise
@@ -80,10 +84,14 @@ def _check(options: argparse.Namespace) -> None:
         value = getattr(options, name)
         if not math.isfinite(value) or value < 0 or (name == "budget" and value == 0):
             raise UsageError(f"--{name.replace('_', '-')} {value:g}: must be above 0")
-    if options.parameters is not None:
-        parse_count(options.parameters)
     if options.hosts is not None and options.ranks is None:
         raise UsageError("--hosts needs -np: without it the ranks are those that mpirun has started")
+    if options.nodes is None and options.gbps is not None:
+        raise UsageError("--gbps is what a cluster's links are assumed to carry; it needs --nodes, as in --nodes 4x2")
+    for name in ("ranks", "hosts", "task", "data"):
+        if options.nodes is not None and getattr(options, name) is not None:
+            flag = "-np" if name == "ranks" else f"--{name}"
+            raise UsageError(f"--nodes assumes a cluster and runs nothing, so it does not go with {flag}")
 
 
 def _words(options: argparse.Namespace) -> list[str]:

@@ -7,7 +7,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -15,8 +15,10 @@ import sordino.torch as hvd
 from sordino._core import build_info
 from sordino.errors import NotBuilt, SordinoError, UsageError
 from sordino.plan import tasks
+from sordino.plan.cluster import parse_cluster
+from sordino.plan.costs import Rates
 from sordino.plan.links import measure, nodes_of_ranks
-from sordino.plan.predictions import Job, Shapes, as_rows, predict, recommend, trial
+from sordino.plan.predictions import Job, Prediction, Shapes, as_rows, predict, recommend, trial
 from sordino.plan.report import REPORTS
 from sordino.plan.workers import Task, Workers, find_workers
 from sordino.record.writing import Lines, job_file, jsonable
@@ -71,34 +73,70 @@ def main(options: argparse.Namespace, count: int | None) -> int:
         share = (1 - sum(_SHARES.values())) * options.budget
         workers = find_workers(task, counts, options.interval, rule=options.rule, budget=share)
     machine["others"] = watch.others()
-    results: Results = {
+    results = _results(options, job, nodes, rates, predictions, workers)
+    results |= {"machine": machine, "samples_of_rates": samples}
+    if hvd.rank() == 0:
+        if record is not None:
+            record.write("result", time=time.time(), found=jsonable(results))
+            record.close()
+        _tell(options, results)
+    hvd.shutdown()
+    return 0
+
+
+def assume(options: argparse.Namespace, count: int | None) -> int:
+    """Predict for a cluster that is not here, and print. Runs nothing.
+
+    Raises:
+        UsageError: it is no cluster.
+    """
+    cluster = parse_cluster(options.nodes, options.gbps, options.latency_us)
+    job = Job(_shapes(options, count, None), options.compute_ms / 1e3, options.samples, options.batch)
+    size = len(cluster.places)
+    predictions = predict(job, cluster.places, cluster.rates, options.interval)
+    results = _results(options, job, cluster.places, cluster.rates, predictions, None)
+    results["assumed"] = cluster.described
+    if options.record is not None:
+        setting = {**_setting(options, size), "Assumed": cluster.described}
+        record = job_file(options.record, "plan", setting=setting)
+        record.write("result", time=time.time(), found=jsonable(results))
+        record.close()
+    _tell(options, results)
+    return 0
+
+
+def _results(
+    options: argparse.Namespace,
+    job: Job,
+    places: Sequence[int],
+    rates: Rates,
+    predictions: Sequence[Prediction],
+    workers: Workers | None,
+) -> Results:
+    return {
         "benchmark": "plan",
         "name": "plan",
-        "machine": machine,
-        "ranks": hvd.size(),
-        "nodes": max(nodes) + 1,
+        "ranks": len(places),
+        "nodes": max(places) + 1,
         "parameters": sum(job.bytes) // 4,
         "compute_ms": options.compute_ms,
         "samples": options.samples,
         "batch": options.batch,
         "interval": options.interval,
         "rates": rates.as_results(),
-        "samples_of_rates": samples,
+        "samples_of_rates": [],
         "rows": as_rows(predictions),
         "workers": None if workers is None else _workers(workers, options.task or options.data or _IMAGES),
-        "recommendation": recommend(predictions, hvd.size(), workers),
+        "recommendation": recommend(predictions, len(places), workers),
     }
-    if hvd.rank() == 0:
-        if record is not None:
-            record.write("result", time=time.time(), found=jsonable(results))
-            record.close()
-        if options.json:
-            print(json.dumps(results, ensure_ascii=False), flush=True)
-            records.save(results, options.results, REPORTS)
-        else:
-            records.publish(results, options.results, REPORTS)
-    hvd.shutdown()
-    return 0
+
+
+def _tell(options: argparse.Namespace, results: Results) -> None:
+    if options.json:
+        print(json.dumps(results, ensure_ascii=False), flush=True)
+        records.save(results, options.results, REPORTS)
+    else:
+        records.publish(results, options.results, REPORTS)
 
 
 def _task(options: argparse.Namespace) -> Task | None:
@@ -125,19 +163,22 @@ def _record(options: argparse.Namespace) -> Lines | None:
     """Return the record of this plan on the first rank. Collective: where it cannot be written, all raise."""
     made, problem = None, None
     try:
-        setting = {
-            "Ranks": hvd.size(),
-            "Computation of a step": f"{options.compute_ms:g} ms",
-            "Samples of an epoch": options.samples,
-            "Samples a step and worker": options.batch,
-        }
-        made = job_file(options.record, "plan", setting=setting) if hvd.rank() == 0 else None
+        made = job_file(options.record, "plan", setting=_setting(options, hvd.size())) if hvd.rank() == 0 else None
     except UsageError as error:
         problem = str(error)
     told = hvd.allgather_object(problem, name="plan.record")[0]
     if told is not None:
         raise UsageError(told)
     return made
+
+
+def _setting(options: argparse.Namespace, ranks: int) -> dict[str, object]:
+    return {
+        "Ranks": ranks,
+        "Computation of a step": f"{options.compute_ms:g} ms",
+        "Samples of an epoch": options.samples,
+        "Samples a step and worker": options.batch,
+    }
 
 
 def _silent(_: str) -> None:

@@ -13,8 +13,13 @@ from sordino.report.tables import format_seconds, table
 
 _COLOURS = {"inside": "#0b6e4f", "across": "#3d5a80", "predicted": "#5fb49c", "measured": "#0b6e4f", "ideal": "#aaaaaa"}
 _RULE = (
-    "It is Lee et al.'s rule for where to begin. In our trials it chose more than accuracy bears (docs/claims.md, "
-    "Local SGD, Section III-C), so compare accuracies before you rely on it."
+    "That is Lee et al.'s rule, and where to begin: in our trials it chose more than accuracy bears (claims, Local "
+    "SGD, Section III-C), so compare accuracies before you rely on it."
+)
+_TAKEN = (
+    "Recommended is the quickest of those that use gradients and parameters in the step in which they are made "
+    "(not double_buffering, overlap, ScheduledPull, ADPSGD), with no more local models than are worth a try. If "
+    "nothing is 5% faster than AllReduce, that is."
 )
 _PLACES = {"inside": "within a node", "across": "between nodes"}
 
@@ -39,10 +44,18 @@ def markdown(results: Results) -> str:
     what = (
         f"{results['ranks']} ranks on {results['nodes']} node(s), {results['parameters'] / 1e6:.3g} M parameters of "
         f"float32, {results['compute_ms']:g} ms of computation a step, {results['samples']} samples an epoch, "
-        f"{results['batch']} a step and worker. Times are T = s α + w β; w between nodes is what goes through the "
-        "busiest link in one direction, within a node what a rank reads and writes. To agree that an operation can "
-        f"start takes {format_seconds(rates['agreement'])}, a hop of a ring {format_seconds(rates['hop'])}, "
-        f"the handling of a gradient tensor {format_seconds(rates['handling'])}."
+        f"{results['batch']} a step and worker."
+    )
+    steps = {
+        "to agree that an operation can start": rates["agreement"],
+        "to go from one rank of a ring to the next": rates["hop"],
+        "the software of a gradient tensor": rates["handling"],
+    }
+    beside = ", ".join(f"{step} {format_seconds(seconds)}" for step, seconds in steps.items() if seconds > 0)
+    costs = (
+        "A message takes α seconds, and β seconds more for each of its bytes: those that go through the busiest node's "
+        "link in one direction, or that a rank reads and writes within a node."
+        + (f" Beside: {beside}." if beside else "")
     )
     rows = [
         [
@@ -60,37 +73,55 @@ def markdown(results: Results) -> str:
     blocks = [
         "# Plan",
         what,
-        f"Machine: {machines.describe_machine(results['machine'])}",
+        _where(results),
+        costs,
         table(["", "α", "β, s a byte", "1/β"], lines),
         table(heads, rows),
         "Communication is predicted. Step and epoch are by the measurement, or where there is none by the prediction, "
-        "less what computing can hide." + reliability(results["rows"]),
+        "less what computing can hide. " + " ".join([reliability(results["rows"]), *_crowded(results)]),
+        _TAKEN,
     ]
     if results["workers"] is not None:
         blocks += _workers(results["workers"])
     return "\n\n".join([*blocks, f"**{results['recommendation']}**"])
 
 
+def _where(results: Results) -> str:
+    if "assumed" in results:
+        return f"Assumed, not measured: {results['assumed']}."
+    return f"Machine: {machines.describe_machine(results['machine'])}"
+
+
+def _crowded(results: Results) -> list[str]:
+    """Return why what goes on beside computing is slow, where ranks outnumber cores."""
+    cores = results.get("machine", {}).get("cores")
+    if cores is None or results["nodes"] > 1 or results["ranks"] < cores:
+        return []
+    return [
+        f"The {results['ranks']} ranks have {cores} cores: what goes on beside computing (double_buffering, overlap) "
+        "finds no core of its own here, and is slower than predicted."
+    ]
+
+
 def reliability(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return how far the predictions were off, as a sentence."""
     errors = {row["name"]: row["error"] for row in rows if row["error"] is not None}
     if not errors:
-        return " Nothing was run, so nothing says how far the predictions are off."
+        return "Nothing was run, so nothing says how far the predictions are off."
     worst = max(errors, key=lambda name: abs(math.log1p(errors[name])))
     off = statistics.median(map(abs, errors.values()))
-    return f" Predictions were off by {off:.0%} (median), most for {worst} ({errors[worst]:+.0%})."
+    return f"Predictions were off by {off:.0%} (median), most for {worst} ({errors[worst]:+.0%})."
 
 
 def _workers(found: Results) -> list[str]:
     rows, before = [], None
     for count, distance in found["distances"].items():
-        grown = (
-            "–" if before is None or distance is None else f"{distance / before[1]:.2f} of {int(count) / before[0]:g}"
-        )
-        rows.append([count, "diverged" if distance is None else f"{distance:.3g}", grown])
+        grew = "–" if before is None or distance is None else f"{distance / before[1]:.2f} times"
+        even = "–" if before is None else f"{int(count) / before[0]:g} times"
+        rows.append([count, "diverged" if distance is None else f"{distance:.3g}", grew, even])
         before = (int(count), distance)
-    heads = ["P, local models", "D", "growth"]
-    chosen = f"The rule allows {found['chosen']} local models ({found['task']}): {found['reason']}. {_RULE}"
+    heads = ["P, local models", "D, their distance", "it grew", "in proportion were"]
+    chosen = f"Worth a try are up to {found['chosen']} local models ({found['task']}): {found['reason']}. {_RULE}"
     return [chosen, table(heads, rows)]
 
 

@@ -51,9 +51,10 @@ function glance(runs) {
       `${seconds(value)}${sum.whole.seconds > 0 ? `, ${number(100 * value / sum.whole.seconds, 2)} % of ${seconds(sum.whole.seconds)}` : ''}`)],
     ['in steps', (run) => number(run.summary.steps)],
     ['besides the steps', (run) => run.summary.besides.seconds > 0 ? `${bytes(run.summary.besides.bytes)}, ${seconds(run.summary.besides.seconds)}` : '–'],
+    ['sent in all', (run) => run.summary.besides.seconds > 0 ? bytes(run.summary.whole.bytes + run.summary.besides.bytes) : '–'],
   ].filter(([, of]) => some.some((run) => of(run) !== '–'));
   return table(['run', ...columns.map(([name]) => name)], some.map((run) => [run.name, ...columns.map(([, of]) => of(run))]),
-    'What was reached at the end, and what it cost a rank in all its steps, on average. Besides: evaluations, broadcasts and all else that the script asked for between steps.',
+    'What was reached at the end, and what it cost a rank in all its steps, on average. Besides: evaluations, broadcasts and all else that the script asked for between steps; how often is the script\'s choice. One run each says little of small differences of accuracy: other seeds differ, too.',
     {class: 'glance'});
 }
 

@@ -1,0 +1,74 @@
+"""Clusters that are not there: what is assumed of their links, for which the cost model then predicts."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+from sordino.errors import UsageError
+from sordino.plan.costs import Line, Rates
+from sordino.report.tables import format_seconds
+
+_MEMORY = Line(20e-6, 1e-10)  # 10 GB/s, read and written
+_AGREEMENT = 50e-6
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Nodes and their links.
+
+    Attributes:
+        nodes: how many, of `ranks` each.
+        gbps: of a node's link, in each direction.
+        latency: seconds a message.
+    """
+
+    nodes: int
+    ranks: int
+    gbps: float = 0.0
+    latency: float = 0.0
+
+    @property
+    def places(self) -> list[int]:
+        """The node of each rank."""
+        return [rank // self.ranks for rank in range(self.nodes * self.ranks)]
+
+    @property
+    def rates(self) -> Rates:
+        """What things cost there."""
+        across = Line(self.latency, 8e-9 / self.gbps) if self.nodes > 1 else None
+        return Rates(_MEMORY if self.ranks > 1 else None, across, _AGREEMENT, self.latency)
+
+    @property
+    def described(self) -> str:
+        """What is assumed."""
+        what = f"{self.nodes} node{'s' * (self.nodes > 1)} of {self.ranks} rank{'s' * (self.ranks > 1)}"
+        if self.nodes == 1:
+            return what
+        return f"{what}, links of {self.gbps:g} Gbit/s and {format_seconds(self.latency)} a message"
+
+
+def parse_cluster(nodes: str, gbps: float | None, latency_us: float) -> Cluster:
+    """Read 4x2, which is 4 nodes of 2 ranks.
+
+    Args:
+        nodes: as on the command line.
+        gbps: of a node's link; needed where there is more than one.
+        latency_us: microseconds a message.
+
+    Raises:
+        UsageError: it is no cluster.
+    """
+    match = re.fullmatch(r"([1-9]\d{0,4})x([1-9]\d{0,3})", nodes)
+    if match is None:
+        raise UsageError(f"--nodes {nodes}: expected NODESxRANKS, as in 4x2 for 4 nodes of 2 ranks")
+    count, ranks = int(match[1]), int(match[2])
+    if count * ranks < 2:
+        raise UsageError(f"--nodes {nodes}: one rank has nobody to talk to")
+    if count > 1 and gbps is None:
+        raise UsageError(f"--nodes {nodes}: say what a node's link carries: --gbps 10")
+    for name, value, least in (("gbps", gbps, 1e-6), ("latency-us", latency_us, 0.0)):
+        if value is not None and not (math.isfinite(value) and value >= least):
+            raise UsageError(f"--{name} {value:g}: must be {'above' if least else 'at least'} 0")
+    return Cluster(count, ranks, gbps or 0.0, latency_us * 1e-6)
