@@ -29,6 +29,7 @@ extensions = [
         "_ext.on_the_site",
         "_ext.results",
         "_ext.skip_map",
+        "_ext.unresolved",
     ),
 ]
 include_patterns = ["docs/**", "benchmarks/*.md", "benchmarks/*/*.md", "benchmarks/results/gpu/*.md", "*.md"]

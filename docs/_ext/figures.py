@@ -22,7 +22,7 @@ from markdown_it.token import Token
 
 UNITS = {"": 1.0, "times": 1.0, "s": 1.0, "ms": 1e-3, "µs": 1e-6, "min": 60.0, "%": 1e-2, "MB": 1e6, "MiB": 2.0**20}
 _RESULT = re.compile(r"benchmarks/results/[\w/]+\.(?:md|json)")
-_CITED = re.compile(r"(benchmarks/results/[\w/]+)\.json#[^\s)\"]*")
+_CITED = re.compile(r"(benchmarks/results/[\w/]+)\.json#(?:[^\s()\"]|\([^\s()\"]*\))*")
 _FIGURE = re.compile(r"(-?\d[\d,]*(?:\.\d+)?)\s*(\S*)")
 _MEASURED = re.compile(r"(?<![\w.,])\d[\d.,]*\s?(?:ms|µs|s|%|times)(?!\w)")
 

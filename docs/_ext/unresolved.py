@@ -1,0 +1,34 @@
+"""Links that Markdown has left as they were written, `[text](where)` or `[text][name]`, are warnings: `make docs` fails."""
+
+from __future__ import annotations
+
+import re
+
+from docutils import nodes
+from sphinx.application import Sphinx
+from sphinx.util import logging
+
+_LEFT = re.compile(r"(?<![\w\]])\[[^\[\]]+\](?:\(|\[)\S*")
+_CODE = (nodes.literal, nodes.literal_block, nodes.raw, nodes.comment)
+
+
+def left(tree: nodes.Node) -> list[str]:
+    """Return what of a page's text looks like a link that is none."""
+    return [
+        found[0]
+        for text in tree.findall(nodes.Text)
+        if not isinstance(text.parent, _CODE)
+        for found in _LEFT.finditer(text.astext())
+    ]
+
+
+def look(app: Sphinx, tree: nodes.document, page: str) -> None:
+    """Warn of them."""
+    for found in left(tree):
+        logging.getLogger(__name__).warning("%s: a link that leads nowhere: %s", page, found)
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    """Register it."""
+    app.connect("doctree-resolved", look)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
