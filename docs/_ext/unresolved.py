@@ -1,4 +1,4 @@
-"""Links that Markdown has left as they were written, `[text](where)` or `[text][name]`, are warnings: `make docs` fails."""
+"""Links that Markdown has left as they were written, `[text](where)` or `[text][name]`, are warnings of `make docs`."""
 
 from __future__ import annotations
 

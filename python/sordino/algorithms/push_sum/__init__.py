@@ -30,17 +30,17 @@ class PushSum(MixingGossip):
     float64; the model computes with x_i / weight_i. In round t worker i sends to i + 2^(tk), ..., i + 2^(tk + k - 1)
     modulo N (exponents modulo ceil(log2 N)). The sums over the workers and what is under way stay the same.
 
-    With `overlap` = tau > 0 an exchange runs beside the next tau steps, and what it brought is added after exactly tau
+    With `overlap` = τ > 0 an exchange runs beside the next τ steps, and what it brought is added after exactly τ
     exchanges, however early it came; a worker waits for peers that are further behind than that.
     `optimizer.flush()` adds what is under way at once. A state that is loaded begins with nothing under way.
 
     Sent per exchange and worker: k times the bytes of the parameters and 8 a segment, k messages a segment. Staleness:
-    tau exchanges. Memory: the parameters of k peers on other nodes; with overlap tau + 1 times the parameters besides.
+    τ exchanges. Memory: the parameters of k peers on other nodes; with overlap τ + 1 times the parameters besides.
     When a peer dies: as Crossover. Source: Assran et al. 2019, Algorithms 1 and 2.
 
     Attributes:
         peers: how many, from 1 to ceil(log2 N); or from which exchange on how many, such as {0: 1, 5000: 2}.
-        overlap: exchanges that a message may take, tau; 0 waits for it.
+        overlap: exchanges that a message may take, τ; 0 waits for it.
     """
 
     peers: int | Mapping[int, int] = 1
