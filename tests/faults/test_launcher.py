@@ -207,7 +207,7 @@ def test_a_rank_gets_each_signal_once(by_mpirun: None, tmp_path: Path) -> None:
     [
         ({0: 0, 1: 0}, 0, 0, ""),
         ({0: 0}, 0, 0, "how rank 1 ended is not known; the others finished"),
-        ({0: 5}, 0, 5, "rank 0 ended with status 5"),
+        ({0: 5}, 0, 5, "rank 0 ended with status 5; why stands above"),
         ({}, 0, 1, "no rank has told how it ended; mpirun's status is 0"),
         ({}, 3, 3, "no rank has told how it ended; mpirun's status is 3"),
         ({0: -64, 1: -1}, 0, 192, "rank 0 was ended by signal 64 (SIGRTMAX), the first that failed"),
