@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from sordino.plan.predictions import CLOSE
 from sordino.report import Results, machines
 from sordino.report.records import Report
 from sordino.report.tables import format_seconds, table
@@ -19,7 +20,7 @@ _RULE = (
 _TAKEN = (
     "Recommended is the quickest of those that use gradients and parameters in the step in which they are made "
     "(not double_buffering, overlap, ScheduledPull, ADPSGD), with no more local models than are worth a try. If "
-    "nothing is 5% faster than AllReduce, that is."
+    f"nothing is {CLOSE - 1:.0%} faster than AllReduce, that is."
 )
 _PLACES = {"inside": "within a node", "across": "between nodes"}
 
