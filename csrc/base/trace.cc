@@ -1,12 +1,19 @@
 #include "base/trace.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <cerrno>
+#include <cstdarg>
+#include <cstdio>
 #include <cstring>
 
 #include "base/error.h"
 
 namespace sordino {
 namespace {
+
+constexpr std::size_t kFlushAt = 16384;  // bytes
 
 std::string quoted(const std::string& text) {
   std::string out = "\"";
@@ -23,59 +30,91 @@ std::string quoted(const std::string& text) {
   return out + "\"";
 }
 
+// As snprintf, into a string of any length.
+__attribute__((format(printf, 1, 2))) std::string formatted(const char* format, ...) {
+  va_list arguments, again;
+  va_start(arguments, format);
+  va_copy(again, arguments);
+  const int length = std::vsnprintf(nullptr, 0, format, arguments);
+  std::string out(static_cast<std::size_t>(length), '\0');
+  std::vsnprintf(out.data(), out.size() + 1, format, again);
+  va_end(again);
+  va_end(arguments);
+  return out;
+}
+
 }  // namespace
 
 void Trace::start(const std::string& path, int rank, bool mark_cycles) {
   std::lock_guard lock(mutex_);
-  if (file_ != nullptr) throw UsageError("a timeline is being written already; call stop_timeline() first");
-  file_ = std::fopen(path.c_str(), "w");
-  if (file_ == nullptr) throw UsageError("cannot write the timeline '" + path + "': " + std::strerror(errno));
+  if (file_ >= 0) throw UsageError("a timeline is being written already; call stop_timeline() first");
+  file_ = open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  if (file_ < 0) throw UsageError("cannot write the timeline '" + path + "': " + std::strerror(errno));
+  process_ = getpid();
   rank_ = rank;
   mark_cycles_ = mark_cycles;
   start_ = std::chrono::steady_clock::now();
   lanes_.clear();
   const auto since_epoch =
       std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::system_clock::now().time_since_epoch());
-  std::fprintf(file_, "[\n{\"name\": \"process_name\", \"ph\": \"M\", \"pid\": %d, \"args\": {\"name\": \"rank %d\", ",
-               rank, rank);
-  std::fprintf(file_, "\"start_time_since_epoch_in_micros\": %lld}}", static_cast<long long>(since_epoch.count()));
+  write(
+      formatted("[\n{\"name\": \"process_name\", \"ph\": \"M\", \"pid\": %d, \"args\": {\"name\": \"rank %d\", "
+                "\"start_time_since_epoch_in_micros\": %lld}}",
+                rank, rank, static_cast<long long>(since_epoch.count())));
   on_ = true;
 }
 
 void Trace::stop() {
+  if (file_ >= 0 && getpid() != process_) return;  // file and buffer belong to the parent
   std::lock_guard lock(mutex_);
   on_ = false;
-  if (file_ == nullptr) return;
-  std::fprintf(file_, "\n]\n");
-  std::fclose(file_);
-  file_ = nullptr;
+  if (file_ < 0) return;
+  write("\n]\n");
+  flush();
+  close(file_);
+  file_ = -1;
+}
+
+void Trace::write(const std::string& text) {
+  waiting_ += text;
+  if (waiting_.size() >= kFlushAt) flush();
+}
+
+// Events that a full disk does not take are lost: a timeline is no reason to end a training.
+void Trace::flush() {
+  for (std::string_view rest = waiting_; !rest.empty();) {
+    const ssize_t written = ::write(file_, rest.data(), rest.size());
+    if (written < 0 && errno == EINTR) continue;
+    if (written <= 0) break;
+    rest.remove_prefix(static_cast<std::size_t>(written));
+  }
+  waiting_.clear();
 }
 
 int Trace::lane(const std::string& tensor) {
   const auto [found, added] = lanes_.try_emplace(tensor, static_cast<int>(lanes_.size()) + 1);
   if (added) {
-    std::fprintf(file_,
-                 ",\n{\"name\": \"thread_name\", \"ph\": \"M\", \"pid\": %d, \"tid\": %d, \"args\": {\"name\": %s}}",
-                 rank_, found->second, quoted(tensor).c_str());
+    write(formatted(",\n{\"name\": \"thread_name\", \"ph\": \"M\", \"pid\": %d, \"tid\": %d, \"args\": {\"name\": %s}}",
+                    rank_, found->second, quoted(tensor).c_str()));
   }
   return found->second;
 }
 
 void Trace::span(const std::string& tensor, const std::string& activity, Time begin, Time end, std::size_t bytes) {
   std::lock_guard lock(mutex_);
-  if (file_ == nullptr) return;
+  if (file_ < 0) return;
   const int tid = lane(tensor);
-  std::fprintf(file_,
-               ",\n{\"name\": %s, \"ph\": \"X\", \"pid\": %d, \"tid\": %d, \"ts\": %.3f, \"dur\": %.3f, \"args\": "
-               "{\"bytes\": %zu}}",
-               quoted(activity).c_str(), rank_, tid, micros(begin), micros(end) - micros(begin), bytes);
+  write(
+      formatted(",\n{\"name\": %s, \"ph\": \"X\", \"pid\": %d, \"tid\": %d, \"ts\": %.3f, \"dur\": %.3f, \"args\": "
+                "{\"bytes\": %zu}}",
+                quoted(activity).c_str(), rank_, tid, micros(begin), micros(end) - micros(begin), bytes));
 }
 
 void Trace::mark(const std::string& text) {
   std::lock_guard lock(mutex_);
-  if (file_ == nullptr || !mark_cycles_) return;
-  std::fprintf(file_, ",\n{\"name\": %s, \"ph\": \"i\", \"pid\": %d, \"tid\": 0, \"ts\": %.3f, \"s\": \"g\"}",
-               quoted(text).c_str(), rank_, micros(std::chrono::steady_clock::now()));
+  if (file_ < 0 || !mark_cycles_) return;
+  write(formatted(",\n{\"name\": %s, \"ph\": \"i\", \"pid\": %d, \"tid\": 0, \"ts\": %.3f, \"s\": \"g\"}",
+                  quoted(text).c_str(), rank_, micros(std::chrono::steady_clock::now())));
 }
 
 }  // namespace sordino

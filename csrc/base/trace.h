@@ -1,10 +1,13 @@
-// A timeline of operations in Chrome's trace format (chrome://tracing, Perfetto), one lane a tensor. The event names
-// are Horovod's. Off, it costs one relaxed load an operation.
+// A timeline of operations in Chrome's trace format (chrome://tracing, Perfetto), one lane per tensor. The event names
+// are Horovod's. While it is off it costs one relaxed load per operation.
+//
+// Text waits in a buffer of this class and not of stdio, which a forked child would write a second time at its exit.
 #pragma once
+
+#include <sys/types.h>
 
 #include <atomic>
 #include <chrono>
-#include <cstdio>
 #include <map>
 #include <mutex>
 #include <string>
@@ -18,7 +21,7 @@ class Trace {
 
   // Throws UsageError if the file cannot be written or a trace is running.
   void start(const std::string& path, int rank, bool mark_cycles);
-  // Ends the JSON and closes the file; no effect when none is running.
+  // Ends the JSON and closes the file. No effect where none is running, and in a forked child.
   void stop();
   bool on() const { return on_.load(std::memory_order_relaxed); }
 
@@ -29,11 +32,16 @@ class Trace {
 
  private:
   double micros(Time time) const { return std::chrono::duration<double, std::micro>(time - start_).count(); }
+  // The rest with mutex_ held.
   int lane(const std::string& tensor);
+  void write(const std::string& text);
+  void flush();
 
   std::atomic<bool> on_{false};
   std::mutex mutex_;
-  std::FILE* file_ = nullptr;
+  int file_ = -1;        // a descriptor
+  std::string waiting_;  // to be written
+  pid_t process_ = 0;    // that started it
   int rank_ = 0;
   bool mark_cycles_ = false;
   Time start_{};

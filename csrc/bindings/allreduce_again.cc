@@ -19,13 +19,13 @@ struct Caller {
 constexpr const char* kCapsule = "sordino.Caller";
 
 struct Names {
-  PyObject *dtype, *shape, *is_cpu, *is_contiguous, *data_ptr;
+  PyObject *dtype, *shape, *is_cpu, *is_contiguous, *is_neg, *data_ptr;
 };
 
 const Names& names() {
-  static const Names interned{PyUnicode_InternFromString("dtype"), PyUnicode_InternFromString("shape"),
+  static const Names interned{PyUnicode_InternFromString("dtype"),  PyUnicode_InternFromString("shape"),
                               PyUnicode_InternFromString("is_cpu"), PyUnicode_InternFromString("is_contiguous"),
-                              PyUnicode_InternFromString("data_ptr")};
+                              PyUnicode_InternFromString("is_neg"), PyUnicode_InternFromString("data_ptr")};
   return interned;
 }
 
@@ -44,6 +44,8 @@ bool describe(const Caller& caller, PyObject* tensor, OneShot::What& what) {
   if (!is_true(taken(PyObject_GetAttr(tensor, names().is_cpu)))) return false;
   if (!is_true(taken(PyObject_CallMethodNoArgs(tensor, names().is_contiguous))))
     return false;  // raises if it is sparse
+  // A tensor with the negative bit (the imaginary part of a conjugate) has its values negated in memory.
+  if (is_true(taken(PyObject_CallMethodNoArgs(tensor, names().is_neg)))) return false;
   const py::object dtype = taken(PyObject_GetAttr(tensor, names().dtype));
   const py::object shape = taken(PyObject_GetAttr(tensor, names().shape));
   if (!dtype || !shape || !PyTuple_Check(shape.ptr())) return false;
@@ -98,6 +100,7 @@ bool reduce(const Caller& caller, PyObject* const* given) {
   std::byte* const output = target == source ? input : data_of(target);
   const long id = PyLong_AsLong(set);
   if (PyErr_Occurred()) return false;
+  if ((!input || !output) && what.count() > 0) return false;  // a tensor without storage
   py::gil_scoped_release released;
   return caller.world->allreduce_again(static_cast<int>(id), name, what, input, output);
 }
@@ -107,9 +110,16 @@ PyObject* call(PyObject* self, PyObject* const* given, Py_ssize_t count) {
     PyErr_SetString(PyExc_TypeError, "allreduce_again() takes 8 arguments");
     return nullptr;
   }
-  const bool done = reduce(*static_cast<Caller*>(PyCapsule_GetPointer(self, kCapsule)), given);
-  if (!done) PyErr_Clear();  // the usual way raises what is wrong
-  return PyBool_FromLong(done);
+  try {
+    const bool done = reduce(*static_cast<Caller*>(PyCapsule_GetPointer(self, kCapsule)), given);
+    if (!done) PyErr_Clear();  // the usual way raises what is wrong
+    return PyBool_FromLong(done);
+  } catch (py::error_already_set& error) {  // from the handler of a signal
+    error.restore();
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+  }
+  return nullptr;
 }
 
 PyMethodDef kMethod{"allreduce_again", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&call)), METH_FASTCALL,

@@ -24,12 +24,16 @@ std::unique_ptr<PyHandle> start(std::shared_ptr<World> world, Request request, b
     request.device = device->device;
     request.ready = device->device->record(origin);
   }
-  std::shared_ptr<Handle> handle;
+  std::unique_ptr<PyHandle> started;  // which keeps the memory, also if the wait is interrupted
   {
     py::gil_scoped_release released;
-    handle = wait ? world->run(std::move(request)) : world->submit(std::move(request));
+    World& there = *world;
+    auto handle = wait ? there.submit_to_wait(std::move(request)) : there.submit(std::move(request));
+    started =
+        std::make_unique<PyHandle>(std::move(world), std::move(handle), std::move(keep), std::move(device), origin);
+    if (wait) there.wait(*started->handle);
   }
-  return std::make_unique<PyHandle>(std::move(world), std::move(handle), std::move(keep), std::move(device), origin);
+  return started;
 }
 
 PyRequest make_request(int opcode, std::string name, std::vector<TensorTuple> tensors, int op, double prescale,

@@ -1,6 +1,7 @@
 // Worlds, and how ranks come into one.
 #include <pybind11/functional.h>
 #include <pybind11/stl.h>
+#include <unistd.h>
 
 #include "bindings/bindings.h"
 #include "engine/world.h"
@@ -14,6 +15,14 @@
 namespace sordino::bindings {
 namespace {
 
+// Lets Python handle the signals that have arrived, as it does between two instructions: Ctrl-C raises
+// KeyboardInterrupt out of an operation that waits. Python handles signals in the main thread only.
+void handle_signals() {
+  if (gettid() != getpid()) return;
+  const py::gil_scoped_acquire held;
+  if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+}
+
 std::shared_ptr<World> make_world(std::unique_ptr<Transport> transport, const Config& config) {
   if (!config.cpu_level.empty()) {
     try {
@@ -22,7 +31,9 @@ std::shared_ptr<World> make_world(std::unique_ptr<Transport> transport, const Co
       throw UsageError("SORDINO_CPU_LEVEL='" + config.cpu_level + "': " + error.what());
     }
   }
-  return std::make_shared<World>(std::move(transport), config);
+  auto world = std::make_shared<World>(std::move(transport), config);
+  world->on_wait(handle_signals);
+  return world;
 }
 
 // Processes that meet in Python: through a store of torch's, or at the launcher.

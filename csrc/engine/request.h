@@ -73,6 +73,7 @@ class Handle {
     done_.store(true, std::memory_order_release);
   }
 
+  bool submitted = false;  // it belongs to an operation, and is not a promise; does not change once others see it
   std::exception_ptr error;
   std::vector<Result> results;
   std::vector<std::int64_t> numbers;  // alltoall: rows received from each member; join: last rank; add set: its id

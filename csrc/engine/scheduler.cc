@@ -42,6 +42,7 @@ std::shared_ptr<Handle> Scheduler::submit(Request request) {
   found->second->in_flight.fetch_add(1);
   if (request.device) on_devices_.fetch_add(1);
   request.runs_ahead = request.device && request.device->waits_for_words() && !common_.peers.outlived();
+  handle->submitted = true;
   submitted_.push_back({std::move(request), handle, std::chrono::steady_clock::now()});
   submitted_any_ = true;
   return handle;
@@ -75,6 +76,18 @@ std::vector<std::string> Scheduler::names_in_flight() const {
   std::vector<std::string> names;
   for (const auto& [key, submission] : outstanding_) names.push_back(key.substr(key.find('/') + 1));
   return names;
+}
+
+std::string Scheduler::operation_of(const Handle& handle) const {
+  if (!handle.submitted) return "";
+  std::lock_guard lock(mutex_);
+  for (const auto& [key, submission] : outstanding_) {
+    if (submission.handle.get() == &handle) return submission.request.name;
+  }
+  for (const Submission& submission : submitted_) {
+    if (submission.handle.get() == &handle) return submission.request.name;
+  }
+  return "an operation that has just ended";
 }
 
 std::map<std::string, std::uint64_t> Scheduler::routes() const {

@@ -63,12 +63,16 @@ class Scheduler {
   std::shared_ptr<ProcessSet> lay(int set, std::string_view name, const OneShot::What& what, const std::byte* input);
   // Takes up the result when all have laid theirs; false where it is to be submitted after all.
   bool take_up(ProcessSet& set, const OneShot::What& what, const std::byte* input, std::byte* output);
+  // Forgets an input that this rank has laid: the caller goes, and its memory with it. The world fails after this.
+  void give_up_laid(ProcessSet& set);
   // Declines what others wait for if this rank does something else, or nothing, for long. Whether there was such a
   // thing.
   bool decline(Time now);
   // Moves on what goes between nodes; whether anything moved.
   bool relay(Time now);
 
+  // Name of the operation of a handle; empty for a promise, which has no operation.
+  std::string operation_of(const Handle& handle) const;
   // Whether all that was decided has come to its end.
   bool settled() const;
 

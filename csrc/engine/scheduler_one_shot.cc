@@ -48,6 +48,11 @@ bool Scheduler::take_up(ProcessSet& set, const OneShot::What& what, const std::b
   return true;
 }
 
+void Scheduler::give_up_laid(ProcessSet& set) {
+  set.laid.reset();
+  set.one_shot()->abandon();
+}
+
 // Of a set that is to be removed: all ranks announce that before the first of them does it.
 void Scheduler::abandon_one_shots(const Request& removal) {
   const auto found = sets_.find(static_cast<int>(removal.splits.at(0)));

@@ -74,7 +74,7 @@ World::World(Place place, const Config& config, std::uint64_t first_tag)
 std::shared_ptr<World> World::successor(std::exception_ptr error) {
   if (!membership_ || forked() || shut_down_) std::rethrow_exception(error);
   progress_->alone([&] { failures_->fail(error, true); });
-  progress_->wait([this] { return retired_ || may_go_on_; });
+  progress_->wait([this] { return retired_ || may_go_on_; }, interrupt_);
   // Before the next world's first operation: what the device still has to do writes to tensors of all.
   if (!drain_devices(std::chrono::seconds(30)))
     throw DeviceError("the GPU has not ended within 30 s what it did in a world that has failed: it hangs");
@@ -84,6 +84,7 @@ std::shared_ptr<World> World::successor(std::exception_ptr error) {
     if (membership_->ended()) std::rethrow_exception(membership_->reason(view_));
     retired_ = true;
     next = std::shared_ptr<World>(new World(place_in(membership_), config_, services_->tags()));
+    next->interrupt_ = interrupt_;
   });
   progress_->stop();
   return next;
@@ -103,28 +104,26 @@ World::~World() {
   }
 }
 
-std::shared_ptr<Handle> World::run(Request request) {
-  auto handle = enqueue(std::move(request));
-  wait(*handle);
-  return handle;
-}
-
 std::shared_ptr<Handle> World::submit(Request request) {
-  auto handle = enqueue(std::move(request));
+  auto handle = submit_to_wait(std::move(request));
   progress_->notify();
   return handle;
 }
 
-std::shared_ptr<Handle> World::enqueue(Request request) {
-  if (forked()) {
-    throw UsageError(
-        "this process was forked after init(), so it is no rank; communicate from the parent, or start "
-        "workers before init() or with the 'spawn' method");
-  }
+std::shared_ptr<Handle> World::submit_to_wait(Request request) {
+  require_own_process();
   return scheduler_->submit(std::move(request));
 }
 
+void World::require_own_process() const {
+  if (!forked()) return;
+  throw UsageError(
+      "this process was forked after init(), so it is not a rank. Communicate from the parent, or start workers before "
+      "init() or with the 'spawn' method");
+}
+
 void World::wait(const Handle& handle) {
+  require_own_process();
   const auto over = [&] {
     if (!handle.done()) return false;
     if (!membership_ || handle.error || !handle.event || handle.undone) return true;
@@ -134,8 +133,25 @@ void World::wait(const Handle& handle) {
   };
   if (over()) return;
   const Time begin = steady_clock::now();
-  progress_->wait(over);
+  try {
+    progress_->wait(over, interrupt_);
+  } catch (...) {
+    // A handle that no operation has is a promise: other ranks do not wait for it.
+    if (const std::string name = scheduler_->operation_of(handle); !name.empty()) interrupted(name);
+    throw;
+  }
   count_wait(begin);
+}
+
+// Ends the world because a wait for this operation was given up.
+void World::interrupted(const std::string& operation) {
+  const auto failure = std::make_exception_ptr(TransportError(
+      "rank " + std::to_string(rank()) + " was interrupted by a signal while it waited for '" + operation +
+      "', whose result it has not taken, so ranks may be at different places of the program. Call shutdown() and "
+      "init(), "
+      "then broadcast the parameters or load a checkpoint"));
+  progress_->alone([&] { failures_->fail(failure, true); });
+  flush(milliseconds(100));
 }
 
 void World::count_wait(Time begin) {
@@ -152,7 +168,7 @@ void World::open_ledger(bool opened) {
 bool World::allreduce_again(int set, std::string_view name, const OneShot::What& what, const std::byte* input,
                             std::byte* output) {
   if (forked()) return false;
-  const auto turn = progress_->take_turn();
+  auto turn = progress_->take_turn();
   const std::shared_ptr<ProcessSet> laid = scheduler_->lay(set, name, what, input);
   if (!laid) return false;
   const Time begin = laid->laid->since;
@@ -160,8 +176,14 @@ bool World::allreduce_again(int set, std::string_view name, const OneShot::What&
   for (int look = shot.relays() ? patience_ : 0; look < patience_ && !shot.over(); ++look) relax();
   if (!shot.over()) {
     shot.rest(true);
-    progress_->poll_until([&] { return shot.over() || shot.in_vain() || common_.failure.latched(); },
-                          shot.relays() ? 0 : kLooks);
+    const auto over = [&] { return shot.over() || shot.in_vain() || common_.failure.latched(); };
+    try {
+      progress_->poll_until(turn, over, shot.relays() ? 0 : kLooks, interrupt_);
+    } catch (...) {
+      progress_->alone([&] { scheduler_->give_up_laid(*laid); });
+      interrupted(kAllreduceLabel + std::string(name));
+      throw;
+    }
     shot.rest(false);
   }
   count_wait(begin);
@@ -184,7 +206,7 @@ bool World::reaches(int rank, const Location& place, const std::shared_ptr<Devic
 }
 
 void World::open_service(int number, std::shared_ptr<Service> service) {
-  if (forked()) throw UsageError("this process was forked after init(), so it is no rank");
+  require_own_process();
   progress_->alone([&] { services_->open(number, std::move(service)); });
   progress_->notify();
 }
@@ -196,7 +218,8 @@ void World::close_service(int number) {
 
 // What is on devices by then ends as it does in a world that fails as a whole.
 void World::outlive_peers() {
-  progress_->wait([this] { return common_.failure.latched() || scheduler_->device_in_flight().empty(); });
+  require_own_process();
+  progress_->wait([this] { return common_.failure.latched() || scheduler_->device_in_flight().empty(); }, interrupt_);
   progress_->alone([this] { common_.peers.outlive(); });
 }
 

@@ -48,8 +48,8 @@ class World {
   // Starts an operation. Throws UsageError at once for what this rank alone can see is wrong (an unknown set, a rank
   // that is not in it, a name in flight); what only the comparison of ranks shows ends up in the handle.
   std::shared_ptr<Handle> submit(Request request);
-  // submit() and wait() in one: nobody else is woken for it.
-  std::shared_ptr<Handle> run(Request request);
+  // As submit(), for a caller that calls wait() next: no other thread is woken to move the operation.
+  std::shared_ptr<Handle> submit_to_wait(Request request);
   // An all-reduce of one small tensor, of a name, that all ranks of a node have done before: it is done when this
   // returns, without a handle. False where it is to be submitted, which also tells what is wrong if anything is.
   bool allreduce_again(int set, std::string_view name, const OneShot::What& what, const std::byte* input,
@@ -57,6 +57,10 @@ class World {
   // Returns when the handle is done (not whether it succeeded: see Handle::error). Where ranks go on without those that
   // are lost, also when the device has done its work: there, who has results tells the others.
   void wait(const Handle& handle);
+  // Sets a function that a waiting thread calls every 50 ms, without holding a lock; an exception that it throws ends
+  // the wait. Signals are handled so. Giving up an operation like this ends the world, with TransportError on this rank
+  // and PeerLost on the others: the result is lost here, and ranks would go on from different places.
+  void on_wait(std::function<void()> interrupt) { interrupt_ = std::move(interrupt); }
 
   // Whether a failure is latched: every operation raises it, and transfers may still be under way.
   bool failed() const { return common_.failure.broken(); }
@@ -116,12 +120,14 @@ class World {
   Work work() const;
   // A forked child has the memory of a world, but neither its thread nor its place among the ranks.
   bool forked() const { return getpid() != process_; }
-  std::shared_ptr<Handle> enqueue(Request request);
+  // Throws UsageError in a forked child.
+  void require_own_process() const;
   void tell_freed();
   void say_goodbye();
   void flush(std::chrono::milliseconds limit);
   bool drain_devices(std::chrono::milliseconds limit);
   void count_wait(Time begin);
+  void interrupted(const std::string& operation);
 
   const Config config_;
   const std::shared_ptr<membership::Membership> membership_;  // where ranks go on without those that are lost
@@ -133,6 +139,7 @@ class World {
   std::unique_ptr<ServiceHost> services_;
   std::unique_ptr<FailureDetector> failures_;
 
+  std::function<void()> interrupt_;
   int patience_;  // how often a rank looks at what others do before it does something else
   std::atomic<std::uint64_t> waited_ns_{0};
   std::atomic<bool> may_go_on_{false};  // the membership has gone on, or cannot

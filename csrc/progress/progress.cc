@@ -23,6 +23,8 @@ constexpr microseconds kYield{2000};
 // Messages of other nodes ring no bell, nor do devices. What has not moved for long is looked at less often, so that a
 // wait is at most 1/64 longer for it, and leaves the core to whoever moves the bytes.
 constexpr microseconds kLeastSleep{20}, kMostSleep{500};
+// Interval between two looks for signals in a wait. Ctrl-C must end a wait within 200 ms.
+constexpr milliseconds kInterruptEvery{50};
 
 }  // namespace
 
@@ -66,11 +68,28 @@ class Progress::Waiter {
   Progress& progress_;
 };
 
-void Progress::wait(const std::function<bool()>& done) {
+// Calls `interrupt` every kInterruptEvery, the first time that long after its construction.
+class Progress::Interrupts {
+ public:
+  explicit Interrupts(const std::function<void()>& interrupt) : interrupt_(interrupt) {}
+  bool due() const { return interrupt_ && Clock::now() - last_ > kInterruptEvery; }
+  void call() {
+    interrupt_();
+    last_ = Clock::now();
+  }
+
+ private:
+  const std::function<void()>& interrupt_;
+  Clock::time_point last_ = Clock::now();
+};
+
+void Progress::wait(const std::function<bool()>& done, const std::function<void()>& interrupt) {
   if (done()) return;
   const Waiter waiter(*this);
+  Interrupts interrupts(interrupt);
   auto idle_since = Clock::now();
   while (!done()) {
+    if (interrupts.due()) interrupts.call();
     std::unique_lock turn(turn_, std::try_to_lock);
     if (!turn) {
       // Another waiter polls, or the thread is about to see that it need not.
@@ -82,10 +101,18 @@ void Progress::wait(const std::function<bool()>& done) {
   }
 }
 
-void Progress::poll_until(const std::function<bool()>& done, int looks) {
+void Progress::poll_until(std::unique_lock<std::mutex>& turn, const std::function<bool()>& done, int looks,
+                          const std::function<void()>& interrupt) {
   const Waiter waiter(*this);
+  Interrupts interrupts(interrupt);
   auto idle_since = Clock::now();
   while (!done()) {
+    if (interrupts.due()) {
+      turn.unlock();
+      interrupts.call();
+      turn.lock();
+      continue;
+    }
     poll_or_rest(done, idle_since);
     for (int look = 0; look < looks && !done(); ++look) pause(Clock::duration(0));
   }

@@ -26,13 +26,15 @@ class Progress {
            std::chrono::microseconds spin);
   ~Progress() { stop(); }
 
-  // Polls until done() is true. done() may be called from several threads at once.
-  void wait(const std::function<bool()>& done);
-  // Whoever holds the turn is the only one to poll.
+  // Polls until done() is true. done() may be called from several threads at once. `interrupt` is called every 50 ms by
+  // the thread that waits, which holds no lock then; an exception that it throws ends the wait. Empty: never.
+  void wait(const std::function<bool()>& done, const std::function<void()>& interrupt = {});
+  // A thread that holds the turn is the only one to poll.
   std::unique_lock<std::mutex> take_turn() { return std::unique_lock(turn_); }
-  // With the turn held: polls until done() is true. `looks`: how often to look in between, where it takes no poll to
-  // see that.
-  void poll_until(const std::function<bool()>& done, int looks);
+  // Polls until done() is true, with the turn held but for the calls of `interrupt`. `looks`: how often to look in
+  // between, where it takes no poll to see that.
+  void poll_until(std::unique_lock<std::mutex>& turn, const std::function<bool()>& done, int looks,
+                  const std::function<void()>& interrupt);
   // Runs `action` while nobody polls.
   void alone(const std::function<void()>& action) {
     std::lock_guard turn(turn_);
@@ -44,6 +46,7 @@ class Progress {
   void stop();
 
  private:
+  class Interrupts;
   class Waiter;
 
   void run();

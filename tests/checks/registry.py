@@ -53,6 +53,7 @@ MODULES = (
     "skipping",
     "skipping_life",
     "sparse",
+    "storage",
     "sync_batch_norm",
     "plan",
     "wide_area",

@@ -213,7 +213,7 @@ void threads_in_any_order() {
         if (turn % 500 == 100 * rank) std::this_thread::sleep_for(milliseconds(1));
         const bool usual = turn % 97 == rank;
         if (usual || !world.allreduce_again(0, "x", kSum, data, data))
-          world.run(allreduce_of(std::string(kAllreduceLabel) + "x", values));
+          world.wait(*world.submit_to_wait(allreduce_of(std::string(kAllreduceLabel) + "x", values)));
         wrong[static_cast<std::size_t>(rank)] += values != Values(3, static_cast<float>(turn * 6));
       }
     });

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from planted import around, core, face, optimizers, records
+from planted import around, core, edges, face, optimizers, records
 
-ERRORS = [*core.ERRORS, *optimizers.ERRORS, *around.ERRORS, *face.ERRORS, *records.ERRORS]
+ERRORS = [*core.ERRORS, *edges.ERRORS, *optimizers.ERRORS, *around.ERRORS, *face.ERRORS, *records.ERRORS]

@@ -16,7 +16,8 @@ from typing import Any
 
 from sordino.errors import Timeout, TransportError
 
-_LOOK_S = 1.0
+_LOOK_S = 1.0  # between looks whether another rank has given up
+_NAP_S = 0.05  # longest sleep between requests: signals are handled in between, which the store's own wait() defers
 _opened: dict[tuple[str, int], Any] = {}  # stores by their address; kept, for rank 0's serves the others
 
 
@@ -54,24 +55,25 @@ class StoreRendezvous:
             raise TransportError(f"the store at which the ranks meet does not answer: {_first_line(error)}") from error
 
     def _wait(self, names: dict[int, str], given_up: str) -> None:
-        begun, warned = time.monotonic(), False
-        missing = dict(names)
-        while missing := {rank: name for rank, name in missing.items() if not self._store.check([name])}:
+        begun, warned, looked = time.monotonic(), False, 0.0
+        while not self._store.check(list(names.values())):
             waited = time.monotonic() - begun
+            if waited < min(looked + _LOOK_S, self._timeout):
+                time.sleep(min(_NAP_S, waited / 8))
+                continue
+            looked = waited
+            missing = [rank for rank, name in names.items() if not self._store.check([name])]
+            if not missing:
+                break
             text = f"waits for ranks {', '.join(map(str, missing))} to come to init()"
             if waited > self._timeout or self._store.check([given_up]):
                 self._store.set(given_up, b"")
                 time.sleep(2 * _LOOK_S)  # the store may end with this process, and others are to see who is missing
                 limit = f"for more than {self._timeout:g} s (SORDINO_TIMEOUT_S)"
-                raise Timeout(f"rank {self._rank} {text}, {limit}", "init", list(missing))
+                raise Timeout(f"rank {self._rank} {text}, {limit}", "init", missing)
             if waited > self._warning and not warned:
                 warned = True
                 print(f"sordino: stalled: rank {self._rank} {text}, for {waited:.0f} s", file=sys.stderr, flush=True)
-            try:
-                self._store.wait(list(missing.values()), timedelta(seconds=_LOOK_S))
-            except RuntimeError as error:
-                if "timeout" not in str(error).lower():
-                    raise
 
     def _signature(self, name: str, value: bytes) -> bytes:
         if not self._token:

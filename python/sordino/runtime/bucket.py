@@ -90,7 +90,14 @@ class Bucket:
         found: list[torch.Tensor | None] = []
         for i, (dtype, shape, strides) in zip(self.members, self.layouts):
             grad = parameters[i].grad
-            if grad is None or grad.is_sparse or grad.dtype != dtype or grad.shape != shape or grad.stride() != strides:
+            if (
+                grad is None
+                or grad.is_sparse
+                or grad.dtype != dtype
+                or grad.shape != shape
+                or grad.stride() != strides
+                or grad.is_neg()
+            ):
                 self.templates = []
                 return None
             found.append(grad)

@@ -16,7 +16,7 @@ from sordino.runtime import opcode
 from sordino.runtime.context import Context, current, use
 from sordino.runtime.operation import Adasum, Average, Operation, Reduction, resolve_op
 from sordino.runtime.process_set import ProcessSet, global_process_set
-from sordino.runtime.tensors import as_tensor, check, from_result
+from sordino.runtime.tensors import as_tensor, check, contiguous, from_result
 
 # ---- all-reduce ----------------------------------------------------------------------------------------------------
 
@@ -39,7 +39,7 @@ def allreduce_operation(
         dense = check(tensor)
         if reduction.op == Adasum and not dense.is_floating_point():
             raise UsageError(f"Adasum needs floating-point tensors, not {dense.dtype}")
-        source = dense.contiguous()
+        source = contiguous(dense)
         if in_place:
             target = source
             if source is not dense and source.data_ptr() != dense.data_ptr():
@@ -188,7 +188,7 @@ def broadcast_operation(
     members = process_set.ranks or []
     if root_rank not in members:
         raise UsageError(f"broadcast received invalid root rank {root_rank} for provided process set {process_set}")
-    source = dense.contiguous()
+    source = contiguous(dense)
     target = source if in_place else torch.empty(dense.shape, dtype=dense.dtype, device=dense.device)
 
     def finish(_: Handle) -> torch.Tensor:
@@ -249,7 +249,7 @@ def allgather_operation(
     sources = []
     for tensor in tensors:
         dense = check(tensor)
-        sources.append((dense.reshape(1) if dense.dim() == 0 else dense).contiguous())
+        sources.append(contiguous(dense.reshape(1) if dense.dim() == 0 else dense))
 
     def finish(handle: Handle) -> Any:
         outputs = [from_result(result, source.dtype, source.device) for result, source in zip(handle.results, sources)]
@@ -285,7 +285,7 @@ def alltoall_operation(
 ) -> Operation:
     """Describe sending `splits[i]` rows to member i of the set. `collect(output, received_splits)` makes the result."""
     dense = check(tensor)
-    source = (dense.reshape(1) if dense.dim() == 0 else dense).contiguous()
+    source = contiguous(dense.reshape(1) if dense.dim() == 0 else dense)
     members = process_set.size() or 0
     rows = source.shape[0]
     if splits is None or len(splits) == 0:
@@ -347,7 +347,7 @@ def reducescatter_operation(
         dense = check(tensor)
         if dense.dim() == 0:
             raise UsageError("Reducescatter does not support scalar inputs")
-        sources.append(dense.contiguous())
+        sources.append(contiguous(dense))
 
     def finish(handle: Handle) -> Any:
         pairs = zip(handle.results, sources)

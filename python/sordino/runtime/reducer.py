@@ -229,7 +229,7 @@ class GradientReducer(GradientHooks):
             return None
         if grad.is_sparse:
             return torch.zeros_like(parameter).add_(grad)
-        if grad.stride() != dense_strides(parameter):
+        if grad.stride() != dense_strides(parameter) or grad.is_neg():
             grad = torch.empty_like(parameter, memory_format=torch.preserve_format).copy_(grad)
             parameter.grad = grad
         return grad

@@ -56,19 +56,62 @@ def as_tensor(array: Any) -> torch.Tensor:
         raise UsageError(f"torch cannot take over this {type(array).__name__} by DLPack: {error}") from error
 
 
+def address_of(tensor: torch.Tensor) -> int:
+    """Return the address of a tensor's first element; 0 where it has no elements.
+
+    Raises:
+        UsageError: the tensor has elements but no memory, such as a DTensor, another wrapper subclass, a FakeTensor, or
+            a tensor within `torch.func` transforms.
+    """
+    try:
+        address = tensor.data_ptr()
+    except RuntimeError:  # torch's way to say that there is no storage
+        address = 0
+    if address == 0 and tensor.numel():
+        kind = type(tensor).__name__
+        what = "a tensor without storage" if kind in ("Tensor", "Parameter") else f"a {kind}"
+        local = hasattr(tensor, "to_local")
+        fix = "Pass its local shard, tensor.to_local()" if local else "Pass the ordinary tensor that it stands for"
+        raise UsageError(f"{what} of shape {tuple(tensor.shape)} has no memory that could be sent. {fix}")
+    return address
+
+
 def check(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor, detached, once it is known to be one that the core can move."""
+    """Return the tensor, detached, once it is known to be one that the core can move.
+
+    Raises:
+        UsageError: its layout or dtype is not supported, or it has no memory. NotBuilt: its device is not supported.
+    """
     tensor = as_tensor(tensor)
     if tensor.is_sparse:
         raise UsageError("a sparse tensor needs sparse_allreduce_async, or to_dense()")
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        kind = "nested" if tensor.is_nested else f"{tensor.layout}"
+        raise UsageError(f"a {kind} tensor cannot be sent. Pass an ordinary one (layout torch.strided) of its values")
     core_device(tensor.device)
     dtype_code(tensor)
+    address_of(tensor)
     return tensor.detach()
 
 
+def contiguous(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor's values in row-major order, as its memory has them: the tensor itself where it is so already.
+
+    A tensor with the negative bit (the imaginary part of a conjugate) has its values negated in memory, and is copied.
+    """
+    return (tensor.resolve_neg() if tensor.is_neg() else tensor).contiguous()
+
+
 def describe(source: torch.Tensor, target: torch.Tensor | None = None) -> Described:
-    """Return what the core needs to know of a contiguous tensor and of the one that takes its result."""
-    return (source.data_ptr(), 0 if target is None else target.data_ptr(), dtype_code(source), tuple(source.shape))
+    """Return addresses, dtype code and shape of a contiguous tensor and of the tensor that takes its result.
+
+    Raises:
+        UsageError: a tensor has no memory, or its memory has the negated values.
+    """
+    if source.is_neg() or (target is not None and target.is_neg()):
+        raise UsageError("a tensor with the negative bit has its values negated in memory. Pass tensor.resolve_neg()")
+    output = 0 if target is None else address_of(target)
+    return (address_of(source), output, dtype_code(source), tuple(source.shape))
 
 
 def from_result(result: Result, dtype: torch.dtype, device: torch.device = HOST) -> torch.Tensor:
@@ -92,7 +135,7 @@ def squared_distance(one: torch.Tensor, other: torch.Tensor) -> float:
 
     The two are floating-point tensors of one shape, dtype and device.
     """
-    one, other = check(one).contiguous(), check(other).contiguous()
+    one, other = contiguous(check(one)), contiguous(check(other))
     device = core_device(one.device)
     if device is None:
         return kernels.squared_distance(dtype_code(one), one.data_ptr(), other.data_ptr(), one.numel())

@@ -14,6 +14,7 @@ from sordino.runtime.context import current
 from sordino.runtime.nonfinite import FiniteCheck
 from sordino.runtime.operation import Product, Sum, name_of_op
 from sordino.runtime.options import Options
+from sordino.runtime.tensors import address_of
 from sordino.torch.arguments import group_indices
 from sordino.torch.start import INSTEAD
 
@@ -38,6 +39,7 @@ def make_strategy(
         compare: whether to meet the other ranks now (collective), or at the first step.
     """
     context, algorithm = current(), options.algorithm
+    _check_memory(parameters, names)
     if context.outlasts:
         _check_outlasting(options)
     buffers = [(name, buffer) for name, buffer in options.named_buffers or () if buffer.is_floating_point()]
@@ -58,6 +60,15 @@ def make_strategy(
     )
     strategy: Strategy = algorithm.strategy(Runtime(context, optimizer, names, parameters, buffers, settings, compare))
     return strategy
+
+
+def _check_memory(parameters: Sequence[torch.Tensor], names: Sequence[str]) -> None:
+    """Raise UsageError for a parameter without memory: a DTensor (FSDP2, tensor parallelism), a meta tensor."""
+    for name, parameter in zip(names, parameters):
+        try:
+            address_of(parameter)
+        except UsageError as error:
+            raise UsageError(f"parameter '{name}' cannot be trained with DistributedOptimizer: {error}") from error
 
 
 def _check_outlasting(options: Options) -> None:

@@ -1,0 +1,116 @@
+"""Signals that arrive while a rank waits for others: Ctrl-C ends the call at once, on every transport."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import forked
+import pytest
+from checks.commands import SORDINO
+from pace import HANG_S, bound
+
+from sordino._core import build_info
+
+WORKER = Path(__file__).with_name("interrupt_worker.py")
+REPEATED = ("again", "large", "barrier", "first", "allgather")  # what can be called again in mode "continue"
+RAISED = ("crossover", "synchronize", "allreduce")  # steps with an algorithm, and an asynchronous operation
+RANKS = 3
+LATEST_S = 0.2
+TRANSPORTS = {
+    "local": {},
+    "ucx": {"SORDINO_TRANSPORT": "ucx", "SORDINO_RANKS_PER_NODE": "1"},
+    "nodes": {"SORDINO_TRANSPORT": "ucx", "SORDINO_RANKS_PER_NODE": "2"},
+    "mpi": {},
+}
+
+
+def run(words: list[str], environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(words, env=environment, capture_output=True, text=True, timeout=HANG_S)
+
+
+@pytest.mark.drill("interrupted by Ctrl-C")
+@pytest.mark.parametrize("mode", ["raise", "continue"])
+@pytest.mark.parametrize("way", TRANSPORTS)
+def test_an_interrupt_ends_a_wait(
+    request: pytest.FixtureRequest, tmp_path: Path, note_time: Callable[[str, float], None], way: str, mode: str
+) -> None:
+    if way == "mpi":
+        request.getfixturevalue("launcher")
+    elif way != "local" and not build_info()["ucx"]:
+        pytest.skip("this build has no UCX")
+    launcher = "mpi" if way == "mpi" else "local"
+    environment = {"SORDINO_TIMEOUT_S": "60", **os.environ, **TRANSPORTS[way], "SORDINO_ON_PEER_LOST": mode}
+    words = [*SORDINO, "run", "--launcher", launcher, "-np", str(RANKS), "--", *forked.python(), str(WORKER)]
+    calls = REPEATED + RAISED * (mode == "raise")
+    if way != "local":  # where each init() takes a while
+        calls = REPEATED[:2] + RAISED[:1] * (mode == "raise")
+    job = run([*words, str(tmp_path), *calls], environment)
+    reports = [tmp_path / f"{rank}.json" for rank in range(RANKS)]
+    assert all(report.exists() for report in reports), job.stdout + job.stderr
+    seen = [json.loads(report.read_text()) for report in reports]
+    for name in calls:
+        note_time("Ctrl-C, until a call that waits has ended", seen[0][f"{name} took"])
+        assert seen[0][f"{name} took"] < bound(LATEST_S)
+        if mode == "continue":  # the ranks meet anew, and the call can be repeated
+            assert seen[0][name] == "KeyboardInterrupt, then done"
+            assert [one[name] for one in seen[1:]] == ["done"] * (RANKS - 1)
+            continue
+        first, _, second = seen[0][name].partition(", then ")
+        assert first == "KeyboardInterrupt"
+        assert "rank 0 was interrupted by a signal while it waited for" in second
+        for one in seen[1:]:
+            assert one[name].startswith("PeerLost: rank 0 has failed: rank 0 was interrupted"), one[name]
+    assert [one["sum"] for one in seen] == [6.0] * RANKS
+    assert seen[0]["handled"] == 1
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("localhost", 0))
+        return int(one.getsockname()[1])
+
+
+def test_an_interrupt_ends_a_meeting_at_a_store(tmp_path: Path) -> None:
+    """What torchrun starts meets at a store of torch, whose own wait would put signals off."""
+    program = """
+import os, signal, threading
+import sordino.torch as hvd
+try:
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+    hvd.init()
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+    os._exit(0)
+"""
+    environment = {
+        **os.environ, "RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "localhost", "MASTER_PORT": str(free_port()),
+    }  # fmt: skip
+    job = run([*forked.python(), "-c", program], environment)
+    assert job.stdout == "interrupted\n", job.stderr
+
+
+def test_an_interrupt_ends_a_training_and_its_job(tmp_path: Path) -> None:
+    """Ctrl-C at the terminal goes to all ranks and the launcher."""
+    program = "import sordino.torch as hvd, torch, pathlib, sys\nhvd.init()\n"
+    program += "pathlib.Path(sys.argv[1], str(hvd.rank())).touch()\nwhile True:\n    hvd.allreduce(torch.ones(4))\n"
+    words = [*SORDINO, "run", "-np", "2", "--", *forked.python(), "-c", program, str(tmp_path)]
+    job = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        limit = time.monotonic() + HANG_S
+        while len(list(tmp_path.iterdir())) < 2:
+            assert job.poll() is None and time.monotonic() < limit
+            time.sleep(0.01)
+        os.killpg(job.pid, signal.SIGINT)
+        _, errors = job.communicate(timeout=HANG_S)
+        assert job.returncode == 128 + signal.SIGINT, errors
+    finally:
+        if job.poll() is None:
+            job.kill()

@@ -1,0 +1,86 @@
+"""Errors at the edges of the core: signals, forked children, tensors whose memory is not what they look like."""
+
+from __future__ import annotations
+
+from planted.error import Error, checks
+
+_WORLD = "csrc/engine/world.cc"
+_TENSORS = "python/sordino/runtime/tensors.py"
+_INTERRUPTS = ("tests/mp/test_interrupts.py",)
+_FORK = ("tests/python/test_fork.py",)
+_STORAGE = (checks("storage"),)
+
+ERRORS = [
+    Error(
+        "signals are put off while a rank waits",
+        "missing wait",
+        "csrc/progress/progress.cc",
+        "    if (interrupts.due()) interrupts.call();\n",
+        "",
+        _INTERRUPTS,
+    ),
+    Error(
+        "a wait that was interrupted leaves the world as it is",
+        "forgotten rollback",
+        _WORLD,
+        "    if (const std::string name = scheduler_->operation_of(handle); !name.empty()) interrupted(name);\n",
+        "",
+        _INTERRUPTS,
+    ),
+    Error(
+        "a forked child waits for the operations of its parent",
+        "stale copy",
+        _WORLD,
+        "void World::wait(const Handle& handle) {\n  require_own_process();\n",
+        "void World::wait(const Handle& handle) {\n",
+        _FORK,
+    ),
+    Error(
+        "a forked child ends the timeline of its parent",
+        "stale copy",
+        "csrc/base/trace.cc",
+        "  if (file_ >= 0 && getpid() != process_) return;",
+        "  //",
+        _FORK,
+    ),
+    Error(
+        "elements without memory are read at address 0",
+        "wrong bucket",
+        _TENSORS,
+        "    if address == 0 and tensor.numel():\n",
+        "    if address < 0:\n",
+        _STORAGE,
+    ),
+    Error(
+        "what comes again is read at address 0",
+        "wrong bucket",
+        "csrc/bindings/allreduce_again.cc",
+        "  if ((!input || !output) && what.count() > 0) return false;",
+        "  //",
+        _STORAGE,
+    ),
+    Error(
+        "values that are negated in memory are sent as they lie there",
+        "wrong weight",
+        _TENSORS,
+        "    return (tensor.resolve_neg() if tensor.is_neg() else tensor).contiguous()\n",
+        "    return tensor.contiguous()\n",
+        _STORAGE,
+    ),
+    Error(
+        "what comes again is sent as it lies in memory",
+        "wrong weight",
+        "csrc/bindings/allreduce_again.cc",
+        "  if (is_true(taken(PyObject_CallMethodNoArgs(tensor, names().is_neg)))) return false;\n",
+        "",
+        _STORAGE,
+    ),
+    Error(
+        "gradients that are negated in memory are sent as they lie there",
+        "wrong weight",
+        "python/sordino/runtime/bucket.py",
+        "                or grad.is_neg()\n",
+        "",
+        _STORAGE,
+    ),
+]
