@@ -135,7 +135,12 @@ def test_process_sets_come_and_go_while_ranks_are_lost(crew: Crew, delay_us: int
     crew.order(work)
     time.sleep(delay_us * 1e-6)
     crew.network.kill(1)
-    assert set(crew.settle().values()) <= {(3, 3), (4, 4)}
+    (answer,) = set(crew.settle().values())
+    assert answer in {
+        (4, 4),
+        (4, 3),
+        (3, 3),
+    }  # the rank is lost after, between or before the two operations of metric()
     assert set(crew.all(work).values()) == {(3, 3)}
 
 

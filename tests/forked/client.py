@@ -20,10 +20,6 @@ def main() -> None:
     """Has the server fork, and ends as the fork does."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _HANDED_ON)
     server = socket.socket(socket.AF_UNIX)
-    try:
-        server.connect(os.environ.get("FORK_SERVER_OF_TESTS", ""))
-    except OSError:
-        become_python(before)
     what = {
         "argv": sys.argv[1:],
         "folder": os.getcwd(),
@@ -31,17 +27,22 @@ def main() -> None:
         "mask": [int(number) for number in before],
     }
     request = json.dumps(what).encode()
-    socket.send_fds(server, [len(request).to_bytes(8, "little")], [0, 1, 2])
-    server.sendall(request)
-    answers = server.makefile("r")
-    line = answers.readline()
+    answers, line = server.makefile("r"), ""
+    with contextlib.suppress(OSError):  # there is no server, or it has ended
+        server.connect(os.environ.get("FORK_SERVER_OF_TESTS", ""))
+        socket.send_fds(server, [len(request).to_bytes(8, "little")], [0, 1, 2])
+        server.sendall(request)
+        line = answers.readline()
     if not line.startswith("pid "):
         become_python(before)
     fork = int(line.split()[1])
     for number in _HANDED_ON if fork else ():  # 0: among other processes; then what ends this one ends it
         signal.signal(number, lambda number, _: hand_on(fork, number))
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    status = answers.readline()
+    try:
+        status = answers.readline()
+    except OSError:
+        status = ""
     end_like(int(status.split()[1]) if status else -signal.SIGKILL)
 
 

@@ -54,7 +54,7 @@ class Server:
         self.events = selectors.DefaultSelector()
         self.listener = socket.socket(socket.AF_UNIX)
         self.listener.bind(path)
-        self.listener.listen(64)
+        self.listener.listen(socket.SOMAXCONN)
         self.events.register(self.listener, selectors.EVENT_READ, self.accept)
         self.events.register(0, selectors.EVENT_READ, self.stop)
         self.forks: dict[int, int] = {}  # descriptors of living forks, by process number
@@ -76,42 +76,35 @@ class Server:
         """Note that nobody is left who needs this server."""
         self.stopped = True
 
-    def accept(self, listener: socket.socket) -> Request | None:
-        """Take a client's request and fork."""
+    def accept(self, listener: socket.socket) -> None:
+        """Take in a client. Its request is read as it comes: a client that is stopped must not stop the others."""
         client, _ = listener.accept()
-        head, streams, _, _ = socket.recv_fds(client, 8, 3)
-        text = b""
-        while len(head) == 8 and len(text) < int.from_bytes(head, "little"):
-            more = client.recv(1 << 20)
-            if not more:
-                break
-            text += more
-        if len(head) < 8 or len(text) < int.from_bytes(head, "little"):  # it was killed meanwhile
-            client.close()
-            for stream in streams:
-                os.close(stream)
-            return None
-        request: Request = json.loads(text)
-        if request["environ"].get("PYTHONPATH", "") != self.packages:
-            client.close()
-        else:
+        client.setblocking(False)
+        self.events.register(client, selectors.EVENT_READ, Arriving(self).read)
+
+    def fulfil(self, client: socket.socket, streams: list[int], request: Request) -> Request | None:
+        """Fork for a client; return its request in the fork. A client that is turned away becomes a real Python."""
+        try:
             # The client may number processes otherwise; so the kernel is asked who it is.
             credentials = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
             request["pid"], _, _ = struct.unpack("3i", credentials)
             try:
-                elsewhere = foreign_namespaces(request["pid"])
+                request["namespaces"] = foreign_namespaces(request["pid"])
             except OSError:  # it was killed meanwhile
-                elsewhere = {}
-            request["namespaces"] = elsewhere
+                request["namespaces"] = {}
             fork = os.fork()
-            if fork == 0:
-                for number, stream in enumerate(streams):
-                    os.dup2(stream, number)
-                os.closerange(3, 4096)
-                return request
-            self.watch(fork, client, 0 if "pid" in elsewhere else fork)
-        for stream in streams:
-            os.close(stream)
+        except OSError as error:
+            print(f"the fork server turns a client away: {error}", file=sys.stderr, flush=True)
+            client.close()
+            return None
+        if fork == 0:
+            client.setblocking(True)
+            for number, stream in enumerate(streams):
+                os.dup2(stream, number)
+            os.closerange(3, 4096)
+            return request
+        client.setblocking(True)
+        self.watch(fork, client, 0 if "pid" in request["namespaces"] else fork)
         return None
 
     def watch(self, fork: int, client: socket.socket, known_as: int) -> None:
@@ -129,6 +122,8 @@ class Server:
                 client.close()
 
         def left(_: object) -> None:
+            if client.fileno() < 0:  # the fork has ended at the same time, which was seen first
+                return
             self.events.unregister(client)
             client.close()
             signal.pidfd_send_signal(descriptor, signal.SIGKILL)
@@ -136,6 +131,44 @@ class Server:
         self.events.register(descriptor, selectors.EVENT_READ, ended)
         self.events.register(client, selectors.EVENT_READ, left)
         tell(client, f"pid {known_as}\n")
+
+
+class Arriving:
+    """The request of a client, as far as it has come: 8 bytes with the length and three descriptors, then JSON."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.length = 0
+        self.text = b""
+        self.streams: list[int] = []
+
+    def read(self, client: socket.socket) -> Request | None:
+        """Read what has come; in the fork that is to fulfil the request return that."""
+        try:
+            if not self.length:
+                more, self.streams, _, _ = socket.recv_fds(client, 8, 3)
+                self.length = int.from_bytes(more, "little") if len(more) == 8 else 0
+            else:
+                more = client.recv(1 << 20)
+                self.text += more
+        except BlockingIOError:
+            return None
+        except OSError:
+            more = b""
+        gone = not more or not self.length
+        if not gone and len(self.text) < self.length:
+            return None
+        self.server.events.unregister(client)
+        fulfilled = None
+        request: Request = {} if gone else json.loads(self.text)
+        if gone or request["environ"].get("PYTHONPATH", "") != self.server.packages:
+            client.close()
+        else:
+            fulfilled = self.server.fulfil(client, self.streams, request)
+        if fulfilled is None:
+            for stream in self.streams:
+                os.close(stream)
+        return fulfilled
 
 
 def tell(client: socket.socket, line: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -90,3 +91,55 @@ def test_other_packages_are_imported_for_real(tmp_path: Path) -> None:
     command = [*forked.python(), "-c", "import sordino; print(sordino.here)"]
     env = os.environ | {"PYTHONPATH": str(tmp_path)}
     assert subprocess.run(command, env=env, capture_output=True, text=True, timeout=60).stdout == "other\n"
+
+
+def test_a_client_that_is_killed_with_its_fork_ends_no_other(tmp_path: Path) -> None:
+    """The server hears of both ends at once, if it is slow."""
+    words = forked.python()
+    (server,) = [int(entry.name) for entry in Path("/proc").iterdir() if is_server(entry)]
+    for turn in range(3):
+        file = tmp_path / f"pid.{turn}"
+        program = (
+            "import os, pathlib, sys, time; pathlib.Path(sys.argv[1]).write_text(f'{os.getpid()}.'); time.sleep(99)"
+        )
+        with subprocess.Popen([*words, "-c", program, str(file)]) as client:
+            while not (file.exists() and file.read_text().endswith(".")):
+                assert client.poll() is None
+                time.sleep(0.01)
+            os.kill(server, signal.SIGSTOP)
+            try:
+                fork = int(file.read_text().rstrip("."))
+                os.kill(fork, signal.SIGKILL)
+                while Path(f"/proc/{fork}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+                    time.sleep(0.001)
+                client.kill()
+                client.wait(60)
+            finally:
+                os.kill(server, signal.SIGCONT)
+        done = subprocess.run(
+            [*words, "-c", "import os; print(os.getppid())"], capture_output=True, text=True, timeout=60
+        )
+        assert int(done.stdout) == server
+
+
+def test_a_client_that_is_stopped_does_not_stop_the_others(tmp_path: Path) -> None:
+    words = forked.python()
+    with socket.socket(socket.AF_UNIX) as half:
+        half.connect(os.environ["FORK_SERVER_OF_TESTS"])
+        half.send(bytes(3))
+        with socket.socket(socket.AF_UNIX) as begun:
+            begun.connect(os.environ["FORK_SERVER_OF_TESTS"])
+            socket.send_fds(begun, [(1000).to_bytes(8, "little")], [0, 1, 2])
+            begun.send(b"{")
+            done = subprocess.run([*words, "-c", "print(1)"], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "1\n"
+
+
+def is_server(entry: Path) -> bool:
+    """Whether this entry of /proc is the server of this process."""
+    try:
+        words = (entry / "cmdline").read_bytes().split(b"\0")
+        parent = (entry / "stat").read_text().rpartition(")")[2].split()[1]
+    except OSError:
+        return False
+    return int(parent) == os.getpid() and any(word.endswith(b"forked/server.py") for word in words)
