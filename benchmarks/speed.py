@@ -1,4 +1,4 @@
-"""Before and now: what version 0.1 took, and what is taken today; see ways/speed.py."""
+"""The required speeds and the measured ones; see ways/speed.py."""
 
 from __future__ import annotations
 

@@ -6,7 +6,8 @@ The quick tier is chosen by rule:
 - so does any other test that is parametrized: every value of every parameter once;
 - of the drills, `@pytest.mark.drill("a class of fault")`, and of other jobs that are dear, the first of each class, by
   one of those who can start its ranks;
-- tests marked `run_of_a_benchmark`, which run one for real, `browser`, `framework`, and `soak` wait for `--tier all`.
+- tests marked `run_of_a_benchmark`, which run one for real, `extra`, `browser`, `framework`, and `soak` wait for
+  `--tier all`. So the quick tier needs nothing but what README's commands install, which CI proves (.ci/run).
 
 The slices of a run are equal shares of all tests, dealt by their names: M of them together are everything.
 """
@@ -22,9 +23,11 @@ import pytest
 from checks.worlds import covering, quick_pairs
 
 _WAYS = ("starter", "starter_anywhere", "way")  # fixtures of drills, each with a value for every way to do it
+_LATER = ("run_of_a_benchmark", "extra", "browser", "framework", "soak")  # markers of tests for `--tier all`
 MARKERS = (
     "drill(kind): a job with a real fault, or another dear one; `make test` has the first of each kind",
     "run_of_a_benchmark: runs a benchmark for real; not in `make test`",
+    "extra: needs a Debian package that README's commands do not install; not in `make test`",
     "browser: drives a real browser; not in `make test`",
     "framework: needs a package that no extra installs, and may be skipped in CI; not in `make test`",
     "soak: repeats what other tests do, for longer; not in `make test`",
@@ -78,7 +81,7 @@ def quick(items: list[pytest.Item]) -> set[pytest.Item]:
     for item in items:
         values = parameters(item)
         drill = item.get_closest_marker("drill")
-        if any(item.get_closest_marker(name) for name in ("run_of_a_benchmark", "browser", "framework", "soak")):
+        if any(item.get_closest_marker(name) for name in _LATER):
             continue
         if drill is not None:
             drills[drill.args[0]].append(item)

@@ -12,7 +12,7 @@ def history(now: Path, releases: Path) -> str:
     """Return the requirements and what has been measured of each, a column a release, as Markdown.
 
     Args:
-        now: benchmarks/results/speed.json, which also says what was measured of version 0.1.
+        now: benchmarks/results/speed.json.
         releases: a folder of earlier states of that file, each named by its release.
     """
     rows = json.loads(now.read_text())["rows"]
@@ -21,8 +21,8 @@ def history(now: Path, releases: Path) -> str:
     for row in rows:
         earlier = [_shown(values.get(row["what"])) for values in kept.values()]
         limit = f"{'≥' if row['at_least'] else '≤'} {row['limit']:g}"
-        lines.append([row["what"], limit, row["before"], *earlier, _shown(row["value"])])
-    return table(["", "required", "0.1", *kept, "now"], lines)
+        lines.append([row["what"], limit, *earlier, _shown(row["value"])])
+    return table(["", "required", *kept, "now"], lines)
 
 
 def _values(path: Path) -> dict[str, float | None]:

@@ -35,7 +35,7 @@ def expected(seat: Seat) -> torch.Tensor:
     return torch.arange(seat.size * 2.0) * sum(range(1, seat.size + 1))
 
 
-@check(kind=tuple(NEGATED))
+@check(least=2, quick=("sim-2", "sim-3"), kind=tuple(NEGATED))
 def negated_values_are_sent_as_they_read(seat: Seat, kind: str) -> None:
     made, total = NEGATED[kind], expected(seat)
     own = torch.arange(seat.size * 2.0) * (seat.rank + 1)
@@ -61,7 +61,7 @@ def negated_values_are_sent_as_they_read(seat: Seat, kind: str) -> None:
         assert torch.equal(received, torch.outer(torch.arange(1.0, seat.size + 1), columns))
 
 
-@check(kind=tuple(WITHOUT))
+@check(least=2, quick=("sim-2", "sim-3"), kind=tuple(WITHOUT))
 def elements_without_memory_are_refused(seat: Seat, kind: str) -> None:
     """On this rank alone, before anything is sent; the world lives."""
     for call in (hvd.allreduce, hvd.allreduce_, hvd.allgather, hvd.alltoall, hvd.reducescatter):

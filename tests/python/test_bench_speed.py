@@ -1,4 +1,4 @@
-"""The table of what version 0.1 took and what is taken now (benchmarks/ways/speed.py)."""
+"""The table of required and measured speeds (benchmarks/ways/speed.py)."""
 
 from __future__ import annotations
 

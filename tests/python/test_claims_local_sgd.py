@@ -24,6 +24,7 @@ from claims.local_sgd import (
 from claims.local_sgd.problems import EDSR, problem_of
 from claims.local_sgd.timed import NAMES
 from claims.local_sgd.worker import SETS
+from sordino.data import FASHION_MNIST_DIR
 from sordino.plan import Line, Rates
 
 STUDY = replace(settings.classification(True), counts=(1, 2, 4, 8), seeds=2, bears=2, drops={2: 0.1, 4: 1.0, 8: 4.0})
@@ -144,6 +145,8 @@ def test_the_small_edsr_doubles_the_resolution_and_learns() -> None:
     assert found["losses"][-1] < 0.7 * found["losses"][0] and found["curve"][-1] > found["curve"][0]
 
 
+@pytest.mark.extra
+@pytest.mark.skipif(not FASHION_MNIST_DIR.is_dir(), reason="needs `apt-get install dataset-fashion-mnist`")
 def test_patches_are_cut_alike_from_both_resolutions() -> None:
     class Shifted(torch.nn.Module):
         def __init__(self, pixels: int) -> None:

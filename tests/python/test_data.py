@@ -87,6 +87,7 @@ def test_blank_images_give_no_nan(folder: Path) -> None:
     assert np.isfinite(load_fashion_mnist(folder).train_images).all()
 
 
+@pytest.mark.extra
 @pytest.mark.skipif(not FASHION_MNIST_DIR.is_dir(), reason="needs `apt-get install dataset-fashion-mnist`")
 def test_the_real_fashion_mnist() -> None:
     data = load_fashion_mnist()

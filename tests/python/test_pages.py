@@ -167,9 +167,9 @@ def test_the_figures_of_a_release_become_a_column(tmp_path: Path) -> None:
     (tmp_path / "0.10.0.json").write_text(now.read_text())
     (tmp_path / "0.9.0.json").write_text('{"rows": []}')
     head, _, first, *_ = history(now, tmp_path).splitlines()
-    assert [cell.strip() for cell in head.split("|")][2:-1] == ["required", "0.1", "0.9.0", "0.10.0", "now"]
+    assert [cell.strip() for cell in head.split("|")][2:-1] == ["required", "0.9.0", "0.10.0", "now"]
     cells = [cell.strip() for cell in first.split("|")]
-    assert cells[4] == "–" and cells[5] == cells[6] != "–"
+    assert cells[3] == "–" and cells[4] == cells[5] != "–"
 
 
 # --- Links ------------------------------------------------------------------------------------------------------------
