@@ -1,6 +1,6 @@
 """Markdown and PNG from the JSON files of the benchmarks, so that tables and plots always come from what was measured.
 
-python benchmarks/report.py benchmarks/results/collectives.json
+python benchmarks/report.py benchmarks/results/kernels.json
 """
 
 from __future__ import annotations

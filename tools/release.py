@@ -53,6 +53,11 @@ def tree() -> None:
         raise Wrong(f"commit or put away what has changed:\n{changed}")
 
 
+def results() -> None:
+    """Results that are older than their benchmarks are told; a person decides which to make again."""
+    run(sys.executable, "benchmarks/provenance.py")
+
+
 def versions() -> None:
     """VERSION, CHANGELOG.md and CITATION.cff agree, and the changelog has a date."""
     if wrong := differences():
@@ -94,6 +99,7 @@ def bare() -> None:
 
 POINTS: dict[str, Callable[[], None]] = {
     "tree": tree,
+    "results": results,
     "versions": versions,
     "tests": tests,
     "docs": docs,

@@ -77,7 +77,8 @@ class Runner:
     def __init__(self, kept: Path, processes: ProcessPoolExecutor) -> None:
         self._kept, self._processes = kept, processes
         on = machines.machine(None)
-        self._on = f"{on['cpu']}, {on['cores']} cores, torch {on['torch']}, Sordino {on['sordino']}, {on['date'][:10]}"
+        sordino = f"Sordino {on['sordino']}" + (f" ({on['commit']})" if on["commit"] else "")
+        self._on = f"{on['cpu']}, {on['cores']} cores, torch {on['torch']}, {sordino}, {on['date'][:10]}"
 
     def settle(self, claim: Claim, quick: bool, known: dict[str, Entry]) -> tuple[Found, list[Entry]]:
         """Play a claim, carrying out what it asks for; what it returns, and all runs in the order in which it asked.

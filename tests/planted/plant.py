@@ -28,6 +28,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 from planted.catalogue import ERRORS  # noqa: E402
 from planted.error import Error  # noqa: E402
+from sordino.report import machines  # noqa: E402
 
 LEAST = 0.95  # of the errors are to be caught
 HANG_S = 20  # after which an operation that waits for others fails
@@ -259,7 +260,8 @@ def main() -> int:
             {"name": error.name, "kind": error.kind, "file": error.file, **asdict(outcome)}
             for error, outcome in outcomes
         ]
-        options.json.write_text(json.dumps({"caught": caught, "of": len(errors), "errors": told}, indent=1) + "\n")
+        found = {"benchmark": "planted", "machine": {"commit": machines.commit()}, "caught": caught, "of": len(errors)}
+        options.json.write_text(json.dumps({**found, "errors": told}, indent=1) + "\n")
     return 0 if share >= LEAST else 1
 
 

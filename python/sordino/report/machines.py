@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+import subprocess
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -26,6 +27,28 @@ def _cpu_model() -> str:
     return match[1].strip() if match else platform.machine()
 
 
+def commit() -> str:
+    """Return the commit that the working directory's checkout of Sordino is at; "" where it is no such checkout.
+
+    A "+" at the end says that code has changed since, without a commit.
+    """
+    code = ("csrc", "python", "benchmarks", "CMakeLists.txt")
+
+    def git(*words: str) -> str:
+        return subprocess.run(("git", *words), capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        if not Path(git("rev-parse", "--show-toplevel"), "python", "sordino", "VERSION").is_file():
+            return ""
+        root = ":(top)"
+        changed = git(
+            "status", "--porcelain", "--", *(root + name for name in code), ":(top,exclude)benchmarks/results"
+        )
+        return git("rev-parse", "--short=12", "HEAD") + "+" * bool(changed)
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+
+
 def machine(mpi_library: str | None) -> Results:
     """Return what the numbers depend on, as far as it can be told. Holds no host name and no path."""
     info = build_info()
@@ -38,6 +61,7 @@ def machine(mpi_library: str | None) -> Results:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "sordino": sordino.__version__,
+        "commit": commit(),
         "compiler": info["compiler"],
         "instruction_set": kernels.level(),
         "mpi": without_paths(mpi_library or "no MPI"),
