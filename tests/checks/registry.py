@@ -46,6 +46,7 @@ MODULES = (
     "optimizers",
     "postponed",
     "process_sets",
+    "programs",
     "push_sum",
     "repeated",
     "shards",
