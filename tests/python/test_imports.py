@@ -20,6 +20,7 @@ SOURCES = ROOT / "python"
 ROOMS = {
     "errors": "",
     "_core": "",
+    "awake": "",
     "": "errors _core",
     "data": "errors",
     "files": "errors",
@@ -27,7 +28,7 @@ ROOMS = {
     "pool": "",
     "progress": "",
     "slips": "",
-    "launch": "errors _core fingerprint",
+    "launch": "errors _core awake fingerprint",
     "record": "errors files",
     "report": "errors _core files record",
     "runtime": "errors _core fingerprint launch record",
@@ -40,7 +41,7 @@ ROOMS = {
     "simulate": "errors _core data files pool progress slips record report runtime algorithms torch sim checkpoint "
     "plan",
     "bench": "errors _core report runtime torch timing",
-    "cli": "errors files slips launch record report torch plan simulate",
+    "cli": "errors awake _core files slips launch record report torch plan simulate",
 }
 
 # What goes against the rules still: these imports are to vanish, and no others may come.

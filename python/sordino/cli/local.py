@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
+from sordino.awake import AwakeClock, Deadline
 from sordino.cli import outcomes
 from sordino.cli.outcomes import Deadlines, Outcome
 from sordino.cli.processes import Ended, StopSignals, end_with_parent, subreaper
@@ -110,11 +111,14 @@ class LocalJob:
         self._desk = Desk(folder / "meet", token.encode(), self._events)
         self._living: dict[int, _Rank] = {}
         self._failures: list[Outcome] = []  # in the order in which they were seen, where one ends the job
-        self._ends: list[tuple[float, int]] | None = None  # when what signal goes to those that are left
+        self._clock = AwakeClock()
+        self._ends: list[tuple[float, int]] | None = (
+            None  # when what signal goes to those that are left
+        )
 
     def run(self, stop: StopSignals, timeout: float | None = None) -> Ended:
         """Run the job to its end; leave nothing of it."""
-        until = None if timeout is None else time.monotonic() + timeout
+        limit = None if timeout is None else Deadline(timeout)
         late = False
         with contextlib.ExitStack() as stack:
             stack.callback(self._close)
@@ -125,7 +129,7 @@ class LocalJob:
                 all(self._start(number) for number in range(self._size))
             while self._living:
                 self._wait(_LOOK_S)
-                late = late or (until is not None and time.monotonic() > until)
+                late = late or (limit is not None and limit.passed())
                 self._end_if_over(late)
         stopped = stop.received[0] if stop.received else 0
         if late:
@@ -233,7 +237,7 @@ class LocalJob:
 
     def _end_if_over(self, late: bool) -> None:
         """End what is left when there is nothing to wait for: first politely, after a grace by force."""
-        now = time.monotonic()
+        now = self._clock.now()
         if self._ends is None and self._living:
             if late or self._told.over():
                 self._ends = [(now, signal.SIGTERM), (now + _GRACE_S, signal.SIGKILL)]

@@ -20,6 +20,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from sordino.awake import AwakeClock
 from sordino.cli.processes import state_and_parent
 
 _KEEPER = Path(__file__).with_name("keeper.py")
@@ -106,6 +107,7 @@ class Outcomes:
         self._pids: dict[int, int] = {}  # of ranks of this machine that have told anything
         self._states: dict[int, str] = {}
         self._looked = 0.0
+        self._clock = AwakeClock()  # `over` is asked every few hundredths of a second
         self._since = ("", 0.0)  # what seems hopeless, and from when
         self._warned = False
         self._verdict: _Hopeless | None = None
@@ -150,11 +152,11 @@ class Outcomes:
         """
         if self._verdict:
             return True
+        now = self._clock.now()
         hopeless = self._hopeless()
         if hopeless is None:
             self._since = ("", 0.0)
             return self.complete()
-        now = time.monotonic()
         if self._since[0] != hopeless.cause:
             self._since = (hopeless.cause, now)
         waited = now - self._since[1]

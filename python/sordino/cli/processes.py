@@ -16,6 +16,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, BinaryIO
 
+from sordino.awake import Deadline
+
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 GRACE_S = 10.0  # from a signal that stops the job until what does not go is killed
@@ -159,12 +161,12 @@ def supervise(
 
 def _wait_until(over: Callable[[], bool], child: subprocess.Popen[bytes], timeout: float | None) -> int:
     """Return the launcher's status; 0 if it stayed after the ranks, and had to be ended."""
-    until = None if timeout is None else time.monotonic() + timeout
+    limit = None if timeout is None else Deadline(timeout)
     with _end_of(child) as end:
         while not over():
             if end.poll(_LOOK_S * 1000):
                 return child.wait()
-            if until is not None and time.monotonic() > until:
+            if limit is not None and limit.passed():
                 raise subprocess.TimeoutExpired(child.args, timeout or 0)
     try:
         return max(child.wait(_MOMENT_S), 0)
@@ -221,8 +223,8 @@ def _end(pids: Sequence[int]) -> None:
         for pid in left:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
-        deadline = time.monotonic() + patience
-        while left and time.monotonic() < deadline:
+        deadline = Deadline(patience)
+        while left and not deadline.passed():
             left -= {pid for pid in left if _collected(pid)}
             if left:
                 time.sleep(0.01)

@@ -12,17 +12,18 @@ import json
 import selectors
 import socket
 import struct
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from sordino.awake import Deadline
 from sordino.errors import PeerLost, Timeout, TransportError
 
 _LENGTHS = struct.Struct("!II")  # of a frame's head (JSON) and of its payload
 _MOST_BYTES = 1 << 20
 _MOST_OF_STRANGERS = 1 << 10  # before the token
-_LOOK_S = 1.0
+_LOOK_S = 0.2
+_ANSWERS_S = 1.0  # the launcher, which knows who is missing
 
 
 class SocketRendezvous:
@@ -52,14 +53,13 @@ class SocketRendezvous:
             PeerLost: one has ended before it came.
             TransportError: the launcher is gone.
         """
-        until = time.monotonic() + self._timeout
+        deadline = Deadline(self._timeout)
         try:
             self._socket.settimeout(None)
             self._socket.sendall(_frame({"key": key, "ranks": list(ranks)}, mine))
             shown: list[bytes] = []
             while len(shown) < len(ranks):
-                self._socket.settimeout(max(until - time.monotonic(), 0.001))
-                head, payload = _received(self._socket)
+                head, payload = _received(self._socket, deadline)
                 if "lost" in head:
                     raise PeerLost(f"rank {head['lost']} has ended before all ranks had met", [head["lost"]])
                 shown.append(payload)
@@ -73,9 +73,9 @@ class SocketRendezvous:
 
     def _missing(self, key: str, ranks: Sequence[int]) -> list[int]:
         with contextlib.suppress(OSError):
-            self._socket.settimeout(_LOOK_S)
+            self._socket.settimeout(_ANSWERS_S)
             self._socket.sendall(_frame({"missing": key, "ranks": list(ranks)}, b""))
-            return list(_received(self._socket)[0]["missing"])
+            return list(_received(self._socket, Deadline(_ANSWERS_S))[0]["missing"])
         return []
 
 
@@ -214,16 +214,23 @@ def _frame(head: dict[str, Any], payload: bytes) -> bytes:
     return _LENGTHS.pack(len(text), len(payload)) + text + payload
 
 
-def _received(connection: socket.socket) -> tuple[dict[str, Any], bytes]:
-    head, payload = _LENGTHS.unpack(_exactly(connection, _LENGTHS.size))
-    text = _exactly(connection, head)
-    return json.loads(text), _exactly(connection, payload)
+def _received(connection: socket.socket, deadline: Deadline) -> tuple[dict[str, Any], bytes]:
+    head, payload = _LENGTHS.unpack(_exactly(connection, _LENGTHS.size, deadline))
+    text = _exactly(connection, head, deadline)
+    return json.loads(text), _exactly(connection, payload, deadline)
 
 
-def _exactly(connection: socket.socket, count: int) -> bytes:
+def _exactly(connection: socket.socket, count: int, deadline: Deadline) -> bytes:
+    """Return so many bytes; TimeoutError if they have not come by the deadline."""
+    connection.settimeout(_LOOK_S)
     data = b""
     while len(data) < count:
-        more = connection.recv(count - len(data))
+        try:
+            more = connection.recv(count - len(data))
+        except TimeoutError:
+            if deadline.passed():
+                raise
+            continue
         if not more:
             raise ConnectionResetError("it has closed the connection")
         data += more

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
+from sordino.awake import AwakeClock
 from sordino.errors import Timeout, TransportError
 
 _LOOK_S = 1.0  # between looks whether another rank has given up
@@ -55,9 +56,9 @@ class StoreRendezvous:
             raise TransportError(f"the store at which the ranks meet does not answer: {_first_line(error)}") from error
 
     def _wait(self, names: dict[int, str], given_up: str) -> None:
-        begun, warned, looked = time.monotonic(), False, 0.0
+        clock, warned, looked = AwakeClock(2 * _LOOK_S), False, 0.0
         while not self._store.check(list(names.values())):
-            waited = time.monotonic() - begun
+            waited = clock.now()
             if waited < min(looked + _LOOK_S, self._timeout):
                 time.sleep(min(_NAP_S, waited / 8))
                 continue
