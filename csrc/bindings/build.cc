@@ -2,6 +2,7 @@
 #include <pybind11/stl.h>
 
 #include "base/config.h"
+#include "base/limits.h"
 #include "bindings/bindings.h"
 #include "build_info.h"
 #include "device/cuda/cuda_device.h"
@@ -77,6 +78,21 @@ void register_build(py::module_& module) {
         return found;
       },
       "Whether UCX loads now: {library, absent, error}; absent: there is none at all.");
+
+  module.def(
+      "limits",
+      [](const std::string& root) {
+        const Limits limits(root);
+        py::dict found;
+        found["memory"] = limits.memory();
+        found["available_memory"] = limits.available_memory();
+        return found;
+      },
+      py::arg("root") = "/",
+      "What this process may take of its machine, in bytes: {memory, available_memory}. memory: what its control "
+      "groups "
+      "allow, None where they set no limit; available_memory: what there is of it now. root: where /proc and /sys are "
+      "looked for.");
 
   module.def(
       "variables",

@@ -22,6 +22,10 @@ class _BuildInfo(TypedDict):
     ucx: str
     mpi: _Mpi | None
 
+class _Limits(TypedDict):
+    memory: int | None
+    available_memory: int
+
 class _UcxProbe(TypedDict):
     library: str
     absent: bool
@@ -479,6 +483,7 @@ cuda_kernels: _CudaModule
 def build_info() -> _BuildInfo: ...
 def probe_mpi() -> _MpiProbe: ...
 def probe_ucx() -> _UcxProbe: ...
+def limits(root: str = "/") -> _Limits: ...
 def variables() -> list[tuple[str, str, str, str]]: ...
 
 class SimNetwork:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import itertools
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
+from sordino import _core
 from sordino.cli import mpi, room, run
 from sordino.cli.app import main
 from sordino.cli.room import Machine
@@ -117,6 +119,73 @@ def test_this_machine() -> None:
     assert here.cores >= 1
     assert here.memory is not None and here.memory > 1 << 20
     assert here.most(False) >= 1
+
+
+GIB = 1 << 30
+# By name: the lines of /proc/self/cgroup, files of /sys/fs/cgroup, and what is allowed and available of 64 GiB.
+GROUPS: dict[str, tuple[str, dict[str, str], int | None, int]] = {
+    "none": ("0::/", {}, None, 64 * GIB),
+    "no file": ("", {}, None, 64 * GIB),
+    "version 2": ("0::/job", {"job/memory.max": f"{4 * GIB}", "job/memory.current": f"{GIB}"}, 4 * GIB, 3 * GIB),
+    "cached files make room": (
+        "0::/",
+        {
+            "memory.max": f"{4 * GIB}",
+            "memory.current": f"{3 * GIB}",
+            "memory.stat": f"anon {GIB}\nactive_file {GIB}\ninactive_file {GIB // 2}",
+        },
+        4 * GIB,
+        4 * GIB - 3 * GIB // 2,
+    ),
+    "nested": (
+        "0::/batch/job/step",
+        {
+            "batch/job/step/memory.max": "max",
+            "batch/job/memory.max": f"{8 * GIB}",
+            "batch/job/memory.current": f"{7 * GIB}",
+            "batch/memory.max": f"{6 * GIB}",
+            "batch/memory.current": f"{2 * GIB}",
+        },
+        6 * GIB,
+        GIB,
+    ),
+    "version 1": (
+        "11:cpu,cpuacct:/other\n4:memory:/job\n0::/unified",
+        {
+            "memory/job/memory.limit_in_bytes": f"{5 * GIB}",
+            "memory/job/memory.usage_in_bytes": f"{2 * GIB}",
+            "memory/job/memory.stat": f"inactive_file 0\ntotal_inactive_file {GIB}",
+            "memory/memory.limit_in_bytes": "9223372036854771712",
+        },
+        5 * GIB,
+        4 * GIB,
+    ),
+    "without a namespace": (
+        "0::/docker/0123/inner",
+        {"memory.max": f"{2 * GIB}", "memory.current": f"{GIB}"},
+        2 * GIB,
+        GIB,
+    ),
+    "more is used than allowed": (
+        "0::/", {"memory.max": f"{GIB}", "memory.current": f"{2 * GIB}"}, GIB, 0,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_what_control_groups_allow(tmp_path: Path, name: str) -> None:
+    """The core, which is not to take more than there is, and the launcher see the same."""
+    lines, files, allowed, available = GROUPS[name]
+    written = {"proc/meminfo": f"MemTotal: 1 kB\nMemAvailable: {64 * GIB >> 10} kB\n"}
+    if lines:
+        written["proc/self/cgroup"] = lines + "\n"
+    for path, text in (written | {f"sys/fs/cgroup/{file}": text for file, text in files.items()}).items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    assert _core.limits(str(tmp_path)) == {"memory": allowed, "available_memory": available}
+    total = room.this_machine("/nowhere").memory
+    assert total is not None
+    assert room.this_machine(str(tmp_path)).memory == (total if allowed is None else min(total, allowed))
 
 
 def test_commands_that_start_ranks_have_the_options_of_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,13 +9,11 @@ case each rank needs 100 MiB of its memory. Cores and memory of other hosts are 
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from sordino.errors import UsageError
 
@@ -50,22 +48,23 @@ class Machine:
         return cores if self.memory is None else f"{cores} and {self.memory / (1 << 30):.1f} GiB"
 
 
-def this_machine() -> Machine:
-    """Return the cores and the memory that this process may use."""
+def this_machine(root: str = "/") -> Machine:
+    """Return the cores and the memory that this process may use; `root` is where /proc and /sys are looked for."""
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return Machine(len(os.sched_getaffinity(0)), min([total, *_limits()]))
+    limit = _group_limit(root)
+    return Machine(len(os.sched_getaffinity(0)), total if limit is None else min(total, limit))
 
 
-def _limits() -> Iterator[int]:
-    """Yield what control groups allow this process, in bytes: those of a container, for example."""
-    for root, file in (("/sys/fs/cgroup", "memory.max"), ("/sys/fs/cgroup/memory", "memory.limit_in_bytes")):
-        with contextlib.suppress(OSError):
-            groups = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
-            for path in [path for _, names, path in groups if not names or "memory" in names.split(",")]:
-                inner = Path(root, path.lstrip("/"))
-                for folder in (inner, *inner.parents):
-                    with contextlib.suppress(OSError, ValueError):  # "max": no limit
-                        yield int((folder / file).read_text())
+def _group_limit(root: str) -> int | None:
+    """Return what control groups allow this process, in bytes: those of a container, for example.
+
+    The core reads them (csrc/base/limits.h). Where it cannot be loaded, ranks will say so.
+    """
+    try:
+        from sordino import _core
+    except ImportError:
+        return None
+    return _core.limits(root)["memory"]
 
 
 def check(
