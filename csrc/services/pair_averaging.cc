@@ -152,7 +152,7 @@ bool PairAveraging::advance(Time now) {
   if (!current_) {
     std::lock_guard lock(mutex_);
     current_ = std::move(next_);
-    if (current_) current_->deserted = context_.has_left(current_->peer);
+    if (current_) current_->deserted = context_.has_left(current_->peer) || closed_.contains(current_->peer);
   }
   std::erase_if(abandoned_, [](Averaging& old) {
     try {
@@ -203,6 +203,7 @@ void PairAveraging::leave(const std::string& why) {
 
 void PairAveraging::lost(int rank) {
   invitations_.erase(rank);
+  closed_.insert(rank);
   if (current_ && current_->peer == rank) current_->deserted = true;
 }
 

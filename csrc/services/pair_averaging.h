@@ -13,6 +13,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 
 #include "arena/layout.h"
 #include "services/mailbox.h"
@@ -94,6 +95,7 @@ class PairAveraging : public Service {
   // Of the thread that polls.
   std::unique_ptr<Averaging> current_;
   std::map<int, Invitation> invitations_;
+  std::set<int> closed_;            // peers that are gone, or have closed theirs
   std::list<Averaging> abandoned_;  // whose memory transfers may still touch
   Memory spare_;
 };

@@ -121,6 +121,26 @@ void a_node_does_not_wait_for_a_rank_that_stands_still() {
 
 // The others have what it has laid or sent.
 // One rank says goodbye, and the others hear of it.
+// How long ranks wait for each other is counted anew in every turn.
+void an_earlier_turn_is_long_ago() {
+  Engines ranks({0, 0, 1, 1});
+  agree(ranks, {"x"});
+  Time now = std::chrono::steady_clock::now();
+  const auto poll = [&] {
+    for (int times = 0; times < 10; ++times) {
+      for (int rank = 0; rank < ranks.size(); ++rank) ranks[rank].poll(now);
+    }
+  };
+  for (int turn = 0; turn < 3; ++turn, now += std::chrono::seconds(2)) {
+    std::vector<Call> calls = calls_of(ranks, "x");
+    for (const int leader : {0, 2}) CHECK(calls[static_cast<std::size_t>(leader)].lay());
+    poll();  // both know that somebody waits
+    for (const int other : {1, 3}) CHECK(calls[static_cast<std::size_t>(other)].lay());
+    poll();
+    for (Call& call : calls) CHECK(call.over() && call.take_up() && call.has(10), "turn", turn);
+  }
+}
+
 void let_leave(Engines& ranks, int leaves) {
   for (int peer = 0; peer < ranks.size(); ++peer) {
     if (peer != leaves) ranks[leaves].transport->post(peer, Writer().put(Message::kBye).take());
@@ -196,7 +216,7 @@ void a_leader_that_stands_still_is_named() {
     for (int rank = 0; rank < ranks.size(); ++rank) {
       if (rank == stuck) continue;
       try {
-        ranks[rank].failures.watch(now + std::chrono::seconds(31));
+        ranks[rank].failures.watch(ranks[rank].in(31));
         CHECK(false);
       } catch (const Timeout& error) {
         CHECK(error.missing == std::vector<int>{stuck} && error.operation == "allreduce.x", "rank", rank, error.what());
@@ -255,6 +275,7 @@ int main() {
   who_has_the_same_under_way_brings_all_to_the_usual_way();
   nobody_waits_long_for_a_node_that_does_nothing();
   a_node_does_not_wait_for_a_rank_that_stands_still();
+  an_earlier_turn_is_long_ago();
   who_has_its_result_may_leave();
   nobody_waits_for_who_has_left();
   a_leader_that_stands_still_is_named();

@@ -1,5 +1,9 @@
 // Services on worlds of threads: snapshots are whole and as new as can be, whoever writes and pulls meanwhile; averages
 // of two conserve the sum; messages arrive once and in order.
+#include <signal.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -13,7 +17,9 @@
 #include "services/mailbox.h"
 #include "services/pair_averaging.h"
 #include "services/snapshot_store.h"
+#include "services/snapshots.h"
 #include "transport/sim/sim.h"
+#include "unreachable.h"
 
 using namespace sordino;
 
@@ -224,6 +230,85 @@ void what_was_sent_gives_its_place_back() {
   CHECK(publish(5) && publish(6));
 }
 
+// Ranks ask for snapshots that cannot be sent to them, again and again: each of these makes room for a new one.
+void what_could_not_be_sent_gives_its_place_back() {
+  const auto layout = layout_of(10);
+  test::Engines ranks({0, 1}, Config::from_environment(), [](std::unique_ptr<Transport> own) {
+    return std::make_unique<test::Unreachable>(std::move(own));
+  });
+  std::vector<std::shared_ptr<SnapshotStore>> stores;
+  for (int me = 0; me < ranks.size(); ++me) {
+    ServiceHost& host = ranks[me].services;
+    stores.push_back(
+        std::make_shared<SnapshotStore>(host, kSnapshots, layout, std::make_shared<Mailbox>(host, kMailbox)));
+    host.open(kSnapshots, stores.back());
+  }
+  const std::vector<double> values = memory_of(*layout, 1);
+  for (std::uint64_t step = 1; step <= 6; ++step) {
+    CHECK(stores[1]->publish(reinterpret_cast<const std::byte*>(values.data()), step), "step", step);
+    stores[0]->pull(1, steady_clock::now());
+    ranks[0].poll();  // asks
+    ranks[1].poll();  // cannot send
+  }
+}
+
+// The memory of a reader that stands still in the middle of a copy, until another has done something meanwhile: its
+// second page is there only then.
+class HeldUp {
+ public:
+  HeldUp(std::size_t bytes, std::function<void()> meanwhile) : bytes_(bytes), meanwhile_(std::move(meanwhile)) {
+    page_ = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+    data_ = static_cast<std::byte*>(mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    mprotect(data_ + page_, page_, PROT_NONE);
+    only_ = this;
+    struct sigaction action{};
+    action.sa_handler = [](int) { only_->go_on(); };
+    sigaction(SIGSEGV, &action, &before_);
+  }
+  ~HeldUp() {
+    sigaction(SIGSEGV, &before_, nullptr);
+    munmap(data_, bytes_);
+  }
+  std::byte* data() { return data_; }
+  bool was_held_up() const { return held_up_; }
+
+ private:
+  void go_on() {
+    held_up_ = true;
+    mprotect(data_ + page_, page_, PROT_READ | PROT_WRITE);
+    meanwhile_();
+  }
+
+  static inline HeldUp* only_ = nullptr;
+  const std::size_t bytes_;
+  const std::function<void()> meanwhile_;
+  std::size_t page_ = 0;
+  std::byte* data_ = nullptr;
+  bool held_up_ = false;
+  struct sigaction before_{};
+};
+
+// The owner comes round all its places while a peer copies one of them: the peer begins anew.
+void a_copy_that_was_overtaken_is_made_again() {
+  constexpr std::size_t kCount = 1 << 16;
+  auto world = sim::Network({0}).transports();
+  Snapshots snapshots(world[0]->node_memory(), kCount * sizeof(double));
+  std::vector<double> values(kCount);
+  std::uint64_t steps = 0;
+  const auto publish = [&] {
+    std::fill(values.begin(), values.end(), static_cast<double>(++steps));
+    CHECK(snapshots.publish(reinterpret_cast<const std::byte*>(values.data()), steps) == steps);
+  };
+  publish();
+  HeldUp memory(kCount * sizeof(double), [&] {
+    for (int place = 0; place < Snapshots::kPlaces; ++place) publish();
+  });
+  const auto facts = snapshots.copy_newest(snapshots.segment()->data, memory.data());
+  CHECK(memory.was_held_up() && facts && facts->steps == steps);
+  const auto* copied = reinterpret_cast<const double*>(memory.data());
+  CHECK(std::count(copied, copied + kCount, static_cast<double>(steps)) == kCount);
+}
+
 // An averaging between two, and a count of what each has done for it on the thread that polls.
 class Watched : public Service {
  public:
@@ -358,6 +443,24 @@ void one_side_goes(bool altogether) {
   CHECK(pair.values[0][0] == 2.0 && pair.values[1][0] == 2.0);
 }
 
+// It has gone before the other begins, who is told at once.
+void one_side_has_gone(bool altogether) {
+  Pair pair({{0.0}, {4.0}});
+  World& world = *pair.ranks[1].world;
+  altogether ? world.shutdown() : world.close_service(kAveraging);
+  pair.watched[0]->wait_until_acted_on(1);  // that it is gone
+  pair.ranks[0].averaging->begin(1, 7);
+  const auto limit = steady_clock::now() + std::chrono::duration<double>(kDeadline / 6);
+  std::vector<Mailbox::Event> events;
+  while (events.empty() && steady_clock::now() < limit) {
+    for (Mailbox::Event& event : pair.ranks[0].mailbox->wait(0.1)) {
+      if (event.kind == Mailbox::Event::Kind::kDone) events.push_back(std::move(event));
+    }
+  }
+  CHECK(events.size() == 1 && events[0].number == 7 && !events[0].text.empty(), altogether);
+  CHECK(pair.values[0][0] == 0.0);
+}
+
 // What was begun is told that it came to nothing, and nothing begins any more.
 void averagings_end() {
   Pair pair({{0.0}, {4.0}});
@@ -407,10 +510,14 @@ int main() {
   a_peer_that_closes_fails_later_pulls(false);
   a_peer_that_closes_fails_later_pulls(true);
   what_was_sent_gives_its_place_back();
+  what_could_not_be_sent_gives_its_place_back();
+  a_copy_that_was_overtaken_is_made_again();
   averages_conserve_the_sum();
   one_side_is_held_up();
   one_side_goes(false);
   one_side_goes(true);
+  one_side_has_gone(false);
+  one_side_has_gone(true);
   averagings_end();
   messages_arrive_once_and_in_order();
   return sordino::test::report();

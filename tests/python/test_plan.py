@@ -19,6 +19,7 @@ from sordino.cli.plan import parse_count
 from sordino.errors import UsageError
 from sordino.plan import tasks
 from sordino.plan.command import even_shapes
+from sordino.plan.costs import Load
 from sordino.plan.predictions import as_rows
 from sordino.plan.report import markdown, reliability
 from sordino.record.reading import Reader
@@ -39,6 +40,13 @@ def test_allreduce_costs_what_a_ring_does(size: int) -> None:
     cost = plan.cost_of(AllReduce(bucket_bytes=1 << 40), range(size), NAMES, SIZES)
     assert seconds(cost) == pytest.approx(2 * (size - 1) * ALPHA + 2 * (size - 1) / size * M * BETA)
     assert cost.sent() == pytest.approx([2 * (size - 1) / size * M] * size)
+
+
+def test_a_small_allreduce_of_three_hosts_goes_to_the_third_and_back() -> None:
+    """Two of them double; the third gives its vector to one of them, and gets the result."""
+    load = Load([0, 1, 2])
+    load.all_reduce([[0, 1, 2]], 100)
+    assert load.sent == [200, 100, 100] and load.link == 200
 
 
 @pytest.mark.parametrize("groups", [1, 2, 4])

@@ -158,6 +158,13 @@ def test_the_roulette_follows_its_matrix(matrix: np.ndarray) -> None:
     assert np.all(np.abs(seen / draws - wanted) < 6 * np.sqrt(wanted * (1 - wanted) / draws) + 1e-3)
 
 
+def test_a_roulette_draws_a_peer_for_each_segment() -> None:
+    roulette = Roulette(4, 1, list((1 - np.eye(4)).ravel()))
+    drawn = [[roulette.all_sources(turn, segment) for segment in range(5)] for turn in range(20)]
+    alike = sum(round_[segment] == round_[0] for round_ in drawn for segment in range(1, 5))
+    assert 0 < alike < 40  # of 80; there are 9 ways to draw
+
+
 def test_a_doubly_stochastic_roulette_is_kept() -> None:
     matrix = np.array([[0, 0.7, 0.3], [0.3, 0, 0.7], [0.7, 0.3, 0]])
     np.testing.assert_allclose(Roulette(3, 0, list(matrix.ravel())).probabilities, matrix.ravel(), atol=1e-9)
