@@ -60,6 +60,13 @@ class TransportError : public Error {
   using Error::Error;
 };
 
+// Memory of a peer is gone, with its process or because the peer has freed it. Whether that is a loss, others tell.
+class MemoryGone : public TransportError {
+ public:
+  MemoryGone(const std::string& what, int rank) : TransportError(what), rank(rank) {}
+  int rank;
+};
+
 // A GPU, or what drives it, failed; what it was to compute is lost.
 class DeviceError : public Error {
  public:

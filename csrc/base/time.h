@@ -1,4 +1,5 @@
-// The one clock of the core: it never goes back, and node peers read the same.
+// The clock of records and traces: it never goes back, and node peers read the same. Deadlines have another one
+// (awake_clock.h).
 #pragma once
 
 #include <chrono>

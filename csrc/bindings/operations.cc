@@ -161,7 +161,7 @@ void register_handles(py::module_& module) {
 
 PyHandle::~PyHandle() {
   try {
-    if (over() && !world->failed()) return;
+    if (over() && !world->failed() && !handle->given_up) return;
   } catch (const Error&) {
     // A device that has failed may still read and write.
   }
@@ -178,7 +178,7 @@ void PyHandle::wait() {
     if (handle->event && !handle->error) handle->device->wait(stream, handle->event);
   }
   if (handle->undone) world->rethrow();
-  if (!world->failed() && !(handle->error && handle->event)) {
+  if (!world->failed() && !handle->given_up && !(handle->error && handle->event)) {
     // PyTorch gives memory to whoever wants it next on the stream that it was for, which need not be this one.
     if (handle->event && stream != origin && !handle->event->done()) device->keep_until(handle->event, keep);
     keep = py::none();

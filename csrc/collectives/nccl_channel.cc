@@ -4,6 +4,7 @@
 #include <chrono>
 #include <thread>
 
+#include "base/awake_clock.h"
 #include "base/error.h"
 
 namespace sordino::nccl {
@@ -17,9 +18,9 @@ Channel::~Channel() {
   if (!communicator_->close()) return;
   try {
     const auto over = device_->record(stream_);
-    const auto limit = std::chrono::steady_clock::now() + kPatience;
+    Deadline limit(kPatience);
     while (!over->done()) {
-      if (std::chrono::steady_clock::now() > limit) return;
+      if (limit.passed()) return;
       std::this_thread::sleep_for(std::chrono::microseconds(50));
     }
     if (scratch_) device_->give_back(scratch_, stream_);

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <exception>
 
+#include "base/awake_clock.h"
+
 namespace sordino {
 namespace {
 
@@ -39,9 +41,9 @@ std::unique_ptr<QueueBarrier> QueueBarrier::make(const std::shared_ptr<Device>& 
 }
 
 QueueBarrier::~QueueBarrier() {
-  const auto limit = std::chrono::steady_clock::now() + kPatience;
+  Deadline limit(kPatience);
   bool done = idle();
-  while (!done && std::chrono::steady_clock::now() < limit) {
+  while (!done && !limit.passed()) {
     std::this_thread::sleep_for(kAgain);
     done = idle();
   }

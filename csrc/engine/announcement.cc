@@ -78,6 +78,7 @@ Announcement Announcement::of(const Request& request) {
                     {},
                     {},
                     request.splits,
+                    {},
                     request.device ? request.device->identity() : 0,
                     0};
   for (const Tensor& tensor : request.tensors) {
@@ -106,6 +107,8 @@ Announcement Announcement::read(Reader& reader) {
     refuse_unless(not_negative(shape), "a negative extent");
   }
   refuse_unless(not_negative(said.splits), "negative splits");
+  if (said.opcode == Opcode::kAddSet) said.sets = reader.list<int>();
+  refuse_unless(std::all_of(said.sets.begin(), said.sets.end(), [](int id) { return id >= 0; }), "a negative id");
   said.device = reader.get<std::uint64_t>();
   said.abilities = reader.get<Abilities>();
   return said;
@@ -114,7 +117,9 @@ Announcement Announcement::read(Reader& reader) {
 void Announcement::write(Writer& writer) const {
   writer.put(name).put(opcode).put(op).put(prescale).put(postscale).put(root).put(dtypes);
   for (const auto& shape : shapes) writer.put(shape);
-  writer.put(splits).put(device).put(abilities);
+  writer.put(splits);
+  if (opcode == Opcode::kAddSet) writer.put(sets);
+  writer.put(device).put(abilities);
 }
 
 std::size_t Announcement::bytes() const {

@@ -20,7 +20,8 @@ struct Announcement {
   std::vector<DType> dtypes;
   std::vector<std::vector<std::int64_t>> shapes;
   std::vector<std::int64_t> splits;
-  std::uint64_t device = 0;  // identity of the device whose memory it is in; 0 for the host's
+  std::vector<int> sets = {};  // add set: the ids that the member has
+  std::uint64_t device = 0;    // identity of the device whose memory it is in; 0 for the host's
   Abilities abilities = 0;
 
   static Announcement of(const Request& request);

@@ -1,6 +1,7 @@
 // What the parts of a world's engine share.
 #pragma once
 
+#include "base/awake_clock.h"
 #include "base/ledger.h"
 #include "base/trace.h"
 #include "engine/failure_latch.h"
@@ -19,6 +20,7 @@ struct Common {
   Traffic traffic;
   Trace trace;
   Ledger ledger;
+  AwakeClock clock;  // of deadlines; the thread that polls ticks it
 };
 
 }  // namespace sordino

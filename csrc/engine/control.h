@@ -16,9 +16,10 @@ enum class Message : std::uint8_t {
   kFailed,
   kService,
   kClosed,
-  kOneShot
+  kOneShot,
+  kGaveUp
 };
-inline constexpr Message kLastMessage = Message::kOneShot;
+inline constexpr Message kLastMessage = Message::kGaveUp;
 enum class Failure : std::uint8_t { kPeerLost, kTimeout, kOther };
 inline constexpr Failure kLastFailure = Failure::kOther;
 

@@ -7,7 +7,7 @@
 namespace sordino {
 
 void check_decision(const ProcessSet& set, const Decision& decision, const std::vector<Submission>& submissions,
-                    int newest_set) {
+                    const std::function<bool(int)>& is_free) {
   const auto refuse_unless = [&](bool holds) {
     if (!holds) throw TransportError("the decision on '" + decision.names.front() + "' does not fit the request");
   };
@@ -45,7 +45,13 @@ void check_decision(const ProcessSet& set, const Decision& decision, const std::
       break;
     case Opcode::kJoin: refuse_unless(numbers.size() == 1); break;
     case Opcode::kAddSet:
-      refuse_unless(numbers.size() == 1 && numbers[0] > newest_set && numbers[0] <= std::numeric_limits<int>::max());
+      refuse_unless(numbers.size() == 1 && numbers[0] > 0 && numbers[0] <= std::numeric_limits<int>::max());
+      // Coordinators do not know what another gives at the same time.
+      if (!is_free(static_cast<int>(numbers[0]))) {
+        throw TransportError(
+            "process sets whose parents have different first ranks were added at once, and both got id " +
+            std::to_string(numbers[0]) + ". Add them one after the other");
+      }
       break;
     default: break;
   }

@@ -18,12 +18,12 @@ std::string who_is_late(const std::vector<int>& ranks) {
 }  // namespace
 
 void DeviceInFlight::add(const Running& over) {
-  One& one = all_.emplace_back(One{over.channel, over.barrier, {}, over.decision.names.front(), over.since});
+  One& one = all_.emplace_back(One{over.channel, over.barrier, {}, over.decision.names.front(), over.awaited_since});
   for (const Submission& submission : over.submissions) one.handles.push_back(submission.handle);
   count_ = all_.size();
 }
 
-void DeviceInFlight::check(Time now) {
+void DeviceInFlight::check(AwakeTime now) {
   for (One& one : all_) {
     one.over = one.handles.front()->event->done();
     const auto barrier = one.over ? one.barrier.lock() : nullptr;

@@ -18,7 +18,7 @@ class DeviceInFlight {
   // An operation that has gone by NCCL, or with a barrier of queues, and put all its work on the device.
   void add(const Running& over);
   // Forgets what has ended. Throws what has gone wrong, and Timeout if it lasts; before that, says so.
-  void check(Time now);
+  void check(AwakeTime now);
   // Its results, or those of one communicator, are nothing.
   void give_up();
   void give_up(const nccl::Channel& channel);
@@ -32,7 +32,7 @@ class DeviceInFlight {
     std::weak_ptr<QueueBarrier> barrier;
     std::vector<std::shared_ptr<Handle>> handles;
     std::string name;
-    Time since;
+    AwakeTime since;
     bool warned = false, over = false;
   };
 

@@ -16,7 +16,7 @@ PeerLost deserted(const Running& running, int rank) {
 
 // ---- watching ------------------------------------------------------------------------------------------------------
 
-void FailureDetector::watch(Time now) {
+void FailureDetector::watch(AwakeTime now) {
   watch_losses();
   for (auto& [id, set] : scheduler_.sets()) {
     if (set->running) watch_set(*set, now);
@@ -58,19 +58,19 @@ void FailureDetector::leave(int rank, bool certain) {
   services_.lost(rank);
 }
 
-void FailureDetector::watch_set(ProcessSet& set, Time now) {
+void FailureDetector::watch_set(ProcessSet& set, AwakeTime now) {
   if (set.running->first().serving) return end_serving(set);
   try {
     watch_running(*set.running, now);
-  } catch (const PeerLost&) {
+  } catch (const PeerLost& error) {
     if (!common_.peers.outlived()) throw;
-    scheduler_.give_up(set, std::current_exception());
+    scheduler_.give_up(set, error);
   }
 }
 
-void FailureDetector::watch_running(Running& running, Time now) const {
-  if (running.dormant) running.since = now;
-  const double lasted = seconds(running.since, now);
+void FailureDetector::watch_running(Running& running, AwakeTime now) const {
+  if (running.dormant) running.awaited_since = now;
+  const double lasted = seconds(running.awaited_since, now);
   if (lasted > 1) {
     for (const int rank : running.participants->laggards()) {
       if (common_.peers.gone(rank)) throw deserted(running, rank);
@@ -87,9 +87,9 @@ void FailureDetector::watch_running(Running& running, Time now) const {
 }
 
 // Ranks that stand still decline nothing.
-void FailureDetector::watch_laid(ProcessSet& set, Time now) const {
+void FailureDetector::watch_laid(ProcessSet& set, AwakeTime now) const {
   ProcessSet::InOneShot& laid = *set.laid;
-  const double waited = seconds(laid.since, now);
+  const double waited = seconds(laid.awaited_since, now);
   if (!is_late(waited)) return;
   const std::string name = kAllreduceLabel + std::string(laid.name);
   std::vector<int> late;
@@ -108,7 +108,7 @@ void FailureDetector::end_serving(ProcessSet& set) {
   }
 }
 
-void FailureDetector::watch_coordinated(ProcessSet& set, Time now) {
+void FailureDetector::watch_coordinated(ProcessSet& set, AwakeTime now) {
   for (const Negotiation::Waiting& waiting : set.negotiation->waiting()) {
     const double waited = seconds(waiting.since, now);
     if (waiting.opcode == Opcode::kJoin) continue;  // the others train on, for as long as they have data
@@ -128,7 +128,7 @@ void FailureDetector::watch_coordinated(ProcessSet& set, Time now) {
 }
 
 // What another rank coordinates fails here too when that rank stays silent or has left.
-void FailureDetector::watch_own(Time now) {
+void FailureDetector::watch_own(AwakeTime now) {
   constexpr double kGrace = 2;  // the coordinator names the missing ranks better, so it goes first
   std::vector<Submission> deserted;
   scheduler_.visit_announced([&](Submission& submission, const ProcessSet& set) {
@@ -136,7 +136,7 @@ void FailureDetector::watch_own(Time now) {
     if (set.running || !set.decisions.empty() || set.negotiation) return;
     if (common_.peers.gone(coordinator)) deserted.push_back(submission);
     if (submission.request.opcode == Opcode::kJoin) return;
-    const double waited = seconds(submission.since, now);
+    const double waited = seconds(submission.awaited_since, now);
     const bool reported = submission.warned || set.stalled.contains(submission.request.name);
     if (!reported && waited > stall_warn_s_ + kGrace) {
       submission.warned = true;

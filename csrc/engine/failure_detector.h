@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "base/awake_clock.h"
 #include "base/config.h"
-#include "base/time.h"
 #include "engine/common.h"
 #include "engine/scheduler.h"
 #include "engine/service_host.h"
@@ -35,7 +35,7 @@ class FailureDetector {
         view_(view) {}
 
   // Looks at everything that may be wrong. Throws what ends the world.
-  void watch(Time now);
+  void watch(AwakeTime now);
   // A rank has said goodbye, or (not `certain`) cannot be reached.
   void leave(int rank, bool certain);
   // Another rank says that it has failed. Throws what that is here.
@@ -48,12 +48,12 @@ class FailureDetector {
  private:
   void watch_losses();
   void lose(int rank, const std::string& why, bool certain);
-  void watch_set(ProcessSet& set, Time now);
-  void watch_running(Running& running, Time now) const;
-  void watch_laid(ProcessSet& set, Time now) const;
+  void watch_set(ProcessSet& set, AwakeTime now);
+  void watch_running(Running& running, AwakeTime now) const;
+  void watch_laid(ProcessSet& set, AwakeTime now) const;
   void end_serving(ProcessSet& set);
-  void watch_coordinated(ProcessSet& set, Time now);
-  void watch_own(Time now);
+  void watch_coordinated(ProcessSet& set, AwakeTime now);
+  void watch_own(AwakeTime now);
   void tell_peers(const std::exception_ptr& failure);
   void tell_membership(const std::exception_ptr& failure);
   bool is_late(double seconds) const { return seconds >= std::min(stall_warn_s_, timeout_s_); }

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <set>
 
+#include "transport/transport.h"
+
 namespace sordino {
 namespace {
 
@@ -11,7 +13,7 @@ constexpr std::size_t kSmall = std::size_t{1} << 20;
 
 }  // namespace
 
-void Negotiation::announce(int member, Announcement said, Time now) {
+void Negotiation::announce(int member, Announcement said, AwakeTime now) {
   const auto known = pending_.find(said.name);
   if (known != pending_.end() && known->second.said[static_cast<std::size_t>(member)])
     throw TransportError("a control message tells of the same request twice");
@@ -69,6 +71,13 @@ std::string Negotiation::difference(const std::vector<int>& participants, const 
                " ranks";
     }
   }
+  if (reference.opcode == Opcode::kAddSet) {
+    for (const int member : participants) {
+      if (pending.said[member]->sets.size() >= static_cast<std::size_t>(kTagSets) / 2)
+        return rank(member) + " has " + std::to_string(pending.said[member]->sets.size()) +
+               " process sets already, the most that there can be at once. Remove some";
+    }
+  }
   if (participants.size() == members_.size()) return "";
   // Some members have joined: they can stand for zeros, and for nothing else.
   if (reference.opcode == Opcode::kAllreduce || reference.opcode == Opcode::kBarrier) return "";
@@ -106,15 +115,25 @@ Decision Negotiation::judge(const std::string& name, const Pending& pending) {
       decision.numbers = {last_joined_};
       joined_.assign(members_.size(), false);
       break;
-    case Opcode::kAddSet:
-      // Each rank has said which ids it has seen: the next one is new to all of them.
-      decision.numbers = {0};
-      for (const int member : decision.participants)
-        decision.numbers[0] = std::max(decision.numbers[0], std::int64_t{pending.said[member]->root} + 1);
-      break;
+    case Opcode::kAddSet: decision.numbers = {next_id(pending)}; break;
     default: break;
   }
   return decision;
+}
+
+// An id that is new to all members, who have said what they have seen, and that differs from those that they have yet
+// to make. Its tags are those of no set that a member has.
+std::int64_t Negotiation::next_id(const Pending& pending) {
+  std::set<int> taken;
+  std::int64_t id = given_->newest;
+  for (const auto& said : pending.said) {
+    if (!said) continue;
+    id = std::max(id, std::int64_t{said->root});
+    for (const int set : said->sets) taken.insert(tag_set_of(set));
+  }
+  do ++id;
+  while (taken.contains(tag_set_of(id)));
+  return given_->newest = id;
 }
 
 Abilities Negotiation::common_abilities(const Pending& pending) {

@@ -6,25 +6,33 @@
 // every member in the same order. Pure bookkeeping: no I/O, no clock of its own.
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
-#include "base/time.h"
+#include "base/awake_clock.h"
 #include "engine/announcement.h"
 
 namespace sordino {
 
+// The ids of process sets that a rank has given as a coordinator: members may not have made them yet.
+struct GivenIds {
+  std::int64_t newest = 0;
+};
+
 class Negotiation {
  public:
-  Negotiation(std::vector<int> members, std::size_t fusion_bytes)
+  Negotiation(std::vector<int> members, std::size_t fusion_bytes,
+              std::shared_ptr<GivenIds> given = std::make_shared<GivenIds>())
       : members_(std::move(members)),
         joined_(members_.size(), false),
         gone_(members_.size(), false),
-        fusion_bytes_(fusion_bytes) {}
+        fusion_bytes_(fusion_bytes),
+        given_(std::move(given)) {}
 
-  void announce(int member, Announcement announcement, Time now);
+  void announce(int member, Announcement announcement, AwakeTime now);
   // The member has shut down: what still waits for it, now or later, fails.
   void leave(int member);
   // The decisions that have become possible, in order.
@@ -34,7 +42,7 @@ class Negotiation {
   struct Waiting {
     std::string name;
     Opcode opcode;
-    Time since;
+    AwakeTime since;
     std::vector<int> missing;
     bool warned;
   };
@@ -46,7 +54,7 @@ class Negotiation {
     std::vector<std::optional<Announcement>> said;  // by member index
     int count = 0;
     int last = -1;  // member that has announced it last
-    Time since;
+    AwakeTime since;
     bool warned = false;
   };
 
@@ -54,6 +62,7 @@ class Negotiation {
   bool needs_the_gone(const Pending& pending) const;
   Decision give_up(const std::string& name, const Pending& pending) const;
   static Abilities common_abilities(const Pending& pending);
+  std::int64_t next_id(const Pending& pending);
   Decision judge(const std::string& name, const Pending& pending);
   std::string difference(const std::vector<int>& participants, const Pending& pending) const;
   void fuse(std::vector<Decision>& decisions, Decision next, const Pending& pending);
@@ -62,6 +71,7 @@ class Negotiation {
   std::vector<bool> joined_, gone_;
   int last_joined_ = -1;
   std::size_t fusion_bytes_;
+  std::shared_ptr<GivenIds> given_;
   std::unordered_map<std::string, Pending> pending_;
   std::vector<std::string> ripe_;  // names that may be complete, in order
   // What the last decision of this round fuses, to compare the next one with.

@@ -11,7 +11,7 @@ namespace {
 // Two operations of one set are never under way between the same two ranks with thousands of others between them, and
 // sets that run at once differ in the upper bits.
 Tag tag_of(int set, std::uint64_t sequence) {
-  return static_cast<Tag>(set % kTagSets) << kTagSequenceBits |
+  return static_cast<Tag>(tag_set_of(set)) << kTagSequenceBits |
          static_cast<Tag>((sequence << kTagLaneBits) & ((1 << kTagSequenceBits) - 1));
 }
 
@@ -36,7 +36,7 @@ ProcessSet::ProcessSet(int id, std::vector<int> members, Transport& transport, T
       blocks_(ranks.size()),
       staging_(transport.node_memory()) {
   if (me < 0) return;
-  if (me == 0) negotiation.emplace(ranks, options.fusion_bytes);
+  if (me == 0) negotiation.emplace(ranks, options.fusion_bytes, options.given);
   const auto peers = node_peers();
   if (options.slot_bytes == 0 || peers.empty()) {
     open_one_shot();
@@ -67,8 +67,8 @@ void ProcessSet::connect(int rank, const Location& block) {
   try {
     blocks_[static_cast<std::size_t>(index_of(rank))] =
         reinterpret_cast<SharedBlock*>(transport_.node_memory().map(rank, block));
-  } catch (const TransportError&) {
-    // Its process has ended. Whether that is a loss, its goodbye tells; no operation will have it as a participant.
+  } catch (const MemoryGone&) {
+    gone_.insert(rank);  // its process has ended; whether that is a loss, its goodbye tells
   }
   if (unconnected_.empty()) open_one_shot();
 }
@@ -124,6 +124,15 @@ void ProcessSet::remember(Running& over) {
     one_shot_->remember(name, {request.op, tensor.dtype, request.prescale, request.postscale, tensor.shape},
                         over.participants->sequence << kIndexBits | index);
   }
+}
+
+std::vector<int> ProcessSet::unmapped(const std::vector<int>& members) const {
+  std::vector<int> found;
+  for (const int member : members) {
+    const int rank = ranks[static_cast<std::size_t>(member)];
+    if (gone_.contains(rank)) found.push_back(rank);
+  }
+  return found;
 }
 
 std::unique_ptr<Participants> ProcessSet::gather(const std::vector<int>& members) {

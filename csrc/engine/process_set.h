@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <atomic>
 #include <deque>
+#include <map>
 #include <memory>
 #include <optional>
 #include <set>
@@ -26,6 +27,7 @@ struct SetOptions {
   std::size_t slot_bytes;  // 0 when the ranks of a node do not share memory
   int patience;            // of Participants
   std::size_t fusion_bytes;
+  std::shared_ptr<GivenIds> given;  // by this rank, where it coordinates
 };
 
 class ProcessSet {
@@ -41,13 +43,18 @@ class ProcessSet {
   // Where this rank's block is, for the node peers; segment 0 when there is none.
   Location block_location() const;
   std::vector<int> node_peers() const;
-  // A node peer has said where its block is. TransportError if it is none, or has said so before.
+  // A node peer has said where its block is. TransportError if it is none, if it has said so before, or if this process
+  // may not map any more; one that has ended meanwhile is no error.
   void connect(int rank, const Location& block);
   // All blocks that this rank will ever see are there.
   bool ready() const { return unconnected_.empty(); }
 
   // Those that a decision names, for the next operation; null if this rank is none of them.
   std::unique_ptr<Participants> gather(const std::vector<int>& members);
+  // Of the last that was gathered; the same on all members.
+  std::uint64_t sequence() const { return sequence_; }
+  // Those of them that share memory with this rank, and had ended before this rank could map theirs: world ranks.
+  std::vector<int> unmapped(const std::vector<int>& members) const;
   // What an operation that is over leaves to the next, and what is to be remembered of it.
   void remember(Running& over);
   // Null until all members of this node have said where their blocks are.
@@ -71,6 +78,7 @@ class ProcessSet {
   std::deque<Decision> decisions;          // not begun yet
   std::set<std::string> stalled;           // undecided names whose missing ranks the coordinator has reported
   std::optional<Running> running;
+  std::map<std::uint64_t, PeerLost> given_up;  // by members, before this rank has begun them; by Participants::sequence
   NcclChannels channels;
   std::atomic<int> in_flight{0};  // operations between submit and finish
 
@@ -78,6 +86,7 @@ class ProcessSet {
   struct InOneShot {
     std::string_view name;
     Time since;
+    AwakeTime awaited_since;
     bool warned = false;
   };
   std::optional<InOneShot> laid;
@@ -93,6 +102,7 @@ class ProcessSet {
   std::shared_ptr<Segment> own_block_;
   std::vector<SharedBlock*> blocks_;  // by member; null for members of other nodes
   std::set<int> unconnected_;         // node peers that have not said where their blocks are
+  std::set<int> gone_;                // node peers whose blocks were gone when this rank was to map them
   std::uint64_t sequence_ = 0;
   SlotUse slot_use_;
   ReceiveBuffer staging_;

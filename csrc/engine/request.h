@@ -82,6 +82,9 @@ class Handle {
   std::shared_ptr<Event> event;
   std::weak_ptr<QueueBarrier> barrier;  // by which devices have met for it, if they have
   std::atomic<bool> undone{false};      // what was put on the device was given up, and the results are nothing
+  // It was given up because of a lost rank: those that live may still read and write its memory, for as long as they
+  // do.
+  std::atomic<bool> given_up{false};
 
  private:
   std::atomic<bool> done_{false};

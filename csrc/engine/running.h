@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/awake_clock.h"
 #include "base/time.h"
 #include "collectives/nccl_channel.h"
 #include "collectives/participants.h"
@@ -20,6 +21,7 @@ struct Submission {
   Request request;
   std::shared_ptr<Handle> handle;
   Time since;
+  AwakeTime awaited_since;
   bool warned = false;  // that its coordinator says nothing
   bool begun = false;   // it has been decided
 };
@@ -40,6 +42,7 @@ struct Running {
   std::unique_ptr<Participants> participants;
   Task task;
   Time since;
+  AwakeTime awaited_since;
   bool warned = false;                                  // that it takes long
   std::vector<std::pair<Time, std::vector<int>>> late;  // ranks that were missed, and from when on; see Ledger
   Time looked{};                                        // when it was asked who is missed

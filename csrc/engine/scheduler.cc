@@ -12,7 +12,8 @@ namespace sordino {
 
 Scheduler::Scheduler(Common& common, const Config& config, int patience)
     : common_(common),
-      set_options_{common.transport.shares_memory() ? config.chunk_bytes : 0, patience, config.fusion_bytes},
+      set_options_{common.transport.shares_memory() ? config.chunk_bytes : 0, patience, config.fusion_bytes,
+                   std::make_shared<GivenIds>()},
       device_routes_(common.transport, config),
       device_in_flight_(config.stall_warn_s, config.timeout_s),
       staging_(common.transport.node_memory()) {
@@ -43,7 +44,7 @@ std::shared_ptr<Handle> Scheduler::submit(Request request) {
   if (request.device) on_devices_.fetch_add(1);
   request.runs_ahead = request.device && request.device->waits_for_words() && !common_.peers.outlived();
   handle->submitted = true;
-  submitted_.push_back({std::move(request), handle, std::chrono::steady_clock::now()});
+  submitted_.push_back({std::move(request), handle, std::chrono::steady_clock::now(), common_.clock.now()});
   submitted_any_ = true;
   return handle;
 }
@@ -106,7 +107,7 @@ ProcessSet& Scheduler::add_set(int id, std::vector<int> ranks) {
     const Bytes message = Writer().put(Message::kSharedBlock).put(id).put(block).take();
     for (const int peer : set.node_peers()) common_.transport.post(peer, message);
   }
-  newest_set_ = std::max(newest_set_, id);
+  made_.insert(id);
   for (const int peer : set.ranks) {
     if (common_.peers.gone(peer)) tell_left(set, peer);
   }
@@ -185,7 +186,31 @@ void Scheduler::give_up(ProcessSet& set, const std::exception_ptr& error) {
       submission.handle->event =
           device->record(over.queue ? over.queue : device->queue());  // what was begun still works on the tensors
     }
+    submission.handle->given_up = true;
     finish(submission, error);
+  }
+}
+
+void Scheduler::give_up(ProcessSet& set, const PeerLost& error) {
+  const Participants& over = *set.running->participants;
+  const Bytes message = Writer()
+                            .put(Message::kGaveUp)
+                            .put(set.id)
+                            .put(over.sequence)
+                            .put(std::string(error.what()))
+                            .put(error.ranks)
+                            .take();
+  common_.peers.post_to(over.ranks, message);
+  give_up(set, std::make_exception_ptr(error));
+}
+
+// What this rank has ended already needs nothing more; what it has not begun fails when it does.
+void Scheduler::hear_of_given_up(ProcessSet& set, std::uint64_t sequence, const PeerLost& error) {
+  if (!common_.peers.outlived()) throw error;
+  if (set.running && set.running->participants->sequence == sequence) {
+    give_up(set, std::make_exception_ptr(error));
+  } else if (sequence > set.sequence()) {
+    set.given_up.try_emplace(sequence, error);
   }
 }
 

@@ -10,6 +10,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -44,6 +45,8 @@ class Scheduler {
   bool on_devices() const { return on_devices_.load() > 0; }
   // What others wait for has not left yet, whoever of this rank waits.
   bool posting() const { return posting_.load(); }
+  // Others wait in vain so far for a small operation of this rank, which is soon to decline.
+  bool awaited() const { return awaited_.load(); }
 
   // ---- of the thread that polls; the first three return whether anything moved
 
@@ -92,6 +95,8 @@ class Scheduler {
   void finish(Submission& submission, std::exception_ptr error);
   // Ends what runs on a set, and it alone.
   void give_up(ProcessSet& set, const std::exception_ptr& error);
+  // The same because of lost ranks: tells the other participants, who may wait for nothing but this rank's part.
+  void give_up(ProcessSet& set, const PeerLost& error);
   // Ends all: every submission fails. `broken`: what is on devices is given up.
   void end(const std::exception_ptr& failure, bool broken);
   // Ends what devices wait for peers for: NCCL's work, and meetings of queues.
@@ -111,13 +116,17 @@ class Scheduler {
  private:
   ProcessSet& add_set(int id, std::vector<int> ranks);
   void remove_set(int id);
+  bool is_free(int id) const;
   void require_idle(int set) const;  // with mutex_ held
   void abandon_one_shots(const Request& removal);
   bool has_submitted(const ProcessSet& set, std::string_view name) const;
   bool must_decline(ProcessSet& set, const std::vector<OneShot::Number>& awaited, Time now) const;
   bool advance(ProcessSet& set);
+  bool resume(Running& running);
   void obey(ProcessSet& set, Decision decision);
+  void hear_of_given_up(ProcessSet& set, std::uint64_t sequence, const PeerLost& error);
   void refuse_decided();
+  void fail(std::vector<Submission>& submissions, const PeerLost& error);
   void refuse(const Decision& decision, std::vector<Submission>& submissions);
   std::vector<Submission> take_decided(ProcessSet& set, const Decision& decision);
   void trace_negotiated(const std::vector<Submission>& submissions, Time now);
@@ -138,15 +147,15 @@ class Scheduler {
 
   std::atomic<bool> submitted_any_{false};  // spares announce() the lock
   std::atomic<int> in_flight_{0}, on_devices_{0};
-  std::atomic<bool> posting_{false};
+  std::atomic<bool> posting_{false}, awaited_{false};
 
   // Of the thread that polls.
   struct Early {
     int from;
     Bytes message;
   };
-  std::vector<Early> early_;  // messages about sets that this rank has yet to make
-  int newest_set_ = -1;
+  std::vector<Early> early_;                          // messages about sets that this rank has yet to make
+  std::set<int> made_;                                // ids of all sets that this rank has made, removed ones too
   std::vector<std::shared_ptr<ProcessSet>> leaving_;  // sets that are removed, until their devices have done all
   std::vector<Running> given_up_;                     // whose transfers may still be under way
   DeviceInFlight device_in_flight_;

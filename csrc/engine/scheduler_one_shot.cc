@@ -28,7 +28,7 @@ std::shared_ptr<ProcessSet> Scheduler::lay(int id, std::string_view name, const 
   const OneShot::Number number = shot->number_of(name, what);
   if (number == 0 || has_submitted(set, name)) return nullptr;
   shot->lay(number, what, input);
-  set.laid = {name, std::chrono::steady_clock::now()};
+  set.laid = {name, std::chrono::steady_clock::now(), common_.clock.now()};
   ring_resting(common_.transport, set);
   return found->second;
 }
@@ -80,18 +80,22 @@ bool Scheduler::must_decline(ProcessSet& set, const std::vector<OneShot::Number>
 }
 
 bool Scheduler::decline(Time now) {
-  bool declined = false;
+  bool declined = false, awaited_any = false;
   for (auto& [id, set] : sets_) {
     OneShot* shot = set->one_shot();
     if (!shot) continue;
     const std::vector<OneShot::Number> awaited = shot->awaited();
-    if (!awaited.empty() && !must_decline(*set, awaited, now)) continue;
+    if (!awaited.empty() && !must_decline(*set, awaited, now)) {
+      awaited_any = true;
+      continue;
+    }
     set->awaited_since.reset();
     if (awaited.empty()) continue;
     shot->decline();
     ring_resting(common_.transport, *set);
     declined = true;
   }
+  awaited_ = awaited_any;
   return declined;
 }
 

@@ -40,9 +40,12 @@ bool Scheduler::announce() {
         decision.names = {submission.request.name};
         decision.participants = std::move(everybody);
       } else {
-        if (submission.request.opcode == Opcode::kAddSet) submission.request.root = newest_set_;
+        if (submission.request.opcode == Opcode::kAddSet) submission.request.root = *made_.rbegin();
         if (submission.request.opcode == Opcode::kRemoveSet) abandon_one_shots(submission.request);
         said.emplace_back(&set, Announcement::of(submission.request));
+        if (submission.request.opcode == Opcode::kAddSet) {
+          for (const auto& [id, living] : sets_) said.back().second.sets.push_back(id);
+        }
         if (const auto& device = submission.request.device) {
           said.back().second.abilities = abilities(*device) | (submission.request.runs_ahead ? kRunsAhead : 0);
         }
@@ -52,7 +55,7 @@ bool Scheduler::announce() {
   }
   for (auto& [set, announcement] : said) {
     if (set->negotiation) {
-      set->negotiation->announce(set->me, std::move(announcement), steady_clock::now());
+      set->negotiation->announce(set->me, std::move(announcement), common_.clock.now());
     } else {
       Writer writer;
       writer.put(Message::kAnnounce).put(set->id);
@@ -86,7 +89,7 @@ void Scheduler::receive(int from, std::span<const std::byte> bytes) {
     if (!holds) throw TransportError("rank " + std::to_string(from) + " " + what);
   };
   const int id = reader.get<int>();
-  if (id > newest_set_) {
+  if (!made_.contains(id)) {
     early_.push_back({from, Bytes(bytes.begin(), bytes.end())});  // its sender has made the set sooner
     return;
   }
@@ -98,7 +101,7 @@ void Scheduler::receive(int from, std::span<const std::byte> bytes) {
   switch (message) {
     case Message::kAnnounce:
       refuse_unless(set.negotiation.has_value(), "announces to a rank that does not coordinate");
-      set.negotiation->announce(index, Announcement::read(reader), steady_clock::now());
+      set.negotiation->announce(index, Announcement::read(reader), common_.clock.now());
       break;
     case Message::kDecision: {
       refuse_unless(from == set.coordinator(), "decides and does not coordinate");
@@ -122,6 +125,15 @@ void Scheduler::receive(int from, std::span<const std::byte> bytes) {
       if (OneShot* shot = set.one_shot()) shot->receive(index, {turn, number, call, late}, reader.rest());
       break;
     }
+    case Message::kGaveUp: {
+      const auto sequence = reader.get<std::uint64_t>();
+      const std::string text = reader.text();
+      std::vector<int> lost = reader.list<int>();
+      for (const int rank : lost)
+        refuse_unless(rank >= 0 && rank < common_.transport.size(), "tells of a rank that there is not");
+      hear_of_given_up(set, sequence, PeerLost(text, std::move(lost)));
+      break;
+    }
     default: break;  // not of a process set
   }
 }
@@ -132,9 +144,9 @@ bool Scheduler::advance() {
     if (!set->running && set->decisions.empty()) continue;
     try {
       moved |= advance(*set);
-    } catch (const PeerLost&) {
+    } catch (const PeerLost& error) {
       if (!common_.peers.outlived() || !set->running) throw;
-      give_up(*set, std::current_exception());
+      give_up(*set, error);
     }
   }
   std::erase_if(leaving_, [](const auto& set) { return set->devices.barrier->idle(); });
@@ -143,6 +155,17 @@ bool Scheduler::advance() {
     finish(removal, nullptr);
   }
   return moved;
+}
+
+// A rank whose memory is gone is lost, whether or not that has been noticed otherwise.
+bool Scheduler::resume(Running& running) {
+  try {
+    return running.task.resume();
+  } catch (const MemoryGone& error) {
+    throw PeerLost("'" + running.decision.names.front() + "' needs rank " + std::to_string(error.rank) + " on " +
+                       common_.transport.host_of(error.rank) + ", which is lost: " + error.what(),
+                   {error.rank});
+  }
 }
 
 bool Scheduler::advance(ProcessSet& set) {
@@ -157,7 +180,7 @@ bool Scheduler::advance(ProcessSet& set) {
   // MPI that takes device memory goes by the thread's current device.
   const auto& device = running.first().device;
   const std::shared_ptr<void> used = device ? device->use() : nullptr;
-  const bool moved = running.task.resume();
+  const bool moved = resume(running);
   if (!running.task.done()) {
     if (!moved && common_.ledger.keeps_spans()) look_for_late(running);
     return moved;
@@ -193,18 +216,37 @@ void Scheduler::obey(ProcessSet& set, Decision decision) {
   const Time now = steady_clock::now();
   if (common_.trace.on()) trace_negotiated(submissions, now);
   if (decision.verdict != Verdict::kRun) return refuse(decision, submissions);
-  if (takes_part) check_decision(set, decision, submissions, newest_set_);
+  if (takes_part) check_decision(set, decision, submissions, [this](int id) { return is_free(id); });
   auto participants = set.gather(decision.participants);
+  const auto given_up = set.given_up.extract(set.sequence());
   if (!participants) return;
+  if (given_up) return fail(submissions, given_up.mapped());
+  if (const std::vector<int> gone = set.unmapped(decision.participants); !gone.empty()) {
+    const PeerLost error("'" + decision.names.front() + "' needs rank " + std::to_string(gone.front()) +
+                             ", which had ended before this rank could map its memory",
+                         gone);
+    if (!common_.peers.outlived()) throw error;
+    return fail(submissions, error);
+  }
   Running& running = set.running.emplace();
   running.decision = std::move(decision);
   running.submissions = std::move(submissions);
   running.participants = std::move(participants);
   running.since = now;
+  running.awaited_since = common_.clock.now();
   running.staging = &staging_;
   running.channels = &set.channels;
   running.devices = &set.devices;
   running.task = run_operation(running);
+}
+
+bool Scheduler::is_free(int id) const {
+  const auto shares_tags = [id](const auto& entry) { return tag_set_of(entry.first) == tag_set_of(id); };
+  return !made_.contains(id) && std::none_of(sets_.begin(), sets_.end(), shares_tags);
+}
+
+void Scheduler::fail(std::vector<Submission>& submissions, const PeerLost& error) {
+  for (Submission& submission : submissions) finish(submission, std::make_exception_ptr(error));
 }
 
 std::vector<Submission> Scheduler::take_decided(ProcessSet& set, const Decision& decision) {

@@ -22,7 +22,7 @@ void ServiceHost::close(int number, bool tell) {
   if (found == open_.end()) return;
   found->second->end(std::make_exception_ptr(UsageError("the service has been closed")));
   if (tell) common_.peers.post_to_all(Writer().put(Message::kClosed).put(number).take());
-  closed_.push_back({std::move(found->second), std::chrono::steady_clock::now()});
+  closed_.push_back({std::move(found->second), common_.clock.now()});
   open_.erase(found);
   open_any_ = !open_.empty();
 }
@@ -30,9 +30,9 @@ void ServiceHost::close(int number, bool tell) {
 bool ServiceHost::advance(Time now) {
   bool moved = false;
   for (auto& [number, service] : open_) moved |= service->advance(now);
-  std::erase_if(closed_, [now](Closed& closed) {
+  std::erase_if(closed_, [this, now](Closed& closed) {
     closed.service->advance(now);
-    return closed.service->settled() && now - closed.since > kReadUntil;
+    return closed.service->settled() && common_.clock.now() - closed.since > kReadUntil;
   });
   return moved;
 }

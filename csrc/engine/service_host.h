@@ -53,7 +53,7 @@ class ServiceHost : public ServiceContext {
  private:
   struct Closed {
     std::shared_ptr<Service> service;
-    Time since;
+    AwakeTime since;
   };
 
   Common& common_;

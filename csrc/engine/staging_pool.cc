@@ -25,7 +25,7 @@ class PrivateSegment : public Segment {
 
 // A device may still work on a buffer: of an operation that was given up, or whose results nobody has waited for.
 StagingPool::~StagingPool() {
-  const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(1);
+  Deadline limit(std::chrono::seconds(1));
   for (const auto& buffer : buffers_) {
     if (!over(*buffer, limit)) {
       keep_for_ever(buffer);  // rather than pull the memory from under it
@@ -35,11 +35,11 @@ StagingPool::~StagingPool() {
   }
 }
 
-bool StagingPool::over(const Buffer& buffer, std::chrono::steady_clock::time_point limit) {
+bool StagingPool::over(const Buffer& buffer, Deadline& limit) {
   try {
     const auto event = buffer.taken ? buffer.device->record(buffer.queue) : buffer.busy;
     while (event && !event->done()) {
-      if (std::chrono::steady_clock::now() > limit) return false;
+      if (limit.passed()) return false;
       std::this_thread::sleep_for(std::chrono::microseconds(20));
     }
     return true;

@@ -2,10 +2,10 @@
 // Kept from one operation to the next, since to pin, to allocate and to map takes longer than most operations.
 #pragma once
 
-#include <chrono>
 #include <memory>
 #include <vector>
 
+#include "base/awake_clock.h"
 #include "device/device.h"
 #include "transport/node_memory.h"
 
@@ -39,7 +39,7 @@ class StagingPool {
   void give_back(const std::shared_ptr<Buffer>& buffer, std::shared_ptr<Event> busy);
 
  private:
-  static bool over(const Buffer& buffer, std::chrono::steady_clock::time_point limit);
+  static bool over(const Buffer& buffer, Deadline& limit);
 
   NodeMemory& memory_;
   std::vector<std::shared_ptr<Buffer>> buffers_;

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "base/time.h"
+#include "base/awake_clock.h"
 
 namespace sordino {
 
@@ -18,7 +18,7 @@ inline std::string list(const std::vector<int>& ranks) {
 
 inline std::string whole(double value) { return std::to_string(static_cast<long long>(value)); }
 
-inline double seconds(Time from, Time to) { return std::chrono::duration<double>(to - from).count(); }
+inline double seconds(AwakeTime from, AwakeTime to) { return std::chrono::duration<double>(to - from).count(); }
 
 // On this process's stderr, in one piece.
 inline void say(const std::string& text) { std::cerr << "sordino: " + text + "\n" << std::flush; }

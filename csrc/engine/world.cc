@@ -240,8 +240,9 @@ bool World::poll() {
     if (moved) last_move_ = now;
     if (now - last_watch_ > kWatchEvery) {
       last_watch_ = now;
+      common_.clock.tick(now);
       tell_freed();
-      failures_->watch(now);
+      failures_->watch(common_.clock.now());
     }
     return moved;
   } catch (...) {
@@ -257,7 +258,8 @@ void World::receive(int from, std::span<const std::byte> bytes) {
     case Message::kDecision:
     case Message::kStalled:
     case Message::kSharedBlock:
-    case Message::kOneShot: scheduler_->receive(from, bytes); break;
+    case Message::kOneShot:
+    case Message::kGaveUp: scheduler_->receive(from, bytes); break;
     case Message::kFreed:
       for (const std::uint64_t segment : reader.list<std::uint64_t>()) node_memory().unmap(from, segment);
       break;
@@ -272,7 +274,8 @@ Work World::work() const {
   if (scheduler_->busy() || scheduler_->posting() || services_->any()) return Work::kUnderWay;
   // Without bells, what MPI has buffered leaves only when somebody polls, so go on a little after the last move.
   constexpr milliseconds kLinger{5};
-  const bool remains = !transport_->rings_always() && steady_clock::now() - last_move_.load() < kLinger;
+  const bool remains =
+      scheduler_->awaited() || (!transport_->rings_always() && steady_clock::now() - last_move_.load() < kLinger);
   return remains ? Work::kRemains : Work::kNone;
 }
 
@@ -291,9 +294,9 @@ void World::shutdown() {
   const bool failed = common_.failure.latched();
   if (!failed) {
     // What was decided is brought to its end, so that no peer waits for this rank's part of it.
-    const Time limit = steady_clock::now() + std::chrono::seconds(1);
+    Deadline limit(std::chrono::seconds(1));
     progress_->alone([this] { poll(); });
-    progress_->wait([&] { return common_.failure.latched() || scheduler_->settled() || steady_clock::now() > limit; });
+    progress_->wait([&] { return common_.failure.latched() || scheduler_->settled() || limit.passed(); });
     // Nor for its device's, which needs none of this thread; how long that may take, its deadline says.
     progress_->wait([this] { return common_.failure.latched() || scheduler_->device_in_flight().empty(); });
     progress_->alone([this] { say_goodbye(); });
@@ -341,7 +344,7 @@ void World::abort(const std::string& cause) {
 // where they have not come so far.
 bool World::drain_devices(milliseconds limit) {
   bool idle = false;
-  for (const Time end = steady_clock::now() + limit; !idle && steady_clock::now() < end;) {
+  for (Deadline end(limit); !idle && !end.passed();) {
     progress_->alone([&] {
       poll();
       idle = scheduler_->devices_idle();
@@ -353,9 +356,9 @@ bool World::drain_devices(milliseconds limit) {
 
 // Waits until what has been posted has left.
 void World::flush(milliseconds limit) {
-  const Time end = steady_clock::now() + limit;
+  Deadline end(limit);
   const bool was_failed = failed();
-  progress_->wait([&] { return transport_->idle() || failed() != was_failed || steady_clock::now() > end; });
+  progress_->wait([&] { return transport_->idle() || failed() != was_failed || end.passed(); });
 }
 
 }  // namespace sordino

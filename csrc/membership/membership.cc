@@ -18,7 +18,7 @@ constexpr int kNeighbours = 2;
 // How often within the deadline.
 constexpr double kOften = 20;
 
-double seconds(Time from, Time to) { return std::chrono::duration<double>(to - from).count(); }
+using Seconds = std::chrono::duration<double>;
 
 }  // namespace
 
@@ -26,7 +26,9 @@ Membership::Membership(std::unique_ptr<Transport> transport, double silence_s)
     : transport_(std::move(transport)),
       silence_s_(silence_s),
       self_(transport_->rank()),
-      heard_(static_cast<std::size_t>(transport_->size()), 0),
+      clock_(std::min<AwakeClock::duration>(
+          AwakeClock::kLongestStep, std::chrono::duration_cast<AwakeClock::duration>(Seconds(silence_s / kOften)))),
+      heard_(static_cast<std::size_t>(transport_->size())),
       was_watched_(heard_.size(), false),
       last_tick_(steady_clock::now()) {
   transport_->outlive_peers();
@@ -97,7 +99,7 @@ bool Membership::receive(std::uint32_t epoch, const Sink& sink) {
 }
 
 void Membership::route(std::uint32_t epoch, int from, std::span<const std::byte> bytes, const Sink& sink) {
-  heard_[static_cast<std::size_t>(from)] = awake_;
+  heard_[static_cast<std::size_t>(from)] = clock_.now();
   agreement_->hear(from);
   Reader reader(bytes);
   const auto of = reader.get<std::uint32_t>();
@@ -150,7 +152,7 @@ void Membership::follow() {
   outlives_ = false;  // until its world says so
   losses_.clear();
   agreement_ = make_agreement();
-  for (const int rank : view_.members) heard_[static_cast<std::size_t>(rank)] = awake_;
+  for (const int rank : view_.members) heard_[static_cast<std::size_t>(rank)] = clock_.now();
   for (const auto& [rank, cause] : dead_) agreement_->bury(rank, cause);
   for (const auto& [rank, cause] : dead_) {
     if (view_.place_of(rank) >= 0) return begin();
@@ -222,11 +224,11 @@ void Membership::lose(const Loss& loss) {
 // ------------------------------------------------------------------------------------------------------------
 
 void Membership::tick(Time now, std::uint32_t epoch, const Sink& sink) {
-  awake_ += std::min(seconds(last_tick_, now), silence_s_ / kOften);
+  clock_.tick(now);
   last_tick_ = now;
   if (ended()) return;
   look_for_losses(epoch, sink);
-  if (seconds(last_alive_, now) > silence_s_ / kOften) {
+  if (now - last_alive_ > Seconds(silence_s_ / kOften)) {
     last_alive_ = now;
     say_alive();
     agreement_->retry();
@@ -274,8 +276,9 @@ void Membership::look_for_silence() {
   for (const int rank : watched()) {
     const auto index = static_cast<std::size_t>(rank);
     is_watched[index] = true;
-    if (!was_watched_[index]) heard_[index] = awake_;
-    if (dead_.contains(rank) || agreement_->is_silent(rank) || awake_ - heard_[index] <= silence_s_) continue;
+    if (!was_watched_[index]) heard_[index] = clock_.now();
+    if (dead_.contains(rank) || agreement_->is_silent(rank) || clock_.now() - heard_[index] <= Seconds(silence_s_))
+      continue;
     agreement_->silence(rank, "it has been silent for " + std::to_string(static_cast<long>(silence_s_)) + " s");
     found = true;
   }

@@ -7,19 +7,17 @@
 // the thread that polls, which needs no interpreter's lock.
 #pragma once
 
-#include <chrono>
 #include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "base/awake_clock.h"
 #include "membership/agreement.h"
 #include "transport/transport.h"
 
 namespace sordino::membership {
-
-using Time = std::chrono::steady_clock::time_point;
 
 class Membership : public std::enable_shared_from_this<Membership> {
  public:
@@ -94,9 +92,8 @@ class Membership : public std::enable_shared_from_this<Membership> {
   std::string ending_;
   bool outlives_ = false;
   std::vector<Loss> losses_;
-  // Seconds in which this rank was awake: if it has been stopped itself, the others have not been silent.
-  double awake_ = 0;
-  std::vector<double> heard_;
+  AwakeClock clock_;
+  std::vector<AwakeTime> heard_;
   std::vector<bool> was_watched_;
   Time last_tick_, last_alive_, last_ask_;
 };

@@ -30,8 +30,8 @@ void SnapshotStore::begin(const std::shared_ptr<Pull>& pull, Time now) {
       } else {
         receivings_.push_back({pull, nullptr});  // tried again
       }
-    } catch (const TransportError& error) {
-      finish(pull, Pull::State::kFailed, error.what());  // its process has ended
+    } catch (const MemoryGone& error) {
+      finish(pull, Pull::State::kFailed, error.what());
     }
   } else {
     try {

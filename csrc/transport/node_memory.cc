@@ -74,6 +74,7 @@ class NodeMemory::Pool : public std::enable_shared_from_this<Pool> {
       const Location list = table_->locate(block.openers->data, sizeof(Openers));
       location.openers = list.segment;
       location.key = list.key;
+      location.file = list.file;
       table_->add(block.data, block.bytes, location);
     } catch (const TransportError&) {
       // This machine does not let processes share it: then it lies in no segment.
@@ -129,7 +130,8 @@ std::byte* NodeMemory::map(int rank, const Location& location, const std::shared
   const std::tuple place(rank, location.segment, device->identity());
   auto found = mapped_.find(place);
   if (found == mapped_.end()) {
-    const Location list{.segment = location.openers, .bytes = sizeof(Openers), .key = location.key};
+    const Location list{
+        .segment = location.openers, .bytes = sizeof(Openers), .key = location.key, .file = location.file};
     auto* entry = reinterpret_cast<Openers*>(map_host(rank, list))->enter();
     try {
       found = mapped_.emplace(place, Mapping{device, device->open(location.ticket), entry}).first;

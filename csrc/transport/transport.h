@@ -39,6 +39,9 @@ inline constexpr int kTagBits = 27;  // tags are below 2^27
 inline constexpr int kTagSequenceBits = 14;
 inline constexpr int kTagLaneBits = 2;
 inline constexpr int kTagSets = (1 << (kTagBits - kTagSequenceBits)) - 1;
+// Which of the upper bits the set with this id has. Those of set 0, of all ranks, no other set shares; the others come
+// round, so an id is given only where no member has a set with the same.
+constexpr int tag_set_of(std::int64_t set) { return set == 0 ? 0 : 1 + static_cast<int>((set - 1) % (kTagSets - 1)); }
 using Sink = std::function<void(int from, std::span<const std::byte> message)>;
 
 class Transport {

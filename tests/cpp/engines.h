@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -33,6 +34,12 @@ struct Engine {
             common, [this] { ++wakes; }, 0),
         failures(common, scheduler, services, config, sink, nullptr, view) {}
 
+  // A time of its clock of deadlines, which only a test moves.
+  AwakeTime in(double seconds) const {
+    return common.clock.now() +
+           std::chrono::duration_cast<AwakeClock::duration>(std::chrono::duration<double>(seconds));
+  }
+
   // What World::poll does, but for watching, and for what is thrown.
   bool poll(Time now = std::chrono::steady_clock::now()) {
     bool moved = scheduler.announce();
@@ -61,9 +68,15 @@ struct Engine {
 // Those of ranks on the given nodes.
 class Engines {
  public:
-  explicit Engines(const std::vector<int>& nodes, Config config = Config::from_environment()) : network_(nodes) {
+  using Wrap = std::function<std::unique_ptr<Transport>(std::unique_ptr<Transport>)>;
+
+  // `wrap`: puts another transport around that of each rank.
+  explicit Engines(
+      const std::vector<int>& nodes, Config config = Config::from_environment(),
+      const Wrap& wrap = [](std::unique_ptr<Transport> own) { return own; })
+      : network_(nodes) {
     for (auto& transport : network_.transports())
-      all_.push_back(std::make_unique<Engine>(std::move(transport), config));
+      all_.push_back(std::make_unique<Engine>(wrap(std::move(transport)), config));
   }
   Engine& operator[](int rank) { return *all_[static_cast<std::size_t>(rank)]; }
   int size() const { return static_cast<int>(all_.size()); }

@@ -37,16 +37,11 @@ class Heard {
   std::streambuf* before_;
 };
 
-Time in(double seconds) {
-  return std::chrono::steady_clock::now() +
-         std::chrono::duration_cast<Time::duration>(std::chrono::duration<double>(seconds));
-}
-
 // What watch() throws at some time, as text and the ranks that it names.
 template <class Error>
 std::string thrown(Engine& engine, double seconds) {
   try {
-    engine.failures.watch(in(seconds));
+    engine.failures.watch(engine.in(seconds));
   } catch (const Error& error) {
     return error.what();
   }
@@ -59,22 +54,55 @@ void a_coordinator_warns_once_and_then_names_who_is_missing() {
   const auto theirs = ranks[1].scheduler.submit(barrier_called("late"));
   ranks.settle();
   Heard heard;
-  ranks[0].failures.watch(in(kWarn - 1));
+  ranks[0].failures.watch(ranks[0].in(kWarn - 1));
   CHECK(heard.count("stalled") == 0);
-  ranks[0].failures.watch(in(kWarn + 1));
-  ranks[0].failures.watch(in(kWarn + 2));
+  ranks[0].failures.watch(ranks[0].in(kWarn + 1));
+  ranks[0].failures.watch(ranks[0].in(kWarn + 2));
   CHECK(heard.count("stalled: barrier 'late' has waited 11 s for ranks 2") == 1);
   ranks.settle();
-  ranks[1].failures.watch(in(kWarn + 5));  // it has been told that this is reported
+  ranks[1].failures.watch(ranks[1].in(kWarn + 5));  // it has been told that this is reported
   CHECK(heard.count("stalled") == 1);
   try {
-    ranks[0].failures.watch(in(kTimeout + 1));
+    ranks[0].failures.watch(ranks[0].in(kTimeout + 1));
     CHECK(false && "no deadline");
   } catch (const Timeout& error) {
     CHECK(error.operation == "late" && (error.missing == std::vector<int>{2}));
     CHECK(std::string(error.what()).find("more than SORDINO_TIMEOUT_S") != std::string::npos);
   }
   CHECK(!theirs->done());
+}
+
+// The whole job is stopped for an hour, again and again, while one waits for the other, which coordinates. Then it runs
+// on.
+void time_in_which_the_process_was_stopped_is_no_wait() {
+  Engines ranks({0, 1}, config());
+  for (const int rank : {0, 1}) ranks[rank].common.clock.tick(Time{});
+  ranks[1].scheduler.submit(barrier_called("x"));
+  ranks.settle();
+  Time now{};
+  const auto watch = [&](Time::duration step, int times) {
+    std::string text;
+    for (int rank : {0, 1}) {
+      Time at = now;
+      for (int time = 0; time < times; ++time) {
+        ranks[rank].common.clock.tick(at += step);
+        text += thrown<Timeout>(ranks[rank], 0);
+      }
+    }
+    now += step * times;
+    return text;
+  };
+  std::string stopped, late;
+  int stalls = 0;
+  {
+    const Heard heard;
+    stopped = watch(std::chrono::hours(1), 5);
+    stalls = heard.count("stalled");
+    late = watch(std::chrono::milliseconds(100), static_cast<int>(kTimeout + 3) * 10);
+  }
+  CHECK(stopped.empty() && stalls == 0, stopped);
+  CHECK(late.find("barrier 'x' has waited 20 s for ranks 0") != std::string::npos, late);
+  CHECK(late.find("rank 0, which coordinates it, says nothing") != std::string::npos, late);
 }
 
 void a_coordinator_that_says_nothing_is_blamed_later() {
@@ -190,6 +218,40 @@ void who_leaves_in_the_middle_fails_what_runs() {
   }
 }
 
+// A ring: ranks 1 and 3 wait for rank 2, which is lost, and rank 0 for them alone. None waits for the deadline.
+void who_gives_up_an_operation_tells_the_others() {
+  for (const int behind : {0, 3}) {  // which has yet to begin with it, or has it under way as well
+    Engines ranks({0, 1, 2, 3}, config());
+    std::vector<std::vector<float>> values(4, std::vector<float>(1 << 20));
+    std::vector<std::shared_ptr<Handle>> handles;
+    for (int rank = 0; rank < 4; ++rank) {
+      ranks[rank].common.peers.outlive();
+      handles.push_back(ranks[rank].scheduler.submit(allreduce_of("x", values[static_cast<std::size_t>(rank)])));
+      if (rank > 0) ranks[rank].poll();
+    }
+    for (int times = 0; times < 5; ++times) {
+      for (const int rank : {0, 1, 3}) {
+        if (rank != behind || rank == 0) ranks[rank].poll();
+      }
+    }
+    kill(ranks, 2);
+    std::string error;
+    {
+      const Heard heard;  // that rank 1 goes on without it
+      error = thrown<PeerLost>(ranks[1], 2);
+    }
+    CHECK(error.empty() && !error_of<PeerLost>(*handles[1]).empty(), error, behind);
+    CHECK(!handles[0]->done() && !handles[3]->done());
+    for (const int rank : {0, 3}) {
+      ranks[rank].poll();
+      const auto& handle = *handles[static_cast<std::size_t>(rank)];
+      CHECK(error_of<PeerLost>(handle).find("rank 2") != std::string::npos, rank, error_of<PeerLost>(handle));
+      CHECK(handle.given_up == (rank == 0 || behind == 0));  // else it has touched nothing
+      CHECK(ranks[rank].scheduler.settled() && !ranks[rank].common.failure.latched());
+    }
+  }
+}
+
 void nonsense_is_not_believed() {
   Engines ranks({0, 1}, config());
   const std::string text = "why";
@@ -202,6 +264,7 @@ void nonsense_is_not_believed() {
 
 int main() {
   a_coordinator_warns_once_and_then_names_who_is_missing();
+  time_in_which_the_process_was_stopped_is_no_wait();
   a_coordinator_that_says_nothing_is_blamed_later();
   joining_has_no_deadline();
   the_first_failure_stays_and_is_told_once();
@@ -209,6 +272,7 @@ int main() {
   a_loss_ends_the_world_or_what_needs_the_lost();
   a_goodbye_is_no_loss();
   who_leaves_in_the_middle_fails_what_runs();
+  who_gives_up_an_operation_tells_the_others();
   nonsense_is_not_believed();
   return report();
 }

@@ -1,6 +1,7 @@
 // The coordinator's bookkeeping: when an operation runs, in which order, and what fails it.
 #include "check.h"
 #include "engine/negotiation.h"
+#include "transport/transport.h"
 
 using namespace sordino;
 
@@ -10,7 +11,7 @@ Announcement say(const std::string& name, std::vector<std::int64_t> shape = {4},
   return {name, opcode, ReduceOp::kSum, 1, 1, 0, {DType::kFloat32}, {std::move(shape)}, {}};
 }
 
-const Time kNow{};
+const AwakeTime kNow{};
 
 void runs_once_all_have_announced() {
   Negotiation talk({0, 3, 5}, 0);
@@ -121,6 +122,41 @@ void messages_survive_the_wire_and_cuts_do_not() {
   }
 }
 
+// They have other participants, so neither's result is the other's.
+void what_some_have_joined_before_is_not_fused_with_what_all_do() {
+  Negotiation talk({0, 3, 5}, std::size_t{1} << 20);
+  for (const int member : {0, 1, 2}) talk.announce(member, say("by all"), kNow);
+  for (const int member : {0, 1}) talk.announce(member, say("by two"), kNow);
+  talk.announce(2, say("join", {4}, Opcode::kJoin), kNow);
+  const auto decisions = talk.decide();
+  CHECK(decisions.size() == 2 && decisions[0].names == std::vector<std::string>{"by all"});
+  CHECK((decisions.back().participants == std::vector<int>{0, 1}));
+}
+
+// However many there have been: tags have room for thousands of sets, and come round.
+void a_new_set_has_tags_of_its_own() {
+  Negotiation talk({0, 1}, 0);
+  const auto add = [&](std::vector<int> sets, int newest) {
+    for (const int member : {0, 1}) {
+      Announcement said = say("add", {4}, Opcode::kAddSet);
+      said.root = newest;
+      said.sets = member == 1 ? sets : std::vector<int>{0};
+      talk.announce(member, said, kNow);
+    }
+    const auto decisions = talk.decide();
+    CHECK(decisions.size() == 1);
+    return static_cast<int>(decisions.at(0).numbers.at(0));
+  };
+  CHECK(add({0}, 0) == 1);
+  CHECK(add({0}, 0) == 2);  // members may have yet to make the first
+  for (const int newest : {kTagSets - 2, kTagSets - 1, kTagSets}) {
+    const std::vector<int> sets{0, 1, 3, newest};
+    const int id = add(sets, newest);
+    CHECK(id > newest);
+    for (const int set : sets) CHECK(tag_set_of(id) != tag_set_of(set), id, "and", set);
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -130,5 +166,7 @@ int main() {
   joined_members_are_not_waited_for();
   the_gone_fail_what_waits_for_them();
   messages_survive_the_wire_and_cuts_do_not();
+  what_some_have_joined_before_is_not_fused_with_what_all_do();
+  a_new_set_has_tags_of_its_own();
   return sordino::test::report();
 }

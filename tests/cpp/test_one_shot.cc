@@ -178,6 +178,20 @@ void who_lays_and_leaves_has_laid() {
   CHECK(slow.take_up() && slow.has(3));
 }
 
+// A rank that computes looks after others every 50 ms; when some wait for it, much sooner, until it has declined.
+void who_is_awaited_looks_again_soon() {
+  Engines ranks({0, 0});
+  agree(ranks, {"x"});
+  const Time now = std::chrono::steady_clock::now();
+  ranks[1].scheduler.decline(now);
+  CHECK(!ranks[1].scheduler.awaited());
+  Call waiting(ranks[0], "x", 1);
+  CHECK(waiting.lay());
+  CHECK(!ranks[1].scheduler.decline(now) && ranks[1].scheduler.awaited());
+  CHECK(!ranks[0].scheduler.awaited());
+  CHECK(ranks[1].scheduler.decline(now + milliseconds(20)) && !ranks[1].scheduler.awaited());
+}
+
 void who_stands_still_is_named() {
   Config config = Config::from_environment();
   config.timeout_s = 30;
@@ -185,10 +199,9 @@ void who_stands_still_is_named() {
   agree(ranks, {"x"});
   Call waiting(ranks[0], "x", 1);
   CHECK(waiting.lay());
-  const Time now = std::chrono::steady_clock::now();
-  ranks[0].failures.watch(now + std::chrono::seconds(29));
+  ranks[0].failures.watch(ranks[0].in(29));
   try {
-    ranks[0].failures.watch(now + std::chrono::seconds(31));
+    ranks[0].failures.watch(ranks[0].in(31));
     CHECK(false);
   } catch (const Timeout& error) {
     CHECK(error.missing == std::vector<int>{1} && error.operation == "allreduce.x");
@@ -237,6 +250,7 @@ int main() {
   nobody_waits_for_who_has_left();
   nobody_looks_at_a_set_that_is_to_be_removed();
   who_lays_and_leaves_has_laid();
+  who_is_awaited_looks_again_soon();
   who_stands_still_is_named();
   threads_in_any_order();
   return sordino::test::report();

@@ -78,10 +78,12 @@ void a_difference_fails_that_operation_alone() {
   CHECK(first->done() && !first->error && second->done() && !second->error);
 }
 
-std::shared_ptr<Handle> change_set(Scheduler& scheduler, Opcode opcode, std::vector<std::int64_t> numbers) {
+std::shared_ptr<Handle> change_set(Scheduler& scheduler, Opcode opcode, std::vector<std::int64_t> numbers,
+                                   const std::string& name = "sets", int parent = 0) {
   Request request;
-  request.name = "sets";
+  request.name = name;
   request.opcode = opcode;
+  request.set = parent;
   request.splits = std::move(numbers);
   return scheduler.submit(std::move(request));
 }
@@ -124,6 +126,89 @@ void sets_may_be_spoken_of_early() {
     added[static_cast<std::size_t>(rank)] = change_set(ranks[rank].scheduler, Opcode::kAddSet, {0, 2});
   ranks.settle();
   CHECK(added[0]->numbers.at(0) == set + 1);  // it is not given again
+}
+
+// By two threads of each rank, which submit in any order.
+void sets_that_are_added_at_once_differ() {
+  Engines ranks({0, 0, 0});
+  std::vector<std::shared_ptr<Handle>> parents, first, second, inner;
+  for (int rank = 0; rank < 3; ++rank) parents.push_back(change_set(ranks[rank].scheduler, Opcode::kAddSet, {0, 1}));
+  ranks.settle();
+  const int parent = static_cast<int>(parents[0]->numbers.at(0));
+  for (int rank = 0; rank < 3; ++rank) {
+    Scheduler& scheduler = ranks[rank].scheduler;
+    if (rank != 1) first.push_back(change_set(scheduler, Opcode::kAddSet, {0, 1}, "first"));
+    second.push_back(change_set(scheduler, Opcode::kAddSet, {0, 2}, "second"));
+    if (rank == 1) first.push_back(change_set(scheduler, Opcode::kAddSet, {0, 1}, "first"));
+    if (rank < 2) inner.push_back(change_set(scheduler, Opcode::kAddSet, {0, 1}, "inner", parent));
+  }
+  ranks.settle();
+  std::set<std::int64_t> ids;
+  for (const auto& handles : {first, second, inner}) {
+    for (const auto& handle : handles) CHECK(handle->done() && !handle->error);
+    for (const auto& handle : handles) CHECK(handle->numbers.at(0) == handles[0]->numbers.at(0));
+    ids.insert(handles[0]->numbers.at(0));
+  }
+  CHECK(ids.size() == 3);
+  // Each of them works, in whatever order ranks use them.
+  std::vector<std::shared_ptr<Handle>> met;
+  for (const auto& [peer, id] : {std::pair{1, first[0]}, {2, second[0]}, {1, inner[0]}}) {
+    for (const int rank : {0, peer})
+      met.push_back(ranks[rank].scheduler.submit(barrier_called("meet", static_cast<int>(id->numbers.at(0)))));
+  }
+  ranks.settle();
+  for (const auto& handle : met) CHECK(handle->done() && !handle->error);
+}
+
+// Two coordinators cannot know of each other's ids in time; no rank mixes up the messages of two sets.
+void sets_of_two_coordinators_that_are_added_at_once_are_refused() {
+  Engines ranks({0, 0, 0});
+  std::vector<std::shared_ptr<Handle>> parents;
+  for (int rank = 0; rank < 3; ++rank) parents.push_back(change_set(ranks[rank].scheduler, Opcode::kAddSet, {1, 2}));
+  ranks.settle();
+  const int parent = static_cast<int>(parents[1]->numbers.at(0));
+  for (int rank = 0; rank < 3; ++rank) {
+    change_set(ranks[rank].scheduler, Opcode::kAddSet, {1, 2}, "of rank 0");
+    if (rank > 0) change_set(ranks[rank].scheduler, Opcode::kAddSet, {1, 2}, "of rank 1", parent);
+  }
+  std::string error;
+  try {
+    ranks.settle();
+  } catch (const TransportError& thrown) {
+    error = thrown.what();
+  }
+  CHECK(error.find("Add them one after the other") != std::string::npos, error);
+}
+
+// This process may open no more files: it says so, and does not take the peer for one that has ended.
+void a_limit_while_mapping_is_told() {
+  Engines ranks({0, 0});
+  ranks.network().hinder([](int) { throw TransportError("Too many open files"); });
+  CHECK_THROWS(TransportError, ranks[0].poll());
+}
+
+// A rank ends before another has mapped its memory, and an operation with it has been decided: that is a loss.
+void memory_of_a_rank_that_has_ended_is_not_used() {
+  for (const bool outlive : {false, true}) {
+    Engines ranks({0, 0, 0});
+    ranks.network().hinder([](int rank) {
+      if (rank == 2) throw MemoryGone("it is gone", rank);
+    });
+    std::vector<std::vector<float>> values(3, std::vector<float>(1 << 16));
+    std::vector<std::shared_ptr<Handle>> handles;
+    for (int rank = 0; rank < 3; ++rank) {
+      handles.push_back(ranks[rank].scheduler.submit(allreduce_of("x", values[static_cast<std::size_t>(rank)])));
+      if (outlive) ranks[rank].common.peers.outlive();
+    }
+    ranks[1].poll();
+    ranks[2].poll();
+    if (!outlive) {
+      CHECK_THROWS(PeerLost, ranks[0].poll());
+      continue;
+    }
+    ranks[0].poll();
+    CHECK(error_of<PeerLost>(*handles[0]).find("'x' needs rank 2") == 0, error_of<PeerLost>(*handles[0]));
+  }
 }
 
 void the_gone_fail_what_waits_for_them() {
@@ -259,6 +344,10 @@ int main() {
   what_one_rank_sees_is_refused_at_once();
   a_difference_fails_that_operation_alone();
   sets_may_be_spoken_of_early();
+  sets_that_are_added_at_once_differ();
+  sets_of_two_coordinators_that_are_added_at_once_are_refused();
+  a_limit_while_mapping_is_told();
+  memory_of_a_rank_that_has_ended_is_not_used();
   the_gone_fail_what_waits_for_them();
   the_end_fails_everything();
   decisions_that_do_not_fit_are_refused();

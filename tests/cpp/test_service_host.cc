@@ -95,12 +95,19 @@ void a_closed_one_is_lost_to_the_others_and_kept_while_it_is_touched() {
   Notes& notes = *mine;
   const std::weak_ptr<Notes> kept = std::exchange(mine, nullptr);
   const Time closed = std::chrono::steady_clock::now();
-  ranks[0].services.advance(closed + std::chrono::seconds(5));
+  Time now = closed;
+  const auto advance = [&](std::chrono::milliseconds time) {
+    for (const Time end = now + time; now < end;) ranks[0].common.clock.tick(now += std::chrono::milliseconds(100));
+    ranks[0].services.advance(now);
+  };
+  notes.is_settled = true;
+  advance(std::chrono::milliseconds(500));
+  CHECK(!kept.expired());
+  notes.is_settled = false;
+  advance(std::chrono::seconds(5));
   CHECK(!kept.expired());
   notes.is_settled = true;
-  ranks[0].services.advance(closed + std::chrono::milliseconds(500));
-  CHECK(!kept.expired());
-  ranks[0].services.advance(closed + std::chrono::seconds(5));
+  advance(std::chrono::milliseconds(100));
   CHECK(kept.expired());
   ranks[1].services.close(kNumber, false);
   CHECK(!ranks[0].poll());

@@ -1,12 +1,17 @@
 // Shared memory between real processes, mailboxes with messages larger than their rings, pipes, and the sim transport.
+#include <signal.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
 #include <numeric>
+#include <optional>
 
 #include "check.h"
+#include "transport/process/process_watch.h"
 #include "transport/shm/mailboxes.h"
 #include "transport/shm/memory.h"
 #include "transport/shm/pipes.h"
@@ -183,6 +188,25 @@ void what_is_given_up_is_not_received() {
   CHECK(untouched == Bytes(data.size()));
 }
 
+// What was to be received is on its way, and a part of it is there already: the rest is not written.
+void memory_of_a_receive_that_was_given_up_half_way_is_left_alone() {
+  Plumbing plumbing;
+  const Bytes data = pattern(3'000'000, 5), after = pattern(1000, 6);
+  Bytes got(data.size()), got_after(after.size());
+  auto sending = plumbing.pipes[0].send(1, 5, data);
+  auto receiving = plumbing.pipes[1].receive(0, 5, got);
+  plumbing.introduce();
+  plumbing.pipes[1].poll();
+  CHECK(got.front() == data.front() && got.back() != data.back() && !receiving->test());
+  receiving.reset();
+  std::fill(got.begin(), got.end(), std::byte{0});  // it is used for something else by now
+  auto next = plumbing.pipes[0].send(1, 6, after);
+  auto receiving_next = plumbing.pipes[1].receive(0, 6, got_after);
+  plumbing.settle();
+  CHECK(sending->test() && next->test() && receiving_next->test() && got_after == after);
+  CHECK(got == Bytes(data.size()));
+}
+
 // Who has given up before anything came takes nothing from whoever asks for it next, before or after it comes.
 void who_has_given_up_is_passed_over() {
   for (const bool early : {false, true}) {
@@ -251,6 +275,111 @@ void memory_that_is_not_there_is_not_mapped() {
   CHECK_THROWS(TransportError, peer.map(3, further));
 }
 
+// That this process may open no more files; for as long as it lives.
+class NoMoreFiles {
+ public:
+  NoMoreFiles() {
+    getrlimit(RLIMIT_NOFILE, &before_);
+    rlimit none = before_;
+    none.rlim_cur = 3;  // the number of the next must be below it
+    setrlimit(RLIMIT_NOFILE, &none);
+  }
+  ~NoMoreFiles() { setrlimit(RLIMIT_NOFILE, &before_); }
+
+ private:
+  rlimit before_{};
+};
+
+template <class Call>
+std::string text_of(Call&& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return {};
+}
+
+// A peer's memory is gone with its process, or because the peer has freed it. That is told apart from a limit of ours.
+void memory_that_is_gone_is_told_from_memory_that_cannot_be_mapped() {
+  shm::ShmMemory owner, peer;
+  peer.introduce(3, getpid());
+  auto segment = owner.allocate(1000);
+  const Location place = owner.locate(segment->data, 1000);
+  {
+    const NoMoreFiles limit;
+    for (const auto& text : {text_of([&] { peer.map(3, place); }), text_of([&] { owner.allocate(1); })}) {
+      CHECK(text.find("Too many open files: this process may have 3 at once") != std::string::npos, text);
+      CHECK(text.find("ulimit -n") != std::string::npos, text);
+    }
+    bool gone = false;
+    try {
+      peer.map(3, place);
+    } catch (const MemoryGone&) {
+      gone = true;
+    } catch (const TransportError&) {
+    }
+    CHECK(!gone);
+  }
+  segment.reset();
+  CHECK_THROWS(MemoryGone, peer.map(3, place));
+  const auto another = owner.allocate(1000);  // which has the same descriptor
+  CHECK(owner.locate(another->data, 1).key == place.key);
+  CHECK_THROWS(MemoryGone, peer.map(3, place));
+  CHECK(peer.map(3, owner.locate(another->data, 1)) != nullptr);
+  const pid_t child = fork();
+  if (child == 0) _exit(0);
+  waitpid(child, nullptr, 0);
+  peer.introduce(4, child);
+  CHECK_THROWS(MemoryGone, peer.map(4, owner.locate(another->data, 1)));
+}
+
+// A kernel that gives all back when a signal comes, as they do every few milliseconds.
+void signals_do_not_keep_memory_from_being_reserved() {
+  constexpr off_t kMost = off_t{32} << 20;  // of what it has before the next one
+  off_t reserved = 0;
+  int calls = 0;
+  const auto allocate = [&](int fd, off_t offset, off_t bytes) {
+    CHECK(fd == 7 && offset == reserved);
+    if (bytes > kMost || ++calls % 2 == 1) return EINTR;
+    reserved += bytes;
+    return 0;
+  };
+  CHECK(shm::reserve(7, (std::size_t{1} << 30) + 5, allocate) == 0 && reserved == (off_t{1} << 30) + 5);
+  CHECK(shm::reserve(7, 10, [](int, off_t, off_t) { return ENOSPC; }) == ENOSPC);
+}
+
+// With a descriptor of the kernel's, and where it gives none.
+void the_end_of_a_process_is_seen() {
+  for (const bool limited : {false, true}) {
+    for (const bool collected : {false, true}) {
+      const pid_t child = fork();
+      if (child == 0) {
+        pause();
+        _exit(0);
+      }
+      std::optional<process::ProcessWatch> watch;
+      {
+        std::optional<NoMoreFiles> limit;
+        if (limited) limit.emplace();
+        watch.emplace(child);
+        CHECK(watch->has_descriptor() == !limited);
+        CHECK(!watch->ended());
+      }
+      CHECK(!watch->ended());
+      process::ProcessWatch moved = std::move(*watch);
+      watch.reset();
+      kill(child, SIGKILL);
+      siginfo_t ended{};
+      waitid(P_PID, static_cast<id_t>(child), &ended, WEXITED | WNOWAIT);
+      if (collected) waitpid(child, nullptr, 0);
+      CHECK(moved.ended(), "limited", limited, "collected", collected);
+      if (!collected) waitpid(child, nullptr, 0);
+      CHECK(process::ProcessWatch(child).ended());
+    }
+  }
+}
+
 void sim_delivers_in_order() {
   auto world = sim::Network({0, 0}).transports();
   const Bytes first = pattern(10, 1), second = pattern(10, 2);
@@ -306,10 +435,14 @@ int main() {
   pipes_bring_each_message_to_who_waits_for_it();
   messages_of_one_tag_keep_their_order();
   what_is_given_up_is_not_received();
+  memory_of_a_receive_that_was_given_up_half_way_is_left_alone();
   who_has_given_up_is_passed_over();
   pipes_do_not_believe_what_they_are_told();
   segments_know_what_lies_in_them();
   memory_that_is_not_there_is_not_mapped();
+  memory_that_is_gone_is_told_from_memory_that_cannot_be_mapped();
+  signals_do_not_keep_memory_from_being_reserved();
+  the_end_of_a_process_is_seen();
   sim_delivers_in_order();
   sim_gives_each_message_once();
   mailboxes_give_each_message_once();

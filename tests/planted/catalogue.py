@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from planted import around, core, edges, face, optimizers, records
+from planted import around, core, deadlines, edges, face, optimizers, records
 
-ERRORS = [*core.ERRORS, *edges.ERRORS, *optimizers.ERRORS, *around.ERRORS, *face.ERRORS, *records.ERRORS]
+MODULES = (core, deadlines, edges, optimizers, around, face, records)
+ERRORS = [error for module in MODULES for error in module.ERRORS]

@@ -9,8 +9,6 @@
 namespace sordino::nccl {
 namespace {
 
-using std::chrono::steady_clock;
-
 constexpr Type kNoType = -1;
 
 Type type_of(DType type) {
@@ -170,9 +168,9 @@ void Communicator::begin_group() {
 
 void Communicator::end_group() { require(api_.group_end(), "ncclGroupEnd"); }
 
-bool Communicator::settled(steady_clock::time_point until) {
+bool Communicator::settled(Deadline& limit) {
   while (!ready()) {
-    if (steady_clock::now() > until) return false;
+    if (limit.passed()) return false;
     std::this_thread::sleep_for(std::chrono::microseconds(50));
   }
   return true;
@@ -181,7 +179,7 @@ bool Communicator::settled(steady_clock::time_point until) {
 // What never connected is not waited for: a peer that never comes is the usual reason.
 bool Communicator::finish() {
   if (failed_ || !connected_) return false;
-  const auto limit = steady_clock::now() + options_.patience;
+  Deadline limit(options_.patience);
   if (!settled(limit)) return false;
   require(api_.finalize(comm_), "ncclCommFinalize");
   return settled(limit);

@@ -6,6 +6,7 @@
 #include <functional>
 #include <utility>
 
+#include "base/awake_clock.h"
 #include "base/dtype.h"
 #include "base/wire.h"
 #include "device/device.h"
@@ -80,7 +81,7 @@ class Communicator {
  private:
   void require(Result result, const char* function);
   Comm* open() const;
-  bool settled(std::chrono::steady_clock::time_point until);
+  bool settled(Deadline& limit);
   bool finish();
   bool end(Result (*function)(Comm*)) noexcept;
 

@@ -1,7 +1,5 @@
 #include "transport/process/leaving.h"
 
-#include <poll.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -12,17 +10,18 @@
 #include <thread>
 #include <vector>
 
+#include "base/awake_clock.h"
 #include "base/error.h"
+#include "transport/process/process_watch.h"
 #include "transport/shm/memory.h"
 
 namespace sordino::process {
 namespace {
 
-using Clock = std::chrono::steady_clock;
 using Flag = std::atomic<std::uint32_t>;
 
 struct Peer {
-  int pidfd;
+  ProcessWatch process;
   const Flag* left;
 };
 
@@ -42,21 +41,17 @@ State& state() {
   return only;
 }
 
-bool gone(const Peer& peer) {
-  if (peer.left->load(std::memory_order_acquire) != 0) return true;
-  pollfd end{peer.pidfd, POLLIN, 0};
-  return ::poll(&end, 1, 0) == 1;
-}
+bool gone(Peer& peer) { return peer.left->load(std::memory_order_acquire) != 0 || peer.process.ended(); }
 
 void leave() {
   State& self = state();
   if (getpid() != self.process) return;  // a forked child
   reinterpret_cast<Flag*>(self.board->data)->store(1, std::memory_order_release);
   if (!self.waits) return;
-  const auto limit = Clock::now() + std::chrono::duration<double>(self.most_s);
+  Deadline limit{std::chrono::duration<double>(self.most_s)};
   auto nap = std::chrono::microseconds(100);
-  for (const auto& [pid, peer] : self.peers) {
-    while (!gone(peer) && Clock::now() < limit) {
+  for (auto& [pid, peer] : self.peers) {
+    while (!gone(peer) && !limit.passed()) {
       std::this_thread::sleep_for(nap);
       nap = std::min<std::chrono::microseconds>(nap * 2, std::chrono::milliseconds(10));
     }
@@ -82,16 +77,16 @@ void will_wait_for(pid_t peer, const Location& board, double most_s) {
   self.most_s = std::max(self.most_s, most_s);
   const auto known = self.peers.find(peer);
   if (known != self.peers.end() && !gone(known->second)) return;
-  const int pidfd = static_cast<int>(syscall(SYS_pidfd_open, peer, 0));
-  if (pidfd < 0) return;                                      // it is gone already
-  if (known != self.peers.end()) close(known->second.pidfd);  // another process had the number
-  self.peers.erase(peer);
+  ProcessWatch process(peer);
+  if (process.ended()) return;
+  self.peers.erase(peer);  // another process had the number
   self.memory.unmap(peer, board.segment);
   self.memory.introduce(peer, peer);
   try {
-    self.peers.insert_or_assign(peer, Peer{pidfd, reinterpret_cast<Flag*>(self.memory.map(peer, board))});
-  } catch (const TransportError&) {
-    close(pidfd);
+    const auto* left = reinterpret_cast<const Flag*>(self.memory.map(peer, board));
+    self.peers.emplace(peer, Peer{std::move(process), left});
+  } catch (const MemoryGone&) {
+    // It has ended meanwhile.
   }
 }
 

@@ -1,7 +1,5 @@
 #include "transport/process/process_transport.h"
 
-#include <poll.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -11,6 +9,7 @@
 
 #include "transport/process/leaving.h"
 #include "transport/process/machine.h"
+#include "transport/process/process_watch.h"
 #include "transport/shm/shm_link.h"
 
 namespace sordino::process {
@@ -79,10 +78,6 @@ class ProcessTransport : public Transport {
     }
   }
 
-  ~ProcessTransport() override {
-    for (const auto& [rank, pidfd] : pidfds_) close(pidfd);
-  }
-
   int rank() const override { return rank_; }
   int size() const override { return size_; }
   const std::vector<int>& node_of() const override { return node_of_; }
@@ -124,16 +119,12 @@ class ProcessTransport : public Transport {
 
   std::vector<Loss> take_losses() override {
     std::vector<Loss> losses;
-    for (auto entry = pidfds_.begin(); entry != pidfds_.end();) {
-      pollfd watched{entry->second, POLLIN, 0};
-      if (::poll(&watched, 1, 0) == 1) {
-        losses.push_back({entry->first, "its process has ended"});
-        close(entry->second);
-        entry = pidfds_.erase(entry);
-      } else {
-        ++entry;
-      }
-    }
+    std::erase_if(watched_, [&losses](auto& entry) {
+      auto& [rank, process] = entry;
+      if (!process.ended()) return false;
+      losses.push_back({rank, "its process has ended"});
+      return true;
+    });
     for (Link* link : {static_cast<Link*>(near_.get()), far_.get()}) {
       if (!link) continue;
       for (Loss& loss : link->take_losses()) losses.push_back(std::move(loss));
@@ -187,8 +178,7 @@ class ProcessTransport : public Transport {
       if (home.machine != homes[at(rank_)].machine) continue;
       ++machine_size_;
       if (peer == rank_) continue;
-      const int pidfd = static_cast<int>(syscall(SYS_pidfd_open, home.pid, 0));
-      if (pidfd >= 0) pidfds_.emplace_back(peer, pidfd);
+      watched_.emplace_back(peer, ProcessWatch(home.pid));
     }
   }
 
@@ -255,10 +245,13 @@ class ProcessTransport : public Transport {
     const Box box{reader.get<Location>(), reader.get<std::uint32_t>()};
     memory_.introduce(peer, home.pid);
     if (box.place.segment == 0) throw TransportError("rank " + std::to_string(peer) + " has no shared memory");
-    std::byte* mapped = memory_.map(peer, box.place);
-    if (box.place.bytes != box_->bytes || reinterpret_cast<Doorbell*>(mapped)->rings != box.mark)
-      throw TransportError("rank " + std::to_string(peer) + " lives in another process namespace");
-    return mapped;
+    try {
+      std::byte* mapped = memory_.map(peer, box.place);
+      if (box.place.bytes == box_->bytes && reinterpret_cast<Doorbell*>(mapped)->rings == box.mark) return mapped;
+    } catch (const MemoryGone&) {
+      // As where its process number is another's here.
+    }
+    throw TransportError("rank " + std::to_string(peer) + " lives in another process namespace");
   }
 
   const int rank_, size_;
@@ -273,7 +266,7 @@ class ProcessTransport : public Transport {
   std::unique_ptr<shm::ShmLink> near_;
   std::unique_ptr<Link> far_;
   Doorbell private_bell_;
-  std::vector<std::pair<int, int>> pidfds_;  // of ranks of this machine
+  std::vector<std::pair<int, ProcessWatch>> watched_;  // ranks of this machine
 };
 
 }  // namespace

@@ -8,56 +8,36 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdint>
-#include <cstring>
-#include <fstream>
+
+#include "base/limits.h"
+#include "base/system_error.h"
 
 namespace sordino::shm {
 namespace {
 
-std::string reason() { return std::strerror(errno); }
-
-// What the kernel could still hand out. A memfd has no size limit of its own: reserving more than there is would not
-// fail, it would wake the out-of-memory killer.
-std::size_t available_memory() {
-  std::size_t available = SIZE_MAX;
-  std::ifstream meminfo("/proc/meminfo");
-  for (std::string word; meminfo >> word;) {
-    std::size_t kibibytes = 0;
-    if (word == "MemAvailable:" && meminfo >> kibibytes) available = kibibytes * 1024;
-  }
-  std::size_t limit = 0, used = 0;
-  std::ifstream maximum("/sys/fs/cgroup/memory.max"), current("/sys/fs/cgroup/memory.current");
-  if (maximum >> limit && current >> used) {
-    // Cached files count as used, but make room.
-    std::ifstream statistics("/sys/fs/cgroup/memory.stat");
-    std::string name;
-    for (std::size_t value = 0; statistics >> name >> value;) {
-      if (name == "active_file" || name == "inactive_file") used -= std::min(used, value);
-    }
-    available = std::min(available, limit > used ? limit - used : 0);
-  }
-  return available;
-}
+// Kernels before 6.10 give back all of a reservation that a signal has interrupted, so one that takes longer than the
+// time between two signals never ends. This much takes some milliseconds.
+constexpr std::size_t kSlice = std::size_t{16} << 20;
 
 class MemfdSegment : public Segment {
  public:
   MemfdSegment(std::shared_ptr<SegmentTable> table, std::size_t size) : table_(std::move(table)) {
-    if (const std::size_t available = available_memory(); size > available) {
+    // A memfd has no size limit of its own: reserving more than there is would not fail, it would wake the
+    // out-of-memory killer.
+    if (const std::size_t available = Limits().available_memory(); size > available) {
       throw TransportError("no room for a shared segment of " + std::to_string(size) +
                            " bytes: " + std::to_string(available) + " are available");
     }
     fd_ = memfd_create("sordino", MFD_CLOEXEC);
-    if (fd_ < 0) throw TransportError("memfd_create failed: " + reason());
+    if (fd_ < 0) throw TransportError("memfd_create failed: " + explained(errno));
     // Reserving the pages now turns "no memory left" into an error here instead of a SIGBUS at the first write.
-    const int status = posix_fallocate(fd_, 0, static_cast<off_t>(size));
-    if (status != 0) {
+    if (const int error = reserve(fd_, size); error != 0) {
       close(fd_);
-      throw TransportError("no room for a shared segment of " + std::to_string(size) +
-                           " bytes: " + std::strerror(status));
+      throw TransportError("no room for a shared segment of " + std::to_string(size) + " bytes: " + explained(error));
     }
     void* address = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd_, 0);
     if (address == MAP_FAILED) {
-      const std::string why = reason();
+      const std::string why = explained(errno);
       close(fd_);
       throw TransportError("cannot map a shared segment of " + std::to_string(size) + " bytes: " + why);
     }
@@ -65,6 +45,9 @@ class MemfdSegment : public Segment {
     bytes = size;
     Location location;
     location.key = static_cast<std::uint64_t>(fd_);
+    struct stat file{};
+    fstat(fd_, &file);
+    location.file = file.st_ino;
     table_->add(data, size, location);
   }
   ~MemfdSegment() override {
@@ -80,6 +63,19 @@ class MemfdSegment : public Segment {
 
 }  // namespace
 
+int reserve(int fd, std::size_t bytes, const std::function<int(int, off_t, off_t)>& allocate) {
+  for (std::size_t at = 0; at < bytes;) {
+    const std::size_t slice = std::min(kSlice, bytes - at);
+    const int error = allocate(fd, static_cast<off_t>(at), static_cast<off_t>(slice));
+    if (error == 0) {
+      at += slice;
+    } else if (failing_of(error) != Failing::kAgain) {
+      return error;
+    }
+  }
+  return 0;
+}
+
 std::shared_ptr<Segment> ShmMemory::allocate(std::size_t bytes) {
   return std::make_shared<MemfdSegment>(table_, std::max<std::size_t>(bytes, 1));
 }
@@ -91,17 +87,24 @@ std::byte* ShmMemory::map_host(int rank, const Location& location) {
     const auto pid = pids_.find(rank);
     if (pid == pids_.end()) throw TransportError("rank " + std::to_string(rank) + " is not on this node");
     const std::string path = "/proc/" + std::to_string(pid->second) + "/fd/" + std::to_string(location.key);
+    const std::string whose = path + " of rank " + std::to_string(rank);
     const int fd = open(path.c_str(), O_RDWR | O_CLOEXEC);
-    if (fd < 0) throw TransportError("cannot open " + path + " of rank " + std::to_string(rank) + ": " + reason());
-    struct stat file;
-    if (fstat(fd, &file) != 0 || static_cast<std::uint64_t>(file.st_size) < location.bytes) {
+    if (fd < 0) {
+      const int error = errno;
+      if (failing_of(error) == Failing::kGone) throw MemoryGone(whose + " is gone: " + explained(error), rank);
+      throw TransportError("cannot open " + whose + ": " + explained(error));
+    }
+    struct stat file{};
+    const bool known = fstat(fd, &file) == 0;
+    if (!known || file.st_ino != location.file || static_cast<std::uint64_t>(file.st_size) < location.bytes) {
       close(fd);
-      throw TransportError(path + " is smaller than rank " + std::to_string(rank) + " says");
+      if (known && file.st_ino != location.file) throw MemoryGone(whose + " is another file by now", rank);
+      throw TransportError(whose + " is smaller than it says");
     }
     void* address = mmap(nullptr, location.bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0);
-    const std::string why = reason();
+    const std::string why = address == MAP_FAILED ? explained(errno) : "";
     close(fd);
-    if (address == MAP_FAILED) throw TransportError("cannot map " + path + ": " + why);
+    if (address == MAP_FAILED) throw TransportError("cannot map " + whose + ": " + why);
     found = segments.emplace(location.segment, Mapping{static_cast<std::byte*>(address), location.bytes}).first;
   }
   if (location.offset > found->second.bytes)

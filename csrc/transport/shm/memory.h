@@ -3,14 +3,22 @@
 // mapping.
 #pragma once
 
+#include <fcntl.h>
 #include <sys/types.h>
 
+#include <cstddef>
+#include <functional>
 #include <memory>
 #include <unordered_map>
 
 #include "transport/node_memory.h"
 
 namespace sordino::shm {
+
+// Takes the pages of a file, so that their lack is an error here, and no SIGBUS at the first write. Slice by slice, and
+// again where a signal has interrupted it. Returns 0, or an error of errno. `allocate`: posix_fallocate; tests have
+// others.
+int reserve(int fd, std::size_t bytes, const std::function<int(int, off_t, off_t)>& allocate = posix_fallocate);
 
 class ShmMemory : public NodeMemory {
  public:

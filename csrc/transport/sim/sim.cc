@@ -76,6 +76,7 @@ struct Machines {
   std::vector<std::atomic<bool>> links;  // that are cut
   std::shared_ptr<Remains> remains = std::make_shared<Remains>();
   std::function<bool()> late;
+  std::function<void(int)> mapping;
 
   std::atomic<bool>& link(int one, int other) {
     return links[static_cast<std::size_t>(one) * nodes.size() + static_cast<std::size_t>(other)];
@@ -121,19 +122,21 @@ class HeapSegment : public Segment {
 
 class HeapMemory : public NodeMemory {
  public:
-  explicit HeapMemory(std::shared_ptr<Remains> remains) : remains_(std::move(remains)) {}
+  explicit HeapMemory(const Machines& machines) : remains_(machines.remains), mapping_(machines.mapping) {}
   std::shared_ptr<Segment> allocate(std::size_t bytes) override {
     return std::make_shared<HeapSegment>(remains_, table_, std::max<std::size_t>(bytes, 1));
   }
 
  protected:
-  std::byte* map_host(int, const Location& location) override {
+  std::byte* map_host(int rank, const Location& location) override {
+    if (mapping_) mapping_(rank);
     return reinterpret_cast<std::byte*>(location.key) + location.offset;
   }
   void unmap_host(int, std::uint64_t) override {}
 
  private:
   std::shared_ptr<Remains> remains_;
+  const std::function<void(int)>& mapping_;
 };
 
 class Sending : public Transfer {
@@ -187,7 +190,7 @@ class Receiving : public Transfer {
 class SimTransport : public Transport {
  public:
   SimTransport(std::shared_ptr<Machines> machines, int rank)
-      : machines_(std::move(machines)), rank_(rank), memory_(machines_->remains) {}
+      : machines_(std::move(machines)), rank_(rank), memory_(*machines_) {}
   ~SimTransport() override {
     if (!machines_->killed[rank_]) machines_->mourn(rank_, "its thread has ended");
   }
@@ -307,6 +310,8 @@ void Network::kill(int rank) {
 }
 
 void Network::stop(int rank, bool stopped) { machines_->stopped.at(static_cast<std::size_t>(rank)) = stopped; }
+
+void Network::hinder(std::function<void(int)> mapping) { machines_->mapping = std::move(mapping); }
 
 void Network::delay(std::function<bool()> late) { machines_->late = std::move(late); }
 

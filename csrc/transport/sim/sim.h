@@ -27,6 +27,9 @@ class Network {
   void stop(int rank, bool stopped);
   // What goes either way between these two waits until the link is whole again.
   void cut(int one, int other, bool is_cut);
+  // Calls mapping(rank) whenever memory of that rank is to be mapped; what it throws is why it cannot be. Before any
+  // is.
+  void hinder(std::function<void(int rank)> mapping);
   // A transfer that could end goes on whenever late() says so. Before anything is sent.
   void delay(std::function<bool()> late);
 

@@ -9,12 +9,11 @@
 #include <thread>
 #include <utility>
 
+#include "base/awake_clock.h"
 #include "base/error.h"
 
 namespace sordino::ucx {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 constexpr std::size_t kLongestAddress = 1 << 16;
 
@@ -160,15 +159,15 @@ void Session::take_leave() {
     const auto& [address, endpoint] = one;
     return endpoint->lost || (left.contains(endpoint.get()) && status_of(told[endpoint.get()]) != UCS_INPROGRESS);
   };
-  const auto limit = Clock::now() + std::chrono::duration<double>(patience_s_);
-  while (!std::all_of(endpoints_.begin(), endpoints_.end(), over) && Clock::now() < limit) {
+  Deadline limit{std::chrono::duration<double>(patience_s_)};
+  while (!std::all_of(endpoints_.begin(), endpoints_.end(), over) && !limit.passed()) {
     if (!progress()) std::this_thread::sleep_for(std::chrono::microseconds(200));
     close_lost();
     ucp_tag_recv_info_t info{};
     while (const ucp_tag_message_h message = ucp_tag_probe_nb(worker_, leave, ~kRankMask, 1, &info)) {
       Buffer who{Bytes(std::min(info.length, kLongestAddress)), nullptr};
       who.request = ucp_tag_msg_recv_nbx(worker_, who.bytes.data(), who.bytes.size(), message, &plain);
-      while (status_of(who.request) == UCS_INPROGRESS && Clock::now() < limit) progress();
+      while (status_of(who.request) == UCS_INPROGRESS && !limit.passed()) progress();
       const auto known = endpoints_.find(key_of(who.bytes));
       if (known != endpoints_.end()) left.insert(known->second.get());
     }

@@ -1,0 +1,66 @@
+// The clock of all deadlines: time in which this process ran. Time in which it was stopped (Ctrl-Z, a suspended job, a
+// paused container) does not count, so ranks that were stopped together go on together, and a rank that was stopped
+// alone does not blame the others for it.
+//
+// Linux has no such clock. The thread that polls ticks it at least every 50 ms (progress/progress.cc), so a longer time
+// between two ticks is time in which this process did not run.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+
+#include "base/time.h"
+
+namespace sordino {
+
+class AwakeClock {
+ public:
+  using duration = std::chrono::nanoseconds;
+  using rep = duration::rep;
+  using period = duration::period;
+  // Of no other clock, so that the compiler finds a deadline that counts stopped time.
+  using time_point = std::chrono::time_point<AwakeClock>;
+
+  static constexpr duration kLongestStep = std::chrono::milliseconds(200);
+
+  // `longest`: how much of the time between two ticks counts at most.
+  explicit AwakeClock(duration longest = kLongestStep) : longest_(longest) {}
+
+  // Called by one thread at a time; `now` never goes back.
+  void tick(Time now = std::chrono::steady_clock::now()) {
+    if (ticked_) awake_.store(awake_.load(std::memory_order_relaxed) + step(now), std::memory_order_relaxed);
+    last_ = now;
+    ticked_ = true;
+  }
+
+  // As of the last tick. From any thread.
+  time_point now() const { return time_point(duration(awake_.load(std::memory_order_relaxed))); }
+
+ private:
+  rep step(Time now) const { return std::min<duration>(now - last_, longest_).count(); }
+
+  const duration longest_;
+  std::atomic<rep> awake_{0};
+  Time last_{};
+  bool ticked_ = false;
+};
+
+using AwakeTime = AwakeClock::time_point;
+
+// The limit of a loop that asks again and again whether it has passed; each question is a tick.
+class Deadline {
+ public:
+  explicit Deadline(std::chrono::duration<double> limit) : limit_(limit) { clock_.tick(); }
+
+  bool passed() {
+    clock_.tick();
+    return clock_.now().time_since_epoch() > limit_;
+  }
+
+ private:
+  const std::chrono::duration<double> limit_;
+  AwakeClock clock_;
+};
+
+}  // namespace sordino
