@@ -62,10 +62,10 @@ ERRORS = [
     Error(
         "memory of an operation that was given up is released",
         "missing wait",
-        "csrc/engine/scheduler.cc",
-        "    submission.handle->given_up = true;\n",
-        "",
-        ("cpp.test_failure_detector", tests("elastic", "given_up")),
+        "csrc/bindings/operations.cc",
+        "if (over() && !world->failed() && !handle->given_up) return;",
+        "if (over() && !world->failed()) return;",
+        (tests("given_up"),),
     ),
     Error(
         "two process sets that are added at once get one id",

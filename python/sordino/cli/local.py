@@ -112,9 +112,7 @@ class LocalJob:
         self._living: dict[int, _Rank] = {}
         self._failures: list[Outcome] = []  # in the order in which they were seen, where one ends the job
         self._clock = AwakeClock()
-        self._ends: list[tuple[float, int]] | None = (
-            None  # when what signal goes to those that are left
-        )
+        self._ends: list[tuple[float, int]] | None = None  # when what signal goes to those that are left
 
     def run(self, stop: StopSignals, timeout: float | None = None) -> Ended:
         """Run the job to its end; leave nothing of it."""
