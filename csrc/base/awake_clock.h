@@ -19,7 +19,7 @@ class AwakeClock {
   using duration = std::chrono::nanoseconds;
   using rep = duration::rep;
   using period = duration::period;
-  // Of no other clock, so that the compiler finds a deadline that counts stopped time.
+  // A type of its own: a comparison with another clock does not compile.
   using time_point = std::chrono::time_point<AwakeClock>;
 
   static constexpr duration kLongestStep = std::chrono::milliseconds(200);
@@ -29,21 +29,21 @@ class AwakeClock {
 
   // Called by one thread at a time; `now` never goes back.
   void tick(Time now = std::chrono::steady_clock::now()) {
-    if (ticked_) awake_.store(awake_.load(std::memory_order_relaxed) + step(now), std::memory_order_relaxed);
-    last_ = now;
-    ticked_ = true;
+    if (last_.load() != Time{}) awake_.store(awake_.load() + step(now));
+    last_.store(now);
   }
 
   // As of the last tick. From any thread.
   time_point now() const { return time_point(duration(awake_.load(std::memory_order_relaxed))); }
+  // At this moment. From any thread; within `longest` of the truth while another thread ticks.
+  time_point now(Time at) const { return now() + duration(last_.load() == Time{} ? 0 : step(at)); }
 
  private:
-  rep step(Time now) const { return std::min<duration>(now - last_, longest_).count(); }
+  rep step(Time now) const { return std::clamp<duration>(now - last_.load(), duration::zero(), longest_).count(); }
 
   const duration longest_;
   std::atomic<rep> awake_{0};
-  Time last_{};
-  bool ticked_ = false;
+  std::atomic<Time> last_{};
 };
 
 using AwakeTime = AwakeClock::time_point;

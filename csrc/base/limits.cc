@@ -11,7 +11,7 @@
 namespace sordino {
 namespace {
 
-// What the files of a version are called.
+// Names of the files of one version.
 struct Version {
   const char *mount, *limit, *usage, *active, *inactive;
 };

@@ -1,5 +1,5 @@
-// What this process may take of its machine: memory and open files. The only reader of these limits; the launcher asks
-// here, too (python/sordino/cli/room.py).
+// Limits of this process: memory and open files. The only reader of them; the launcher asks here, too
+// (python/sordino/cli/room.py).
 //
 // Control groups limit memory on several levels: a container's group, the one of its job, and so on up. All are read,
 // of version 1 (a hierarchy for memory, beneath /sys/fs/cgroup/memory) and of version 2 (one for all, beneath
@@ -26,7 +26,7 @@ class Limits {
   struct Files {
     std::size_t allowed, at_most;  // at once (RLIMIT_NOFILE); that the user may raise it to
   };
-  // Of this process, wherever the root is.
+  // The limits of this process; the root does not matter.
   static Files files();
 
  private:

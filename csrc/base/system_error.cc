@@ -12,13 +12,6 @@ Failing failing_of(int error) {
     case EINTR: return Failing::kAgain;
     case ENOENT:
     case ESRCH: return Failing::kGone;
-    case EMFILE:
-    case ENFILE:
-    case ENOMEM:
-    case ENOSPC: return Failing::kLimit;
-    case ENOSYS:
-    case EPERM:
-    case EACCES: return Failing::kRefused;
     default: return Failing::kOther;
   }
 }
@@ -29,15 +22,14 @@ std::string explained(int error) {
     case EMFILE: {
       const Limits::Files files = Limits::files();
       return what + ": this process may have " + std::to_string(files.allowed) +
-             " at once (RLIMIT_NOFILE). Raise it, " + "for example by `ulimit -n " + std::to_string(files.at_most) +
+             " at once (RLIMIT_NOFILE). Raise it, for example by `ulimit -n " + std::to_string(files.at_most) +
              "` before the job starts";
     }
     case ENFILE: return what + ": so the machine says (sysctl fs.file-max)";
     case ENOMEM:
       return what + ": " + std::to_string(Limits().available_memory()) +
              " bytes are available. Else the limit of mappings is reached (sysctl vm.max_map_count), or of the "
-             "address " +
-             "space (`ulimit -v`)";
+             "address space (`ulimit -v`)";
     default: return what;
   }
 }

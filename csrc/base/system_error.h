@@ -1,4 +1,4 @@
-// What a failed call of the kernel means, wherever it was made: for a mapping, a memory file, a watched process.
+// Meaning of a failed system call, the same for mappings, memory files and watched processes.
 #pragma once
 
 #include <string>
@@ -6,17 +6,15 @@
 namespace sordino {
 
 enum class Failing {
-  kAgain,    // a signal came in between; the same call may succeed
-  kGone,     // what was asked for is not there any more: a process, or memory that it had
-  kLimit,    // this process, or its machine, has no more of something
-  kRefused,  // the kernel does not know the call, or does not allow it
-  kOther
+  kAgain,  // a signal came in between; the same call may succeed
+  kGone,   // the process, or the memory that it had, does not exist any more
+  kOther   // a limit of this process or its machine, or the kernel refuses the call: it says nothing of a peer
 };
 
 // By errno.
 Failing failing_of(int error);
 
-// What happened in the kernel's words, and for a limit its value and how to raise it.
+// The kernel's text for the error, and for a limit its value and how to raise it.
 std::string explained(int error);
 
 }  // namespace sordino

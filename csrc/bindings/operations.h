@@ -27,7 +27,7 @@ struct PyExchange {
 };
 
 // A handle. `keep` are the objects that own the memory under way; if the last reference to an unfinished handle goes,
-// the operation was given up, or the world has failed, they stay for ever: the bytes may still be read or written.
+// the operation was given up, or the world has failed, they are never released: the bytes may still be read or written.
 struct PyHandle {
   std::shared_ptr<World> world;
   std::shared_ptr<Handle> handle;

@@ -105,6 +105,9 @@ void register_world(py::module_& module) {
       .def_property_readonly("epoch", &World::epoch, "How many worlds there have been before this one.")
       .def_property_readonly("identities", &World::identities, "The ranks that this world's had in the first one.")
       .def_property_readonly("outlasts", &World::outlasts, "Whether the ranks go on without those that are lost.")
+      .def_property_readonly("awake_seconds", &World::awake_seconds,
+                             "Seconds in which this rank ran, since some moment; time in which its process was "
+                             "stopped does not count.")
       .def_property_readonly("failed", &World::failed, "Whether every operation of this world raises.")
       .def("shutdown", &World::shutdown, py::call_guard<py::gil_scoped_release>(), "Leaves the world. Idempotent.")
       .def("abort", &World::abort, py::arg("cause"), py::call_guard<py::gil_scoped_release>(),

@@ -43,17 +43,17 @@ class ProcessSet {
   // Where this rank's block is, for the node peers; segment 0 when there is none.
   Location block_location() const;
   std::vector<int> node_peers() const;
-  // A node peer has said where its block is. TransportError if it is none, if it has said so before, or if this process
-  // may not map any more; one that has ended meanwhile is no error.
+  // Maps the block of a node peer. Throws TransportError if the location is wrong, if the peer has sent one before, or
+  // if this process may map no more memory. A peer that has ended meanwhile is no error.
   void connect(int rank, const Location& block);
   // All blocks that this rank will ever see are there.
   bool ready() const { return unconnected_.empty(); }
 
   // Those that a decision names, for the next operation; null if this rank is none of them.
   std::unique_ptr<Participants> gather(const std::vector<int>& members);
-  // Of the last that was gathered; the same on all members.
+  // Number of the last operation that was gathered; the same on all members.
   std::uint64_t sequence() const { return sequence_; }
-  // Those of them that share memory with this rank, and had ended before this rank could map theirs: world ranks.
+  // World ranks of the members that share memory with this rank and had ended before it could map theirs.
   std::vector<int> unmapped(const std::vector<int>& members) const;
   // What an operation that is over leaves to the next, and what is to be remembered of it.
   void remember(Running& over);

@@ -204,7 +204,7 @@ void Scheduler::give_up(ProcessSet& set, const PeerLost& error) {
   give_up(set, std::make_exception_ptr(error));
 }
 
-// What this rank has ended already needs nothing more; what it has not begun fails when it does.
+// An operation that this rank has ended already needs nothing more; one that it has not begun fails when it begins.
 void Scheduler::hear_of_given_up(ProcessSet& set, std::uint64_t sequence, const PeerLost& error) {
   if (!common_.peers.outlived()) throw error;
   if (set.running && set.running->participants->sequence == sequence) {

@@ -45,7 +45,7 @@ class Scheduler {
   bool on_devices() const { return on_devices_.load() > 0; }
   // What others wait for has not left yet, whoever of this rank waits.
   bool posting() const { return posting_.load(); }
-  // Others wait in vain so far for a small operation of this rank, which is soon to decline.
+  // True while other ranks wait for a small operation that this rank has not begun and has not declined yet.
   bool awaited() const { return awaited_.load(); }
 
   // ---- of the thread that polls; the first three return whether anything moved

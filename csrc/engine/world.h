@@ -90,6 +90,11 @@ class World {
   void outlive_peers();
 
   const Traffic& traffic() const { return common_.traffic; }
+  // Seconds in which this rank ran, since some moment: the clock of its deadlines. From any thread.
+  double awake_seconds() const {
+    const auto now = common_.clock.now(std::chrono::steady_clock::now());
+    return std::chrono::duration<double>(now.time_since_epoch()).count();
+  }
   double waited_seconds() const { return static_cast<double>(waited_ns_.load()) * 1e-9; }
   Trace& trace() { return common_.trace; }
   // Whether this rank counts what a record of it is made of, from now on.

@@ -13,8 +13,9 @@ using std::chrono::microseconds;
 using std::chrono::milliseconds;
 using Clock = std::chrono::steady_clock;
 
-// With nothing under way the thread still looks around this often: for lost peers, and for stalled peers that it
-// coordinates. And this often for what remains: who has just waited is likely to poll again, and not to be disturbed.
+// With nothing under way the thread still looks around this often: for lost peers, for stalled peers that it
+// coordinates, and for the clock of deadlines, which takes a much longer time for one in which the process was stopped.
+// And this often for what remains: who has just waited is likely to poll again, and not to be disturbed.
 constexpr microseconds kTick{50000}, kTickForRemains{1000};
 constexpr microseconds kSleepWithBell{2000};
 // Where ranks outnumber cores, who waits for a rank that computes leaves it the core, and goes on as soon as that comes

@@ -76,10 +76,10 @@ void a_coordinator_warns_once_and_then_names_who_is_missing() {
 // on.
 void time_in_which_the_process_was_stopped_is_no_wait() {
   Engines ranks({0, 1}, config());
-  for (const int rank : {0, 1}) ranks[rank].common.clock.tick(Time{});
+  Time now = std::chrono::steady_clock::now();
+  for (const int rank : {0, 1}) ranks[rank].common.clock.tick(now);
   ranks[1].scheduler.submit(barrier_called("x"));
   ranks.settle();
-  Time now{};
   const auto watch = [&](Time::duration step, int times) {
     std::string text;
     for (int rank : {0, 1}) {
@@ -103,6 +103,16 @@ void time_in_which_the_process_was_stopped_is_no_wait() {
   CHECK(stopped.empty() && stalls == 0, stopped);
   CHECK(late.find("barrier 'x' has waited 20 s for ranks 0") != std::string::npos, late);
   CHECK(late.find("rank 0, which coordinates it, says nothing") != std::string::npos, late);
+}
+
+void between_two_ticks_a_clock_goes_on_for_a_while() {
+  AwakeClock clock;
+  const Time begin = std::chrono::steady_clock::now();
+  CHECK(clock.now(begin + std::chrono::hours(1)) == AwakeTime());  // before the first
+  clock.tick(begin);
+  CHECK(clock.now(begin + std::chrono::milliseconds(30)) - clock.now() == std::chrono::milliseconds(30));
+  CHECK(clock.now(begin + std::chrono::hours(1)) - clock.now() == AwakeClock::kLongestStep);
+  CHECK(clock.now(begin - std::chrono::hours(1)) == clock.now());  // read before the last tick
 }
 
 void a_coordinator_that_says_nothing_is_blamed_later() {
@@ -265,6 +275,7 @@ void nonsense_is_not_believed() {
 int main() {
   a_coordinator_warns_once_and_then_names_who_is_missing();
   time_in_which_the_process_was_stopped_is_no_wait();
+  between_two_ticks_a_clock_goes_on_for_a_while();
   a_coordinator_that_says_nothing_is_blamed_later();
   joining_has_no_deadline();
   the_first_failure_stays_and_is_told_once();

@@ -155,6 +155,12 @@ void a_new_set_has_tags_of_its_own() {
     CHECK(id > newest);
     for (const int set : sets) CHECK(tag_set_of(id) != tag_set_of(set), id, "and", set);
   }
+  for (const int member : {0, 1}) {
+    Announcement said = say("too many", {4}, Opcode::kAddSet);
+    said.sets.resize(kTagSets / 2);
+    talk.announce(member, said, kNow);
+  }
+  CHECK(talk.decide().at(0).error.find("rank 0 has 4095 process sets already") != std::string::npos);
 }
 
 }  // namespace

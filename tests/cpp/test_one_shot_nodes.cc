@@ -121,7 +121,7 @@ void a_node_does_not_wait_for_a_rank_that_stands_still() {
 
 // The others have what it has laid or sent.
 // One rank says goodbye, and the others hear of it.
-// How long ranks wait for each other is counted anew in every turn.
+// The time for which ranks have waited for each other starts at zero in every turn.
 void an_earlier_turn_is_long_ago() {
   Engines ranks({0, 0, 1, 1});
   agree(ranks, {"x"});
@@ -134,7 +134,7 @@ void an_earlier_turn_is_long_ago() {
   for (int turn = 0; turn < 3; ++turn, now += std::chrono::seconds(2)) {
     std::vector<Call> calls = calls_of(ranks, "x");
     for (const int leader : {0, 2}) CHECK(calls[static_cast<std::size_t>(leader)].lay());
-    poll();  // both know that somebody waits
+    poll();  // both leaders know that a rank waits
     for (const int other : {1, 3}) CHECK(calls[static_cast<std::size_t>(other)].lay());
     poll();
     for (Call& call : calls) CHECK(call.over() && call.take_up() && call.has(10), "turn", turn);

@@ -180,7 +180,7 @@ void sets_of_two_coordinators_that_are_added_at_once_are_refused() {
   CHECK(error.find("Add them one after the other") != std::string::npos, error);
 }
 
-// This process may open no more files: it says so, and does not take the peer for one that has ended.
+// This process may open no more files. The error says so; the peer is not taken for one that has ended.
 void a_limit_while_mapping_is_told() {
   Engines ranks({0, 0});
   ranks.network().hinder([](int) { throw TransportError("Too many open files"); });

@@ -443,7 +443,7 @@ void one_side_goes(bool altogether) {
   CHECK(pair.values[0][0] == 2.0 && pair.values[1][0] == 2.0);
 }
 
-// It has gone before the other begins, who is told at once.
+// One side has gone before the other begins. The other fails at once.
 void one_side_has_gone(bool altogether) {
   Pair pair({{0.0}, {4.0}});
   World& world = *pair.ranks[1].world;

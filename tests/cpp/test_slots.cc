@@ -1,5 +1,5 @@
-// Averages through the slots of a node, one after the other, where one rank is always a step behind: what it has yet to
-// read is not written over by what comes next.
+// Averages through the slots of a node, one after the other, where one rank is always a step behind. The next
+// operation does not write over slots that this rank has yet to read.
 #include "check.h"
 #include "engines.h"
 

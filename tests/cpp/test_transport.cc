@@ -188,7 +188,7 @@ void what_is_given_up_is_not_received() {
   CHECK(untouched == Bytes(data.size()));
 }
 
-// What was to be received is on its way, and a part of it is there already: the rest is not written.
+// A receive is given up when a part of its message is there: the rest is not written.
 void memory_of_a_receive_that_was_given_up_half_way_is_left_alone() {
   Plumbing plumbing;
   const Bytes data = pattern(3'000'000, 5), after = pattern(1000, 6);
@@ -300,7 +300,7 @@ std::string text_of(Call&& call) {
   return {};
 }
 
-// A peer's memory is gone with its process, or because the peer has freed it. That is told apart from a limit of ours.
+// A peer's memory is gone with its process, or because the peer has freed it. A limit of this process is another error.
 void memory_that_is_gone_is_told_from_memory_that_cannot_be_mapped() {
   shm::ShmMemory owner, peer;
   peer.introduce(3, getpid());

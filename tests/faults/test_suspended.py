@@ -47,12 +47,12 @@ class Job(Launched):
         super().__init__(folder, [*words, "--", *forked.python(), str(WORKER), str(folder), str(RANKS)])
 
     def steps(self) -> list[int]:
-        """How many each rank has taken."""
+        """Number of steps of each rank."""
         files = [self.folder / f"steps.{rank}" for rank in range(RANKS)]
         return [file.stat().st_size if file.exists() else 0 for file in files]
 
     def take_steps(self, count: int) -> None:
-        """Waits until each rank has taken so many more."""
+        """Waits until each rank has taken `count` more steps."""
         before = self.steps()
         self.wait_for(lambda: all(now >= then + count for now, then in zip(self.steps(), before)))
 

@@ -14,8 +14,8 @@ ERRORS = [
         "time in which this process was stopped counts as waiting",
         "wrong weight",
         "csrc/base/awake_clock.h",
-        "return std::min<duration>(now - last_, longest_).count();",
-        "return std::max<duration>(now - last_, longest_ - longest_).count();",
+        "return std::clamp<duration>(now - last_.load(), duration::zero(), longest_).count();",
+        "return std::clamp<duration>(now - last_.load(), duration::zero(), 1000000 * longest_).count();",
         ("cpp.test_failure_detector",),
     ),
     Error(
@@ -32,6 +32,14 @@ ERRORS = [
         "python/sordino/awake.py",
         "min(now - self._last, self._longest)",
         "now - self._last",
+        (tests("awake"),),
+    ),
+    Error(
+        "asynchronous algorithms count time in which their rank was stopped",
+        "wrong weight",
+        "python/sordino/runtime/async_agent.py",
+        "return self._world.awake_seconds\n",
+        'return __import__("time").monotonic()\n',
         (tests("awake"),),
     ),
     # ---- losses
@@ -96,8 +104,8 @@ ERRORS = [
         "too many open files are taken for memory that is gone",
         "wrong bucket",
         "csrc/base/system_error.cc",
-        "    case EMFILE:\n    case ENFILE:\n    case ENOMEM:\n",
-        "    case EMFILE: return Failing::kGone;\n    case ENFILE:\n    case ENOMEM:\n",
+        "    case ENOENT:\n    case ESRCH: return Failing::kGone;\n",
+        "    case ENOENT:\n    case EMFILE:\n    case ESRCH: return Failing::kGone;\n",
         _TRANSPORT,
     ),
     Error(
@@ -117,7 +125,7 @@ ERRORS = [
         _TRANSPORT,
     ),
     Error(
-        "a process that nobody has collected yet is alive",
+        "a process whose parent has not collected it yet is alive",
         "off by one",
         "csrc/transport/process/process_watch.cc",
         "  return facts.state == 'Z' || facts.state == 'X' ||",

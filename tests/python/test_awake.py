@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import functools
+import math
 import threading
 import time
+from collections.abc import Iterable
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from test_socket_rendezvous import Launcher
 
+from sordino import sim
 from sordino.awake import LONGEST_STEP_S, AwakeClock, Deadline
 from sordino.cli.outcomes import Deadlines, Outcomes
 from sordino.errors import Timeout
 from sordino.launch import socket_rendezvous, store_rendezvous
 from sordino.launch.store_rendezvous import StoreRendezvous
+from sordino.runtime.actions import Message
+from sordino.runtime.async_agent import Agent
+from sordino.runtime.context import Context, current
 
 HOUR = 3600.0
 
@@ -65,6 +72,54 @@ def test_a_job_that_was_stopped_has_not_waited_for_its_start() -> None:
         if outcomes.over():
             break
     assert outcomes.over() and "for rank 1 to come" in outcomes.judge(0)[1]
+
+
+class Patient(Agent):
+    """Counts as overdue what has not come five seconds after it was made."""
+
+    overdue = False
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context, [0], 0)
+        self.due = self.now() + 5
+
+    def _deadline(self) -> float:
+        return self.due
+
+    def _overdue(self, now: float) -> Iterable[Any]:
+        self.overdue, self.due = True, math.inf
+        return ()
+
+    def _act(self, now: float, action: Any) -> None: ...
+
+    def _heard(self, now: float, sender: int, message: Message) -> Iterable[Any]:
+        return ()
+
+    def _lost(self, now: float, place: int) -> Iterable[Any]:
+        return ()
+
+    def _done(self, now: float, place: int, number: int, failure: str) -> Iterable[Any]:
+        return ()
+
+    def _alarmed(self, now: float) -> Iterable[Any]:
+        return ()
+
+    def _is_over(self) -> bool:
+        return False
+
+
+def test_asynchronous_algorithms_have_the_clock_of_their_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    def body() -> bool:
+        agent = Patient(current())
+        agent.start()
+        for _ in range(3):
+            agent.mailbox.nudge()  # look at the clock
+            time.sleep(0.05)
+        agent.close()
+        return agent.overdue
+
+    monkeypatch.setattr(time, "monotonic", Jumping(HOUR))
+    assert sim.run(1, body) == [False]
 
 
 class Store:

@@ -29,7 +29,7 @@ class Memory:
 
 
 def error_of(world: World, name: str, count: int) -> tuple[BaseException | None, weakref.ref[Memory]]:
-    """What an operation raises, and whether its memory is still held when all else has let go of it."""
+    """The error that an operation raises, and a weak reference to its memory after all other references are gone."""
     memory = Memory(count)
     handle = world.submit(memory.request(name))
     error: BaseException | None = None

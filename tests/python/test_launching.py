@@ -25,7 +25,7 @@ class Clock:
 
 
 class Sleeps(StopSignals):
-    """Notes how long somebody would sleep."""
+    """Notes the seconds of each sleep, and does not sleep."""
 
     def __init__(self) -> None:
         super().__init__()

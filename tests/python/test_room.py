@@ -122,7 +122,7 @@ def test_this_machine() -> None:
 
 
 GIB = 1 << 30
-# By name: the lines of /proc/self/cgroup, files of /sys/fs/cgroup, and what is allowed and available of 64 GiB.
+# By name: lines of /proc/self/cgroup, files of /sys/fs/cgroup, allowed and available bytes on a machine with 64 GiB.
 GROUPS: dict[str, tuple[str, dict[str, str], int | None, int]] = {
     "none": ("0::/", {}, None, 64 * GIB),
     "no file": ("", {}, None, 64 * GIB),

@@ -56,7 +56,7 @@ def this_machine(root: str = "/") -> Machine:
 
 
 def _group_limit(root: str) -> int | None:
-    """Return what control groups allow this process, in bytes: those of a container, for example.
+    """Return the bytes of memory that control groups allow this process, such as those of a container.
 
     The core reads them (csrc/base/limits.h). Where it cannot be loaded, ranks will say so.
     """

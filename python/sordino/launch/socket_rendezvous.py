@@ -221,7 +221,7 @@ def _received(connection: socket.socket, deadline: Deadline) -> tuple[dict[str, 
 
 
 def _exactly(connection: socket.socket, count: int, deadline: Deadline) -> bytes:
-    """Return so many bytes; TimeoutError if they have not come by the deadline."""
+    """Return `count` bytes; TimeoutError if they have not come by the deadline."""
     connection.settimeout(_LOOK_S)
     data = b""
     while len(data) < count:

@@ -11,7 +11,6 @@ import json
 import os
 import sys
 import threading
-import time
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
@@ -109,6 +108,10 @@ class Agent(ABC):
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join()
 
+    def now(self) -> float:
+        """Return the time in seconds, on the clock of this rank's deadlines: stopped time does not count."""
+        return self._world.awake_seconds
+
     # ---- what algorithms do ------------------------------------------------------------------------------------
 
     @abstractmethod
@@ -136,7 +139,7 @@ class Agent(ABC):
         """Return whether that is over which `wait` waits for."""
 
     def _deadline(self) -> float:
-        """Return when `_overdue` is to be called (time.monotonic)."""
+        """Return when `_overdue` is to be called, on the clock of `now`."""
         return float("inf")
 
     def _overdue(self, now: float) -> Iterable[Any]:
@@ -185,7 +188,7 @@ class Agent(ABC):
             raise self._failure
 
     def next_time(self) -> float:
-        """Return when there is something to do, if nothing comes sooner (time.monotonic)."""
+        """Return when there is something to do, if nothing comes sooner, on the clock of `now`."""
         with self.lock:
             self._sleeps_until = min(self._alarm, self._deadline())
             return self._sleeps_until
@@ -195,8 +198,8 @@ class Agent(ABC):
         with self.lock:
             try:
                 for event in events:
-                    self._carry_out(time.monotonic(), self._answer(*event))
-                now = time.monotonic()
+                    self._carry_out(self.now(), self._answer(*event))
+                now = self.now()
                 if self._alarm <= now:
                     self._alarm = float("inf")
                     self._carry_out(now, self._alarmed(now))
@@ -216,7 +219,7 @@ class Agent(ABC):
                 self._waiting = None
 
     def _answer(self, event: str, rank: int, text: str, number: int) -> Iterable[Any]:
-        now, place = time.monotonic(), self._place_of.get(rank, -1)
+        now, place = self.now(), self._place_of.get(rank, -1)
         if event == "message" and place >= 0:
             return self._heard(now, place, decode(text))
         if event == "lost" and place >= 0:
@@ -236,12 +239,12 @@ def _work(reference: weakref.ref[Agent], mailbox: Mailbox) -> None:
         decider = reference()
         if decider is None:
             return
-        until = decider.next_time()
+        sleep = decider.next_time() - decider.now()
         del decider
         events: list[tuple[str, int, str, int]] = []
         failure: SordinoError | None = None
         try:
-            events = mailbox.wait(max(0.0, min(until - time.monotonic(), _IDLE_S)))
+            events = mailbox.wait(max(0.0, min(sleep, _IDLE_S)))
         except SordinoError as error:
             failure = error
         decider = reference()

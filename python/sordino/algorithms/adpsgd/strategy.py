@@ -74,7 +74,7 @@ class Averager(Agent):
         """Begin an averaging with somebody."""
         with self.lock:
             self._check()
-            now = time.monotonic()
+            now = self.now()
             self.statistics.begun += 1
             self._carry_out(now, self._pairing.begin(now))
 

@@ -93,7 +93,7 @@ class Puller(Agent):
         """Begin the steps of a window, which are expected to take so many seconds (infinity: not known)."""
         with self.lock:
             self._check()
-            now = time.monotonic()
+            now = self.now()
             self._pull, self._pulled, self._skipped, self._began, self._lasts = None, False, False, now, lasts
             self._carry_out(now, self._schedule.window(now, now + lasts))
 
@@ -101,7 +101,7 @@ class Puller(Agent):
         """Wait for the pull of this window, and return it; None if there is nobody to pull from."""
         with self.lock:
             self._check()
-            now = time.monotonic()
+            now = self.now()
             self._carry_out(now, self._settle(now))
             self._note_beginning(now)
             self._carry_out(now, self._schedule.ended(now))
@@ -121,7 +121,8 @@ class Puller(Agent):
         elif isinstance(action, Pull):
             if self._pull is not None:
                 self._snapshots.cancel(self._pull)
-            self._pull = self._snapshots.pull(self._ranks[action.peer], action.start)
+            start = time.monotonic() + action.start - now  # the core begins pulls by that clock
+            self._pull = self._snapshots.pull(self._ranks[action.peer], start)
             self._due = max(now, action.start) + self._patience
 
     def _heard(self, now: float, sender: int, message: Message) -> Iterable[Any]:
