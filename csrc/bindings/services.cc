@@ -1,6 +1,8 @@
 // What ranks do for each other beside operations: messages, snapshots that others pull, averages of two.
 #include <pybind11/stl.h>
 
+#include <cstring>
+
 #include "bindings/bindings.h"
 #include "engine/world.h"
 #include "services/mailbox.h"
@@ -127,14 +129,15 @@ void register_services(py::module_& module) {
       .def_property_readonly("location",
                              [](const OpenSnapshotStore& self) {
                                const Location& place = self.service->location();
-                               return std::tuple(place.segment, place.bytes, place.offset, place.key);
+                               return py::bytes(reinterpret_cast<const char*>(&place), sizeof(place));
                              })
       .def(
           "connect",
-          [](OpenSnapshotStore& self, int rank,
-             const std::tuple<std::uint64_t, std::uint64_t, std::uint64_t, std::uint64_t>& location) {
-            const auto& [segment, bytes, offset, key] = location;
-            self.service->connect(rank, Location{segment, bytes, offset, key});
+          [](OpenSnapshotStore& self, int rank, const std::string& told) {
+            Location location;
+            if (told.size() != sizeof(location)) throw UsageError("that is not the location of a snapshot store");
+            std::memcpy(&location, told.data(), sizeof(location));
+            self.service->connect(rank, location);
           },
           py::arg("rank"), py::arg("location"), "Where a peer of this node keeps its snapshots.")
       .def(

@@ -191,7 +191,7 @@ ERRORS = [
         ("cpp.test_scaled_nodes",),
     ),
     Error(
-        "an operation that some have joined before is fused with one of all",
+        "operations of other participants are fused",
         "wrong bucket",
         "csrc/engine/negotiation.cc",
         "decisions.back().participants == next.participants &&\n",

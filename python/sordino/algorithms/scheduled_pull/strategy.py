@@ -200,7 +200,7 @@ class PullStrategy(ExchangingStrategy):
         name = context.plan_name("snapshots", everybody.process_set_id)
         for rank, place in zip(ranks, allgather_object(self._snapshots.location, name=name, process_set=everybody)):
             if context.world.nodes[rank] == context.world.nodes[context.rank]:
-                self._snapshots.connect(rank, tuple(place))
+                self._snapshots.connect(rank, place)
         context.world.outlive_peers()
         self._puller.start()
         context.on_shutdown[id(self)] = weakref.WeakMethod(self._close)
