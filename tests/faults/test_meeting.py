@@ -176,8 +176,9 @@ def test_who_was_left_out_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("finalizing", [True, False])
 def test_who_stands_still_when_all_others_have_come_to_their_end_is_killed(
-    capfd: pytest.CaptureFixture[str], finalizing: bool
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, finalizing: bool
 ) -> None:
+    monkeypatch.setattr(outcomes, "_LOOK_S", -1.0)  # states older than the patience of this test would be believed
     with subprocess.Popen(["sleep", "100"]) as other, subprocess.Popen(["sleep", "100"]) as still:
         job = Outcomes(2, kept=False, deadlines=Deadlines(start=0.1))
         for rank, process in enumerate((other, still)):
