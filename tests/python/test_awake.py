@@ -75,7 +75,7 @@ def test_a_job_that_was_stopped_has_not_waited_for_its_start() -> None:
 
 
 class Patient(Agent):
-    """Counts as overdue what has not come five seconds after it was made."""
+    """Agent that is overdue five seconds after it was made."""
 
     overdue = False
 

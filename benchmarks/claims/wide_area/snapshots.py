@@ -34,7 +34,7 @@ class Snapshots:
         self.publish()
         for rank, place in enumerate(hvd.allgather_object(self.store.location, name="bench.snapshots")):
             if context.world.nodes[rank] == context.world.nodes[context.rank]:
-                self.store.connect(rank, tuple(place))
+                self.store.connect(rank, place)
 
     def publish(self) -> None:
         """Makes a snapshot of the values."""
