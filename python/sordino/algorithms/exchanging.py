@@ -20,6 +20,7 @@ from sordino.algorithms.strategy import Closure, Runtime, Strategy
 from sordino.errors import UsageError
 from sordino.runtime.autograd import allreduce
 from sordino.runtime.context import Recoverable, members_of
+from sordino.runtime.devices import HOST
 from sordino.runtime.operation import Max
 from sordino.runtime.process_set import ProcessSet
 from sordino.runtime.recovery import LOSSES, again, recover, together
@@ -195,7 +196,7 @@ class ExchangingStrategy(Strategy):
             return
         if self.levels:
             self.level([tensor.detach() for tensor in self.exchanged])
-        mine = torch.tensor([self.round, self.steps])
+        mine = torch.tensor([self.round, self.steps], device=HOST)
         furthest = allreduce(mine, op=Max, name=f"{self.label}.furthest", process_set=self.settings.process_set)
         self._floor, self._furthest = furthest.tolist()
 

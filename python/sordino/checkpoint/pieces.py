@@ -190,7 +190,7 @@ def _assembled(pieces: Sequence[dict[str, Any]], where: str) -> torch.Tensor:
     if filled != total:
         raise UsageError(f"{where}: elements {filled} to {total - 1} are in no shard")
     # Made only now that it is known to be no larger than its pieces, whatever they say of its shape.
-    whole = torch.cat([piece[_MARK] for piece in found]) if found else torch.empty(0, dtype=dtype)
+    whole = torch.cat([piece[_MARK] for piece in found]) if found else torch.empty(0, dtype=dtype, device="cpu")
     return whole.reshape(shape)
 
 

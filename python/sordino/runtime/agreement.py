@@ -19,6 +19,7 @@ from sordino._core import __version__
 from sordino.errors import LayoutMismatch
 from sordino.runtime.autograd import allgather
 from sordino.runtime.context import Context
+from sordino.runtime.devices import HOST
 from sordino.runtime.objects import allgather_object
 from sordino.runtime.process_set import ProcessSet
 from sordino.runtime.tensors import label
@@ -79,7 +80,7 @@ class Agreement:
         ]
         said = json.dumps([self._mine, model]).encode()
         digest = int.from_bytes(hashlib.blake2b(said, digest_size=8).digest(), "big", signed=True)
-        digests = allgather(torch.tensor([digest]), name=name, process_set=self._process_set)
+        digests = allgather(torch.tensor([digest], device=HOST), name=name, process_set=self._process_set)
         if bool((digests != digest).any()):
             self._explain(name, model)
         self.name, self._met = self.name or name, True

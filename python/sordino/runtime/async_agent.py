@@ -23,6 +23,7 @@ from sordino.errors import SordinoError, TransportError
 from sordino.runtime.actions import Message, Tell, Wake, Warn
 from sordino.runtime.autograd import allreduce
 from sordino.runtime.context import Context
+from sordino.runtime.devices import HOST
 from sordino.runtime.operation import Max
 from sordino.runtime.process_set import ProcessSet
 
@@ -32,7 +33,7 @@ _IDLE_S = 60.0  # between two looks at the clock when nothing happens
 def service_numbers(context: Context, process_set: ProcessSet, count: int) -> int:
     """Return the first of `count` numbers of services that no rank of a process set has used. Collective."""
     name = context.plan_name("service_numbers", process_set.process_set_id)
-    mine = torch.tensor([context.services])
+    mine = torch.tensor([context.services], device=HOST)
     first = int(allreduce(mine, op=Max, name=name, process_set=process_set).item())
     context.services = first + count
     return first
@@ -41,7 +42,7 @@ def service_numbers(context: Context, process_set: ProcessSet, count: int) -> in
 def meet(context: Context, process_set: ProcessSet) -> None:
     """Wait for all ranks of a process set. Collective."""
     name = context.plan_name("meet", process_set.process_set_id)
-    allreduce(torch.zeros(1), op=Max, name=name, process_set=process_set)
+    allreduce(torch.zeros(1, device=HOST), op=Max, name=name, process_set=process_set)
 
 
 def encode(message: Message) -> str:

@@ -15,7 +15,7 @@ from sordino.runtime import opcode
 from sordino.runtime.autograd import allgather
 from sordino.runtime.collectives import grouped_allreduce_
 from sordino.runtime.context import Context
-from sordino.runtime.devices import common_device, core_device
+from sordino.runtime.devices import HOST, common_device, core_device
 from sordino.runtime.flat_buffer import FlatBuffer
 from sordino.runtime.objects import allgather_object
 from sordino.runtime.process_set import ProcessSet
@@ -57,7 +57,9 @@ class Channel:
         devices = [one.core_device for one in values]
         device = devices[0] if devices and all(one is not None for one in devices) else None
         label = self._context.plan_name("channel.shared", self._members.process_set_id)
-        mine = torch.tensor([[shared, device is not None, device is not None and world.can(device, "nccl")]])
+        mine = torch.tensor(
+            [[shared, device is not None, device is not None and world.can(device, "nccl")]], device=HOST
+        )
         told = allgather(mine, name=label, process_set=self._members).bool()
         self.shared, on_devices, nccl = told.all(dim=0).tolist()
         if on_devices and device is not None:
@@ -71,7 +73,7 @@ class Channel:
         told = allgather_object((device.identity, places), name=label, process_set=self._members)
         if nccl and len({identity for identity, _ in told}) == len(told):
             return Route.NCCL
-        direct = torch.tensor([self._reaches_all(device, [theirs for _, theirs in told])])
+        direct = torch.tensor([self._reaches_all(device, [theirs for _, theirs in told])], device=HOST)
         all_direct = bool(allgather(direct, name=f"{label}.direct", process_set=self._members).all())
         return Route.DIRECT if all_direct else Route.HOST
 

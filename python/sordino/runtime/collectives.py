@@ -14,6 +14,7 @@ from sordino._core import Handle, Request
 from sordino.errors import UsageError
 from sordino.runtime import opcode
 from sordino.runtime.context import Context, current, use
+from sordino.runtime.devices import HOST
 from sordino.runtime.operation import Adasum, Average, Operation, Reduction, resolve_op
 from sordino.runtime.process_set import ProcessSet, global_process_set
 from sordino.runtime.tensors import as_tensor, check, contiguous, from_result
@@ -296,7 +297,7 @@ def alltoall_operation(
             )
         counts = [rows // members] * members if members else []
     else:
-        table = torch.as_tensor(splits, dtype=None if isinstance(splits, torch.Tensor) else torch.int32)
+        table = torch.as_tensor(splits, dtype=None if isinstance(splits, torch.Tensor) else torch.int32, device=HOST)
         if table.dim() != 1:
             raise UsageError("alltoall expects a 1D splits tensor")
         if table.dtype != torch.int32:
@@ -314,7 +315,7 @@ def alltoall_operation(
             )
 
     def finish(handle: Handle) -> Any:
-        received = torch.tensor(handle.numbers, dtype=torch.int32)
+        received = torch.tensor(handle.numbers, dtype=torch.int32, device=HOST)
         return collect(from_result(handle.results[0], source.dtype, source.device), received)
 
     return Operation(opcode.ALLTOALL, "alltoall", name, [(source, None)], finish, process_set, splits=counts)

@@ -19,6 +19,7 @@ from sordino.errors import NonFinite, SordinoError, UsageError
 from sordino.runtime.agreement import Agreement
 from sordino.runtime.autograd import allreduce
 from sordino.runtime.context import Context
+from sordino.runtime.devices import HOST
 from sordino.runtime.operation import Max, Sum
 from sordino.runtime.process_set import ProcessSet
 
@@ -183,7 +184,7 @@ class FiniteCheck:
         """Return whether this rank, or one that it asks, has found something."""
         if not asks:
             return mine
-        flag = torch.tensor([int(mine)], dtype=torch.uint8)
+        flag = torch.tensor([int(mine)], dtype=torch.uint8, device=HOST)
         name = f"{self._agreement.name}.finite"
         return bool(allreduce(flag, op=Max, name=name, process_set=self._process_set).item())
 
@@ -221,9 +222,11 @@ class FiniteCheck:
         It is a sum, in which ranks that have joined have nothing to say.
         """
         ranks = self._process_set.ranks or []
-        table = torch.zeros(len(ranks), 2 * _NAMED, dtype=torch.int64)
+        table = torch.zeros(len(ranks), 2 * _NAMED, dtype=torch.int64, device=HOST)
         for place, (number, code) in enumerate(list(mine.items())[:_NAMED]):
-            table[ranks.index(self._context.rank), 2 * place : 2 * place + 2] = torch.tensor([number, code])
+            table[ranks.index(self._context.rank), 2 * place : 2 * place + 2] = torch.tensor(
+                [number, code], device=HOST
+            )
         name = f"{self._agreement.name}.finite.who"
         rows: list[list[int]] = allreduce(table, op=Sum, name=name, process_set=self._process_set).tolist()
         found = {rank: {n: code for n, code in zip(row[::2], row[1::2]) if code} for rank, row in zip(ranks, rows)}

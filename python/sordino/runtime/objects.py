@@ -12,6 +12,7 @@ from sordino.errors import UsageError
 from sordino.runtime.autograd import allgather
 from sordino.runtime.collectives import broadcast_
 from sordino.runtime.context import current
+from sordino.runtime.devices import HOST
 from sordino.runtime.process_set import ProcessSet, global_process_set
 from sordino.runtime.recovery import together
 
@@ -69,11 +70,11 @@ def broadcast_object(
     label = name if name is not None else context.plan_name("broadcast_object", process_set.process_set_id)
 
     def work() -> Any:
-        payload = _to_bytes(obj) if root.here else torch.empty(0, dtype=torch.uint8)
-        length = torch.tensor([payload.numel()], dtype=torch.int64)
+        payload = _to_bytes(obj) if root.here else torch.empty(0, dtype=torch.uint8, device=HOST)
+        length = torch.tensor([payload.numel()], dtype=torch.int64, device=HOST)
         broadcast_(length, root.rank, name=f"{label}.length", process_set=process_set)
         if not root.here:
-            payload = torch.empty(int(length), dtype=torch.uint8)
+            payload = torch.empty(int(length), dtype=torch.uint8, device=HOST)
         broadcast_(payload, root.rank, name=f"{label}.data", process_set=process_set)
         return obj if root.here else _from_bytes(payload)
 
@@ -92,7 +93,9 @@ def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet 
     payload = _to_bytes(obj)
 
     def work() -> list[Any]:
-        lengths = allgather(torch.tensor([payload.numel()]), name=f"{label}.length", process_set=process_set)
+        lengths = allgather(
+            torch.tensor([payload.numel()], device=HOST), name=f"{label}.length", process_set=process_set
+        )
         everything = allgather(payload, name=f"{label}.data", process_set=process_set)
         return [_from_bytes(part) for part in torch.split(everything, lengths.tolist())]
 

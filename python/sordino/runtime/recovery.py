@@ -32,6 +32,7 @@ from sordino.errors import (
 from sordino.launch.telling import tell_of_the_lost
 from sordino.runtime import opcode
 from sordino.runtime.context import Context, Lockstep
+from sordino.runtime.devices import HOST
 from sordino.runtime.process_set import ProcessSet, register_again
 from sordino.runtime.tensors import describe, from_result
 
@@ -208,7 +209,7 @@ def _gather(context: Context, value: Any, name: str) -> list[Any]:
         return from_result(handle.results[0], tensor.dtype)
 
     mine = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
-    lengths: list[int] = gathered("lengths", torch.tensor([len(mine)])).tolist()
+    lengths: list[int] = gathered("lengths", torch.tensor([len(mine)], device=HOST)).tolist()
     return [json.loads(part.numpy().tobytes()) for part in gathered("words", mine).split(lengths)]
 
 

@@ -29,7 +29,7 @@ from sordino.runtime.autograd import allgather, allreduce
 from sordino.runtime.bucket import Bucket, Settings, whole_layout
 from sordino.runtime.compression import Compression
 from sordino.runtime.context import Context, Recoverable
-from sordino.runtime.devices import core_device
+from sordino.runtime.devices import HOST, core_device
 from sordino.runtime.gradient_hooks import GradientHooks
 from sordino.runtime.operation import Average, Sum
 from sordino.runtime.own_gradients import OwnGradients
@@ -48,7 +48,7 @@ def write_flags(flags: torch.Tensor, used: Sequence[bool]) -> bool:
     if complete:  # without waiting for a GPU
         flags.fill_(1)
     else:
-        flags.copy_(torch.tensor(used))
+        flags.copy_(torch.tensor(used, device=HOST))
     return complete
 
 
@@ -180,7 +180,7 @@ class GradientReducer(GradientHooks):
         ]
         name = self.context.plan_name(f"gradients.{self._layout.hash:x}", process_set.process_set_id)
         self._plan = name
-        mine = torch.tensor([order, sparse]).unsqueeze(0)
+        mine = torch.tensor([order, sparse], device=HOST).unsqueeze(0)
         table = allgather(mine, name=f"{name}.plan", process_set=process_set)
         agreed: list[int] = table[0, 0].tolist()
         if not self.settings.sparse_as_dense:
@@ -508,7 +508,7 @@ class GradientReducer(GradientHooks):
         if loss is None or not self.active:
             return loss
         op = Sum if self.settings.op == Sum else Average
-        mine = loss.detach() if isinstance(loss, torch.Tensor) else torch.tensor(loss, dtype=torch.float64)
+        mine = loss.detach() if isinstance(loss, torch.Tensor) else torch.tensor(loss, dtype=torch.float64, device=HOST)
         whole = allreduce(mine, op=op, name=f"{self._plan}.loss", process_set=self.settings.process_set)
         return whole if isinstance(loss, torch.Tensor) else whole.item()
 

@@ -11,6 +11,7 @@ from sordino.errors import UsageError
 from sordino.runtime.autograd import allreduce
 from sordino.runtime.collectives import grouped_allreduce_
 from sordino.runtime.context import current
+from sordino.runtime.devices import HOST
 from sordino.runtime.operation import Average
 from sordino.runtime.process_set import ProcessSet, global_process_set
 from sordino.runtime.tensors import squared_distance
@@ -58,6 +59,6 @@ def consensus_distance(model: torch.nn.Module, process_set: ProcessSet = global_
         for name, parameter in model.named_parameters()
         if parameter.is_floating_point()
     )
-    mine = torch.tensor([math.sqrt(squares)], dtype=torch.float64)
+    mine = torch.tensor([math.sqrt(squares)], dtype=torch.float64, device=HOST)
     label = current().plan_name("consensus_distance", process_set.process_set_id)
     return allreduce(mine, op=Average, name=label, process_set=process_set).item()

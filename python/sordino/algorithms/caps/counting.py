@@ -12,6 +12,7 @@ from sordino._core import Device, kernels
 from sordino.algorithms import ParameterSkipping
 from sordino.algorithms.caps.items import Items, Part
 from sordino.errors import UsageError
+from sordino.runtime.devices import HOST
 from sordino.runtime.flat_buffer import ParameterBuffer
 
 
@@ -30,7 +31,7 @@ class Detector(ABC):
         self._digits = -1 if algorithm.digits is None else algorithm.digits
         self._seed = algorithm.seed
         self._all = torch.from_numpy(items.elements)
-        self.counts = torch.zeros(len(items), dtype=torch.int64)
+        self.counts = torch.zeros(len(items), dtype=torch.int64, device=HOST)
         self.compared = self._all
         self._found = self.counts.to(arena.device)  # the same, where the kernels count
 

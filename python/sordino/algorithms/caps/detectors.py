@@ -16,6 +16,7 @@ from sordino.algorithms import ParameterSkipping
 from sordino.algorithms.caps.counting import Copy, Detector
 from sordino.algorithms.caps.items import Items, Part
 from sordino.errors import UsageError
+from sordino.runtime.devices import HOST
 from sordino.runtime.dtypes import DTYPES
 from sordino.runtime.flat_buffer import ParameterBuffer
 
@@ -49,7 +50,7 @@ class _SamplingDetector(Detector):
         sampled, device = self._kernels.items, arena.device
         self._indices = torch.zeros(sampled.samples, dtype=torch.int32, device=device)  # unsigned, to the kernels
         self._saved = torch.zeros(sampled.sample_bytes, dtype=torch.uint8, device=device)
-        self._sampled = torch.tensor(sampled.sample_counts, dtype=torch.int64)
+        self._sampled = torch.tensor(sampled.sample_counts, dtype=torch.int64, device=HOST)
 
     def _save(self) -> None:
         self._kernels.save_at(self._arena.address, self._indices, self._saved)
@@ -166,7 +167,7 @@ class MovementDetector(Detector):
                 items.dtypes.tolist(), items.offsets.tolist(), items.elements.tolist(), items.bytes.tolist()
             )
         ]
-        self._averages = torch.zeros(len(items), dtype=torch.float64)
+        self._averages = torch.zeros(len(items), dtype=torch.float64, device=HOST)
         self.compared = torch.full_like(self._all, int(self._all.sum()))
 
     def begin(self, step: int) -> None:
@@ -179,7 +180,7 @@ class MovementDetector(Detector):
             moved.nan_to_num_(nan=math.inf)  # what is no number has moved
             self._averages = self._memory * self._averages + (1 - self._memory) * moved
         values, places = self._averages.unique(return_inverse=True)  # rising
-        elements = torch.zeros(len(values), dtype=torch.int64).index_add_(0, places, self._all)
+        elements = torch.zeros(len(values), dtype=torch.int64, device=HOST).index_add_(0, places, self._all)
         further = (elements.sum() - elements.cumsum(0))[places]
         self.counts.copy_(torch.where(self._averages > 0, further, self.compared))
 

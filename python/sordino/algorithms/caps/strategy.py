@@ -32,7 +32,7 @@ from sordino.errors import UsageError
 from sordino.runtime import opcode
 from sordino.runtime.autograd import allreduce
 from sordino.runtime.collectives import grouped_allreduce_
-from sordino.runtime.devices import core_device
+from sordino.runtime.devices import HOST, core_device
 from sordino.runtime.dtypes import DTYPES
 from sordino.runtime.flat_buffer import ParameterBuffer
 from sordino.runtime.helpers import helpers_of
@@ -43,7 +43,7 @@ from sordino.runtime.tensors import describe
 
 
 def _no_items() -> dict[str, Any]:
-    return {"skipped": torch.zeros(0, dtype=torch.int64), "detector": {}}
+    return {"skipped": torch.zeros(0, dtype=torch.int64, device=HOST), "detector": {}}
 
 
 class _Sent(NamedTuple):
@@ -69,7 +69,7 @@ class SkippingStrategy(ExchangingStrategy):
         self._server: ParameterServer | None = None
         self._detector: Detector | None = None
         self._kept = False  # whether the detector knows the parameters before the next step
-        self._skipped = torch.zeros(0, dtype=torch.int64)  # [items]: steps in a row without each
+        self._skipped = torch.zeros(0, dtype=torch.int64, device=HOST)  # [items]: steps in a row without each
         self._loaded = _no_items()  # before there are items
 
     def attach(self) -> None:
@@ -86,9 +86,9 @@ class SkippingStrategy(ExchangingStrategy):
         block = algorithm.block_bytes if algorithm.granularity == "block" else None
         self._items = Items.of(self._arena, block)
         self._detector = detector_of(self._arena, self._items, algorithm)
-        self._skipped = torch.zeros(len(self._items), dtype=torch.int64)
+        self._skipped = torch.zeros(len(self._items), dtype=torch.int64, device=HOST)
         self._sent: Recent[_Sent] = Recent()  # the same sets of items are sent again and again
-        self._mask = torch.zeros(len(self._items), dtype=torch.bool)
+        self._mask = torch.zeros(len(self._items), dtype=torch.bool, device=HOST)
         self._told.describe(self._arena.names, self._items)
         if algorithm.dedicated:
             items, arena = self._items, self._arena
@@ -210,7 +210,7 @@ class SkippingStrategy(ExchangingStrategy):
         """Take the metric of an epoch; its mean over all workers moves the threshold. Collective."""
         mean = float(metric)
         if self.active:
-            mine = torch.tensor([mean], dtype=torch.float64)
+            mine = torch.tensor([mean], dtype=torch.float64, device=HOST)
             mean = float(allreduce(mine, op=Average, name="skipping.metric", process_set=self.settings.process_set))
         self._epochs += 1
         self._metrics.append(mean)

@@ -19,6 +19,7 @@ from sordino.algorithms.local_sgd.sharding import ShardedReducer
 from sordino.errors import UsageError
 from sordino.fingerprint import rank_list
 from sordino.runtime.autograd import allreduce
+from sordino.runtime.devices import HOST
 from sordino.runtime.objects import allgather_object
 from sordino.runtime.operation import Max
 from sordino.runtime.process_set import ProcessSet
@@ -99,7 +100,7 @@ class Trial:
             slack = epsilon * (_ROUNDING * change + max(_norm(wanted), _norm(before)))
             if _norm(found, wanted) > slack:
                 wrong.append(reducer.names[number])
-        verdict = torch.tensor([2 if wrong else int(moved)])
+        verdict = torch.tensor([2 if wrong else int(moved)], device=HOST)
         verdict = allreduce(verdict, op=Max, name="local.elementwise", process_set=self._everybody)
         if int(verdict) == 2:
             raise self._error(type(optimizer).__name__, wrong)

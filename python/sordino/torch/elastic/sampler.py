@@ -17,6 +17,7 @@ import torch
 
 from sordino.errors import UsageError
 from sordino.runtime.context import current
+from sordino.runtime.devices import HOST
 
 Spans = list[tuple[int, int]]  # disjoint [begin, end), in order
 
@@ -76,7 +77,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         Call it at the end of the epoch before, or a fault would repeat what that had already processed.
         """
         context = current()
-        self._divide(epoch, torch.zeros(len(self.dataset), dtype=torch.bool), context.rank, context.size)
+        self._divide(epoch, torch.zeros(len(self.dataset), dtype=torch.bool, device=HOST), context.rank, context.size)
 
     def reset(self) -> None:
         """Divide what is left, as far as this rank knows, among the ranks there are.
@@ -91,7 +92,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         left = order[~done[order]]
         total = -(-len(left) // size) * size
         # Fewer may be left than there are ranks: the beginning is repeated as often as it takes.
-        dealt = left[torch.arange(total) % max(1, len(left))]
+        dealt = left[torch.arange(total, device=HOST) % max(1, len(left))]
         self._division = _Division(epoch, done, left, dealt, size, rank)
         self._taken: dict[int, Spans] = {}  # of each rank's list, as far as this rank knows
 
@@ -100,7 +101,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         order = list(range(length))
         if self.shuffle:
             random.Random(self.seed + epoch).shuffle(order)
-        return torch.tensor(order, dtype=torch.int64)
+        return torch.tensor(order, dtype=torch.int64, device=HOST)
 
     @property
     def epoch(self) -> int:
@@ -239,9 +240,13 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
             state_dict, lacks = {**state_dict, "processed_indices": first}, []
         if lacks:
             raise UsageError(f"this is not a state of ElasticSampler: it lacks {', '.join(lacks)}")
-        done = torch.zeros(len(self.dataset), dtype=torch.bool)
+        done = torch.zeros(len(self.dataset), dtype=torch.bool, device=HOST)
         processed = state_dict["processed_indices"]
-        indices = processed if isinstance(processed, torch.Tensor) else torch.tensor(list(processed), dtype=torch.int64)
+        indices = (
+            processed
+            if isinstance(processed, torch.Tensor)
+            else torch.tensor(list(processed), dtype=torch.int64, device=HOST)
+        )
         if len(indices) > 0 and not 0 <= int(indices.min()) <= int(indices.max()) < len(done):
             raise UsageError(f"this state of ElasticSampler has indices beyond a dataset of {len(done)}: use its own")
         done[indices] = True

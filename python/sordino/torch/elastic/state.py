@@ -21,6 +21,7 @@ import torch
 from sordino.errors import UsageError
 from sordino.runtime.autograd import allgather
 from sordino.runtime.context import current
+from sordino.runtime.devices import HOST
 from sordino.runtime.process_set import global_process_set
 from sordino.runtime.recovery import together
 from sordino.torch.elastic.handlers import (
@@ -207,7 +208,7 @@ class State(ABC):
         mine = [self._token, self._version, max(stamp, self._stamp), changes, *self._notes()]
         if context.size == 1:
             return [Told(mine)]
-        everything = allgather(torch.tensor([len(mine), *mine]), name=f"elastic.{when}").tolist()
+        everything = allgather(torch.tensor([len(mine), *mine], device=HOST), name=f"elastic.{when}").tolist()
         told = []
         while everything:
             end = 1 + everything[0]
