@@ -206,3 +206,25 @@ def misuse_of_shards_is_refused(seat: Seat) -> None:
         copy.deepcopy(optimizer)
     with pytest.raises(UsageError, match="not a state of LocalSGD: it lacks alone"):
         optimizer.load_state_dict({**optimizer.state_dict(), "sordino": {"steps": 1, "round": 1}})
+
+
+@check(least=2, when=("before", "after"))
+def looking_at_the_state_changes_nothing(seat: Seat, when: str) -> None:
+    """`optimizer.state[parameter]` makes an empty entry. Loggers look there, and schedule-free optimizers."""
+    wanted = train(seat, LocalSGD(2, seat.size), 6, OPTIMIZERS["momentum"])
+    model = Odd()
+    optimizer = wrap(model, LocalSGD(2, seat.size), OPTIMIZERS["momentum"])
+
+    def look() -> None:
+        for parameter in model.parameters():
+            optimizer.state[parameter].get("momentum_buffer")
+
+    for turn in range(6):
+        if when == "before":
+            look()
+        step(seat, model, optimizer, turn)
+        if when == "after":
+            look()
+            assert optimizer.state_dict()["state"]
+    for mine, theirs in zip(model.parameters(), wanted.parameters()):
+        assert torch.equal(mine, theirs)

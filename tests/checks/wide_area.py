@@ -233,10 +233,10 @@ def states_optimizers_and_groups(seat: Seat, kind: str) -> None:
     for _ in range(6):
         one.step()
         two.step()
-    assert one.state_dict()["sordino"] == {"steps": 6}
+    assert one.state_dict()["sordino"] == {"algorithm": one._options.algorithm.label, "steps": 6}
     one.load_state_dict({**one.state_dict(), "sordino": {"steps": 11}})
     one.step()
-    assert one.state_dict()["sordino"] == {"steps": 12}
+    assert one.state_dict()["sordino"]["steps"] == 12
     with pytest.raises(UsageError, match="steps"):
         one.load_state_dict({**two.state_dict(), "sordino": {}})
     three = copy.deepcopy(two)

@@ -23,6 +23,7 @@ from sordino.runtime.context import current, members_of
 from sordino.runtime.operation import Average, resolve_op
 from sordino.runtime.options import Groups, Options
 from sordino.runtime.process_set import ProcessSet, global_process_set
+from sordino.torch import dcp
 from sordino.torch.arguments import Named, name_parameters, parameters_of
 from sordino.torch.factory import make_strategy
 from sordino.torch.scaler import step_scaled
@@ -132,7 +133,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         # Not where that takes more exchanges than step() would: one rank that looks alone would wait for the others.
         if self._may_synchronize and self._strategy.ready and not self._strategy.partial_state:
             self._strategy.synchronize()
-        return self._inner.param_groups
+        return dcp.with_key(self._inner.param_groups)
 
     @param_groups.setter
     def param_groups(self, groups: list[dict[str, Any]]) -> None:
@@ -141,7 +142,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     @property
     def state(self) -> Any:  # type: ignore[override]
         self._strategy.complete()
-        return self._inner.state
+        return dcp.with_names(self._inner.state) if self._strategy.partial_state else self._inner.state
 
     @state.setter
     def state(self, state: Any) -> None:
@@ -170,13 +171,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """Return the wrapped optimizer's state, loadable with and without Sordino.
 
-        Algorithms that have a state of their own keep it under the key "sordino". Collective where ranks have a shard
-        of it each (`LocalSGD`).
+        Algorithms that have a state of their own keep it under the key "sordino", with the algorithm's name. Collective
+        where ranks have a shard of the optimizer's state each (`LocalSGD`).
         """
         own = self._strategy.state_dict()
         if own is None:
             return self._inner.state_dict()
-        state = {**self._strategy.optimizer_state(self._inner), "sordino": own}
+        named = {"algorithm": self._strategy.algorithm.label, **own}
+        state = dcp.pack({**self._strategy.optimizer_state(self._inner), dcp.KEY: named})
         self._strategy.context.returned()
         return state
 
@@ -184,17 +186,32 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Load a state of the wrapped optimizer; reductions under way are brought to their end first.
 
         Collective where ranks have a shard of it each (`LocalSGD`).
+
+        Raises:
+            UsageError: the state is of another algorithm.
         """
         if self._strategy.in_flight:
             self.synchronize()
-        inner = {key: value for key, value in state_dict.items() if key != "sordino"}
-        own = state_dict.get("sordino")
+        inner, own = dcp.unpack(state_dict)
         if own is not None:
+            own = self._own_state(own)
             self._strategy.check_state(own)
         self._strategy.load_optimizer_state(self._inner, inner)
         self._strategy.reset()
         if own is not None:
             self._strategy.go_on_from(own)
+
+    def _own_state(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Return the algorithm's state without its name. UsageError if it is another algorithm's."""
+        algorithm, named = self._strategy.algorithm, state.get("algorithm", "another algorithm")
+        foreign = "algorithm" in state and named != algorithm.label
+        if foreign or self._strategy.state_dict() is None:
+            raise UsageError(
+                f"this state was saved by {named}, and the optimizer uses {algorithm}. Use the algorithm that it was "
+                f"saved by, or drop what that one has kept, to begin {algorithm.label} with it: "
+                "del state_dict['sordino']"
+            )
+        return {key: value for key, value in state.items() if key != "algorithm"}
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters, which are reduced like the others from now on. Collective."""
@@ -364,6 +381,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Args:
             closure: as of the wrapped optimizer; gradients are reduced after each evaluation of it.
         """
+        if dcp.makes_state():
+            return self._inner.step()
         if self._may_synchronize and self._asked and self._strategy.done:
             warnings.warn(
                 "optimizer.step() called without optimizer.skip_synchronize() context after optimizer.synchronize(). "

@@ -63,18 +63,30 @@ def scatter_state(optimizer: torch.optim.Optimizer, reducer: ShardedReducer, ful
     states, groups, index, number = {}, [], 0, 0
     for group in full["param_groups"]:
         mine = []
-        for _ in group["params"]:
+        for key in group["params"]:  # a number, or a name that torch.distributed.checkpoint has given
             parameter, piece = parameters[index]
             if piece is not None:
-                if index in full["state"]:
-                    state = full["state"][index]
-                    states[number] = {key: _cut(value, parameter, piece) for key, value in state.items()}
+                if key in full["state"]:
+                    state = full["state"][key]
+                    states[number] = {name: _cut(value, parameter, piece) for name, value in state.items()}
                 mine.append(number)
                 number += 1
             index += 1
         groups.append({**group, "params": mine})
     with reducer.on_slices(optimizer):
         optimizer.load_state_dict({**full, "state": states, "param_groups": groups})
+
+
+def take_over_state(optimizer: torch.optim.Optimizer, reducer: ShardedReducer) -> None:
+    """Cut what the optimizer keeps for whole parameters, from before it was wrapped, into that of this rank's slices.
+
+    An entry without values goes: `optimizer.state[parameter]` makes one when a script looks there.
+    """
+    owned = reducer.slices()
+    for number, parameter in enumerate(reducer.parameters):
+        kept, piece = optimizer.state.pop(parameter, None), owned.get(number)
+        if kept and piece is not None:
+            optimizer.state[piece.values] = {key: _cut(value, parameter, piece) for key, value in kept.items()}
 
 
 def in_memory_order(tensor: torch.Tensor) -> torch.Tensor:

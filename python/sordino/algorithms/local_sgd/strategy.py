@@ -17,13 +17,14 @@ from sordino.algorithms.exchanging import ExchangingStrategy
 from sordino.algorithms.local_sgd import LocalSGD
 from sordino.algorithms.local_sgd.elementwise import Trial, require_elementwise
 from sordino.algorithms.local_sgd.gathering import Gathering
-from sordino.algorithms.local_sgd.sharded_state import gather_state, scatter_state
+from sordino.algorithms.local_sgd.sharded_state import gather_state, scatter_state, take_over_state
 from sordino.algorithms.local_sgd.sharding import ShardedReducer
 from sordino.algorithms.strategy import Runtime
 from sordino.errors import UsageError
 from sordino.runtime.autograd import allreduce
 from sordino.runtime.channel import PreparedReduction
 from sordino.runtime.collectives import grouped_allreduce_
+from sordino.runtime.devices import HOST
 from sordino.runtime.flat_buffer import ParameterBuffer
 from sordino.runtime.groups import group_of, new_channel, peers_of
 from sordino.runtime.operation import Average, Max, Sum
@@ -95,7 +96,7 @@ class LocalSGDStrategy(ExchangingStrategy):
 
     def renew(self) -> None:
         # Some may have taken the step from which groups are on their own, and others not.
-        mine = torch.tensor([int(self._alone)])
+        mine = torch.tensor([int(self._alone)], device=HOST)
         self._alone = bool(allreduce(mine, op=Max, name="local.alone", process_set=self.settings.process_set))
         rate, distances = self._rate, self.distances
         super().renew()
@@ -147,8 +148,7 @@ class LocalSGDStrategy(ExchangingStrategy):
         if self._shards is None:
             return
         self._shards.prepare()
-        if optimizer.state and any(p in optimizer.state for p in self.parameters):  # from before it was wrapped
-            scatter_state(optimizer, self._shards, optimizer.state_dict())
+        take_over_state(optimizer, self._shards)
 
     def after_step(self) -> None:
         self.steps += 1
@@ -216,7 +216,7 @@ class LocalSGDStrategy(ExchangingStrategy):
         means = [value.clone() for value in values]
         self._reduce(means, Average)
         squares = sum(squared_distance(value, mean) for value, mean in zip(values, means))
-        told = torch.tensor([squares], dtype=torch.float64)
+        told = torch.tensor([squares], dtype=torch.float64, device=HOST)
         if self._shards is not None:
             told = allreduce(told, op=Sum, name="local.squares", process_set=self._group)
         return float(allreduce(told.sqrt(), op=Average, name="local.distance", process_set=self._peers))
@@ -243,7 +243,7 @@ class LocalSGDStrategy(ExchangingStrategy):
             raise UsageError("report_metric() has no effect without LocalSGD(adaptive=AdaptiveInterval(...))")
         if not self.active:
             return
-        mine = torch.tensor([loss], dtype=torch.float64)
+        mine = torch.tensor([loss], dtype=torch.float64, device=HOST)
         mean = float(allreduce(mine, op=Average, name="local.metric", process_set=self.settings.process_set))
         if not (math.isfinite(mean) and mean > 0):
             return

@@ -1,0 +1,122 @@
+"""How a wrapped optimizer serves `torch.distributed.checkpoint.state_dict`.
+
+`get_state_dict` and `set_state_dict` know torch's own optimizers only. They
+
+- call `step()` with zero gradients and a learning rate of 0, to make the state of an optimizer that has none;
+- keep only "state" and "param_groups" of `state_dict()`, and rename the parameters in both;
+- read a flattened state by the keys of each group in `optimizer.param_groups`, and by those of `optimizer.state`.
+
+None of these calls says that it comes from there, and each needs another answer than a call by a script. So they are
+recognised by the function that makes the call. The state of an algorithm travels as bytes in the first parameter group,
+because a checkpoint of torch's loads one value whatever its size was when the checkpoint was written.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Iterable, Mapping
+from types import FrameType
+from typing import Any
+
+import torch
+
+from sordino.errors import UsageError
+
+KEY = "sordino"
+_MODULE = "torch.distributed.checkpoint.state_dict"
+_NEAR = 8  # frames: a scheduler wraps step()
+_REPEATED = 1 << 20  # bytes of a state that may be written once for each parameter
+
+
+def _call_by(function: str) -> FrameType | None:
+    """Return the frame of this function of torch's module, if it is near on the stack of this call."""
+    if _MODULE not in sys.modules:
+        return None
+    frame: FrameType | None = sys._getframe(2)
+    for _ in range(_NEAR):
+        if frame is None:
+            return None
+        if frame.f_globals.get("__name__") == _MODULE and frame.f_code.co_name == function:
+            return frame
+        frame = frame.f_back
+    return None
+
+
+def makes_state() -> bool:
+    """Return whether the call under way is a step that only makes the optimizer's state."""
+    return _call_by("_init_optim_state") is not None
+
+
+def with_key(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return parameter groups as the call under way has to get them.
+
+    A call that reads a flattened state with an algorithm's own finds its key in the first group.
+    """
+    frame = _call_by("_unflatten_optim_state_dict")
+    if frame is None or not any(key.endswith(f".{KEY}") for key in frame.f_locals.get("state_dict", ())):
+        return groups
+    return [{**groups[0], KEY: b""}, *groups[1:]]
+
+
+class _SavedNames:
+    """Of each parameter, the names of the values that a flattened state has for it."""
+
+    def __init__(self, saved: Iterable[str], names: Mapping[Any, Any]) -> None:
+        self._saved, self._names = list(saved), names
+
+    def __getitem__(self, parameter: torch.Tensor) -> set[str]:
+        prefixes = [f"state.{name}." for name in self._names[parameter]]
+        rests = (key[len(prefix) :] for prefix in prefixes for key in self._saved if key.startswith(prefix))
+        return {rest.partition(".")[0] for rest in rests}
+
+
+def with_names(state: Any) -> Any:
+    """Return the state of an optimizer of which this rank has a part, as the call under way has to get it.
+
+    A call that reads a flattened state finds the names of the values there, because this rank has none for most of the
+    parameters.
+    """
+    frame = _call_by("_unflatten_optim_state_dict")
+    if frame is None:
+        return state
+    return _SavedNames(frame.f_locals["state_dict"], frame.f_locals["info"].fqn_param_mapping)
+
+
+def pack(state: dict[str, Any]) -> dict[str, Any]:
+    """Return the state of a wrapped optimizer as the call under way has to get it.
+
+    Args:
+        state: with the algorithm's own under "sordino".
+
+    Raises:
+        UsageError: a flattened checkpoint would hold a large state once for each parameter.
+    """
+    frame = _call_by("_get_optim_state_dict")
+    groups = state["param_groups"]
+    if frame is None or not groups:
+        return state
+    buffer = io.BytesIO()
+    torch.save(state[KEY], buffer)
+    data = buffer.getvalue()
+    flat = getattr(frame.f_locals.get("info"), "flatten_optimizer_state_dict", False)
+    if flat and len(data) > _REPEATED:
+        raise UsageError(
+            f"flatten_optimizer_state_dict=True would write the state of {state[KEY]['algorithm']}, "
+            f"{len(data) / 1e6:.1f} MB, once for each parameter. Use flatten_optimizer_state_dict=False"
+        )
+    return {**state, "param_groups": [{**groups[0], KEY: data}, *groups[1:]]}
+
+
+def unpack(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """Return the wrapped optimizer's part of a state, and the algorithm's own; None if it has none."""
+    inner = {key: value for key, value in state.items() if key != KEY}
+    own = state.get(KEY)
+    packed = next((group[KEY] for group in inner.get("param_groups", ()) if group.get(KEY)), None)
+    if own is None and packed is not None:
+        own = torch.load(io.BytesIO(packed), map_location="cpu", weights_only=True)
+    if any(KEY in group for group in inner.get("param_groups", ())):
+        inner["param_groups"] = [
+            {key: value for key, value in group.items() if key != KEY} for group in inner["param_groups"]
+        ]
+    return inner, own
