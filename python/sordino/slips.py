@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping
 
-_LAUNCHERS = ("RANK", "SIZE", "TOKEN", "RENDEZVOUS", "LAUNCHER", "RESTART", "ON_PEER_LOST", "RECORD")
+_LAUNCHERS = ("RANK", "SIZE", "TOKEN", "RENDEZVOUS", "LAUNCHER", "RESTART", "ON_PEER_LOST", "RECORD", "RANK_VARIABLES")
 _NEAR = 0.85  # for variables, of which others may have some of their own
 
 

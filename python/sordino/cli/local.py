@@ -246,7 +246,8 @@ class LocalJob:
 
     def _judged(self) -> tuple[int, str]:
         if self._failures:
-            return self._failures[0].status, outcomes.first_of(self._failures)
+            first = self._told.first_of(self._failures)
+            return first.status, outcomes.because(first, len(self._failures))
         return self._told.judge(0)
 
     def _close(self) -> None:

@@ -1,8 +1,8 @@
 """What is known of the ranks of a job, and what that makes of it: when it is over, and with which status.
 
-A rank tells that it waits for the others to start, that it has met them, whom it goes on without, and that it exits
-(launch/telling.py). Under fault tolerance a keeper tells how it ended, for mpirun's own status is 0 there even if every
-rank was killed.
+A rank tells that it waits for the others to start, that it has met them, whom it goes on without, that an error of its
+own ends it, and that it exits (launch/telling.py). Under fault tolerance a keeper tells how it ended, for mpirun's own
+status is 0 there even if every rank was killed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sordino.awake import AwakeClock
@@ -103,6 +103,7 @@ class Outcomes:
         self._deadlines = deadlines or Deadlines()
         self._known: dict[int, Outcome] = {}
         self._told: dict[str, set[int]] = defaultdict(set)
+        self._first_failure: int | None = None  # the first rank that an error of its own ends
         self._read: set[str] = set()  # links of the folder, none of which changes
         self._pids: dict[int, int] = {}  # of ranks of this machine that have told anything
         self._states: dict[int, str] = {}
@@ -117,24 +118,25 @@ class Outcomes:
         self._known[rank] = Outcome(at, rank, code)
 
     def hear(self, rank: int, word: str, pid: int = 0) -> None:
-        """Hear that a rank `waits` for the others to start, has `met` them, or `exits`; or that it was `left` behind.
+        """Hear that a rank `waits` for the others to start, has `met` them, `fails` or `exits`, or was `left` behind.
 
-        A rank has told the first three of itself; another has told that it has left this one behind.
+        A rank tells all of these of itself but the last, which another rank tells.
 
         Args:
             rank: which has told, or which the others have left behind.
-            word: "waits", "met", "exits" or "left".
+            word: "waits", "met", "fails", "exits" or "left".
             pid: whose process has told, if it is one of this machine.
         """
+        if word == "fails" and self._first_failure is None:
+            self._first_failure = rank
         self._told[word].add(rank)
         if pid and word != "left":
             self._pids[rank] = pid
 
     def known(self) -> dict[int, Outcome]:
         """Return the outcomes by rank. Of ranks that end with the job, as it is over, nothing more is heard."""
-        for link in self._folder.iterdir() if self._folder and not self._verdict else ():
-            if link.name in self._read:
-                continue
+        new = [one for one in self._folder.iterdir() if one.name not in self._read] if self._folder else []
+        for link in sorted(new, key=lambda one: one.lstat().st_mtime_ns) if not self._verdict else ():
             self._read.add(link.name)
             word, _, rank = link.name.rpartition(".")
             told = os.readlink(link).split()
@@ -216,6 +218,21 @@ class Outcomes:
         """Return whether all ranks have ended."""
         return len(self.known()) == self.ranks
 
+    def first_of(self, failed: Sequence[Outcome]) -> Outcome:
+        """Return how the rank ended that failed first.
+
+        The others fail because of it, and some of them may end before it does. A rank that was on its way out is ended
+        together with the others; it has failed all the same, with status 1.
+
+        Args:
+            failed: outcomes of ranks that failed, in the order of their ends.
+        """
+        self.known()
+        blamed = next((outcome for outcome in failed if outcome.rank == self._first_failure), None)
+        if blamed is None:
+            return failed[0]
+        return blamed if blamed.code > 0 else replace(blamed, code=1)
+
     def judge(self, launcher: int) -> tuple[int, str]:
         """Return the status of the job, and what there is to say about it ("" if nothing).
 
@@ -242,14 +259,15 @@ class Outcomes:
                 lost += [f"how rank {rank} ended is not known" for rank in range(self.ranks) if rank not in known]
             return 0, f"{', '.join(lost)}; the others finished" if lost else ""
         if failed:
-            return failed[0].status, first_of(failed)
+            first = self.first_of(failed)
+            return first.status, because(first, len(failed))
         return launcher or 1, f"no rank has told how it ended; mpirun's status is {launcher}"
 
 
-def first_of(failed: Sequence[Outcome]) -> str:
-    """Return which rank failed first. That is no cause: one that ended by itself, as others after it, has said why."""
-    text = f"{failed[0]}" + (", the first that failed" if len(failed) > 1 else "")
-    return f"{text}; why stands above" if failed[0].code > 0 else text
+def because(first: Outcome, failed: int) -> str:
+    """Return what there is to say of the first rank that failed, of so many. Its own error line tells the cause."""
+    text = f"{first}" + (", the first that failed" if failed > 1 else "")
+    return f"{text}; why stands above" if first.code > 0 else text
 
 
 def keeper(where: str) -> list[str]:
@@ -285,7 +303,7 @@ def over_stderr(ranks: int, deadlines: Deadlines | None = None) -> Iterator[tupl
 
 
 def _pass_on(reading: int, token: str, outcomes: Outcomes) -> None:
-    line = re.compile(rf"\x1e{token} (\d+) (-?\d+|waits|met|left|exits) ([\d.]+)\r?\n".encode())
+    line = re.compile(rf"\x1e{token} (\d+) (-?\d+|waits|met|left|fails|exits) ([\d.]+)\r?\n".encode())
     held, data = b"", b"-"
     while data:
         data = os.read(reading, 65536)

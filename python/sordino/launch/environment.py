@@ -15,6 +15,7 @@ from sordino.errors import UsageError
 RENDEZVOUS = "SORDINO_RENDEZVOUS"  # where ranks that `sordino run` has started meet
 RANK, SIZE = "SORDINO_RANK", "SORDINO_SIZE"
 TOKEN = "SORDINO_TOKEN"
+RANK_VARIABLES = "SORDINO_RANK_VARIABLES"  # which made the process that started this one a rank, with their values
 _TORCHRUN = "TORCHELASTIC_RUN_ID"  # which nothing else sets; Accelerate starts torchrun
 _LIKE_TORCHRUN = "a launcher of torch.distributed's kind (torchrun, Accelerate, DeepSpeed, Ray, Kubeflow)"
 _LAUNCHERS = (

@@ -6,10 +6,11 @@ The way is found once; each start then makes worlds of all its ranks or of some 
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Any, Protocol
 
 from sordino import _core
 from sordino.errors import ConfigurationMismatch, NotBuilt, UsageError
-from sordino.launch.environment import RENDEZVOUS, TOKEN, Place, place_of
+from sordino.launch.environment import RANK_VARIABLES, RENDEZVOUS, TOKEN, Place, place_of
 from sordino.launch.rendezvous import comparing, mpi_world
 from sordino.launch.socket_rendezvous import SocketRendezvous
 from sordino.launch.store_rendezvous import StoreRendezvous, open_store
@@ -201,6 +202,58 @@ def find_start(
     if built and (mpi_size > 1 or _mpi_in_use() or comm or (mpi_size == 1 and _core.probe_mpi()["ok"])):
         return MpiStart()
     return AloneStart()
+
+
+def started_by_a_rank(environment: Mapping[str, str] = os.environ) -> str:
+    """Return which rank has started this process by `multiprocessing`; "" if none has, or this process is a rank.
+
+    A worker of a DataLoader inherits the variables of the rank that it works for, and runs the top of the rank's
+    script. It is no rank if the variables are still those of the process that has started it. They are compared with
+    the environment that this process began with, and with what `init()` has noted there.
+
+    Raises:
+        UsageError: what launchers say contradicts itself.
+    """
+    parent = _parent()
+    if parent is None:
+        return ""
+    mpi_size, variable = _core.launcher()
+    place = place_of(environment, mpi_size, variable)
+    if place is not None:
+        rank, names = str(place.rank), list(place.launch.variables)
+    elif mpi_size > 1:
+        rank, names = "", [variable]
+    else:
+        return ""
+    mine, theirs = {name: environment.get(name, "") for name in names}, _environment_of(parent)
+    inherited = mine == {name: theirs.get(name, "") for name in names}
+    if not inherited and json.dumps(mine) != environment.get(RANK_VARIABLES):
+        return ""
+    return f"rank {rank}" if rank else "a rank"
+
+
+def _parent() -> int | None:
+    """Return the process that has started this one by `multiprocessing`; None if none has."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        return os.getppid()  # while a new process runs the top of the script, multiprocessing does not know its parent
+    parent = multiprocessing.parent_process()
+    return None if parent is None else parent.pid
+
+
+def note_the_variables(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Note which variables have made this process a rank, for the processes that it starts."""
+    place = place_of(environment, *_core.launcher())
+    if place is not None:
+        environment[RANK_VARIABLES] = json.dumps({name: environment.get(name, "") for name in place.launch.variables})
+
+
+def _environment_of(pid: int) -> dict[str, str]:
+    """Return the environment that a process began with; nothing of one that has ended."""
+    try:
+        words = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="surrogateescape").split("\0")
+    except OSError:
+        return {}
+    return {name: value for name, _, value in (word.partition("=") for word in words)}
 
 
 _starts: dict[tuple[object, ...], ProcessStart] = {}

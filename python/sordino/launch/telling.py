@@ -1,7 +1,8 @@
 """What a rank tells `sordino run`.
 
-It says that it waits for all others to start, that they have met, whom they go on without, and that it exits. For ranks
-that are gone or stand still the others would wait at the start or at the end, and only the launcher can end them.
+It says that it waits for all others to start, that they have met, whom they go on without, that an error of its own
+ends it, and that it exits. For ranks that are gone or stand still the others would wait at the start or at the end, and
+only the launcher can end them.
 
 `SORDINO_LAUNCHER` says where: a folder of this machine, where every word is a link (made at once or not at all, and on
 a full disk, too), or `stderr:TOKEN`, where it is a line that the launcher takes out.
@@ -57,6 +58,12 @@ def tell_of_the_lost(identities: Iterable[int], identity: int, started: int) -> 
     if (str(identity), str(started)) in known:
         for lost in identities:
             _tell("left", lost)
+
+
+def tell_of_the_failure() -> None:
+    """Say that an error of this rank's own ends it, before the others fail because of that."""
+    if os.getpid() == _rank_process:
+        _tell("fails", _own_number())
 
 
 def tell_of_the_exit() -> None:

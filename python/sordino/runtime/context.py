@@ -340,14 +340,21 @@ class _Local(threading.local):
 
 _local = _Local()
 _default: Context | None = None
+_no_rank = ""
 
 
 def current() -> Context:
     """Return the context in force. Raises `UsageError` (a ValueError, as in Horovod) before `init()`."""
     context = _local.context or _default
     if context is None:
-        raise UsageError("Sordino has not been initialized; call sordino.torch.init() first.")
+        raise UsageError(_no_rank or "Sordino has not been initialized; call sordino.torch.init() first.")
     return context
+
+
+def is_no_rank(why: str) -> None:
+    """Note that `init()` has not made this process a rank; `current()` raises `why`."""
+    global _no_rank
+    _no_rank = why
 
 
 def current_or_none() -> Context | None:

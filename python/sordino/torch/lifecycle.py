@@ -8,22 +8,27 @@ import signal
 import sys
 import traceback
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Literal
 
 from sordino import _core
 from sordino.algorithms import Algorithm
 from sordino.errors import UsageError
-from sordino.launch.starts import MpiStart, Start, find_start
-from sordino.launch.telling import tell_of_the_exit
-from sordino.runtime.context import Context, Resized, current, current_or_none, replace_current
+from sordino.launch.starts import MpiStart, ProcessStart, Start, find_start, note_the_variables, started_by_a_rank
+from sordino.launch.telling import tell_of_the_exit, tell_of_the_failure
+from sordino.runtime.context import Context, Resized, current, current_or_none, is_no_rank, replace_current
 from sordino.runtime.helpers import Helpers
 from sordino.runtime.process_set import ProcessSet, unbind_all
 from sordino.runtime.recorder import Recorder, folder_of
 from sordino.slips import misspelt_variables
 from sordino.torch.process_sets import add_process_set
 from sordino.torch.start import goes_on, helped
+
+_NO_RANK = (
+    "this is a process that {0} has started by multiprocessing, such as a worker of a DataLoader. It has run the top "
+    "of the script, but it is no rank. Put what is for ranks alone under `if __name__ == '__main__':`"
+)
 
 
 def init(
@@ -61,6 +66,9 @@ def init(
 
     Without a launcher (`python train.py`) the world has one rank and MPI is not started.
 
+    A process that a rank has started by `multiprocessing`, as a worker of its DataLoader, is no rank: there init() does
+    nothing, and what needs a rank raises UsageError.
+
     Raises:
         UsageError: `comm` is of another type, or names ranks that do not exist; or the ranks do not make groups; or the
             record cannot be written; or a launcher has started several processes, and there is no way from one to the
@@ -78,6 +86,11 @@ def init(
     outlast = goes_on(on_peer_lost, algorithm)
     folder = folder_of(record)
     _check_type(comm)
+    if comm is None and store is None:
+        owner = started_by_a_rank()
+        is_no_rank(_NO_RANK.format(owner) if owner else "")
+        if owner:
+            return
     start = find_start(comm, store, rank, world_size)
     ranks = () if comm is None or hasattr(comm, "py2f") else tuple(comm)
     if dedicated is None:
@@ -85,6 +98,8 @@ def init(
     else:
         context = _with_helpers(start, ranks, dedicated)
     replace_current(context)
+    if isinstance(start, ProcessStart) and store is None:
+        note_the_variables()
     _install_exit_handlers()
     if context.rank == 0:
         for line in misspelt_variables(os.environ, (name for name, *_ in _core.variables())):
@@ -137,6 +152,8 @@ def _check_type(comm: Any) -> None:
 
 
 _handlers_installed = False
+_abandoned: tuple[Context, BaseException] | None = None
+"""The world that this rank has left because of an error, and the error, which may still end the process."""
 
 
 def _install_exit_handlers() -> None:
@@ -151,11 +168,16 @@ def _install_exit_handlers() -> None:
         """Tell the others of an exception that ends this rank, which must not leave them waiting for it."""
         previous(cls, error, trace)
         context = current_or_none()
-        if context is not None and context.recorder is not None:
-            context.recorder.failed(error)
-        if context is None or context.size == 1 or issubclass(cls, KeyboardInterrupt):
+        if context is not None:
+            if context.size == 1 or issubclass(cls, KeyboardInterrupt):
+                if context.recorder is not None:
+                    context.recorder.failed(error)
+                return
+            _abandon(context, error)
+        elif _abandoned is not None and _abandoned[1] in _chain(error):
+            context = _abandoned[0]
+        else:
             return
-        context.abort("".join(traceback.format_exception_only(cls, error)).strip())
         sys.stdout.flush()
         sys.stderr.flush()
         # An orderly exit would wait for ranks that no longer answer. The launcher ends the job on this status; where
@@ -165,6 +187,24 @@ def _install_exit_handlers() -> None:
         os._exit(1)
 
     sys.excepthook = tell_the_others
+
+
+def _abandon(context: Context, error: BaseException) -> None:
+    """Leave the world because of an error, which the others are told."""
+    if context.recorder is not None:
+        context.recorder.failed(error)
+    if not context.world.failed and not context.outlasts:  # else it is not what ends the job
+        tell_of_the_failure()
+    context.abort("".join(traceback.format_exception_only(type(error), error)).strip())
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error, and those in whose handling it was raised."""
+    seen: list[BaseException] = []
+    while error is not None and error not in seen:
+        seen.append(error)
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 def _shutdown_at_exit() -> None:
@@ -182,14 +222,24 @@ def _shutdown_at_exit() -> None:
 def shutdown() -> None:
     """Complete a step that was postponed, and leave the world.
 
-    Operations that still wait for this rank fail on the others. `init()` may follow, but not after one with ranks that
-    have no model, which have ended.
+    Operations that still wait for this rank fail on the others. Where an error is being handled, as in a `finally:`
+    block that it has led to, it is the cause that the others are told. `init()` may follow, but not after one with
+    ranks that have no model, which have ended.
     """
+    global _abandoned
     context = current_or_none()
     if context is None:
         return
+    error = sys.exc_info()[1]
+    breaks_off = isinstance(error, Exception) and context.size > 1 and not context.world.failed
     try:
+        if error is not None and breaks_off:
+            _abandoned = context, error
+            _abandon(context, error)
         context.shutdown()
+    except Exception:
+        if not breaks_off:  # else the error that is being handled matters
+            raise
     finally:
         replace_current(None)
         unbind_all(context)
