@@ -122,4 +122,28 @@ ERRORS = [
         "sorted(new)",
         (_ERROR + " -k the_order_of_errors",),
     ),
+    Error(
+        "a wrapper's name is a block",
+        "wrong bucket",
+        "python/sordino/runtime/segments.py",
+        'for part in name.split(".")[:-1] if part not in _WRAPPERS)',
+        'for part in name.split(".")[:-1])',
+        (tests("segments"),),
+    ),
+    Error(
+        "blocks are sought at the top of the model only",
+        "wrong bucket",
+        "python/sordino/runtime/segments.py",
+        "    for place, part in enumerate(path):\n        if not part.isdigit():\n",
+        "    for place, part in enumerate(path[:2]):\n        if not part.isdigit():\n",
+        (tests("segments"),),
+    ),
+    Error(
+        "a model without blocks is one segment",
+        "wrong bucket",
+        "python/sordino/runtime/segments.py",
+        "    if max(numbers, default=0) >= _FEW:\n",
+        "    if True:\n",
+        (tests("segments"),),
+    ),
 ]

@@ -67,11 +67,13 @@ class Strategy(ABC):
             are infinite.
         partial_state: whether a rank has a part of the optimizer's state only.
         distances: steps, and how far the local models were from their mean after them.
+        parts: how the model is cut, as "18 segments"; "" if that is not to be told.
     """
 
     reducer: GradientReducer | None = None
     steps_always = False
     partial_state = False
+    parts = ""
 
     def __init__(self, runtime: Runtime, algorithm: Algorithm) -> None:
         self.context, self.settings = runtime.context, runtime.settings

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence, Set
 from fnmatch import fnmatchcase
 
 from sordino.errors import UsageError
 
 Segments = str | int | tuple[str, ...]
+Path = tuple[str, ...]
+_WRAPPERS = {"_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
+_FEW = 4  # blocks, up to which large ones are cut
+_LARGE = 1 << 20  # bytes
+_PIECES = 16  # at most about so many, of a model that is one block
 
 
 def segment_numbers(names: Sequence[str], sizes: Sequence[float], segments: Segments | Sequence[str]) -> list[int]:
@@ -25,21 +31,37 @@ def segment_numbers(names: Sequence[str], sizes: Sequence[float], segments: Segm
         return [0] * len(names)
     if isinstance(segments, int):
         return _up_to(sizes, segments)
-    keys: list[object]
     if isinstance(segments, str):
-        keys = [block_of(name) for name in names]
-    else:
-        for pattern in segments:
-            if not any(fnmatchcase(name, pattern) for name in names):
-                raise UsageError(
-                    f"segments: the pattern {pattern!r} matches no parameter; they are {', '.join(names[:8])}…"
-                )
-        keys = [next((i for i, pattern in enumerate(segments) if fnmatchcase(name, pattern)), None) for name in names]
+        return _blocks(names, sizes)
+    for pattern in segments:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise UsageError(
+                f"segments: the pattern {pattern!r} matches no parameter; they are {', '.join(names[:8])}…"
+            )
+    return _numbered([next((i for i, one in enumerate(segments) if fnmatchcase(name, one)), None) for name in names])
+
+
+def _numbered(keys: Sequence[object]) -> list[int]:
+    """Return a number for each key, from 0 in the order of first use."""
     order = {key: number for number, key in enumerate(dict.fromkeys(keys))}
     return [order[key] for key in keys]
 
 
-def _up_to(sizes: Sequence[float], limit: int) -> list[int]:
+def _blocks(names: Sequence[str], sizes: Sequence[float]) -> list[int]:
+    """Return the block of each tensor. Where there are few blocks, those that are large are cut by bytes."""
+    numbers = _numbered(blocks_of(names))
+    if max(numbers, default=0) >= _FEW:
+        return numbers
+    limit = max(_LARGE, sum(sizes) / _PIECES)
+    pieces: list[object] = [None] * len(names)
+    for block in range(max(numbers, default=-1) + 1):
+        members = [i for i, number in enumerate(numbers) if number == block]
+        for i, piece in zip(members, _up_to([sizes[i] for i in members], limit)):
+            pieces[i] = (block, piece)
+    return _numbered(pieces)
+
+
+def _up_to(sizes: Sequence[float], limit: float) -> list[int]:
     numbers, used, number = [], 0.0, 0
     for size in sizes:
         if used > 0 and used + size > limit:
@@ -49,9 +71,37 @@ def _up_to(sizes: Sequence[float], limit: int) -> list[int]:
     return numbers
 
 
-def block_of(name: str) -> str:
-    """Return the block of a parameter: the top-level module, or the member of a numbered container in it."""
-    parts = name.split(".")
-    if len(parts) == 1:
-        return ""  # of the model itself
-    return ".".join(parts[:2]) if len(parts) > 2 and parts[1].isdigit() else parts[0]
+def blocks_of(names: Sequence[str]) -> list[str]:
+    """Return the block of each parameter, by the parameters' names.
+
+    A block is a member of the outermost numbered container that has several, wherever in the model it is
+    ("model.layers.3", "layer1.0"), or else the outermost module that holds no such container ("model.embed_tokens").
+    Names that wrappers have put in do not count (torch.compile, DistributedDataParallel).
+    """
+    paths = [tuple(part for part in name.split(".")[:-1] if part not in _WRAPPERS) for name in names]
+    children: dict[Path, set[str]] = defaultdict(set)
+    for path in paths:
+        for place, part in enumerate(path):
+            if part.isdigit():
+                children[path[:place]].add(part)
+    ends = [_member(path, children) for path in paths]
+    opened = {path[:place] for path, end in zip(paths, ends) if end for place in range(end)}
+    return [".".join(path[: end or _depth(path, opened)]) for path, end in zip(paths, ends)]
+
+
+def _member(path: Path, children: Mapping[Path, set[str]]) -> int:
+    """Return how much of a module's path names a member of a numbered container that has several; 0 if none does."""
+    enough = 2
+    for place, part in enumerate(path):
+        if not part.isdigit():
+            continue
+        if len(children[path[:place]]) >= enough:
+            nested = place == 0 and len(path) > 1 and path[1].isdigit()  # a container of containers
+            return place + 1 + nested
+        enough = 4  # what is inside of a block, as the two parts of a shortcut, is not cut
+    return 0
+
+
+def _depth(path: Path, opened: Set[Path]) -> int:
+    """Return how much of a module's path names the outermost module that holds no numbered container."""
+    return next((place + 1 for place in range(len(path)) if path[: place + 1] not in opened), len(path))

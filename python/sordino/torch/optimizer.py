@@ -234,7 +234,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return self._inner.register_step_post_hook(hook)
 
     def __repr__(self) -> str:
-        return f"DistributedOptimizer({self._options.algorithm}, {self._inner!r})"
+        parts = self._strategy.parts
+        return f"DistributedOptimizer({self._options.algorithm}, {parts}{', ' if parts else ''}{self._inner!r})"
 
     # ---- copies ------------------------------------------------------------------------------------------------
 

@@ -72,9 +72,10 @@ class MixingGossip(Gossip):
     """Gossip in which workers mix with some peers, segment by segment.
 
     Attributes:
-        segments: what is mixed as one: "model"; "blocks" (a model's top-level modules, and the members of its numbered
-            containers: residual blocks and the classifier); a number of bytes; or patterns of parameter names
-            (fnmatch), a segment each, the parameters that match none being one more.
+        segments: what is mixed as one: "model"; "blocks" (the members of the model's outermost numbered containers, as
+            "model.layers.3" or "layer1.0", and the modules beside these; up to 4 blocks are cut into pieces of at least
+            1 MiB); a number of bytes; or patterns of parameter names (fnmatch), a segment each, the parameters that
+            match none being one more. `print(optimizer)` tells how many segments there are.
     """
 
     segments: Segments | Sequence[str] = "model"

@@ -51,6 +51,7 @@ class GossipStrategy(ExchangingStrategy):
             self.reduce_within(group_of(context, everybody, algorithm.workers_in_group))
         self._steps_here = not algorithm.leaders_only or place % algorithm.workers_in_group == 0
         self._arena, self._mixing = arena, mixing
+        self.parts = f"{arena.segment_count} segment{'s' * (arena.segment_count != 1)}"
 
     @property
     def replicas(self) -> ProcessSet | None:
