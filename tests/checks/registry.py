@@ -28,6 +28,7 @@ MODULES = (
     "drift",
     "elementwise",
     "final_gradients",
+    "frozen",
     "gathering",
     "gossip",
     "gradient_places",

@@ -43,6 +43,10 @@ class ExchangingStrategy(Strategy):
     steps_always = True
     levels = True
     """Whether those that are left after a loss take the mean of their parameters."""
+    whole_models = True
+    """Whether what is exchanged is all parameters that are trained, as found when the ranks meet."""
+    takes_in_unfrozen = True
+    """Whether ranks can meet anew for parameters that are unfrozen later."""
 
     def __init__(self, runtime: Runtime, algorithm: Algorithm) -> None:
         super().__init__(runtime, algorithm)
@@ -52,6 +56,7 @@ class ExchangingStrategy(Strategy):
         self.buffers = list(runtime.buffers)
         self.steps = self.round = 0
         self._met = False
+        self._frozen: list[int] = []  # parameters that are left out of exchanges, because they are not trained
         self._floor = 0  # exchanges before this one are over
         self._furthest = 0  # steps that one of the ranks had taken when they met last
         self._rollback = Rollback(self.context)
@@ -139,6 +144,7 @@ class ExchangingStrategy(Strategy):
         self.algorithm = self._fitted()
         if self.active:
             self.settings.agreement.meet(self.context)
+            self._frozen = [i for i, parameter in enumerate(self.parameters) if not parameter.requires_grad]
             self.attach()
         elif self.reducer is not None:  # this rank is alone
             self.reducer.release()
@@ -202,8 +208,54 @@ class ExchangingStrategy(Strategy):
 
     @property
     def exchanged(self) -> list[torch.Tensor]:
-        """The tensors that exchanges change: parameters, and buffers that are averaged along with them."""
-        return [*self.parameters, *(buffer for _, buffer in self.buffers)]
+        """The tensors that exchanges change: trained parameters, and buffers that are averaged along with them.
+
+        They are those of the last meeting. A parameter that has been frozen since is still among them.
+        """
+        return [*self.trained, *(buffer for _, buffer in self.buffers)]
+
+    @property
+    def exchanged_names(self) -> list[str]:
+        """The names of `exchanged`."""
+        left_out = set(self._frozen)
+        names = [name for i, name in enumerate(self.names) if i not in left_out]
+        return [*names, *(f"buffer {name}" for name, _ in self.buffers)]
+
+    @property
+    def trained(self) -> list[torch.Tensor]:
+        """The parameters among `exchanged`."""
+        left_out = set(self._frozen)
+        return [parameter for i, parameter in enumerate(self.parameters) if i not in left_out]
+
+    def _unfrozen(self) -> str | None:
+        """Return the name of a parameter that is trained, and was left out of exchanges because it was not."""
+        for i in self._frozen if self.whole_models else ():
+            if self.parameters[i].requires_grad:
+                return self.names[i]
+        return None
+
+    def _take_in_unfrozen(self, optimizer: torch.optim.Optimizer) -> None:
+        """Meet anew where parameters have been unfrozen, which all ranks unfreeze at one step, to exchange them too."""
+
+        def meet_anew() -> None:
+            self.settle(optimizer)
+            round = self.round
+            self._part(keeps_place=True)
+            self._meet_all()
+            self.round = round
+
+        if self._unfrozen() is not None:
+            self.do_together(meet_anew)
+
+    def _refuse_unfrozen(self) -> None:
+        """Raise UsageError where parameters have been unfrozen, if they cannot be taken in."""
+        name = None if self.takes_in_unfrozen else self._unfrozen()
+        if name is not None:
+            raise UsageError(
+                f"'{name}' was frozen when the ranks met, so {self.label} leaves it out of its averages, and now it is "
+                f"trained. {self.label} cannot take it in, because its ranks are not at one step. Unfreeze it before "
+                "the first step, or wrap the optimizer anew afterwards, on all ranks"
+            )
 
     @torch.no_grad()
     def give_up(self) -> None:
@@ -249,6 +301,8 @@ class ExchangingStrategy(Strategy):
             return
         if not self._met:
             self.meet()
+        if self._frozen:
+            self._refuse_unfrozen()
         if self.context.outlasts:
             again(self.context, lambda: self._begin_if_active(optimizer))
         else:
@@ -266,6 +320,8 @@ class ExchangingStrategy(Strategy):
         if not self.active:
             return self.guarded(optimizer).step(closure)
         result = self.step_optimizer(optimizer, closure, synchronize)
+        if self._frozen:
+            self._take_in_unfrozen(optimizer)
         self.end()
         return result
 

@@ -48,6 +48,7 @@ class Agreement:
         names: of its tensors.
         tensors: parameters, and buffers that are exchanged with them.
         process_set: the ranks.
+        trained: of how many tensors, the first ones, it counts whether they are frozen.
     """
 
     def __init__(
@@ -56,7 +57,9 @@ class Agreement:
         names: Sequence[str],
         tensors: Sequence[torch.Tensor],
         process_set: ProcessSet,
+        trained: int = 0,
     ) -> None:
+        self._trained = trained
         self._mine = mine
         self._names, self._tensors = names, tensors
         self._process_set = process_set
@@ -76,7 +79,8 @@ class Agreement:
         name = context.plan_name("agreement", self._process_set.process_set_id)
         model = [
             f"{label(name, tensor)} {str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
-            for name, tensor in zip(self._names, self._tensors)
+            + " frozen" * (index < self._trained and not tensor.requires_grad)
+            for index, (name, tensor) in enumerate(zip(self._names, self._tensors))
         ]
         said = json.dumps([self._mine, model]).encode()
         digest = int.from_bytes(hashlib.blake2b(said, digest_size=8).digest(), "big", signed=True)

@@ -118,4 +118,5 @@ def _agreement(
         [*names, *(f"buffer {name}" for name, _ in buffers)],
         [*parameters, *(buffer for _, buffer in buffers)],
         options.process_set,
+        0 if options.algorithm.traits.same_gradients else len(parameters),
     )

@@ -135,6 +135,7 @@ class PairStrategy(ExchangingStrategy):
     _was_open = False
 
     levels = False  # asynchronous ones are never where the others are
+    takes_in_unfrozen = False
 
     def prepare(self) -> None:
         self._opened = False
@@ -143,8 +144,7 @@ class PairStrategy(ExchangingStrategy):
     def attach(self) -> None:
         everybody, context, algorithm = self.settings.process_set, self.context, self.algorithm
         ranks = everybody.ranks or []
-        names = self.names + [f"buffer {name}" for name, _ in self.buffers]
-        self._arena = ParameterBuffer(context, names, self.parameters + [buffer for _, buffer in self.buffers], "model")
+        self._arena = ParameterBuffer(context, self.exchanged_names, self.exchanged, "model")
         # Averagings work on the host: what they change comes to parameters on a GPU with the next step.
         self._copy = FlatBuffer(context, self._arena.layout)
         self._before = FlatBuffer(context, self._arena.layout, self._arena.device)

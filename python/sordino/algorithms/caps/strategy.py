@@ -79,9 +79,7 @@ class SkippingStrategy(ExchangingStrategy):
             if everybody.process_set_id != 0:
                 raise UsageError("dedicated_servers=True trains on all workers, not on a process set")
             context = helpers.context  # parameters lie where servers reach them
-        names = self.names + [f"buffer {name}" for name, _ in self.buffers]
-        tensors = self.parameters + [buffer for _, buffer in self.buffers]
-        self._arena = ParameterBuffer(context, names, tensors, "model")
+        self._arena = ParameterBuffer(context, self.exchanged_names, self.exchanged, "model")
         self._name = self.context.plan_name(f"skipping.{self._arena.layout.hash:x}", everybody.process_set_id)
         block = algorithm.block_bytes if algorithm.granularity == "block" else None
         self._items = Items.of(self._arena, block)

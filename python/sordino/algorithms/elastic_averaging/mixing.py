@@ -65,5 +65,6 @@ class ElasticMixing:
         self._mean.copy_(self._arena)
         runs = [run for _, run in self._mean.runs]
         name = f"{self._peers.name}.mean"
-        grouped_allreduce_(runs, op=Average, name=name, process_set=self._peers.process_set)
+        if runs:  # none where all parameters are frozen
+            grouped_allreduce_(runs, op=Average, name=name, process_set=self._peers.process_set)
         return self._mean

@@ -36,8 +36,8 @@ class GossipStrategy(ExchangingStrategy):
         ranks = everybody.ranks or []
         arena = ParameterBuffer(
             context,
-            self.names + [f"buffer {name}" for name, _ in self.buffers],
-            self.parameters + [buffer for _, buffer in self.buffers],
+            self.exchanged_names,
+            self.exchanged,
             algorithm.cut,
             weighted=algorithm.weighted,
         )

@@ -161,6 +161,7 @@ class LayeredStrategy(ExchangingStrategy):
     """What makes the steps of an optimizer those of Layered SGD."""
 
     algorithm: Layered
+    whole_models = False  # gradients are exchanged, in buckets that grow
 
     def prepare(self) -> None:
         self._ids = set(map(id, self.parameters))

@@ -67,6 +67,10 @@ class LocalSGDStrategy(ExchangingStrategy):
     def partial_state(self) -> bool:  # type: ignore[override]
         return self.active and self.algorithm.sharded
 
+    @property
+    def whole_models(self) -> bool:  # type: ignore[override]
+        return not self.algorithm.sharded  # shards of parameters that are unfrozen are made in their first step
+
     # ---- meeting -----------------------------------------------------------------------------------------------
 
     def attach(self) -> None:
@@ -80,7 +84,8 @@ class LocalSGDStrategy(ExchangingStrategy):
             self.reducer = self._shards = ShardedReducer(context, self.names, self.parameters, within, channel)
             self._gathering = Gathering(self._shards) if algorithm.overlap else None
         elif self._models > 1:
-            self._arena = ParameterBuffer(context, self.names, self.parameters, "model")
+            names = self.exchanged_names[: len(self.trained)]
+            self._arena = ParameterBuffer(context, names, self.trained, "model")
         self._regroup()
 
     def _regroup(self) -> None:
@@ -170,8 +175,7 @@ class LocalSGDStrategy(ExchangingStrategy):
             self._regroup()
 
     def _judge_all(self) -> None:
-        names = [f"buffer {name}" for name, _ in self.buffers]
-        self.settings.judge(self.names + names, self.parameters + [buffer for _, buffer in self.buffers])
+        self.settings.judge(self.exchanged_names, self.exchanged)
 
     def _starts(self) -> bool:
         start = self.algorithm.start
@@ -188,7 +192,7 @@ class LocalSGDStrategy(ExchangingStrategy):
 
     def _averages(self) -> list[torch.Tensor]:
         """Return what an averaging changes."""
-        models = self._values() or [parameter.detach() for parameter in self.parameters]
+        models = self._values() or [parameter.detach() for parameter in self.trained]
         return [*models, *(buffer for _, buffer in self.buffers)]
 
     @torch.no_grad()

@@ -179,6 +179,7 @@ class PullStrategy(ExchangingStrategy):
     _noted = 0  # pulls that a record has
 
     levels = False  # asynchronous ones are never where the others are
+    takes_in_unfrozen = False
 
     def prepare(self) -> None:
         self._told = PullStatistics()
@@ -190,8 +191,7 @@ class PullStrategy(ExchangingStrategy):
         ranks = everybody.ranks or []
         if algorithm.managed and algorithm.manager >= len(ranks):
             raise UsageError(f"{algorithm}: there is no rank {algorithm.manager} among {len(ranks)}")
-        names = self.names + [f"buffer {name}" for name, _ in self.buffers]
-        self._arena = ParameterBuffer(context, names, self.parameters + [buffer for _, buffer in self.buffers], "model")
+        self._arena = ParameterBuffer(context, self.exchanged_names, self.exchanged, "model")
         self._mirror = Mirror(context, self._arena)
         number = service_numbers(context, everybody, 2)
         self._puller = Puller(context, ranks, number, algorithm)

@@ -1,0 +1,168 @@
+"""Parameters that are not trained: no algorithm exchanges them, until they are unfrozen."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import sordino.torch as hvd
+from checks.registry import Seat, check
+from sordino.algorithms import (
+    ADPSGD,
+    DPSGD,
+    Algorithm,
+    AllReduce,
+    Crossover,
+    ElasticAveraging,
+    GossipGraD,
+    Layered,
+    LocalSGD,
+    ParameterSkipping,
+    PushSum,
+    ScheduledPull,
+    SegmentedGossip,
+)
+from sordino.errors import LayoutMismatch, UsageError
+
+TOGETHER: dict[str, Algorithm] = {
+    "crossover": Crossover(),
+    "crossover-groups": Crossover(group_size=2),
+    "dpsgd": DPSGD(),
+    "gossipgrad": GossipGraD(),
+    "segmented": SegmentedGossip(),
+    "pushsum": PushSum(overlap=1),
+    "elastic": ElasticAveraging(),
+    "local": LocalSGD(2),
+    "local-gradients": LocalSGD(2, aggregate="gradients"),
+    "local-groups": LocalSGD(2, group_size=2, exchange="allreduce"),
+    "skipping": ParameterSkipping(),
+}
+ALONE: dict[str, Algorithm] = {"scheduled-pull": ScheduledPull(), "adpsgd": ADPSGD(overlap=0)}
+GRADIENTS: dict[str, Algorithm] = {
+    "allreduce": AllReduce(),
+    "layered": Layered(group_size=1),
+    "sharded": LocalSGD(1, 2),
+}
+LARGE = 30_000
+
+
+class Adapted(torch.nn.Module):
+    """A large weight that is not trained, which differs between ranks here, and a small one that is."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.base = torch.nn.Parameter(torch.full((LARGE,), float(rank)), requires_grad=False)
+        self.adapter = torch.nn.Parameter(torch.full((3,), float(rank)))
+
+    def forward(self) -> torch.Tensor:
+        return self.base.sum() + self.adapter.sum()
+
+
+def wrap(model: torch.nn.Module, algorithm: Algorithm, lr: float = 0.0) -> hvd.DistributedOptimizer:
+    sgd = torch.optim.SGD(model.parameters(), lr=lr)
+    return hvd.DistributedOptimizer(sgd, model.named_parameters(), algorithm=algorithm)
+
+
+def step(model: torch.nn.Module, optimizer: hvd.DistributedOptimizer) -> None:
+    optimizer.zero_grad()
+    model().backward()
+    optimizer.step()
+
+
+def fits(algorithm: Algorithm, size: int) -> bool:
+    members = algorithm.workers_in_group
+    return size % members == 0 and (size > members or algorithm in GRADIENTS.values())
+
+
+@check(least=2, kind=tuple(TOGETHER | ALONE))
+def frozen_parameters_are_not_sent(seat: Seat, kind: str) -> None:
+    algorithm = (TOGETHER | ALONE)[kind]
+    if not fits(algorithm, seat.size):
+        return
+    model = Adapted(seat.rank)
+    optimizer = wrap(model, algorithm)
+    before = hvd.stats()["bytes_sent"]
+    for _ in range(4):
+        step(model, optimizer)
+    optimizer.flush()
+    assert bool((model.base == seat.rank).all())
+    assert hvd.stats()["bytes_sent"] - before < LARGE
+    if kind in TOGETHER and kind != "local-gradients":  # which adds up movements, of which there are none here
+        assert hvd.allreduce(model.adapter.detach(), op=hvd.Max)[0] < seat.size - 1, "what is trained is mixed"
+    hvd.barrier()
+
+
+@check(least=2, kind=tuple(TOGETHER))
+def unfrozen_parameters_are_exchanged_from_then_on(seat: Seat, kind: str) -> None:
+    algorithm = TOGETHER[kind]
+    if not fits(algorithm, seat.size):
+        return
+    model = Adapted(seat.rank)
+    optimizer = wrap(model, algorithm)
+    for _ in range(3):
+        step(model, optimizer)
+    steps = optimizer.state_dict()["sordino"]["steps"]
+    model.base.requires_grad_(True)
+    for _ in range(8):
+        step(model, optimizer)
+    optimizer.flush()
+    assert optimizer.state_dict()["sordino"]["steps"] == steps + 8
+    values = hvd.allgather(model.base.detach()[:1]).tolist()
+    if kind == "local-gradients":  # which adds up movements
+        assert values == list(range(seat.size))
+    else:
+        assert max(values) - min(values) < seat.size - 1, values
+    if kind in ("crossover", "dpsgd", "pushsum", "local", "skipping"):
+        assert sum(values) == pytest.approx(sum(range(seat.size)), rel=1e-5)
+
+
+@check(least=2, kind=tuple(GRADIENTS))
+def gradients_of_unfrozen_parameters_are_averaged(seat: Seat, kind: str) -> None:
+    if not fits(GRADIENTS[kind], seat.size):
+        return
+    model = Adapted(0)
+    optimizer = wrap(model, GRADIENTS[kind], lr=0.1)
+    for turn in range(5):
+        model.base.requires_grad_(turn >= 2)
+        optimizer.zero_grad()
+        (seat.rank * model()).backward()
+        optimizer.step()
+    optimizer.flush()
+    seat.same("base", model.base)
+    assert float(model.base[0]) < 0
+
+
+@check(least=2, kind=tuple(ALONE))
+def ranks_that_are_not_in_step_refuse_to_unfreeze(seat: Seat, kind: str) -> None:
+    model = Adapted(seat.rank)
+    optimizer = wrap(model, ALONE[kind])
+    step(model, optimizer)
+    hvd.barrier()
+    model.base.requires_grad_(True)
+    optimizer.zero_grad()
+    model().backward()
+    with pytest.raises(UsageError, match="'base' was frozen when the ranks met"):
+        optimizer.step()
+    hvd.barrier()
+
+
+@check(least=2, kind=("crossover", "local", "skipping"))
+def ranks_that_freeze_differently_are_told(seat: Seat, kind: str) -> None:
+    model = Adapted(seat.rank)
+    model.base.requires_grad_(seat.rank == 0)
+    with pytest.raises(LayoutMismatch, match=r"'base float32 \[30000\]' on rank 0, 'base float32 \[30000\] frozen' on"):
+        wrap(model, TOGETHER[kind])
+
+
+@check(least=2, kind=("crossover", "local", "skipping", "elastic"))
+def all_parameters_are_frozen_at_first(seat: Seat, kind: str) -> None:
+    model = Adapted(seat.rank)
+    model.adapter.requires_grad_(False)
+    optimizer = wrap(model, TOGETHER[kind])
+    optimizer.step()
+    model.adapter.requires_grad_(True)
+    for _ in range(4):
+        step(model, optimizer)
+    optimizer.flush()
+    assert bool((model.base == seat.rank).all())
+    assert hvd.allreduce(model.adapter.detach(), op=hvd.Max)[0] < seat.size - 1
