@@ -129,3 +129,27 @@ def claims_are_compared(seat: Seat) -> None:
         LocalSGD(exchange="allreduce", elementwise=True)
     with pytest.raises(UsageError, match=r"elementwise.*True or False"):
         LocalSGD(elementwise="yes")
+
+
+@check(least=2)
+def an_optimizer_that_refuses_slices_is_told_by_all(seat: Seat) -> None:
+    """As torch.optim.Muon, which takes matrices alone."""
+
+    class Matrices(torch.optim.SGD):
+        @torch.no_grad()
+        def step(self, closure: object = None) -> None:
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    if parameter.dim() != 2:
+                        raise ValueError(f"expects matrices, not {parameter.dim()} dimensions")
+            super().step(closure)
+
+    model = torch.nn.Linear(13, 7, bias=False)
+    before = model.weight.detach().clone()
+    algorithm = LocalSGD(2, seat.size, elementwise=True)
+    plain = Matrices(model.parameters(), lr=0.1)
+    optimizer = hvd.DistributedOptimizer(plain, model.named_parameters(), algorithm=algorithm)
+    model(torch.ones(2, 13)).sum().backward()
+    with pytest.raises(UsageError, match=r"Matrices is not element-wise.*weight \(ValueError: expects matrices, not 1"):
+        optimizer.step()
+    assert torch.equal(model.weight, before)

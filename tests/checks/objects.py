@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
+import pytest
 import torch
 
 import sordino.torch as hvd
@@ -156,3 +157,65 @@ def lbfgs_state_is_refused(seat: Seat) -> None:
     raises(
         ValueError, "LBFGS", hvd.broadcast_optimizer_state, torch.optim.LBFGS([torch.nn.Parameter(torch.ones(1))]), 0
     )
+
+
+@check(least=2)
+def a_tensor_that_cannot_be_sent_leaves_nothing_behind(seat: Seat) -> None:
+    """No name is taken, and no rank waits: all is looked at before the first is sent."""
+    model = torch.nn.Linear(2, 2)
+    for broken in (torch.zeros(2, dtype=torch.complex64), torch.zeros(2).to_sparse()):
+        state = {"a": model.weight.detach(), "b": model.bias.detach(), "z": broken}
+        with pytest.raises(UsageError, match="broadcast_parameters: z: "):
+            hvd.broadcast_parameters(state, 0)
+    hvd.broadcast_parameters({"a": model.weight.detach(), "b": model.bias.detach()}, 0)
+    seat.same("weight", model.weight)
+
+
+@check(least=3)
+def broadcasts_in_a_process_set(seat: Seat) -> None:
+    """From a root that is not the set's first; the ranks outside of it have no part in it."""
+    some = hvd.add_process_set(range(1, seat.size))
+    model = make_model("small", seat.rank)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1 + seat.rank, momentum=0.9)
+    one_step(model, optimizer, seat.rank)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    wanted = make_model("small", seat.last)
+    one_step(wanted, torch.optim.SGD(wanted.parameters(), lr=0.1 + seat.last, momentum=0.9), seat.last)
+    if seat.rank > 0:
+        hvd.broadcast_parameters(model.state_dict(), seat.last, process_set=some)
+        hvd.broadcast_optimizer_state(optimizer, seat.last, process_set=some)
+        assert optimizer.param_groups[0]["lr"] == 0.1 + seat.last
+        for mine, theirs in zip(model.parameters(), wanted.parameters()):
+            assert torch.equal(mine, theirs)
+    else:
+        assert all(torch.equal(mine, then) for mine, then in zip(model.parameters(), before))
+    hvd.remove_process_set(some)
+
+
+class Remembering(torch.nn.Module):
+    """Keeps what is no tensor, and what is one, beside its parameters."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.full((2,), float(rank)))
+        self.kept: object = {"rank": rank}
+
+    def get_extra_state(self) -> object:
+        return self.kept
+
+    def set_extra_state(self, state: object) -> None:
+        self.kept = state
+
+
+@check()
+def the_mean_of_models_with_extra_state(seat: Seat) -> None:
+    model = torch.nn.Sequential(Remembering(seat.rank), Remembering(seat.rank))
+    model[1].kept = torch.full((3,), float(seat.rank))
+    mean = hvd.average_parameters(model)
+    assert mean["0._extra_state"] == {"rank": seat.rank}
+    assert mean["1._extra_state"].tolist() == [float(seat.rank)] * 3
+    assert mean["0.weight"].tolist() == [(seat.size - 1) / 2] * 2
+    twin = torch.nn.Sequential(Remembering(0), Remembering(0))
+    twin.load_state_dict(mean)
+    mean["0._extra_state"]["rank"] = -1
+    assert model[0].kept == {"rank": seat.rank}

@@ -188,8 +188,8 @@ def dropped_optimizers_are_gone(seat: Seat) -> None:
 
 @check(least=2)
 def frozen_parameters_and_left_out_steps(seat: Seat) -> None:
-    """A parameter without a gradient does not move, and a frozen one is not looked at; what GradScaler leaves out on one
-    worker the others do not wait for."""
+    """A parameter without a gradient does not move, and a frozen one is not looked at; what GradScaler leaves out on
+    one worker the others do not wait for."""
     tensors = [torch.nn.Parameter(torch.ones(20)) for _ in range(3)]
     tensors[2].requires_grad_(False)
     inner = torch.optim.SGD(tensors, lr=1.0)

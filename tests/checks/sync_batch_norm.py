@@ -327,3 +327,45 @@ def trains_in_a_network(seat: Seat) -> None:
     for name, tensor in mine.state_dict().items():
         torch.testing.assert_close(tensor, plain.state_dict()[name], **CLOSE)
         seat.same(name, tensor)
+
+
+@check(least=3)
+def statistics_of_a_process_set(seat: Seat) -> None:
+    """Forward and backward among some ranks, as of torch's layer on their rows; the others are alone."""
+    some = hvd.add_process_set(range(1, seat.size))
+    rows = [part(rank, (3, 4)) for rank in range(1, seat.size)] if seat.rank > 0 else [part(0, (3, 4))]
+    alone = hvd.add_process_set([0])
+    plain = nn.BatchNorm1d(4).double()
+    mine = hvd.SyncBatchNorm(4, process_set=some if seat.rank > 0 else alone).double()
+    mine = copy.deepcopy(mine)
+    whole, own = torch.cat(rows).requires_grad_(), part(seat.rank, (3, 4)).requires_grad_()
+    wanted = plain(whole)
+    wanted.square().sum().backward()
+    found = mine(own)
+    found.square().sum().backward()
+    here = slice(3 * max(0, seat.rank - 1), 3 * max(1, seat.rank))
+    torch.testing.assert_close(found, wanted[here], **CLOSE)
+    torch.testing.assert_close(own.grad, whole.grad[here], **CLOSE)
+    torch.testing.assert_close(mine.running_var, plain.running_var, **CLOSE)
+    hvd.remove_process_set(some)
+    hvd.remove_process_set(alone)
+
+
+@check()
+def a_model_is_converted(seat: Seat) -> None:
+    """Layers of all kinds, and torch's own, with the same parameters and buffers; what is converted stays so."""
+    inner = nn.Sequential(nn.BatchNorm2d(3, eps=1e-2, momentum=None), nn.SyncBatchNorm(3), nn.Linear(2, 2))
+    model = nn.ModuleDict({"inner": inner, "one": nn.BatchNorm1d(3, affine=False), "lazy": nn.LazyBatchNorm1d()})
+    model.eval()
+    state = {name: value for name, value in model.state_dict(keep_vars=True).items() if not name.startswith("lazy")}
+    converted = hvd.SyncBatchNorm.convert_sync_batchnorm(model)
+    assert converted is model
+    kinds = [type(layer).__name__ for layer in (*inner, model["one"], model["lazy"])]
+    assert kinds == ["SyncBatchNorm", "SyncBatchNorm", "Linear", "SyncBatchNorm", "LazyBatchNorm1d"]
+    assert isinstance(inner[1], hvd.SyncBatchNorm)
+    after = model.state_dict(keep_vars=True)
+    assert all(after[name] is value for name, value in state.items())
+    assert (inner[0].eps, inner[0].momentum, inner[0].training) == (1e-2, None, False)
+    again = hvd.SyncBatchNorm.convert_sync_batchnorm(inner[0])
+    assert again is inner[0]
+    assert isinstance(hvd.SyncBatchNorm.convert_sync_batchnorm(nn.BatchNorm1d(2)), hvd.SyncBatchNorm)

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -62,6 +62,53 @@ def test_optimizer_and_rng_round_trip(tmp_path: Path) -> None:
     assert torch.rand(5).equal(drawn)
 
 
+def test_states_of_schedulers_and_generators_round_trip(tmp_path: Path) -> None:
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=np.float64(0.5))
+    scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 2, 5])
+    state = {
+        "scheduler": scheduler.state_dict(),
+        "python": random.getstate(),
+        "numpy": np.random.RandomState(3).get_state(),
+        "generator": np.random.default_rng(3).bit_generator.state,
+        "values": [np.float32(0.1), np.int64(-3), np.bool_(True), np.complex64(1j), np.zeros((0, 2)), np.ones((2, 3))],
+        "optimizer": optimizer.state_dict(),
+    }
+    checkpoint.save(tmp_path / "c.pt", state)
+    loaded = checkpoint.load(tmp_path / "c.pt")
+    assert type(loaded["scheduler"]["milestones"]) is Counter
+    scheduler.load_state_dict(loaded["scheduler"])
+    assert sorted(scheduler.milestones.elements()) == [2, 2, 5]
+    random.setstate(loaded["python"])
+    generator = np.random.default_rng()
+    generator.bit_generator.state = loaded["generator"]
+    assert generator.random() == np.random.default_rng(3).random()
+    old = np.random.RandomState()
+    old.set_state(loaded["numpy"])
+    assert old.rand() == np.random.RandomState(3).rand()
+    for mine, theirs in zip(loaded["values"], state["values"]):
+        assert type(mine) is type(theirs) and mine.dtype == theirs.dtype and np.array_equal(mine, theirs)
+    assert type(loaded["optimizer"]["param_groups"][0]["lr"]) is np.float64
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"sordino_value": "Counter", "counts": [1]},
+        {"sordino_value": "Counter", "counts": {}, "more": 1},
+        {"sordino_value": "NumPy", "dtype": "|O", "shape": [1], "bytes": torch.zeros(8, dtype=torch.uint8)},
+        {"sordino_value": "NumPy", "dtype": "<f8", "shape": [2], "bytes": torch.zeros(8, dtype=torch.uint8)},
+        {"sordino_value": "NumPy", "dtype": "<f8", "shape": [-1], "bytes": torch.zeros(8, dtype=torch.uint8)},
+        {"sordino_value": "NumPy", "dtype": "<f99", "shape": [1], "bytes": torch.zeros(8, dtype=torch.uint8)},
+        {"sordino_value": "NumPy", "dtype": "<f8", "shape": [1], "bytes": torch.zeros(8)},
+        {"sordino_value": 3},
+    ],
+)
+def test_values_that_are_none_are_refused(tmp_path: Path, value: dict[str, Any]) -> None:
+    torch.save({"sordino_checkpoint": 2, "state": {"a": value}}, tmp_path / "c.pt")
+    with pytest.raises(UsageError, match="not a checkpoint written by"):
+        checkpoint.load(tmp_path / "c.pt")
+
+
 def test_the_file_has_the_usual_permissions(tmp_path: Path) -> None:
     old = os.umask(0o027)
     try:
@@ -90,7 +137,9 @@ ITSELF["model"]["again"] = ITSELF
 @pytest.mark.parametrize(
     ("value", "where"),
     [
-        ({"a": [1, {"b": np.float64(2)}]}, r"state\['a'\]\[1\]\['b'\] is a numpy.float64"),
+        ({"a": [1, {"b": np.str_("c")}]}, r"state\['a'\]\[1\]\['b'\] is a numpy.str_"),
+        ({"a": np.array([object()])}, r"state\['a'\] is a numpy.ndarray"),
+        ({"a": {"sordino_value": "Counter"}}, "which checkpoints use themselves"),
         ({"a": object()}, r"state\['a'\] is a builtins.object"),
         ({b"key": 1}, r"a key of state is a builtins.bytes"),
         ({"a": {1, 2}}, "builtins.set"),
@@ -284,8 +333,8 @@ def test_foreign_files_are_refused_and_run_nothing(tmp_path: Path, monkeypatch: 
         torch.save({"sordino_checkpoint": version, "state": {}}, path)
         with pytest.raises(UsageError, match="its format is no number"):
             checkpoint.load(path)
-    torch.save({"sordino_checkpoint": 2, "state": {}}, path)
-    with pytest.raises(UsageError, match="format 2; this version of Sordino reads format 1"):
+    torch.save({"sordino_checkpoint": 3, "state": {}}, path)
+    with pytest.raises(UsageError, match="format 3; this version of Sordino reads formats up to 2"):
         checkpoint.load(path)
     path.write_text("hello")
     with pytest.raises(UsageError, match="truncated, damaged, or not a checkpoint"):

@@ -10,16 +10,17 @@ from __future__ import annotations
 import io
 import os
 import zipfile
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 import torch
 
+from sordino.checkpoint.values import decoded, encoded, is_number
 from sordino.errors import SordinoError, Unreadable, UsageError
 from sordino.files import atomic_file, checked_path
 
-_FORMAT = 1
+_FORMAT, _FORMAT_OF_VALUES = 1, 2  # the second, since it came, of files with values of values.py
 _MARK = "sordino_checkpoint"
 _SCALARS = (str, int, float, bool, type(None))
 _LAYOUTS = (torch.strided, torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
@@ -37,18 +38,21 @@ def save(path: str | os.PathLike[str], state: dict[str, Any]) -> None:
 
     Args:
         path: its folder must exist and be writable.
-        state: a dict of nested dicts, lists and tuples of tensors, numbers, strings, booleans and None (what
-            `state_dict()` of models and optimizers gives). Parameters and buffers are tensors; other subclasses of
-            torch.Tensor are refused, for only their own code could make them again.
+        state: a dict of nested dicts, Counters, lists and tuples of tensors, numbers (NumPy's numbers and arrays, too),
+            strings, booleans and None: what `state_dict()` of models, optimizers and schedulers gives, and the states
+            of random generators. Parameters and buffers are tensors; other subclasses of torch.Tensor are refused, for
+            only their own code could make them again.
 
     Raises:
         UsageError: `state` holds something that `load` could not read back, or another process is writing `path`.
         SordinoError: the file cannot be written (disk full, no permission); an earlier checkpoint is untouched.
     """
     check(state)
+    plain = encoded(state)
+    number = _FORMAT if plain is state else _FORMAT_OF_VALUES
     try:
         with atomic_file(path) as file:
-            torch.save({_MARK: _FORMAT, "state": state}, file)
+            torch.save({_MARK: number, "state": plain}, file)
     except (SordinoError, MemoryError):
         raise
     except Exception as error:  # of torch's own, for some dtypes a KeyError
@@ -122,15 +126,22 @@ def decode(data: bytes, source: str) -> dict[str, Any]:
     version = content[_MARK]
     if type(version) is not int:
         raise UsageError(f"{source}: not a checkpoint written by sordino.checkpoint.save: its format is no number")
-    if version != _FORMAT:
-        raise UsageError(f"{source}: format {shown(version)}; this version of Sordino reads format {_FORMAT}")
+    if version not in (_FORMAT, _FORMAT_OF_VALUES):
+        raise UsageError(
+            f"{source}: format {shown(version)}; this version of Sordino reads formats up to {_FORMAT_OF_VALUES}"
+        )
     state = content.get("state")
     if not isinstance(state, dict):
         raise UsageError(f"{source}: not a checkpoint written by sordino.checkpoint.save: it has no state")
     complaint = _wrong(state)
     if complaint:
         raise UsageError(f"{source}: not a checkpoint written by sordino.checkpoint.save: {complaint}; {_HOLDS}")
-    return cast("dict[str, Any]", state)
+    if version == _FORMAT:
+        return cast("dict[str, Any]", state)
+    try:
+        return cast("dict[str, Any]", decoded(state))
+    except ValueError as error:
+        raise UsageError(f"{source}: not a checkpoint written by sordino.checkpoint.save: {error}") from error
 
 
 def check(state: object, besides: tuple[type, ...] = ()) -> None:
@@ -173,10 +184,12 @@ def _wrong(state: object, attributes: bool = False, besides: tuple[type, ...] = 
                 complaint = f"has the layout {value.layout}, of which torch writes no file"
             elif attributes and vars(value):
                 inner = _items(vars(value))
-        elif type(value) in (dict, OrderedDict):
+        elif type(value) in (dict, OrderedDict, Counter):
             inner = _items(cast("dict[object, object]", value))
         elif type(value) in (list, tuple):
             inner = ((f"[{index}]", item) for index, item in enumerate(cast("list[object]", value)))
+        elif is_number(value):
+            pass
         elif type(value) not in _SCALARS:
             complaint = None if isinstance(value, besides) else f"is {_kind(value)}"
         elif isinstance(value, int) and value.bit_length() > _LONGEST_INT:
@@ -228,4 +241,7 @@ def _kind(value: object) -> str:
     return f"a {type(value).__module__}.{type(value).__qualname__}"
 
 
-_HOLDS = "a checkpoint holds tensors, numbers, strings, booleans, None, and dicts, lists and tuples of these"
+_HOLDS = (
+    "a checkpoint holds tensors, numbers and NumPy's arrays of them, strings, booleans, None, and dicts, Counters, "
+    "lists and tuples of these"
+)

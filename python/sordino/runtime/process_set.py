@@ -36,6 +36,10 @@ class ProcessSet:
         if not all(isinstance(rank, int) for rank in self.ranks):
             raise UsageError(f"ProcessSet expects ranks as integers, not {self.ranks!r}")
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> ProcessSet:
+        """Return the set itself: a copy of a layer or an optimizer communicates among the same ranks."""
+        return self
+
     def _registered(self) -> int:
         if self.process_set_id is None:
             raise UsageError(f"{self} is not registered; call add_process_set first")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -21,7 +22,7 @@ def average_parameters(
     model: torch.nn.Module,
     buffers: Literal["local", "average"] = "average",
     process_set: ProcessSet = global_process_set,
-) -> dict[str, torch.Tensor]:
+) -> dict[str, Any]:
     """Return the mean model of all ranks, for evaluation and checkpoints; `model` stays as it is. Collective.
 
     Args:
@@ -31,16 +32,21 @@ def average_parameters(
         process_set: the ranks to average over.
 
     Returns:
-        A state dict of copies, for `load_state_dict` of a model like this one.
+        A state dict of copies, for `load_state_dict` of a model like this one. What modules keep as extra state
+        (`get_extra_state`) is this rank's.
     """
     if buffers not in ("local", "average"):
         raise UsageError(f"buffers={buffers!r}: must be 'local' or 'average'")
     parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    state = {name: value.detach().clone() for name, value in model.state_dict().items()}
+    state: dict[str, Any] = {
+        name: value.detach().clone() if isinstance(value, torch.Tensor) else copy.deepcopy(value)
+        for name, value in model.state_dict().items()
+    }
+    extra = {name for name in state if name.rpartition(".")[2] == "_extra_state"}
     means = [
         value
         for name, value in state.items()
-        if value.is_floating_point() and (name in parameters or buffers == "average")
+        if name not in extra and value.is_floating_point() and (name in parameters or buffers == "average")
     ]
     if current().size > 1 and means:
         label = current().plan_name("average_parameters", process_set.process_set_id)

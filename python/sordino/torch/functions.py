@@ -12,22 +12,26 @@ from sordino.runtime.collectives import broadcast_async_
 from sordino.runtime.context import current
 from sordino.runtime.objects import Root, allgather_object, broadcast_object
 from sordino.runtime.operation import synchronize
-from sordino.runtime.process_set import global_process_set
+from sordino.runtime.process_set import ProcessSet, global_process_set
 from sordino.runtime.recovery import together
+from sordino.runtime.tensors import check
 
 __all__ = ["allgather_object", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters"]
 
 
-def broadcast_parameters(params: Mapping[str, Any] | Iterable[Any], root_rank: int) -> None:
+def broadcast_parameters(
+    params: Mapping[str, Any] | Iterable[Any], root_rank: int, process_set: ProcessSet = global_process_set
+) -> None:
     """Copy tensors from `root_rank` into those of all other ranks, in place.
 
     Args:
         params: a `state_dict()`, or an iterable of tensors or of (name, tensor) pairs (a generator will do).
             Entries that are not tensors (None, extra state) are left alone.
-        root_rank: the rank whose values everybody gets.
+        root_rank: the world rank whose values all get.
+        process_set: the ranks that take part, `root_rank` among them.
 
     Raises:
-        UsageError: `params` is none of these.
+        UsageError: `params` is none of these, or a tensor cannot be sent; nothing has begun then.
         OperationMismatch: a tensor's shape or dtype differs between ranks.
     """
     if isinstance(params, Mapping):
@@ -43,13 +47,20 @@ def broadcast_parameters(params: Mapping[str, Any] | Iterable[Any], root_rank: i
             raise UsageError(f"invalid params: an entry is a {name}, not a tensor or a (name, tensor) pair")
     root, context = Root(root_rank), current()
     named = [(name, tensor) for name, tensor in entries if isinstance(tensor, torch.Tensor)]
+    for name, tensor in named:
+        try:
+            check(tensor)
+        except UsageError as error:
+            raise UsageError(f"broadcast_parameters: {name or 'a tensor without a name'}: {error}") from error
 
     def work() -> list[torch.Tensor]:
         tensors = [tensor for _, tensor in named]
         if context.outlasts:  # what a world that has ended has begun to send may still arrive
             tensors = [tensor.detach().clone() for tensor in tensors]
         handles = [
-            broadcast_async_(tensor, root.rank, name=None if name is None else f"parameters.{name}")
+            broadcast_async_(
+                tensor, root.rank, name=None if name is None else f"parameters.{name}", process_set=process_set
+            )
             for tensor, (name, _) in zip(tensors, named)
         ]
         for handle in handles:
@@ -57,13 +68,16 @@ def broadcast_parameters(params: Mapping[str, Any] | Iterable[Any], root_rank: i
         return tensors
 
     with torch.no_grad():
-        for result, (_, tensor) in zip(together(context, global_process_set, work), named):
+        for result, (_, tensor) in zip(together(context, process_set, work), named):
             if result is not tensor:
                 tensor.copy_(result)
 
 
 def broadcast_optimizer_state(
-    optimizer: torch.optim.Optimizer, root_rank: int, model: torch.nn.Module | None = None
+    optimizer: torch.optim.Optimizer,
+    root_rank: int,
+    model: torch.nn.Module | None = None,
+    process_set: ProcessSet = global_process_set,
 ) -> None:
     """Copy an optimizer's state and hyper-parameters from `root_rank` to all other ranks.
 
@@ -72,16 +86,19 @@ def broadcast_optimizer_state(
 
     Args:
         optimizer: plain or wrapped; the same parameters in the same groups on all ranks.
-        root_rank: the rank whose state everybody gets.
+        root_rank: the world rank whose state all get.
         model: where given, embeddings with sparse gradients get a sparse zero.
+        process_set: the ranks that take part, `root_rank` among them.
     """
     if isinstance(getattr(optimizer, "_inner", optimizer), torch.optim.LBFGS):
         raise UsageError("cannot broadcast torch.optim.LBFGS state")
     root = Root(root_rank)
-    together(current(), global_process_set, lambda: _broadcast_optimizer_state(optimizer, root, model))
+    together(current(), process_set, lambda: _broadcast_optimizer_state(optimizer, root, model, process_set))
 
 
-def _broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root: Root, model: torch.nn.Module | None) -> None:
+def _broadcast_optimizer_state(
+    optimizer: torch.optim.Optimizer, root: Root, model: torch.nn.Module | None, process_set: ProcessSet
+) -> None:
     tensors: list[torch.Tensor] = []
 
     def pack(value: Any) -> Any:
@@ -97,7 +114,7 @@ def _broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root: Root, mod
     if root.here:
         entries = {key: {name: pack(value) for name, value in entry.items()} for key, entry in state["state"].items()}
         skeleton = {**state, "state": entries}
-    skeleton = broadcast_object(skeleton, root.rank, name="optimizer_state")
+    skeleton = broadcast_object(skeleton, root.rank, name="optimizer_state", process_set=process_set)
     if not root.here:
 
         def unpack(value: Any) -> Any:
@@ -109,7 +126,8 @@ def _broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root: Root, mod
         skeleton["state"] = {
             key: {name: unpack(value) for name, value in entry.items()} for key, entry in skeleton["state"].items()
         }
-    broadcast_parameters([(f"optimizer_state.{index}", tensor) for index, tensor in enumerate(tensors)], root.rank)
+    named = [(f"optimizer_state.{index}", tensor) for index, tensor in enumerate(tensors)]
+    broadcast_parameters(named, root.rank, process_set)
     if not root.here:
         optimizer.load_state_dict(skeleton)
 

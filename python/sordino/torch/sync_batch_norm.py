@@ -6,11 +6,12 @@ from typing import Any
 
 import torch
 from torch.autograd.function import once_differentiable
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _BatchNorm, _LazyNormBase
 
 from sordino.runtime.collectives import allreduce_
 from sordino.runtime.context import current
 from sordino.runtime.operation import Sum
+from sordino.runtime.process_set import ProcessSet, global_process_set
 
 
 class SyncBatchNorm(_BatchNorm):
@@ -18,7 +19,60 @@ class SyncBatchNorm(_BatchNorm):
 
     Ranks may have batches of different sizes. In eval mode, or with one rank, it is the ordinary layer. Gradients of
     weight and bias stay local: `DistributedOptimizer` reduces them like all others.
+
+    Args:
+        process_set: the ranks whose batches count, which all call the layer. The other arguments are those of
+            `torch.nn.BatchNorm2d`.
     """
+
+    process_set = global_process_set  # of layers that an earlier version has pickled
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+        process_set: ProcessSet = global_process_set,
+    ) -> None:
+        super().__init__(num_features, eps, momentum, affine, track_running_stats, device=device, dtype=dtype)
+        self.process_set = process_set
+
+    @classmethod
+    def convert_sync_batchnorm(
+        cls, module: torch.nn.Module, process_set: ProcessSet = global_process_set
+    ) -> torch.nn.Module:
+        """Replace all batch normalization in a module, torch's own SyncBatchNorm included; return the module.
+
+        As `torch.nn.SyncBatchNorm.convert_sync_batchnorm`: parameters and buffers stay the same objects. A module that
+        is such a layer itself is not changed; another one is returned.
+
+        Args:
+            module: a model, or one layer.
+            process_set: the ranks whose batches count.
+        """
+        if isinstance(module, _BatchNorm) and not isinstance(module, (cls, _LazyNormBase)):
+            layer = cls(
+                module.num_features,
+                module.eps,
+                module.momentum,
+                module.affine,
+                module.track_running_stats,
+                device="meta",
+                process_set=process_set,
+            )
+            for name in ("weight", "bias"):
+                layer.register_parameter(name, getattr(module, name))
+            for name in ("running_mean", "running_var", "num_batches_tracked"):
+                layer.register_buffer(name, getattr(module, name))
+            layer.training = module.training
+            return layer
+        for name, child in module.named_children():
+            setattr(module, name, cls.convert_sync_batchnorm(child, process_set))
+        return module
 
     def _check_input_dim(self, input: torch.Tensor) -> None:
         if input.dim() < 2:
@@ -28,7 +82,7 @@ class SyncBatchNorm(_BatchNorm):
         """Normalize a batch; input and output: (batch, num_features, ...)."""
         self._check_input_dim(input)
         batch_statistics = self.training or not self.track_running_stats
-        if not batch_statistics or current().size == 1:
+        if not batch_statistics or len(self.process_set.ranks or []) == 1:
             return super().forward(input)
         recorder = current().recorder
         if recorder is not None and self.training and torch.is_grad_enabled():
@@ -39,7 +93,7 @@ class SyncBatchNorm(_BatchNorm):
             self.num_batches_tracked.add_(1)
             if self.momentum is None:
                 factor = 1.0 / float(self.num_batches_tracked)
-        output, mean, variance, count = _Normalize.apply(input, self.weight, self.bias, self.eps)
+        output, mean, variance, count = _Normalize.apply(input, self.weight, self.bias, self.eps, self.process_set)
         if self.training and self.track_running_stats and count > 0:
             assert self.running_mean is not None and self.running_var is not None
             with torch.no_grad():
@@ -53,14 +107,21 @@ class _Normalize(torch.autograd.Function):
     """Sums over all ranks in forward (count, x, x²) and in backward (dy, dy·x̂); float32 at least."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float) -> Any:
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        weight: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        eps: float,
+        process_set: ProcessSet,
+    ) -> Any:
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         axes = [0, *range(2, x.dim())]
         channels = x.shape[1]
         local_count = wide.numel() // max(channels, 1)
         # Two rounds, mean first: E[x²] - E[x]² would cancel for data far from zero.
         sums = torch.cat([wide.sum(axes), wide.new_tensor([float(local_count)])])
-        allreduce_(sums, op=Sum)
+        allreduce_(sums, op=Sum, process_set=process_set)
         if sums[-1] == 1:
             raise ValueError(f"Expected more than 1 value per channel when training, got one on all ranks, {x.shape}")
         total = sums[-1].clone()
@@ -69,12 +130,12 @@ class _Normalize(torch.autograd.Function):
         shape = [1, channels] + [1] * (x.dim() - 2)
         centred = wide - mean.view(shape)
         squares = (centred * centred).sum(axes)
-        allreduce_(squares, op=Sum)
+        allreduce_(squares, op=Sum, process_set=process_set)
         variance = squares / count
         inverse = torch.rsqrt(variance + eps)
         normal = centred * inverse.view(shape)
         ctx.save_for_backward(normal, weight, inverse, count)
-        ctx.axes, ctx.shape, ctx.dtype = axes, shape, x.dtype
+        ctx.axes, ctx.shape, ctx.dtype, ctx.process_set = axes, shape, x.dtype, process_set
         result = normal.clone()  # an in-place activation may follow
         if weight is not None and bias is not None:
             result = normal * weight.to(wide.dtype).view(shape) + bias.to(wide.dtype).view(shape)
@@ -89,10 +150,10 @@ class _Normalize(torch.autograd.Function):
         sum_dy = wide.sum(ctx.axes)
         sum_dy_normal = (wide * normal).sum(ctx.axes)
         totals = torch.stack([sum_dy, sum_dy_normal])
-        allreduce_(totals, op=Sum)
+        allreduce_(totals, op=Sum, process_set=ctx.process_set)
         mean_dy, mean_dy_normal = (total.view(ctx.shape) for total in totals / count)
         scale = inverse if weight is None else inverse * weight.to(normal.dtype)
         grad_x = (wide - mean_dy - normal * mean_dy_normal) * scale.view(ctx.shape)
         grad_weight = None if weight is None else sum_dy_normal.to(weight.dtype)
         grad_bias = None if weight is None else sum_dy.to(weight.dtype)
-        return grad_x.to(ctx.dtype), grad_weight, grad_bias, None
+        return grad_x.to(ctx.dtype), grad_weight, grad_bias, None, None

@@ -83,10 +83,15 @@ class Trial:
         of_whole = {parameter: state[index] for index, parameter in enumerate(parameters) if index in state}
         whole = _stepped(optimizer, of_whole)
         slices = reducer.slices()
+        moved, wrong, refusal = False, [], ""
+        parts: dict[int, torch.Tensor] = {}
         with reducer.on_slices(optimizer):
-            parts = _stepped(optimizer, optimizer.state)
-        moved, wrong = False, []
-        for parameter in parameters:
+            try:
+                parts = _stepped(optimizer, optimizer.state)
+            except Exception as error:  # of the optimizer, on slices alone
+                refusal = f" ({type(error).__name__}: {error})"
+                wrong = [reducer.names[number] for number in slices]
+        for parameter in parameters if not refusal else ():
             number = numbers[id(parameter)]
             if number not in slices:
                 continue
@@ -103,17 +108,26 @@ class Trial:
         verdict = torch.tensor([2 if wrong else int(moved)], device=HOST)
         verdict = allreduce(verdict, op=Max, name="local.elementwise", process_set=self._everybody)
         if int(verdict) == 2:
-            raise self._error(type(optimizer).__name__, wrong)
+            raise self._error(type(optimizer).__name__, wrong, refusal)
         return int(verdict) == 1
 
-    def _error(self, name: str, wrong: list[str]) -> UsageError:
-        """Return what all say, as an error. Collective."""
-        told = allgather_object(wrong[:_NAMED], name="local.elementwise.wrong", process_set=self._everybody)
-        ranks = [rank for rank, names in zip(self._everybody.ranks or [], told) if names]
-        names = ", ".join(dict.fromkeys(name for some in told for name in some))
+    def _error(self, name: str, wrong: list[str], refusal: str) -> UsageError:
+        """Return what all say, as an error. Collective.
+
+        Args:
+            name: of the optimizer.
+            wrong: parameters of which this rank's slices would become something else.
+            refusal: the optimizer's own words about slices; "" if it has stepped them.
+        """
+        mine = wrong[:_NAMED], refusal
+        told = allgather_object(mine, name="local.elementwise.wrong", process_set=self._everybody)
+        ranks = [rank for rank, (names, _) in zip(self._everybody.ranks or [], told) if names]
+        names = ", ".join(dict.fromkeys(name for some, _ in told for name in some))
+        refusal = next((words for _, words in told if words), "")
         return UsageError(
             f"LocalSGD(elementwise=True): {name} is not element-wise. On {rank_list(ranks)} it would make something "
-            f'else of slices than of whole parameters: {names}. Nothing was changed; use exchange="allreduce"'
+            f"else of slices than of whole parameters: {names}{refusal}. Nothing was changed; use "
+            'exchange="allreduce"'
         )
 
 

@@ -1,0 +1,89 @@
+"""Values beside tensors and plain Python that a checkpoint holds: Counters, NumPy's numbers and arrays.
+
+Schedulers (MultiStepLR) and random generators have them in their states. In a file each is a dict with the key
+"sordino_value", because a file that runs no code when it is read holds no types of others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from sordino.errors import UsageError
+
+MARK = "sordino_value"
+_KINDS = "biufc"  # of NumPy's types: truth values, and numbers of all kinds
+
+
+def is_number(value: object) -> bool:
+    """Return whether a value is one of NumPy's numbers or arrays of numbers."""
+    return (type(value) is np.ndarray or isinstance(value, np.generic)) and value.dtype.kind in _KINDS
+
+
+def encoded(value: Any) -> Any:
+    """Return the same, with dicts of plain values in the place of Counters and NumPy's numbers.
+
+    Raises:
+        UsageError: a dict looks like one of these.
+    """
+    if type(value) is Counter:
+        return {MARK: "Counter", "counts": dict(value)}
+    if is_number(value):
+        raw = torch.from_numpy(np.frombuffer(value.tobytes(), dtype=np.uint8).copy())
+        shape = list(value.shape) if isinstance(value, np.ndarray) else None
+        return {MARK: "NumPy", "dtype": value.dtype.str, "shape": shape, "bytes": raw}
+    if isinstance(value, dict) and MARK in value:
+        raise UsageError(f"a dict in the state has the key {MARK!r}, which checkpoints use themselves; rename it")
+    return _each(value, encoded)
+
+
+def decoded(value: Any) -> Any:
+    """Return what `encoded` has encoded.
+
+    Raises:
+        ValueError: a dict with the key is none that `encoded` makes.
+    """
+    if not (isinstance(value, dict) and MARK in value):
+        return _each(value, decoded)
+    kind = value[MARK]
+    if kind == "Counter" and value.keys() == {MARK, "counts"}:
+        counts = value["counts"]
+        if isinstance(counts, dict) and all(type(count) in (int, float) for count in counts.values()):
+            return Counter(counts)
+    if kind == "NumPy" and value.keys() == {MARK, "dtype", "shape", "bytes"}:
+        return _number(value["dtype"], value["shape"], value["bytes"])
+    raise ValueError(f"it has a dict with the key {MARK!r} that holds something else")
+
+
+def _number(code: object, shape: object, raw: object) -> Any:
+    whole = isinstance(raw, torch.Tensor) and raw.dtype == torch.uint8 and raw.dim() == 1
+    sizes = [] if shape is None else shape
+    fits = isinstance(sizes, list) and all(type(size) is int and size >= 0 for size in sizes)
+    if not (isinstance(code, str) and code[1:2] in tuple(_KINDS) and isinstance(raw, torch.Tensor) and whole and fits):
+        raise ValueError("an array of NumPy's is damaged")
+    try:
+        dtype = np.dtype(code)
+    except TypeError as error:
+        raise ValueError(f"there is no type {code!r} of NumPy's") from error
+    if raw.numel() != math.prod(sizes) * dtype.itemsize:
+        raise ValueError("an array of NumPy's has not as many bytes as its shape says")
+    values = np.frombuffer(raw.contiguous().numpy().tobytes(), dtype=dtype).reshape(sizes).copy()
+    return values if shape is not None else values[()]
+
+
+def _each(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Return a container with its values changed; itself if none has changed."""
+    if isinstance(value, dict):
+        items = {key: change(item) for key, item in value.items()}
+        same = all(items[key] is item for key, item in value.items())
+        return value if same else type(value)(items)
+    if isinstance(value, (list, tuple)):
+        parts = [change(item) for item in value]
+        same = all(one is other for one, other in zip(parts, value))
+        return value if same else type(value)(parts)
+    return value
