@@ -205,6 +205,30 @@ def frozen_parameters_and_left_out_steps(seat: Seat) -> None:
     torch.testing.assert_close(tensors[0], torch.full((20,), 1 - moved))
 
 
+@check(least=2, detector=("naive", "random", "history", "movement"))
+def a_detector_goes_on_bit_for_bit(seat: Seat, detector: str) -> None:
+    """A run from a checkpoint decides in every step as one that was not interrupted."""
+    algorithm = skipping(detector=detector, threshold=50, seed=5, survey_interval=3)
+    model = Odd()
+    optimizer = wrap(model, algorithm)
+    for turn in range(5):
+        step(seat, model, optimizer, turn)
+    twin = Odd()
+    twin.load_state_dict(model.state_dict())
+    resumed = wrap(twin, algorithm)
+    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for turn in range(5, 9):
+        step(seat, model, optimizer, turn)
+        step(seat, twin, resumed, turn)
+        mine, theirs = optimizer._strategy, resumed._strategy
+        assert torch.equal(mine._detector.counts, theirs._detector.counts), turn
+        assert states(optimizer) == states(resumed)
+    if detector in ("random", "history"):
+        assert torch.equal(mine._detector._indices, theirs._detector._indices)
+    for one, other in zip(model.parameters(), twin.parameters()):
+        assert torch.equal(one, other)
+
+
 # ---- misuse ----------------------------------------------------------------------------------------------------------
 
 

@@ -137,6 +137,27 @@ def test_one_that_is_asked_in_an_averaging_declines() -> None:
     assert worker.heard(1.0, 2, ("average", 10, 5))[0] == Tell(2, ("yes", 10))
 
 
+def test_declines_count_for_one_averaging() -> None:
+    """A worker that was declined now and then gives up none of its later averagings for that."""
+    worker = Pairing(0, 3, 0, PATIENCE)
+
+    def asked(steps: list[Step]) -> tuple[int, int]:
+        ((peer, message),) = [(step.to, step.message) for step in steps if isinstance(step, Tell)]
+        return peer, int(message[1])
+
+    for _ in range(3):
+        peer, number = asked(worker.begin(0.0))
+        for _ in range(7):  # one less than it takes to give up
+            peer, number = asked(worker.heard(0.0, peer, ("no", number)))
+        assert worker.heard(0.0, peer, ("yes", number)) == [Average(peer, number)]
+        assert worker.exchanged(0.0) == []
+    peer, number = asked(worker.begin(0.0))
+    for _ in range(7):
+        peer, number = asked(worker.heard(0.0, peer, ("no", number)))
+    assert worker.heard(0.0, peer, ("no", number)) == [Skip()]
+    assert not worker.under_way
+
+
 def test_what_is_begun_in_anothers_averaging_follows_it() -> None:
     worker = Pairing(0, 3, 0, PATIENCE)
     worker.heard(0.0, 1, ("average", 7, 5))

@@ -240,6 +240,14 @@ def test_killed_workers_stop_and_the_others_go_on() -> None:
         assert bool(record.warnings) == managed
 
 
+def test_a_worker_that_dies_after_its_steps_was_done() -> None:
+    """The others take all of theirs: it does not count as one of those that are still at work."""
+    for algorithm in (ADPSGD(interval=2), ScheduledPull(interval=4)):
+        kills = ((0, 0.3), (1, 0.35))
+        run = world(algorithm, [0.001, 0.001, 0.1, 0.1], Links([1.0] * 4, 0.0), steps=20, kills=kills)
+        assert run.run().record.steps.tolist() == [20] * 4
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_who_was_pulled_from_by_the_dead_is_free_again(seed: int) -> None:
     algorithm = ScheduledPull(interval=2, schedule="manager", seed=seed)

@@ -10,12 +10,14 @@ hyper-parameters. Neither torch nor a world is needed to make one, or to ask it 
 from __future__ import annotations
 
 import importlib
-from abc import ABC, abstractmethod
+import inspect
+from abc import ABCMeta, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from sordino.errors import UsageError
+from sordino.slips import meant
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -87,8 +89,21 @@ class HelperRoles(Protocol):
         ...
 
 
+class _Suggesting(ABCMeta):
+    """Metaclass of algorithms: a misspelt setting is a TypeError that names the nearest one."""
+
+    def __call__(cls, *values: Any, **settings: Any) -> Any:
+        known = inspect.signature(cls.__init__).parameters  # type: ignore[misc]
+        if all(one.kind is not one.VAR_KEYWORD for one in known.values()):
+            for name in settings.keys() - known.keys():
+                others = [one for one in known if one != "self"]
+                near = meant(name, others)
+                raise TypeError(f"{cls.__name__} has no setting {name!r}; it has: {', '.join(others)}{near}")
+        return super().__call__(*values, **settings)
+
+
 @dataclass(frozen=True)
-class Algorithm(ABC):
+class Algorithm(metaclass=_Suggesting):
     """A way of training together; every subclass is a frozen dataclass."""
 
     steps: ClassVar[str] = ""

@@ -62,8 +62,8 @@ def decoded(value: Any) -> Any:
 
 def _number(code: object, shape: object, raw: object) -> Any:
     whole = isinstance(raw, torch.Tensor) and raw.dtype == torch.uint8 and raw.dim() == 1
-    sizes = [] if shape is None else shape
-    fits = isinstance(sizes, list) and all(type(size) is int and size >= 0 for size in sizes)
+    sizes: list[int] = shape if isinstance(shape, list) else []
+    fits = (shape is None or shape is sizes) and all(type(size) is int and size >= 0 for size in sizes)
     if not (isinstance(code, str) and code[1:2] in tuple(_KINDS) and isinstance(raw, torch.Tensor) and whole and fits):
         raise ValueError("an array of NumPy's is damaged")
     try:

@@ -135,6 +135,7 @@ class Context:
     on_shutdown: dict[int, Callable[[], Callable[[], None] | None]] = field(default_factory=dict)
     # What this rank does for the others while it has joined and they have not, until all have. Weak methods.
     while_joined: dict[int, Callable[[], Callable[[], None] | None]] = field(default_factory=dict)
+    arguments: dict[str, Any] | None = None  # of `init()`, where that has made it
     services: int = 0  # numbers of the core's services up to this one are taken
     pretended: Device | None = None  # whose memory the CPU's tensors are taken to be, where tests have no GPU
     helpers: Any = None  # sordino.runtime.helpers.Helpers, where some ranks have no model and help the others

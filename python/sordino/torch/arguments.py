@@ -24,6 +24,11 @@ def name_parameters(optimizer: torch.optim.Optimizer, named: Named | None) -> di
     if named is None:
         groups = enumerate(optimizer.param_groups)
         return {p: f"group{g}.parameter{i}" for g, group in groups for i, p in enumerate(group["params"])}
+    if isinstance(named, torch.nn.Module) or not isinstance(named, Iterable):
+        raise UsageError(
+            f"named_parameters={type(named).__name__}(...): expected (name, parameter) pairs, usually "
+            "model.named_parameters()"
+        )
     entries = list(named)
     if not all(isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[0], str) for entry in entries):
         raise UsageError(

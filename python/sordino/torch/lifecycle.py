@@ -41,7 +41,9 @@ def init(
     world_size: int | None = None,
     record: str | os.PathLike[str] | None = None,
 ) -> None:
-    """Join the world. Collective: all ranks of the job call it. A second call does nothing.
+    """Join the world. Collective: all ranks of the job call it.
+
+    A second call with the same arguments, or with none, does nothing.
 
     Who the ranks are is found out: `sordino run`, mpirun and srun, torchrun and what sets the same variables (RANK,
     WORLD_SIZE, MASTER_ADDR, MASTER_PORT), or torch.distributed where it has been initialised. How they reach each other
@@ -70,9 +72,9 @@ def init(
     nothing, and what needs a rank raises UsageError.
 
     Raises:
-        UsageError: `comm` is of another type, or names ranks that do not exist; or the ranks do not make groups; or the
-            record cannot be written; or a launcher has started several processes, and there is no way from one to the
-            other, or several launchers contradict each other.
+        UsageError: it has been called before, with other arguments; or `comm` is of another type, or names ranks that
+            do not exist; or the ranks do not make groups; or the record cannot be written; or a launcher has started
+            several processes, and there is no way from one to the other, or several launchers contradict each other.
         ConfigurationMismatch: ranks have other versions of Sordino, or other settings; on all of them.
         NotBuilt: MPI's launcher started several processes, but this build has no MPI; or the ranks are on several
             machines, and it has no UCX.
@@ -80,7 +82,19 @@ def init(
         TransportError: MPI or UCX failed, the launcher belongs to another MPI than the one Sordino was built with, or
             the store does not answer.
     """
-    if current_or_none() is not None:
+    given = {
+        "comm": comm,
+        "process_sets": None if process_sets == "dynamic" else process_sets,
+        "algorithm": algorithm,
+        "on_peer_lost": on_peer_lost,
+        "store": store,
+        "rank": rank,
+        "world_size": world_size,
+        "record": record,
+    }
+    before = current_or_none()
+    if before is not None:
+        _require_the_same(before, given)
         return
     dedicated = helped(algorithm)
     outlast = goes_on(on_peer_lost, algorithm)
@@ -98,6 +112,7 @@ def init(
     else:
         context = _with_helpers(start, ranks, dedicated)
     replace_current(context)
+    context.arguments = given
     if isinstance(start, ProcessStart) and store is None:
         note_the_variables()
     _install_exit_handlers()
@@ -112,6 +127,41 @@ def init(
     else:
         for process_set in process_sets or ():
             add_process_set(process_set)
+
+
+def _require_the_same(context: Context, given: dict[str, Any]) -> None:
+    """Raise UsageError for arguments of another call of `init()` that would have made another world.
+
+    Of a world that `init()` has not made, as of one of `sordino.sim`, the arguments are not known.
+    """
+    first = context.arguments
+    if first is None:
+        return
+    for name, value in given.items():
+        if value is None:
+            continue
+        if name == "on_peer_lost":
+            same = goes_on(value, given["algorithm"]) == context.outlasts
+        elif name == "algorithm":
+            same = helped(value) == (context.helpers.algorithm if context.helpers is not None else None)
+        else:
+            same = _comparable(value) == _comparable(first[name])
+        if not same:
+            raise UsageError(
+                f"init({name}={value!r}): Sordino has been initialised already, with {name}={first[name]!r}. Give the "
+                "same arguments, or call shutdown() first"
+            )
+
+
+def _comparable(value: Any) -> Any:
+    """Return an argument of `init()` such that two which mean the same are equal."""
+    if isinstance(value, ProcessSet):
+        return _comparable(value.ranks)
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_comparable(one) for one in value]
+    return value
 
 
 def _with_helpers(start: Start, ranks: tuple[int, ...], algorithm: Algorithm) -> Context:

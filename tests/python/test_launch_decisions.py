@@ -1,0 +1,63 @@
+"""What the launcher decides by its clock and by what it sees at once, on a clock of the test's own."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sordino.cli import outcomes, restarts
+from sordino.cli.local import LocalJob, _Rank
+from sordino.cli.outcomes import Outcomes
+from sordino.cli.processes import Ended
+
+
+def test_waits_between_starts_double_up_to_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, waits = [0.0], []
+    monkeypatch.setattr(restarts.time, "monotonic", lambda: now[0])
+
+    def start(number: int, _: Any) -> Ended:
+        now[0] += 3600 if number == 9 else 1  # one start has trained for an hour
+        return Ended(3)
+
+    stop: Any = SimpleNamespace(received=[], sleep=waits.append)
+    assert restarts.repeat(start, 11, stop) == 3
+    assert waits == [1, 2, 4, 8, 16, 32, 60, 60, 60, 0, 1]
+
+
+def test_of_two_that_end_at_once_the_one_that_a_signal_has_ended_is_first() -> None:
+    """The other one died of that."""
+
+    def rank(number: int, code: int) -> Any:
+        made: Any = object.__new__(_Rank)
+        made.number, made.process = number, SimpleNamespace(wait=lambda: code)
+        return made
+
+    for seen in ([rank(0, 1), rank(1, -9), rank(2, 0)], [rank(1, -9), rank(0, 1), rank(2, 0)]):
+        job: Any = object.__new__(LocalJob)
+        collected: list[int] = []
+        job._events = SimpleNamespace(select=lambda _, seen=seen: [(SimpleNamespace(data=one), 0) for one in seen])
+        job._collect = lambda one, collected=collected: collected.append(one.number)
+        job._wait(0.0)
+        assert collected == [1, 0, 2]
+
+
+def test_patience_begins_anew_when_there_is_hope_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(outcomes.time, "monotonic", lambda: now[0])
+    job = Outcomes(3)
+    job.note(1, 0, 12.0)
+    job.hear(0, "waits")
+    assert not job.over()
+    now[0] += 0.9 * outcomes._PATIENCE_S
+    assert not job.over()
+    job.hear(0, "met")
+    assert not job.over()
+    now[0] += 100
+    job.hear(2, "waits")  # of the same cause
+    assert not job.over()
+    now[0] += 0.9 * outcomes._PATIENCE_S
+    assert not job.over()
+    now[0] += 0.2 * outcomes._PATIENCE_S
+    assert job.over()

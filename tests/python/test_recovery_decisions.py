@@ -1,0 +1,87 @@
+"""What is repeated after a loss, and how long ranks go on trying, on what the others are made to say."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sordino.errors import PeerLost
+from sordino.runtime import recovery
+from sordino.runtime.context import Lockstep
+
+OPERATIONS = "all.operations"
+
+
+class World:
+    """A context in which this rank is 0 of three; `losses` are raised by what it says of having arrived."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.lockstep = Lockstep(OPERATIONS, [0, 1, 2])
+        self.epoch, self.fruitless, self.size = 0, 0, 3
+        self.is_plain, self.identity = False, 0
+        self.locksteps = {OPERATIONS: self.lockstep}
+        self.process_sets: list[Any] = []
+        self.losses: list[dict[int, int]] = []  # for each, how far the others have come
+        self.told: list[tuple[int, int]] = []
+        monkeypatch.setattr(recovery, "_say_arrived", lambda *_: self._arrive())
+        monkeypatch.setattr(recovery, "recover", lambda *_: self._recover())
+        monkeypatch.setattr(recovery, "_gather", self._gather)
+
+    def _arrive(self) -> None:
+        if self.losses:
+            raise PeerLost("rank 2 is lost")
+
+    def _recover(self) -> None:
+        self.others = self.losses.pop(0)
+        recovery._meet_again(self)  # type: ignore[arg-type]
+        self.epoch += 1
+
+    def _gather(self, _: Any, value: Any, __: str) -> list[Any]:
+        identity, mine, made = value
+        self.told.append(tuple(mine[OPERATIONS]))
+        return [(identity, mine, made)] + [
+            (one, {OPERATIONS: (arrived, 0)}, []) for one, arrived in self.others.items()
+        ]
+
+    def living_recoverables(self) -> list[Any]:
+        return []
+
+    def names_until_now(self) -> Any:
+        return lambda: None
+
+    @contextmanager
+    def plainly(self) -> Any:
+        yield
+
+
+def test_a_second_loss_in_a_repeat_does_not_bring_back_the_first_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This rank had the result when the first loss came, and another one had not, so all repeat it. The second loss
+    comes in the repeat: by then this rank has no result of it any more."""
+    world: Any = World(monkeypatch)
+    world.losses = [{1: 0}, {1: 1}]
+    tries: list[int] = []
+
+    def work() -> int:
+        tries.append(len(tries))
+        if len(tries) == 2:
+            raise PeerLost("rank 1 is lost")
+        return tries[-1]
+
+    found = recovery.together(world, SimpleNamespace(), work, lockstep=world.lockstep)  # type: ignore[arg-type]
+    assert world.told == [(1, 0), (0, 0)]
+    assert (found, tries) == (2, [0, 1, 2])
+
+
+@pytest.mark.parametrize("how", ["together", "again"])
+def test_what_is_completed_is_a_new_beginning(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    """Only losses in a row of which nobody is missing are without end."""
+    world: Any = World(monkeypatch)
+    world.fruitless = recovery._FRUITLESS
+    if how == "together":
+        recovery.together(world, SimpleNamespace(), lambda: 1, lockstep=world.lockstep)  # type: ignore[arg-type]
+    else:
+        recovery.again(world, lambda: 1)
+    assert world.fruitless == 0
