@@ -12,10 +12,10 @@ import torch
 from sklearn.datasets import load_digits
 
 import sordino.torch as hvd
-from sordino.algorithms import Algorithm
+from sordino.algorithms import Algorithm, AlgorithmName
 
 
-def train(algorithm: Algorithm | str = "allreduce", epochs: int = 10) -> float:
+def train(algorithm: Algorithm | AlgorithmName = "allreduce", epochs: int = 10) -> float:
     """Train with an algorithm; return the share of right answers of the ranks' mean model."""
     hvd.init()
     torch.set_num_threads(1)  # of a model this small more are slower

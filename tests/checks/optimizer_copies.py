@@ -6,6 +6,7 @@ import copy
 import io
 import pickle
 
+import pytest
 import torch
 
 import sordino.torch as hvd
@@ -171,3 +172,18 @@ def keeps_existing_state(seat: Seat) -> None:
     one_step(twin, reference, seed=5)
     for mine, theirs in zip(model.parameters(), twin.parameters()):
         torch.testing.assert_close(mine, theirs, atol=1e-12, rtol=1e-12)
+
+
+@check()
+def a_wrapper_is_one_of_the_wrapped_kind(seat: Seat) -> None:
+    """As with Horovod, for code that asks; copies and pickles are as before."""
+    model = make_model("small", 3)
+    optimizer = hvd.DistributedOptimizer(torch.optim.AdamW(model.parameters(), lr=0.1), model.named_parameters())
+    for one in (optimizer, copy.copy(optimizer), copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))):
+        assert isinstance(one, torch.optim.AdamW)
+        assert isinstance(one, hvd.DistributedOptimizer)
+        assert not isinstance(one, torch.optim.SGD)
+        assert type(one) is hvd.DistributedOptimizer
+        assert repr(one).startswith("DistributedOptimizer(AllReduce")
+    with pytest.raises(AttributeError, match="zero_gradd"):
+        optimizer.zero_gradd()

@@ -330,4 +330,28 @@ ERRORS = [
         "for name in ():",
         (tests("second_thoughts", "misspelt_setting"),),
     ),
+    Error(
+        "a wrapper is of no kind but its own",
+        "stale copy",
+        _TORCH + "optimizer.py",
+        "return type(self) if inner is None else inner.__class__",
+        "return type(self)",
+        (checks("one_of_the_wrapped_kind"),),
+    ),
+    Error(
+        "torch's SyncBatchNorm is local without a word",
+        "lost message",
+        _TORCH + "sync_batch_norm.py",
+        "        if isinstance(layer, torch.nn.SyncBatchNorm):\n",
+        "        if False:\n",
+        (tests("horovod_names", "sync_batch_norm_is"),),
+    ),
+    Error(
+        "a name of an algorithm is unknown to type checkers",
+        "dropped state in a checkpoint",
+        "python/sordino/algorithms/registry.py",
+        '    "gossipgrad",\n    "layered",\n',
+        '    "layered",\n',
+        (tests("horovod_names", "literals"),),
+    ),
 ]

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import importlib
 import inspect
+from typing import get_args
 
 import pytest
+import torch
 
 import sordino.torch as hvd
+from sordino import sim
+from sordino.algorithms import AlgorithmName, registry
 from sordino.errors import NoSuchAttribute
+from sordino.torch import sync_batch_norm
 
 PUBLIC = {
     "": """
@@ -106,3 +111,25 @@ def test_what_is_of_horovods_core_is_refused() -> None:
     assert hvd.check_extension("horovod.torch", "HOROVOD_WITH_PYTORCH", __file__, "mpi_lib_v2") is None
     with pytest.raises(ImportError, match="Sordino is for PyTorch alone"):
         hvd.check_extension("horovod.tensorflow", "HOROVOD_WITH_TENSORFLOW", __file__, "mpi_lib")
+
+
+def test_names_of_algorithms_are_literals_for_type_checkers() -> None:
+    assert set(get_args(AlgorithmName)) == set(registry._SHIPPED)
+    assert "def __getattr__" in inspect.getsource(hvd.DistributedOptimizer).partition("if not TYPE_CHECKING")[2]
+
+
+@pytest.mark.parametrize("kind", ["warned", "converted"])
+def test_torchs_sync_batch_norm_is_warned_of(kind: str) -> None:
+    model = torch.nn.ModuleDict({"deep": torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.SyncBatchNorm(3))})
+    if kind == "converted":
+        model = hvd.SyncBatchNorm.convert_sync_batchnorm(model)
+    seen: list[str] = []
+
+    def job() -> None:
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+        hvd.DistributedOptimizer(sgd, model.named_parameters())
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sync_batch_norm.warnings, "warn", lambda text, **_: seen.append(text))
+        sim.run(2, job)
+    assert any("'deep.1' is a torch.nn.SyncBatchNorm" in text for text in seen) == (kind == "warned")

@@ -18,7 +18,7 @@ from sordino.algorithms.gossipgrad import GossipGraD
 from sordino.algorithms.layered import Layered
 from sordino.algorithms.local_sgd import AdaptiveInterval, LocalSGD
 from sordino.algorithms.push_sum import PushSum
-from sordino.algorithms.registry import class_of, names, resolve
+from sordino.algorithms.registry import AlgorithmName, class_of, names, resolve
 from sordino.algorithms.scheduled_pull import ScheduledPull
 from sordino.algorithms.segmented_gossip import SegmentedGossip
 
@@ -27,6 +27,7 @@ __all__ = [
     "DPSGD",
     "AdaptiveInterval",
     "Algorithm",
+    "AlgorithmName",
     "AllReduce",
     "Crossover",
     "ElasticAveraging",

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 from dataclasses import is_dataclass
 from importlib.metadata import EntryPoint, entry_points
+from typing import Literal
 
 from sordino.algorithms.base import Algorithm
 from sordino.errors import UsageError
@@ -18,7 +19,23 @@ from sordino.slips import meant
 
 GROUP = "sordino.algorithms"
 
-_SHIPPED = {
+AlgorithmName = Literal[
+    "adpsgd",
+    "allreduce",
+    "caps",
+    "crossover",
+    "dpsgd",
+    "elasticaveraging",
+    "gossipgrad",
+    "layered",
+    "local-sgd",
+    "pushsum",
+    "scheduled-pull",
+    "segmentedgossip",
+]
+"""The names that ship, for type checkers. Other strings are names as well (`names`, or module:Class)."""
+
+_SHIPPED: dict[AlgorithmName, str] = {
     "adpsgd": "sordino.algorithms.adpsgd:ADPSGD",
     "allreduce": "sordino.algorithms.allreduce:AllReduce",
     "caps": "sordino.algorithms.caps:ParameterSkipping",

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Literal
 
 from sordino import _core
-from sordino.algorithms import Algorithm
+from sordino.algorithms import Algorithm, AlgorithmName
 from sordino.errors import UsageError
 from sordino.launch.starts import MpiStart, ProcessStart, Start, find_start, note_the_variables, started_by_a_rank
 from sordino.launch.telling import tell_of_the_exit, tell_of_the_failure
@@ -34,7 +34,7 @@ _NO_RANK = (
 def init(
     comm: Any = None,
     process_sets: Sequence[ProcessSet | Sequence[int]] | str | None = None,
-    algorithm: Algorithm | str | None = None,
+    algorithm: Algorithm | AlgorithmName | None = None,
     on_peer_lost: Literal["raise", "continue"] | None = None,
     store: Any = None,
     rank: int | None = None,

@@ -11,11 +11,11 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sordino.algorithms import Algorithm, resolve
+from sordino.algorithms import Algorithm, AlgorithmName, resolve
 from sordino.algorithms.strategy import Strategy
 from sordino.errors import StepOrderError, UsageError
 from sordino.runtime.compression import Compression, Compressor
@@ -27,6 +27,12 @@ from sordino.torch import dcp
 from sordino.torch.arguments import Named, name_parameters, parameters_of
 from sordino.torch.factory import make_strategy
 from sordino.torch.scaler import step_scaled
+from sordino.torch.sync_batch_norm import warn_of_local_statistics
+
+
+def _half_built(kind: type[DistributedOptimizer]) -> DistributedOptimizer:
+    """Return an optimizer for `__setstate__` to complete."""
+    return kind.__new__(kind)
 
 
 class DistributedOptimizer(torch.optim.Optimizer):
@@ -68,7 +74,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         groups: Groups = None,
         sparse_as_dense: bool = False,
         process_set: ProcessSet = global_process_set,
-        algorithm: Algorithm | str | None = None,
+        algorithm: Algorithm | AlgorithmName | None = None,
         named_buffers: Named | None = None,
         check_finite: bool = False,
     ) -> None:
@@ -80,6 +86,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             raise UsageError(f"backward_passes_per_step must be > 0, not {backward_passes_per_step}")
         # super().__init__ is not called on purpose: there is one set of groups and state, the wrapped optimizer's.
         self._inner = optimizer
+        warn_of_local_statistics(named_parameters)
         self._names = name_parameters(optimizer, named_parameters)
         self._options = Options(
             algorithm=resolve(algorithm),
@@ -156,12 +163,21 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def defaults(self, defaults: dict[str, Any]) -> None:
         self._inner.defaults = defaults
 
-    def __getattr__(self, name: str) -> Any:
-        if name == "_inner":  # half-built, as copy and pickle make it
-            raise AttributeError(name)
-        if isinstance(getattr(type(self), name, None), property):
-            return object.__getattribute__(self, name)  # which has raised AttributeError, and does it again
-        return getattr(self._inner, name)
+    if not TYPE_CHECKING:  # where it would hide names that are misspelt
+
+        def __getattr__(self, name: str) -> Any:
+            if name == "_inner":  # half-built, as copy and pickle make it
+                raise AttributeError(name)
+            if isinstance(getattr(type(self), name, None), property):
+                return object.__getattribute__(self, name)  # which has raised AttributeError, and does it again
+            return getattr(self._inner, name)
+
+        @property
+        def __class__(self) -> type:
+            # So that isinstance(optimizer, AdamW) holds as for the wrapped one, on which code decides what there is.
+            # type() is DistributedOptimizer all the same, and so isinstance() of that holds, too.
+            inner = self.__dict__.get("_inner")
+            return type(self) if inner is None else inner.__class__
 
     @property
     def _parameter_names(self) -> dict[torch.Tensor, str]:
@@ -258,6 +274,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._strategy = self._make_strategy(compare=False)
         if state.get("under way") is not None:
             self._strategy.go_on_from(state["under way"])
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # That of object wants __class__ to be type().
+        return _half_built, (type(self),), self.__getstate__()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DistributedOptimizer:
         """Return a wrapper of a copy of the optimizer; of the copied parameters, if the model is copied with it."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import warnings
 from typing import Any
 
 import torch
@@ -101,6 +103,25 @@ class SyncBatchNorm(_BatchNorm):
                 self.running_mean.lerp_(mean.to(self.running_mean.dtype), factor)
                 self.running_var.lerp_(unbiased.to(self.running_var.dtype), factor)
         return output  # type: ignore[no-any-return]
+
+
+def warn_of_local_statistics(named: object) -> None:
+    """Warn of torch's own SyncBatchNorm in the model whose `named_parameters()` these are.
+
+    It goes by torch.distributed. Where that is not initialised it is an ordinary layer, without a word.
+    """
+    if current().size == 1 or (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return
+    model = inspect.getgeneratorlocals(named).get("self") if inspect.isgenerator(named) else None
+    for name, layer in model.named_modules() if isinstance(model, torch.nn.Module) else ():
+        if isinstance(layer, torch.nn.SyncBatchNorm):
+            warnings.warn(
+                f"'{name}' is a torch.nn.SyncBatchNorm, which needs torch.distributed: its statistics are of this "
+                "rank's batches alone. Use sordino.torch.SyncBatchNorm.convert_sync_batchnorm(model) before the "
+                "optimizer is made",
+                stacklevel=4,
+            )
+            return
 
 
 class _Normalize(torch.autograd.Function):
