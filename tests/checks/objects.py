@@ -193,7 +193,7 @@ def broadcasts_in_a_process_set(seat: Seat) -> None:
 
 
 class Remembering(torch.nn.Module):
-    """Keeps what is no tensor, and what is one, beside its parameters."""
+    """Keeps extra state beside its parameters: an object, or a tensor."""
 
     def __init__(self, rank: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A rank that leaves by `shutdown()` because of an error: the others and the launcher are told the error."""
+"""`shutdown()` while an error is handled: the other ranks and the launcher learn of the error."""
 
 from __future__ import annotations
 

@@ -66,8 +66,8 @@ ERRORS = [
         "the status of a job is that of whoever is seen last",
         "swapped rank",
         "python/sordino/cli/local.py",
-        "self._failures[0].status",
-        "self._failures[-1].status",
+        "first = self._told.first_of(self._failures)",
+        "first = self._told.first_of(self._failures[::-1])",
         (tests("cli", "the_status_of_the_first_rank"),),
     ),
     # ---- elastic

@@ -656,7 +656,7 @@ ERRORS = [
         "backward looks at its own rows alone",
         "lost message",
         "python/sordino/torch/sync_batch_norm.py",
-        "        allreduce_(totals, op=Sum)\n",
+        "        allreduce_(totals, op=Sum, process_set=ctx.process_set)\n",
         "",
         (checks("sync_batch_norm"),),
     ),

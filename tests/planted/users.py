@@ -1,4 +1,4 @@
-"""Errors of what users of torch meet beside the steps: checkpoints, workers of loaders, default devices, settings."""
+"""Errors in checkpoints, loaders' workers, default devices, segments, settings: the surroundings of a step."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ ERRORS = [
         _TORCH + "optimizer.py",
         "dcp.with_names(self._inner.state) if self._strategy.partial_state else self._inner.state",
         "self._inner.state",
-        (tests("torch_checkpoint", "keep_the"),),
+        (tests("torch_checkpoint", "of_shards"),),
     ),
     Error(
-        "a state by names is none for shards",
+        "shards read a state by numbers alone",
         "dropped state in a checkpoint",
         "python/sordino/algorithms/local_sgd/sharded_state.py",
         "                if key in full",
@@ -91,7 +91,7 @@ ERRORS = [
         (_LOADERS + " -k a_script_has_set",),
     ),
     Error(
-        "a child that is told who it is, is no rank",
+        "a child with variables of its own is no rank",
         "swapped rank",
         _LAUNCH + "starts.py",
         "inherited = mine == {",
@@ -243,7 +243,7 @@ ERRORS = [
         (tests("checkpoint", "schedulers_and_generators"),),
     ),
     Error(
-        "workers of AD-PSGD give up after so many declines in all",
+        "workers of AD-PSGD never forget a decline",
         "stale copy",
         "python/sordino/algorithms/adpsgd/pairing.py",
         "self.under_way, self._declines = True, 0",

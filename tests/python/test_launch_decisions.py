@@ -1,4 +1,4 @@
-"""What the launcher decides by its clock and by what it sees at once, on a clock of the test's own."""
+"""Decisions of the launcher on a clock of the test's own: restarts, ends seen at once, patience."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is repeated after a loss, and how long ranks go on trying, on what the others are made to say."""
+"""Repeats after a loss, and the limit of recoveries without a loss, with other ranks' answers made up."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OPERATIONS = "all.operations"
 
 
 class World:
-    """A context in which this rank is 0 of three; `losses` are raised by what it says of having arrived."""
+    """Context of rank 0 of three ranks, in which saying that a part has arrived raises the next loss."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.lockstep = Lockstep(OPERATIONS, [0, 1, 2])
@@ -77,7 +77,7 @@ def test_a_second_loss_in_a_repeat_does_not_bring_back_the_first_result(monkeypa
 
 @pytest.mark.parametrize("how", ["together", "again"])
 def test_what_is_completed_is_a_new_beginning(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
-    """Only losses in a row of which nobody is missing are without end."""
+    """The limit is for recoveries in a row after which no rank is missing."""
     world: Any = World(monkeypatch)
     world.fruitless = recovery._FRUITLESS
     if how == "together":

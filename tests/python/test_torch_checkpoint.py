@@ -48,7 +48,6 @@ ALGORITHMS = [
     Crossover(segments="model"),
     ElasticAveraging(interval=2),
     LocalSGD(interval=3),
-    LocalSGD(interval=2, group_size=2),
     ParameterSkipping(),
     AllReduce(double_buffering=True),
     AllReduce(),
@@ -58,6 +57,15 @@ ALGORITHMS = [
 @pytest.mark.parametrize("flat", [False, True])
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=str)
 def test_torchs_checkpoints_keep_the_algorithms_state(algorithm: Algorithm, flat: bool, tmp_path: Path) -> None:
+    round_trip(algorithm, flat, tmp_path)
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_torchs_checkpoints_of_shards(flat: bool, tmp_path: Path) -> None:
+    round_trip(LocalSGD(interval=2, group_size=2), flat, tmp_path)
+
+
+def round_trip(algorithm: Algorithm, flat: bool, tmp_path: Path) -> None:
     """By file, into optimizers that have not taken a step; they go on as those that were saved."""
     options = StateDictOptions(flatten_optimizer_state_dict=flat)
 

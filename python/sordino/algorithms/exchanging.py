@@ -44,7 +44,7 @@ class ExchangingStrategy(Strategy):
     levels = True
     """Whether those that are left after a loss take the mean of their parameters."""
     whole_models = True
-    """Whether what is exchanged is all parameters that are trained, as found when the ranks meet."""
+    """Whether exchanges change all trained parameters, which are found when the ranks meet."""
     takes_in_unfrozen = True
     """Whether ranks can meet anew for parameters that are unfrozen later."""
 

@@ -67,7 +67,7 @@ class Strategy(ABC):
             are infinite.
         partial_state: whether a rank has a part of the optimizer's state only.
         distances: steps, and how far the local models were from their mean after them.
-        parts: how the model is cut, as "18 segments"; "" if that is not to be told.
+        parts: how the model is cut, as "18 segments"; "" if there is nothing to say.
     """
 
     reducer: GradientReducer | None = None

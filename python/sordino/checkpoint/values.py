@@ -1,4 +1,4 @@
-"""Values beside tensors and plain Python that a checkpoint holds: Counters, NumPy's numbers and arrays.
+"""Encoding of Counters and of NumPy's numbers and arrays in checkpoints.
 
 Schedulers (MultiStepLR) and random generators have them in their states. In a file each is a dict with the key
 "sordino_value", because a file that runs no code when it is read holds no types of others.
@@ -43,10 +43,10 @@ def encoded(value: Any) -> Any:
 
 
 def decoded(value: Any) -> Any:
-    """Return what `encoded` has encoded.
+    """Return the values that `encoded` has replaced, in their places.
 
     Raises:
-        ValueError: a dict with the key is none that `encoded` makes.
+        ValueError: a dict has the key, but not the rest of an encoded value.
     """
     if not (isinstance(value, dict) and MARK in value):
         return _each(value, decoded)

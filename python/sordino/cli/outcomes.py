@@ -219,7 +219,7 @@ class Outcomes:
         return len(self.known()) == self.ranks
 
     def first_of(self, failed: Sequence[Outcome]) -> Outcome:
-        """Return how the rank ended that failed first.
+        """Return the outcome of the rank that failed first.
 
         The others fail because of it, and some of them may end before it does. A rank that was on its way out is ended
         together with the others; it has failed all the same, with status 1.
@@ -265,7 +265,7 @@ class Outcomes:
 
 
 def because(first: Outcome, failed: int) -> str:
-    """Return what there is to say of the first rank that failed, of so many. Its own error line tells the cause."""
+    """Return the line about the first of several ranks that failed. Its own error line tells the cause."""
     text = f"{first}" + (", the first that failed" if failed > 1 else "")
     return f"{text}; why stands above" if first.code > 0 else text
 

@@ -1,8 +1,8 @@
 """What a rank tells `sordino run`.
 
-It says that it waits for all others to start, that they have met, whom they go on without, that an error of its own
-ends it, and that it exits. For ranks that are gone or stand still the others would wait at the start or at the end, and
-only the launcher can end them.
+It says that it waits for all others to start, that they have met, which ranks they go on without, that an error of its
+own ends it, and that it exits. For ranks that are gone or stand still the others would wait at the start or at the end,
+and only the launcher can end them.
 
 `SORDINO_LAUNCHER` says where: a folder of this machine, where every word is a link (made at once or not at all, and on
 a full disk, too), or `stderr:TOKEN`, where it is a line that the launcher takes out.

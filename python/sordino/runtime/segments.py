@@ -13,7 +13,7 @@ Path = tuple[str, ...]
 _WRAPPERS = {"_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
 _FEW = 4  # blocks, up to which large ones are cut
 _LARGE = 1 << 20  # bytes
-_PIECES = 16  # at most about so many, of a model that is one block
+_PIECES = 16  # of a model that is one block, about
 
 
 def segment_numbers(names: Sequence[str], sizes: Sequence[float], segments: Segments | Sequence[str]) -> list[int]:
@@ -90,7 +90,7 @@ def blocks_of(names: Sequence[str]) -> list[str]:
 
 
 def _member(path: Path, children: Mapping[Path, set[str]]) -> int:
-    """Return how much of a module's path names a member of a numbered container that has several; 0 if none does."""
+    """Return the length of the part of a path that ends in a member of a numbered container with several; or 0."""
     enough = 2
     for place, part in enumerate(path):
         if not part.isdigit():
@@ -98,10 +98,10 @@ def _member(path: Path, children: Mapping[Path, set[str]]) -> int:
         if len(children[path[:place]]) >= enough:
             nested = place == 0 and len(path) > 1 and path[1].isdigit()  # a container of containers
             return place + 1 + nested
-        enough = 4  # what is inside of a block, as the two parts of a shortcut, is not cut
+        enough = 4  # a block stays whole: the two parts of a shortcut are no blocks
     return 0
 
 
 def _depth(path: Path, opened: Set[Path]) -> int:
-    """Return how much of a module's path names the outermost module that holds no numbered container."""
+    """Return the length of the part of a path that ends in the outermost module without a numbered container."""
     return next((place + 1 for place in range(len(path)) if path[: place + 1] not in opened), len(path))

@@ -1,4 +1,4 @@
-"""How a wrapped optimizer serves `torch.distributed.checkpoint.state_dict`.
+"""Calls of `torch.distributed.checkpoint.state_dict` to a wrapped optimizer, and answers to them.
 
 `get_state_dict` and `set_state_dict` know torch's own optimizers only. They
 
@@ -60,7 +60,7 @@ def with_key(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 class _SavedNames:
-    """Of each parameter, the names of the values that a flattened state has for it."""
+    """Names of the values that a flattened state has for each parameter."""
 
     def __init__(self, saved: Iterable[str], names: Mapping[Any, Any]) -> None:
         self._saved, self._names = list(saved), names
@@ -109,7 +109,7 @@ def pack(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def unpack(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """Return the wrapped optimizer's part of a state, and the algorithm's own; None if it has none."""
+    """Return the wrapped optimizer's part of a state, and the algorithm's part or None."""
     inner = {key: value for key, value in state.items() if key != KEY}
     own = state.get(KEY)
     packed = next((group[KEY] for group in inner.get("param_groups", ()) if group.get(KEY)), None)

@@ -31,7 +31,7 @@ def broadcast_parameters(
         process_set: the ranks that take part, `root_rank` among them.
 
     Raises:
-        UsageError: `params` is none of these, or a tensor cannot be sent; nothing has begun then.
+        UsageError: `params` is none of these, or a tensor cannot be sent; no tensor has been sent then.
         OperationMismatch: a tensor's shape or dtype differs between ranks.
     """
     if isinstance(params, Mapping):

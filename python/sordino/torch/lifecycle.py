@@ -27,7 +27,7 @@ from sordino.torch.start import goes_on, helped
 
 _NO_RANK = (
     "this is a process that {0} has started by multiprocessing, such as a worker of a DataLoader. It has run the top "
-    "of the script, but it is no rank. Put what is for ranks alone under `if __name__ == '__main__':`"
+    "of the script, but it is no rank. Put the code for ranks under `if __name__ == '__main__':`"
 )
 
 
@@ -154,7 +154,7 @@ def _require_the_same(context: Context, given: dict[str, Any]) -> None:
 
 
 def _comparable(value: Any) -> Any:
-    """Return an argument of `init()` such that two which mean the same are equal."""
+    """Return an argument of `init()` in a form in which equal meanings are equal values."""
     if isinstance(value, ProcessSet):
         return _comparable(value.ranks)
     if isinstance(value, os.PathLike):
@@ -240,10 +240,10 @@ def _install_exit_handlers() -> None:
 
 
 def _abandon(context: Context, error: BaseException) -> None:
-    """Leave the world because of an error, which the others are told."""
+    """Leave the world because of an error, and send its text to the other ranks."""
     if context.recorder is not None:
         context.recorder.failed(error)
-    if not context.world.failed and not context.outlasts:  # else it is not what ends the job
+    if not context.world.failed and not context.outlasts:  # else another rank ends the job, or none does
         tell_of_the_failure()
     context.abort("".join(traceback.format_exception_only(type(error), error)).strip())
 

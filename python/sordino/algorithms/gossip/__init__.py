@@ -73,7 +73,7 @@ class MixingGossip(Gossip):
 
     Attributes:
         segments: what is mixed as one: "model"; "blocks" (the members of the model's outermost numbered containers, as
-            "model.layers.3" or "layer1.0", and the modules beside these; up to 4 blocks are cut into pieces of at least
+            "model.layers.3" or "layer1.0", and the modules beside them; up to 4 blocks are cut into pieces of at least
             1 MiB); a number of bytes; or patterns of parameter names (fnmatch), a segment each, the parameters that
             match none being one more. `print(optimizer)` tells how many segments there are.
     """

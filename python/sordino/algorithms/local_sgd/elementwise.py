@@ -112,7 +112,7 @@ class Trial:
         return int(verdict) == 1
 
     def _error(self, name: str, wrong: list[str], refusal: str) -> UsageError:
-        """Return what all say, as an error. Collective.
+        """Return the findings of all ranks as an error. Collective.
 
         Args:
             name: of the optimizer.
