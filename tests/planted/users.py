@@ -48,7 +48,7 @@ ERRORS = [
         "python/sordino/algorithms/local_sgd/sharded_state.py",
         "                if key in full",
         "                if index in full",
-        (tests("torch_checkpoint", "keep_the"),),
+        (tests("torch_checkpoint", "of_shards"),),
     ),
     Error(
         "algorithms load each other's states",
