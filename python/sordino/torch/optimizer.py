@@ -275,6 +275,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if state.get("under way") is not None:
             self._strategy.go_on_from(state["under way"])
 
+    def __dir__(self) -> list[str]:
+        return sorted({*dir(type(self)), *vars(self)})  # which object would look for at __class__
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         # That of object wants __class__ to be type().
         return _half_built, (type(self),), self.__getstate__()
