@@ -14,6 +14,7 @@ struct Caller {
   std::shared_ptr<World> world;
   py::object tensor_type;
   std::array<py::object, kDTypeCount> dtypes;  // by the core's code
+  py::object note_change;                      // called with a tuple of the tensor that was reduced in place
 };
 
 constexpr const char* kCapsule = "sordino.Caller";
@@ -101,8 +102,16 @@ bool reduce(const Caller& caller, PyObject* const* given) {
   const long id = PyLong_AsLong(set);
   if (PyErr_Occurred()) return false;
   if ((!input || !output) && what.count() > 0) return false;  // a tensor without storage
-  py::gil_scoped_release released;
-  return caller.world->allreduce_again(static_cast<int>(id), name, what, input, output);
+  bool done = false;
+  {
+    py::gil_scoped_release released;
+    done = caller.world->allreduce_again(static_cast<int>(id), name, what, input, output);
+  }
+  if (done && target == source) {
+    const py::object changed = taken(PyTuple_Pack(1, target));
+    if (changed) taken(PyObject_CallOneArg(caller.note_change.ptr(), changed.ptr()));
+  }
+  return done;
 }
 
 PyObject* call(PyObject* self, PyObject* const* given, Py_ssize_t count) {
@@ -113,7 +122,7 @@ PyObject* call(PyObject* self, PyObject* const* given, Py_ssize_t count) {
   try {
     const bool done = reduce(*static_cast<Caller*>(PyCapsule_GetPointer(self, kCapsule)), given);
     if (!done) PyErr_Clear();  // the usual way raises what is wrong
-    return PyBool_FromLong(done);
+    return PyErr_Occurred() ? nullptr : PyBool_FromLong(done);
   } catch (py::error_already_set& error) {  // from the handler of a signal
     error.restore();
   } catch (const std::exception& error) {
@@ -128,8 +137,9 @@ PyMethodDef kMethod{"allreduce_again", reinterpret_cast<PyCFunction>(reinterpret
 
 }  // namespace
 
-py::object allreduce_again_of(std::shared_ptr<World> world, py::object tensor_type, const py::dict& codes) {
-  auto caller = std::make_unique<Caller>(Caller{std::move(world), std::move(tensor_type), {}});
+py::object allreduce_again_of(std::shared_ptr<World> world, py::object tensor_type, const py::dict& codes,
+                              py::object note_change) {
+  auto caller = std::make_unique<Caller>(Caller{std::move(world), std::move(tensor_type), {}, std::move(note_change)});
   for (const auto& [dtype, code] : codes)
     caller->dtypes[static_cast<std::size_t>(dtype_of(code.cast<int>()))] = py::reinterpret_borrow<py::object>(dtype);
   py::capsule self(caller.release(), kCapsule,

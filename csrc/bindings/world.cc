@@ -37,7 +37,7 @@ void register_world(py::module_& module) {
           "run", [](std::shared_ptr<World> self, const PyRequest& what) { return start(std::move(self), what, true); },
           py::arg("what"),
           "submit() and wait in one, without waking another thread. Errors are raised by Handle.wait().")
-      .def("allreduce_again", &allreduce_again_of, py::arg("tensor_type"), py::arg("dtypes"),
+      .def("allreduce_again", &allreduce_again_of, py::arg("tensor_type"), py::arg("dtypes"), py::arg("note_change"),
            "Makes the function that does small all-reduces again (allreduce_again.cc); `dtypes`: the core's codes of "
            "them.")
       .def(

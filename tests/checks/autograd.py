@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 import sordino.torch as hvd
@@ -172,3 +173,30 @@ def in_a_small_network(seat: Seat) -> None:
     (y**2).sum().backward()
     # dL_r/dy = 2y on every rank; Average's backward averages them; so dW = x^T (2y).
     close(weight.grad, x.t() @ (2 * y.detach()))
+
+
+IN_PLACE = {
+    "allreduce_": hvd.allreduce_,
+    "again": lambda x: [hvd.allreduce_(x, name="again") for _ in range(4)],
+    "allreduce_async_": lambda x: hvd.synchronize(hvd.allreduce_async_(x)),
+    "grouped_allreduce_": lambda x: hvd.grouped_allreduce_([torch.ones(2), x]),
+    "grouped_allreduce_async_": lambda x: hvd.synchronize(hvd.grouped_allreduce_async_([x])),
+    "broadcast_": lambda x: hvd.broadcast_(x, 0),
+    "broadcast_async_": lambda x: hvd.synchronize(hvd.broadcast_async_(x, 0)),
+}
+
+
+@check(how=IN_PLACE)
+def what_a_graph_has_saved_is_not_changed_unseen(seat: Seat, how: str) -> None:
+    """Backward raises, as after torch's own operations in place, and whatever way the operation takes."""
+    for turn in range(3):
+        weight, x = torch.ones(3, requires_grad=True), torch.full((3,), 2.0 + seat.rank)
+        before = x._version
+        loss = (weight * x).sum()
+        with torch.no_grad():
+            IN_PLACE[how](x)
+        assert x._version - before == (4 if how == "again" else 1), (turn, x._version)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+    with torch.inference_mode():
+        IN_PLACE[how](torch.ones(3))

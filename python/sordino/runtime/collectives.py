@@ -18,6 +18,7 @@ from sordino.runtime.devices import HOST
 from sordino.runtime.operation import Adasum, Average, Operation, Reduction, resolve_op
 from sordino.runtime.process_set import ProcessSet, global_process_set
 from sordino.runtime.tensors import as_tensor, check, contiguous, from_result
+from sordino.runtime.versions import note_change
 
 # ---- all-reduce ----------------------------------------------------------------------------------------------------
 
@@ -50,6 +51,8 @@ def allreduce_operation(
             target = torch.empty(dense.shape, dtype=dense.dtype, device=dense.device)
             outputs.append(target)
         sources.append((source, target))
+    if in_place:
+        note_change([as_tensor(tensor) for tensor in tensors])
 
     def finish(_: Handle) -> Any:
         for original, result in copies:
@@ -191,6 +194,8 @@ def broadcast_operation(
         raise UsageError(f"broadcast received invalid root rank {root_rank} for provided process set {process_set}")
     source = contiguous(dense)
     target = source if in_place else torch.empty(dense.shape, dtype=dense.dtype, device=dense.device)
+    if in_place:
+        note_change([dense])
 
     def finish(_: Handle) -> torch.Tensor:
         if not in_place:

@@ -18,6 +18,7 @@ import torch
 from sordino._core import Device, Handle, World
 from sordino.errors import PeerLost, UsageError
 from sordino.runtime.dtypes import DTYPE_CODES
+from sordino.runtime.versions import note_change
 
 if TYPE_CHECKING:
     from sordino.runtime.recorder import Recorder
@@ -172,7 +173,9 @@ class Context:
         self.epoch = self.world.epoch
         self.outlasts = self.world.outlasts
         # Where ranks outlive others, what they have begun is repeated after a loss, and they must agree on that.
-        self.allreduce_again = _not if self.outlasts else self.world.allreduce_again(torch.Tensor, DTYPE_CODES)
+        self.allreduce_again = (
+            _not if self.outlasts else self.world.allreduce_again(torch.Tensor, DTYPE_CODES, note_change)
+        )
         self.identity = self.world.identities[self.rank]
         """This rank's number in the first world, which it keeps."""
 
