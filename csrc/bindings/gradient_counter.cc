@@ -1,8 +1,15 @@
-// Counts the gradients that a backward has completed, so that Python hears of them by the bucket, not by the tensor.
+// Counts the gradients that a backward has completed, so that Python is called once per bucket, not once per tensor.
 //
-// Each parameter's hook is a C function: it looks at the number of the backward under way, and counts. Python is called
-// for the first gradient of a backward, for one that comes once too often, and when the last one of a set is
-// complete.
+// Each parameter has two hooks, both C functions:
+//
+//   hook          registered on                     runs                                       does
+//   note_hook     the tensor (post-accumulate-grad)  after the gradient was added to            notes the gradient
+//   count_hook    the AccumulateGrad node (post)     after all post-accumulate-grad hooks       counts the gradient
+//
+// Only the second may call a bucket complete: hooks of the user that change a gradient run before it, whenever they
+// were registered. The first finds gradients that were not counted: a cast gives a parameter another node, but leaves
+// it the hooks of the tensor. Python is called for the first gradient of a backward, for a gradient that comes once too
+// often, and when the last gradient of a set is complete.
 #include <pybind11/stl.h>
 
 #include "base/error.h"
@@ -13,23 +20,31 @@ namespace {
 
 class GradientCounter : public std::enable_shared_from_this<GradientCounter> {
  public:
-  GradientCounter(std::size_t parameters, int passes, py::object backward, py::object watcher)
+  GradientCounter(std::size_t parameters, int passes, py::object backward, py::object tell)
       : counts_(parameters, 0),
+        notes_(parameters, 0),
         set_of_(parameters, -1),
         passes_(passes),
         backward_(std::move(backward)),
-        watcher_(std::move(watcher)) {}
+        tell_(std::move(tell)) {}
 
-  py::object hook(std::size_t index);
+  py::object note_hook(std::size_t index);
+  py::object count_hook(std::size_t index);
 
-  // Of a parameter whose gradient has been added to.
-  void count(std::size_t index) {
+  // Called when a gradient has been added to, before the user's hooks may have changed it.
+  void note(std::size_t index) {
     const auto now = backward_().cast<long long>();
     if (done || now < 0 || now != seen_) {
       tell("backward_adds", index);
       seen_ = now;
     }
+    if (!accumulates) ++notes_[index];
+  }
+
+  // Called when the gradient is what the user's hooks have made of it.
+  void count(std::size_t index) {
     if (accumulates) return;
+    if (done) note(index);  // a hook of the tensor has reduced all gradients meanwhile
     if (counts_[index] >= passes_) {
       tell("exceeded", index);
       return;
@@ -57,6 +72,7 @@ class GradientCounter : public std::enable_shared_from_this<GradientCounter> {
 
   void begin_cycle() {
     std::fill(counts_.begin(), counts_.end(), 0);
+    std::fill(notes_.begin(), notes_.end(), 0);
     order_.clear();
     for (std::size_t set = 0; set < sets_.size(); ++set) await(set);
     done = false;
@@ -64,6 +80,15 @@ class GradientCounter : public std::enable_shared_from_this<GradientCounter> {
   }
 
   std::vector<std::size_t> order() const { return order_; }
+
+  // The parameters whose gradients were noted and not counted.
+  std::vector<std::size_t> uncounted() const {
+    std::vector<std::size_t> found;
+    for (std::size_t index = 0; index < counts_.size(); ++index)
+      if (notes_[index] > counts_[index]) found.push_back(index);
+    return found;
+  }
+
   bool has_all(const std::vector<std::size_t>& of) const {
     return std::all_of(of.begin(), of.end(), [&](std::size_t index) { return counts_.at(index) >= passes_; });
   }
@@ -74,11 +99,11 @@ class GradientCounter : public std::enable_shared_from_this<GradientCounter> {
  private:
   static constexpr long long kNone = -1;
 
-  // Calls a method of the watcher, if that is alive.
-  void tell(const char* method, std::size_t number) const {
-    const py::object alive = watcher_();
-    if (!alive.is_none()) alive.attr(method)(number);
+  void require_parameter(std::size_t index) const {
+    if (index >= counts_.size()) throw UsageError("there is no parameter " + std::to_string(index));
   }
+
+  void tell(const char* method, std::size_t number) const { tell_(method, number); }
 
   void await(std::size_t set) {
     waiting_[set] = std::count_if(sets_[set].begin(), sets_[set].end(),
@@ -86,13 +111,14 @@ class GradientCounter : public std::enable_shared_from_this<GradientCounter> {
   }
 
   std::vector<int> counts_;                     // by parameter: backward passes in this cycle
+  std::vector<int> notes_;                      // by parameter: the same, as the hooks of tensors see it
   std::vector<long> set_of_;                    // by parameter; -1: none
   std::vector<std::vector<std::size_t>> sets_;  // their parameters
   std::vector<long> waiting_;                   // by set: how many are not complete
   std::vector<std::size_t> order_;              // of completion in this cycle
   long long seen_ = kNone;                      // the backward that the watcher was told of last
   const int passes_;
-  py::object backward_, watcher_;
+  py::object backward_, tell_;
 };
 
 struct Hook {
@@ -100,11 +126,14 @@ struct Hook {
   std::size_t index;
 };
 
-PyObject* call_hook(PyObject* self, PyObject*) {
+// A function of a hook that calls a method of the counter. Torch gives it the tensor, or the gradients of the node: it
+// needs neither.
+template <void (GradientCounter::*kMethod)(std::size_t)>
+PyObject* call_hook(PyObject* self, PyObject* const*, Py_ssize_t) {
   const auto* hook = static_cast<const Hook*>(PyCapsule_GetPointer(self, nullptr));
   if (!hook) return nullptr;
   try {
-    hook->counter->count(hook->index);
+    ((*hook->counter).*kMethod)(hook->index);
   } catch (py::error_already_set& error) {
     error.restore();
     return nullptr;
@@ -115,12 +144,29 @@ PyObject* call_hook(PyObject* self, PyObject*) {
   Py_RETURN_NONE;
 }
 
-PyMethodDef kHook = {"count_gradient", &call_hook, METH_O, "Counts the gradient of a parameter."};
+template <void (GradientCounter::*kMethod)(std::size_t)>
+PyCFunction hook_function() {
+  return reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&call_hook<kMethod>));
+}
 
-py::object GradientCounter::hook(std::size_t index) {
-  if (index >= counts_.size()) throw UsageError("there is no parameter " + std::to_string(index));
-  const py::capsule self(new Hook{shared_from_this(), index}, [](void* hook) { delete static_cast<Hook*>(hook); });
-  return py::reinterpret_steal<py::object>(PyCFunction_New(&kHook, self.ptr()));
+PyMethodDef kNoteHook = {"note_gradient", hook_function<&GradientCounter::note>(), METH_FASTCALL,
+                         "Notes the gradient of a parameter."};
+PyMethodDef kCountHook = {"count_gradient", hook_function<&GradientCounter::count>(), METH_FASTCALL,
+                          "Counts the gradient of a parameter."};
+
+py::object make_hook(PyMethodDef& method, std::shared_ptr<GradientCounter> counter, std::size_t index) {
+  const py::capsule self(new Hook{std::move(counter), index}, [](void* hook) { delete static_cast<Hook*>(hook); });
+  return py::reinterpret_steal<py::object>(PyCFunction_New(&method, self.ptr()));
+}
+
+py::object GradientCounter::note_hook(std::size_t index) {
+  require_parameter(index);
+  return make_hook(kNoteHook, shared_from_this(), index);
+}
+
+py::object GradientCounter::count_hook(std::size_t index) {
+  require_parameter(index);
+  return make_hook(kCountHook, shared_from_this(), index);
 }
 
 }  // namespace
@@ -129,12 +175,18 @@ void register_gradient_counter(py::module_& module) {
   py::class_<GradientCounter, std::shared_ptr<GradientCounter>>(
       module, "GradientCounter",
       "Counts gradients that backward passes have completed. One is complete after `passes` in a cycle. `backward()` "
-      "numbers the backward under way. `watcher` is a weak reference; its object's backward_adds(index) is called with "
-      "the first gradient of a backward, and with any while they are done, before that is counted; exceeded(index) "
-      "with one that is complete already, completed(number) when all of a set are.")
+      "numbers the backward under way. `tell(method, number)` is called with \"backward_adds\" and a gradient that is "
+      "the first of a backward, or that comes while all are done, before it is counted; with \"exceeded\" and a "
+      "gradient "
+      "that is complete already; with \"completed\" and a set when all of it is complete.")
       .def(py::init<std::size_t, int, py::object, py::object>(), py::arg("parameters"), py::arg("passes"),
-           py::arg("backward"), py::arg("watcher"))
-      .def("hook", &GradientCounter::hook, py::arg("index"), "The function that a parameter is to call.")
+           py::arg("backward"), py::arg("tell"))
+      .def("note_hook", &GradientCounter::note_hook, py::arg("index"), "The post-accumulate-grad hook of a parameter.")
+      .def("count_hook", &GradientCounter::count_hook, py::arg("index"),
+           "The post hook of the AccumulateGrad node of a parameter.")
+      .def("count", &GradientCounter::count, py::arg("index"), "Counts a gradient, as the count_hook does.")
+      .def_property_readonly("uncounted", &GradientCounter::uncounted,
+                             "The parameters whose gradients were noted and not counted in this cycle.")
       .def("watch", &GradientCounter::watch, py::arg("members"),
            "Makes these parameters a set; returns its number, from 0 on.")
       .def("forget", &GradientCounter::forget, "Forgets all sets.")

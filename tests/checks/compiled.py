@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import threading
+import warnings
 
 import torch
+import torch._dynamo.compiled_autograd
 
 import sordino.torch as hvd
+from checks.models import loss_of
 from checks.reference import values
 from checks.registry import Seat, check
 from checks.training import Twins
@@ -68,3 +71,23 @@ def a_compiled_step_with_collectives_inside(seat: Seat) -> None:
 
     for _ in range(2):
         assert step(torch.ones(3)).tolist() == [2 * seat.size + 1] * 3
+
+
+@check(on=("processes",))
+def compiled_autograd(seat: Seat) -> None:
+    """Gradients are reduced when all that are known have come, in the first step by step(): there is no end."""
+    twins = Twins(seat)
+    for turn in range(4):
+        twins.zero(set_to_none=turn < 2)
+        mine, whole = twins.batches()
+        loss = loss_of(twins.model, *mine)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Dynamo tells of each hook that it does not trace
+            with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager")):
+                loss.backward()
+        loss_of(twins.twin, *whole).backward()
+        assert twins.optimizer.gradients_ready() == (turn > 0 or seat.size == 1)
+        if turn:
+            twins.check_gradients()
+        twins.step()
+    twins.check(1e-9)

@@ -205,3 +205,26 @@ def impossible_double_buffering_is_refused(seat: Seat) -> None:
     with pytest.raises(UsageError, match="sparse_as_dense"):
         embedding(torch.tensor([1])).sum().backward()
     late.zero_grad()
+
+
+@check(least=2)
+def each_turn_has_flags_of_its_own(seat: Seat) -> None:
+    """A parameter that one rank never uses, and the others every second time: its gradient comes a step later."""
+    used, rarely = (torch.nn.Parameter(torch.zeros(3)) for _ in range(2))
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD([used, rarely], lr=1.0), algorithm=AllReduce(double_buffering=True)
+    )
+    users = seat.size - 1
+    for turn in range(6):
+        optimizer.zero_grad()
+        (used.sum() + (rarely.sum() if turn % 2 == 0 and seat.rank > 0 else 0)).backward()
+        optimizer.synchronize()
+        wanted = None if turn % 2 == 0 else users / seat.size
+        assert (rarely.grad is None) == (wanted is None), turn
+        if wanted is not None:
+            torch.testing.assert_close(rarely.grad, torch.full((3,), wanted))
+        with optimizer.skip_synchronize():
+            optimizer.step()
+        done = turn // 2 + turn % 2
+        torch.testing.assert_close(rarely.detach(), torch.full((3,), -done * users / seat.size))
+        torch.testing.assert_close(used.detach(), torch.full((3,), -float(turn)))

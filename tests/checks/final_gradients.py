@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
-import pytest
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -14,9 +14,10 @@ from checks.agreement import raises
 from checks.local_sgd import OPTIMIZERS, Odd, batch, wrap
 from checks.models import loss_of
 from checks.registry import Seat, check
-from checks.training import Twins, sgd
+from checks.training import Twins
 from sordino.algorithms import AllReduce, Crossover, Layered, LocalSGD, ParameterSkipping
 from sordino.errors import StepOrderError
+from sordino.runtime.context import current
 
 HOW = {
     "average": lambda seat: {},
@@ -191,9 +192,51 @@ def closures_decide_alike(seat: Seat) -> None:
             told.append(optimizer.step(closure))
         torch.testing.assert_close(told[0].detach(), told[1].detach(), atol=1e-9, rtol=1e-9)
     twins.check(1e-6)
-    plain = hvd.DistributedOptimizer(sgd(twins.model))
-    assert plain.step(lambda: float(seat.rank)) == pytest.approx((seat.size - 1) / 2)
-    assert plain.step(lambda: None) is None
+
+
+class Thrice(torch.optim.SGD):
+    """Evaluates its closure three times in the steps that say so."""
+
+    def __init__(self, *arguments: object, thrice: tuple[bool, ...], **options: object) -> None:
+        super().__init__(*arguments, **options)
+        self.thrice = list(thrice)
+
+    def step(self, closure: Callable[[], object]) -> object:  # type: ignore[override]
+        losses = [closure() for _ in range(3 if self.thrice.pop(0) else 1)]
+        super().step()
+        return losses if len(losses) > 1 else losses[0]
+
+
+@check(least=2)
+def a_loss_is_reduced_where_a_closure_is_evaluated_again(seat: Seat) -> None:
+    """An optimizer that evaluates it once, as in Lightning, returns this rank's loss, and nothing is sent for it."""
+    weight = nn.Parameter(torch.zeros(2))
+    mean = (seat.size - 1) / 2
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        weight.sum().backward()
+        return torch.tensor(float(seat.rank))
+
+    other = nn.Parameter(torch.zeros(2))
+    optimizer = hvd.DistributedOptimizer(torch.optim.Adam([weight], lr=0.1))
+    plain = hvd.DistributedOptimizer(torch.optim.Adam([other], lr=0.1))
+    for _ in range(3):
+        start = current().world.stats["operations"]
+        assert optimizer.step(closure) == seat.rank
+        middle = current().world.stats["operations"]
+        plain.zero_grad()
+        other.sum().backward()
+        plain.step()
+        assert current().world.stats["operations"] - middle == middle - start
+    assert optimizer.step(lambda: None) is None
+    del optimizer
+    optimizer = hvd.DistributedOptimizer(Thrice([weight], lr=0.1, thrice=(False, False, True, False)))
+    assert optimizer.step(closure) == seat.rank
+    assert optimizer.step(closure) == seat.rank
+    assert optimizer.step(closure) == [seat.rank, mean, mean]
+    assert optimizer.step(closure) == mean
+    seat.same("weight", weight)
 
 
 PENDING = {

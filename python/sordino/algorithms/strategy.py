@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,8 +69,10 @@ class Strategy(ABC):
         partial_state: whether a rank has a part of the optimizer's state only.
         distances: steps, and how far the local models were from their mean after them.
         parts: how the model is cut, as "18 segments"; "" if there is nothing to say.
+        stepping: a context in which the wrapped optimizer may step outside of `step`.
     """
 
+    stepping: Callable[[], AbstractContextManager[None]] = nullcontext
     reducer: GradientReducer | None = None
     steps_always = False
     partial_state = False
@@ -138,6 +141,7 @@ class Strategy(ABC):
         reducer = self.reducer
         if reducer is not None and reducer.touched:
             if self.in_flight:
+                reducer.require_whole("zero_grad()")
                 raise StepOrderError(
                     "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or "
                     "optimizer.synchronize(). This is prohibited as it can cause a race condition."
@@ -184,6 +188,28 @@ class Strategy(ABC):
 
     def take_over(self, old: Strategy) -> None:
         """Go on where a strategy that has settled stands, which may have had other parameters."""
+
+    def follow(self, has_changed: Callable[[], bool]) -> None:
+        """Have ranks compare, with each reduction, whether their optimizers have other parameters than they had."""
+
+    def before_change(self) -> None:
+        """Reduce all gradients, before another strategy takes over in the middle of a step. Collective.
+
+        The optimizer has got other parameters since it was wrapped. UsageError if the algorithm cannot go on with them.
+        """
+        raise UsageError(
+            f"the wrapped optimizer has other parameters than when it was wrapped, and {self.algorithm.label} cannot "
+            "take them in within a step: change them by add_param_group() of the DistributedOptimizer, or wrap a new "
+            "optimizer"
+        )
+
+    def after_change(self, names: Sequence[str], added: Sequence[torch.Tensor]) -> None:
+        """Go on with gradients that another strategy has reduced, but for those of some parameters. Collective.
+
+        Args:
+            names: of those.
+            added: they are new.
+        """
 
     def do_together(self, work: Callable[[], None]) -> None:
         """Do `work()`, which is collective."""

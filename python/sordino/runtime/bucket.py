@@ -36,6 +36,8 @@ class Settings:
     groups: tuple[tuple[int, ...], ...] = ()  # parameter indices that the user wants reduced together
     finite: FiniteCheck | None = None
     members: tuple[int, ...] = ()  # of the process set when the algorithm was chosen, by their first ranks
+    evaluates_once: bool = False  # the optimizer is known to evaluate a closure once in each step
+    searches: bool = False  # it is known to evaluate it several times, and to decide by the loss
 
     def look(self, members: Sequence[int], gradients: Sequence[torch.Tensor]) -> Evidence | None:
         """Return, with check_finite, which of these, that are about to be sent, are not finite."""
@@ -84,6 +86,7 @@ class Bucket:
     templates: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)  # dtype and shape of what is sent
     results: dict[int, weakref.ref[torch.Tensor]] = field(default_factory=dict)  # reduced elsewhere, by parameter
     looked: Evidence | None = None  # at what was sent last, with check_finite
+    versions: list[int] = field(default_factory=list)  # of `sent`, by torch's counters, when the reduction began
 
     def gradients(self, parameters: Sequence[torch.Tensor]) -> list[torch.Tensor | None] | None:
         """Return the gradients of the members, if each has one that is laid out as it was; else None."""
@@ -112,6 +115,10 @@ class Bucket:
             address = tensor.data_ptr()
             described.append((address, address, code, shape))
         return described
+
+    def shape_flags(self, count: int) -> None:
+        """Send `count` flags from now on."""
+        self.flags, self.templates = self.flags.new_zeros(count), []
 
     def persists(self, parameters: Sequence[torch.Tensor]) -> bool:
         """Return whether every member has the gradient that the last reduction has left there."""

@@ -18,7 +18,7 @@ from sordino.errors import StepOrderError, UsageError
 from sordino.runtime.bucket import Bucket, Settings
 from sordino.runtime.compression import Compression
 from sordino.runtime.context import Context
-from sordino.runtime.reducer import GradientReducer, write_flags
+from sordino.runtime.reducer import GradientReducer, versions_of, write_flags
 
 _NAMED = 8  # tensors that an error names
 ALIGNMENT = 64  # bytes; of arenas, so that parts of equal size lie side by side
@@ -214,12 +214,12 @@ class FlatReducer(GradientReducer):
         flat.say_used(used)
         if self.settings.finite is not None:
             bucket.looked = self.settings.look(bucket.members, flat.views)
+        bucket.sent = flat.views
+        bucket.versions = versions_of(flat.views)
         bucket.handle = self._exchange(bucket)
 
     def _finish(self, bucket: Bucket) -> None:
-        handle, bucket.handle = bucket.handle, None
-        assert handle is not None
-        handle.wait()
+        self._wait_for(bucket)
         self._take_over(bucket)
         for i in bucket.members:
             if self.parameters[i].grad is None:

@@ -1,21 +1,74 @@
-"""Noticing which gradients are complete.
+"""Hooks that notice which gradients are complete.
 
-Hooks in C count the backward passes that have added to each, and call Python when those of a bucket are complete
-(GradientCounter). The end of a backward in which one has become complete is the time at which all must be what
-`step()` will use.
+Hooks in C count the backward passes that have added to each gradient, and call Python when those of a bucket are
+complete (GradientCounter). A gradient is counted by the post hook of its AccumulateGrad node, as in DDP: hooks of the
+tensor run before it, so what they make of a gradient is what is reduced. At the end of a backward in which a gradient
+has become complete, all gradients must be what `step()` will use.
 """
 
 from __future__ import annotations
 
+import functools
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
+from torch.autograd.graph import get_gradient_edge
 
 from sordino._core import GradientCounter
-from sordino.errors import StepOrderError
+from sordino.errors import StepOrderError, UsageError
+
+
+class ParameterHooks:
+    """The hooks of one parameter.
+
+    Args:
+        parameter: a leaf that requires a gradient.
+        noted: called by the tensor when a gradient has been added.
+        counted: called by the parameter's AccumulateGrad node, after all hooks of the tensor.
+    """
+
+    def __init__(self, parameter: torch.Tensor, noted: Callable[..., None], counted: Callable[..., None]) -> None:
+        self._counted = counted
+        self._of_tensor = parameter.register_post_accumulate_grad_hook(noted)
+        self._hook_node(parameter)
+
+    def _hook_node(self, parameter: torch.Tensor) -> None:
+        # Torch keeps only weak references to nodes: without this one it would make another node, without the hook.
+        self._node = get_gradient_edge(parameter).node
+        self._of_node = self._node.register_hook(self._counted)
+
+    def follow(self, parameter: torch.Tensor) -> None:
+        """Move the hook to the parameter's node of now: a cast has given it another one."""
+        self._of_node.remove()
+        self._hook_node(parameter)
+
+    def remove(self) -> None:
+        self._of_tensor.remove()
+        self._of_node.remove()
+
+
+def _remove_all(hooked: dict[int, ParameterHooks]) -> None:
+    while hooked:
+        hooked.popitem()[1].remove()
+
+
+def _tell(watcher: weakref.ref[GradientHooks], method: str, number: int) -> None:
+    alive = watcher()
+    if alive is not None:
+        getattr(alive, method)(number)
+
+
+@functools.cache
+def _untraced_tell() -> Callable[[weakref.ref[GradientHooks], str, int], None]:
+    """Return `_tell` as compiled autograd must call it: Dynamo would trace what it calls.
+
+    Not made on import: torch loads Dynamo for it, as it does for every optimizer.
+    """
+    untraced: Callable[[weakref.ref[GradientHooks], str, int], None] = torch.compiler.disable(_tell)
+    return untraced
 
 
 class GradientHooks(ABC):
@@ -33,11 +86,15 @@ class GradientHooks(ABC):
             len(self.parameters),
             passes,
             torch._C._current_graph_task_id,
-            weakref.ref(self),
+            functools.partial(_untraced_tell(), weakref.ref(self)),
         )
         self._touched = False  # something has happened in this cycle
-        self._hooked: dict[int, Any] = {}
-        self._backwards: set[int] = set()  # under way, by autograd's numbers
+        self._has_end = True  # the backward under way tells of its end
+        self._hooked: dict[int, ParameterHooks] = {}
+        weakref.finalize(self, _remove_all, self._hooked)
+        self.backwards: dict[int, weakref.ref[Callable[[], None]]] = {}
+        """The backward passes under way, by autograd's numbers, and what autograd calls at their ends. Autograd lets go
+        of that when an exception cuts a backward off."""
 
     @property
     def accumulates(self) -> bool:
@@ -58,11 +115,14 @@ class GradientHooks(ABC):
         """Whether this cycle's gradients are reduced already."""
         return self._counter.done
 
+    @property
+    def cut_off(self) -> bool:
+        """Whether an exception has ended a backward of this cycle."""
+        return any(end() is None for end in self.backwards.values())
+
     def release(self) -> None:
         """Let go of the parameters."""
-        for hook in self._hooked.values():
-            hook.remove()
-        self._hooked = {}
+        _remove_all(self._hooked)
 
     @abstractmethod
     def completed(self, number: int) -> None:
@@ -81,20 +141,42 @@ class GradientHooks(ABC):
         found: list[int] = []
         if len(self._hooked) == len(self.parameters):
             return found
+        counter = self._counter
         for index, parameter in enumerate(self.parameters):
             if index not in self._hooked and parameter.requires_grad:
-                self._hooked[index] = parameter.register_post_accumulate_grad_hook(self._counter.hook(index))
+                hooks = ParameterHooks(parameter, counter.note_hook(index), counter.count_hook(index))
+                self._hooked[index] = hooks
                 found.append(index)
         return found
 
     def backward_adds(self, index: int) -> None:
         """Take note of a gradient that is the first one of a backward, or comes when gradients were reduced in it."""
+        if torch.is_grad_enabled() and not self._counter.accumulates:
+            raise UsageError(
+                f"backward(create_graph=True) has computed the gradient of '{self.names[index]}': gradients are "
+                "averaged over ranks, and their derivatives would be those of this rank alone. Compute gradients that "
+                "are differentiated by torch.autograd.grad(..., create_graph=True), and call backward() without it on "
+                "the loss that they are part of; or call this backward() in optimizer.no_sync()"
+            )
+        if self.backwards and self.cut_off:
+            self._begin_after_cut_off()
         if self._counter.done:
             self._begin_again(index)
             self._begin_cycle()
         self._touched = True
         if not self._counter.accumulates:
-            self._watch_end(torch._C._current_graph_task_id())
+            # Compiled autograd evaluates no nodes, and never calls callbacks of the end.
+            self._has_end = torch._C._current_autograd_node() is not None
+            if self._has_end:
+                self._watch_end(torch._C._current_graph_task_id())
+
+    def _begin_after_cut_off(self) -> None:
+        """Begin a new cycle after a backward that an exception has ended. StepOrderError if its gradients were sent."""
+        self._forget_cut_off()
+        self._begin_cycle()
+
+    def _forget_cut_off(self) -> None:
+        self.backwards = {number: end for number, end in self.backwards.items() if end() is not None}
 
     def exceeded(self, index: int) -> None:
         raise StepOrderError(
@@ -104,22 +186,25 @@ class GradientHooks(ABC):
 
     def _watch_end(self, number: int) -> None:
         """Have `_ended` called at the end of the backward of this number, which runs in this thread."""
-        if number < 0 or number in self._backwards:
+        if number < 0 or number in self.backwards:
             return
-        self._backwards.add(number)
         watcher = weakref.ref(self)
 
         def ended() -> None:
             alive = watcher()
             if alive is not None:
-                alive._ended()
+                alive._ended(number)
 
+        self.backwards[number] = weakref.ref(ended)
         torch.autograd.Variable._execution_engine.queue_callback(ended)
 
-    def _ended(self) -> None:
+    def _ended(self, number: int) -> None:
         node = torch._C._current_autograd_node()
         if node is None:
-            self._backwards.clear()
+            self.backwards.clear()
+            uncounted = self._counter.uncounted
+            if uncounted:
+                self._count_rest(uncounted)
             if self._counter.order and not self._counter.done:
                 self._backward_ended()
             return
@@ -129,7 +214,14 @@ class GradientHooks(ABC):
             hook.remove()
             self._watch_end(torch._C._current_graph_task_id())
 
+        del self.backwards[number]
         hook = node.register_hook(outer)
+
+    def _count_rest(self, uncounted: Iterable[int]) -> None:
+        """Count gradients that no node has counted, since a cast gave their parameters other nodes."""
+        for index in uncounted:
+            self._hooked[index].follow(self.parameters[index])
+            self._counter.count(index)
 
     def _has_all(self, but: set[int]) -> bool:
         """Return whether every gradient is complete that backward produces, but for those of some parameters."""

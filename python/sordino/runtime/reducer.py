@@ -16,14 +16,15 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any
 
 import torch
 
 from sordino._core import Layout, Request
-from sordino.errors import NonFinite, SordinoError, StepOrderError, TransportError, UsageError
+from sordino.errors import NonFinite, OperationMismatch, SordinoError, StepOrderError, TransportError, UsageError
 from sordino.runtime import opcode
 from sordino.runtime.autograd import allgather, allreduce
 from sordino.runtime.bucket import Bucket, Settings, whole_layout
@@ -39,7 +40,24 @@ from sordino.runtime.recovery import LOSSES
 from sordino.runtime.sparse import no_rows, sparse_allreduce_async
 from sordino.runtime.tensors import Described, check, dense_strides, describe, dtype_code
 
+_NAMED = 8  # parameters that an error names
+
 QUIETLY = "Put all backward() but the last one before step() in optimizer.no_sync()"
+
+_CUT_OFF = (
+    "an exception has ended the backward() before, whose gradients were being reduced. If it was raised on all ranks, "
+    "call optimizer.synchronize() and then optimizer.zero_grad(), and go on with the next batch. If the other ranks "
+    "have no exception, they wait for this one: call optimizer.synchronize(), and then step() in "
+    "optimizer.skip_synchronize()"
+)
+
+
+_version_of = attrgetter("_version")
+
+
+def versions_of(tensors: Iterable[torch.Tensor]) -> list[int]:
+    """Return torch's version counters of tensors, which tell whether Python has changed one."""
+    return list(map(_version_of, tensors))
 
 
 def write_flags(flags: torch.Tensor, used: Sequence[bool]) -> bool:
@@ -57,6 +75,7 @@ class GradientReducer(GradientHooks):
 
     Attributes:
         instead_of_sparse: of a reducer that cannot reduce sparse gradients, what its users can do instead.
+        has_changed: whether the optimizer has other parameters now than this reducer has; None: it is not compared.
 
     Args:
         compare: whether to meet the other ranks now (collective), or at the first synchronization: a copy of an
@@ -66,6 +85,7 @@ class GradientReducer(GradientHooks):
     """
 
     instead_of_sparse: str | None = None
+    has_changed: Callable[[], bool] | None = None
 
     def __init__(
         self,
@@ -89,6 +109,9 @@ class GradientReducer(GradientHooks):
         self._refused: NonFinite | None = None  # for step() to raise
         self._plan = ""  # its name
         self._again = 0  # times that gradients of one step have been reduced already
+        self._told: bool | None = None  # what this cycle's buckets say of has_changed; None: there were none
+        # Whether the optimizer evaluates a closure several times; None: not known yet.
+        self._evaluates_again = True if settings.searches else False if settings.evaluates_once else None
         in_step = in_step or settings.process_set
         self._own = OwnGradients(context, in_step, self.parameters) if context.outlasts else None
         if not self.active:
@@ -112,17 +135,35 @@ class GradientReducer(GradientHooks):
 
     # ---- what backward has produced ----------------------------------------------------------------------------
 
+    def _begin_after_cut_off(self) -> None:
+        if self.in_flight:
+            raise StepOrderError(f"backward() cannot begin: {_CUT_OFF}")
+        super()._begin_after_cut_off()
+
+    def _forget_cut_off(self) -> None:
+        if self.cut_off:
+            for bucket in self._buckets or ():
+                bucket.versions = versions_of(bucket.sent)  # a refused backward may have added to them
+        super()._forget_cut_off()
+
+    def require_whole(self, what: str) -> None:
+        """Raise StepOrderError where an exception has ended a backward, so that `what` must not follow."""
+        if self.cut_off:
+            raise StepOrderError(f"{what} is not possible yet: {_CUT_OFF}")
+
     def completed(self, number: int) -> None:
         of = self._watched[number]
         start: Callable[[Any], None] = self._start if isinstance(of, Bucket) else self._start_sparse
         if self._own is None:
             start(of)
-            return
-        try:
-            with self.context.plainly():
-                start(of)
-        except LOSSES:
-            pass  # synchronize() begins what could not be begun, in the world of those that are left
+        else:
+            try:
+                with self.context.plainly():
+                    start(of)
+            except LOSSES:
+                pass  # synchronize() begins what could not be begun, in the world of those that are left
+        if not self._has_end and self._has_all(but=self._unused):
+            self._backward_ended()  # no callback of the end will come
 
     @torch.no_grad()
     def _backward_ended(self) -> None:
@@ -134,7 +175,15 @@ class GradientReducer(GradientHooks):
     def _begin_again(self, index: int) -> None:
         self._again += 1
         if not any(bucket.has_reduced(self.parameters) for bucket in self._buckets or ()):
-            return  # all were cleared
+            warnings.warn(
+                f"the gradient of '{self.names[index]}' and others were reduced when a backward() before this one "
+                "ended, and cleared before a step() used them. A backward() that passes through this optimizer's "
+                "parameters sends their gradients, also one for another model's loss (the generator's, through the "
+                "discriminator): put it in optimizer.no_sync(), or freeze the parameters meanwhile "
+                "(requires_grad_(False))",
+                stacklevel=2,
+            )
+            return
         if self.settings.op != Average:  # of which a second one adds up what has been reduced once more
             raise StepOrderError(
                 "Gradients were computed more than backward_passes_per_step times before call to step(): all were "
@@ -142,12 +191,17 @@ class GradientReducer(GradientHooks):
                 "or increase backward_passes_per_step"
             )
         warnings.warn(
-            f"gradients are reduced in every backward() of a step. {QUIETLY}: they are sent once then", stacklevel=2
+            f"gradients are reduced in every backward() of a step: this one adds to '{self.names[index]}', which was "
+            f"sent when the one before ended. {QUIETLY}: they are sent once then",
+            stacklevel=2,
         )
 
     def _begin_cycle(self) -> None:
         super()._begin_cycle()
-        self._refused = None
+        if self._told:
+            for bucket in self._buckets or ():
+                bucket.shape_flags(len(bucket.members))
+        self._refused = self._told = None
 
     # ---- the plan ----------------------------------------------------------------------------------------------
 
@@ -261,7 +315,11 @@ class GradientReducer(GradientHooks):
 
         Nothing that the core is told of it changes while its gradients are in the same places.
         """
-        missing = self._move(bucket)
+        if self._told is None:
+            self._told = self.has_changed is not None and self.has_changed()
+        if self._told:  # in another shape, which all ranks must have: else the operation fails on all of them
+            bucket.shape_flags(len(bucket.members) + 1)
+        missing = None if self._told else self._move(bucket)
         if self._own is not None:
             self._own.keep(bucket.members)
         name, places = self._operation_name(bucket), bucket.places
@@ -272,11 +330,15 @@ class GradientReducer(GradientHooks):
             used = [k not in missing for k in range(len(bucket.members))] if missing else []
             bucket.complete = write_flags(bucket.flags, used)
             bucket.sent, bucket.states = places.views, []
-            if name not in places.requests:
-                places.requests[name] = self._request(name, bucket, places.described())
-            request = places.requests[name]
+            if self._again:  # under a name that may not come again
+                request = self._request(name, bucket, places.described())
+            else:
+                if name not in places.requests:
+                    places.requests[name] = self._request(name, bucket, places.described())
+                request = places.requests[name]
         if self.settings.finite is not None:
             bucket.looked = self.settings.look(bucket.members, bucket.sent)
+        bucket.versions = versions_of(bucket.sent)
         bucket.handle = self.context.world.submit(request)
 
     def _request(self, name: str, bucket: Bucket, described: Sequence[Described]) -> Request:
@@ -300,7 +362,7 @@ class GradientReducer(GradientHooks):
         if grads is None:
             grads = [self._dense_gradient(i) for i in bucket.members]
             used = [grad is not None for grad in grads]
-        bucket.complete = write_flags(bucket.flags, used)
+        bucket.complete = write_flags(bucket.flags, [*used, True] if self._told and used else used)
         if bucket.complete and self.settings.compression is Compression.none:
             return bucket.describe_sent(grads)  # type: ignore[arg-type]
         return self._pack(bucket, grads)
@@ -341,9 +403,7 @@ class GradientReducer(GradientHooks):
 
     def _collect(self, bucket: Bucket) -> dict[int, torch.Tensor]:
         """Wait for a bucket; return what became of the gradients of its members, but for those that no rank used."""
-        handle, bucket.handle = bucket.handle, None
-        assert handle is not None
-        handle.wait()
+        self._wait_for(bucket)
         if bucket.complete and not bucket.states:
             sent, bucket.sent = bucket.sent, []
             return dict(zip(bucket.members, sent))
@@ -360,6 +420,28 @@ class GradientReducer(GradientHooks):
                 self._unused.add(i)
         bucket.sent, bucket.states = [], []
         return found
+
+    def _wait_for(self, bucket: Bucket) -> None:
+        """Wait for the reduction of a bucket. StepOrderError if its gradients were changed meanwhile."""
+        handle, bucket.handle = bucket.handle, None
+        assert handle is not None
+        try:
+            handle.wait()
+        except OperationMismatch as error:
+            raise OperationMismatch(
+                f"{error}. These are gradients: the parameters of some ranks' optimizers have been changed "
+                "(param_groups, a cast), and not those of others. Change them on all ranks, before the same step"
+            ) from error
+        versions = versions_of(bucket.sent)
+        if versions != bucket.versions:
+            pairs = zip(bucket.members, versions, bucket.versions)
+            changed = [repr(self.names[i]) for i, version, before in pairs if version != before]
+            raise StepOrderError(
+                f"the gradient of {', '.join(changed[:_NAMED])} was changed while it was being "
+                "reduced: by a hook of a module or of another tensor, or by another thread. Change gradients in a hook "
+                "of their parameter (register_hook, register_post_accumulate_grad_hook), or between backward() and "
+                "step()"
+            )
 
     # ---- sparse gradients --------------------------------------------------------------------------------------
 
@@ -406,6 +488,8 @@ class GradientReducer(GradientHooks):
             error = self._refused
             self._begin_cycle()
             raise error
+        if self.backwards:
+            self._forget_cut_off()
         if self._counter.done or not (self.active if self._own is None else self._own.take_part):
             return
         if self._own is None:
@@ -413,6 +497,18 @@ class GradientReducer(GradientHooks):
         else:
             self._own.reduce(self._reduce_everything)
         self._counter.done = True
+
+    def require_told(self) -> None:
+        """Raise StepOrderError if the optimizer's parameters were changed after gradients had been sent."""
+        if self._told is False:
+            raise StepOrderError(
+                "the parameters of the wrapped optimizer were changed between backward() and step(): change them on "
+                "all ranks, before backward() or after step()"
+            )
+
+    def take_as_reduced(self) -> None:
+        """Take gradients as they are for those that the step is to use."""
+        self._counter.done = self._touched = self.active
 
     def _reduce_everything(self) -> None:
         """Have all gradients reduced. Collective."""
@@ -483,22 +579,39 @@ class GradientReducer(GradientHooks):
         else:
             if not self.active:
                 optimizer = self.settings.guarded(optimizer, self.reset)
-            result = optimizer.step(self._evaluating(closure, synchronize))
+            result = self._step_with(optimizer, closure, synchronize)
         self.reset()
         return result
 
-    def _evaluating(self, closure: Callable[[], Any], synchronize: bool) -> Callable[[], Any]:
-        """Return a closure after which gradients are reduced."""
+    def _step_with(self, optimizer: Any, closure: Callable[[], Any], synchronize: bool) -> Any:
+        """Run a step that evaluates a closure; gradients are reduced after each evaluation.
+
+        An optimizer that evaluates it several times (a line search) may decide by the loss, and all ranks must decide
+        alike. So its losses are reduced, too. With an unknown optimizer the losses of the first step are reduced.
+        """
+        evaluations = 0
+        losses: list[Any] = []  # the last one: this rank's, and the reduced one
 
         def evaluate() -> Any:
+            nonlocal evaluations
+            evaluations += 1
             if self._counter.done:
                 self._begin_cycle()
             loss = closure()
             if synchronize:
                 self.synchronize()
-            return self._loss_of_all(loss)
+            if evaluations > 1:
+                self._evaluates_again = True
+            if self._evaluates_again is False:
+                return loss
+            losses[:] = loss, self._loss_of_all(loss)
+            return losses[1]
 
-        return evaluate
+        result = optimizer.step(evaluate)
+        if self._evaluates_again is None and evaluations == 1:
+            self._evaluates_again = False
+            return losses[0] if result is losses[1] else result
+        return result
 
     def _loss_of_all(self, loss: Any) -> Any:
         """Return what a closure has returned, reduced as gradients are.

@@ -22,8 +22,7 @@ def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 def name_parameters(optimizer: torch.optim.Optimizer, named: Named | None) -> dict[torch.Tensor, str]:
     """Return the name of each of the optimizer's parameters. UsageError for names that repeat or are missing."""
     if named is None:
-        groups = enumerate(optimizer.param_groups)
-        return {p: f"group{g}.parameter{i}" for g, group in groups for i, p in enumerate(group["params"])}
+        return _names_in(optimizer)
     if isinstance(named, torch.nn.Module) or not isinstance(named, Iterable):
         raise UsageError(
             f"named_parameters={type(named).__name__}(...): expected (name, parameter) pairs, usually "
@@ -46,6 +45,21 @@ def name_parameters(optimizer: torch.optim.Optimizer, named: Named | None) -> di
             f"{len(unnamed)} are missing, of shapes {shapes}."
         )
     return names
+
+
+def _names_in(optimizer: torch.optim.Optimizer) -> dict[torch.Tensor, str]:
+    """Return the names that the optimizer was made with (torch 2.6 and newer), else places in its groups."""
+    places = {p: (g, i) for g, group in enumerate(optimizer.param_groups) for i, p in enumerate(group["params"])}
+    known = {
+        parameter: name
+        for group in optimizer.param_groups
+        for parameter, name in zip(group["params"], group.get("param_names", ()))
+    }
+    counts = Counter(known.values())
+    return {
+        parameter: known[parameter] if counts[known.get(parameter, "")] == 1 else f"group{g}.parameter{i}"
+        for parameter, (g, i) in places.items()
+    }
 
 
 def group_indices(groups: Groups, parameters: Sequence[torch.Tensor]) -> tuple[tuple[int, ...], ...]:

@@ -45,6 +45,7 @@ def make_strategy(
     buffers = [(name, buffer) for name, buffer in options.named_buffers or () if buffer.is_floating_point()]
     groups = group_indices(options.groups, parameters)
     agreement = _agreement(optimizer, parameters, names, buffers, groups, options)
+    searches = isinstance(optimizer, torch.optim.LBFGS)
     settings = Settings(
         op=options.op,
         process_set=options.process_set,
@@ -57,6 +58,8 @@ def make_strategy(
         agreement=agreement,
         finite=_finite_check(parameters, names, agreement, options) if options.check_finite else None,
         members=options.members,
+        evaluates_once=type(optimizer).__module__.startswith("torch.optim.") and not searches,
+        searches=searches,
     )
     strategy: Strategy = algorithm.strategy(Runtime(context, optimizer, names, parameters, buffers, settings, compare))
     return strategy

@@ -79,6 +79,8 @@ class BufferedReducer(GradientReducer):
 
     def synchronize(self) -> None:
         """Start what is not under way yet, and make the averages of the cycle before the parameters' gradients."""
+        if self.backwards:
+            self._forget_cut_off()
         if not self.active or self._counter.done:
             return
         self._start_rest()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,6 +21,20 @@ class AllReduceStrategy(Strategy):
     def __init__(self, runtime: Runtime, algorithm: AllReduce) -> None:
         super().__init__(runtime, algorithm)
         self.reducer = GradientReducer(self.context, self.names, self.parameters, self.settings, runtime.compare)
+
+    def follow(self, has_changed: Callable[[], bool]) -> None:
+        self.reducer.has_changed = has_changed
+
+    def before_change(self) -> None:
+        self.reducer.require_told()
+        self.reducer.synchronize()
+
+    def after_change(self, names: Sequence[str], added: Sequence[torch.Tensor]) -> None:
+        settings = replace(self.settings, groups=(), passes=1, finite=None)
+        reducer = GradientReducer(self.context, names, added, settings, compare=False)
+        reducer.synchronize()
+        reducer.release()
+        self.reducer.take_as_reduced()
 
     def step(self, optimizer: torch.optim.Optimizer, closure: Closure, synchronize: bool) -> Any:
         return self.reducer.step(optimizer, closure, synchronize)

@@ -26,6 +26,7 @@ from sordino.runtime.devices import common_device, on_stream, stream_of
 from sordino.runtime.flat_buffer import FlatBuffer
 from sordino.runtime.flat_reducer import FlatGradients, FlatReducer
 from sordino.runtime.helpers import Helpers, helpers_of
+from sordino.runtime.reducer import versions_of
 from sordino.runtime.tensors import dtype_code
 
 OpenRoute = Callable[[Sequence[BucketSpec], torch.device], Route]
@@ -149,6 +150,7 @@ class LayeredReducer(FlatReducer):
             for bucket in self._buckets:
                 if bucket.handle is None:
                     self._travelling[bucket.name].clear()
+                    bucket.versions = versions_of(bucket.sent)
                     bucket.handle = self._exchange(bucket, serving=True)
             self._finish_all()
             trains = self._travelling[self._buckets[-1].name].somebody_trains
@@ -252,7 +254,8 @@ class LayeredStrategy(ExchangingStrategy):
             group.update({key: then[key] for key in later[-1]})
         try:
             self._layers.use()
-            self._layers.step(self.guarded(optimizer), None, synchronize=False)
+            with self.stepping():
+                self._layers.step(self.guarded(optimizer), None, synchronize=False)
         except NonFinite:
             self.steps -= 1  # it was counted when it was postponed
             raise
