@@ -392,9 +392,9 @@ def a_change_keeps_state_and_interval(seat: Seat, exchange: str) -> None:
 
 @check(least=2, exchange=("sharded", "allreduce"))
 def buffers_are_averaged_with_the_models(seat: Seat, exchange: str) -> None:
-    model = Odd()
     buffers = {"mean": torch.zeros(3), "count": torch.zeros(2, dtype=torch.float64)}
     for k in divisors(seat.size):
+        model = Odd()
         optimizer = hvd.DistributedOptimizer(
             OPTIMIZERS["sgd"](list(model.parameters())),
             model.named_parameters(),

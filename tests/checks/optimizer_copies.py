@@ -139,6 +139,7 @@ def wrapping_anew(seat: Seat) -> None:
     twins = Twins(seat)
     twins.train(2)
     for _ in range(3):
+        twins.optimizer = None
         twins.optimizer = hvd.DistributedOptimizer(twins.plain, twins.model.named_parameters())
         twins.train(2)
     twins.check()

@@ -181,19 +181,3 @@ def join_before_the_first_step(seat: Seat) -> None:
 def complex_parameters(seat: Seat) -> None:
     weight = nn.Parameter(torch.ones(2, dtype=torch.complex64))
     raises(UsageError, "complex", hvd.DistributedOptimizer, torch.optim.SGD([weight], lr=0.1))
-
-
-@check()
-def wrapped_twice(seat: Seat) -> None:
-    """Averages of averages are the same; what matters is that nothing hangs and all ranks stay equal."""
-    model = make_model("small", 3)
-    once = hvd.DistributedOptimizer(sgd(model), model.named_parameters())
-    try:
-        twice = hvd.DistributedOptimizer(once, model.named_parameters())
-    except UsageError:
-        return  # a plain refusal is fine, too
-    twice.zero_grad()
-    loss_of(model, *batch(ROWS, seat.rank)).backward()
-    twice.step()
-    for parameter in model.parameters():
-        seat.same("parameter", parameter)

@@ -84,6 +84,7 @@ def lists_of_parameters(seat: Seat) -> None:
         twins = Twins(seat, make=lambda m: sgd(m))
         mapping = dict(zip(map(id, parameters), twins.model.parameters()))
         translated = [[mapping[id(p)] for p in group] for group in groups]
+        twins.optimizer = None
         twins.optimizer = hvd.DistributedOptimizer(twins.plain, twins.model.named_parameters(), groups=translated)
         twins.train(3)
         twins.check()

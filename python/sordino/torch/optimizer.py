@@ -25,6 +25,7 @@ from sordino.runtime.options import Groups, Options
 from sordino.runtime.process_set import ProcessSet, global_process_set
 from sordino.torch import dcp
 from sordino.torch.arguments import Named, name_parameters, parameters_of
+from sordino.torch.claims import Claim
 from sordino.torch.factory import make_strategy
 from sordino.torch.scaler import step_scaled
 from sordino.torch.sync_batch_norm import warn_of_local_statistics
@@ -104,7 +105,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._options.check()
         self._may_synchronize = True
         self._asked = False  # synchronize() was called for this step's gradients
-        self._strategy = self._make_strategy(compare=True)
+        self._claim = Claim(optimizer, self._names)
+        try:
+            self._strategy = self._make_strategy(compare=True)
+        except BaseException:
+            self._claim.release()  # the traceback may keep this object alive
+            raise
         recorder = self._strategy.context.recorder
         if recorder is not None:
             used = self._strategy.algorithm
@@ -119,7 +125,32 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def _make_strategy(self, compare: bool) -> Strategy:
         parameters = parameters_of(self._inner)
-        return make_strategy(self._inner, parameters, [self._names[p] for p in parameters], self._options, compare)
+        names = [self._names[p] for p in parameters]
+        strategy = make_strategy(self._inner, parameters, names, self._options, compare)
+        strategy.stepping = self._claim.stepping
+        strategy.follow(self._claim.has_changed)
+        return strategy
+
+    def _take_in_changes(self) -> None:
+        """Go on with the parameters that the wrapped optimizer has now, and reduce the new ones' gradients. Collective.
+
+        Raises:
+            UsageError: the algorithm cannot. StepOrderError: they were changed since backward(). LayoutMismatch: ranks
+                have changed them differently; on all of them.
+        """
+        old, known = self._strategy, self._claim.keys
+        added = [parameter for parameter in parameters_of(self._inner) if id(parameter) not in known]
+        self._names = {**name_parameters(self._inner, None), **self._names}
+        old.before_change()
+        new = self._make_strategy(compare=True)
+        try:
+            self._claim.take(self._names)
+        except UsageError:
+            new.detach()
+            raise
+        old.detach()
+        self._strategy = new
+        new.after_change([self._names[parameter] for parameter in added], added)
 
     @contextmanager
     def _new_strategy(self) -> Iterator[None]:
@@ -235,8 +266,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
         known = len(self._inner.param_groups)
         with self._new_strategy():
             self._inner.add_param_group(param_group)
-            for index, parameter in enumerate(self._inner.param_groups[known]["params"]):
-                self._names.setdefault(parameter, f"group{known}.parameter{index}")
+            self._names = {**name_parameters(self._inner, None), **self._names}
+            try:
+                self._claim.take(self._names)
+            except UsageError:
+                del self._inner.param_groups[known:]
+                raise
 
     def register_step_pre_hook(self, hook: Any) -> Any:
         """Register a hook that the wrapped optimizer calls before its step.
@@ -271,6 +306,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._options = state["options"]
         self._may_synchronize = True
         self._asked = False  # synchronize() was called for this step's gradients
+        self._claim = Claim(self._inner, self._names)
         self._strategy = self._make_strategy(compare=False)
         if state.get("under way") is not None:
             self._strategy.go_on_from(state["under way"])
@@ -357,7 +393,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         averages.
         """
         strategy = self._strategy
-        strategy.do_together(lambda: strategy.drain(self._inner))
+        with self._claim.stepping():
+            strategy.do_together(lambda: strategy.drain(self._inner))
         strategy.context.returned()
 
     @property
@@ -414,14 +451,24 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 stacklevel=2,
             )
         self._asked = False
+        reducer = self._strategy.reducer
+        if reducer is not None and reducer.backwards:
+            reducer.require_whole("step()")
+        if self._claim.has_changed():
+            self._take_in_changes()
         recorder = self._strategy.context.recorder
         if recorder is not None:
             recorder.begins()
-        if "found_inf" in self.__dict__:  # GradScaler calls
-            synchronize, checks = self._may_synchronize, self._options.check_finite
-            result = step_scaled(self, self._strategy, self._inner, closure, synchronize, checks)
-        else:
-            result = self._strategy.step(self._inner, closure, self._may_synchronize)
+        claim = self._claim
+        claim.open = True  # by hand: stepping() would cost each step two calls
+        try:
+            if "found_inf" in self.__dict__:  # GradScaler calls
+                synchronize, checks = self._may_synchronize, self._options.check_finite
+                result = step_scaled(self, self._strategy, self._inner, closure, synchronize, checks)
+            else:
+                result = self._strategy.step(self._inner, closure, self._may_synchronize)
+        finally:
+            claim.open = False
         if recorder is not None:
             recorder.step(self._strategy.noted())
         return result

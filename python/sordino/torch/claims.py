@@ -1,0 +1,204 @@
+"""Claims: each parameter belongs to at most one living `DistributedOptimizer`, and only that one steps it.
+
+A second wrapper would reduce the same gradients while the first one does, DistributedDataParallel likewise, and a bare
+optimizer would step what other ranks do not. Each is an error where it is made or called.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import wraps
+from itertools import chain
+from operator import is_
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+import sordino
+from sordino.errors import StepOrderError, UsageError
+
+_PACKAGE = str(Path(sordino.__file__).parent)
+
+_claims: dict[int, weakref.ref[Claim]] = {}
+"""By the id() of a parameter, which its claim keeps alive."""
+_changing = threading.RLock()
+
+
+class Claim:
+    """The parameters of one `DistributedOptimizer`, for as long as that lives.
+
+    Attributes:
+        open: whether the wrapped optimizer may step now.
+        keys: the id() of each parameter.
+
+    Args:
+        optimizer: the wrapped one.
+        names: of its parameters.
+
+    Raises:
+        UsageError: another living wrapper, or DistributedDataParallel, has one of the parameters.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, names: dict[torch.Tensor, str]) -> None:
+        self._optimizer, self._names = optimizer, names
+        self._where = _caller()
+        self.open = False
+        self._groups: list[list[torch.Tensor]] = []
+        self.keys: set[int] = set()
+        weakref.finalize(self, _forget, self.keys)
+        _refuse_ddp(list(chain.from_iterable(_groups_of(optimizer))), names, self._where)
+        self.take(names)
+        _watch_others()
+
+    def take(self, names: dict[torch.Tensor, str]) -> None:
+        """Claim what the optimizer has now, and nothing else.
+
+        Args:
+            names: of its parameters.
+        """
+        groups = _groups_of(self._optimizer)
+        parameters = list(chain.from_iterable(groups))
+        with _changing:
+            if self._rival(parameters) is not None:
+                gc.collect()  # one that was dropped may be part of a cycle
+            rival = self._rival(parameters)
+            if rival is not None:
+                parameter, other = rival
+                raise UsageError(
+                    f"the parameter '{other._names[parameter]}' belongs to the DistributedOptimizer made at "
+                    f"{other._where}, which is still alive. A second one, made at {self._where}, would reduce its "
+                    "gradients twice. Delete the first one before (del optimizer, and what refers to it, such as "
+                    "schedulers), or wrap an optimizer of a new model"
+                )
+            _forget(self.keys)
+            self.keys.update(map(id, parameters))
+            _claims.update(dict.fromkeys(self.keys, weakref.ref(self)))
+            self._groups, self._names = groups, names
+
+    def _rival(self, parameters: Iterable[torch.Tensor]) -> tuple[torch.Tensor, Claim] | None:
+        """Return a parameter that another one has, and that one."""
+        for parameter in parameters:
+            other = _claim_of(parameter)
+            if other is not None and other is not self:
+                return parameter, other
+        return None
+
+    def release(self) -> None:
+        """Give all parameters back."""
+        with _changing:
+            _forget(self.keys)
+
+    def has_changed(self) -> bool:
+        """Return whether the optimizer has other parameters than those that were claimed."""
+        groups = self._optimizer.param_groups
+        if len(groups) != len(self._groups):
+            return True
+        for group, known in zip(groups, self._groups):
+            parameters = group["params"]
+            if len(parameters) != len(known) or not all(map(is_, parameters, known)):
+                return True
+        return False
+
+    @contextmanager
+    def stepping(self) -> Iterator[None]:
+        """Let the wrapped optimizer step within the block."""
+        before, self.open = self.open, True
+        try:
+            yield
+        finally:
+            self.open = before
+
+
+def _groups_of(optimizer: torch.optim.Optimizer) -> list[list[torch.Tensor]]:
+    return [list(group["params"]) for group in optimizer.param_groups]
+
+
+def _claim_of(parameter: torch.Tensor) -> Claim | None:
+    found = _claims.get(id(parameter))
+    return None if found is None else found()
+
+
+def _forget(keys: set[int]) -> None:
+    while keys:
+        _claims.pop(keys.pop(), None)
+
+
+def _caller() -> str:
+    """Return the file and line that called the library."""
+    frame = sys._getframe()
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+# ---- steps past step() ---------------------------------------------------------------------------------------------
+
+
+def _before_step(optimizer: torch.optim.Optimizer, arguments: Any, keywords: Any) -> None:
+    """Refuse a step of claimed parameters that is not a part of their own optimizer's step."""
+    for group in optimizer.param_groups:
+        found = _claims.get(id(group["params"][0])) if group["params"] else None
+        claim = None if found is None else found()
+        if claim is not None and not claim.open:
+            raise StepOrderError(
+                f"step() of a bare {type(optimizer).__name__}, whose parameters belong to the DistributedOptimizer "
+                f"made at {claim._where}: other ranks would not take part in it. Call step() of the "
+                "DistributedOptimizer; give an optimizer that takes several steps in one, such as SAM, a closure: "
+                "optimizer.step(closure)"
+            )
+
+
+# ---- DistributedDataParallel ---------------------------------------------------------------------------------------
+
+_BESIDE = (
+    "the parameter '{name}' belongs to the DistributedOptimizer made at {ours} and to DistributedDataParallel{theirs}: "
+    "both would average its gradients, in the same memory. Use one of them: take DistributedDataParallel away "
+    "(docs/coming-from-ddp.md)"
+)
+
+
+def _refuse_ddp(parameters: Sequence[torch.Tensor], names: dict[torch.Tensor, str], where: str) -> None:
+    """Raise UsageError if a living DistributedDataParallel has one of these."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return
+    mine = set(map(id, parameters))
+    for found in gc.get_objects():
+        if not issubclass(type(found), DistributedDataParallel):
+            continue
+        for parameter in found.parameters() if "_modules" in vars(found) else ():
+            if id(parameter) in mine and parameter.requires_grad:
+                raise UsageError(_BESIDE.format(name=names[parameter], ours=where, theirs=""))
+
+
+_plain_init: Callable[..., None] = DistributedDataParallel.__init__
+
+
+@wraps(_plain_init)
+def _watched_init(ddp: DistributedDataParallel, module: torch.nn.Module, *arguments: Any, **keywords: Any) -> None:
+    for name, parameter in module.named_parameters():
+        claim = _claim_of(parameter)
+        if claim is not None and parameter.requires_grad:
+            raise UsageError(_BESIDE.format(name=name, ours=claim._where, theirs=f" made at {_caller()}"))
+    _plain_init(ddp, module, *arguments, **keywords)
+
+
+def _watch_others() -> None:
+    """Have steps of bare optimizers and DistributedDataParallel refused from now on."""
+    global _watching
+    with _changing:
+        if _watching:
+            return
+        _watching = True
+        register_optimizer_step_pre_hook(_before_step)
+        DistributedDataParallel.__init__ = _watched_init  # type: ignore[method-assign,assignment]
+
+
+_watching = False
