@@ -443,7 +443,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             closure: as of the wrapped optimizer; gradients are reduced after each evaluation of it.
         """
         if dcp.makes_state():
-            return self._inner.step()
+            with self._claim.stepping():
+                return self._inner.step()
         if self._may_synchronize and self._asked and self._strategy.done:
             warnings.warn(
                 "optimizer.step() called without optimizer.skip_synchronize() context after optimizer.synchronize(). "
