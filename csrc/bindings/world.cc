@@ -109,7 +109,8 @@ void register_world(py::module_& module) {
                              "Seconds in which this rank ran, since some moment; time in which its process was "
                              "stopped does not count.")
       .def_property_readonly("failed", &World::failed, "Whether every operation of this world raises.")
-      .def("shutdown", &World::shutdown, py::call_guard<py::gil_scoped_release>(), "Leaves the world. Idempotent.")
+      .def("shutdown", &World::shutdown, py::arg("cause") = "", py::call_guard<py::gil_scoped_release>(),
+           "Leaves the world. Idempotent. `cause`: the error that it leaves in, for the others' errors.")
       .def("abort", &World::abort, py::arg("cause"), py::call_guard<py::gil_scoped_release>(),
            "Tells all other ranks that this one is about to end because of `cause`.")
       .def(

@@ -6,9 +6,8 @@
 namespace sordino {
 namespace {
 
-PeerLost deserted(const Running& running, int rank) {
-  return PeerLost("'" + running.decision.names.front() + "' waits for rank " + std::to_string(rank) +
-                      ", which has shut down in the middle of it",
+PeerLost deserted(const Running& running, int rank, const Peers& peers) {
+  return PeerLost("'" + running.decision.names.front() + "', which has begun, waits for " + peers.departed(rank),
                   {rank});
 }
 
@@ -51,8 +50,8 @@ void FailureDetector::lose(int rank, const std::string& why, bool certain) {
   leave(rank, certain);
 }
 
-void FailureDetector::leave(int rank, bool certain) {
-  common_.peers.leave(rank);
+void FailureDetector::leave(int rank, bool certain, std::string cause) {
+  common_.peers.leave(rank, std::move(cause));
   if (membership_ && certain) membership_->left(view_.members[static_cast<std::size_t>(rank)]);
   scheduler_.leave(rank);
   services_.lost(rank);
@@ -73,7 +72,7 @@ void FailureDetector::watch_running(Running& running, AwakeTime now) const {
   const double lasted = seconds(running.awaited_since, now);
   if (lasted > 1) {
     for (const int rank : running.participants->laggards()) {
-      if (common_.peers.gone(rank)) throw deserted(running, rank);
+      if (common_.peers.gone(rank)) throw deserted(running, rank, common_.peers);
     }
   }
   if (!is_late(lasted)) return;
@@ -103,7 +102,7 @@ void FailureDetector::watch_laid(ProcessSet& set, AwakeTime now) const {
 void FailureDetector::end_serving(ProcessSet& set) {
   for (const int rank : set.running->participants->laggards()) {
     if (!common_.peers.gone(rank)) continue;
-    scheduler_.give_up(set, std::make_exception_ptr(deserted(*set.running, rank)));
+    scheduler_.give_up(set, std::make_exception_ptr(deserted(*set.running, rank, common_.peers)));
     return;
   }
 }
@@ -152,10 +151,9 @@ void FailureDetector::watch_own(AwakeTime now) {
   });
   for (Submission& submission : deserted) {
     const int coordinator = scheduler_.sets().at(submission.request.set)->coordinator();
-    scheduler_.finish(submission,
-                      std::make_exception_ptr(PeerLost("'" + submission.request.name + "' waits for rank " +
-                                                           std::to_string(coordinator) + ", which has shut down",
-                                                       {coordinator})));
+    scheduler_.finish(submission, std::make_exception_ptr(PeerLost("'" + submission.request.name + "' waits for " +
+                                                                       common_.peers.departed(coordinator),
+                                                                   {coordinator})));
   }
 }
 

@@ -37,7 +37,8 @@ class FailureDetector {
   // Looks at everything that may be wrong. Throws what ends the world.
   void watch(AwakeTime now);
   // A rank has said goodbye, or (not `certain`) cannot be reached.
-  void leave(int rank, bool certain);
+  // `cause`: the error in which it has shut down, if it was one.
+  void leave(int rank, bool certain, std::string cause = "");
   // Another rank says that it has failed. Throws what that is here.
   void receive_failure(int from, Reader& reader);
   // Something was thrown while this rank polled.

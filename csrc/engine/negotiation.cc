@@ -34,8 +34,9 @@ void Negotiation::announce(int member, Announcement said, AwakeTime now) {
   ripe_.push_back(name);
 }
 
-void Negotiation::leave(int member) {
+void Negotiation::leave(int member, std::string departed) {
   gone_[member] = true;
+  departed_[member] = std::move(departed);
   for (const auto& [name, pending] : pending_) ripe_.push_back(name);
 }
 
@@ -180,7 +181,8 @@ Decision Negotiation::give_up(const std::string& name, const Pending& pending) c
     if (pending.said[member]) decision.participants.push_back(static_cast<int>(member));
     if (gone_[member]) decision.lost.push_back(members_[member]);
   }
-  decision.error = "'" + name + "' needs rank " + std::to_string(decision.lost.front()) + ", which has shut down";
+  const auto first = static_cast<std::size_t>(std::find(gone_.begin(), gone_.end(), true) - gone_.begin());
+  decision.error = "'" + name + "' needs " + departed_[first];
   return decision;
 }
 

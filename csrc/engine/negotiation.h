@@ -29,12 +29,14 @@ class Negotiation {
       : members_(std::move(members)),
         joined_(members_.size(), false),
         gone_(members_.size(), false),
+        departed_(members_.size()),
         fusion_bytes_(fusion_bytes),
         given_(std::move(given)) {}
 
   void announce(int member, Announcement announcement, AwakeTime now);
   // The member has shut down: what still waits for it, now or later, fails.
-  void leave(int member);
+  // `departed` names it in errors, as in "rank 3, which has shut down".
+  void leave(int member, std::string departed);
   // The decisions that have become possible, in order.
   std::vector<Decision> decide();
 
@@ -69,6 +71,7 @@ class Negotiation {
 
   std::vector<int> members_;
   std::vector<bool> joined_, gone_;
+  std::vector<std::string> departed_;
   int last_joined_ = -1;
   std::size_t fusion_bytes_;
   std::shared_ptr<GivenIds> given_;

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <atomic>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "transport/transport.h"
@@ -11,10 +13,22 @@ namespace sordino {
 // Of the thread that polls.
 class Peers {
  public:
-  explicit Peers(Transport& transport) : transport_(transport), gone_(static_cast<std::size_t>(transport.size())) {}
+  explicit Peers(Transport& transport)
+      : transport_(transport),
+        gone_(static_cast<std::size_t>(transport.size())),
+        causes_(static_cast<std::size_t>(transport.size())) {}
 
   bool gone(int rank) const { return gone_[static_cast<std::size_t>(rank)]; }
-  void leave(int rank) { gone_[static_cast<std::size_t>(rank)] = true; }
+  // `cause`: the error in which the rank has shut down; empty if it was none.
+  void leave(int rank, std::string cause = "") {
+    gone_[static_cast<std::size_t>(rank)] = true;
+    if (!cause.empty()) causes_[static_cast<std::size_t>(rank)] = std::move(cause);
+  }
+  // "rank 3, which has shut down", with the cause if there is one.
+  std::string departed(int rank) const {
+    const std::string& cause = causes_[static_cast<std::size_t>(rank)];
+    return "rank " + std::to_string(rank) + ", which has shut down" + (cause.empty() ? "" : " because of " + cause);
+  }
 
   // From now on ranks that are lost have left, and this one goes on without them: only operations that need them fail.
   void outlive() {
@@ -44,6 +58,7 @@ class Peers {
  private:
   Transport& transport_;
   std::vector<bool> gone_;
+  std::vector<std::string> causes_;
   std::atomic<bool> outlived_{false};
 };
 

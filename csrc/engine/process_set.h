@@ -60,8 +60,8 @@ class ProcessSet {
   // Null until all members of this node have said where their blocks are.
   OneShot* one_shot() { return one_shot_.get(); }
   // A member has left the world.
-  void leave(int index) {
-    if (negotiation) negotiation->leave(index);
+  void leave(int index, const std::string& departed) {
+    if (negotiation) negotiation->leave(index, departed);
     if (one_shot_) one_shot_->leave(index);
   }
 

@@ -133,7 +133,7 @@ class Scheduler {
   void trace_run(const Running& running);
   void look_for_late(Running& running);
   void note_run(const Running& running);
-  static void tell_left(ProcessSet& set, int rank);
+  void tell_left(ProcessSet& set, int rank);
 
   Common& common_;
   const SetOptions set_options_;

@@ -23,6 +23,7 @@ std::shared_ptr<ProcessSet> Scheduler::lay(int id, std::string_view name, const 
   const auto found = sets_.find(id);
   if (found == sets_.end()) return nullptr;
   ProcessSet& set = *found->second;
+  if (set.laid) return nullptr;  // by another thread, or by the one that a signal has interrupted
   OneShot* shot = set.one_shot();
   if (!shot || shot->closed() || !shot->free()) return nullptr;
   const OneShot::Number number = shot->number_of(name, what);

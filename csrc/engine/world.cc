@@ -263,7 +263,7 @@ void World::receive(int from, std::span<const std::byte> bytes) {
     case Message::kFreed:
       for (const std::uint64_t segment : reader.list<std::uint64_t>()) node_memory().unmap(from, segment);
       break;
-    case Message::kBye: failures_->leave(from, true); break;
+    case Message::kBye: failures_->leave(from, true, reader.text()); break;
     case Message::kService: services_->receive(from, reader); break;
     case Message::kClosed: services_->receive_closed(from, reader); break;
     case Message::kFailed: failures_->receive_failure(from, reader); break;
@@ -287,7 +287,7 @@ void World::tell_freed() {
 
 // ---- leaving -------------------------------------------------------------------------------------------------------
 
-void World::shutdown() {
+void World::shutdown(const std::string& cause) {
   if (forked() || shut_down_.exchange(true)) return;
   progress_->stop();
   if (retired_) return;
@@ -299,7 +299,7 @@ void World::shutdown() {
     progress_->wait([&] { return common_.failure.latched() || scheduler_->settled() || limit.passed(); });
     // Nor for its device's, which needs none of this thread; how long that may take, its deadline says.
     progress_->wait([this] { return common_.failure.latched() || scheduler_->device_in_flight().empty(); });
-    progress_->alone([this] { say_goodbye(); });
+    progress_->alone([&] { say_goodbye(cause); });
     flush(milliseconds(1000));
   }
   if (failed && membership_) {
@@ -313,9 +313,9 @@ void World::shutdown() {
   trace().stop();
 }
 
-void World::say_goodbye() {
+void World::say_goodbye(const std::string& cause) {
   try {
-    common_.peers.post_to_all(Writer().put(Message::kBye).take());
+    common_.peers.post_to_all(Writer().put(Message::kBye).put(cause).take());
     if (membership_) membership_->say_goodbye();
   } catch (const Error&) {
     transport_->abandon();  // a peer has died meanwhile; there is nobody to say goodbye to

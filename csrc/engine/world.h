@@ -82,8 +82,9 @@ class World {
   // Whether this rank can map what a node peer has.
   bool reaches(int rank, const Location& place, const std::shared_ptr<Device>& device);
 
-  // Tells all ranks that this one leaves, fails what is under way here, and stops. Idempotent.
-  void shutdown();
+  // Tells all ranks that this one leaves, fails what is under way here, and stops. Idempotent. `cause`: the error that
+  // it leaves in, which the others are told where they wait for it; empty if it is none.
+  void shutdown(const std::string& cause = "");
   // This rank is about to die of `cause`: all others fail with PeerLost that says so. Waits for nobody.
   void abort(const std::string& cause);
   // From now on ranks that are lost have left, and this one goes on without them: only operations that need them fail.
@@ -128,7 +129,7 @@ class World {
   // Throws UsageError in a forked child.
   void require_own_process() const;
   void tell_freed();
-  void say_goodbye();
+  void say_goodbye(const std::string& cause);
   void flush(std::chrono::milliseconds limit);
   bool drain_devices(std::chrono::milliseconds limit);
   void count_wait(Time begin);

@@ -58,14 +58,27 @@ void Progress::rest(std::uint32_t ticket, Clock::time_point idle_since) {
 // Somebody polls while it waits, and when it has what it waits for the thread or another waiter does.
 class Progress::Waiter {
  public:
-  explicit Waiter(Progress& progress) : progress_(progress) { progress_.waiters_.fetch_add(1); }
+  explicit Waiter(Progress& progress) : progress_(progress) { begin(); }
   Waiter(const Waiter&) = delete;
-  ~Waiter() {
+  ~Waiter() { end(); }
+  // Calls a function during which this thread does not poll: the handler of a signal may take long.
+  void away(const std::function<void()>& function) {
+    struct Back {
+      Waiter& waiter;
+      ~Back() { waiter.begin(); }
+    };
+    end();
+    const Back back{*this};
+    function();
+  }
+
+ private:
+  void begin() { progress_.waiters_.fetch_add(1); }
+  void end() {
     progress_.waiters_.fetch_sub(1);
     if (progress_.waiters_.load() > 0 || progress_.wakes()) progress_.notify();
   }
 
- private:
   Progress& progress_;
 };
 
@@ -74,8 +87,8 @@ class Progress::Interrupts {
  public:
   explicit Interrupts(const std::function<void()>& interrupt) : interrupt_(interrupt) {}
   bool due() const { return interrupt_ && Clock::now() - last_ > kInterruptEvery; }
-  void call() {
-    interrupt_();
+  void call(Waiter& waiter) {
+    waiter.away(interrupt_);
     last_ = Clock::now();
   }
 
@@ -86,11 +99,11 @@ class Progress::Interrupts {
 
 void Progress::wait(const std::function<bool()>& done, const std::function<void()>& interrupt) {
   if (done()) return;
-  const Waiter waiter(*this);
+  Waiter waiter(*this);
   Interrupts interrupts(interrupt);
   auto idle_since = Clock::now();
   while (!done()) {
-    if (interrupts.due()) interrupts.call();
+    if (interrupts.due()) interrupts.call(waiter);
     std::unique_lock turn(turn_, std::try_to_lock);
     if (!turn) {
       // Another waiter polls, or the thread is about to see that it need not.
@@ -104,13 +117,13 @@ void Progress::wait(const std::function<bool()>& done, const std::function<void(
 
 void Progress::poll_until(std::unique_lock<std::mutex>& turn, const std::function<bool()>& done, int looks,
                           const std::function<void()>& interrupt) {
-  const Waiter waiter(*this);
+  Waiter waiter(*this);
   Interrupts interrupts(interrupt);
   auto idle_since = Clock::now();
   while (!done()) {
     if (interrupts.due()) {
       turn.unlock();
-      interrupts.call();
+      interrupts.call(waiter);
       turn.lock();
       continue;
     }

@@ -180,7 +180,7 @@ def a_wrapper_is_one_of_the_wrapped_kind(seat: Seat) -> None:
     """As with Horovod, for code that asks; copies and pickles are as before."""
     model = make_model("small", 3)
     optimizer = hvd.DistributedOptimizer(torch.optim.AdamW(model.parameters(), lr=0.1), model.named_parameters())
-    for one in (optimizer, copy.copy(optimizer), copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))):
+    for one in (optimizer, copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))):
         assert isinstance(one, torch.optim.AdamW)
         assert isinstance(one, hvd.DistributedOptimizer)
         assert not isinstance(one, torch.optim.SGD)

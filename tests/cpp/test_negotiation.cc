@@ -98,11 +98,12 @@ void the_gone_fail_what_waits_for_them() {
   Negotiation talk({4, 6}, 0);
   talk.announce(0, say("a"), kNow);
   talk.announce(1, say("b"), kNow);
-  talk.leave(1);
+  talk.leave(1, "rank 6, which has shut down");
   auto decisions = talk.decide();
   CHECK(decisions.size() == 2);  // a waits for it, and nobody would run b with it
   for (const Decision& decision : decisions) {
     CHECK(decision.verdict == Verdict::kPeerLost && (decision.lost == std::vector<int>{6}));
+    CHECK(decision.error.ends_with("needs rank 6, which has shut down"));
   }
   talk.announce(0, say("b"), kNow);
   decisions = talk.decide();  // it had announced b, but is not there to run it

@@ -137,7 +137,7 @@ void nobody_waits_for_who_has_left() {
   agree(ranks, {"x"});
   Call waiting(ranks[0], "x", 1);
   CHECK(waiting.lay());
-  ranks[1].transport->post(0, Writer().put(Message::kBye).take());
+  ranks[1].transport->post(0, Writer().put(Message::kBye).put(std::string()).take());
   ranks[0].poll();
   CHECK(ranks[0].scheduler.sets().at(0)->one_shot()->closed() && !waiting.take_up());
   CHECK(!Call(ranks[0], "x", 1).lay());
@@ -173,7 +173,7 @@ void who_lays_and_leaves_has_laid() {
   agree(ranks, {"x"});
   Call slow(ranks[0], "x", 1), fast(ranks[1], "x", 2);
   CHECK(slow.lay() && fast.lay() && fast.take_up());
-  ranks[1].transport->post(0, Writer().put(Message::kBye).take());
+  ranks[1].transport->post(0, Writer().put(Message::kBye).put(std::string()).take());
   ranks[0].poll();
   CHECK(slow.take_up() && slow.has(3));
 }

@@ -143,7 +143,7 @@ void an_earlier_turn_is_long_ago() {
 
 void let_leave(Engines& ranks, int leaves) {
   for (int peer = 0; peer < ranks.size(); ++peer) {
-    if (peer != leaves) ranks[leaves].transport->post(peer, Writer().put(Message::kBye).take());
+    if (peer != leaves) ranks[leaves].transport->post(peer, Writer().put(Message::kBye).put(std::string()).take());
   }
   for (int times = 0; times < 20; ++times) {
     for (int rank = 0; rank < ranks.size(); ++rank) {

@@ -47,7 +47,7 @@ def test_the_error_is_told_and_its_rank_is_blamed(seconds: int, tmp_path: Path) 
     )
     assert done.returncode == 1
     for rank in (0, 2):
-        assert "has ended: ValueError: no such column: age" in done.stderr, rank
+        assert "rank 1, which has shut down because of ValueError: no such column: age" in done.stderr, rank
     last = done.stderr.splitlines()[-1]
     assert "rank 1 ended with status 1, the first that failed" in last, done.stderr
 

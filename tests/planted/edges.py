@@ -15,7 +15,7 @@ ERRORS = [
         "signals are put off while a rank waits",
         "missing wait",
         "csrc/progress/progress.cc",
-        "    if (interrupts.due()) interrupts.call();\n",
+        "    if (interrupts.due()) interrupts.call(waiter);\n",
         "",
         _INTERRUPTS,
     ),

@@ -158,8 +158,8 @@ ERRORS = [
         "parameters that are unfrozen stay on their own",
         "lost message",
         "python/sordino/algorithms/exchanging.py",
-        "        if self._unfrozen() is not None:\n",
-        "        if False:\n",
+        "        name = self._unfrozen()\n",
+        "        name = None\n",
         (checks("frozen"),),
     ),
     Error(

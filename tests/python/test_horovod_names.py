@@ -126,8 +126,9 @@ def test_torchs_sync_batch_norm_is_warned_of(kind: str) -> None:
     seen: list[str] = []
 
     def job() -> None:
-        sgd = torch.optim.SGD(model.parameters(), lr=0.1)
-        hvd.DistributedOptimizer(sgd, model.named_parameters())
+        mine = copy.deepcopy(model)
+        sgd = torch.optim.SGD(mine.parameters(), lr=0.1)
+        hvd.DistributedOptimizer(sgd, mine.named_parameters())
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sync_batch_norm.warnings, "warn", lambda text, **_: seen.append(text))

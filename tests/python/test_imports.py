@@ -199,4 +199,4 @@ def test_the_package_measures_no_more_than_its_command_offers() -> None:
 
 def test_every_other_benchmark_is_a_script_that_the_command_names() -> None:
     scripts = {path.stem for path in (ROOT / "benchmarks").glob("*.py")}
-    assert scripts == {*BENCHMARKS, *IN_A_CLONE, "report"}
+    assert scripts == {*BENCHMARKS, *IN_A_CLONE, "report", "provenance"}

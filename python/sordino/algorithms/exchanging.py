@@ -235,7 +235,22 @@ class ExchangingStrategy(Strategy):
         return None
 
     def _take_in_unfrozen(self, optimizer: torch.optim.Optimizer) -> None:
-        """Meet anew where parameters have been unfrozen, which all ranks unfreeze at one step, to exchange them too."""
+        """Meet anew where parameters have been unfrozen, which all ranks unfreeze at one step, to exchange them too.
+
+        That is before the step in which they move first.
+
+        Raises:
+            UsageError: the algorithm cannot take them in.
+        """
+        name = self._unfrozen()
+        if name is None:
+            return
+        if not self.takes_in_unfrozen:
+            raise UsageError(
+                f"'{name}' was frozen when the ranks met, so {self.label} leaves it out of its averages, and now it is "
+                f"trained. {self.label} cannot take it in, because its ranks are not at one step. Unfreeze it before "
+                "the first step, or wrap the optimizer anew afterwards, on all ranks"
+            )
 
         def meet_anew() -> None:
             self.settle(optimizer)
@@ -244,18 +259,7 @@ class ExchangingStrategy(Strategy):
             self._meet_all()
             self.round = round
 
-        if self._unfrozen() is not None:
-            self.do_together(meet_anew)
-
-    def _refuse_unfrozen(self) -> None:
-        """Raise UsageError where parameters have been unfrozen, if they cannot be taken in."""
-        name = None if self.takes_in_unfrozen else self._unfrozen()
-        if name is not None:
-            raise UsageError(
-                f"'{name}' was frozen when the ranks met, so {self.label} leaves it out of its averages, and now it is "
-                f"trained. {self.label} cannot take it in, because its ranks are not at one step. Unfreeze it before "
-                "the first step, or wrap the optimizer anew afterwards, on all ranks"
-            )
+        self.do_together(meet_anew)
 
     @torch.no_grad()
     def give_up(self) -> None:
@@ -301,8 +305,8 @@ class ExchangingStrategy(Strategy):
             return
         if not self._met:
             self.meet()
-        if self._frozen:
-            self._refuse_unfrozen()
+        elif self._frozen:
+            self._take_in_unfrozen(optimizer)
         if self.context.outlasts:
             again(self.context, lambda: self._begin_if_active(optimizer))
         else:
@@ -320,8 +324,6 @@ class ExchangingStrategy(Strategy):
         if not self.active:
             return self.guarded(optimizer).step(closure)
         result = self.step_optimizer(optimizer, closure, synchronize)
-        if self._frozen:
-            self._take_in_unfrozen(optimizer)
         self.end()
         return result
 

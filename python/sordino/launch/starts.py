@@ -208,8 +208,8 @@ def started_by_a_rank(environment: Mapping[str, str] = os.environ) -> str:
     """Return which rank has started this process by `multiprocessing`; "" if none has, or this process is a rank.
 
     A worker of a DataLoader inherits the variables of the rank that it works for, and runs the top of the rank's
-    script. It is no rank if the variables are still those of the process that has started it. They are compared with
-    the environment that this process began with, and with what `init()` has noted there.
+    script. It is no rank if it runs the top of the script with the variables of the process that has started it, or if
+    `init()` has noted these variables, which it does in a rank. A process whose parent is no rank may be one.
 
     Raises:
         UsageError: what launchers say contradicts itself.
@@ -225,16 +225,24 @@ def started_by_a_rank(environment: Mapping[str, str] = os.environ) -> str:
         rank, names = "", [variable]
     else:
         return ""
-    mine, theirs = {name: environment.get(name, "") for name in names}, _environment_of(parent)
-    inherited = mine == {name: theirs.get(name, "") for name in names}
+    mine = {name: environment.get(name, "") for name in names}
+    inherited = False
+    if _runs_top_of_script():
+        theirs = _environment_of(parent)
+        inherited = mine == {name: theirs.get(name, "") for name in names}
     if not inherited and json.dumps(mine) != environment.get(RANK_VARIABLES):
         return ""
     return f"rank {rank}" if rank else "a rank"
 
 
+def _runs_top_of_script() -> bool:
+    """Return whether multiprocessing is about to run this new process's task, and runs the top of the script for it."""
+    return bool(getattr(multiprocessing.current_process(), "_inheriting", False))
+
+
 def _parent() -> int | None:
     """Return the process that has started this one by `multiprocessing`; None if none has."""
-    if getattr(multiprocessing.current_process(), "_inheriting", False):
+    if _runs_top_of_script():
         return os.getppid()  # while a new process runs the top of the script, multiprocessing does not know its parent
     parent = multiprocessing.parent_process()
     return None if parent is None else parent.pid

@@ -37,7 +37,6 @@ class Settings:
     finite: FiniteCheck | None = None
     members: tuple[int, ...] = ()  # of the process set when the algorithm was chosen, by their first ranks
     evaluates_once: bool = False  # the optimizer is known to evaluate a closure once in each step
-    searches: bool = False  # it is known to evaluate it several times, and to decide by the loss
 
     def look(self, members: Sequence[int], gradients: Sequence[torch.Tensor]) -> Evidence | None:
         """Return, with check_finite, which of these, that are about to be sent, are not finite."""

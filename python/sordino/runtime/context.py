@@ -217,8 +217,12 @@ class Context:
     def is_plain(self) -> bool:
         return not self.outlasts or getattr(self._plain, "on", False)
 
-    def shutdown(self) -> None:
-        """Complete what was put off, and leave. Raises what went wrong first with the former."""
+    def shutdown(self, cause: str = "") -> None:
+        """Complete what was put off, and leave. Raises what went wrong first with the former.
+
+        Args:
+            cause: the error that this rank leaves in, which the others are told; "" if it is none.
+        """
         failures: list[Exception] = []
         for alive in [method() for method in self.on_shutdown.values()]:
             try:
@@ -226,9 +230,9 @@ class Context:
                     alive()
             except Exception as error:
                 failures.append(error)
-        self.world.shutdown()
+        self.world.shutdown(cause)
         if self.helpers is not None:
-            self.helpers.context.world.shutdown()
+            self.helpers.context.world.shutdown(cause)
         if self.recorder is not None:
             self.recorder.close()
         if failures:

@@ -110,8 +110,6 @@ class GradientReducer(GradientHooks):
         self._plan = ""  # its name
         self._again = 0  # times that gradients of one step have been reduced already
         self._told: bool | None = None  # what this cycle's buckets say of has_changed; None: there were none
-        # Whether the optimizer evaluates a closure several times; None: not known yet.
-        self._evaluates_again = True if settings.searches else False if settings.evaluates_once else None
         in_step = in_step or settings.process_set
         self._own = OwnGradients(context, in_step, self.parameters) if context.outlasts else None
         if not self.active:
@@ -587,31 +585,18 @@ class GradientReducer(GradientHooks):
         """Run a step that evaluates a closure; gradients are reduced after each evaluation.
 
         An optimizer that evaluates it several times (a line search) may decide by the loss, and all ranks must decide
-        alike. So its losses are reduced, too. With an unknown optimizer the losses of the first step are reduced.
+        alike. So the losses are reduced, too, unless the optimizer is known to evaluate a closure once.
         """
-        evaluations = 0
-        losses: list[Any] = []  # the last one: this rank's, and the reduced one
 
         def evaluate() -> Any:
-            nonlocal evaluations
-            evaluations += 1
             if self._counter.done:
                 self._begin_cycle()
             loss = closure()
             if synchronize:
                 self.synchronize()
-            if evaluations > 1:
-                self._evaluates_again = True
-            if self._evaluates_again is False:
-                return loss
-            losses[:] = loss, self._loss_of_all(loss)
-            return losses[1]
+            return loss if self.settings.evaluates_once else self._loss_of_all(loss)
 
-        result = optimizer.step(evaluate)
-        if self._evaluates_again is None and evaluations == 1:
-            self._evaluates_again = False
-            return losses[0] if result is losses[1] else result
-        return result
+        return optimizer.step(evaluate)
 
     def _loss_of_all(self, loss: Any) -> Any:
         """Return what a closure has returned, reduced as gradients are.

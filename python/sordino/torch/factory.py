@@ -45,7 +45,6 @@ def make_strategy(
     buffers = [(name, buffer) for name, buffer in options.named_buffers or () if buffer.is_floating_point()]
     groups = group_indices(options.groups, parameters)
     agreement = _agreement(optimizer, parameters, names, buffers, groups, options)
-    searches = isinstance(optimizer, torch.optim.LBFGS)
     settings = Settings(
         op=options.op,
         process_set=options.process_set,
@@ -58,11 +57,16 @@ def make_strategy(
         agreement=agreement,
         finite=_finite_check(parameters, names, agreement, options) if options.check_finite else None,
         members=options.members,
-        evaluates_once=type(optimizer).__module__.startswith("torch.optim.") and not searches,
-        searches=searches,
+        evaluates_once=_evaluates_once(optimizer),
     )
     strategy: Strategy = algorithm.strategy(Runtime(context, optimizer, names, parameters, buffers, settings, compare))
     return strategy
+
+
+def _evaluates_once(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether the optimizer is known to evaluate a closure once in each step: torch's own do, but for LBFGS."""
+    own = type(optimizer).__module__.startswith("torch.optim.")
+    return own and not isinstance(optimizer, torch.optim.LBFGS)
 
 
 def _check_memory(parameters: Sequence[torch.Tensor], names: Sequence[str]) -> None:

@@ -8,7 +8,7 @@ import signal
 import sys
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Literal
 
@@ -100,7 +100,7 @@ def init(
     outlast = goes_on(on_peer_lost, algorithm)
     folder = folder_of(record)
     _check_type(comm)
-    if comm is None and store is None:
+    if not hasattr(comm, "py2f") and store is None:
         owner = started_by_a_rank()
         is_no_rank(_NO_RANK.format(owner) if owner else "")
         if owner:
@@ -202,8 +202,6 @@ def _check_type(comm: Any) -> None:
 
 
 _handlers_installed = False
-_abandoned: tuple[Context, BaseException] | None = None
-"""The world that this rank has left because of an error, and the error, which may still end the process."""
 
 
 def _install_exit_handlers() -> None:
@@ -218,16 +216,14 @@ def _install_exit_handlers() -> None:
         """Tell the others of an exception that ends this rank, which must not leave them waiting for it."""
         previous(cls, error, trace)
         context = current_or_none()
-        if context is not None:
-            if context.size == 1 or issubclass(cls, KeyboardInterrupt):
-                if context.recorder is not None:
-                    context.recorder.failed(error)
-                return
-            _abandon(context, error)
-        elif _abandoned is not None and _abandoned[1] in _chain(error):
-            context = _abandoned[0]
-        else:
+        if context is None:
             return
+        if context.size == 1 or issubclass(cls, KeyboardInterrupt):
+            if context.recorder is not None:
+                context.recorder.failed(error)
+            return
+        _note_failure(context, error)
+        context.abort(_text_of(error))
         sys.stdout.flush()
         sys.stderr.flush()
         # An orderly exit would wait for ranks that no longer answer. The launcher ends the job on this status; where
@@ -239,22 +235,16 @@ def _install_exit_handlers() -> None:
     sys.excepthook = tell_the_others
 
 
-def _abandon(context: Context, error: BaseException) -> None:
-    """Leave the world because of an error, and send its text to the other ranks."""
+def _note_failure(context: Context, error: BaseException) -> None:
+    """Write the error into the record, and tell the launcher that this rank failed, unless another one did first."""
     if context.recorder is not None:
         context.recorder.failed(error)
     if not context.world.failed and not context.outlasts:  # else another rank ends the job, or none does
         tell_of_the_failure()
-    context.abort("".join(traceback.format_exception_only(type(error), error)).strip())
 
 
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an error, and those in whose handling it was raised."""
-    seen: list[BaseException] = []
-    while error is not None and error not in seen:
-        seen.append(error)
-        yield error
-        error = error.__cause__ or error.__context__
+def _text_of(error: BaseException) -> str:
+    return "".join(traceback.format_exception_only(type(error), error)).strip()
 
 
 def _shutdown_at_exit() -> None:
@@ -273,22 +263,22 @@ def shutdown() -> None:
     """Complete a step that was postponed, and leave the world.
 
     Operations that still wait for this rank fail on the others. Where an error is being handled, as in a `finally:`
-    block that it has led to, it is the cause that the others are told. `init()` may follow, but not after one with
-    ranks that have no model, which have ended.
+    block that it has led to, the others are told of it. `init()` may follow, but not after one with ranks that have no
+    model, which have ended.
     """
-    global _abandoned
     context = current_or_none()
     if context is None:
         return
     error = sys.exc_info()[1]
-    breaks_off = isinstance(error, Exception) and context.size > 1 and not context.world.failed
+    in_error = isinstance(error, Exception) and context.size > 1 and not context.world.failed
     try:
-        if error is not None and breaks_off:
-            _abandoned = context, error
-            _abandon(context, error)
-        context.shutdown()
+        if error is not None and in_error:
+            _note_failure(context, error)
+            context.shutdown(_text_of(error))
+        else:
+            context.shutdown()
     except Exception:
-        if not breaks_off:  # else the error that is being handled matters
+        if not in_error:  # else the error that is being handled matters
             raise
     finally:
         replace_current(None)

@@ -98,6 +98,7 @@ class BufferedStrategy(ExchangingStrategy):
     """What makes the steps of an optimizer those of AllReduce with double buffering."""
 
     algorithm: AllReduce
+    whole_models = False  # the reducer finds gradients of parameters that are unfrozen
 
     def prepare(self) -> None:
         self._loaded: dict[str, torch.Tensor] = {}  # averages to begin with, by name

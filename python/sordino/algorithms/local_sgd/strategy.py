@@ -283,6 +283,11 @@ class LocalSGDStrategy(ExchangingStrategy):
         if self._met and was_alone != self._alone:
             self._regroup()
 
+    def _take_in_unfrozen(self, optimizer: torch.optim.Optimizer) -> None:
+        averaged = self._averaged
+        super()._take_in_unfrozen(optimizer)
+        self._averaged = averaged  # meeting anew averages movements, which does not move the next averaging
+
     def settle(self, optimizer: torch.optim.Optimizer) -> None:
         self.complete()
         if self._met and self._alone and self.algorithm.aggregate == "gradients" and self._then:
