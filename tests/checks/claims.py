@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -327,3 +328,35 @@ def parameters_that_an_algorithm_cannot_take_in(seat: Seat, algorithm: str) -> N
             del plain.param_groups[1]
         optimizer.step()
     optimizer.flush()
+
+
+class Ahead(torch.optim.Optimizer):
+    """An outer optimizer, as Lookahead is: it has the parameters of another one, and lets that step."""
+
+    def __init__(self, base: torch.optim.Optimizer) -> None:
+        self.base = base
+        super().__init__(base.param_groups, {})
+
+    def step(self, closure: Any = None) -> Any:
+        return self.base.step(closure)
+
+
+@check()
+def an_outer_optimizer_lets_the_wrapper_step(seat: Seat) -> None:
+    twins = Twins(seat)
+    wrapper, twins.optimizer = twins.optimizer, Ahead(twins.optimizer)
+    twins.train(2)
+    twins.check()
+    twins.optimizer = wrapper
+    twins.train(1)
+    twins.check()
+
+
+@check()
+def a_wrapper_may_be_made_in_inference_mode(seat: Seat) -> None:
+    model = make_model("small", 3)
+    with torch.inference_mode():
+        optimizer = hvd.DistributedOptimizer(sgd(model))
+    loss_of(model, *batch(ROWS, seat.rank)).backward()
+    optimizer.step()
+    seat.same("model", *model.parameters())

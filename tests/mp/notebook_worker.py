@@ -107,7 +107,7 @@ def main() -> None:
         sender.join()
     except KeyboardInterrupt:  # the cell has heard of another rank's interrupt first
         sender.join()
-    for cell in ("del opt", "hvd.shutdown()", "hvd.init()", "wrap", "steps = 5", "train", "end"):
+    for cell in ("hvd.shutdown()", "hvd.init()", "wrap", "steps = 5", "train", "end"):
         book.run(cell)
     told = {"outcomes": book.outcomes, "totals": book.names.get("totals")}
     (folder / f"{os.environ['SORDINO_RANK']}.json").write_text(json.dumps(told))

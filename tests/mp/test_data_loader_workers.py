@@ -83,6 +83,24 @@ if __name__ == "__main__":
 """
 
 
+# A process that is started as a rank, and leaves that to a child of its own, a fresh one for each trial.
+TRIAL = """
+import torch
+import sordino.torch as hvd
+
+def trial():
+    hvd.init()
+    assert hvd.allreduce(torch.tensor(float(hvd.rank()))).item() == 0.5
+    print(f"trained {hvd.rank()} of {hvd.size()}", flush=True)
+
+if __name__ == "__main__":
+    child = torch.multiprocessing.get_context("spawn").Process(target=trial)
+    child.start()
+    child.join()
+    assert child.exitcode == 0
+"""
+
+
 @pytest.fixture
 def free_port() -> int:
     with socket.socket() as one:
@@ -107,6 +125,7 @@ def ranks(count: int) -> list[str]:
     return [*SORDINO, "run", "-np", str(count), "--"]
 
 
+@pytest.mark.drill("workers of a DataLoader")
 @pytest.mark.parametrize(
     ("method", "script", "count"),
     [("spawn", AT_THE_TOP, 2), ("forkserver", AT_THE_TOP, 1), ("fork", AT_THE_TOP, 1), ("spawn", UNDER_MAIN, 1)],
@@ -142,5 +161,11 @@ def test_children_that_are_told_who_they_are_are_ranks(tmp_path: Path, free_port
     """Also where the process that starts them is a rank of something else itself."""
     others = {"SLURM_PROCID": "0", "RANK": "0", "WORLD_SIZE": "1"}
     done = run([], SPAWNED, str(free_port), tmp_path, **others)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["trained 0 of 2", "trained 1 of 2"]
+
+
+def test_a_child_of_a_process_that_is_no_rank_may_be_one(tmp_path: Path) -> None:
+    done = run(ranks(2), TRIAL, "", tmp_path)
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == ["trained 0 of 2", "trained 1 of 2"]

@@ -78,8 +78,8 @@ ERRORS = [
         "another optimizer may step claimed parameters",
         "lost message",
         _CLAIMS,
-        "        if claim is not None and not claim.open:\n",
-        "        if claim is not None and not claim.open and claim._optimizer is optimizer:\n",
+        "    if claim is not None and claim.steps == before:\n",
+        "    if False:\n",
         (checks("claims.half_steps or claims.steps_of"),),
     ),
     Error(

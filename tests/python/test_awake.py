@@ -7,7 +7,6 @@ import math
 import threading
 import time
 from collections.abc import Iterable
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 

@@ -52,7 +52,7 @@ def test_patience_begins_anew_when_there_is_hope_again(monkeypatch: pytest.Monke
         """Looks as often as the launcher does: a longer time between two looks is one in which it was stopped."""
         end = now[0] + seconds
         while not job.over() and now[0] < end:
-            now[0] += 0.25
+            now[0] += 0.02
         return job.over()
 
     job.note(1, 0, 12.0)

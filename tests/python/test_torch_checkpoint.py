@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 import sordino.torch as hvd
+import sordino.torch.dcp
 from sordino import sim
 from sordino.algorithms import (
     Algorithm,
@@ -159,3 +161,8 @@ def test_a_state_without_a_name_is_of_an_earlier_version() -> None:
         assert optimizer.state_dict()["sordino"]["steps"] == 7
 
     sim.run(2, job)
+
+
+def test_torch_has_the_functions_that_are_recognised() -> None:
+    module = importlib.import_module(sordino.torch.dcp.MODULE)
+    assert all(callable(getattr(module, name)) for name in sordino.torch.dcp.FUNCTIONS)

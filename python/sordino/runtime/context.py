@@ -134,6 +134,8 @@ class Context:
     groups: dict[tuple[int, str, int], tuple[int, list[int]]] = field(default_factory=dict)
     # What completes things that this rank has put off; called before it leaves. Weak methods.
     on_shutdown: dict[int, Callable[[], Callable[[], None] | None]] = field(default_factory=dict)
+    # What lets go of things of the user's when this rank has left. Weak methods.
+    on_end: dict[int, Callable[[], Callable[[], None] | None]] = field(default_factory=dict)
     # What this rank does for the others while it has joined and they have not, until all have. Weak methods.
     while_joined: dict[int, Callable[[], Callable[[], None] | None]] = field(default_factory=dict)
     arguments: dict[str, Any] | None = None  # of `init()`, where that has made it
@@ -233,6 +235,9 @@ class Context:
         self.world.shutdown(cause)
         if self.helpers is not None:
             self.helpers.context.world.shutdown(cause)
+        for alive in [method() for method in self.on_end.values()]:
+            if alive is not None:
+                alive()
         if self.recorder is not None:
             self.recorder.close()
         if failures:

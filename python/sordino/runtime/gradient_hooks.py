@@ -37,7 +37,8 @@ class ParameterHooks:
 
     def _hook_node(self, parameter: torch.Tensor) -> None:
         # Torch keeps only weak references to nodes: without this one it would make another node, without the hook.
-        self._node = get_gradient_edge(parameter).node
+        with torch.inference_mode(False), torch.enable_grad():
+            self._node = get_gradient_edge(parameter).node
         self._of_node = self._node.register_hook(self._counted)
 
     def follow(self, parameter: torch.Tensor) -> None:

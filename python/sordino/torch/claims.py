@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 import sordino
 from sordino.errors import StepOrderError, UsageError
@@ -37,6 +37,7 @@ class Claim:
 
     Attributes:
         open: whether the wrapped optimizer may step now.
+        steps: number of steps of the `DistributedOptimizer`.
         keys: the id() of each parameter.
 
     Args:
@@ -51,6 +52,7 @@ class Claim:
         self._optimizer, self._names = optimizer, names
         self._where = _caller()
         self.open = False
+        self.steps = 0
         self._groups: list[list[torch.Tensor]] = []
         self.keys: set[int] = set()
         weakref.finalize(self, _forget, self.keys)
@@ -75,8 +77,9 @@ class Claim:
                 raise UsageError(
                     f"the parameter '{other._names[parameter]}' belongs to the DistributedOptimizer made at "
                     f"{other._where}, which is still alive. A second one, made at {self._where}, would reduce its "
-                    "gradients twice. Delete the first one before (del optimizer, and what refers to it, such as "
-                    "schedulers), or wrap an optimizer of a new model"
+                    "gradients twice. Delete the first one before (del optimizer, and what refers to it: schedulers, "
+                    "and the traceback of an exception, which sys.last_value keeps), or wrap an optimizer of a new "
+                    "model"
                 )
             _forget(self.keys)
             self.keys.update(map(id, parameters))
@@ -142,18 +145,34 @@ def _caller() -> str:
 # ---- steps past step() ---------------------------------------------------------------------------------------------
 
 
+_others: dict[int, tuple[Claim, int]] = {}
+"""Of other optimizers that are stepping claimed parameters, by their id(): the claim, and its steps before."""
+
+
 def _before_step(optimizer: torch.optim.Optimizer, arguments: Any, keywords: Any) -> None:
-    """Refuse a step of claimed parameters that is not a part of their own optimizer's step."""
+    """Refuse a step of the wrapped optimizer that is not a part of its wrapper's step, and note those of others."""
     for group in optimizer.param_groups:
-        found = _claims.get(id(group["params"][0])) if group["params"] else None
-        claim = None if found is None else found()
-        if claim is not None and not claim.open:
-            raise StepOrderError(
-                f"step() of a bare {type(optimizer).__name__}, whose parameters belong to the DistributedOptimizer "
-                f"made at {claim._where}: other ranks would not take part in it. Call step() of the "
-                "DistributedOptimizer; give an optimizer that takes several steps in one, such as SAM, a closure: "
-                "optimizer.step(closure)"
-            )
+        claim = _claim_of(group["params"][0]) if group["params"] else None
+        if claim is None or claim.open:
+            continue
+        if claim._optimizer is optimizer:
+            raise StepOrderError(_BARE.format(type(optimizer).__name__, claim._where))
+        _others[id(optimizer)] = claim, claim.steps
+        return
+
+
+def _after_step(optimizer: torch.optim.Optimizer, arguments: Any, keywords: Any) -> None:
+    """Raise where another optimizer has stepped claimed parameters without the wrapper's step(), unlike Lookahead."""
+    claim, before = _others.pop(id(optimizer), (None, 0)) if _others else (None, 0)
+    if claim is not None and claim.steps == before:
+        raise StepOrderError(_BARE.format(type(optimizer).__name__, claim._where))
+
+
+_BARE = (
+    "step() of a bare {}, whose parameters belong to the DistributedOptimizer made at {}: other ranks do not take part "
+    "in it. Call step() of the DistributedOptimizer; give an optimizer that takes several steps in one, such as SAM, a "
+    "closure: optimizer.step(closure)"
+)
 
 
 # ---- DistributedDataParallel ---------------------------------------------------------------------------------------
@@ -169,13 +188,22 @@ def _refuse_ddp(parameters: Sequence[torch.Tensor], names: dict[torch.Tensor, st
     """Raise UsageError if a living DistributedDataParallel has one of these."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return
+    if _in_ddp(parameters) is not None:
+        gc.collect()  # one that was dropped may be part of a cycle
+    parameter = _in_ddp(parameters)
+    if parameter is not None:
+        raise UsageError(_BESIDE.format(name=names[parameter], ours=where, theirs=""))
+
+
+def _in_ddp(parameters: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    """Return one of these that a DistributedDataParallel has."""
     mine = set(map(id, parameters))
     for found in gc.get_objects():
-        if not issubclass(type(found), DistributedDataParallel):
-            continue
-        for parameter in found.parameters() if "_modules" in vars(found) else ():
-            if id(parameter) in mine and parameter.requires_grad:
-                raise UsageError(_BESIDE.format(name=names[parameter], ours=where, theirs=""))
+        if issubclass(type(found), DistributedDataParallel) and "_modules" in vars(found):
+            for parameter in found.parameters():
+                if id(parameter) in mine and parameter.requires_grad:
+                    return parameter
+    return None
 
 
 _plain_init: Callable[..., None] = DistributedDataParallel.__init__
@@ -198,6 +226,7 @@ def _watch_others() -> None:
             return
         _watching = True
         register_optimizer_step_pre_hook(_before_step)
+        register_optimizer_step_post_hook(_after_step)
         DistributedDataParallel.__init__ = _watched_init  # type: ignore[method-assign,assignment]
 
 

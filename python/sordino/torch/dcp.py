@@ -24,20 +24,23 @@ import torch
 from sordino.errors import UsageError
 
 KEY = "sordino"
-_MODULE = "torch.distributed.checkpoint.state_dict"
+MODULE = "torch.distributed.checkpoint.state_dict"
+"""Imported by a program that uses torch's checkpoints. Callers look whether it is before they ask for more."""
+FUNCTIONS = ("_init_optim_state", "_unflatten_optim_state_dict", "_get_optim_state_dict")
+"""Those of its functions that are recognised. A torch that has others is not known here (a test tells)."""
 _NEAR = 8  # frames: a scheduler wraps step()
 _REPEATED = 1 << 20  # bytes of a state that may be written once for each parameter
 
 
 def _call_by(function: str) -> FrameType | None:
     """Return the frame of this function of torch's module, if it is near on the stack of this call."""
-    if _MODULE not in sys.modules:
+    if MODULE not in sys.modules:
         return None
     frame: FrameType | None = sys._getframe(2)
     for _ in range(_NEAR):
         if frame is None:
             return None
-        if frame.f_globals.get("__name__") == _MODULE and frame.f_code.co_name == function:
+        if frame.f_globals.get("__name__") == MODULE and frame.f_code.co_name == function:
             return frame
         frame = frame.f_back
     return None

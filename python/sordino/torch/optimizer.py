@@ -7,7 +7,9 @@ writes (param_groups, state, defaults, hooks) is the wrapped one's.
 from __future__ import annotations
 
 import copy
+import sys
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -129,7 +131,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
         strategy = make_strategy(self._inner, parameters, names, self._options, compare)
         strategy.stepping = self._claim.stepping
         strategy.follow(self._claim.has_changed)
+        strategy.context.on_end[id(self)] = weakref.WeakMethod(self._world_ended)
         return strategy
+
+    def _world_ended(self) -> None:
+        """Give the parameters back: another world may train them."""
+        self._claim.release()
+        if self._strategy.reducer is not None:
+            self._strategy.reducer.release()
 
     def _take_in_changes(self) -> None:
         """Go on with the parameters that the wrapped optimizer has now, and reduce the new ones' gradients. Collective.
@@ -171,7 +180,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         # Not where that takes more exchanges than step() would: one rank that looks alone would wait for the others.
         if self._may_synchronize and self._strategy.ready and not self._strategy.partial_state:
             self._strategy.synchronize()
-        return dcp.with_key(self._inner.param_groups)
+        groups = self._inner.param_groups
+        return dcp.with_key(groups) if dcp.MODULE in sys.modules else groups
 
     @param_groups.setter
     def param_groups(self, groups: list[dict[str, Any]]) -> None:
@@ -442,7 +452,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Args:
             closure: as of the wrapped optimizer; gradients are reduced after each evaluation of it.
         """
-        if dcp.makes_state():
+        if dcp.MODULE in sys.modules and dcp.makes_state():
             with self._claim.stepping():
                 return self._inner.step()
         if self._may_synchronize and self._asked and self._strategy.done:
@@ -462,6 +472,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             recorder.begins()
         claim = self._claim
         claim.open = True  # by hand: stepping() would cost each step two calls
+        claim.steps += 1
         try:
             if "found_inf" in self.__dict__:  # GradScaler calls
                 synchronize, checks = self._may_synchronize, self._options.check_finite
