@@ -14,7 +14,7 @@ from pathlib import Path
 import forked
 import pytest
 from checks.commands import SORDINO
-from pace import HANG_S, bound
+from pace import HANG_S, bound, stretched
 
 from sordino._core import build_info
 
@@ -114,3 +114,68 @@ def test_an_interrupt_ends_a_training_and_its_job(tmp_path: Path) -> None:
     finally:
         if job.poll() is None:
             job.kill()
+
+
+# Rank 0 waits for a small all-reduce that comes again (the other rank is stopped); the handler of a signal makes another.
+NESTED = """
+import os, signal, sys, threading, time, torch
+import sordino.torch as hvd
+torch.set_num_threads(1)
+hvd.init()
+rank = hvd.rank()
+x, y = torch.ones(4), torch.ones(4)
+process = int(hvd.allgather(torch.tensor([os.getpid()]))[1])
+for _ in range(20):
+    hvd.allreduce_(x, name="x", op=hvd.Sum), hvd.allreduce_(y, name="y", op=hvd.Sum)
+hvd.barrier()
+x.fill_(10 * (rank + 1)), y.fill_(100 * (rank + 1))
+handled = []
+
+def handle(*_):
+    handled.append(hvd.allreduce_(y, name="y", op=hvd.Sum)[0].item())
+
+signal.signal(signal.SIGALRM, handle)
+if rank == 0:
+    while open(f"/proc/{process}/stat").read().rpartition(")")[2].split()[0] != "T":
+        time.sleep(0.001)
+    threading.Timer(0.6, os.kill, (process, signal.SIGCONT)).start()
+    signal.setitimer(signal.ITIMER_REAL, 0.1)
+    hvd.allreduce_(x, name="x", op=hvd.Sum)
+else:
+    os.kill(os.getpid(), signal.SIGSTOP)
+    handle()
+    hvd.allreduce_(x, name="x", op=hvd.Sum)
+assert handled == [300.0] and x[0] == 30, (handled, x)
+hvd.shutdown()
+"""
+
+
+def test_a_handler_may_communicate_while_its_thread_waits() -> None:
+    words = [*SORDINO, "run", "-np", "2", "--", *forked.python(), "-c", NESTED]
+    job = run(words, {**os.environ, "SORDINO_TIMEOUT_S": "60"})
+    assert job.returncode == 0, job.stderr
+
+
+# Rank 0 handles a signal for longer than silence is borne, while it waits for rank 1.
+LONG = """
+import signal, sys, time, torch
+import sordino.torch as hvd
+torch.set_num_threads(1)
+hvd.init(on_peer_lost="continue")
+silence = float(sys.argv[1])
+hvd.barrier()
+if hvd.rank() == 0:
+    signal.signal(signal.SIGALRM, lambda *_: time.sleep(2.5 * silence))
+    signal.setitimer(signal.ITIMER_REAL, 0.1)
+elif hvd.rank() == 1:
+    time.sleep(3 * silence)
+assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == hvd.size() == 3
+hvd.shutdown()
+"""
+
+
+def test_a_rank_that_handles_a_signal_for_long_is_not_silent() -> None:
+    silence = stretched(1)
+    words = [*SORDINO, "run", "-np", "3", "--", *forked.python(), "-c", LONG, str(silence)]
+    job = run(words, {**os.environ, "SORDINO_SILENCE_S": str(silence)})
+    assert job.returncode == 0, job.stderr

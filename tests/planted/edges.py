@@ -28,6 +28,22 @@ ERRORS = [
         _INTERRUPTS,
     ),
     Error(
+        "a thread lays an operation while another one is laid",
+        "stale copy",
+        "csrc/engine/scheduler_one_shot.cc",
+        "  if (set.laid) return nullptr;",
+        "  //",
+        _INTERRUPTS,
+    ),
+    Error(
+        "a rank that handles a signal moves nothing meanwhile",
+        "missing wait",
+        "csrc/progress/progress.cc",
+        "    waiter.away(interrupt_);\n",
+        "    static_cast<void>(waiter);\n    interrupt_();\n",
+        _INTERRUPTS,
+    ),
+    Error(
         "a forked child waits for the operations of its parent",
         "stale copy",
         _WORLD,

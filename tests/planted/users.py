@@ -110,8 +110,8 @@ ERRORS = [
         "the first rank that ends is blamed",
         "swapped rank",
         "python/sordino/cli/outcomes.py",
-        "if outcome.rank == self._first_failure), None)",
-        "if outcome.rank == -1), None)",
+        "for rank in self._failures if rank in ended), None)",
+        "for rank in () if rank in ended), None)",
         (_ERROR,),
     ),
     Error(

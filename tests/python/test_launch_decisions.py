@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from sordino.awake import AwakeClock
 from sordino.cli import outcomes, restarts
 from sordino.cli.local import LocalJob, _Rank
 from sordino.cli.outcomes import Outcomes
@@ -45,7 +47,7 @@ def test_of_two_that_end_at_once_the_one_that_a_signal_has_ended_is_first() -> N
 
 def test_patience_begins_anew_when_there_is_hope_again(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr(outcomes.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(outcomes, "AwakeClock", functools.partial(AwakeClock, clock=lambda: now[0]))
     job = Outcomes(3)
 
     def over_after(seconds: float) -> bool:

@@ -103,7 +103,7 @@ class Outcomes:
         self._deadlines = deadlines or Deadlines()
         self._known: dict[int, Outcome] = {}
         self._told: dict[str, set[int]] = defaultdict(set)
-        self._first_failure: int | None = None  # the first rank that an error of its own ends
+        self._failures: list[int] = []  # ranks that have left in an error of their own, in this order
         self._read: set[str] = set()  # links of the folder, none of which changes
         self._pids: dict[int, int] = {}  # of ranks of this machine that have told anything
         self._states: dict[int, str] = {}
@@ -127,8 +127,8 @@ class Outcomes:
             word: "waits", "met", "fails", "exits" or "left".
             pid: whose process has told, if it is one of this machine.
         """
-        if word == "fails" and self._first_failure is None:
-            self._first_failure = rank
+        if word == "fails":
+            self._failures.append(rank)
         self._told[word].add(rank)
         if pid and word != "left":
             self._pids[rank] = pid
@@ -228,7 +228,9 @@ class Outcomes:
             failed: outcomes of ranks that failed, in the order of their ends.
         """
         self.known()
-        blamed = next((outcome for outcome in failed if outcome.rank == self._first_failure), None)
+        # A rank that has left in an error may have handled it, and ended well.
+        ended = {outcome.rank: outcome for outcome in failed}
+        blamed = next((ended[rank] for rank in self._failures if rank in ended), None)
         if blamed is None:
             return failed[0]
         return blamed if blamed.code > 0 else replace(blamed, code=1)
