@@ -89,6 +89,16 @@ const std::vector<Row>& rows() {
       {{"SORDINO_RECORD", "", "",
         "folder that each rank writes a record of its run to, for sordino report; init(record=...) comes first"},
        [](Config& c, auto&, auto& v) { c.record = v; }},
+      {{"SORDINO_LOG_LEVEL", "", "",
+        "least level of log lines: DEBUG, INFO, WARNING or ERROR; init() gives it to the logger sordino. Unset: as "
+        "Python's logging is set up, which is WARNING where the script has set nothing"},
+       [](Config& c, auto& n, auto& v) {
+         c.log_level = v;
+         for (const char* known : {"", "DEBUG", "INFO", "WARNING", "ERROR"}) {
+           if (v == known) return;
+         }
+         throw UsageError(n + "='" + v + "' is none of DEBUG, INFO, WARNING, ERROR; correct it or unset it");
+       }},
       {{"SORDINO_NCCL", "", "", "file of the NCCL library to use between GPUs, rather than the one found; off: none"},
        [](Config& c, auto&, auto& v) { c.nccl = v; }},
   };

@@ -25,6 +25,7 @@ struct Config {
   std::string cpu_level;         // lowers the kernels' instruction set level
   std::string timeline;          // file that the trace is written to from init on
   std::string record;            // folder that each rank writes its record to
+  std::string log_level;         // DEBUG, INFO, WARNING or ERROR; empty: as Python's logging is set up
   std::string nccl;              // file of the NCCL library; "off": none
 
   // Reads and checks the environment; throws UsageError naming the variable and the value.

@@ -15,6 +15,7 @@ namespace py = pybind11;
 
 void register_errors(py::module_& module);
 void register_build(py::module_& module);
+void register_log(py::module_& module);
 void register_kernels(py::module_& module);
 void register_cuda_kernels(py::module_& module);
 void register_unchanged(py::module_& module);

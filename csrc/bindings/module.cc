@@ -4,6 +4,7 @@ PYBIND11_MODULE(_core, module) {
   module.doc() = "The C++ core of Sordino: worlds of ranks, collectives, arenas and kernels.";
   sordino::bindings::register_errors(module);
   sordino::bindings::register_build(module);
+  sordino::bindings::register_log(module);
   sordino::bindings::register_kernels(module);
   sordino::bindings::register_device(module);
   sordino::bindings::register_cuda_kernels(module);

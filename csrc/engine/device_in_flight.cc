@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/log.h"
 #include "engine/telling.h"
 
 namespace sordino {
@@ -42,7 +43,8 @@ void DeviceInFlight::check(AwakeTime now) {
     if (lasted > timeout_s_) {
       throw Timeout(text + ", more than SORDINO_TIMEOUT_S: " + who_is_late(late), one.name, late);
     }
-    if (!std::exchange(one.warned, true)) say("stalled: " + text + ": " + who_is_late(late) + ".");
+    if (!std::exchange(one.warned, true))
+      log::say(log::Level::kWarning, rank_, "stalled: " + text + ": " + who_is_late(late) + ".");
   }
 }
 

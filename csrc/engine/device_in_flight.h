@@ -13,7 +13,8 @@ namespace sordino {
 
 class DeviceInFlight {
  public:
-  DeviceInFlight(double stall_warn_s, double timeout_s) : stall_warn_s_(stall_warn_s), timeout_s_(timeout_s) {}
+  DeviceInFlight(int rank, double stall_warn_s, double timeout_s)
+      : rank_(rank), stall_warn_s_(stall_warn_s), timeout_s_(timeout_s) {}
 
   // An operation that has gone by NCCL, or with a barrier of queues, and put all its work on the device.
   void add(const Running& over);
@@ -36,6 +37,7 @@ class DeviceInFlight {
     bool warned = false, over = false;
   };
 
+  const int rank_;
   const double stall_warn_s_, timeout_s_;
   std::vector<One> all_;
   std::atomic<std::size_t> count_{0};

@@ -1,5 +1,6 @@
 #include "engine/failure_detector.h"
 
+#include "base/log.h"
 #include "engine/control.h"
 #include "engine/telling.h"
 
@@ -12,6 +13,10 @@ PeerLost deserted(const Running& running, int rank, const Peers& peers) {
 }
 
 }  // namespace
+
+void FailureDetector::warn(std::string text) const {
+  log::say(log::Level::kWarning, common_.transport.rank(), std::move(text));
+}
 
 // ---- watching ------------------------------------------------------------------------------------------------------
 
@@ -44,7 +49,7 @@ void FailureDetector::watch_losses() {
 
 void FailureDetector::lose(int rank, const std::string& why, bool certain) {
   if (common_.peers.gone(rank)) return;
-  say("rank " + std::to_string(rank) + " on " + common_.transport.host_of(rank) + " is lost: " + why + ". Rank " +
+  warn("rank " + std::to_string(rank) + " on " + common_.transport.host_of(rank) + " is lost: " + why + ". Rank " +
       std::to_string(common_.transport.rank()) + " goes on without it.");
   common_.transport.abandon();
   leave(rank, certain);
@@ -82,7 +87,7 @@ void FailureDetector::watch_running(Running& running, AwakeTime now) const {
   if (lasted > timeout_s_) throw Timeout(text + ", more than SORDINO_TIMEOUT_S", name, late);
   if (running.warned) return;
   running.warned = true;
-  say("stalled: " + text + ".");
+  warn("stalled: " + text + ".");
 }
 
 // Ranks that stand still decline nothing.
@@ -95,7 +100,7 @@ void FailureDetector::watch_laid(ProcessSet& set, AwakeTime now) const {
   for (const int member : set.one_shot()->missing()) late.push_back(set.ranks[static_cast<std::size_t>(member)]);
   const std::string text = "'" + name + "' has waited " + whole(waited) + " s for ranks " + list(late);
   if (waited > timeout_s_) throw Timeout(text + ", more than SORDINO_TIMEOUT_S", name, late);
-  if (!std::exchange(laid.warned, true)) say("stalled: " + text + ", which stand still.");
+  if (!std::exchange(laid.warned, true)) warn("stalled: " + text + ", which stand still.");
 }
 
 // What waits for ranks that have left ends by itself; what comes after it will not begin, for they have a part in it.
@@ -119,7 +124,7 @@ void FailureDetector::watch_coordinated(ProcessSet& set, AwakeTime now) {
       throw Timeout(text + ", more than SORDINO_TIMEOUT_S", waiting.name, waiting.missing);
     }
     if (!waiting.warned) {
-      say("stalled: " + text + ". They compute long, wait for something else, or never call it.");
+      warn("stalled: " + text + ". They compute long, wait for something else, or never call it.");
       set.negotiation->mark_warned(waiting.name);
       common_.peers.post_to(set.ranks, Writer().put(Message::kStalled).put(set.id).put(waiting.name).take());
     }
@@ -139,7 +144,7 @@ void FailureDetector::watch_own(AwakeTime now) {
     const bool reported = submission.warned || set.stalled.contains(submission.request.name);
     if (!reported && waited > stall_warn_s_ + kGrace) {
       submission.warned = true;
-      say("stalled: '" + submission.request.name + "' has waited " + whole(waited) + " s for rank " +
+      warn("stalled: '" + submission.request.name + "' has waited " + whole(waited) + " s for rank " +
           std::to_string(coordinator) + ", which coordinates it and says nothing.");
     }
     if (waited > timeout_s_ + kGrace) {

@@ -47,6 +47,7 @@ class FailureDetector {
   void fail(std::exception_ptr failure, bool tell);
 
  private:
+  void warn(std::string text) const;  // a log line of this rank
   void watch_losses();
   void lose(int rank, const std::string& why, bool certain);
   void watch_set(ProcessSet& set, AwakeTime now);

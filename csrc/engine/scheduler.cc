@@ -15,7 +15,7 @@ Scheduler::Scheduler(Common& common, const Config& config, int patience)
       set_options_{common.transport.shares_memory() ? config.chunk_bytes : 0, patience, config.fusion_bytes,
                    std::make_shared<GivenIds>()},
       device_routes_(common.transport, config),
-      device_in_flight_(config.stall_warn_s, config.timeout_s),
+      device_in_flight_(common.transport.rank(), config.stall_warn_s, config.timeout_s),
       staging_(common.transport.node_memory()) {
   std::vector<int> everybody(static_cast<std::size_t>(common.transport.size()));
   std::iota(everybody.begin(), everybody.end(), 0);

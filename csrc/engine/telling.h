@@ -2,7 +2,6 @@
 #pragma once
 
 #include <chrono>
-#include <iostream>
 #include <string>
 #include <vector>
 
@@ -19,8 +18,5 @@ inline std::string list(const std::vector<int>& ranks) {
 inline std::string whole(double value) { return std::to_string(static_cast<long long>(value)); }
 
 inline double seconds(AwakeTime from, AwakeTime to) { return std::chrono::duration<double>(to - from).count(); }
-
-// On this process's stderr, in one piece.
-inline void say(const std::string& text) { std::cerr << "sordino: " + text + "\n" << std::flush; }
 
 }  // namespace sordino

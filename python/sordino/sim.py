@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeVar
 
 from sordino._core import Device, SimNetwork, sim_worlds
 from sordino.algorithms import Algorithm
+from sordino.log.core import listen
 from sordino.runtime.context import Context, use
 from sordino.runtime.helpers import Helpers
 from sordino.torch.start import goes_on, helped
@@ -109,6 +110,7 @@ def _nodes(size: int, ranks_per_node: int) -> list[int]:
 
 
 def _contexts(network: SimNetwork | list[int], devices: Sequence[Device], outlast: bool) -> list[Context]:
+    listen()
     made = [Context(world) for world in sim_worlds(network, outlast)]
     for context in made if devices else ():
         context.pretended = devices[context.rank % len(devices)]

@@ -130,7 +130,7 @@ def damage(path: Path, how: str) -> None:
     ],
 )
 def test_what_is_damaged_is_passed_over_and_named(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], how: str, why: str
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, how: str, why: str
 ) -> None:
     folder = Folder(tmp_path, keep=3)
     for step in (1, 2, 3):
@@ -139,23 +139,23 @@ def test_what_is_damaged_is_passed_over_and_named(
     (tmp_path / ".step-00000004.pt.tmp").write_bytes(b"half")
     (tmp_path / "something else.pt").write_bytes(b"")
     assert number_of(folder) == 2
-    (line,) = capfd.readouterr().err.splitlines()
-    assert line.startswith(f"sordino: checkpoint passed over: {tmp_path}/step-00000003.pt: {why}")
+    (line,) = caplog.messages
+    assert line.startswith(f"checkpoint passed over: {tmp_path}/step-00000003.pt: {why}")
     folder.save(3, {"number": 33})
     assert number_of(folder) == 33
     assert names(tmp_path) == ["something else.pt", *(f"step-0000000{step}.pt" for step in (1, 2, 3))]
 
 
-def test_where_all_are_damaged_a_line_says_so(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_where_all_are_damaged_a_line_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = Folder(tmp_path, keep=2)
     assert folder.newest() is None
-    assert capfd.readouterr().err == ""
+    assert caplog.messages == []
     for step in (1, 2):
         folder.save(step, {"number": step})
         damage(tmp_path / f"step-0000000{step}.pt", "truncated")
     assert folder.newest() is None
-    *_, last = capfd.readouterr().err.splitlines()
-    assert last == (f"sordino: {tmp_path}: none of the 2 checkpoints there is whole, so there is nothing to go on from")
+    *_, last = caplog.messages
+    assert last == (f"{tmp_path}: none of the 2 checkpoints there is whole, so there is nothing to go on from")
 
 
 def test_a_save_that_fails_leaves_the_earlier_ones(tmp_path: Path) -> None:
@@ -341,7 +341,7 @@ def test_shards_saved_on_some_ranks_are_loaded_on_any(tmp_path: Path, size: int)
 
 
 def test_a_damaged_or_missing_shard_makes_the_checkpoint_incomplete(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = Folder(tmp_path, keep=5)
 
@@ -354,8 +354,7 @@ def test_a_damaged_or_missing_shard_makes_the_checkpoint_incomplete(
     for step, how in ((4, "missing"), (3, "flipped"), (2, "truncated")):
         damage(sorted(tmp_path.glob(f"step-0000000{step}.*.shard"))[1], how)
     assert number_of(folder) == 1
-    lines = capfd.readouterr().err.splitlines()
-    assert [line.rpartition(".shard: ")[2][:12] for line in lines] == ["no such chec", "damaged: the", "truncated, d"]
+    assert [line.rpartition(".shard: ")[2][:12] for line in caplog.messages] == ["no such chec", "damaged: the", "truncated, d"]
 
 
 @pytest.mark.parametrize(

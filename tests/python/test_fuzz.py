@@ -188,7 +188,7 @@ MALFORMED = {
 
 @pytest.mark.parametrize("what", MALFORMED)
 def test_malformed_checkpoints_are_refused_and_passed_over(
-    what: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    what: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with little_memory(8 * MIB + 8 * len(MALFORMED[what])):
         assert decoded(MALFORMED[what]) is None
@@ -197,7 +197,7 @@ def test_malformed_checkpoints_are_refused_and_passed_over(
     (tmp_path / "step-00000002.pt").write_bytes(MALFORMED[what])
     found = folder.newest()
     assert found is not None and found.step == 1
-    assert "checkpoint passed over" in capfd.readouterr().err
+    assert "checkpoint passed over" in caplog.text
 
 
 def test_a_structure_that_unfolds_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,7 +63,7 @@ def test_a_join_may_wait_longer_than_the_deadline(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_stall_is_reported_once_and_blamed_on_the_late_rank(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("SORDINO_STALL_WARN_S", "0.2")
 
@@ -72,7 +72,7 @@ def test_a_stall_is_reported_once_and_blamed_on_the_late_rank(
         hvd.allreduce(torch.ones(2), name="late")
 
     sim.run(3, body)
-    stalls = [line for line in capfd.readouterr().err.splitlines() if line.startswith("sordino: stalled: ")]
+    stalls = [line for line in caplog.messages if line.startswith("stalled: ")]
     assert len(stalls) == 1 and "'allreduce.late' has waited" in stalls[0] and "for ranks 1." in stalls[0], stalls
 
 

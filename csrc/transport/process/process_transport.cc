@@ -3,10 +3,10 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <iostream>
 #include <map>
 #include <random>
 
+#include "base/log.h"
 #include "transport/process/leaving.h"
 #include "transport/process/machine.h"
 #include "transport/process/process_watch.h"
@@ -235,8 +235,9 @@ class ProcessTransport : public Transport {
       trouble_ = "a peer cannot map its memory";
     }
     if (wanted && !near_ && !is_local_) {
-      std::cerr << "sordino: rank " << rank_ << " does not share memory with its node: " << trouble_
-                << ". Everything goes over the network's library, which is slower.\n";
+      log::say(log::Level::kWarning, rank_,
+               "rank " + std::to_string(rank_) + " does not share memory with its node: " + trouble_ +
+                   ". Everything goes over the network's library, which is slower.");
     }
   }
 

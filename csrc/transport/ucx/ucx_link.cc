@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <cstring>
-#include <iostream>
 #include <optional>
 #include <utility>
 
 #include "base/error.h"
+#include "base/log.h"
 #include "base/rng.h"
 #include "transport/ucx/plugin.h"
 
@@ -339,7 +339,8 @@ bool UcxLink::deliver(const Sink& sink) {
 
 void UcxLink::warn_of_stranger() {
   if (std::exchange(warned_, true)) return;
-  std::cerr << "sordino: rank " << rank_ << " has dropped a message that does not belong to this job\n";
+  log::say(log::Level::kWarning, rank_,
+           "rank " + std::to_string(rank_) + " has dropped a message that does not belong to this job");
 }
 
 }  // namespace sordino::ucx

@@ -11,7 +11,6 @@ import contextlib
 import os
 import re
 import secrets
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from numbers import Integral
@@ -22,11 +21,13 @@ from sordino.checkpoint.files import check, decode, load, read, save, shown
 from sordino.checkpoint.pieces import Piece, checked, encoded, joined
 from sordino.errors import SordinoError, Unreadable, UsageError
 from sordino.files import checked_path
+from sordino.log import logger
 
 if TYPE_CHECKING:
     from sordino.runtime.process_set import ProcessSet
 
 T = TypeVar("T")
+_log = logger(__name__)
 _NAME = re.compile(r"\.?step-([0-9]{8,})\.(?:pt|[0-9a-f]{16}\.shard)(?:\.tmp)?")
 _SHARD = re.compile(r"step-[0-9]{8,}\.[0-9a-f]{16}\.shard")
 _SHARDS = "sordino_shards"
@@ -167,10 +168,10 @@ class Folder:
                     f"{error}; it may be whole, so no earlier one is taken in its place: mend that, or move it away"
                 ) from error
             except UsageError as error:
-                print(f"sordino: checkpoint passed over: {error}", file=sys.stderr, flush=True)
+                _log.warning("checkpoint passed over: %s", error)
         if steps:
-            text = f"none of the {len(steps)} checkpoints there is whole, so there is nothing to go on from"
-            print(f"sordino: {self.path}: {text}", file=sys.stderr, flush=True)
+            text = "%s: none of the %d checkpoints there is whole, so there is nothing to go on from"
+            _log.error(text, self.path, len(steps))
         return None
 
     def steps(self) -> list[int]:

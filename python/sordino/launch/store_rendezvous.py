@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import sys
 import time
 from collections.abc import Sequence
 from datetime import timedelta
@@ -16,7 +15,9 @@ from typing import Any
 
 from sordino.awake import AwakeClock
 from sordino.errors import Timeout, TransportError
+from sordino.log import logger
 
+_log = logger(__name__)
 _LOOK_S = 1.0  # between looks whether another rank has given up
 _NAP_S = 0.05  # longest sleep between requests: signals are handled in between, which the store's own wait() defers
 _opened: dict[tuple[str, int], Any] = {}  # stores by their address; kept, for rank 0's serves the others
@@ -74,7 +75,7 @@ class StoreRendezvous:
                 raise Timeout(f"rank {self._rank} {text}, {limit}", "init", missing)
             if waited > self._warning and not warned:
                 warned = True
-                print(f"sordino: stalled: rank {self._rank} {text}, for {waited:.0f} s", file=sys.stderr, flush=True)
+                _log.warning("stalled: rank %d %s, for %.0f s", self._rank, text, waited, extra={"rank": self._rank})
 
     def _signature(self, name: str, value: bytes) -> bytes:
         if not self._token:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,8 +13,10 @@ from typing import Any
 import sordino
 from sordino.errors import UsageError
 from sordino.files import checked_path
+from sordino.log import logger
 from sordino.record import FORMAT, JOB, RANK
 
+_log = logger(__name__)
 _ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 
 
@@ -66,7 +67,7 @@ class Lines:
             while data:
                 data = data[os.write(self._file, data) :]
         except OSError as error:
-            print(f"sordino: the record {self.path} ends here: {error.strerror}", file=sys.stderr, flush=True)
+            _log.error("the record %s ends here: %s", self.path, error.strerror)
             self.close()
 
     def close(self) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import threading
 import weakref
 from abc import ABC, abstractmethod
@@ -20,6 +19,7 @@ import torch
 
 from sordino._core import Handle, Mailbox
 from sordino.errors import SordinoError, TransportError
+from sordino.log import logger
 from sordino.runtime.actions import Message, Tell, Wake, Warn
 from sordino.runtime.autograd import allreduce
 from sordino.runtime.context import Context
@@ -27,6 +27,7 @@ from sordino.runtime.devices import HOST
 from sordino.runtime.operation import Max
 from sordino.runtime.process_set import ProcessSet
 
+_log = logger(__name__)
 _IDLE_S = 60.0  # between two looks at the clock when nothing happens
 
 
@@ -157,7 +158,7 @@ class Agent(ABC):
             elif isinstance(action, Wake):
                 self._alarm = action.at
             elif isinstance(action, Warn):
-                print(f"sordino: {action.text}", file=sys.stderr, flush=True)
+                _log.warning("%s", action.text, extra={"rank": self._world.rank})
             else:
                 self._act(now, action)
         if self._waiting is not None and self._is_over():

@@ -17,6 +17,8 @@ import torch
 
 from sordino._core import Device, Handle, World
 from sordino.errors import PeerLost, UsageError
+from sordino.log import NO_RANK, find_rank_by
+from sordino.log.core import flush
 from sordino.runtime.dtypes import DTYPE_CODES
 from sordino.runtime.versions import note_change
 
@@ -240,6 +242,7 @@ class Context:
                 alive()
         if self.recorder is not None:
             self.recorder.close()
+        flush()
         if failures:
             raise failures[0]
 
@@ -373,6 +376,14 @@ def is_no_rank(why: str) -> None:
 def current_or_none() -> Context | None:
     """Return the context in force; None before `init()`."""
     return _local.context or _default
+
+
+def _current_rank() -> int:
+    context = current_or_none()
+    return NO_RANK if context is None else context.rank
+
+
+find_rank_by(_current_rank)
 
 
 def set_default(context: Context | None) -> None:

@@ -9,7 +9,6 @@ and all repeat it.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any, TypeVar
@@ -30,12 +29,14 @@ from sordino.errors import (
     TransportError,
 )
 from sordino.launch.telling import tell_of_the_lost
+from sordino.log import logger
 from sordino.runtime import opcode
 from sordino.runtime.context import Context, Lockstep
 from sordino.runtime.devices import HOST
 from sordino.runtime.process_set import ProcessSet, register_again
 from sordino.runtime.tensors import describe, from_result
 
+_log = logger(__name__)
 LOSSES = (PeerLost, Timeout, TransportError)
 """What may be the end of a world, and not that of its ranks."""
 _OF_ALL = (OperationMismatch, ConfigurationMismatch, LayoutMismatch, NonFinite)  # what no rank raises alone
@@ -192,8 +193,8 @@ def _go_on(context: Context, why: str) -> None:
     lost = sorted(before.difference(context.world.identities))
     if lost and context.rank == 0:
         ranks = f"rank{'s' * (len(lost) > 1)} {', '.join(map(str, lost))}"
-        line = f"sordino: {context.size} ranks go on without {ranks} (numbered as at the start): {why}"
-        print(line, file=sys.stderr)
+        text = f"{context.size} ranks go on without {ranks} (numbered as at the start): {why}"
+        _log.warning("%s", text, extra={"rank": context.rank})
     tell_of_the_lost(lost, context.identity, context.started)
 
 

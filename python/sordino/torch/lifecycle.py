@@ -17,6 +17,8 @@ from sordino.algorithms import Algorithm, AlgorithmName
 from sordino.errors import UsageError
 from sordino.launch.starts import MpiStart, ProcessStart, Start, find_start, note_the_variables, started_by_a_rank
 from sordino.launch.telling import tell_of_the_exit, tell_of_the_failure
+from sordino.log import logger
+from sordino.log.core import finish, listen
 from sordino.runtime.context import Context, Resized, current, current_or_none, is_no_rank, replace_current
 from sordino.runtime.helpers import Helpers
 from sordino.runtime.process_set import ProcessSet, unbind_all
@@ -25,6 +27,7 @@ from sordino.slips import misspelt_variables
 from sordino.torch.process_sets import add_process_set
 from sordino.torch.start import goes_on, helped
 
+_log = logger(__name__)
 _NO_RANK = (
     "this is a process that {0} has started by multiprocessing, such as a worker of a DataLoader. It has run the top "
     "of the script, but it is no rank. Put the code for ranks under `if __name__ == '__main__':`"
@@ -105,6 +108,7 @@ def init(
         is_no_rank(_NO_RANK.format(owner) if owner else "")
         if owner:
             return
+    listen()
     start = find_start(comm, store, rank, world_size)
     ranks = () if comm is None or hasattr(comm, "py2f") else tuple(comm)
     if dedicated is None:
@@ -116,9 +120,12 @@ def init(
     if isinstance(start, ProcessStart) and store is None:
         note_the_variables()
     _install_exit_handlers()
+    _log.debug("rank %d is process %d on %s", context.rank, os.getpid(), _core.host_name())
     if context.rank == 0:
+        nodes = len(set(context.world.nodes))
+        _log.info("ranks: %d, nodes: %d, transport: %s", context.size, nodes, context.world.transport)
         for line in misspelt_variables(os.environ, (name for name, *_ in _core.variables())):
-            print(f"sordino: warning: {line}", file=sys.stderr)
+            _log.warning("warning: %s", line)
     if folder:
         context.recorder = Recorder(context, folder)
     if isinstance(process_sets, str):
@@ -224,6 +231,7 @@ def _install_exit_handlers() -> None:
             return
         _note_failure(context, error)
         context.abort(_text_of(error))
+        finish()
         sys.stdout.flush()
         sys.stderr.flush()
         # An orderly exit would wait for ranks that no longer answer. The launcher ends the job on this status; where
@@ -254,6 +262,7 @@ def _shutdown_at_exit() -> None:
     except Exception:
         # Python would end with status 0, as if the last step had been taken.
         traceback.print_exc()
+        finish()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(1)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import functools
 import itertools
-import sys
 from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
 from sordino.errors import NotBuilt, SordinoError, UsageError
+from sordino.log import logger
 from sordino.runtime.context import current
 from sordino.runtime.recovery import go_on_after
 from sordino.torch.elastic.state import HostsUpdatedInterrupt, State
 
+_log = logger(__name__)
 Result = TypeVar("Result")
 Trains = Callable[..., Result]
 
@@ -100,5 +101,4 @@ def _check_limit(resets: int, limit: int | None, cause: Exception) -> None:
 def _tell(resets: int, cause: Exception) -> None:
     context = current()
     if context.rank == 0:
-        text = f"sordino: reset {resets}, {context.size} ranks go on after {type(cause).__name__}: {cause}"
-        print(text, file=sys.stderr, flush=True)
+        _log.warning("reset %d, %d ranks go on after %s: %s", resets, context.size, type(cause).__name__, cause)

@@ -1,0 +1,168 @@
+#include "base/log.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <string_view>
+#include <thread>
+#include <utility>
+
+#include "base/keep.h"
+
+namespace sordino::log {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr std::chrono::seconds kPatience{1};  // with the reader
+constexpr std::size_t kMostLines = 1000;      // in the queue
+
+// In one piece, so that lines of several processes do not mix.
+void write_to_stderr(const Line& line) {
+  const std::string whole = "sordino: " + line.text + "\n";
+  for (std::string_view rest = whole; !rest.empty();) {
+    const ssize_t written = ::write(STDERR_FILENO, rest.data(), rest.size());
+    if (written < 0 && errno == EINTR) continue;
+    if (written <= 0) break;  // stderr is closed, or its disk is full
+    rest.remove_prefix(static_cast<std::size_t>(written));
+  }
+}
+
+// The lines of one process that wait for its reader. It is never destroyed, since threads may say lines until the end.
+class Queue {
+ public:
+  bool is_ours() const { return getpid() == process_; }
+
+  void open(Level least) {
+    const std::lock_guard held(mutex_);
+    least_ = least;
+    if (std::exchange(open_, true)) return;
+    patience_ = std::thread([this] { write_what_waits(); });
+  }
+
+  void close() {
+    {
+      const std::lock_guard held(mutex_);
+      open_ = false;
+      changed_.notify_all();
+    }
+    if (patience_.joinable()) patience_.join();
+  }
+
+  void say(Line line) {
+    std::optional<Line> for_stderr;
+    {
+      const std::lock_guard held(mutex_);
+      if (!open_) {
+        for_stderr = std::move(line);
+      } else {
+        if (waiting_.size() == kMostLines) {
+          if (!waiting_.front().line.on_stderr) for_stderr = std::move(waiting_.front().line);
+          waiting_.pop_front();
+        }
+        waiting_.push_back({std::move(line), Clock::now()});
+        changed_.notify_all();
+      }
+      if (for_stderr && for_stderr->level < least_) for_stderr.reset();
+    }
+    if (for_stderr) write_to_stderr(*for_stderr);
+  }
+
+  bool wait() {
+    std::unique_lock held(mutex_);
+    changed_.wait(held, [this] { return !open_ || !waiting_.empty(); });
+    return open_;
+  }
+
+  std::optional<Line> take() {
+    const std::lock_guard held(mutex_);
+    if (waiting_.empty()) return std::nullopt;
+    Line line = std::move(waiting_.front().line);
+    waiting_.pop_front();
+    return line;
+  }
+
+ private:
+  struct Waiting {
+    Line line;
+    Clock::time_point since;
+  };
+
+  void write_what_waits() {
+    std::unique_lock held(mutex_);
+    while (open_) {
+      const auto next = std::find_if(waiting_.begin(), waiting_.end(),
+                                     [this](const Waiting& one) {
+        return !one.line.on_stderr && one.line.level >= least_;
+      });
+      if (next == waiting_.end()) {
+        changed_.wait(held);
+      } else if (const auto due = next->since + kPatience; Clock::now() < due) {
+        changed_.wait_until(held, due);
+      } else {
+        next->line.on_stderr = true;
+        const Line line = next->line;
+        held.unlock();
+        write_to_stderr(line);
+        held.lock();
+      }
+    }
+  }
+
+  const pid_t process_ = getpid();
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool open_ = false;
+  Level least_ = Level::kWarning;
+  std::deque<Waiting> waiting_;
+  std::thread patience_;
+};
+
+std::atomic<Queue*> queue{nullptr};
+
+// This process's queue, or null. In a forked child the parent's is not touched: another thread may have held its lock.
+Queue* ours() {
+  Queue* const one = queue.load();
+  return one != nullptr && one->is_ours() ? one : nullptr;
+}
+
+}  // namespace
+
+void say(Level level, int rank, std::string text) {
+  Line line{level, rank, std::move(text)};
+  if (Queue* const one = ours()) {
+    one->say(std::move(line));
+  } else if (level >= Level::kWarning) {
+    write_to_stderr(line);
+  }
+}
+
+void open(Level least) {
+  if (ours() == nullptr) {
+    if (Queue* const of_parent = queue.load()) keep_for_ever(of_parent);
+    queue = new Queue;
+  }
+  ours()->open(least);
+}
+
+bool wait() {
+  Queue* const one = ours();
+  return one != nullptr && one->wait();
+}
+
+std::optional<Line> take() {
+  Queue* const one = ours();
+  return one != nullptr ? one->take() : std::nullopt;
+}
+
+void close() {
+  if (Queue* const one = ours()) one->close();
+}
+
+}  // namespace sordino::log

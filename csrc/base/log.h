@@ -1,0 +1,45 @@
+// Log lines of the core.
+//
+// A thread of the core says a line while it polls, so it must not wait for Python's lock. Lines go through a queue:
+//
+//   say() --> queue --> take()    the reader, a thread of Python's, hands the line to `logging` (python/sordino/log)
+//               |
+//               +----> stderr     after 1 s, by a thread of the core: the reader cannot run, as long as some call holds
+//                                 Python's lock. The line stays in the queue, marked, and the reader takes it later.
+//
+// A process without a reader (C++ tests, a forked child, the end of a process) writes each line to stderr at once. A
+// full queue writes its oldest line to stderr and drops it.
+#pragma once
+
+#include <optional>
+#include <string>
+
+namespace sordino::log {
+
+enum class Level { kDebug = 10, kInfo = 20, kWarning = 30, kError = 40 };  // the numbers of Python's `logging`
+
+constexpr int kNoRank = -1;
+
+struct Line {
+  Level level;
+  int rank;  // of the world that says it, or kNoRank
+  std::string text;
+  bool on_stderr = false;  // the core has written it there
+};
+
+// Any thread may call it. It blocks only where it writes to stderr.
+void say(Level level, int rank, std::string text);
+
+// The reader's side. `open` and `close` are called by one thread at a time. A forked child has no reader until it calls
+// `open`, and never takes a line of its parent.
+
+// From now on lines wait for the reader. Those below `least` are not written to stderr. Idempotent but for `least`.
+void open(Level least);
+// Waits for a line. False: the reader was closed.
+bool wait();
+// The oldest line, if there is one.
+std::optional<Line> take();
+// From now on lines go to stderr at once; those in the queue can still be taken. Idempotent.
+void close();
+
+}  // namespace sordino::log

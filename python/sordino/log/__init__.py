@@ -1,0 +1,74 @@
+"""Log lines: the logger `sordino`, its children, and the handler that prints lines where the script has set up none.
+
+Every module takes its logger from `logger(__name__)`. Lines of the C++ core come by way of `sordino.log.core`, from the
+logger `sordino.core`. Each record has an attribute `rank`: of the rank that says it, or -1 outside of a world.
+
+The usual rules of `logging` hold: lines propagate to the root logger, and levels and handlers of the script apply. Where
+neither the loggers `sordino...` nor the root logger have a handler, a line goes to stderr as "sordino: text". This is
+decided for each line, so it does not matter whether the script calls `logging.basicConfig()` before or after
+`import sordino`, and no line comes twice.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+
+NAME = "sordino"
+NO_RANK = -1
+
+_rank: Callable[[], int] = lambda: NO_RANK
+
+
+def logger(name: str) -> logging.Logger:
+    """Return the logger of a module, whose records have the attribute `rank`.
+
+    A call may give it another one: `extra={"rank": 3}`.
+    """
+    one = logging.getLogger(name)
+    one.addFilter(_add_rank)
+    return one
+
+
+def find_rank_by(find: Callable[[], int]) -> None:
+    """Have `find()` tell the rank that the calling thread acts as; `NO_RANK` if it is none."""
+    global _rank
+    _rank = find
+
+
+def _add_rank(record: logging.LogRecord) -> bool:
+    if not hasattr(record, "rank"):
+        record.rank = _rank()
+    return True
+
+
+class _DefaultHandler(logging.Handler):
+    """Print, on stderr as it is then, what no handler of the script gets; but not what the core has written there."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if getattr(record, "on_stderr", False) or self._has_another(record.name):
+            return
+        try:
+            sys.stderr.write(self.format(record) + "\n")  # in one piece
+            sys.stderr.flush()
+        except Exception:
+            self.handleError(record)
+
+    def _has_another(self, name: str) -> bool:
+        """Return whether another handler gets the records of a logger."""
+        one: logging.Logger | None = logging.getLogger(name)
+        while one is not None:
+            if any(handler is not self for handler in one.handlers):
+                return True
+            one = one.parent if one.propagate else None
+        return False
+
+
+def _add_default_handler() -> None:
+    handler = _DefaultHandler()
+    handler.setFormatter(logging.Formatter("sordino: %(message)s"))
+    logger(NAME).addHandler(handler)
+
+
+_add_default_handler()

@@ -1,0 +1,109 @@
+"""Lines of the C++ core, which a thread hands to the logger `sordino.core` (the other side is csrc/base/log.h).
+
+The thread waits in the core, without Python's lock, from the first `init()` until the process ends. No line is lost:
+
+| when | a line that waits |
+|---|---|
+| the thread cannot run for 1 s, as a call holds Python's lock | the core writes it to stderr; handlers get it later |
+| `shutdown()` | `flush()` hands it over before that returns |
+| exit, an uncaught error | `finish()` hands it over; what is said later goes to stderr at once |
+| a handler does not return for 1 s at the end | `finish()` writes it to stderr |
+| a forked child | is the parent's; what the child says goes to stderr at once |
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+import traceback
+
+from sordino import _core
+from sordino.log import NAME, logger
+
+_PATIENCE_S = 1.0  # with a handler that another thread is in
+
+_log = logger(f"{NAME}.core")
+_starting = threading.Lock()
+_handing = threading.RLock()  # held from when a line is taken until handlers have it; a handler may call shutdown()
+_thread: threading.Thread | None = None
+_registered = False
+
+
+def listen() -> None:
+    """Give the logger the level of SORDINO_LOG_LEVEL, and hand the core's lines to it from now on. Idempotent.
+
+    Raises:
+        UsageError: SORDINO_LOG_LEVEL, or another variable, has a bad value.
+    """
+    global _thread, _registered
+    level = _core.log_level()
+    if level:
+        logging.getLogger(NAME).setLevel(level)
+    with _starting:
+        _core.open_log(_log.getEffectiveLevel())
+        if _thread is None:
+            _thread = threading.Thread(target=_hand_over_until_closed, name="sordino-log", daemon=True)
+            _thread.start()
+        if not _registered:
+            _registered = True
+            atexit.register(finish)
+            os.register_at_fork(after_in_child=_forget)
+
+
+def flush() -> None:
+    """Hand over what the core has said until now; unless a handler does not return, which then has the rest later."""
+    if _handing.acquire(timeout=_PATIENCE_S):
+        try:
+            _hand_over()
+        finally:
+            _handing.release()
+
+
+def finish() -> None:
+    """Hand over what the core has said until now. From now on it writes to stderr. For the end of the process."""
+    _core.close_log()
+    if _handing.acquire(timeout=_PATIENCE_S):
+        try:
+            _hand_over()
+        finally:
+            _handing.release()
+    else:
+        while (line := _core.take_log_line()) is not None:
+            _write(line)
+    if _thread is not None and _thread is not threading.current_thread():
+        _thread.join(_PATIENCE_S)  # an interpreter that ends must not stop it in the core
+
+
+def _hand_over_until_closed() -> None:
+    while _core.wait_for_log_line():
+        with _handing:
+            _hand_over()
+
+
+def _hand_over() -> None:
+    while (line := _core.take_log_line()) is not None:
+        level, rank, text, on_stderr = line
+        if not _log.isEnabledFor(level):
+            continue
+        extra = {"rank": rank, "on_stderr": on_stderr}
+        try:
+            _log.handle(_log.makeRecord(_log.name, level, "(core)", 0, text, (), None, extra=extra))
+        except BaseException as error:  # of a filter or a handler, or Ctrl-C
+            _write(line)
+            if not isinstance(error, Exception):
+                raise
+            traceback.print_exc()
+
+
+def _write(line: tuple[int, int, str, bool]) -> None:
+    _, _, text, on_stderr = line
+    if not on_stderr:
+        os.write(2, f"sordino: {text}\n".encode(errors="replace"))
+
+
+def _forget() -> None:
+    """Be without a thread, as a forked child is, and with locks that no thread of the parent holds."""
+    global _thread, _starting, _handing
+    _thread, _starting, _handing = None, threading.Lock(), threading.RLock()
