@@ -1,7 +1,5 @@
 // The failure detector of one rank, which is told what time it is: deadlines to the second, losses, and who is told.
-#include <iostream>
-#include <sstream>
-
+#include "base/log.h"
 #include "check.h"
 #include "engine/failure_detector.h"
 #include "engines.h"
@@ -20,21 +18,33 @@ Config config() {
   return config;
 }
 
-// What is written to std::cerr while it lives.
+// The reader of log lines while it lives.
 class Heard {
  public:
-  Heard() : before_(std::cerr.rdbuf(text_.rdbuf())) {}
-  ~Heard() { std::cerr.rdbuf(before_); }
-  int count(const std::string& what) const {
-    const std::string text = text_.str();
+  Heard() { log::open(log::Level::kWarning); }
+  ~Heard() {
+    log::close();
+    take();
+  }
+  int count(const std::string& what) {
+    take();
     int found = 0;
-    for (std::size_t at = text.find(what); at != std::string::npos; at = text.find(what, at + 1)) ++found;
+    for (std::size_t at = text_.find(what); at != std::string::npos; at = text_.find(what, at + 1)) ++found;
     return found;
   }
+  const std::vector<int>& ranks() const { return ranks_; }
 
  private:
-  std::ostringstream text_;
-  std::streambuf* before_;
+  void take() {
+    while (const auto line = log::take()) {
+      CHECK(line->level == log::Level::kWarning);
+      ranks_.push_back(line->rank);
+      text_ += line->text + "\n";
+    }
+  }
+
+  std::string text_;
+  std::vector<int> ranks_;
 };
 
 // What watch() throws at some time, as text and the ranks that it names.
@@ -61,7 +71,7 @@ void a_coordinator_warns_once_and_then_names_who_is_missing() {
   CHECK(heard.count("stalled: barrier 'late' has waited 11 s for ranks 2") == 1);
   ranks.settle();
   ranks[1].failures.watch(ranks[1].in(kWarn + 5));  // it has been told that this is reported
-  CHECK(heard.count("stalled") == 1);
+  CHECK(heard.count("stalled") == 1 && heard.ranks() == std::vector<int>{0});
   try {
     ranks[0].failures.watch(ranks[0].in(kTimeout + 1));
     CHECK(false && "no deadline");
@@ -95,7 +105,7 @@ void time_in_which_the_process_was_stopped_is_no_wait() {
   std::string stopped, late;
   int stalls = 0;
   {
-    const Heard heard;
+    Heard heard;
     stopped = watch(std::chrono::hours(1), 5);
     stalls = heard.count("stalled");
     late = watch(std::chrono::milliseconds(100), static_cast<int>(kTimeout + 3) * 10);

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import forked
 import pytest
 import torch
 from checks.commands import SORDINO
@@ -36,6 +37,7 @@ logging.getLogger("sordino").addHandler(Prints())
 # The same, in which the thread that hands over lines cannot do so: what is handed over, the end of the script does.
 BEHINDHAND = f"""{HANDLES}
 hvd.init()
+core._PATIENCE_S = 0.1
 core._handing.acquire()
 _core.say(logging.ERROR, hvd.rank(), "last words")
 """
@@ -63,9 +65,11 @@ def records() -> Iterator[Records]:
     root.setLevel(before)
 
 
-def run(program: str, *, ranks: int = 1, **variables: str) -> subprocess.CompletedProcess[str]:
+def run(program: str, *, ranks: int = 1, real: bool = False, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a script on some ranks. `real`: in an interpreter that ends like any other; else a fork does (tests/forked)."""
+    forked.python()  # sets a variable
     clean = {key: value for key, value in os.environ.items() if not key.startswith(("OMPI_", "PMIX_", "SORDINO_"))}
-    words = [sys.executable, "-c", program]
+    words = [*([sys.executable] if real else forked.python()), "-c", program]
     if ranks > 1:
         words = [*SORDINO, "run", "--launcher", "local", "-np", str(ranks), "--", *words]
     return subprocess.run(words, capture_output=True, text=True, timeout=HANG_S, env={**clean, **variables})
@@ -212,7 +216,7 @@ ENDS = {
 @pytest.mark.parametrize("end", ENDS)
 def test_no_line_is_lost_at(end: str) -> None:
     words, ranks, status = ENDS[end]
-    done = run(f"{BEHINDHAND}\n{words}", ranks=ranks)
+    done = run(f"{BEHINDHAND}\n{words}", ranks=ranks, real=end == "the end of the script")
     assert done.returncode == status, done.stderr
     assert "got ERROR 0 last words" in done.stdout.splitlines(), done.stdout + done.stderr
 
@@ -288,6 +292,8 @@ def test_a_handler_that_does_not_return_keeps_no_process_alive() -> None:
 import logging, threading
 import sordino.torch as hvd
 from sordino import _core
+from sordino.log import core
+core._PATIENCE_S = 0.1
 entered = threading.Event()
 class Hangs(logging.Handler):
     def handle(self, record):
@@ -305,7 +311,7 @@ _core.say(30, 0, "two")
 
 def test_lines_of_python_do_not_depend_on_the_core() -> None:
     """As where `sordino doctor` reports a core that does not import."""
-    done = run("import sys\nsys.modules['sordino._core'] = None\nimport sordino.log\nsordino.log.logger('sordino').error('x')")
+    done = run("import sys\nsys.modules['sordino._core'] = None\nimport sordino.log\nsordino.log.logger('sordino').error('x')", real=True)
     assert done.stderr == "sordino: x\n"
 
 

@@ -1,0 +1,156 @@
+"""Errors of log lines: levels, ranks, lines that are lost and lines that come twice."""
+
+from __future__ import annotations
+
+from planted.error import Error, tests
+
+_CORE = "python/sordino/log/core.py"
+_LOG = "python/sordino/log/__init__.py"
+_QUEUE = "csrc/base/log.cc"
+
+ERRORS = [
+    Error(
+        "a line of the core has no rank",
+        "swapped rank",
+        "csrc/engine/failure_detector.cc",
+        "log::say(log::Level::kWarning, common_.transport.rank(), std::move(text));",
+        "log::say(log::Level::kWarning, log::kNoRank, std::move(text));",
+        ("cpp.test_failure_detector", tests("log", "stall_reaches")),
+    ),
+    Error(
+        "a line of Python has the rank of no context",
+        "swapped rank",
+        "python/sordino/runtime/context.py",
+        "return NO_RANK if context is None else context.rank",
+        "return NO_RANK if context is None or _default is None else _default.rank",
+        (tests("log", "rank_that_says"),),
+    ),
+    Error(
+        "a child of the logger has no rank",
+        "lost message",
+        _LOG,
+        "    one.addFilter(_add_rank)\n",
+        "    logging.getLogger(NAME).addFilter(_add_rank)\n",
+        (tests("log", "rank_that_says"),),
+    ),
+    Error(
+        "SORDINO_LOG_LEVEL is read and not applied",
+        "lost message",
+        _CORE,
+        "        logging.getLogger(NAME).setLevel(level)\n",
+        "        pass\n",
+        (tests("log", "levels or level_counts"),),
+    ),
+    Error(
+        "the level does not count for lines of the core",
+        "lost message",
+        _CORE,
+        "        if not _log.isEnabledFor(level):\n            continue\n",
+        "",
+        (tests("log", "level_counts"),),
+    ),
+    Error(
+        "any level is accepted",
+        "lost message",
+        "csrc/base/config.cc",
+        'throw UsageError(n + "=\'" + v + "\' is none of DEBUG',
+        'if (false) throw UsageError(n + "=\'" + v + "\' is none of DEBUG',
+        (tests("log", "wrong_level"),),
+    ),
+    Error(
+        "lines come twice where the script sets up logging",
+        "stale copy",
+        _LOG,
+        "            one = one.parent if one.propagate else None\n",
+        "            one = None\n",
+        (tests("log", "once"),),
+    ),
+    Error(
+        "a line that the core has printed is printed again",
+        "stale copy",
+        _QUEUE,
+        "        next->line.on_stderr = true;\n        const Line line = next->line;\n",
+        "        const Line line = next->line;\n        next->line.level = Level::kDebug;\n",
+        ("cpp.test_log",),
+    ),
+    Error(
+        "a line waits for as long as a rank holds the interpreter",
+        "missing wait",
+        _QUEUE,
+        "constexpr std::chrono::seconds kPatience{1};",
+        "constexpr std::chrono::seconds kPatience{1000};",
+        (tests("log", "holds_the_interpreter"),),
+    ),
+    Error(
+        "a full queue drops its oldest line",
+        "lost message",
+        _QUEUE,
+        "if (!waiting_.front().line.on_stderr) for_stderr = std::move(waiting_.front().line);",
+        "",
+        ("cpp.test_log",),
+    ),
+    Error(
+        "a forked child has its parent's lines",
+        "stale copy",
+        _QUEUE,
+        "return one != nullptr && one->is_ours() ? one : nullptr;",
+        "return one;",
+        ("cpp.test_log",),
+    ),
+    Error(
+        "a forked child takes its parent's thread for its own",
+        "stale copy",
+        _CORE,
+        "    _thread, _starting, _handing = None, threading.Lock(), threading.RLock()\n",
+        "    _starting, _handing = threading.Lock(), threading.RLock()\n",
+        (tests("log", "may_listen"),),
+    ),
+    Error(
+        "an uncaught error ends a rank before its lines are handed over",
+        "lost message",
+        "python/sordino/torch/lifecycle.py",
+        "        finish()\n        sys.stdout.flush()\n        sys.stderr.flush()\n        # An",
+        "        sys.stdout.flush()\n        sys.stderr.flush()\n        # An",
+        (tests("log", "lost"),),
+    ),
+    Error(
+        "a shutdown that fails ends a rank before its lines are handed over",
+        "lost message",
+        "python/sordino/torch/lifecycle.py",
+        "        traceback.print_exc()\n        finish()\n",
+        "        traceback.print_exc()\n",
+        (tests("log", "lost"),),
+    ),
+    Error(
+        "shutdown() leaves lines for later",
+        "lost message",
+        "python/sordino/runtime/context.py",
+        "            self.recorder.close()\n        flush()\n",
+        "            self.recorder.close()\n",
+        (tests("log", "lost"),),
+    ),
+    Error(
+        "lines are not handed over at exit",
+        "lost message",
+        _CORE,
+        "            atexit.register(finish)\n",
+        "            atexit.register(_core.close_log)\n",
+        (tests("log", "lost"),),
+    ),
+    Error(
+        "a handler that raises costs its line",
+        "lost message",
+        _CORE,
+        "            _write(line)\n            if not",
+        "            if not",
+        (tests("log", "raises"),),
+    ),
+    Error(
+        "the end of a process waits for a handler",
+        "missing wait",
+        _CORE,
+        "    _core.close_log()\n    if _handing.acquire(timeout=_PATIENCE_S):",
+        "    _core.close_log()\n    if _handing.acquire(timeout=1000):",
+        (tests("log", "does_not_return"),),
+    ),
+]
