@@ -7,6 +7,7 @@ speaks of. Links and names within the site are looked at by `make docs`.
 from __future__ import annotations
 
 import dataclasses
+import logging
 import re
 import shlex
 import threading
@@ -25,6 +26,7 @@ from sordino import checkpoint, sim
 from sordino.algorithms import class_of
 from sordino.cli import app
 from sordino.errors import NonFinite, SordinoError
+from sordino.log.core import listen
 
 ROOT = Path(__file__).resolve().parents[2]
 MADE = {"docs/claims.md", "docs/kernels.md"}  # by commands, whose tests compare them
@@ -93,6 +95,8 @@ def test_a_snippet_runs(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     snippet = dict(PYTHON)[place]
     monkeypatch.chdir(tmp_path)
     options = next((how for word, how in STARTED.items() if word in snippet), {"size": 2})
+    monkeypatch.setattr(logging.getLogger("sordino"), "handlers", [*logging.getLogger("sordino").handlers])
+    listen()  # its thread lasts until the process ends
     before = threading.active_count()
     found = sim.run(options["size"], play, place, snippet, **{k: v for k, v in options.items() if k != "size"})
     assert all(found) and threading.active_count() == before
