@@ -97,7 +97,7 @@ const std::vector<Row>& rows() {
          for (const char* known : {"", "DEBUG", "INFO", "WARNING", "ERROR"}) {
            if (v == known) return;
          }
-         throw UsageError(n + "='" + v + "' is none of DEBUG, INFO, WARNING, ERROR; correct it or unset it");
+         throw UsageError(n + "='" + v + "' is not a log level; set it to DEBUG, INFO, WARNING or ERROR, or unset it");
        }},
       {{"SORDINO_NCCL", "", "", "file of the NCCL library to use between GPUs, rather than the one found; off: none"},
        [](Config& c, auto&, auto& v) { c.nccl = v; }},

@@ -97,8 +97,7 @@ class Queue {
   void write_what_waits() {
     std::unique_lock held(mutex_);
     while (open_) {
-      const auto next = std::find_if(waiting_.begin(), waiting_.end(),
-                                     [this](const Waiting& one) {
+      const auto next = std::find_if(waiting_.begin(), waiting_.end(), [this](const Waiting& one) {
         return !one.line.on_stderr && one.line.level >= least_;
       });
       if (next == waiting_.end()) {

@@ -50,7 +50,7 @@ void FailureDetector::watch_losses() {
 void FailureDetector::lose(int rank, const std::string& why, bool certain) {
   if (common_.peers.gone(rank)) return;
   warn("rank " + std::to_string(rank) + " on " + common_.transport.host_of(rank) + " is lost: " + why + ". Rank " +
-      std::to_string(common_.transport.rank()) + " goes on without it.");
+       std::to_string(common_.transport.rank()) + " goes on without it.");
   common_.transport.abandon();
   leave(rank, certain);
 }
@@ -145,7 +145,7 @@ void FailureDetector::watch_own(AwakeTime now) {
     if (!reported && waited > stall_warn_s_ + kGrace) {
       submission.warned = true;
       warn("stalled: '" + submission.request.name + "' has waited " + whole(waited) + " s for rank " +
-          std::to_string(coordinator) + ", which coordinates it and says nothing.");
+           std::to_string(coordinator) + ", which coordinates it and says nothing.");
     }
     if (waited > timeout_s_ + kGrace) {
       stuck_ = {coordinator};

@@ -1,4 +1,4 @@
-// The queue of log lines: what a reader takes, and what goes to stderr.
+// The queue of log lines: lines that a reader takes, and lines that go to stderr.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -14,7 +14,7 @@ namespace {
 
 using log::Level;
 
-// What is written to stderr while it lives; at most as much as a pipe holds.
+// Text that is written to stderr during its life. A pipe holds it, up to 64 KiB.
 class Stderr {
  public:
   Stderr() : before_(dup(STDERR_FILENO)) {
@@ -68,7 +68,7 @@ void a_line_that_is_not_taken_is_printed() {
   CHECK(one && one->text == "one" && one->on_stderr);
 }
 
-// Each of these lines is either taken, or the core has printed it and says so.
+// Each of these lines is either taken or printed.
 void a_full_queue_prints_its_oldest_line() {
   constexpr int kMost = 1000;
   Stderr printed;

@@ -53,8 +53,8 @@ ERRORS = [
         "any level is accepted",
         "lost message",
         "csrc/base/config.cc",
-        'throw UsageError(n + "=\'" + v + "\' is none of DEBUG',
-        'if (false) throw UsageError(n + "=\'" + v + "\' is none of DEBUG',
+        'throw UsageError(n + "=\'" + v + "\' is not a log level',
+        'if (false) throw UsageError(n + "=\'" + v + "\' is not a log level',
         (tests("log", "wrong_level"),),
     ),
     Error(

@@ -354,7 +354,11 @@ def test_a_damaged_or_missing_shard_makes_the_checkpoint_incomplete(
     for step, how in ((4, "missing"), (3, "flipped"), (2, "truncated")):
         damage(sorted(tmp_path.glob(f"step-0000000{step}.*.shard"))[1], how)
     assert number_of(folder) == 1
-    assert [line.rpartition(".shard: ")[2][:12] for line in caplog.messages] == ["no such chec", "damaged: the", "truncated, d"]
+    assert [line.rpartition(".shard: ")[2][:12] for line in caplog.messages] == [
+        "no such chec",
+        "damaged: the",
+        "truncated, d",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ class Prints(logging.Handler):
         print("got", record.levelname, record.rank, record.getMessage(), flush=True)
 logging.getLogger("sordino").addHandler(Prints())
 """
-# The same, in which the thread that hands over lines cannot do so: what is handed over, the end of the script does.
+# The same, but the thread that hands over lines is blocked. So only the end of the script can hand them over.
 BEHINDHAND = f"""{HANDLES}
 hvd.init()
 core._PATIENCE_S = 0.1
@@ -56,7 +56,7 @@ class Records(logging.Handler):
 
 @pytest.fixture
 def records() -> Iterator[Records]:
-    """What the logger `sordino` gets, whose level is as before afterwards."""
+    """The records that the logger `sordino` gets. Its level is restored afterwards."""
     handler, root = Records(), logging.getLogger("sordino")
     before = root.level
     root.addHandler(handler)
@@ -66,7 +66,14 @@ def records() -> Iterator[Records]:
 
 
 def run(program: str, *, ranks: int = 1, real: bool = False, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run a script on some ranks. `real`: in an interpreter that ends like any other; else a fork does (tests/forked)."""
+    """Run a script on some ranks.
+
+    Args:
+        program: the script.
+        ranks: how many.
+        real: in an interpreter that ends like any other, rather than in a fork (tests/forked).
+        **variables: of its environment.
+    """
     forked.python()  # sets a variable
     clean = {key: value for key, value in os.environ.items() if not key.startswith(("OMPI_", "PMIX_", "SORDINO_"))}
     words = [*([sys.executable] if real else forked.python()), "-c", program]
@@ -138,12 +145,14 @@ def test_without_the_variable_the_level_is_the_scripts(records: Records, monkeyp
 @pytest.mark.parametrize("value", ["loud", "warning", "30"])
 def test_a_wrong_level_is_refused_with_the_choices(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setenv("SORDINO_LOG_LEVEL", value)
-    with pytest.raises(UsageError, match=f"SORDINO_LOG_LEVEL='{value}' is none of DEBUG, INFO, WARNING, ERROR"):
+    with pytest.raises(
+        UsageError, match=f"SORDINO_LOG_LEVEL='{value}' is not a log level; set it to DEBUG, INFO, WARNING or ERROR"
+    ):
         hvd.init()
 
 
 def test_by_default_a_line_is_printed_with_the_prefix() -> None:
-    """What Python says, and what the core says, once each."""
+    """A line of Python and a line of the core, once each."""
     program = "import sordino.torch as hvd; from sordino import _core; hvd.init(); _core.say(30, 0, 'from the core')"
     done = run(program, SORDINO_STALL_WARN="1")
     lines = [line for line in done.stderr.splitlines() if line.startswith("sordino: ")]
@@ -311,7 +320,13 @@ _core.say(30, 0, "two")
 
 def test_lines_of_python_do_not_depend_on_the_core() -> None:
     """As where `sordino doctor` reports a core that does not import."""
-    done = run("import sys\nsys.modules['sordino._core'] = None\nimport sordino.log\nsordino.log.logger('sordino').error('x')", real=True)
+    program = """
+import sys
+sys.modules["sordino._core"] = None
+from sordino.log import logger
+logger("sordino").error("x")
+"""
+    done = run(program, real=True)
     assert done.stderr == "sordino: x\n"
 
 

@@ -3,10 +3,10 @@
 Every module takes its logger from `logger(__name__)`. Lines of the C++ core come by way of `sordino.log.core`, from the
 logger `sordino.core`. Each record has an attribute `rank`: of the rank that says it, or -1 outside of a world.
 
-The usual rules of `logging` hold: lines propagate to the root logger, and levels and handlers of the script apply. Where
+The usual rules of `logging` hold: lines propagate to the root logger, and levels and handlers of the script apply. If
 neither the loggers `sordino...` nor the root logger have a handler, a line goes to stderr as "sordino: text". This is
-decided for each line, so it does not matter whether the script calls `logging.basicConfig()` before or after
-`import sordino`, and no line comes twice.
+decided for each line. So a script may call `logging.basicConfig()` before or after `import sordino`, and no line comes
+twice.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Callable
 NAME = "sordino"
 NO_RANK = -1
 
-_rank: Callable[[], int] = lambda: NO_RANK
+_find_rank: Callable[[], int] | None = None
 
 
 def logger(name: str) -> logging.Logger:
@@ -32,14 +32,14 @@ def logger(name: str) -> logging.Logger:
 
 
 def find_rank_by(find: Callable[[], int]) -> None:
-    """Have `find()` tell the rank that the calling thread acts as; `NO_RANK` if it is none."""
-    global _rank
-    _rank = find
+    """Set the function that returns the rank of the calling thread, or `NO_RANK` outside of a world."""
+    global _find_rank
+    _find_rank = find
 
 
 def _add_rank(record: logging.LogRecord) -> bool:
     if not hasattr(record, "rank"):
-        record.rank = _rank()
+        record.rank = NO_RANK if _find_rank is None else _find_rank()
     return True
 
 
