@@ -135,7 +135,7 @@ ERRORS = [
         _CORE,
         "            atexit.register(finish)\n",
         "            atexit.register(_core.close_log)\n",
-        (tests("log", "lost"),),
+        (tests("log", "after_shutdown"),),
     ),
     Error(
         "a handler that raises costs its line",

@@ -29,9 +29,11 @@ import ctypes, logging, os, sys, threading, torch
 import sordino.torch as hvd
 from sordino import _core, sim
 from sordino.log import core
+heard = threading.Event()
 class Prints(logging.Handler):
     def emit(self, record):
         print("got", record.levelname, record.rank, record.getMessage(), flush=True)
+        heard.set()
 logging.getLogger("sordino").addHandler(Prints())
 """
 # The same, but the thread that hands over lines is blocked. So only the end of the script can hand them over.
@@ -193,12 +195,13 @@ assert os.waitpid(child, 0)[1] == 0
 
 
 def test_a_forked_child_may_listen_itself() -> None:
+    """Its own thread hands over the line."""
     program = f"""{BEHINDHAND}
 child = os.fork()
 if child == 0:
-    sim.run(1, lambda: _core.say(logging.WARNING, 0, "of the child"))
-    core.finish()
-    os._exit(0)
+    core.listen()
+    _core.say(logging.WARNING, 0, "of the child")
+    os._exit(0 if heard.wait(60) else 1)
 assert os.waitpid(child, 0)[1] == 0
 """
     done = run(program)
@@ -228,6 +231,11 @@ def test_no_line_is_lost_at(end: str) -> None:
     done = run(f"{BEHINDHAND}\n{words}", ranks=ranks, real=end == "the end of the script")
     assert done.returncode == status, done.stderr
     assert "got ERROR 0 last words" in done.stdout.splitlines(), done.stdout + done.stderr
+
+
+def test_a_line_after_shutdown_is_handed_over_at_exit() -> None:
+    done = run(f"{BEHINDHAND}\nhvd.shutdown()\n_core.say(logging.ERROR, -1, 'after shutdown')")
+    assert done.stdout.splitlines() == ["got ERROR 0 last words", "got ERROR -1 after shutdown"], done.stderr
 
 
 def test_what_is_said_after_the_end_is_printed() -> None:
