@@ -116,7 +116,7 @@ def test_an_interrupt_ends_a_training_and_its_job(tmp_path: Path) -> None:
             job.kill()
 
 
-# Rank 0 waits for a small all-reduce that comes again (the other rank is stopped); the handler of a signal makes another.
+# Rank 0 waits for a small all-reduce that comes again, since the other rank is stopped. A signal handler makes another.
 NESTED = """
 import os, signal, sys, threading, time, torch
 import sordino.torch as hvd
