@@ -170,9 +170,11 @@ def test_a_script_that_sets_up_logging_gets_each_line_once(when: str) -> None:
     program = f"""{before}
 import sordino.torch as hvd
 from sordino import _core
+from sordino.log import core
 {after}
 hvd.init()
 _core.say(30, 0, "from the core")
+core.flush()
 """
     done = run(program)
     assert done.stderr.splitlines() == ["sordino.core 0 from the core"]
