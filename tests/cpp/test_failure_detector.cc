@@ -227,11 +227,11 @@ void who_leaves_in_the_middle_fails_what_runs() {
     ranks[0].poll();
     CHECK(!ranks[0].scheduler.settled());
     if (how == How::kAlone) ranks[0].common.peers.outlive();
-    ranks[0].failures.leave(1, true);
+    ranks[0].failures.leave(1, true, "ValueError: no");
     CHECK(how == How::kServing || (thrown<PeerLost>(ranks[0], 0.5).empty() && !handle->done()));
     const std::string error = thrown<PeerLost>(ranks[0], 2);
     if (how == How::kWorld) {
-      CHECK(error == "'x' waits for rank 1, which has shut down in the middle of it");
+      CHECK(error == "'x', which has begun, waits for rank 1, which has shut down because of ValueError: no");
     } else {
       CHECK(error.empty() && !error_of<PeerLost>(*handle).empty() && ranks[0].scheduler.settled());
     }
