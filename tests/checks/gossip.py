@@ -206,7 +206,7 @@ def exchanges_come_every_interval(seat: Seat) -> None:
         seen.append(model.weight.item())
     assert seen[0] == seen[1] == seat.rank and seen[2] == seen[3] == seen[4] != seat.rank, seen
     saved = optimizer.state_dict()
-    assert saved["sordino"] == {"algorithm": "crossover", "steps": 6, "round": 2}, saved["sordino"]
+    assert saved["sordino"] == {"algorithm": "Crossover", "steps": 6, "round": 2}, saved["sordino"]
     torch.optim.SGD(model.parameters(), lr=0.0).load_state_dict(saved)
     # One that was loaded goes on with the same peers.
     twin = torch.nn.Linear(1, 1, bias=False)

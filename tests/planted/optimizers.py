@@ -548,14 +548,6 @@ ERRORS = [
         (checks("final_gradients"),),
     ),
     Error(
-        "a closure returns this rank's loss",
-        "stale copy",
-        "python/sordino/runtime/reducer.py",
-        "losses[:] = loss, self._loss_of_all(loss)",
-        "losses[:] = loss, loss",
-        (checks("final_gradients"),),
-    ),
-    Error(
         "shards are clipped by their owner's norm",
         "wrong weight",
         "python/sordino/algorithms/local_sgd/sharding.py",

@@ -145,8 +145,9 @@ def _caller() -> str:
 # ---- steps past step() ---------------------------------------------------------------------------------------------
 
 
-_others: dict[int, tuple[Claim, int]] = {}
-"""Of other optimizers that are stepping claimed parameters, by their id(): the claim, and its steps before."""
+_others: dict[int, tuple[weakref.ref[Claim], int]] = {}
+"""Of other optimizers that are stepping claimed parameters, by their id(): the claim, and its steps before. A step that
+raises leaves its entry."""
 
 
 def _before_step(optimizer: torch.optim.Optimizer, arguments: Any, keywords: Any) -> None:
@@ -157,13 +158,14 @@ def _before_step(optimizer: torch.optim.Optimizer, arguments: Any, keywords: Any
             continue
         if claim._optimizer is optimizer:
             raise StepOrderError(_BARE.format(type(optimizer).__name__, claim._where))
-        _others[id(optimizer)] = claim, claim.steps
+        _others[id(optimizer)] = weakref.ref(claim), claim.steps
         return
 
 
 def _after_step(optimizer: torch.optim.Optimizer, arguments: Any, keywords: Any) -> None:
     """Raise where another optimizer has stepped claimed parameters without the wrapper's step(), unlike Lookahead."""
-    claim, before = _others.pop(id(optimizer), (None, 0)) if _others else (None, 0)
+    found, before = _others.pop(id(optimizer), (None, 0)) if _others else (None, 0)
+    claim = None if found is None else found()
     if claim is not None and claim.steps == before:
         raise StepOrderError(_BARE.format(type(optimizer).__name__, claim._where))
 

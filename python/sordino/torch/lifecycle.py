@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from sordino import _core
 from sordino.algorithms import Algorithm, AlgorithmName
-from sordino.errors import UsageError
+from sordino.errors import PeerLost, UsageError
 from sordino.launch.starts import MpiStart, ProcessStart, Start, find_start, note_the_variables, started_by_a_rank
 from sordino.launch.telling import tell_of_the_exit, tell_of_the_failure
 from sordino.log import logger
@@ -247,7 +247,8 @@ def _note_failure(context: Context, error: BaseException) -> None:
     """Write the error into the record, and tell the launcher that this rank failed, unless another one did first."""
     if context.recorder is not None:
         context.recorder.failed(error)
-    if not context.world.failed and not context.outlasts:  # else another rank ends the job, or none does
+    # Not where another rank ends the job, whose loss this error tells of, or none does.
+    if not isinstance(error, PeerLost) and not context.world.failed and not context.outlasts:
         tell_of_the_failure()
 
 
