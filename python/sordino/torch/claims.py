@@ -199,12 +199,12 @@ def _refuse_ddp(parameters: Sequence[torch.Tensor], names: dict[torch.Tensor, st
 
 def _in_ddp(parameters: Sequence[torch.Tensor]) -> torch.Tensor | None:
     """Return one of these that a DistributedDataParallel has."""
-    mine = set(map(id, parameters))
+    mine = {id(parameter): parameter for parameter in parameters}
     for found in gc.get_objects():
         if issubclass(type(found), DistributedDataParallel) and "_modules" in vars(found):
             for parameter in found.parameters():
                 if id(parameter) in mine and parameter.requires_grad:
-                    return parameter
+                    return mine[id(parameter)]
     return None
 
 
