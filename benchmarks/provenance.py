@@ -23,13 +23,13 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 _ROOMS = ((ROOT / "benchmarks", ""), (ROOT / "python" / "sordino" / "bench", "sordino.bench"))
 _SHOWING = {"evidence.py", "claim.py", "paper.py", "report.py", "tables.py", "pictures.py", "command_line.py"}
-"""Modules that judge, describe or draw what was measured: results need not be made again when they change."""
+"""Modules that judge, describe or draw results: a change of them makes no result old."""
 _CLAIMED = re.compile(r"\(([0-9a-f]{7,})\+?\)")  # in the line of a claim's file that names a machine
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Where one result comes from.
+    """Origin of one result.
 
     Attributes:
         file: of the result.
@@ -43,7 +43,7 @@ class Origin:
 
 
 def git(root: Path, *words: str) -> str:
-    """Return what git prints. subprocess.CalledProcessError where it fails."""
+    """Return the output of git. subprocess.CalledProcessError where it fails."""
     return subprocess.run(("git", *words), cwd=root, capture_output=True, text=True, check=True).stdout
 
 

@@ -136,7 +136,7 @@ class Context:
     groups: dict[tuple[int, str, int], tuple[int, list[int]]] = field(default_factory=dict)
     # What completes things that this rank has put off; called before it leaves. Weak methods.
     on_shutdown: dict[int, Callable[[], Callable[[], None] | None]] = field(default_factory=dict)
-    # What lets go of things of the user's when this rank has left. Weak methods.
+    # Called when this rank has left, to let go of the user's parameters. Weak methods.
     on_end: dict[int, Callable[[], Callable[[], None] | None]] = field(default_factory=dict)
     # What this rank does for the others while it has joined and they have not, until all have. Weak methods.
     while_joined: dict[int, Callable[[], Callable[[], None] | None]] = field(default_factory=dict)

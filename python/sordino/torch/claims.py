@@ -146,7 +146,7 @@ def _caller() -> str:
 
 
 _others: dict[int, tuple[weakref.ref[Claim], int]] = {}
-"""Of other optimizers that are stepping claimed parameters, by their id(): the claim, and its steps before. A step that
+"""Other optimizers that are stepping claimed parameters, by their id(): the claim, and its steps before. A step that
 raises leaves its entry."""
 
 

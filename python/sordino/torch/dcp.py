@@ -27,7 +27,7 @@ KEY = "sordino"
 MODULE = "torch.distributed.checkpoint.state_dict"
 """Imported by a program that uses torch's checkpoints. Callers look whether it is before they ask for more."""
 FUNCTIONS = ("_init_optim_state", "_unflatten_optim_state_dict", "_get_optim_state_dict")
-"""Those of its functions that are recognised. A torch that has others is not known here (a test tells)."""
+"""Functions of that module that are recognised. A test fails with a torch that has others."""
 _NEAR = 8  # frames: a scheduler wraps step()
 _REPEATED = 1 << 20  # bytes of a state that may be written once for each parameter
 
