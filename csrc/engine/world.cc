@@ -122,6 +122,21 @@ void World::require_own_process() const {
       "init() or with the 'spawn' method");
 }
 
+std::vector<int> World::members(int set) const {
+  require_own_process();
+  return scheduler_->members(set);
+}
+
+std::vector<int> World::sets() const {
+  require_own_process();
+  return scheduler_->set_ids();
+}
+
+std::vector<std::string> World::names_in_flight() const {
+  require_own_process();
+  return scheduler_->names_in_flight();
+}
+
 void World::wait(const Handle& handle) {
   require_own_process();
   const auto over = [&] {

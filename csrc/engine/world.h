@@ -67,10 +67,11 @@ class World {
   // Throws the failure, if one is latched.
   void rethrow() const { common_.failure.rethrow(); }
 
-  // Members of a process set in order; UsageError if there is no such set.
-  std::vector<int> members(int set) const { return scheduler_->members(set); }
-  std::vector<int> sets() const { return scheduler_->set_ids(); }
-  std::vector<std::string> names_in_flight() const { return scheduler_->names_in_flight(); }
+  // Members of a process set in order; UsageError if there is no such set. These three throw UsageError in a forked
+  // child, where they could wait forever: a thread that the child does not have may have held their lock.
+  std::vector<int> members(int set) const;
+  std::vector<int> sets() const;
+  std::vector<std::string> names_in_flight() const;
 
   // What this rank can do with the memory of a device.
   Abilities abilities(const Device& device) const { return scheduler_->abilities(device); }

@@ -52,7 +52,7 @@ def test_starts_run(tmp_path: Path, results_of: ResultsOf) -> None:
 @pytest.mark.usefixtures("emulated_hosts")
 @pytest.mark.skipif(not build_info()["ucx"], reason="this build has no UCX")
 def test_all_reduces_run_here_and_on_hosts(tmp_path: Path, results_of: ResultsOf) -> None:
-    words = ["--quick", "--sizes", "4KiB,1MiB", "--mbps", "1000", "--results", str(tmp_path)]
+    words = ["--quick", "--hosts", "0,2x1", "--sizes", "4KiB,1MiB", "--mbps", "1000", "--results", str(tmp_path)]
     assert transports.main(["allreduce", *words]) == 0
     found = results_of("transports_allreduce")
     assert [(row["hosts"], row["bytes"]) for row in found["rows"]] == [
