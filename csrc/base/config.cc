@@ -1,7 +1,10 @@
 #include "base/config.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <functional>
+#include <initializer_list>
+#include <string_view>
 
 #include "base/error.h"
 
@@ -21,6 +24,10 @@ double number(const std::string& name, const std::string& value, double least, d
                      std::to_string(most) + "; correct it or unset it");
   }
   return parsed;
+}
+
+bool one_of(std::string_view value, std::initializer_list<std::string_view> known) {
+  return std::find(known.begin(), known.end(), value) != known.end();
 }
 
 bool goes_on(const std::string& name, const std::string& value) {
@@ -46,10 +53,9 @@ const std::vector<Row>& rows() {
         "launcher started them, else local on one machine and UCX between several"},
        [](Config& c, auto& n, auto& v) {
          c.transport = v;
-         for (const char* known : {"auto", "mpi", "ucx", "local"}) {
-           if (v == known) return;
+         if (!one_of(v, {"auto", "mpi", "ucx", "local"})) {
+           throw UsageError(n + "='" + v + "' is none of auto, mpi, ucx, local");
          }
-         throw UsageError(n + "='" + v + "' is none of auto, mpi, ucx, local");
        }},
       {{"SORDINO_SILENCE_S", "", "10",
         "with on_peer_lost=continue: seconds after which a rank that says nothing (stopped, or cut off) is left out"},
@@ -77,10 +83,9 @@ const std::vector<Row>& rows() {
         "node), mpi (a CUDA-aware one) or host; unset: the first of these that all ranks of an operation can take"},
        [](Config& c, auto& n, auto& v) {
          c.gpu_route = v;
-         for (const char* known : {"", "nccl", "ipc", "mpi", "host"}) {
-           if (v == known) return;
+         if (!one_of(v, {"", "nccl", "ipc", "mpi", "host"})) {
+           throw UsageError(n + "='" + v + "' is none of nccl, ipc, mpi, host");
          }
-         throw UsageError(n + "='" + v + "' is none of nccl, ipc, mpi, host");
        }},
       {{"SORDINO_CUDA_AWARE_MPI", "", "", "1 or 0: MPI takes GPU memory, or does not, whatever it says of itself"},
        [](Config& c, auto& n, auto& v) { c.cuda_aware = v.empty() ? -1 : static_cast<int>(number(n, v, 0, 1)); }},
@@ -94,10 +99,10 @@ const std::vector<Row>& rows() {
         "Python's logging is set up, which is WARNING where the script has set nothing"},
        [](Config& c, auto& n, auto& v) {
          c.log_level = v;
-         for (const char* known : {"", "DEBUG", "INFO", "WARNING", "ERROR"}) {
-           if (v == known) return;
+         if (!one_of(v, {"", "DEBUG", "INFO", "WARNING", "ERROR"})) {
+           throw UsageError(n + "='" + v +
+                            "' is not a log level; set it to DEBUG, INFO, WARNING or ERROR, or unset it");
          }
-         throw UsageError(n + "='" + v + "' is not a log level; set it to DEBUG, INFO, WARNING or ERROR, or unset it");
        }},
       {{"SORDINO_NCCL", "", "", "file of the NCCL library to use between GPUs, rather than the one found; off: none"},
        [](Config& c, auto&, auto& v) { c.nccl = v; }},

@@ -4,16 +4,15 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cerrno>
 #include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <mutex>
-#include <string_view>
 #include <thread>
 #include <utility>
 
 #include "base/keep.h"
+#include "base/write_all.h"
 
 namespace sordino::log {
 namespace {
@@ -24,15 +23,7 @@ constexpr std::chrono::seconds kPatience{1};  // with the reader
 constexpr std::size_t kMostLines = 1000;      // in the queue
 
 // In one piece, so that lines of several processes do not mix.
-void write_to_stderr(const Line& line) {
-  const std::string whole = "sordino: " + line.text + "\n";
-  for (std::string_view rest = whole; !rest.empty();) {
-    const ssize_t written = ::write(STDERR_FILENO, rest.data(), rest.size());
-    if (written < 0 && errno == EINTR) continue;
-    if (written <= 0) break;  // stderr is closed, or its disk is full
-    rest.remove_prefix(static_cast<std::size_t>(written));
-  }
-}
+void write_to_stderr(const Line& line) { write_all(STDERR_FILENO, "sordino: " + line.text + "\n"); }
 
 // The lines of one process that wait for its reader. It is never destroyed, since threads may say lines until the end.
 class Queue {

@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "base/write_all.h"
 
 namespace sordino {
 namespace {
@@ -82,12 +83,7 @@ void Trace::write(const std::string& text) {
 
 // Events that a full disk does not take are lost: a timeline is no reason to end a training.
 void Trace::flush() {
-  for (std::string_view rest = waiting_; !rest.empty();) {
-    const ssize_t written = ::write(file_, rest.data(), rest.size());
-    if (written < 0 && errno == EINTR) continue;
-    if (written <= 0) break;
-    rest.remove_prefix(static_cast<std::size_t>(written));
-  }
+  write_all(file_, waiting_);
   waiting_.clear();
 }
 

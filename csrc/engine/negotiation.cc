@@ -35,7 +35,6 @@ void Negotiation::announce(int member, Announcement said, AwakeTime now) {
 }
 
 void Negotiation::leave(int member, std::string departed) {
-  gone_[member] = true;
   departed_[member] = std::move(departed);
   for (const auto& [name, pending] : pending_) ripe_.push_back(name);
 }
@@ -51,7 +50,7 @@ bool Negotiation::complete(const Pending& pending) const {
 bool Negotiation::needs_the_gone(const Pending& pending) const {
   for (std::size_t member = 0; member < members_.size(); ++member) {
     // One that announced and then left cannot do its part either.
-    if (gone_[member] && (pending.said[member] || !joined_[member])) return true;
+    if (departed_[member] && (pending.said[member] || !joined_[member])) return true;
   }
   return false;
 }
@@ -179,10 +178,10 @@ Decision Negotiation::give_up(const std::string& name, const Pending& pending) c
   decision.verdict = Verdict::kPeerLost;
   for (std::size_t member = 0; member < members_.size(); ++member) {
     if (pending.said[member]) decision.participants.push_back(static_cast<int>(member));
-    if (gone_[member]) decision.lost.push_back(members_[member]);
+    if (!departed_[member]) continue;
+    if (decision.lost.empty()) decision.error = "'" + name + "' needs " + *departed_[member];
+    decision.lost.push_back(members_[member]);
   }
-  const auto first = static_cast<std::size_t>(std::find(gone_.begin(), gone_.end(), true) - gone_.begin());
-  decision.error = "'" + name + "' needs " + departed_[first];
   return decision;
 }
 

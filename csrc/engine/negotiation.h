@@ -28,7 +28,6 @@ class Negotiation {
               std::shared_ptr<GivenIds> given = std::make_shared<GivenIds>())
       : members_(std::move(members)),
         joined_(members_.size(), false),
-        gone_(members_.size(), false),
         departed_(members_.size()),
         fusion_bytes_(fusion_bytes),
         given_(std::move(given)) {}
@@ -70,8 +69,8 @@ class Negotiation {
   void fuse(std::vector<Decision>& decisions, Decision next, const Pending& pending);
 
   std::vector<int> members_;
-  std::vector<bool> joined_, gone_;
-  std::vector<std::string> departed_;
+  std::vector<bool> joined_;
+  std::vector<std::optional<std::string>> departed_;  // what leave() has said of it
   int last_joined_ = -1;
   std::size_t fusion_bytes_;
   std::shared_ptr<GivenIds> given_;

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -99,13 +98,6 @@ if __name__ == "__main__":
     child.join()
     assert child.exitcode == 0
 """
-
-
-@pytest.fixture
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 def run(words: list[str], text: str, argument: str, folder: Path, **more: str) -> subprocess.CompletedProcess[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable
@@ -71,13 +70,7 @@ def test_an_interrupt_ends_a_wait(
     assert seen[0]["handled"] == 1
 
 
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("localhost", 0))
-        return int(one.getsockname()[1])
-
-
-def test_an_interrupt_ends_a_meeting_at_a_store(tmp_path: Path) -> None:
+def test_an_interrupt_ends_a_meeting_at_a_store(tmp_path: Path, free_port: int) -> None:
     """What torchrun starts meets at a store of torch, whose own wait would put signals off."""
     program = """
 import os, signal, threading
@@ -91,7 +84,7 @@ except KeyboardInterrupt:
 """
     environment = {
         **os.environ, "RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2",
-        "MASTER_ADDR": "localhost", "MASTER_PORT": str(free_port()),
+        "MASTER_ADDR": "localhost", "MASTER_PORT": str(free_port),
     }  # fmt: skip
     job = run([*forked.python(), "-c", program], environment)
     assert job.stdout == "interrupted\n", job.stderr

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -74,12 +73,10 @@ def test_a_restart_of_torchrun_is_a_new_world_from_the_newest_checkpoint(tmp_pat
     assert said == ["start 0 from 0"] * 2 + ["start 1 from 3"] * 2 + ["total 18"] * 2
 
 
-def test_srun_without_an_mpi(tmp_path: Path) -> None:
+def test_srun_without_an_mpi(tmp_path: Path, free_port: int) -> None:
     """Two processes as srun starts them, with none of the variables that tell an MPI of it."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    slurm = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "localhost", "MASTER_PORT": port}
+    slurm = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "localhost"}
+    slurm["MASTER_PORT"] = str(free_port)
     words = 'SLURM_PROCID=0 "$@" & SLURM_PROCID=1 "$@"; wait $!'
     assert said(["sh", "-c", words, "sh", sys.executable], tmp_path, **slurm) == ["world 0 of 2", "world 1 of 2"]
 

@@ -235,8 +235,8 @@ ERRORS = [
         "who announced and left is waited for",
         "lost message",
         _NEGOTIATION,
-        "if (gone_[member] && (pending.said[member] || !joined_[member])) return true;",
-        "if (gone_[member] && !pending.said[member] && !joined_[member]) return true;",
+        "if (departed_[member] && (pending.said[member] || !joined_[member])) return true;",
+        "if (departed_[member] && !pending.said[member] && !joined_[member]) return true;",
         ("cpp.test_negotiation", tests("orders", "before_it_left")),
     ),
     Error(

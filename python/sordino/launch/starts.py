@@ -10,7 +10,7 @@ import multiprocessing
 import os
 import sys
 from collections import Counter
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -225,11 +225,10 @@ def started_by_a_rank(environment: Mapping[str, str] = os.environ) -> str:
         rank, names = "", [variable]
     else:
         return ""
-    mine = {name: environment.get(name, "") for name in names}
+    mine = _values(environment, names)
     inherited = False
     if _runs_top_of_script():
-        theirs = _environment_of(parent)
-        inherited = mine == {name: theirs.get(name, "") for name in names}
+        inherited = mine == _values(_environment_of(parent), names)
     if not inherited and json.dumps(mine) != environment.get(RANK_VARIABLES):
         return ""
     return f"rank {rank}" if rank else "a rank"
@@ -252,7 +251,11 @@ def note_the_variables(environment: MutableMapping[str, str] = os.environ) -> No
     """Note which variables have made this process a rank, for the processes that it starts."""
     place = place_of(environment, *_core.launcher())
     if place is not None:
-        environment[RANK_VARIABLES] = json.dumps({name: environment.get(name, "") for name in place.launch.variables})
+        environment[RANK_VARIABLES] = json.dumps(_values(environment, place.launch.variables))
+
+
+def _values(environment: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
+    return {name: environment.get(name, "") for name in names}
 
 
 def _environment_of(pid: int) -> dict[str, str]:

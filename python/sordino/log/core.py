@@ -54,22 +54,13 @@ def listen() -> None:
 
 def flush() -> None:
     """Hand over what the core has said until now; unless a handler does not return, which then has the rest later."""
-    if _handing.acquire(timeout=_PATIENCE_S):
-        try:
-            _hand_over()
-        finally:
-            _handing.release()
+    _hand_over_if_free()
 
 
 def finish() -> None:
     """Hand over what the core has said until now. From now on it writes to stderr. For the end of the process."""
     _core.close_log()
-    if _handing.acquire(timeout=_PATIENCE_S):
-        try:
-            _hand_over()
-        finally:
-            _handing.release()
-    else:
+    if not _hand_over_if_free():
         while (line := _core.take_log_line()) is not None:
             _write(line)
     if _thread is not None and _thread is not threading.current_thread():
@@ -80,6 +71,17 @@ def _hand_over_until_closed() -> None:
     while _core.wait_for_log_line():
         with _handing:
             _hand_over()
+
+
+def _hand_over_if_free() -> bool:
+    """Hand over what waits. Return whether that was done: not while a handler keeps another thread."""
+    if not _handing.acquire(timeout=_PATIENCE_S):
+        return False
+    try:
+        _hand_over()
+    finally:
+        _handing.release()
+    return True
 
 
 def _hand_over() -> None:

@@ -82,6 +82,8 @@ def take_over_state(optimizer: torch.optim.Optimizer, reducer: ShardedReducer) -
 
     An entry without values goes: `optimizer.state[parameter]` makes one when a script looks there.
     """
+    if not any(parameter in optimizer.state for parameter in reducer.parameters):
+        return  # as at every step but the first
     owned = reducer.slices()
     for number, parameter in enumerate(reducer.parameters):
         kept, piece = optimizer.state.pop(parameter, None), owned.get(number)
