@@ -11,6 +11,7 @@ import pytest
 from checks.commands import SORDINO
 from pace import HANG_S
 
+# Several ranks may write to one pipe: what they say goes out in one write, which keeps lines whole.
 HEAD = """
 import os, sys, torch
 import sordino.torch as hvd
@@ -27,7 +28,7 @@ def train():
     loader = DataLoader(Numbers(), batch_size=2, num_workers=workers, multiprocessing_context=context)
     total = sum(batch[:, 0].sum() for batch in loader)
     assert hvd.allreduce(total).item() == 28
-    print(f"trained {hvd.rank()} of {hvd.size()}", flush=True)
+    os.write(1, f"trained {hvd.rank()} of {hvd.size()}\\n".encode())
 """
 AT_THE_TOP = (
     HEAD
@@ -74,7 +75,7 @@ def rank(number, port):
     os.environ.update(RANK=str(number), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
     hvd.init()
     assert hvd.allreduce(torch.tensor(float(number))).item() == 0.5
-    print(f"trained {hvd.rank()} of {hvd.size()}", flush=True)
+    os.write(1, f"trained {hvd.rank()} of {hvd.size()}\\n".encode())
     hvd.shutdown()
 
 if __name__ == "__main__":
@@ -84,13 +85,13 @@ if __name__ == "__main__":
 
 # A process that is started as a rank, and leaves that to a child of its own, a fresh one for each trial.
 TRIAL = """
-import torch
+import os, torch
 import sordino.torch as hvd
 
 def trial():
     hvd.init()
     assert hvd.allreduce(torch.tensor(float(hvd.rank()))).item() == 0.5
-    print(f"trained {hvd.rank()} of {hvd.size()}", flush=True)
+    os.write(1, f"trained {hvd.rank()} of {hvd.size()}\\n".encode())
 
 if __name__ == "__main__":
     child = torch.multiprocessing.get_context("spawn").Process(target=trial)

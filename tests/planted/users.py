@@ -94,8 +94,8 @@ ERRORS = [
         "a child with variables of its own is no rank",
         "swapped rank",
         _LAUNCH + "starts.py",
-        "inherited = mine == {",
-        "inherited = mine.keys() == {",
+        "inherited = mine == _values(_environment_of(parent), names)",
+        "inherited = mine.keys() == _values(_environment_of(parent), names).keys()",
         (_LOADERS + " -k told_who_they_are",),
     ),
     Error(
