@@ -81,8 +81,27 @@ def rank(number, port):
 if __name__ == "__main__":
     torch.multiprocessing.spawn(rank, args=(sys.argv[1],), nprocs=2)
 """
+# A launcher whose children find their variables set, and are ranks from the top of the script on.
+SET_BY_THE_PARENT = """
+import multiprocessing, os, sys, torch
+import sordino.torch as hvd
 
+def train():
+    assert hvd.allreduce(torch.tensor(float(hvd.rank()))).item() == 0.5
+    os.write(1, f"trained {hvd.rank()} of {hvd.size()}\\n".encode())
 
+if __name__ != "__main__":  # in a child
+    hvd.init()
+else:
+    os.environ.update(WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=sys.argv[1])
+    children = [multiprocessing.get_context("spawn").Process(target=train) for _ in range(2)]
+    for number, child in enumerate(children):
+        os.environ["RANK"] = str(number)
+        child.start()
+    for child in children:
+        child.join()
+        assert child.exitcode == 0
+"""
 # A process that is started as a rank, and leaves that to a child of its own, a fresh one for each trial.
 TRIAL = """
 import os, torch
@@ -150,10 +169,11 @@ def test_variables_that_a_script_has_set(tmp_path: Path, free_port: int) -> None
     assert sorted([*done.stdout.splitlines(), *said.splitlines()]) == ["trained 0 of 2", "trained 1 of 2"]
 
 
-def test_children_that_are_told_who_they_are_are_ranks(tmp_path: Path, free_port: int) -> None:
+@pytest.mark.parametrize("script", [SPAWNED, SET_BY_THE_PARENT], ids=["by their task", "by their parent"])
+def test_children_that_are_told_who_they_are_are_ranks(script: str, tmp_path: Path, free_port: int) -> None:
     """Also where the process that starts them is a rank of something else itself."""
     others = {"SLURM_PROCID": "0", "RANK": "0", "WORLD_SIZE": "1"}
-    done = run([], SPAWNED, str(free_port), tmp_path, **others)
+    done = run([], script, str(free_port), tmp_path, **others)
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == ["trained 0 of 2", "trained 1 of 2"]
 
