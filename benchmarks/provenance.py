@@ -2,9 +2,9 @@
 
   python benchmarks/provenance.py
 
-A benchmark is the module that writes a result, with the modules of benchmarks/ and sordino.bench that it imports. Two
-versions of a module are the same where only comments, docstrings or layout differ. Changes of the code that is measured
-are counted, not judged: somebody has to decide whether they matter.
+A benchmark is the module that writes a result, with the modules of benchmarks/, sordino.bench and tests/planted that it
+imports. Two versions of a module are the same where only comments, docstrings or layout differ. Changes of the code
+that is measured are counted, not judged: somebody has to decide whether they matter.
 """
 
 from __future__ import annotations
@@ -21,7 +21,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-_ROOMS = ((ROOT / "benchmarks", ""), (ROOT / "python" / "sordino" / "bench", "sordino.bench"))
+_ROOMS = (
+    (ROOT / "benchmarks", ""),
+    (ROOT / "python" / "sordino" / "bench", "sordino.bench"),
+    (ROOT / "tests" / "planted", "planted"),
+)
 _SHOWING = {"evidence.py", "claim.py", "paper.py", "report.py", "tables.py", "pictures.py", "command_line.py"}
 """Modules that judge, describe or draw results: a change of them makes no result old."""
 _CLAIMED = re.compile(r"\(([0-9a-f]{7,})\+?\)")  # in the line of a claim's file that names a machine
