@@ -43,7 +43,7 @@ struct Board {
     std::byte data[8 * kKiB];
   };
   Slot shown[kMostMeetings][kMostRanks];
-  std::atomic<int> arrived{0};
+  std::atomic<int> arrived{0}, sent{0};
 };
 
 void wait_until(const std::function<bool()>& reached) {
@@ -78,7 +78,7 @@ class BoardMeeting : public Meeting {
 class Rank {
  public:
   Rank(Board& board, int rank, int size, const std::string& token)
-      : rank(rank), board_(board), meeting_(board, rank, size), token_(token) {
+      : rank(rank), board(board), meeting_(board, rank, size), token_(token) {
     connect();
   }
   void connect() { link = ucx::connect(meeting_, Config{}, token_); }
@@ -86,10 +86,10 @@ class Rank {
   // Until `ranks` of them have come here, for the `time`th time. Who does not poll meanwhile holds up peers that want
   // to be idle.
   void meet(int ranks, int time, bool polling = false) {
-    ++board_.arrived;
+    ++board.arrived;
     wait_until([&] {
       if (polling) poll();
-      return board_.arrived >= ranks * time;
+      return board.arrived >= ranks * time;
     });
   }
   void poll() {
@@ -121,12 +121,12 @@ class Rank {
   }
 
   const int rank;
+  Board& board;
   std::unique_ptr<Link> link;
   std::map<int, std::vector<Bytes>> got;  // by who has posted it
   std::vector<Loss> losses;
 
  private:
-  Board& board_;
   BoardMeeting meeting_;
   std::string token_;
   std::map<int, std::size_t> exchanged_;
@@ -354,6 +354,42 @@ void strangers_are_not_heard() {
                -1, {"ours", "ours", "another"});
 }
 
+// A link that says it is idle may end: the operating system has every byte of what was posted, and UCX holds none back.
+// Messages go out until the connection is full; from then on the sender does nothing, as if it had ended.
+void an_idle_link_holds_nothing_back() {
+  const std::pair<const char*, const char*> settings[] = {
+      {"UCX_TCP_SNDBUF", "8k"},  // about one message, so that the connection fills up in the middle of one
+      {"UCX_TCP_RCVBUF", "8k"},
+      {"UCX_ZCOPY_THRESH", "inf"},  // UCX copies a message and then takes it for sent
+  };
+  for (const auto& [name, value] : settings) setenv(name, value, 1);
+  in_processes(2, [](Rank& self) {
+    self.exchange(1 - self.rank, 1, 10);
+    self.poll_until([&] { return self.link->idle(); });
+    self.meet(2, 1, true);
+    if (self.rank == 0) {
+      int posted = 0;
+      do {
+        self.link->post(1, pattern(7 * kKiB, ++posted));
+        for (int i = 0; i < 20; ++i) {  // until all is sent that there is room for
+          self.poll();
+          std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        }
+      } while (self.link->idle());
+      self.board.sent = posted - 1;  // that was the first one that did not go out as a whole
+    }
+    self.meet(2, 2);
+    if (self.rank == 1) {
+      const auto heard = [&] { return static_cast<int>(self.got[0].size()) - 1; };
+      const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(2);
+      while (heard() < self.board.sent && std::chrono::steady_clock::now() < end) self.poll();
+      CHECK(self.board.sent > 0 && heard() == self.board.sent, "of", self.board.sent.load(), "messages came", heard());
+    }
+    self.meet(2, 3);
+  });
+  for (const auto& [name, value] : settings) unsetenv(name);
+}
+
 // A process that must not wait for the others, for some of them are lost, ends at once. What it has posted is heard
 // even by a rank that does not look for messages meanwhile, and that sends some to it when it is gone.
 void what_was_posted_comes_before_the_end() {
@@ -447,6 +483,7 @@ int main() {
   the_others_go_on_when_one_is_killed();
   a_transfer_that_is_dropped_does_no_harm();
   strangers_are_not_heard();
+  an_idle_link_holds_nothing_back();
   what_was_posted_comes_before_the_end();
   a_world_hears_nothing_of_an_earlier_one();
   who_ends_waits_until_all_is_heard();
