@@ -70,7 +70,7 @@ def elements_without_memory_are_refused(seat: Seat, kind: str) -> None:
         raises(UsageError, "tensor", call, WITHOUT[kind](), 0)
     for _ in range(3):
         assert hvd.allreduce(torch.ones(4), op=hvd.Sum, name="x").tolist() == [seat.size] * 4
-    raises(UsageError, "tensor", hvd.allreduce, WITHOUT[kind](), name="x")
+    raises(UsageError, "tensor", hvd.allreduce, WITHOUT[kind](), op=hvd.Sum, name="x")
 
 
 @check()

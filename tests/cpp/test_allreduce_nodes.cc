@@ -76,8 +76,12 @@ void whatever_overtakes_what(std::uint64_t seed) {
   Random random(seed);
   const std::vector<std::vector<int>> layouts{
       {0, 0, 1, 1}, {0, 0, 0, 1, 1}, {0, 1, 0, 1}, {0, 0, 1, 2, 2}, {0, 0, 0, 0, 1}};
-  const bool long_one = seed % 16 == 0;  // of more parts than there are rooms for, in ordinary memory
-  const std::vector<int>& nodes = long_one ? layouts.back() : layouts[draw(random, layouts.size())];
+  // Of more parts than there are rooms for, in ordinary memory, with one stripe or two. The last part is shorter, so
+  // that its stripes lie across those of the part whose room it takes.
+  const bool long_one = seed % 8 == 0, two_stripes = seed % 16 == 8;
+  const std::vector<int>& nodes = !long_one     ? layouts[draw(random, layouts.size())]
+                                  : two_stripes ? layouts.front()
+                                                : layouts.back();
   const int ranks = static_cast<int>(nodes.size()), operations = 3;
   Config config = Config::from_environment();
   config.fusion_bytes = 0;
@@ -94,7 +98,7 @@ void whatever_overtakes_what(std::uint64_t seed) {
     in_segment.push_back({random() % 2 == 0, random() % 2 == 0, random() % 2 == 0});
   }
   if (long_one) {
-    counts[0] = {2500000};
+    counts[0] = {two_stripes ? std::size_t{4'600'000} : std::size_t{2'500'000}};
     in_segment[0] = {false, false, false};
   }
   std::vector<std::vector<std::unique_ptr<Tensors>>> tensors(static_cast<std::size_t>(ranks));

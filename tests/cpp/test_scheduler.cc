@@ -160,6 +160,50 @@ void sets_that_are_added_at_once_differ() {
   for (const auto& handle : met) CHECK(handle->done() && !handle->error);
 }
 
+Request broadcast_of(const std::string& name, int set, int root, std::vector<float>& values) {
+  Request request = allreduce_of(name, values);
+  request.opcode = Opcode::kBroadcast;
+  request.set = set;
+  request.root = root;
+  return request;
+}
+
+// Rank 1 sends to rank 2 in one set, then in the other, and rank 2 hears of the second operation first.
+void messages_of_two_sets_are_told_apart() {
+  Engines ranks({0, 1, 2, 3});
+  std::vector<int> sets;
+  for (const std::vector<std::int64_t>& members : {std::vector<std::int64_t>{0, 1, 2}, {1, 2, 3}}) {
+    std::shared_ptr<Handle> added;
+    for (int rank = 0; rank < 4; ++rank) added = change_set(ranks[rank].scheduler, Opcode::kAddSet, members);
+    ranks.settle();
+    sets.push_back(static_cast<int>(added->numbers.at(0)));
+  }
+  std::vector<std::vector<float>> first, second;
+  for (int rank = 0; rank < 4; ++rank) {
+    first.push_back(std::vector<float>(3, static_cast<float>(10 + rank)));
+    second.push_back(std::vector<float>(3, static_cast<float>(20 + rank)));
+  }
+  const auto submit = [&](std::size_t number, int rank) {
+    auto& values = (number == 0 ? first : second)[static_cast<std::size_t>(rank)];
+    ranks[rank].scheduler.submit(broadcast_of("x", sets[number], 1, values));
+    ranks[rank].poll();
+  };
+  submit(0, 1);
+  submit(0, 2);
+  ranks[0].poll();
+  ranks.network().cut(0, 2, true);  // so that rank 2 does not hear that it has begun
+  submit(0, 0);
+  ranks[1].poll();
+  CHECK(ranks[1].common.traffic.across.load() > 0);
+  for (const int rank : {2, 3, 1}) submit(1, rank);
+  ranks[2].poll();
+  CHECK(second[2] == std::vector<float>(3, 21) && first[2] == std::vector<float>(3, 12));
+  ranks.network().cut(0, 2, false);
+  ranks.settle();
+  for (const std::size_t rank : {0, 1, 2}) CHECK(first[rank] == std::vector<float>(3, 11), "rank", rank);
+  for (const std::size_t rank : {1, 2, 3}) CHECK(second[rank] == std::vector<float>(3, 21), "rank", rank);
+}
+
 // Two coordinators cannot know of each other's ids in time; no rank mixes up the messages of two sets.
 void sets_of_two_coordinators_that_are_added_at_once_are_refused() {
   Engines ranks({0, 0, 0});
@@ -345,6 +389,7 @@ int main() {
   a_difference_fails_that_operation_alone();
   sets_may_be_spoken_of_early();
   sets_that_are_added_at_once_differ();
+  messages_of_two_sets_are_told_apart();
   sets_of_two_coordinators_that_are_added_at_once_are_refused();
   a_limit_while_mapping_is_told();
   memory_of_a_rank_that_has_ended_is_not_used();

@@ -253,7 +253,7 @@ ERRORS = [
         "csrc/engine/process_set.cc",
         "return static_cast<Tag>(tag_set_of(set)) << kTagSequenceBits |\n         static_cast<Tag>",
         "return static_cast<Tag>",
-        (checks("process_sets"),),
+        ("cpp.test_scheduler",),
     ),
     # ---- the engine
     Error(
@@ -489,7 +489,7 @@ ERRORS = [
         "  own.operation = number;\n"
         "  own.stamp.store(turn_);\n"
         "  if (bytes > 0) std::memcpy(own.data(bytes), data, bytes);\n",
-        (checks("repeated"),),
+        ("cpp.test_one_shot", checks("repeated")),
     ),
     Error(
         "other operations are taken for the same",
