@@ -911,7 +911,7 @@ ERRORS = [
         "csrc/transport/sim/sim.cc",
         "if ((*parcel)->from != from_ || (*parcel)->tag != tag_) continue;",
         "if ((*parcel)->from != from_) continue;",
-        ("cpp.test_transport", checks("process_sets")),
+        ("cpp.test_scheduler",),
     ),
     Error(
         "messages are written over those that are not read",
