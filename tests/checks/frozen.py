@@ -116,6 +116,22 @@ def unfrozen_parameters_are_exchanged_from_then_on(seat: Seat, kind: str) -> Non
         assert sum(values) == pytest.approx(sum(range(seat.size)), rel=1e-5)
 
 
+@check(least=2, kind=("local", "local-gradients"))
+def steps_before_parameters_are_unfrozen_are_averaged(seat: Seat, kind: str) -> None:
+    """They are unfrozen between two averages, when each rank has moved by itself."""
+    model = Adapted(0)
+    optimizer = wrap(model, TOGETHER[kind], lr=0.25)
+    for turn in range(6):
+        model.base.requires_grad_(turn >= 3)
+        optimizer.zero_grad()
+        (seat.rank * model()).backward()
+        optimizer.step()
+    optimizer.flush()
+    moved = sum(range(seat.size)) / (1 if kind == "local-gradients" else seat.size)  # movements add up, models do not
+    for value, steps in ((model.adapter, 6), (model.base, 3)):
+        torch.testing.assert_close(value, torch.full_like(value, -0.25 * steps * moved))
+
+
 @check(least=2, kind=tuple(GRADIENTS))
 def gradients_of_unfrozen_parameters_are_averaged(seat: Seat, kind: str) -> None:
     if not fits(GRADIENTS[kind], seat.size):
