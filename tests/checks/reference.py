@@ -77,8 +77,8 @@ def _fold_integers(op: int, arrays: list[np.ndarray]) -> np.ndarray:
 
 def expected(
     op: int, tensors: Sequence[torch.Tensor], pre: float = 1.0, post: float = 1.0, size: int | None = None
-) -> tuple[np.ndarray, np.ndarray | float]:
-    """What reducing the tensors (one a rank) must give, and by how much a result may differ from it.
+) -> tuple[np.ndarray, np.ndarray | float, np.ndarray | bool]:
+    """What reducing the tensors (one a rank) must give, how far a result may be off, and where it may overflow.
 
     `size` is what Average divides by, if not the number of tensors.
     """
@@ -86,7 +86,7 @@ def expected(
         post /= size or len(tensors)
     arrays = [numbers(tensor) for tensor in tensors]
     if not tensors[0].is_floating_point():
-        return _scale(_fold_integers(op, [_scale(array, pre) for array in arrays]), post), 0.0
+        return _scale(_fold_integers(op, [_scale(array, pre) for array in arrays]), post), 0.0, False
     scaled = np.stack(arrays) * pre
     if op == hvd.Min:
         result, weight = scaled.min(0), np.abs(scaled).max(0)
@@ -99,7 +99,7 @@ def expected(
     info = torch.finfo(tensors[0].dtype)
     # Each rank's term is rounded, each partial result may be, and subnormals are only so fine.
     slack = (len(tensors) + 3) * (info.eps * weight + info.smallest_normal * info.eps * 4)
-    return result * post, slack * max(abs(post), 1e-3)
+    return result * post, slack * max(abs(post), 1e-3), weight * max(abs(post), 1) > info.max
 
 
 def assert_reduced(
@@ -113,9 +113,13 @@ def assert_reduced(
     """Asserts that `result` is the reduction of the tensors."""
     assert result.dtype == tensors[0].dtype, f"{result.dtype} came of {tensors[0].dtype}"
     assert result.shape == tensors[0].shape, f"{tuple(result.shape)} came of {tuple(tensors[0].shape)}"
-    wanted, slack = expected(op, tensors, pre, post, size)
+    wanted, slack, may_overflow = expected(op, tensors, pre, post, size)
     got = numbers(result)
-    wrong = ~(np.abs(got - wanted) <= slack) if result.is_floating_point() else got != wanted
+    if result.is_floating_point():
+        with np.errstate(invalid="ignore"):
+            wrong = ~(np.abs(got - wanted) <= slack) & ~(may_overflow & ~np.isfinite(got))
+    else:
+        wrong = got != wanted
     assert not wrong.any(), (
         f"{int(wrong.sum())} of {got.size} {result.dtype} elements are wrong; the first: "
         f"{got[wrong][0]} instead of {wanted[wrong][0]}, from {[numbers(t)[wrong][0] for t in tensors]}"

@@ -30,6 +30,15 @@ def reduce(
     return outputs
 
 
+def test_the_reference_allows_infinities_only_where_values_overflow() -> None:
+    """Found by tests/checks/fuzz.py, seed 22532: a product of 73,026 in float16."""
+    inputs = [torch.tensor([300.0, 2.0], dtype=torch.float16)] * 2
+    assert_reduced(torch.tensor([np.inf, 4.0], dtype=torch.float16), hvd.Product, inputs)
+    for wrong in ([np.inf, np.inf], [300.0, 4.0], [np.inf, 5.0]):
+        with pytest.raises(AssertionError, match=r"1 of 2 torch\.float16 elements are wrong"):
+            assert_reduced(torch.tensor(wrong, dtype=torch.float16), hvd.Product, inputs)
+
+
 def raw(tensor: torch.Tensor) -> bytes:
     return tensor.reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
 
