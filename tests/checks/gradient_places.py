@@ -54,20 +54,24 @@ class Job:
         return mean
 
 
-@check(what=tuple(KEEPING), whose=("one rank", "all"), pattern=("TTTTT", "FFFTFFFTFF"), least=2)
-def gradients_of_earlier_steps_stay(seat: Seat, what: str, whose: str, pattern: str) -> None:
-    """A gradient that somebody keeps when zero_grad() makes way for another one is nobody else's memory."""
-    job = Job(seat)
-    kept: list[tuple[float, Any]] = []
-    for number, (letter, after) in enumerate(zip(pattern, pattern[1:] + "F")):
-        mean = job.step(number, set_to_none=letter == "T")
-        if after == "T" and (whose == "all" or seat.rank == seat.last):
-            for parameter in job.parameters[:: 1 + number % 2]:
-                assert parameter.grad is not None
-                kept.append((mean, KEEPING[what](parameter.grad)))
-        for then, one in kept:
-            assert bool((values_of(one) == then).all()), (number, then)
-        seat.same(f"{number}", job.parameters[0].grad)
+@check(what=tuple(KEEPING), whose=("one rank", "all"), least=2)
+def gradients_of_earlier_steps_stay(seat: Seat, what: str, whose: str) -> None:
+    """A gradient that somebody keeps when zero_grad() makes way for another one is nobody else's memory.
+
+    Where gradients persist for some steps they have moved to memory that the node shares.
+    """
+    for pattern in ("TTTTT", "FFFTFFFTFF"):
+        job = Job(seat)
+        kept: list[tuple[float, Any]] = []
+        for number, (letter, after) in enumerate(zip(pattern, pattern[1:] + "F")):
+            mean = job.step(number, set_to_none=letter == "T")
+            if after == "T" and (whose == "all" or seat.rank == seat.last):
+                for parameter in job.parameters[:: 1 + number % 2]:
+                    assert parameter.grad is not None
+                    kept.append((mean, KEEPING[what](parameter.grad)))
+            for then, one in kept:
+                assert bool((values_of(one) == then).all()), (pattern, number, then)
+            seat.same(f"{pattern} {number}", job.parameters[0].grad)
 
 
 @check(least=2)
