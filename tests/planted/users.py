@@ -40,7 +40,7 @@ ERRORS = [
         _TORCH + "optimizer.py",
         "dcp.with_names(self._inner.state) if self._strategy.partial_state else self._inner.state",
         "self._inner.state",
-        (tests("torch_checkpoint", "of_shards"),),
+        (tests("torch_checkpoint", "keep_the"),),
     ),
     Error(
         "shards read a state by numbers alone",
@@ -48,7 +48,7 @@ ERRORS = [
         "python/sordino/algorithms/local_sgd/sharded_state.py",
         "                if key in full",
         "                if index in full",
-        (tests("torch_checkpoint", "of_shards"),),
+        (tests("torch_checkpoint", "keep_the"),),
     ),
     Error(
         "algorithms load each other's states",

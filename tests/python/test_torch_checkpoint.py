@@ -56,15 +56,10 @@ ALGORITHMS = [
 ]
 
 
-@pytest.mark.parametrize("flat", [False, True])
-@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=str)
-def test_torchs_checkpoints_keep_the_algorithms_state(algorithm: Algorithm, flat: bool, tmp_path: Path) -> None:
-    round_trip(algorithm, flat, tmp_path)
-
-
-@pytest.mark.parametrize("flat", [False, True])
-def test_torchs_checkpoints_of_shards(flat: bool, tmp_path: Path) -> None:
-    round_trip(LocalSGD(interval=2, group_size=2), flat, tmp_path)
+@pytest.mark.parametrize("algorithm", [*ALGORITHMS, LocalSGD(interval=2, group_size=2)], ids=str)
+def test_torchs_checkpoints_keep_the_algorithms_state(algorithm: Algorithm, tmp_path: Path) -> None:
+    for flat in (False, True):
+        round_trip(algorithm, flat, tmp_path / str(flat))
 
 
 def round_trip(algorithm: Algorithm, flat: bool, tmp_path: Path) -> None:
