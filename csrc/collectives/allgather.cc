@@ -2,7 +2,9 @@
 // the ranks of a node copy from each other's memory, so a link carries what its node needs once. By messages round a
 // ring where no two share memory, or it is a device's; or by NCCL.
 #include <algorithm>
+#include <numeric>
 
+#include "collectives/collective.h"
 #include "collectives/operations.h"
 #include "collectives/shared_tensors.h"
 
@@ -127,4 +129,54 @@ Task allgather(Channel& channel, const std::byte* input, std::vector<std::size_t
 }
 
 }  // namespace nccl
+
+namespace collectives {
+namespace {
+
+void merge(const Announced& announced, Merged& merged) {
+  for (std::size_t tensor = 0; tensor < announced.all.front()->shapes.size(); ++tensor) {
+    for (const Announcement* said : announced.all) merged.rows.push_back(said->shapes[tensor][0]);
+  }
+}
+
+bool fits(const Request& request, const Merged& merged, std::size_t parts, std::size_t me) {
+  if (merged.rows.size() != request.tensors.size() * parts) return false;
+  for (std::size_t index = 0; index < request.tensors.size(); ++index) {
+    const Tensor& tensor = request.tensors[index];
+    const std::span rows(merged.rows.data() + index * parts, parts);
+    if (!rows_fit(tensor, rows) || rows[me] != tensor.shape[0]) return false;
+  }
+  return true;
+}
+
+Task run(Operation& operation) {
+  Participants& participants = *operation.participants;
+  const Submission& submission = operation.submissions.front();
+  const auto parts = static_cast<std::size_t>(participants.size());
+  for (std::size_t index = 0; index < submission.request.tensors.size(); ++index) {
+    const Tensor& tensor = submission.request.tensors[index];
+    const std::span rows(operation.decision.merged.rows.data() + index * parts, parts);
+    std::vector<std::size_t> sizes;
+    for (const std::int64_t count : rows) sizes.push_back(static_cast<std::size_t>(count) * tensor.row_bytes());
+    std::vector<std::int64_t> shape = tensor.shape;
+    shape[0] = std::accumulate(rows.begin(), rows.end(), std::int64_t{0});
+    const std::size_t total = std::accumulate(sizes.begin(), sizes.end(), std::size_t{0});
+    std::byte* output = new_result(*submission.handle, operation, std::move(shape), total).data.get();
+    co_await participants.compute->idle();
+    co_await allgather(participants, tensor.input, std::move(sizes), output);
+    submission.handle->rows.insert(submission.handle->rows.end(), rows.begin(), rows.end());
+  }
+}
+
+}  // namespace
+
+const Collective kAllgather{
+    .name = "allgather",
+    .rows_may_differ = true,
+    .merge = merge,
+    .fits = fits,
+    .run = run,
+};
+
+}  // namespace collectives
 }  // namespace sordino

@@ -2,6 +2,7 @@
 // once.
 #include <algorithm>
 
+#include "collectives/collective.h"
 #include "collectives/operations.h"
 
 namespace sordino {
@@ -88,4 +89,23 @@ Task broadcast(Channel& channel, int root, const std::byte* input, std::byte* ou
 }
 
 }  // namespace nccl
+
+namespace collectives {
+namespace {
+
+Task run(Operation& operation) {
+  Participants& participants = *operation.participants;
+  const Request& request = operation.first();
+  const auto root =
+      std::find(participants.ranks.begin(), participants.ranks.end(), request.root) - participants.ranks.begin();
+  for (const Tensor& tensor : request.tensors) {
+    co_await broadcast(participants, static_cast<int>(root), tensor.input, tensor.output, tensor.bytes());
+  }
+}
+
+}  // namespace
+
+const Collective kBroadcast{.name = "broadcast", .only_root_gives = true, .run = run};
+
+}  // namespace collectives
 }  // namespace sordino

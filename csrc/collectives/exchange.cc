@@ -11,6 +11,7 @@
 
 #include <algorithm>
 
+#include "collectives/collective.h"
 #include "collectives/exchange_plan.h"
 #include "collectives/nccl_channel.h"
 #include "collectives/operations.h"
@@ -200,4 +201,18 @@ Task exchange(Participants& participants, const Exchange& what, std::uint64_t ro
   co_await mixing.run();
 }
 
+namespace collectives {
+namespace {
+
+Task run(Operation& operation) {
+  const Request& request = operation.first();
+  co_await come_after(operation, request);
+  co_await exchange(*operation.participants, *request.exchange, request.round);
+}
+
+}  // namespace
+
+const Collective kExchange{.name = "exchange", .negotiated = false, .run = run};
+
+}  // namespace collectives
 }  // namespace sordino

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "collectives/collective.h"
 #include "collectives/nccl_scaling.h"
 #include "collectives/operations.h"
 #include "collectives/shared_tensors.h"
@@ -148,4 +149,37 @@ Task reducescatter(Channel& channel, DType dtype, const std::byte* input, std::v
 }
 
 }  // namespace nccl
+
+namespace collectives {
+namespace {
+
+Task run(Operation& operation) {
+  Participants& participants = *operation.participants;
+  const Submission& submission = operation.submissions.front();
+  const Request& request = submission.request;
+  const auto parts = static_cast<std::int64_t>(participants.size());
+  for (const Tensor& tensor : request.tensors) {
+    const std::int64_t rows = tensor.shape[0];
+    const std::size_t row = tensor.row_bytes() / size_of(tensor.dtype);
+    // The first rows % parts members get one row more, as in Horovod.
+    std::vector<std::size_t> bounds;
+    for (std::int64_t index = 0; index <= parts; ++index) {
+      bounds.push_back(static_cast<std::size_t>(index * (rows / parts) + std::min(index, rows % parts)) * row);
+    }
+    std::vector<std::int64_t> shape = tensor.shape;
+    shape[0] = rows / parts + (participants.me < rows % parts ? 1 : 0);
+    const std::size_t bytes = static_cast<std::size_t>(shape[0]) * tensor.row_bytes();
+    std::byte* output = new_result(*submission.handle, operation, std::move(shape), bytes).data.get();
+    const auto [op, post] = folding_of(request.op, request.postscale, participants.set_size);
+    co_await participants.compute->idle();
+    co_await reducescatter(participants, tensor.dtype, tensor.input, std::move(bounds), output, op, request.prescale,
+                           post);
+  }
+}
+
+}  // namespace
+
+const Collective kReducescatter{.name = "reducescatter", .reduces = true, .run = run};
+
+}  // namespace collectives
 }  // namespace sordino

@@ -7,8 +7,9 @@ namespace sordino {
 Detour::Detour(Running& running, const std::shared_ptr<Device>& device, Where where)
     : running_(running), device_(device) {
   const Request& first = running.first();
-  const bool gives = first.opcode != Opcode::kBroadcast ||
-                     first.root == running.participants->ranks[static_cast<std::size_t>(running.participants->me)];
+  const Participants& participants = *running.participants;
+  const bool gives = !collective(first.opcode).only_root_gives ||
+                     first.root == participants.ranks[static_cast<std::size_t>(participants.me)];
   std::size_t bytes = 0;
   // By dtype, and without gaps within one: then the algorithms see one tensor.
   std::vector<std::pair<Tensor*, std::size_t>> places;

@@ -115,10 +115,11 @@ void FailureDetector::end_serving(ProcessSet& set) {
 void FailureDetector::watch_coordinated(ProcessSet& set, AwakeTime now) {
   for (const Negotiation::Waiting& waiting : set.negotiation->waiting()) {
     const double waited = seconds(waiting.since, now);
-    if (waiting.opcode == Opcode::kJoin) continue;  // the others train on, for as long as they have data
+    const Collective& what = collective(waiting.opcode);
+    if (what.effect == Effect::kJoins) continue;  // the others train on, for as long as they have data
     if (waiting.missing.empty() || !is_late(waited)) continue;
-    const std::string text = std::string(name_of(waiting.opcode)) + " '" + waiting.name + "' has waited " +
-                             whole(waited) + " s for ranks " + list(waiting.missing);
+    const std::string text = std::string(what.name) + " '" + waiting.name + "' has waited " + whole(waited) +
+                             " s for ranks " + list(waiting.missing);
     if (waited > timeout_s_) {
       stuck_ = waiting.missing;
       throw Timeout(text + ", more than SORDINO_TIMEOUT_S", waiting.name, waiting.missing);
@@ -139,7 +140,7 @@ void FailureDetector::watch_own(AwakeTime now) {
     const int coordinator = set.coordinator();
     if (set.running || !set.decisions.empty() || set.negotiation) return;
     if (common_.peers.gone(coordinator)) deserted.push_back(submission);
-    if (submission.request.opcode == Opcode::kJoin) return;
+    if (collective(submission.request.opcode).effect == Effect::kJoins) return;
     const double waited = seconds(submission.awaited_since, now);
     const bool reported = submission.warned || set.stalled.contains(submission.request.name);
     if (!reported && waited > stall_warn_s_ + kGrace) {

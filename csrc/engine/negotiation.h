@@ -13,14 +13,9 @@
 #include <vector>
 
 #include "base/awake_clock.h"
-#include "engine/announcement.h"
+#include "collectives/collective.h"
 
 namespace sordino {
-
-// The ids of process sets that a rank has given as a coordinator: members may not have made them yet.
-struct GivenIds {
-  std::int64_t newest = 0;
-};
 
 class Negotiation {
  public:
@@ -63,7 +58,6 @@ class Negotiation {
   bool needs_the_gone(const Pending& pending) const;
   Decision give_up(const std::string& name, const Pending& pending) const;
   static Abilities common_abilities(const Pending& pending);
-  std::int64_t next_id(const Pending& pending);
   Decision judge(const std::string& name, const Pending& pending);
   std::string difference(const std::vector<int>& participants, const Pending& pending) const;
   void fuse(std::vector<Decision>& decisions, Decision next, const Pending& pending);
@@ -71,7 +65,6 @@ class Negotiation {
   std::vector<int> members_;
   std::vector<bool> joined_;
   std::vector<std::optional<std::string>> departed_;  // what leave() has said of it
-  int last_joined_ = -1;
   std::size_t fusion_bytes_;
   std::shared_ptr<GivenIds> given_;
   std::unordered_map<std::string, Pending> pending_;

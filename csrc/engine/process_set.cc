@@ -115,7 +115,7 @@ void ProcessSet::remember(Running& over) {
   const std::size_t most = std::min(over.submissions.size(), std::size_t{1} << kIndexBits);
   for (std::size_t index = 0; index < most; ++index) {
     const Request& request = over.submissions[index].request;
-    if (request.opcode != Opcode::kAllreduce || request.device || request.tensors.size() != 1 ||
+    if (!collective(request.opcode).small_ones_repeat || request.device || request.tensors.size() != 1 ||
         request.op == ReduceOp::kAdasum || !one_shot_->fits(request.tensors[0].bytes()))
       continue;
     const std::string_view name = name_again(request.name);

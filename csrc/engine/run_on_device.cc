@@ -103,7 +103,7 @@ Task connect(Running& running, const std::shared_ptr<Device>& device) {
 
 bool nccl_folds(const Running& running) {
   const Request& first = running.first();
-  if (first.opcode != Opcode::kAllreduce && first.opcode != Opcode::kReducescatter) return true;
+  if (!collective(first.opcode).reduces) return true;
   const ReduceOp op = first.op == ReduceOp::kAverage ? ReduceOp::kSum : first.op;
   for (const Submission& submission : running.submissions) {
     for (const Tensor& tensor : submission.request.tensors) {
@@ -160,7 +160,7 @@ void begin_by_ipc(Running& running, const std::shared_ptr<Device>& device, bool 
 // they are offered.
 Task compute_on_queue(Running& running) {
   co_await running.compute->idle();
-  co_await run_in_place(running);
+  co_await collective(running.first().opcode).run(running);
 }
 
 Task exchange_through_host(Running& running, const std::shared_ptr<Device>& device) {
@@ -217,11 +217,11 @@ Task run_collective_on_device(Running& running, const std::shared_ptr<Device>& d
   const Abilities abilities = running.decision.abilities;
   const bool stands_for_zeros =
       participants.size() < participants.set_size && first.op != ReduceOp::kSum && first.op != ReduceOp::kAverage;
-  const bool reduces = first.opcode == Opcode::kAllreduce;
-  const bool by_host = reduces && (first.op == ReduceOp::kAdasum || stands_for_zeros);
+  const Collective& what = collective(first.opcode);
+  const bool by_host = what.maps_devices && (first.op == ReduceOp::kAdasum || stands_for_zeros);
   if (!by_host && participants.size() > 1 && (abilities & kNccl) && nccl_folds(running)) {
     co_await begin_by_nccl(running, device);
-    co_await run_in_place(running);
+    co_await collective(running.first().opcode).run(running);
     co_return;
   }
   if (!by_host && participants.size() == 1) {
@@ -229,7 +229,7 @@ Task run_collective_on_device(Running& running, const std::shared_ptr<Device>& d
     co_await compute_on_queue(running);
     co_return;
   }
-  if (!by_host && reduces && participants.one_node && (abilities & kMapsDevices)) {
+  if (!by_host && what.maps_devices && participants.one_node && (abilities & kMapsDevices)) {
     co_await try_sharing(running, device);
     if (running.devices->mapped) {
       begin_by_ipc(running, device, (abilities & kRunsAhead) != 0);
@@ -261,7 +261,7 @@ Task run_collective_on_device(Running& running, const std::shared_ptr<Device>& d
 
 Task run_on_device(Running& running) {
   const std::shared_ptr<Device> device = running.first().device;
-  if (running.first().opcode == Opcode::kExchange) {
+  if (running.first().exchange) {
     co_await run_exchange_on_device(running, device);
   } else {
     co_await run_collective_on_device(running, device);

@@ -33,7 +33,7 @@ std::shared_ptr<Handle> Scheduler::submit(Request request) {
     throw UsageError("rank " + std::to_string(common_.transport.rank()) + " is not a member of process set " +
                      std::to_string(request.set));
   }
-  if (request.opcode == Opcode::kRemoveSet) require_idle(static_cast<int>(request.splits.at(0)));
+  if (collective(request.opcode).effect == Effect::kRemovesSet) require_idle(request.set_change.removed);
   const auto [place, added] = outstanding_.try_emplace(key_of(request.set, request.name));
   if (!added) {
     throw UsageError("an operation named '" + request.name +

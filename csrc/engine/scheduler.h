@@ -16,9 +16,9 @@
 #include <vector>
 
 #include "base/config.h"
-#include "engine/abilities.h"
 #include "engine/common.h"
 #include "engine/device_in_flight.h"
+#include "engine/device_routes.h"
 #include "engine/process_set.h"
 
 namespace sordino {
@@ -118,7 +118,7 @@ class Scheduler {
   void remove_set(int id);
   bool is_free(int id) const;
   void require_idle(int set) const;  // with mutex_ held
-  void abandon_one_shots(const Request& removal);
+  void abandon_one_shots(int set);
   bool has_submitted(const ProcessSet& set, std::string_view name) const;
   bool must_decline(ProcessSet& set, const std::vector<OneShot::Number>& awaited, Time now) const;
   bool advance(ProcessSet& set);
@@ -127,6 +127,7 @@ class Scheduler {
   void hear_of_given_up(ProcessSet& set, std::uint64_t sequence, const PeerLost& error);
   void refuse_decided();
   void fail(std::vector<Submission>& submissions, const PeerLost& error);
+  void check(const ProcessSet& set, const Decision& decision, const std::vector<Submission>& submissions) const;
   void refuse(const Decision& decision, std::vector<Submission>& submissions);
   std::vector<Submission> take_decided(ProcessSet& set, const Decision& decision);
   void trace_negotiated(const std::vector<Submission>& submissions, Time now);

@@ -55,8 +55,8 @@ void Scheduler::give_up_laid(ProcessSet& set) {
 }
 
 // Of a set that is to be removed: all ranks announce that before the first of them does it.
-void Scheduler::abandon_one_shots(const Request& removal) {
-  const auto found = sets_.find(static_cast<int>(removal.splits.at(0)));
+void Scheduler::abandon_one_shots(int set) {
+  const auto found = sets_.find(set);
   if (found == sets_.end()) return;
   if (OneShot* shot = found->second->one_shot()) shot->abandon();
 }
@@ -69,7 +69,8 @@ bool Scheduler::has_submitted(const ProcessSet& set, std::string_view name) cons
   if (name != kUnnamed && outstanding_.contains(key + std::string(name))) return true;
   return std::any_of(outstanding_.begin(), outstanding_.end(), [&](const auto& entry) {
     return (name == kUnnamed && entry.first.starts_with(key + std::string(kUnnamed))) ||
-           (entry.second.handle && entry.second.request.opcode == Opcode::kJoin && entry.second.request.set == set.id);
+           (entry.second.handle && collective(entry.second.request.opcode).effect == Effect::kJoins &&
+            entry.second.request.set == set.id);
   });
 }
 

@@ -16,9 +16,9 @@
 
 #include "base/config.h"
 #include "base/trace.h"
+#include "collectives/request.h"
 #include "engine/common.h"
 #include "engine/failure_detector.h"
-#include "engine/request.h"
 #include "engine/scheduler.h"
 #include "engine/service_host.h"
 #include "membership/membership.h"

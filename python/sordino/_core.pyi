@@ -140,7 +140,11 @@ class Handle:
     @property
     def results(self) -> list[Result]: ...
     @property
-    def numbers(self) -> list[int]: ...
+    def rows(self) -> list[int]: ...
+    @property
+    def last_rank(self) -> int: ...
+    @property
+    def set_id(self) -> int: ...
 
 class Request:
     def __init__(
@@ -156,6 +160,8 @@ class Request:
         process_set: int | None = ...,
         keep: Any = ...,
         device: Device | None = ...,
+        new_set: Sequence[int] = ...,
+        removed_set: int = ...,
     ) -> None: ...
 
 class Exchange:

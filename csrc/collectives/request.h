@@ -1,4 +1,4 @@
-// What a user asked for, and what becomes of it.
+// A request of the user's, the handle of its operation, and the result.
 #pragma once
 
 #include <atomic>
@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "base/dtype.h"
+#include "collectives/opcode.h"
 #include "device/device.h"
-#include "engine/opcode.h"
 
 namespace sordino {
 
@@ -31,15 +31,24 @@ struct Exchange;
 class QueueBarrier;
 class Handle;
 
+// A process set to be made, of these world ranks, or to be removed, by its id.
+struct SetChange {
+  std::vector<int> ranks;
+  int removed = 0;
+
+  bool operator==(const SetChange&) const = default;
+};
+
 struct Request {
   std::string name;
   Opcode opcode = Opcode::kBarrier;
   int set = 0;
   ReduceOp op = ReduceOp::kSum;
   double prescale = 1, postscale = 1;
-  int root = 0;                      // world rank
+  int root = 0;                      // world rank, of a broadcast
   std::vector<Tensor> tensors;       // several: a grouped operation
-  std::vector<std::int64_t> splits;  // alltoall: rows for each member; process sets: ranks or the id
+  std::vector<std::int64_t> splits;  // rows for each member, of an all-to-all
+  SetChange set_change;              // of operations that add or remove a process set
   // Of an exchange: what is exchanged, in which round, and what it comes after: on this rank it begins when that is
   // done, and fails if that failed, so nobody need wait in between.
   std::shared_ptr<const Exchange> exchange;
@@ -64,7 +73,7 @@ struct Result {
   std::vector<std::int64_t> shape;
 };
 
-// A request under way. `error`, `results` and `numbers` may be read once done() is true.
+// A request under way. `error`, `results` and what follows them may be read once done() is true.
 class Handle {
  public:
   bool done() const { return done_.load(std::memory_order_acquire); }
@@ -76,7 +85,9 @@ class Handle {
   bool submitted = false;  // it belongs to an operation, and is not a promise; does not change once others see it
   std::exception_ptr error;
   std::vector<Result> results;
-  std::vector<std::int64_t> numbers;  // alltoall: rows received from each member; join: last rank; add set: its id
+  std::vector<std::int64_t> rows;  // that came from each member, tensor by tensor (all-gather, all-to-all)
+  int last_rank = -1;              // that has joined (join)
+  int set_id = 0;                  // of the new process set
   // Of an operation on device memory: its results are there after the event.
   std::shared_ptr<Device> device;
   std::shared_ptr<Event> event;
