@@ -7,6 +7,7 @@
 #include "collectives/collective.h"
 #include "collectives/operations.h"
 #include "collectives/shared_tensors.h"
+#include "topology/schedule.h"
 
 namespace sordino {
 namespace {
@@ -88,7 +89,7 @@ Task gather_on_nodes(Participants& participants, const Sites& sites, const std::
 Task allgather(Participants& participants, const std::byte* input, std::vector<std::size_t> sizes, std::byte* output) {
   if (participants.channel) {
     for (int step = 0; step < participants.size() - 1; ++step) {
-      const int passed_on = (participants.me + participants.size() - step) % participants.size();
+      const auto passed_on = topology::gathering(participants.size(), participants.me, step).give;
       participants.count_sent((participants.me + 1) % participants.size(), sizes[static_cast<std::size_t>(passed_on)]);
     }
     co_await nccl::allgather(*participants.channel, input, std::move(sizes), output);
@@ -101,11 +102,12 @@ Task allgather(Participants& participants, const std::byte* input, std::vector<s
     co_await gather_on_nodes(participants, sites, input, blocks, output);
     co_return;
   }
-  const auto block = [&](int index) { return blocks.in(output, (index % size + size) % size); };
-  co_await participants.compute->copy(block(participants.me).data(), input, block(participants.me).size());
+  const int me = participants.me;
+  co_await participants.compute->copy(blocks.in(output, me).data(), input, blocks.in(output, me).size());
   for (int step = 0; step < size - 1; ++step) {
-    co_await participants.exchange((participants.me + 1) % size, block(participants.me - step),
-                                   (participants.me + size - 1) % size, block(participants.me - step - 1));
+    const auto [give, take] = topology::gathering(size, me, step);
+    co_await participants.exchange((me + 1) % size, blocks.in(output, give), (me + size - 1) % size,
+                                   blocks.in(output, take));
   }
 }
 

@@ -42,14 +42,13 @@ class Striped {
         width_(size_of(pieces.dtype())),
         site_(sites.own()),
         place_(sites.place),
-        stripes_(TeamAllreduce::is_small(pieces.bytes()) ? 1 : sites.smallest()),
+        teams_(topology::teams_of(sites.all, TeamAllreduce::is_small(pieces.bytes()))),
+        stripes_(teams_.size()),
         cut_(TeamAllreduce::cut(pieces.count(), pieces.dtype(), static_cast<int>(sites.all.size()),
                                 static_cast<int>(stripes_))),
         parts_((pieces.count() + cut_.most - 1) / cut_.most) {
     if (place_ >= stripes_) return;
-    std::vector<int> team;
-    for (const auto& site : sites.all) team.push_back(site[place_]);
-    team_.emplace(Team{participants, std::move(team), static_cast<int>(sites.mine)}, pieces.dtype(), op, post,
+    team_.emplace(Team{participants, teams_[place_], static_cast<int>(sites.mine)}, pieces.dtype(), op, post,
                   TeamAllreduce::is_small(pieces.bytes()));
   }
 
@@ -203,7 +202,9 @@ class Striped {
   const double pre_;
   const std::size_t width_;
   const std::vector<int>& site_;
-  const std::size_t place_, stripes_;
+  const std::size_t place_;
+  const std::vector<std::vector<int>> teams_;
+  const std::size_t stripes_;
   const TeamAllreduce::Cut cut_;
   const std::size_t parts_;
   std::optional<const TeamAllreduce> team_;  // none without a stripe

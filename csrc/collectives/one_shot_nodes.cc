@@ -1,11 +1,11 @@
 #include "collectives/one_shot_nodes.h"
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
 
 #include "base/error.h"
 #include "kernels/kernels.h"
+#include "topology/schedule.h"
 
 namespace sordino {
 namespace {
@@ -35,18 +35,16 @@ OneShotLeader::OneShotLeader(std::vector<OneShotSlots*> slots, const std::vector
       send_(std::move(send)),
       gone_(sites[mine].size(), false) {
   for (const auto& site : sites) partners_.emplace_back().member = site.front();
-  const std::size_t power = std::bit_floor(sites.size()), extra = sites.size() - power;
   using enum Step::Does;
-  if (mine >= power) {
-    steps_ = {{kSend, mine - power}, {kReplace, mine - power}};
-    return;
+  using topology::Brings;
+  for (const auto& [place, gives, brings, round] :
+       topology::doubling(static_cast<int>(sites.size()), static_cast<int>(mine))) {
+    const auto partner = static_cast<std::size_t>(place);
+    if (gives) steps_.push_back({kSend, partner});
+    // A partner that waits for nothing before it gives may not know that it is waited for.
+    if (!gives && brings == Brings::kPartial) steps_.push_back({kCall, partner});
+    if (brings != Brings::kNothing) steps_.push_back({brings == Brings::kPartial ? kMerge : kReplace, partner});
   }
-  if (mine < extra) steps_ = {{kCall, mine + power}, {kMerge, mine + power}};
-  for (std::size_t distance = 1; distance < power; distance *= 2) {
-    steps_.push_back({kSend, mine ^ distance});
-    steps_.push_back({kMerge, mine ^ distance});
-  }
-  if (mine < extra) steps_.push_back({kSend, mine + power});
 }
 
 void OneShotLeader::lay(Number number, const What& what, const std::byte* input) {

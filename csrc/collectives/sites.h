@@ -21,10 +21,6 @@ struct Sites {
   bool some_share() const {
     return on_host && std::any_of(all.begin(), all.end(), [](const auto& site) { return site.size() > 1; });
   }
-  std::size_t smallest() const {
-    return std::min_element(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.size() < b.size(); })
-        ->size();
-  }
 
   std::vector<std::vector<int>> all;  // indices of participants that share memory, in order of their first
   bool on_host;

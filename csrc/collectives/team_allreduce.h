@@ -10,6 +10,7 @@
 #include <functional>
 
 #include "collectives/team.h"
+#include "topology/schedule.h"
 
 namespace sordino {
 
@@ -32,7 +33,7 @@ class TeamAllreduce {
   std::size_t room(std::size_t count) const;
 
   // Whether a vector of so many bytes is to go by recursive doubling.
-  static bool is_small(std::size_t bytes) { return bytes <= std::size_t{64} * 1024; }
+  static bool is_small(std::size_t bytes) { return bytes <= topology::kSmall; }
 
  private:
   Until fold(const std::byte* lower, const std::byte* upper, std::byte* into, std::size_t count,

@@ -630,8 +630,8 @@ ERRORS = [
         "the ring folds into the part that it sends",
         "off by one",
         _TEAM,
-        "const auto own = part(me - step - 1);",
-        "const auto own = part(me - step);",
+        "const auto own = part(take);",
+        "const auto own = part(give);",
         _ALLREDUCE,
     ),
     Error(
@@ -653,10 +653,9 @@ ERRORS = [
     Error(
         "beyond a power of two nobody is added",
         "lost message",
-        "csrc/collectives/recursive_doubling.h",
-        "    co_await team.receive(team.me + power, theirs, lane);\n"
-        "    co_await merge(data.data(), theirs.data(), data.data());\n",
-        "    co_await team.receive(team.me + power, theirs, lane);\n",
+        "csrc/topology/schedule.cc",
+        "  if (me < extra) steps.push_back({me + power, false, Brings::kPartial, 0});\n",
+        "  if (me < extra) steps.push_back({me + power, false, Brings::kNothing, 0});\n",
         _ALLREDUCE,
     ),
     Error(

@@ -284,8 +284,8 @@ ERRORS = [
     Error(
         "what the third host gets back is not counted",
         "lost message",
-        "python/sordino/plan/costs.py",
-        "            self.send(ranks[place - power], ranks[place], count)\n",
+        "csrc/topology/schedule.cc",
+        "  if (me < extra) steps.push_back({me + power, true, Brings::kNothing, last});\n",
         "",
         (tests("plan", "third"),),
     ),

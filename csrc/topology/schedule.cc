@@ -1,0 +1,64 @@
+#include "topology/schedule.h"
+
+#include <algorithm>
+#include <bit>
+
+namespace sordino::topology {
+namespace {
+
+int wrapped(int part, int size) { return (part % size + size) % size; }
+
+}  // namespace
+
+std::vector<DoublingStep> doubling(int size, int me) {
+  const int power = static_cast<int>(std::bit_floor(static_cast<unsigned>(size))), extra = size - power;
+  const int first = extra > 0 ? 1 : 0, last = first + std::countr_zero(static_cast<unsigned>(power));
+  if (me >= power) return {{me - power, true, Brings::kNothing, 0}, {me - power, false, Brings::kResult, last}};
+  std::vector<DoublingStep> steps;
+  if (me < extra) steps.push_back({me + power, false, Brings::kPartial, 0});
+  int round = first;
+  for (int distance = 1; distance < power; distance *= 2)
+    steps.push_back({me ^ distance, true, Brings::kPartial, round++});
+  if (me < extra) steps.push_back({me + power, true, Brings::kNothing, last});
+  return steps;
+}
+
+RingStep reducing(int size, int me, int step) { return {wrapped(me - step, size), wrapped(me - step - 1, size)}; }
+
+RingStep gathering(int size, int owned, int step) {
+  return {wrapped(owned - step, size), wrapped(owned - step - 1, size)};
+}
+
+std::vector<Round> all_reduce_rounds(int size, bool small) {
+  std::vector<Round> rounds;
+  if (size == 1) return rounds;
+  if (!small && size > 2) {
+    Round& round = rounds.emplace_back(Round{{}, {}, 1.0 / size, 2 * (size - 1)});
+    for (int place = 0; place < size; ++place) {
+      round.sources.push_back(place);
+      round.targets.push_back((place + 1) % size);
+    }
+    return rounds;
+  }
+  for (int place = 0; place < size; ++place) {
+    for (const DoublingStep& step : doubling(size, place)) {
+      if (!step.gives) continue;
+      while (static_cast<int>(rounds.size()) <= step.round) rounds.push_back({{}, {}, 1, 1});
+      rounds[static_cast<std::size_t>(step.round)].sources.push_back(place);
+      rounds[static_cast<std::size_t>(step.round)].targets.push_back(step.partner);
+    }
+  }
+  return rounds;
+}
+
+std::vector<std::vector<int>> teams_of(const std::vector<std::vector<int>>& nodes, bool small) {
+  const auto smaller = [](const auto& one, const auto& other) { return one.size() < other.size(); };
+  const std::size_t count = small ? 1 : std::min_element(nodes.begin(), nodes.end(), smaller)->size();
+  std::vector<std::vector<int>> teams(count);
+  for (std::size_t place = 0; place < count; ++place) {
+    for (const auto& node : nodes) teams[place].push_back(node[place]);
+  }
+  return teams;
+}
+
+}  // namespace sordino::topology
