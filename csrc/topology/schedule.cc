@@ -8,6 +8,19 @@ namespace {
 
 int wrapped(int part, int size) { return (part % size + size) % size; }
 
+// Add a binomial tree among members, of which the first is the root.
+void add_tree(const std::vector<int>& members, int me, Branch& branch) {
+  const auto size = static_cast<int>(members.size());
+  const auto place = static_cast<int>(std::find(members.begin(), members.end(), me) - members.begin());
+  for (int distance = 1; distance < size; distance *= 2) {
+    if (place < distance) {
+      if (place + distance < size) branch.children.push_back(members[static_cast<std::size_t>(place + distance)]);
+    } else if (place < 2 * distance) {
+      branch.parent = members[static_cast<std::size_t>(place - distance)];
+    }
+  }
+}
+
 }  // namespace
 
 std::vector<DoublingStep> doubling(int size, int me) {
@@ -59,6 +72,19 @@ std::vector<std::vector<int>> teams_of(const std::vector<std::vector<int>>& node
     for (const auto& node : nodes) teams[place].push_back(node[place]);
   }
   return teams;
+}
+
+Branch broadcast(const std::vector<int>& leaders, const std::vector<int>& node, int me, bool is_long) {
+  Branch branch;
+  if (node.front() == me && is_long) {
+    const auto place = std::find(leaders.begin(), leaders.end(), me);
+    if (place != leaders.begin()) branch.parent = *std::prev(place);
+    if (std::next(place) != leaders.end()) branch.children.push_back(*std::next(place));
+  } else if (node.front() == me) {
+    add_tree(leaders, me, branch);
+  }
+  add_tree(node, me, branch);
+  return branch;
 }
 
 }  // namespace sordino::topology

@@ -7,6 +7,9 @@
 //   larger ones     a ring: N - 1 rounds that reduce and N - 1 that gather, each of 1/N of the vector
 //
 // Among nodes of several ranks each team has one rank of every node, and one stripe of the vector.
+//
+// Broadcast: one leader of each node receives the vector, along a binomial tree of leaders, and passes it on along one
+// within its node. A long vector goes from leader to leader in a chain, where each link carries it once.
 #pragma once
 
 #include <cstddef>
@@ -57,5 +60,15 @@ std::vector<Round> all_reduce_rounds(int size, bool small);
 // The ranks of each team, of ranks that are listed by node. A small vector has one team, of the first rank of every
 // node; a larger one has as many as the smallest node has ranks.
 std::vector<std::vector<int>> teams_of(const std::vector<std::vector<int>>& nodes, bool small);
+
+// The rank that a rank receives from, and those that it sends to.
+struct Branch {
+  int parent = -1;  // -1: the root
+  std::vector<int> children;
+};
+
+// The branch of rank `me` in a broadcast. `leaders` has one rank of every node, the root first; `node` the ranks of my
+// own node, its leader first.
+Branch broadcast(const std::vector<int>& leaders, const std::vector<int>& node, int me, bool is_long);
 
 }  // namespace sordino::topology

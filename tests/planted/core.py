@@ -467,7 +467,7 @@ ERRORS = [
     Error(
         "a chain of nodes ends after its second",
         "lost message",
-        "csrc/collectives/broadcast.cc",
+        "csrc/topology/schedule.cc",
         "if (std::next(place) != leaders.end()) branch",
         "if (place == leaders.begin()) branch",
         (checks("moving.what_is_long"),),
