@@ -9,7 +9,7 @@ namespace {
 // (input address, output address or 0, dtype code, shape)
 using TensorTuple = std::tuple<std::uintptr_t, std::uintptr_t, int, std::vector<std::int64_t>>;
 
-// Memory of a result; alive as long as anything in Python looks at it.
+// Memory of a result, which lives as long as a Python object refers to it.
 struct PyResult {
   std::shared_ptr<Handle> handle;
   std::size_t index;
@@ -24,7 +24,7 @@ std::unique_ptr<PyHandle> start(std::shared_ptr<World> world, Request request, b
     request.device = device->device;
     request.ready = device->device->record(origin);
   }
-  std::unique_ptr<PyHandle> started;  // which keeps the memory, also if the wait is interrupted
+  std::unique_ptr<PyHandle> started;  // keeps the memory, also if the wait is interrupted
   {
     py::gil_scoped_release released;
     World& there = *world;
@@ -39,7 +39,7 @@ std::unique_ptr<PyHandle> start(std::shared_ptr<World> world, Request request, b
 PyRequest make_request(int opcode, std::string name, std::vector<TensorTuple> tensors, int op, double prescale,
                        double postscale, int root, std::vector<std::int64_t> splits, int process_set, py::object keep,
                        std::shared_ptr<PyDevice> device, std::vector<int> new_set, int removed_set) {
-  if (opcode < 0 || opcode >= static_cast<int>(Opcode::kExchange))  // which is described by another class
+  if (opcode < 0 || opcode >= static_cast<int>(Opcode::kExchange))  // exchanges have their own class
     throw UsageError("unknown operation code " + std::to_string(opcode));
   if (op < 0 || op > static_cast<int>(ReduceOp::kProduct)) throw UsageError("unknown reduction " + std::to_string(op));
   Request request;
@@ -184,7 +184,7 @@ void PyHandle::wait() {
   }
   if (handle->undone) world->rethrow();
   if (!world->failed() && !handle->given_up && !(handle->error && handle->event)) {
-    // PyTorch gives memory to whoever wants it next on the stream that it was for, which need not be this one.
+    // PyTorch reuses freed memory on the stream that it was allocated for, which may be another one than this.
     if (handle->event && stream != origin && !handle->event->done()) device->keep_until(handle->event, keep);
     keep = py::none();
   }

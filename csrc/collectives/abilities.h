@@ -1,16 +1,16 @@
-// Abilities of a rank with the memory of its devices. Ranks tell each other, since an operation goes one way on all.
+// Abilities of a rank with its devices' memory. Ranks exchange them: an operation takes the same route on all ranks.
 #pragma once
 
 #include <cstdint>
 
 namespace sordino {
 
-// As bits.
+// Set of the bits below.
 using Abilities = std::uint8_t;
-inline constexpr Abilities kMapsDevices = 1;   // map that of node peers, as far as this rank knows
-inline constexpr Abilities kSendsDevices = 2;  // send and receive it by messages
+inline constexpr Abilities kMapsDevices = 1;   // maps the device memory of its node peers, as far as this rank knows
+inline constexpr Abilities kSendsDevices = 2;  // sends and receives device memory by messages
 inline constexpr Abilities kNccl = 4;
-inline constexpr Abilities kNcclShared = 8;  // with several ranks on one device
-inline constexpr Abilities kRunsAhead = 16;  // be done with an operation that the device has yet to do
+inline constexpr Abilities kNcclShared = 8;  // also where several ranks share a device
+inline constexpr Abilities kRunsAhead = 16;  // completes an operation for the host before the device has run it
 
 }  // namespace sordino

@@ -1,6 +1,6 @@
-// All-gather: everybody gets the values of all, one after the other. A block goes to one rank of each other node, and
-// the ranks of a node copy from each other's memory, so a link carries what its node needs once. By messages round a
-// ring where no two share memory, or it is a device's; or by NCCL.
+// All-gather: each rank gets the values of all ranks, one after the other. A block goes to one rank of each other node,
+// and the ranks of a node copy from each other's memory. So a link carries the blocks that its node needs once. If no
+// ranks share memory, or the memory is a device's, blocks go by messages along a ring, or by NCCL.
 #include <algorithm>
 #include <numeric>
 
@@ -12,7 +12,7 @@
 namespace sordino {
 namespace {
 
-// Where the participants' blocks are in the whole.
+// Position of each participant's block in the whole.
 struct Blocks {
   explicit Blocks(const std::vector<std::size_t>& sizes) : sizes(sizes), starts(sizes.size() + 1) {
     for (std::size_t i = 0; i < sizes.size(); ++i) starts[i + 1] = starts[i] + sizes[i];
@@ -24,12 +24,12 @@ struct Blocks {
   std::vector<std::size_t> starts;
 };
 
-// Of the other nodes' blocks each rank of this node receives some, and keeps them behind its own for its node.
+// Each rank of this node receives some blocks of other nodes, and keeps them behind its own, for its node.
 Task gather_on_nodes(Participants& participants, const Sites& sites, const std::byte* input, const Blocks& blocks,
                      std::byte* output) {
   constexpr std::uint64_t kStage = 1;
   const bool alone = sites.own().size() == 1;
-  // Whose blocks lie with each rank of this node, in order.
+  // Owners of the blocks that each rank of this node keeps, in order.
   std::vector<std::vector<int>> held(sites.own().size());
   for (std::size_t place = 0; place < held.size(); ++place) held[place].push_back(sites.own()[place]);
   for (std::size_t site = 0; site < sites.all.size(); ++site) {
@@ -85,7 +85,7 @@ Task gather_on_nodes(Participants& participants, const Sites& sites, const std::
 
 }  // namespace
 
-// A ring: in step s everybody passes on the block it got in step s-1.
+// A ring: in step s each rank passes on the block that it received in step s - 1.
 Task allgather(Participants& participants, const std::byte* input, std::vector<std::size_t> sizes, std::byte* output) {
   if (participants.channel) {
     for (int step = 0; step < participants.size() - 1; ++step) {

@@ -1,4 +1,4 @@
-// All-reduce: everybody gets the values that all fold. Which way depends on the memory that the participants share.
+// All-reduce: each rank gets the fold of all ranks' values. The algorithm depends on the memory that they share.
 #include "collectives/collective.h"
 #include "collectives/nccl_operations.h"
 #include "collectives/operations.h"
@@ -9,7 +9,7 @@ namespace sordino {
 Task allreduce(Participants& participants, Pieces pieces, ReduceOp op, double pre, double post) {
   if (pieces.count() == 0) co_return;
   if (participants.channel) {
-    // As in a ring; how NCCL goes about it, it does not say.
+    // Counted as in a ring: NCCL does not say how it moves the data.
     participants.count_sent((participants.me + 1) % participants.size(),
                             2 * (pieces.bytes() - pieces.bytes() / participants.ranks.size()));
     co_await nccl::allreduce(*participants.channel, pieces, op, pre, post);
@@ -38,7 +38,7 @@ Task allreduce(Participants& participants, Pieces pieces, ReduceOp op, double pr
 namespace collectives {
 namespace {
 
-// Joined members contribute zeros. Sums need nothing for that; minimum, maximum and product do.
+// Joined members contribute zeros. A sum stays the same; minimum, maximum and product must include a zero.
 void fold_zero(const Pieces& pieces, ReduceOp op, double post) {
   constexpr std::size_t kBlock = 4096;
   const std::size_t width = size_of(pieces.dtype());
@@ -60,7 +60,7 @@ Task run(Operation& operation) {
                            (op == ReduceOp::kMin || op == ReduceOp::kMax || op == ReduceOp::kProduct);
   for (int code = 0; code < kDTypeCount; ++code) {
     const auto dtype = static_cast<DType>(code);
-    // Adasum weighs every tensor by itself, so tensors that lie side by side stay apart.
+    // Adasum weighs each tensor separately, so adjacent tensors stay separate.
     Pieces pieces(dtype, op == ReduceOp::kAdasum ? Neighbours::kKeepApart : Neighbours::kMerge);
     for (const Submission& submission : operation.submissions) {
       for (const Tensor& tensor : submission.request.tensors) {

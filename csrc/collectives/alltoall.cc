@@ -1,4 +1,4 @@
-// All-to-all: everybody gets a part of everybody's values, by messages between pairs, or by NCCL.
+// All-to-all: each rank gets a part of each rank's values, by messages between pairs, or by NCCL.
 #include "collectives/collective.h"
 #include "collectives/operations.h"
 
@@ -82,7 +82,7 @@ Task run(Operation& operation) {
   const Submission& submission = operation.submissions.front();
   const Tensor& tensor = submission.request.tensors.front();
   const auto parts = static_cast<std::size_t>(participants.size()), me = static_cast<std::size_t>(participants.me);
-  const auto& matrix = operation.decision.merged.rows;  // row i: what participant i sends to each
+  const auto& matrix = operation.decision.merged.rows;  // row i: rows that participant i sends to each participant
   std::vector<std::size_t> send_sizes, receive_sizes;
   std::int64_t rows = 0;
   for (std::size_t peer = 0; peer < parts; ++peer) {

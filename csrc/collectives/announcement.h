@@ -10,13 +10,13 @@
 
 namespace sordino {
 
-// Process sets that a member has. Announced with a set that is to be added, so that the new one's id and tags differ.
+// Process sets that a member has, announced with a set to be added: the new id and tags must differ from theirs.
 struct KnownSets {
   int newest = 0;        // largest id that the member has ever had
-  std::vector<int> ids;  // of its sets now
+  std::vector<int> ids;  // of its present sets
 };
 
-// One member's announcement of one request. Pointers stay at home.
+// One member's announcement of one request: its arguments, without pointers.
 struct Announcement {
   std::string name;
   Opcode opcode;
@@ -28,7 +28,7 @@ struct Announcement {
   std::vector<std::int64_t> splits;
   SetChange set_change = {};
   KnownSets known_sets = {};
-  std::uint64_t device = 0;  // identity of the device whose memory it is in; 0 for the host's
+  std::uint64_t device = 0;  // identity of the device that has the tensors; 0 for the host
   Abilities abilities = 0;
 
   static Announcement of(const Request& request);
@@ -48,7 +48,7 @@ struct Merged {
   int set_id = 0;      // of the new process set
 };
 
-// The next step of every member of a set.
+// The coordinator's decision on the next step of all members of a set.
 struct Decision {
   std::vector<std::string> names;
   Verdict verdict = Verdict::kRun;
@@ -56,7 +56,7 @@ struct Decision {
   std::vector<int> lost;          // world ranks, with kPeerLost
   std::vector<int> participants;  // indices of the members that announced it (joined members did not)
   Merged merged;
-  // Of operations on device memory: what all participants can do with it. NCCL they can use if no two share a device.
+  // For operations on device memory: abilities of all participants. kNccl only with kNcclShared, if two share a device.
   Abilities abilities = 0;
   int last = -1;  // world rank that announced it last; -1 where no rank did
 

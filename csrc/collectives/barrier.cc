@@ -1,4 +1,4 @@
-// Barrier and join: operations that move no data. All members have agreed when they run.
+// Barrier and join: operations that move no data. All members have agreed before they run.
 #include "collectives/collective.h"
 
 namespace sordino::collectives {

@@ -1,5 +1,5 @@
-// Broadcast: all participants get the values of one, the root, by messages along a tree (topology/schedule.h), or by
-// NCCL. Each node gets them once.
+// Broadcast: all participants get the values of the root, by messages along a tree (topology/schedule.h), or by NCCL.
+// Each node gets them once.
 #include <algorithm>
 
 #include "collectives/collective.h"
@@ -9,8 +9,8 @@
 namespace sordino {
 namespace {
 
-constexpr std::size_t kSegment = std::size_t{1} << 20;  // of a pipelined broadcast
-constexpr std::size_t kSegmentsOfChain = 4;             // from which on one is long enough for a chain of nodes
+constexpr std::size_t kSegment = std::size_t{1} << 20;  // bytes of a segment
+constexpr std::size_t kSegmentsOfChain = 4;             // segments from which on nodes form a chain
 
 topology::Branch branch_of(const Participants& participants, int root, bool is_long) {
   const Sites sites(participants);
@@ -27,7 +27,7 @@ topology::Branch branch_of(const Participants& participants, int root, bool is_l
 
 }  // namespace
 
-// In segments, so that a rank passes one on while it receives the next.
+// Sends in segments, so that a rank passes one on while it receives the next.
 Task broadcast(Participants& participants, int root, const std::byte* input, std::byte* output, std::size_t bytes) {
   if (participants.channel) {
     if ((participants.me + 1) % participants.size() != root)

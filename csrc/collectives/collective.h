@@ -1,11 +1,11 @@
-// The description of one operation: everything that the engine knows of it. A new operation is a file in this folder,
-// which defines its Collective, a line of the table in collective.cc, and a name in the bindings.
+// Description of one operation: all that the engine knows about it. To add an operation, define its Collective in a
+// file of this folder, and add a line to the table in collective.cc and a name to the bindings.
 //
-//   announce   each member sends its arguments to the coordinator          Announcement
-//   compare    the coordinator refuses announcements that differ           difference(), Collective::complaint
-//   merge      and gathers the facts that no participant knows by itself   Collective::merge
-//   check      each participant refuses a decision that cannot be right    Collective::fits
-//   run        and moves its data                                          Collective::run
+//   announce   each member sends its arguments to the coordinator             Announcement
+//   compare    the coordinator refuses announcements that differ              difference(), Collective::complaint
+//   merge      the coordinator merges facts that no participant has alone     Collective::merge
+//   check      each participant refuses a decision that cannot be right       Collective::fits
+//   run        each participant moves its data                                Collective::run
 #pragma once
 
 #include <memory>
@@ -21,14 +21,14 @@
 
 namespace sordino {
 
-// A request between submit() and its end on this rank.
+// A request from submit() until it completes on this rank.
 struct Submission {
   Request request;
   std::shared_ptr<Handle> handle;
   Time since;
   AwakeTime awaited_since;
-  bool warned = false;  // that its coordinator says nothing
-  bool begun = false;   // it has been decided
+  bool warned = false;  // about a coordinator that does not answer
+  bool begun = false;   // the coordinator has decided it
 };
 
 // One decision that runs on this rank.
@@ -36,18 +36,18 @@ struct Operation {
   Decision decision;
   std::vector<Submission> submissions;  // in the order of decision.names
   std::unique_ptr<Participants> participants;
-  Stream queue = 0;      // of the device that it computes on, if on one
+  Stream queue = 0;      // queue of the device that it computes on, if any
   bool dormant = false;  // it waits for another operation of this rank, which has a deadline of its own
 
   const Request& first() const { return submissions.front().request; }
 };
 
-// Ids of process sets that a rank has given as a coordinator: members may not have made them yet.
+// Ids of process sets that this rank has assigned as a coordinator. Members may not have made those sets yet.
 struct GivenIds {
   int newest = 0;
 };
 
-// The announcements of all participants, which do not differ.
+// The announcements of all participants, which have been found not to differ.
 struct Announced {
   std::vector<const Announcement*> all;  // in the order of the participants
   int last_rank;                         // world rank that announced it last
@@ -57,7 +57,7 @@ struct Announced {
 // Effect of an operation on the process set that it runs on, or on the sets of the world.
 enum class Effect : std::uint8_t {
   kNone,
-  kJoins,  // the member stands aside until all members do
+  kJoins,  // the member takes no part until all members have joined
   kAddsSet,
   kRemovesSet,
 };
@@ -67,19 +67,19 @@ struct Collective {
   Effect effect = Effect::kNone;
   bool negotiated = true;  // false: ranks run it in the order of their calls, on a set that has no other operations
   bool rows_may_differ = false;    // members may differ in the first extent of their tensors
-  bool zeros_stand_in = false;     // members that have joined contribute zeros; without this, it needs all members
+  bool zeros_stand_in = false;     // members that have joined contribute zeros; if false, all members must take part
   bool only_root_gives = false;    // the input of other ranks is not read
-  bool reduces = false;            // it folds values, which NCCL can do for some types and reductions only
+  bool reduces = false;            // it folds values, which NCCL supports for some types and reductions only
   bool maps_devices = false;       // it works on device memory that all ranks of a node map
-  bool small_ones_repeat = false;  // small ones are fused, and need no negotiation when they come again
+  bool small_ones_repeat = false;  // small ones are fused, and skip the negotiation when they repeat
 
-  // The reason why a member cannot take part, after "rank 3 ", or "". Null: every member can.
+  // Returns why a member cannot take part, as the text after "rank 3 ", or "" if it can. Null: every member can.
   std::string (*complaint)(const Announcement& said, std::size_t members) = nullptr;
-  // Null: there is nothing to merge.
+  // Adds the facts of all announcements to `merged`. Null: no facts to merge.
   void (*merge)(const Announced& announced, Merged& merged) = nullptr;
-  // Whether the merged facts fit this rank's request; it is participant `me` of `parts`. Null: they do.
+  // Whether the merged facts fit this rank's request, as participant `me` of `parts`. Null: they always fit.
   bool (*fits)(const Request& request, const Merged& merged, std::size_t parts, std::size_t me) = nullptr;
-  // Move the data, and fill the handles' results.
+  // Moves the data, and fills the results of the handles.
   Task (*run)(Operation& operation);
 
   bool changes_sets() const { return effect == Effect::kAddsSet || effect == Effect::kRemovesSet; }
@@ -91,13 +91,14 @@ extern const Collective kAllreduce, kBroadcast, kAllgather, kAlltoall, kReducesc
 }
 const Collective& collective(Opcode opcode);
 
-// Allocate memory for a result, where the operation computes, and add it to the handle's results.
+// Allocates a result in the memory that the operation computes in, and adds it to the handle's results. Throws
+// TransportError if there is no room.
 Result& new_result(Handle& handle, const Operation& operation, std::vector<std::int64_t> shape, std::size_t bytes);
 
-// Whether tensors of so many rows are small enough for the sum of their bytes to be a number.
+// Whether these numbers of rows of the tensor have at most 2^62 bytes in all, so that their sum cannot overflow.
 bool rows_fit(const Tensor& tensor, std::span<const std::int64_t> rows);
 
-// Wait for the operation that a request comes after, and fail if that has failed.
+// Waits for the operation that `request.after` names, if any. If that operation failed, throws its error.
 Task come_after(Operation& operation, const Request& request);
 
 }  // namespace sordino

@@ -1,4 +1,4 @@
-// Codes of operations. Python names them by the same numbers, and ranks tell each other by them.
+// Codes of operations. Python and the messages between ranks use the same numbers.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Combining the whole vectors of a team in a binary tree that is the same on all of them, by messages
+// Combination of a team's whole vectors by messages, in a binary tree that is the same on all members
 // (topology/schedule.h).
 #pragma once
 
@@ -9,8 +9,8 @@
 
 namespace sordino {
 
-// Combines the vectors of all members, of `data`'s size: merge(lower, upper, into), an Until, with the lower member's
-// data first, on both partners alike. `arrived`: memory for a vector.
+// Combines the vectors of all members, each of `data`'s size. merge(lower, upper, into) returns an Until. Both partners
+// pass the lower member's data first. `arrived` is memory for one vector.
 template <class Merge>
 Task recursive_doubling(const Team& team, std::span<std::byte> data, std::byte* arrived, Tag lane, Merge merge) {
   using topology::Brings;

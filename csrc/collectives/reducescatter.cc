@@ -1,6 +1,6 @@
-// Reduce-scatter: everybody gets a part of the values that all fold. The ranks of a node fold in their memory first,
-// and what they have of a part goes to its receiver once, so a link carries what one rank a node would send. By
-// messages between pairs where no two share memory, or it is a device's; or by NCCL.
+// Reduce-scatter: each rank gets a part of the values that all ranks fold. The ranks of a node fold in their memory
+// first, and the node's values of a part go to its receiver once. So a link carries as much as with one rank per node.
+// If no ranks share memory, or the memory is a device's, parts go by messages between pairs, or by NCCL.
 #include <algorithm>
 #include <utility>
 
@@ -12,7 +12,7 @@
 namespace sordino {
 namespace {
 
-// What is folded, and in which parts.
+// The values to fold, and their parts.
 struct Parts {
   DType dtype;
   const std::vector<std::size_t>& bounds;
@@ -26,7 +26,7 @@ struct Parts {
   std::size_t begin(int index) const { return bounds[static_cast<std::size_t>(index)] * size_of(dtype); }
 };
 
-// A rank of each node folds the part of a rank of another one, and sends it there.
+// For each rank of other nodes, one rank of this node folds its part and sends it there.
 Task scatter_on_nodes(Participants& participants, const Sites& sites, const Parts& parts, const std::byte* input,
                       std::byte* output, double pre, double post) {
   constexpr std::uint64_t kStage = 1;
@@ -46,7 +46,7 @@ Task scatter_on_nodes(Participants& participants, const Sites& sites, const Part
     for (const std::byte* one : inputs) sources.push_back(one + parts.begin(index));
     kernels::reduce(parts.op, parts.dtype, sources, {&into, 1}, parts.count(index), pre, factor);
   };
-  // By node: what it has folded of my part. Its own goes last, when nobody waits for anything else of this rank.
+  // By node: its fold of my part. My node's own fold comes last, when no rank waits for another message of this rank.
   const auto arrived = participants.compute->scratch(nodes * parts.bytes(participants.me));
   std::vector<const std::byte*> folded;
   std::vector<std::pair<int, std::unique_ptr<Transfer>>> transfers;
@@ -85,7 +85,7 @@ Task scatter_on_nodes(Participants& participants, const Sites& sites, const Part
 
 }  // namespace
 
-// Everybody sends everybody its part; each folds what it got once, in rank order, at full precision.
+// Each rank sends each rank its part. Each folds its part once, in rank order, at full precision.
 Task reducescatter(Participants& participants, DType dtype, const std::byte* input, std::vector<std::size_t> bounds,
                    std::byte* output, ReduceOp op, double pre, double post) {
   if (participants.channel) {

@@ -1,4 +1,4 @@
-// A request of the user's, the handle of its operation, and the result.
+// A user's request, the handle of its operation, and its result.
 #pragma once
 
 #include <atomic>
@@ -31,7 +31,7 @@ struct Exchange;
 class QueueBarrier;
 class Handle;
 
-// A process set to be made, of these world ranks, or to be removed, by its id.
+// A process set to make, of these world ranks, or to remove, by its id.
 struct SetChange {
   std::vector<int> ranks;
   int removed = 0;
@@ -49,17 +49,17 @@ struct Request {
   std::vector<Tensor> tensors;       // several: a grouped operation
   std::vector<std::int64_t> splits;  // rows for each member, of an all-to-all
   SetChange set_change;              // of operations that add or remove a process set
-  // Of an exchange: what is exchanged, in which round, and what it comes after: on this rank it begins when that is
-  // done, and fails if that failed, so nobody need wait in between.
+  // For an exchange: its data, its round, and the operation that it comes after. On this rank it begins when that
+  // operation is done, and fails if that failed. So no thread has to wait in between.
   std::shared_ptr<const Exchange> exchange;
   std::uint64_t round = 0;
   std::shared_ptr<const Handle> after;
-  // This rank only serves the others: it waits for them without a deadline, and when one has left instead of coming,
-  // this request alone fails with PeerLost.
+  // This rank only serves the other ranks. It waits for them without a deadline. If one leaves instead of coming, this
+  // request alone fails, with PeerLost.
   bool serving = false;
-  // Of device memory: it may be over for the threads of its ranks before the devices have done it.
+  // On device memory: the request may complete for its ranks' threads before the devices have done it.
   bool runs_ahead = false;
-  // Whose memory the tensors are; null for the host's. They may be read, and written, after `ready`.
+  // Device that owns the tensors' memory; null for the host. They may be read, and written, after `ready`.
   std::shared_ptr<Device> device;
   std::shared_ptr<Event> ready;
 };
@@ -67,13 +67,13 @@ struct Request {
 // Memory for a result whose size only the operation knows.
 struct Result {
   std::shared_ptr<std::byte> data;
-  std::shared_ptr<Device> device;  // whose memory it is, if not the host's
-  std::shared_ptr<Stream> reader;  // then, the queue that reads it last
+  std::shared_ptr<Device> device;  // that owns the memory; null for the host
+  std::shared_ptr<Stream> reader;  // on a device: the queue that reads it last
   std::size_t bytes = 0;
   std::vector<std::int64_t> shape;
 };
 
-// A request under way. `error`, `results` and what follows them may be read once done() is true.
+// A request in flight. `error`, `results` and the members after them may be read once done() is true.
 class Handle {
  public:
   bool done() const { return done_.load(std::memory_order_acquire); }
@@ -82,19 +82,19 @@ class Handle {
     done_.store(true, std::memory_order_release);
   }
 
-  bool submitted = false;  // it belongs to an operation, and is not a promise; does not change once others see it
+  bool submitted = false;  // false for a mere promise of an operation; constant once other threads see it
   std::exception_ptr error;
   std::vector<Result> results;
-  std::vector<std::int64_t> rows;  // that came from each member, tensor by tensor (all-gather, all-to-all)
-  int last_rank = -1;              // that has joined (join)
+  std::vector<std::int64_t> rows;  // received from each member, tensor by tensor (all-gather, all-to-all)
+  int last_rank = -1;              // rank that joined last (join)
   int set_id = 0;                  // of the new process set
-  // Of an operation on device memory: its results are there after the event.
+  // For an operation on device memory: its results are valid after the event.
   std::shared_ptr<Device> device;
   std::shared_ptr<Event> event;
-  std::weak_ptr<QueueBarrier> barrier;  // by which devices have met for it, if they have
-  std::atomic<bool> undone{false};      // what was put on the device was given up, and the results are nothing
-  // It was given up because of a lost rank: those that live may still read and write its memory, for as long as they
-  // do.
+  std::weak_ptr<QueueBarrier> barrier;  // at which devices have met for it, if they have
+  std::atomic<bool> undone{false};      // the work on the device was given up, and the results are invalid
+  // The operation was given up because of a lost rank. The remaining ranks may read and write its memory as long as
+  // they live.
   std::atomic<bool> given_up{false};
 
  private:

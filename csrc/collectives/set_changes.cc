@@ -1,5 +1,5 @@
-// Process sets are added and removed by all members of their parent. The new set's id is one that no member has seen,
-// and its messages have tags that no set of a member has.
+// Process sets are added and removed by all members of their parent. The new set's id is new to all members. Its
+// messages have tags that no set of a member has.
 #include <limits>
 #include <set>
 
@@ -14,7 +14,7 @@ std::string complain_of_many(const Announcement& said, std::size_t) {
   return "has " + std::to_string(sets) + " process sets already, the most that there can be at once. Remove some";
 }
 
-// The coordinator may have given ids to sets that members have yet to make.
+// The coordinator may have assigned ids to sets that members have yet to make.
 void merge_id(const Announced& announced, Merged& merged) {
   std::set<int> taken;
   int id = announced.given.newest;

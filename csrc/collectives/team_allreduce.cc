@@ -7,12 +7,12 @@
 namespace sordino {
 namespace {
 
-// Bytes of a message, about: long enough to keep a link busy, and so short that they are still in the cache when they
-// are folded, and the memory for them is soon used again. Shorter ones where there would be too few, or parts too long.
+// Approximate bytes of a message: enough to keep a link busy. A message must be folded while it is still in cache, and
+// its memory soon reused, so it must not be long. It is shorter if there would be too few messages, or too long parts.
 constexpr std::size_t kLeastOfMessage = 256 * 1024, kMostOfMessage = 1024 * 1024, kMessages = 8;
 constexpr std::size_t kMostOfPart = std::size_t{4} << 20, kLeastOfAny = 64 * 1024;
 
-// Messages that a member's part of the vector is cut into.
+// Number of messages that a member's share of the vector is cut into.
 std::size_t messages_of(int size) { return size == 2 ? 1 : static_cast<std::size_t>(size); }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// The ways that are open to operations on device memory, on this rank.
+// The routes that this rank has for operations on device memory.
 #pragma once
 
 #include <mutex>
@@ -14,14 +14,14 @@ namespace sordino {
 class DeviceRoutes {
  public:
   DeviceRoutes(const Transport& transport, const Config& config) : transport_(transport), allowed_(config.gpu_route) {}
-  // From any thread.
+  // May be called from any thread.
   Abilities open_to(const Device& device) const;
 
  private:
   bool has_nccl() const;
 
   const Transport& transport_;
-  const std::string allowed_;  // the only one, or empty
+  const std::string allowed_;  // the only allowed route; empty: all
   mutable std::once_flag asked_nccl_;
   mutable bool has_nccl_ = false;
 };

@@ -8,7 +8,7 @@
 namespace sordino {
 namespace {
 
-// All-reduces up to this size are worth fusing; larger ones lose nothing by going alone, and may be averaged in place.
+// All-reduces up to this many bytes are worth fusing. Larger ones gain nothing from it, and may be averaged in place.
 constexpr std::size_t kSmall = std::size_t{1} << 20;
 
 }  // namespace
@@ -48,7 +48,7 @@ bool Negotiation::complete(const Pending& pending) const {
 
 bool Negotiation::needs_the_gone(const Pending& pending) const {
   for (std::size_t member = 0; member < members_.size(); ++member) {
-    // One that announced and then left cannot do its part either.
+    // A member that announced and then left cannot do its part either.
     if (departed_[member] && (pending.said[member] || !joined_[member])) return true;
   }
   return false;

@@ -1,4 +1,4 @@
-// What moves operations on: announcements out, messages in, decisions made and obeyed, data phases advanced.
+// The part of the scheduler that moves operations on: announcements, messages, decisions, and data phases.
 #include <algorithm>
 #include <numeric>
 
@@ -26,7 +26,7 @@ bool Scheduler::announce() {
     std::lock_guard lock(mutex_);
     fresh.swap(submitted_);
   }
-  // All are outstanding before any is announced: if an announcement fails, the failure finds every handle.
+  // All become outstanding before any is announced. If an announcement fails, the failure then finds every handle.
   std::vector<std::pair<ProcessSet*, Announcement>> said;
   {
     std::lock_guard lock(mutex_);
@@ -134,7 +134,7 @@ void Scheduler::receive(int from, std::span<const std::byte> bytes) {
       hear_of_given_up(set, sequence, PeerLost(text, std::move(lost)));
       break;
     }
-    default: break;  // not of a process set
+    default: break;  // kinds that do not concern a process set
   }
 }
 
@@ -157,7 +157,7 @@ bool Scheduler::advance() {
   return moved;
 }
 
-// A rank whose memory is gone is lost, whether or not that has been noticed otherwise.
+// A rank whose memory is gone counts as lost, even if no other sign of its loss has been seen.
 bool Scheduler::resume(Running& running) {
   try {
     return running.task.resume();
@@ -177,7 +177,7 @@ bool Scheduler::advance(ProcessSet& set) {
     if (!set.running) return true;
   }
   Running& running = *set.running;
-  // MPI that takes device memory goes by the thread's current device.
+  // MPI that takes device memory uses the thread's current device.
   const auto& device = running.first().device;
   const std::shared_ptr<void> used = device ? device->use() : nullptr;
   const bool moved = resume(running);
@@ -198,7 +198,7 @@ bool Scheduler::advance(ProcessSet& set) {
   set.running.reset();
   const Effect effect = collective(done.front().request.opcode).effect;
   if (effect == Effect::kRemovesSet) {
-    removals_.push_back(std::move(done.front()));  // whoever calls is walking over the sets
+    removals_.push_back(std::move(done.front()));  // the caller is iterating over the sets
     return true;
   }
   if (effect == Effect::kAddsSet) add_set(done.front().handle->set_id, done.front().request.set_change.ranks);
@@ -238,7 +238,7 @@ void Scheduler::obey(ProcessSet& set, Decision decision) {
   running.task = running.first().device ? run_on_device(running) : collective(running.first().opcode).run(running);
 }
 
-// The decision comes from another process, and what follows believes it.
+// Checks a decision against the requests: it comes from another process, and the following code relies on it.
 void Scheduler::check(const ProcessSet& set, const Decision& decision,
                       const std::vector<Submission>& submissions) const {
   const auto refuse_unless = [&](bool holds) {
@@ -255,7 +255,7 @@ void Scheduler::check(const ProcessSet& set, const Decision& decision,
   }
   const auto me = static_cast<std::size_t>(std::find(members.begin(), members.end(), set.me) - members.begin());
   refuse_unless(!what.fits || what.fits(first, decision.merged, members.size(), me));
-  // Coordinators do not know which ids another one gives at the same time.
+  // A coordinator does not know which ids another coordinator gives at the same time.
   if (what.effect == Effect::kAddsSet && !is_free(decision.merged.set_id)) {
     throw TransportError("process sets whose parents have different first ranks were added at once, and both got id " +
                          std::to_string(decision.merged.set_id) + ". Add them one after the other");
@@ -313,7 +313,7 @@ void Scheduler::trace_run(const Running& running) {
   }
 }
 
-// Whom it waits for at this moment.
+// Records the ranks that the operation waits for at this moment.
 void Scheduler::look_for_late(Running& running) {
   constexpr std::chrono::microseconds kEvery{20};
   const Time now = steady_clock::now();
@@ -337,7 +337,7 @@ void Scheduler::note_run(const Running& running) {
   for (const Submission& submission : running.submissions) {
     for (const Tensor& tensor : submission.request.tensors) bytes += tensor.bytes();
   }
-  // Of several that are missed at once, the wait is for the one that is missed longest.
+  // If several ranks were late at once, the wait is attributed to the one that was late longest.
   int missed = -1;
   Time end = now;
   for (auto part = running.late.rbegin(); part != running.late.rend(); ++part) {
