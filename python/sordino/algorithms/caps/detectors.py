@@ -174,15 +174,20 @@ class MovementDetector(Detector):
         self._copy.take()
 
     def count(self, step: int) -> None:
+        averages = self._averages
         if self._pairs:
             distances = torch.stack([torch.dist(now, before).double() for now, before in self._pairs]).cpu()
             moved = distances / self._all.clamp(min=1).double().sqrt()
-            moved.nan_to_num_(nan=math.inf)  # a NaN counts as infinite movement
-            self._averages = self._memory * self._averages + (1 - self._memory) * moved
-        values, places = self._averages.unique(return_inverse=True)  # in ascending order
+            # NaN and Inf count as infinite movement, in this step only: an average that has been infinite stays so.
+            finite = moved.isfinite()
+            self._averages = torch.where(
+                finite, self._memory * self._averages + (1 - self._memory) * moved, self._averages
+            )
+            averages = self._averages.masked_fill(~finite, math.inf)
+        values, places = averages.unique(return_inverse=True)  # in ascending order
         elements = torch.zeros(len(values), dtype=torch.int64, device=HOST).index_add_(0, places, self._all)
         further = (elements.sum() - elements.cumsum(0))[places]
-        self.counts.copy_(torch.where(self._averages > 0, further, self.compared))
+        self.counts.copy_(torch.where(averages > 0, further, self.compared))
 
     def keep(self, step: int, sent: Sequence[Part]) -> None:
         self._copy.take()
