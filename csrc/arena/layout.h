@@ -1,5 +1,5 @@
-// Which tensor lies where in flat memory. Pure arithmetic: no memory, no ranks, so every rank that names the same
-// tensors computes the same layout, and one 64-bit hash tells whether they did.
+// Places of tensors in flat memory. Pure arithmetic: no memory, no ranks. So ranks that name the same tensors compute
+// the same layout, and a 64-bit hash shows whether they did.
 #pragma once
 
 #include <cstdint>
@@ -32,15 +32,15 @@ class Layout {
  public:
   static constexpr std::size_t kAlignment = 64;  // of every segment; its tensors lie back to back, so it is one run
 
-  // Tensors are placed in the order given. A segment ends before it would pass `segment_bytes` (a larger tensor is a
+  // Places tensors in the order given. A segment ends before it would exceed `segment_bytes` (a larger tensor is a
   // segment of its own) and where the dtype changes. Throws UsageError for duplicate names.
   Layout(std::vector<TensorSpec> tensors, std::size_t segment_bytes);
-  // A segment ends where the tensors' group or the dtype changes. groups[i] is tensor i's; UsageError unless there is
-  // one for each tensor and they never fall.
+  // A segment ends where the tensors' group or the dtype changes. groups[i] is tensor i's. Throws UsageError unless
+  // there is a group for each tensor and they never decrease.
   Layout(std::vector<TensorSpec> tensors, const std::vector<std::size_t>& groups);
 
-  // Some parts of an arena of `bytes` bytes, as segments that lie where they say. UsageError if one does not fit in, or
-  // groups fall.
+  // Some parts of an arena of `bytes` bytes, as segments at the offsets that they give. Throws UsageError if one
+  // exceeds the arena, or groups decrease.
   static Layout of_parts(std::vector<LayoutSegment> parts, std::size_t bytes);
 
   const std::vector<TensorSpec>& tensors() const { return tensors_; }
@@ -48,7 +48,7 @@ class Layout {
   const std::vector<LayoutSegment>& segments() const { return segments_; }
   std::size_t bytes() const { return bytes_; }
   std::uint64_t hash() const { return hash_; }
-  // One line a tensor, for finding the first difference between two ranks.
+  // One line per tensor, for finding the first difference between two ranks.
   std::vector<std::string> describe() const;
 
  private:

@@ -1,8 +1,8 @@
-// The clock of all deadlines: time in which this process ran. Time in which it was stopped (Ctrl-Z, a suspended job, a
-// paused container) does not count, so ranks that were stopped together go on together, and a rank that was stopped
+// Clock of all deadlines: time in which this process ran. Time in which it was stopped (Ctrl-Z, a suspended job, a
+// paused container) does not count. So ranks that were stopped together go on together, and a rank that was stopped
 // alone does not blame the others for it.
 //
-// Linux has no such clock. The thread that polls ticks it at least every 50 ms (progress/progress.cc), so a longer time
+// Linux has no such clock. The polling thread ticks it at least every 50 ms (progress/progress.cc). So a longer time
 // between two ticks is time in which this process did not run.
 #pragma once
 
@@ -19,15 +19,15 @@ class AwakeClock {
   using duration = std::chrono::nanoseconds;
   using rep = duration::rep;
   using period = duration::period;
-  // A type of its own: a comparison with another clock does not compile.
+  // A type of its own, so that a comparison with another clock does not compile.
   using time_point = std::chrono::time_point<AwakeClock>;
 
   static constexpr duration kLongestStep = std::chrono::milliseconds(200);
 
-  // `longest`: how much of the time between two ticks counts at most.
+  // `longest`: upper limit of the time that counts between two ticks.
   explicit AwakeClock(duration longest = kLongestStep) : longest_(longest) {}
 
-  // Called by one thread at a time; `now` never goes back.
+  // Called by one thread at a time. `now` never goes back.
   void tick(Time now = std::chrono::steady_clock::now()) {
     if (last_.load() != Time{}) awake_.store(awake_.load() + step(now));
     last_.store(now);
@@ -35,7 +35,7 @@ class AwakeClock {
 
   // As of the last tick. From any thread.
   time_point now() const { return time_point(duration(awake_.load(std::memory_order_relaxed))); }
-  // At this moment. From any thread; within `longest` of the truth while another thread ticks.
+  // At this moment. From any thread. Correct within `longest` while another thread ticks.
   time_point now(Time at) const { return now() + duration(last_.load() == Time{} ? 0 : step(at)); }
 
  private:
@@ -48,7 +48,7 @@ class AwakeClock {
 
 using AwakeTime = AwakeClock::time_point;
 
-// The limit of a loop that asks again and again whether it has passed; each question is a tick.
+// Deadline of a polling loop. Each call of passed() is a tick.
 class Deadline {
  public:
   explicit Deadline(std::chrono::duration<double> limit) : limit_(limit) { clock_.tick(); }

@@ -140,8 +140,8 @@ const std::vector<Variable>& documented_variables() {
 }
 
 LauncherHint launcher_hint() {
-  // Open MPI, MPICH/Intel MPI (Hydra), Slurm, in that order: srun's own variables are set for every job step, also
-  // for one that mpirun then takes over, so they come last.
+  // Open MPI, MPICH/Intel MPI (Hydra), Slurm. Slurm comes last: srun sets its variables for every job step, also for
+  // one that mpirun then takes over.
   for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"}) {
     if (const char* value = std::getenv(name)) return {std::atoi(value), name};
   }

@@ -1,4 +1,4 @@
-// Element types, and the one place where a run-time type becomes a compile-time type.
+// Element types, and the only place where a run-time type becomes a compile-time type.
 #pragma once
 
 #include <cstddef>
@@ -27,7 +27,7 @@ enum class DType : std::uint8_t {
 };
 inline constexpr int kDTypeCount = 13;
 
-// Storage types of the 16-bit floats and of bool: distinct, so that templates can tell them apart.
+// Storage types of the 16-bit floats and of bool. They are distinct, so that templates can tell them apart.
 struct Half {
   std::uint16_t bits;
 };
@@ -43,7 +43,7 @@ constexpr std::size_t size_of(DType type) {
   return sizes[static_cast<int>(type)];
 }
 
-// Elements of a tensor.
+// Number of elements of a tensor.
 inline std::size_t count_of(std::span<const std::int64_t> shape) {
   std::size_t product = 1;
   for (const std::int64_t extent : shape) product *= static_cast<std::size_t>(extent);
@@ -85,11 +85,11 @@ decltype(auto) dispatch(DType type, Visitor&& visitor) {
   throw UsageError("unknown element type code " + std::to_string(static_cast<int>(type)));
 }
 
-// What a reduction does with the elements of all ranks. The numbers are Horovod's.
+// Operation of a reduction on the elements of all ranks. The numbers are Horovod's.
 enum class ReduceOp : std::uint8_t { kAverage = 0, kSum = 1, kAdasum = 2, kMin = 3, kMax = 4, kProduct = 5 };
 inline constexpr ReduceOp kLastReduceOp = ReduceOp::kProduct;
 
-// What is folded, and the factor of the result: an average is a sum, divided by the members of the process set.
+// Operation and factor of a reduction: an average is a sum, divided by the number of members of the process set.
 struct Folding {
   ReduceOp op;
   double post;
@@ -98,7 +98,7 @@ constexpr Folding folding_of(ReduceOp op, double postscale, int members) {
   return op == ReduceOp::kAverage ? Folding{ReduceOp::kSum, postscale / members} : Folding{op, postscale};
 }
 
-// Where partial sums travel as float16: an average divides first, which keeps them in its range.
+// For partial sums in float16: an average divides first, which keeps the sums in range.
 constexpr void divide_first(DType dtype, ReduceOp op, double& pre, double& post) {
   if (dtype == DType::kFloat16 && op == ReduceOp::kSum && post < 1) {
     pre *= post;

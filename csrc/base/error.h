@@ -1,4 +1,4 @@
-// Typed errors: every failure a user can meet is one of these, and each maps to one Python class.
+// Typed errors: every failure that a user can meet is one of these, and each maps to one Python class.
 #pragma once
 
 #include <stdexcept>
@@ -14,26 +14,26 @@ class Error : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// The caller asked for something impossible; nothing was sent.
+// The caller asked for something impossible. Nothing was sent.
 class UsageError : public Error {
  public:
   using Error::Error;
 };
 
-// Ranks disagree about an operation (shape, dtype, op, root); raised on all of them, the world lives on.
+// Ranks disagree about an operation (shape, dtype, op, root). Raised on all of them; the world survives.
 class OperationMismatch : public UsageError {
  public:
   using UsageError::UsageError;
 };
 
-// One or more ranks have died, left or raised; latched, every later operation raises it too.
+// One or more ranks have died, left or raised. Latched: every later operation raises it too.
 class PeerLost : public Error {
  public:
   PeerLost(const std::string& what, std::vector<int> ranks) : Error(what), ranks(std::move(ranks)) {}
   std::vector<int> ranks;
 };
 
-// A deadline passed; latched like PeerLost.
+// A deadline has passed. Latched like PeerLost.
 class Timeout : public Error {
  public:
   Timeout(const std::string& what, std::string operation, std::vector<int> missing)
@@ -42,7 +42,7 @@ class Timeout : public Error {
   std::vector<int> missing;
 };
 
-// Too few of the ranks that may be alive answer: the others may go on, so this one must not.
+// Too few of the ranks that may be alive answer. The others may go on, so this rank must not.
 class NoQuorum : public Error {
  public:
   using Error::Error;
@@ -54,26 +54,26 @@ class Evicted : public Error {
   using Error::Error;
 };
 
-// The byte mover below failed (MPI error, shared memory exhausted).
+// The transport has failed (MPI error, shared memory exhausted).
 class TransportError : public Error {
  public:
   using Error::Error;
 };
 
-// Memory of a peer is gone, with its process or because the peer has freed it. Whether that is a loss, others tell.
+// Memory of a peer is gone, with its process or because the peer has freed it. Other signs tell whether that is a loss.
 class MemoryGone : public TransportError {
  public:
   MemoryGone(const std::string& what, int rank) : TransportError(what), rank(rank) {}
   int rank;
 };
 
-// A GPU, or what drives it, failed; what it was to compute is lost.
+// A GPU, or its driver, has failed. The results of its work are lost.
 class DeviceError : public Error {
  public:
   using Error::Error;
 };
 
-// This build or this machine lacks a feature; the text says how to get it.
+// This build or this machine lacks a feature. The text tells how to get it.
 class NotBuilt : public Error {
  public:
   using Error::Error;

@@ -1,4 +1,4 @@
-// What stays for ever.
+// Intentional leaks.
 #pragma once
 
 #include <atomic>
@@ -6,9 +6,9 @@
 
 namespace sordino {
 
-// Never destroys `thing`, which somebody may touch when whoever owned it is gone: a transfer that was given up, or a
-// thread that only the parent of a forked process has. Who looks for leaks finds it in a list. Takes no lock, for a
-// fork may have left one locked.
+// Leaks `thing` on purpose, because it may be used after its owner is gone: by a transfer that was given up, or by a
+// thread that only the parent of a forked process has. A leak checker finds it in a list. Takes no lock, because a fork
+// may have left one locked.
 template <class T>
 void keep_for_ever(T thing) {
   struct Kept {

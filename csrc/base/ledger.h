@@ -1,5 +1,6 @@
-// What a record of a run is made of, beside how much was sent to whom (transport/traffic.h): how long operations were
-// under way, and when which of them waited for whom. Off, it costs one relaxed load where something would be noted.
+// Ledger: the data of a run record, besides bytes sent by rank (transport/traffic.h). It has the time in which
+// operations were under way, and for which rank an operation waited when. Switched off, it costs one relaxed load per
+// event.
 #pragma once
 
 #include <atomic>
@@ -17,8 +18,8 @@ class Ledger {
  public:
   enum class What : std::uint8_t {
     kWait,     // a call of this rank did not return
-    kMeet,     // an operation of this rank waited for others to begin theirs; `peer` was the last
-    kMove,     // its data were on their way, while `peer` was missed in it, or nobody (-1)
+    kMeet,     // an operation of this rank waited for other ranks to begin theirs; `peer` was the last
+    kMove,     // its data were in flight, while `peer` was late, or no rank (-1)
     kPull,     // a snapshot of `peer` was fetched
     kAverage,  // parameters were averaged with those of `peer`
   };
@@ -29,11 +30,11 @@ class Ledger {
     std::uint64_t bytes;
     std::string name;
   };
-  // What has been noted since the last time.
+  // Everything noted since the last take().
   struct Taken {
-    double seconds = 0;  // in which operations were under way, since the beginning
+    double seconds = 0;  // seconds with operations under way, since the beginning
     std::vector<Span> spans;
-    std::uint64_t dropped = 0;  // spans for which there was no room
+    std::uint64_t dropped = 0;  // spans beyond the limit kMost
   };
 
   void open(bool opened) {
@@ -46,7 +47,7 @@ class Ledger {
   void keep_spans(bool keep) { spans_kept_ = keep; }
   bool keeps_spans() const { return spans_kept_.load(std::memory_order_relaxed); }
 
-  // The first operation begins; the last one ends. In this order, from any thread.
+  // busy(): the first operation begins. idle(): the last one ends. Called in this order, from any thread.
   void busy(Time now) {
     std::lock_guard lock(mutex_);
     since_ = now;
@@ -56,7 +57,7 @@ class Ledger {
     std::lock_guard lock(mutex_);
     if (std::exchange(is_busy_, false)) add(now - since_);
   }
-  // Something beside the operations was under way.
+  // Work outside the operations was under way.
   void beside(Time begin, Time end) {
     std::lock_guard lock(mutex_);
     add(end - begin);
@@ -69,7 +70,7 @@ class Ledger {
       ++dropped_;
     }
   }
-  // A service has come to the end of a transfer.
+  // A service has finished a transfer.
   void done_beside(What what, Time begin, Time end, int peer, std::uint64_t bytes) {
     if (open_now()) beside(begin, end);
     if (keeps_spans()) note(what, begin, end, peer, bytes, "");

@@ -1,10 +1,10 @@
-// Limits of this process: memory and open files. The only reader of them; the launcher asks here, too
+// Limits of this process: memory and open files. Only this class reads them; the launcher uses it, too
 // (python/sordino/cli/room.py).
 //
-// Control groups limit memory on several levels: a container's group, the one of its job, and so on up. All are read,
-// of version 1 (a hierarchy for memory, beneath /sys/fs/cgroup/memory) and of version 2 (one for all, beneath
-// /sys/fs/cgroup). /proc/self/cgroup names the innermost. Without a namespace for groups a container sees its own at
-// the top while /proc names its place on the host, so folders that are not there are passed over.
+// Control groups limit memory on several levels: the group of a container, the one of its job, and so on up. All levels
+// are read, in version 1 (a separate hierarchy for memory, below /sys/fs/cgroup/memory) and in version 2 (one for all,
+// below /sys/fs/cgroup). /proc/self/cgroup names the innermost group. In a container without a cgroup namespace, its
+// own group is at the top of the mount, but /proc names its path on the host. So folders that do not exist are skipped.
 #pragma once
 
 #include <cstddef>
@@ -15,18 +15,18 @@ namespace sordino {
 
 class Limits {
  public:
-  // `root`: where /proc and /sys are looked for; tests have others.
+  // `root`: folder of /proc and /sys; replaced by tests.
   explicit Limits(std::filesystem::path root = "/") : root_(std::move(root)) {}
 
-  // Bytes that the groups allow; nothing where none sets a limit.
+  // Bytes that the groups allow. Empty if no group sets a limit.
   std::optional<std::size_t> memory() const;
-  // Bytes that the kernel could still hand out: of the machine, and of each group. Cached files make room.
+  // Bytes that the kernel could still give: the minimum over the machine and all groups. Cached files count as free.
   std::size_t available_memory() const;
 
   struct Files {
-    std::size_t allowed, at_most;  // at once (RLIMIT_NOFILE); that the user may raise it to
+    std::size_t allowed, at_most;  // allowed at once (RLIMIT_NOFILE); the user may raise it to at_most
   };
-  // The limits of this process; the root does not matter.
+  // The limits of this process, whatever the root.
   static Files files();
 
  private:

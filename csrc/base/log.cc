@@ -19,13 +19,13 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr std::chrono::seconds kPatience{1};  // with the reader
+constexpr std::chrono::seconds kPatience{1};  // time that the reader has for a line
 constexpr std::size_t kMostLines = 1000;      // in the queue
 
 // In one piece, so that lines of several processes do not mix.
 void write_to_stderr(const Line& line) { write_all(STDERR_FILENO, "sordino: " + line.text + "\n"); }
 
-// The lines of one process that wait for its reader. It is never destroyed, since threads may say lines until the end.
+// Lines of one process that wait for its reader. Never destroyed, because threads may log until the process ends.
 class Queue {
  public:
   bool is_ours() const { return getpid() == process_; }
@@ -116,7 +116,7 @@ class Queue {
 
 std::atomic<Queue*> queue{nullptr};
 
-// This process's queue, or null. In a forked child the parent's is not touched: another thread may have held its lock.
+// This process's queue, or null. A forked child does not touch its parent's: another thread may have held its lock.
 Queue* ours() {
   Queue* const one = queue.load();
   return one != nullptr && one->is_ours() ? one : nullptr;

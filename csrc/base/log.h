@@ -1,10 +1,10 @@
 // Log lines of the core.
 //
-// A thread of the core says a line while it polls, so it must not wait for Python's lock. Lines go through a queue:
+// A thread of the core logs a line while it polls, so it must not wait for Python's lock. Lines go through a queue:
 //
-//   say() --> queue --> take()    the reader, a thread of Python's, hands the line to `logging` (python/sordino/log)
+//   say() --> queue --> take()    the reader, a Python thread, passes the line to `logging` (python/sordino/log)
 //               |
-//               +----> stderr     after 1 s, by a thread of the core: the reader cannot run, as long as some call holds
+//               +----> stderr     after 1 s, by a thread of the core: the reader cannot run while some call holds
 //                                 Python's lock. The line stays in the queue, marked, and the reader takes it later.
 //
 // A process without a reader (C++ tests, a forked child, the end of a process) writes each line to stderr at once. A
@@ -22,22 +22,22 @@ constexpr int kNoRank = -1;
 
 struct Line {
   Level level;
-  int rank;  // of the world that says it, or kNoRank
+  int rank;  // rank that logs it, or kNoRank
   std::string text;
-  bool on_stderr = false;  // the core has written it there
+  bool on_stderr = false;  // the core has written it to stderr
 };
 
-// Any thread may call it. It blocks only where it writes to stderr.
+// May be called from any thread. Blocks only while it writes to stderr.
 void say(Level level, int rank, std::string text);
 
-// The reader's side. `open` and `close` are called by one thread at a time. A forked child has no reader until it calls
-// `open`, and never takes a line of its parent.
+// For the reader. One thread at a time calls `open` and `close`. A forked child has no reader until it calls `open`,
+// and never takes a line of its parent.
 
-// From now on lines wait for the reader. Those below `least` are not written to stderr. Idempotent but for `least`.
+// From now on lines wait for the reader. Lines below `least` are not written to stderr. Idempotent except for `least`.
 void open(Level least);
 // Waits for a line. False: the reader was closed.
 bool wait();
-// The oldest line, if there is one.
+// Takes the oldest line, if any.
 std::optional<Line> take();
 // From now on lines go to stderr at once; those in the queue can still be taken. Idempotent.
 void close();

@@ -1,4 +1,4 @@
-// Libraries of ours that are opened at run time, because what they link may be absent: they lie beside libsordino.so.
+// Our libraries that are opened at run time, because their dependencies may be missing. They are next to libsordino.so.
 #pragma once
 
 #include <filesystem>
@@ -8,13 +8,13 @@
 
 namespace sordino::plugin {
 
-// Where the library of this name lies, or would.
+// Path of the library of this name, whether or not it exists.
 std::filesystem::path path_of(const std::string& name);
 
-// Opens it for this process's life. Null if the loader refuses, which `why` then says.
+// Opens the library until the process ends. Null if the loader refuses; `why` then gives the reason.
 void* open(const std::filesystem::path& path, std::string& why);
 
-// The address of a function that it exports. TransportError if it has none of this name.
+// Address of an exported function. TransportError if there is no function of this name.
 void* symbol(void* library, const char* name);
 
 }  // namespace sordino::plugin

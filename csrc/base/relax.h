@@ -1,4 +1,4 @@
-// One turn of a spin loop.
+// Pause of one iteration of a spin loop.
 #pragma once
 
 namespace sordino {

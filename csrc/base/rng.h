@@ -1,5 +1,5 @@
-// Random numbers without state: a hash of what they are for. Every rank that asks for the same draw gets the same
-// number, in any order, with nothing to seed, to carry or to exchange.
+// Stateless random numbers: each is a hash of its purpose. All ranks get the same number for the same purpose, in any
+// order, without seeding, carrying or exchanging a state.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ constexpr std::uint64_t mix(std::uint64_t x) {
   return x ^ (x >> 31);
 }
 
-// A key for one use out of a key for several: key(key(seed, round), segment) and so on.
+// Derives a key for one use from a key for several: key(key(seed, round), segment) and so on.
 constexpr std::uint64_t key(std::uint64_t parent, std::uint64_t child) {
   return mix(parent + 0x9e3779b97f4a7c15u * (child + 1));
 }

@@ -6,15 +6,15 @@
 namespace sordino {
 
 enum class Failing {
-  kAgain,  // a signal came in between; the same call may succeed
-  kGone,   // the process, or the memory that it had, does not exist any more
-  kOther   // a limit of this process or its machine, or the kernel refuses the call: it says nothing of a peer
+  kAgain,  // a signal interrupted it; the same call may succeed
+  kGone,   // the process, or its memory, no longer exists
+  kOther   // a limit of this process or machine, or a refusal by the kernel: no statement about a peer
 };
 
-// By errno.
+// Classifies an errno value.
 Failing failing_of(int error);
 
-// The kernel's text for the error, and for a limit its value and how to raise it.
+// The kernel's text for the error. For a limit, also its value and how to raise it.
 std::string explained(int error);
 
 }  // namespace sordino

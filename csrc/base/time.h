@@ -1,5 +1,5 @@
-// The clock of records and traces: it never goes back, and node peers read the same. Deadlines have another one
-// (awake_clock.h).
+// Clock of records and traces. It never goes back, and all ranks of a node read the same clock. Deadlines have another
+// one (awake_clock.h).
 #pragma once
 
 #include <chrono>

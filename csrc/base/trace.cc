@@ -31,7 +31,7 @@ std::string quoted(const std::string& text) {
   return out + "\"";
 }
 
-// As snprintf, into a string of any length.
+// Like snprintf, into a string of any length.
 __attribute__((format(printf, 1, 2))) std::string formatted(const char* format, ...) {
   va_list arguments, again;
   va_start(arguments, format);
@@ -81,7 +81,7 @@ void Trace::write(const std::string& text) {
   if (waiting_.size() >= kFlushAt) flush();
 }
 
-// Events that a full disk does not take are lost: a timeline is no reason to end a training.
+// Events that a full disk does not take are lost: a timeline is no reason to end a training run.
 void Trace::flush() {
   write_all(file_, waiting_);
   waiting_.clear();

@@ -1,7 +1,7 @@
-// A timeline of operations in Chrome's trace format (chrome://tracing, Perfetto), one lane per tensor. The event names
-// are Horovod's. While it is off it costs one relaxed load per operation.
+// Timeline of operations in Chrome's trace format (chrome://tracing, Perfetto), with one lane per tensor. The event
+// names are Horovod's. While it is off, it costs one relaxed load per operation.
 //
-// Text waits in a buffer of this class and not of stdio, which a forked child would write a second time at its exit.
+// Text waits in a buffer of this class, not of stdio, which a forked child would write a second time at its exit.
 #pragma once
 
 #include <sys/types.h>
@@ -19,20 +19,20 @@ class Trace {
   using Time = std::chrono::steady_clock::time_point;
   ~Trace() { stop(); }
 
-  // Throws UsageError if the file cannot be written or a trace is running.
+  // Throws UsageError if the file cannot be written, or if a trace is already running.
   void start(const std::string& path, int rank, bool mark_cycles);
-  // Ends the JSON and closes the file. No effect where none is running, and in a forked child.
+  // Ends the JSON and closes the file. No effect if no trace runs, and in a forked child.
   void stop();
   bool on() const { return on_.load(std::memory_order_relaxed); }
 
-  // One box: `activity` on the lane of `tensor`, with a note of its size.
+  // One box: `activity` on the lane of `tensor`, with its size.
   void span(const std::string& tensor, const std::string& activity, Time begin, Time end, std::size_t bytes);
-  // A mark across all lanes, if marks were asked for.
+  // A mark across all lanes, if start() asked for marks.
   void mark(const std::string& text);
 
  private:
   double micros(Time time) const { return std::chrono::duration<double, std::micro>(time - start_).count(); }
-  // The rest with mutex_ held.
+  // These need mutex_ held.
   int lane(const std::string& tensor);
   void write(const std::string& text);
   void flush();
@@ -40,8 +40,8 @@ class Trace {
   std::atomic<bool> on_{false};
   std::mutex mutex_;
   int file_ = -1;        // a descriptor
-  std::string waiting_;  // to be written
-  pid_t process_ = 0;    // that started it
+  std::string waiting_;  // text to be written
+  pid_t process_ = 0;    // the one that called start()
   int rank_ = 0;
   bool mark_cycles_ = false;
   Time start_{};

@@ -1,6 +1,6 @@
-// The blocking all-reduce of a small tensor that comes again (World::allreduce_again), as Python calls it. It looks at
-// the tensor itself and converts nothing that it need not: pybind11's way from ten arguments to C++ takes as long as
-// everything else together.
+// Python function for the blocking one-shot all-reduce of a small tensor (World::allreduce_again). It reads the
+// tensor's attributes itself and converts only what it needs: pybind11's conversion of ten arguments takes as long as
+// all the rest.
 #include <array>
 
 #include "bindings/bindings.h"
@@ -9,7 +9,7 @@
 namespace sordino::bindings {
 namespace {
 
-// What the function has of its world.
+// State of the function.
 struct Caller {
   std::shared_ptr<World> world;
   py::object tensor_type;
@@ -39,13 +39,13 @@ std::byte* data_of(PyObject* tensor) {
   return address ? static_cast<std::byte*>(PyLong_AsVoidPtr(address.ptr())) : nullptr;
 }
 
-// Fills `what` but for the factors. False for tensors of which the usual way is to tell what they are.
+// Fills `what` except for the factors. False for tensors that the usual path has to handle, or refuse with an error.
 bool describe(const Caller& caller, PyObject* tensor, OneShot::What& what) {
   if (reinterpret_cast<PyObject*>(Py_TYPE(tensor)) != caller.tensor_type.ptr()) return false;
   if (!is_true(taken(PyObject_GetAttr(tensor, names().is_cpu)))) return false;
   if (!is_true(taken(PyObject_CallMethodNoArgs(tensor, names().is_contiguous))))
     return false;  // raises if it is sparse
-  // A tensor with the negative bit (the imaginary part of a conjugate) has its values negated in memory.
+  // A tensor with the negative bit (the imaginary part of a conjugate) stores its values negated.
   if (is_true(taken(PyObject_CallMethodNoArgs(tensor, names().is_neg)))) return false;
   const py::object dtype = taken(PyObject_GetAttr(tensor, names().dtype));
   const py::object shape = taken(PyObject_GetAttr(tensor, names().shape));
@@ -71,7 +71,7 @@ bool read_op(PyObject* given, ReduceOp& op) {
   return code >= 0 && code <= static_cast<long>(ReduceOp::kProduct);
 }
 
-// The name as the world remembers it; null for what is no name, or that of an operation that nobody has waited for.
+// The name as the world remembers it. Null if it is no name, or that of an operation that no call has waited for yet.
 const char* read_name(PyObject* given, PyObject* set, PyObject* in_flight, std::string_view& name) {
   if (given == Py_None) {
     name = kUnnamed;
@@ -88,7 +88,7 @@ const char* read_name(PyObject* given, PyObject* set, PyObject* in_flight, std::
 }
 
 bool reduce(const Caller& caller, PyObject* const* given) {
-  thread_local OneShot::What what;  // which keeps its memory
+  thread_local OneShot::What what;  // keeps its memory between calls
   PyObject *source = given[0], *target = given[1], *set = given[6], *in_flight = given[7];
   std::string_view name;
   if (!PyLong_CheckExact(set) || !PyDict_Check(in_flight) || !PyFloat_CheckExact(given[4]) ||
@@ -121,9 +121,9 @@ PyObject* call(PyObject* self, PyObject* const* given, Py_ssize_t count) {
   }
   try {
     const bool done = reduce(*static_cast<Caller*>(PyCapsule_GetPointer(self, kCapsule)), given);
-    if (!done) PyErr_Clear();  // the usual way raises what is wrong
+    if (!done) PyErr_Clear();  // the usual path raises the error
     return PyErr_Occurred() ? nullptr : PyBool_FromLong(done);
-  } catch (py::error_already_set& error) {  // from the handler of a signal
+  } catch (py::error_already_set& error) {  // from a signal handler
     error.restore();
   } catch (const std::exception& error) {
     PyErr_SetString(PyExc_RuntimeError, error.what());

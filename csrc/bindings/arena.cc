@@ -9,7 +9,7 @@
 namespace sordino::bindings {
 namespace {
 
-// Shared memory as Python holds it: alive while a buffer of it is.
+// Shared memory in Python, which lives as long as a buffer of it.
 struct PyMemory {
   std::shared_ptr<Segment> segment;
 };
@@ -63,7 +63,7 @@ void register_arena(py::module_& module) {
 
   py::class_<Arena>(module, "Arena", "Shared memory for the tensors of a layout.")
       .def(py::init([](World& world, const Layout& layout, std::shared_ptr<PyDevice> device) {
-             py::gil_scoped_release released;  // a GPU's memory may take a while
+             py::gil_scoped_release released;  // allocating GPU memory may take a while
              return Arena(layout, world.node_memory(), device_of(device.get()));
            }),
            py::arg("world"), py::arg("layout"), py::arg("device") = py::none())

@@ -1,4 +1,4 @@
-// What the binding files share: one registration function each, and memory that Python sees as a buffer.
+// Shared by the binding files: one registration function each, and memory that Python sees as a buffer.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -30,7 +30,7 @@ void register_gradient_counter(py::module_& module);
 py::object allreduce_again_of(std::shared_ptr<World> world, py::object tensor_type, const py::dict& dtypes,
                               py::object note_change);
 
-// Addresses cross the seam as integers: the core never sees a torch type.
+// Addresses enter the core as integers, so the core never sees a torch type.
 inline std::byte* pointer(std::uintptr_t address) { return reinterpret_cast<std::byte*>(address); }
 inline DType dtype_of(int code) {
   if (code < 0 || code >= kDTypeCount) throw UsageError("unknown element type code " + std::to_string(code));

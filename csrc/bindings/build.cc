@@ -1,4 +1,4 @@
-// What was built, and what of it works on this machine.
+// The features of this build, and which of them work on this machine.
 #include <pybind11/stl.h>
 
 #include "base/config.h"

@@ -1,4 +1,5 @@
-// The CUDA kernels on raw addresses, for tests and benchmarks. The caller keeps the memory alive, and waits.
+// The CUDA kernels on raw addresses, for tests and benchmarks. The caller keeps the memory alive, and waits for the
+// work.
 #include <pybind11/stl.h>
 
 #include "bindings/bindings.h"
@@ -30,7 +31,7 @@ std::vector<kernels::Span> spans_of(const Runs& runs) {
 
 double* doubles(std::uintptr_t address) { return reinterpret_cast<double*>(address); }
 
-// Every method releases the GIL, takes the stream by name, and puts its work there.
+// Every method releases the GIL, and puts its work on the stream that it is given.
 class Methods {
  public:
   explicit Methods(int ordinal) : device_(cuda::make_device(ordinal)), kernels_(&device_->kernels()) {}

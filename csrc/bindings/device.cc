@@ -13,7 +13,7 @@
 namespace sordino::bindings {
 namespace {
 
-// Addresses row by row, and the elements of each row.
+// Addresses by row, and the number of elements of each row.
 Rows rows_of(const std::vector<std::vector<std::uintptr_t>>& addresses, std::vector<std::size_t> counts) {
   if (addresses.size() != counts.size()) throw UsageError("there must be a count for each row of addresses");
   Rows rows{addresses.empty() ? 0 : addresses.front().size(), {}, std::move(counts)};

@@ -1,4 +1,4 @@
-// Devices as Python holds them.
+// Devices in Python.
 #pragma once
 
 #include <memory>
@@ -12,15 +12,15 @@ namespace sordino::bindings {
 
 struct PyDevice {
   std::shared_ptr<Device> device;
-  // Called without arguments, gives the queue that the calling thread puts its work on: torch.cuda's current stream.
+  // Called without arguments; returns the queue that the calling thread puts its work on: torch.cuda's current stream.
   py::object current_stream;
-  // What the device may still read and write, until its events have come.
+  // Memory that the device may still read and write, until its events have come.
   std::vector<std::pair<std::shared_ptr<Event>, py::object>> kept = {};
 
   Stream stream() const { return current_stream.is_none() ? 0 : current_stream().cast<Stream>(); }
-  // The same; UsageError if it is being captured. `what` cannot be done there.
+  // The same. Throws UsageError if the stream is being captured, where `what` is impossible.
   Stream running_stream(const std::string& what) const;
-  // Keeps the owner of some memory until the event has come, or longer.
+  // Keeps the owner of some memory at least until the event has come.
   void keep_until(std::shared_ptr<Event> event, py::object owner);
 };
 

@@ -1,4 +1,4 @@
-// The typed errors of base/error.h become the classes of sordino.errors.
+// Translates the typed errors of base/error.h to the classes of sordino.errors.
 #include <pybind11/stl.h>
 
 #include "base/error.h"

@@ -6,10 +6,10 @@
 //   note_hook     the tensor (post-accumulate-grad)  after the gradient was added to            notes the gradient
 //   count_hook    the AccumulateGrad node (post)     after all post-accumulate-grad hooks       counts the gradient
 //
-// Only the second may call a bucket complete: hooks of the user that change a gradient run before it, whenever they
-// were registered. The first finds gradients that were not counted: a cast gives a parameter another node, but leaves
-// it the hooks of the tensor. Python is called for the first gradient of a backward, for a gradient that comes once too
-// often, and when the last gradient of a set is complete.
+// Only the second may call a bucket complete, because the user's hooks that change a gradient run before it, whenever
+// they were registered. The first finds gradients that were not counted: a cast gives a parameter another node, but
+// keeps the hooks of its tensor. Python is called for the first gradient of a backward pass, for a gradient that comes
+// once too often, and when the last gradient of a set is complete.
 #include <pybind11/stl.h>
 
 #include "base/error.h"
@@ -31,7 +31,7 @@ class GradientCounter : public std::enable_shared_from_this<GradientCounter> {
   py::object note_hook(std::size_t index);
   py::object count_hook(std::size_t index);
 
-  // Called when a gradient has been added to, before the user's hooks may have changed it.
+  // Called when a gradient has been added to, before the user's hooks can change it.
   void note(std::size_t index) {
     const auto now = backward_().cast<long long>();
     if (done || now < 0 || now != seen_) {
@@ -41,10 +41,10 @@ class GradientCounter : public std::enable_shared_from_this<GradientCounter> {
     if (!accumulates) ++notes_[index];
   }
 
-  // Called when the gradient is what the user's hooks have made of it.
+  // Called when the user's hooks have finished with the gradient.
   void count(std::size_t index) {
     if (accumulates) return;
-    if (done) note(index);  // a hook of the tensor has reduced all gradients meanwhile
+    if (done) note(index);  // a hook of the tensor has meanwhile reduced all gradients
     if (counts_[index] >= passes_) {
       tell("exceeded", index);
       return;
@@ -81,7 +81,7 @@ class GradientCounter : public std::enable_shared_from_this<GradientCounter> {
 
   std::vector<std::size_t> order() const { return order_; }
 
-  // The parameters whose gradients were noted and not counted.
+  // Parameters whose gradients were noted but not counted.
   std::vector<std::size_t> uncounted() const {
     std::vector<std::size_t> found;
     for (std::size_t index = 0; index < counts_.size(); ++index)
@@ -111,12 +111,12 @@ class GradientCounter : public std::enable_shared_from_this<GradientCounter> {
   }
 
   std::vector<int> counts_;                     // by parameter: backward passes in this cycle
-  std::vector<int> notes_;                      // by parameter: the same, as the hooks of tensors see it
+  std::vector<int> notes_;                      // by parameter: the same, as seen by the hooks of tensors
   std::vector<long> set_of_;                    // by parameter; -1: none
-  std::vector<std::vector<std::size_t>> sets_;  // their parameters
-  std::vector<long> waiting_;                   // by set: how many are not complete
-  std::vector<std::size_t> order_;              // of completion in this cycle
-  long long seen_ = kNone;                      // the backward that the watcher was told of last
+  std::vector<std::vector<std::size_t>> sets_;  // the parameters of each set
+  std::vector<long> waiting_;                   // by set: number of incomplete gradients
+  std::vector<std::size_t> order_;              // indices in the order of completion in this cycle
+  long long seen_ = kNone;                      // last backward pass that was reported
   const int passes_;
   py::object backward_, tell_;
 };
@@ -126,8 +126,8 @@ struct Hook {
   std::size_t index;
 };
 
-// A function of a hook that calls a method of the counter. Torch gives it the tensor, or the gradients of the node: it
-// needs neither.
+// Function of a hook that calls a method of the counter. It ignores its arguments: torch passes the tensor, or the
+// gradients of the node.
 template <void (GradientCounter::*kMethod)(std::size_t)>
 PyObject* call_hook(PyObject* self, PyObject* const*, Py_ssize_t) {
   const auto* hook = static_cast<const Hook*>(PyCapsule_GetPointer(self, nullptr));

@@ -1,4 +1,4 @@
-// Log lines of the core, as Python reads them (python/sordino/log).
+// Log lines of the core, for Python (python/sordino/log).
 #include "base/log.h"
 
 #include "base/config.h"
@@ -20,7 +20,7 @@ void register_log(py::module_& module) {
       []() -> py::object {
         const auto line = log::take();
         if (!line) return py::none();
-        // A text may quote what a peer or the system has said, in any encoding.
+        // A text may quote a peer or the system, in any encoding.
         auto text = py::reinterpret_steal<py::object>(
             PyUnicode_DecodeUTF8(line->text.data(), static_cast<py::ssize_t>(line->text.size()), "replace"));
         if (!text) throw py::error_already_set();

@@ -9,7 +9,7 @@ namespace {
 // (input address, output address or 0, dtype code, shape)
 using TensorTuple = std::tuple<std::uintptr_t, std::uintptr_t, int, std::vector<std::int64_t>>;
 
-// Memory of a result; alive as long as anything in Python looks at it.
+// Memory of a result, which lives as long as a Python object refers to it.
 struct PyResult {
   std::shared_ptr<Handle> handle;
   std::size_t index;
@@ -24,7 +24,7 @@ std::unique_ptr<PyHandle> start(std::shared_ptr<World> world, Request request, b
     request.device = device->device;
     request.ready = device->device->record(origin);
   }
-  std::unique_ptr<PyHandle> started;  // which keeps the memory, also if the wait is interrupted
+  std::unique_ptr<PyHandle> started;  // keeps the memory, also if the wait is interrupted
   {
     py::gil_scoped_release released;
     World& there = *world;
@@ -38,8 +38,8 @@ std::unique_ptr<PyHandle> start(std::shared_ptr<World> world, Request request, b
 
 PyRequest make_request(int opcode, std::string name, std::vector<TensorTuple> tensors, int op, double prescale,
                        double postscale, int root, std::vector<std::int64_t> splits, int process_set, py::object keep,
-                       std::shared_ptr<PyDevice> device) {
-  if (opcode < 0 || opcode >= static_cast<int>(Opcode::kExchange))  // which is described by another class
+                       std::shared_ptr<PyDevice> device, std::vector<int> new_set, int removed_set) {
+  if (opcode < 0 || opcode >= static_cast<int>(Opcode::kExchange))  // exchanges have their own class
     throw UsageError("unknown operation code " + std::to_string(opcode));
   if (op < 0 || op > static_cast<int>(ReduceOp::kProduct)) throw UsageError("unknown reduction " + std::to_string(op));
   Request request;
@@ -51,6 +51,7 @@ PyRequest make_request(int opcode, std::string name, std::vector<TensorTuple> te
   request.postscale = postscale;
   request.root = root;
   request.splits = std::move(splits);
+  request.set_change = {std::move(new_set), removed_set};
   request.tensors.reserve(tensors.size());
   for (auto& [input, output, dtype, shape] : tensors) {
     request.tensors.push_back({dtype_of(dtype), std::move(shape), pointer(input), pointer(output)});
@@ -78,7 +79,7 @@ void register_requests(py::module_& module) {
       .def(py::init(&make_request), py::arg("opcode"), py::arg("name"), py::arg("tensors"), py::arg("op") = 1,
            py::arg("prescale") = 1.0, py::arg("postscale") = 1.0, py::arg("root") = 0,
            py::arg("splits") = std::vector<std::int64_t>{}, py::arg("process_set") = 0, py::arg("keep") = py::none(),
-           py::arg("device") = py::none());
+           py::arg("device") = py::none(), py::arg("new_set") = std::vector<int>{}, py::arg("removed_set") = 0);
 }
 
 void register_exchanges(py::module_& module) {
@@ -153,8 +154,12 @@ void register_handles(py::module_& module) {
           },
           "Tensors that the operation made (allgather, alltoall, reducescatter).")
       .def_property_readonly(
-          "numbers", [](const PyHandle& self) { return self.handle->numbers; },
-          "allgather and alltoall: rows from each member; join: the last rank; add set: its id.");
+          "rows", [](const PyHandle& self) { return self.handle->rows; },
+          "Rows that came from each member, tensor by tensor (allgather, alltoall).")
+      .def_property_readonly(
+          "last_rank", [](const PyHandle& self) { return self.handle->last_rank; }, "Rank that has joined last (join).")
+      .def_property_readonly(
+          "set_id", [](const PyHandle& self) { return self.handle->set_id; }, "Id of the new process set.");
 }
 
 }  // namespace
@@ -179,7 +184,7 @@ void PyHandle::wait() {
   }
   if (handle->undone) world->rethrow();
   if (!world->failed() && !handle->given_up && !(handle->error && handle->event)) {
-    // PyTorch gives memory to whoever wants it next on the stream that it was for, which need not be this one.
+    // PyTorch reuses freed memory on the stream that it was allocated for, which may be another one than this.
     if (handle->event && stream != origin && !handle->event->done()) device->keep_until(handle->event, keep);
     keep = py::none();
   }

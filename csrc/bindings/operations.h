@@ -1,4 +1,4 @@
-// Operations as Python holds them: what is asked for, and what becomes of it.
+// Operations in Python: requests, and handles of their results.
 #pragma once
 
 #include <memory>
@@ -14,10 +14,10 @@ namespace sordino::bindings {
 struct PyRequest {
   Request request;
   py::object keep;
-  std::shared_ptr<PyDevice> device;  // whose memory that is, if not the host's
+  std::shared_ptr<PyDevice> device;  // the device that has this memory; null: host memory
 };
 
-// What exchanges of one kind have in common. `keep` owns the memory that is exchanged.
+// The common part of exchanges of one kind. `keep` owns the memory that is exchanged.
 struct PyExchange {
   std::shared_ptr<const Exchange> exchange;
   int process_set;
@@ -26,14 +26,14 @@ struct PyExchange {
   std::shared_ptr<PyDevice> device;
 };
 
-// A handle. `keep` are the objects that own the memory under way; if the last reference to an unfinished handle goes,
-// the operation was given up, or the world has failed, they are never released: the bytes may still be read or written.
+// Handle. `keep`: objects that own the memory in use. If the last reference to an unfinished handle goes, if the
+// operation was given up, or if the world has failed, they are never released: the memory may still be read or written.
 struct PyHandle {
   std::shared_ptr<World> world;
   std::shared_ptr<Handle> handle;
   py::object keep;
   std::shared_ptr<PyDevice> device;
-  Stream origin;  // the device's queue that it was submitted from
+  Stream origin;  // queue of the device from which it was submitted
 
   PyHandle(std::shared_ptr<World> world, std::shared_ptr<Handle> handle, py::object keep,
            std::shared_ptr<PyDevice> device = nullptr, Stream origin = 0)
@@ -45,15 +45,15 @@ struct PyHandle {
   PyHandle(const PyHandle&) = delete;
   PyHandle& operator=(const PyHandle&) = delete;
   ~PyHandle();
-  // Nobody works on the memory any more.
+  // True when nothing uses the memory any more.
   bool over() const { return handle->done() && (!handle->event || handle->event->done()); }
-  // On a device, what the caller computes from now on sees the results; its thread waits for peers, not for the device.
+  // On a device, later work of the caller sees the results: its thread waits for peers, not for the device.
   void wait();
-  // The caller's queue on that device. UsageError where nobody may wait: it is being captured.
+  // The caller's queue on that device. UsageError if it is being captured, where waiting is impossible.
   Stream check_wait() const;
 };
 
-// Starts them; with `wait` they are over on return, and errors are raised by PyHandle::wait().
+// These start an operation. With `wait` it is over on return; PyHandle::wait() raises its errors.
 std::unique_ptr<PyHandle> start(std::shared_ptr<World> world, const PyRequest& what, bool wait);
 std::unique_ptr<PyHandle> start(std::shared_ptr<World> world, const PyExchange& what, std::string name,
                                 std::uint64_t round, const PyHandle* after, bool wait);

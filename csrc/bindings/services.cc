@@ -1,4 +1,4 @@
-// What ranks do for each other beside operations: messages, snapshots that others pull, averages of two.
+// Services between ranks besides operations: messages, snapshots that others pull, averages of two ranks.
 #include <pybind11/stl.h>
 
 #include <cstring>
@@ -12,7 +12,7 @@
 namespace sordino::bindings {
 namespace {
 
-// A service as Python holds it: open as long as it is held. `keep` owns memory that it works on.
+// A service in Python: open until the object goes. `keep` owns memory that it works on.
 template <class Service>
 struct Open {
   std::shared_ptr<World> world;
@@ -42,9 +42,9 @@ struct PyPull {
   std::shared_ptr<Pull> pull;
 };
 
-// Seconds of the clock that Python calls time.monotonic().
+// Converts seconds of Python's time.monotonic().
 Time at(double seconds) {
-  constexpr double kFar = 1e9;  // what is later than any run
+  constexpr double kFar = 1e9;  // later than the end of any run
   return Time(
       std::chrono::duration_cast<Time::duration>(std::chrono::duration<double>(std::clamp(seconds, 0.0, kFar))));
 }

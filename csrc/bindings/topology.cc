@@ -1,4 +1,4 @@
-// Topologies, for algorithms, tests and simulations alike.
+// Topologies, for algorithms, tests and simulations.
 #include "topology/topology.h"
 
 #include <pybind11/stl.h>
@@ -7,6 +7,7 @@
 
 #include "bindings/bindings.h"
 #include "topology/roulette.h"
+#include "topology/schedule.h"
 
 namespace sordino::bindings {
 namespace {
@@ -30,9 +31,33 @@ auto define(py::module_& module, const char* name, const char* doc) {
   return py::class_<Kind, Topology, std::shared_ptr<Kind>>(module, name, doc);
 }
 
+void register_schedules(py::module_& module) {
+  using topology::Round;
+  py::class_<Round>(module, "Round",
+                    "Messages that travel at the same time, between places of a team. Each carries `share` of the "
+                    "vector, and `repeats` rounds like this follow each other.")
+      .def_readonly("sources", &Round::sources)
+      .def_readonly("targets", &Round::targets)
+      .def_readonly("share", &Round::share)
+      .def_readonly("repeats", &Round::repeats);
+  module.attr("MOST_DOUBLED") = topology::kSmall;
+  module.def(
+      "all_reduce_rounds", [](int size, bool small) { return topology::all_reduce_rounds(checked_size(size), small); },
+      py::arg("size"), py::arg("small"), "The messages of an all-reduce among the members of a team.");
+  module.def(
+      "all_reduce_teams",
+      [](const std::vector<std::vector<int>>& nodes, bool small) {
+        if (nodes.empty()) throw UsageError("an all-reduce needs at least one node");
+        return topology::teams_of(nodes, small);
+      },
+      py::arg("nodes"), py::arg("small"),
+      "The teams of an all-reduce among ranks that are listed by node; each reduces an equal share of the vector.");
+}
+
 }  // namespace
 
 void register_topology(py::module_& module) {
+  register_schedules(module);
   py::class_<Topology, SharedTopology>(module, "Topology",
                                        "Who mixes with whom: a function of round, segment and rank.")
       .def_property_readonly("size", &Topology::size)

@@ -1,4 +1,4 @@
-// Counting what a step left unchanged, on raw addresses.
+// Counts of elements that a step left unchanged, on raw addresses.
 #include "kernels/unchanged.h"
 
 #include <pybind11/stl.h>

@@ -1,4 +1,4 @@
-// A world, and what can be asked of it.
+// A world and its properties.
 #include "engine/world.h"
 
 #include <pybind11/stl.h>

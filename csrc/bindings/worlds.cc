@@ -1,4 +1,4 @@
-// Worlds, and how ranks come into one.
+// Creation of worlds, and how ranks join one.
 #include <pybind11/functional.h>
 #include <pybind11/stl.h>
 #include <unistd.h>
@@ -15,8 +15,8 @@
 namespace sordino::bindings {
 namespace {
 
-// Lets Python handle the signals that have arrived, as it does between two instructions: Ctrl-C raises
-// KeyboardInterrupt out of an operation that waits. Python handles signals in the main thread only.
+// Lets Python handle pending signals, as it does between two instructions: Ctrl-C raises KeyboardInterrupt from a
+// waiting operation. Python handles signals in the main thread only.
 void handle_signals() {
   if (gettid() != getpid()) return;
   const py::gil_scoped_acquire held;
@@ -36,7 +36,7 @@ std::shared_ptr<World> make_world(std::unique_ptr<Transport> transport, const Co
   return world;
 }
 
-// Processes that meet in Python: through a store of torch's, or at the launcher.
+// Meeting of processes in Python: through a torch store, or at the launcher.
 class PythonMeeting : public Meeting {
  public:
   using Gather = std::function<std::vector<py::bytes>(py::bytes)>;

@@ -1,15 +1,18 @@
-// All-gather: everybody gets the values of all, one after the other. A block goes to one rank of each other node, and
-// the ranks of a node copy from each other's memory, so a link carries what its node needs once. By messages round a
-// ring where no two share memory, or it is a device's; or by NCCL.
+// All-gather: each rank gets the values of all ranks, one after the other. A block goes to one rank of each other node,
+// and the ranks of a node copy from each other's memory. So a link carries the blocks that its node needs once. If no
+// ranks share memory, or the memory is a device's, blocks go by messages along a ring, or by NCCL.
 #include <algorithm>
+#include <numeric>
 
+#include "collectives/collective.h"
 #include "collectives/operations.h"
 #include "collectives/shared_tensors.h"
+#include "topology/schedule.h"
 
 namespace sordino {
 namespace {
 
-// Where the participants' blocks are in the whole.
+// Position of each participant's block in the whole.
 struct Blocks {
   explicit Blocks(const std::vector<std::size_t>& sizes) : sizes(sizes), starts(sizes.size() + 1) {
     for (std::size_t i = 0; i < sizes.size(); ++i) starts[i + 1] = starts[i] + sizes[i];
@@ -21,12 +24,12 @@ struct Blocks {
   std::vector<std::size_t> starts;
 };
 
-// Of the other nodes' blocks each rank of this node receives some, and keeps them behind its own for its node.
+// Each rank of this node receives some blocks of other nodes, and keeps them behind its own, for its node.
 Task gather_on_nodes(Participants& participants, const Sites& sites, const std::byte* input, const Blocks& blocks,
                      std::byte* output) {
   constexpr std::uint64_t kStage = 1;
   const bool alone = sites.own().size() == 1;
-  // Whose blocks lie with each rank of this node, in order.
+  // Owners of the blocks that each rank of this node keeps, in order.
   std::vector<std::vector<int>> held(sites.own().size());
   for (std::size_t place = 0; place < held.size(); ++place) held[place].push_back(sites.own()[place]);
   for (std::size_t site = 0; site < sites.all.size(); ++site) {
@@ -82,11 +85,11 @@ Task gather_on_nodes(Participants& participants, const Sites& sites, const std::
 
 }  // namespace
 
-// A ring: in step s everybody passes on the block it got in step s-1.
+// A ring: in step s each rank passes on the block that it received in step s - 1.
 Task allgather(Participants& participants, const std::byte* input, std::vector<std::size_t> sizes, std::byte* output) {
   if (participants.channel) {
     for (int step = 0; step < participants.size() - 1; ++step) {
-      const int passed_on = (participants.me + participants.size() - step) % participants.size();
+      const auto passed_on = topology::gathering(participants.size(), participants.me, step).give;
       participants.count_sent((participants.me + 1) % participants.size(), sizes[static_cast<std::size_t>(passed_on)]);
     }
     co_await nccl::allgather(*participants.channel, input, std::move(sizes), output);
@@ -99,11 +102,12 @@ Task allgather(Participants& participants, const std::byte* input, std::vector<s
     co_await gather_on_nodes(participants, sites, input, blocks, output);
     co_return;
   }
-  const auto block = [&](int index) { return blocks.in(output, (index % size + size) % size); };
-  co_await participants.compute->copy(block(participants.me).data(), input, block(participants.me).size());
+  const int me = participants.me;
+  co_await participants.compute->copy(blocks.in(output, me).data(), input, blocks.in(output, me).size());
   for (int step = 0; step < size - 1; ++step) {
-    co_await participants.exchange((participants.me + 1) % size, block(participants.me - step),
-                                   (participants.me + size - 1) % size, block(participants.me - step - 1));
+    const auto [give, take] = topology::gathering(size, me, step);
+    co_await participants.exchange((me + 1) % size, blocks.in(output, give), (me + size - 1) % size,
+                                   blocks.in(output, take));
   }
 }
 
@@ -127,4 +131,54 @@ Task allgather(Channel& channel, const std::byte* input, std::vector<std::size_t
 }
 
 }  // namespace nccl
+
+namespace collectives {
+namespace {
+
+void merge(const Announced& announced, Merged& merged) {
+  for (std::size_t tensor = 0; tensor < announced.all.front()->shapes.size(); ++tensor) {
+    for (const Announcement* said : announced.all) merged.rows.push_back(said->shapes[tensor][0]);
+  }
+}
+
+bool fits(const Request& request, const Merged& merged, std::size_t parts, std::size_t me) {
+  if (merged.rows.size() != request.tensors.size() * parts) return false;
+  for (std::size_t index = 0; index < request.tensors.size(); ++index) {
+    const Tensor& tensor = request.tensors[index];
+    const std::span rows(merged.rows.data() + index * parts, parts);
+    if (!rows_fit(tensor, rows) || rows[me] != tensor.shape[0]) return false;
+  }
+  return true;
+}
+
+Task run(Operation& operation) {
+  Participants& participants = *operation.participants;
+  const Submission& submission = operation.submissions.front();
+  const auto parts = static_cast<std::size_t>(participants.size());
+  for (std::size_t index = 0; index < submission.request.tensors.size(); ++index) {
+    const Tensor& tensor = submission.request.tensors[index];
+    const std::span rows(operation.decision.merged.rows.data() + index * parts, parts);
+    std::vector<std::size_t> sizes;
+    for (const std::int64_t count : rows) sizes.push_back(static_cast<std::size_t>(count) * tensor.row_bytes());
+    std::vector<std::int64_t> shape = tensor.shape;
+    shape[0] = std::accumulate(rows.begin(), rows.end(), std::int64_t{0});
+    const std::size_t total = std::accumulate(sizes.begin(), sizes.end(), std::size_t{0});
+    std::byte* output = new_result(*submission.handle, operation, std::move(shape), total).data.get();
+    co_await participants.compute->idle();
+    co_await allgather(participants, tensor.input, std::move(sizes), output);
+    submission.handle->rows.insert(submission.handle->rows.end(), rows.begin(), rows.end());
+  }
+}
+
+}  // namespace
+
+const Collective kAllgather{
+    .name = "allgather",
+    .rows_may_differ = true,
+    .merge = merge,
+    .fits = fits,
+    .run = run,
+};
+
+}  // namespace collectives
 }  // namespace sordino

@@ -1,4 +1,5 @@
-// All-reduce: everybody gets the values that all fold. Which way depends on the memory that the participants share.
+// All-reduce: each rank gets the fold of all ranks' values. The algorithm depends on the memory that they share.
+#include "collectives/collective.h"
 #include "collectives/nccl_operations.h"
 #include "collectives/operations.h"
 #include "collectives/sites.h"
@@ -8,7 +9,7 @@ namespace sordino {
 Task allreduce(Participants& participants, Pieces pieces, ReduceOp op, double pre, double post) {
   if (pieces.count() == 0) co_return;
   if (participants.channel) {
-    // As in a ring; how NCCL goes about it, it does not say.
+    // Counted as in a ring: NCCL does not say how it moves the data.
     participants.count_sent((participants.me + 1) % participants.size(),
                             2 * (pieces.bytes() - pieces.bytes() / participants.ranks.size()));
     co_await nccl::allreduce(*participants.channel, pieces, op, pre, post);
@@ -34,4 +35,53 @@ Task allreduce(Participants& participants, Pieces pieces, ReduceOp op, double pr
   }
 }
 
+namespace collectives {
+namespace {
+
+// Joined members contribute zeros. A sum stays the same; minimum, maximum and product must include a zero.
+void fold_zero(const Pieces& pieces, ReduceOp op, double post) {
+  constexpr std::size_t kBlock = 4096;
+  const std::size_t width = size_of(pieces.dtype());
+  const std::vector<std::byte> zeros(kBlock * width);
+  for (const Piece& piece : pieces.all()) {
+    for (std::size_t at = 0; at < piece.count; at += kBlock) {
+      const std::byte* sources[] = {piece.output + at * width, zeros.data()};
+      std::byte* destinations[] = {piece.output + at * width};
+      kernels::reduce(op, pieces.dtype(), sources, destinations, std::min(kBlock, piece.count - at), 1, post);
+    }
+  }
+}
+
+Task run(Operation& operation) {
+  Participants& participants = *operation.participants;
+  const Request& first = operation.first();
+  const auto [op, post] = folding_of(first.op, first.postscale, participants.set_size);
+  const bool zeros_count = participants.size() < participants.set_size &&
+                           (op == ReduceOp::kMin || op == ReduceOp::kMax || op == ReduceOp::kProduct);
+  for (int code = 0; code < kDTypeCount; ++code) {
+    const auto dtype = static_cast<DType>(code);
+    // Adasum weighs each tensor separately, so adjacent tensors stay separate.
+    Pieces pieces(dtype, op == ReduceOp::kAdasum ? Neighbours::kKeepApart : Neighbours::kMerge);
+    for (const Submission& submission : operation.submissions) {
+      for (const Tensor& tensor : submission.request.tensors) {
+        if (tensor.dtype == dtype) pieces.add(tensor.input, tensor.output, tensor.count());
+      }
+    }
+    co_await allreduce(participants, pieces, op, first.prescale, zeros_count ? 1 : post);
+    if (zeros_count) fold_zero(pieces, op, post);
+  }
+}
+
+}  // namespace
+
+const Collective kAllreduce{
+    .name = "allreduce",
+    .zeros_stand_in = true,
+    .reduces = true,
+    .maps_devices = true,
+    .small_ones_repeat = true,
+    .run = run,
+};
+
+}  // namespace collectives
 }  // namespace sordino

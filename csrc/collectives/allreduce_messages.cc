@@ -1,4 +1,4 @@
-// All-reduce by messages among ranks of which no two share memory, or whose memory is a device's.
+// All-reduce by messages, among ranks of which no two share memory or whose memory is a device's.
 #include <algorithm>
 #include <utility>
 
@@ -9,7 +9,7 @@
 namespace sordino {
 namespace {
 
-// Of the vector's parts those of a lane, one after the other.
+// Reduces the parts of one lane, one after the other.
 Task along_lane(Participants& participants, const TeamAllreduce& team, std::span<std::byte> vector, std::size_t width,
                 TeamAllreduce::Cut cut, std::size_t lane) {
   const std::size_t count = vector.size() / width;

@@ -1,4 +1,4 @@
-// All-reduce by NCCL, on device memory: tensors that lie apart go through the channel's scratch memory as one.
+// All-reduce by NCCL, on device memory. Tensors that lie apart go through the channel's scratch memory as one.
 #include "collectives/nccl_operations.h"
 #include "collectives/nccl_scaling.h"
 
@@ -74,7 +74,7 @@ class Part {
 
 }  // namespace
 
-// Whether or not its tensors lie side by side, a rank makes the calls that the others make: `most` alone decides.
+// All ranks make the same calls, wherever their tensors lie: `most` alone decides.
 Task allreduce(Channel& channel, Pieces pieces, ReduceOp op, double pre, double post, std::size_t most) {
   const Folding how(pieces.dtype(), op, pre, post, channel.communicator().size());
   const std::size_t step = most / size_of(pieces.dtype());

@@ -1,15 +1,15 @@
-// Averaging among the ranks of one node through shared memory. Every rank owns a shard: it alone reads that shard
-// from everybody, folds it in rank order, and hands the result to everybody, so all ranks get the same bits.
+// All-reduce among the ranks of one node through shared memory. Each rank owns a shard. It alone reads that shard from
+// all ranks, folds it in rank order, and hands the result to all ranks, so all ranks get the same bits.
 //
-// Tensors that lie in shared segments are averaged in place, in one pass: the owner reads its shard in all arenas and
-// writes all arenas. Others pass through slots of the ranks in chunks small enough to stay in cache:
+// Tensors in shared segments are folded in place, in one pass: the owner reads its shard in all arenas and writes all
+// arenas. Other tensors pass through slots of the ranks, in chunks small enough to stay in cache:
 //
-//   copy in    my input of the chunk, except my own shard  -> my slot          offered  = chunk + 1
-//   reduce     my shard: my input and the peers' slots     -> output, my slot  reduced  = chunk + 1
-//   copy out   the peers' shards from their slots          -> output           finished = chunk + 1
+//   copy in    my input of the chunk, except my own shard  -> my slot          offered  = stage(chunk)
+//   reduce     my shard: my input and the peers' slots     -> output, my slot  reduced  = stage(chunk)
+//   copy out   the peers' shards from their slots          -> output           finished = stage(chunk)
 //
-// Within an operation no rank waits for a slot: it copies chunk k + 1 in when all have reduced chunk k - 1, and so have
-// copied out all chunks up to k - 2. The slot that it takes had chunk k + 1 - kSlots, which is one of these.
+// Within an operation, no rank waits for a slot. It copies chunk k + 1 in once all ranks have reduced chunk k - 1, and
+// so have copied out all chunks up to k - 2. Its slot held chunk k + 1 - kSlots, which is one of these.
 #include <array>
 
 #include "collectives/operations.h"
@@ -41,7 +41,7 @@ Task in_place(Participants& participants, Pieces& pieces, const std::vector<std:
   participants.stages_used += kReducedStage;
 }
 
-// The chunks of some pieces on their way through the slots.
+// Moves chunks of some pieces through the slots.
 class SlotPipeline {
  public:
   SlotPipeline(Participants& participants, Pieces& pieces, ReduceOp op, double pre, double post)
@@ -133,7 +133,7 @@ Task allreduce_node(Participants& participants, Pieces& pieces, ReduceOp op, dou
   participants.traffic.count_all_reduce(pieces.bytes(), participants.ranks.size(),
                                         static_cast<std::size_t>(participants.me),
                                         [&](std::size_t place) { return participants.ranks[place]; });
-  // Slots are the host's memory, so what lies on devices has come here in segments that all can map.
+  // Slots are host memory. Device memory comes here only in segments that all ranks can map.
   if (participants.compute->device() || pieces.bytes() >= kLeastInPlace) {
     std::vector<std::byte*> tensors;
     co_await find_shared(participants, pieces, tensors);

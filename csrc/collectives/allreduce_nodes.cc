@@ -1,21 +1,20 @@
-// All-reduce among several nodes of which some have several participants. Each participant has a stripe of the vector
-// that it shares with one participant of every other node: it folds the values of its node, in shared memory, then
-// those of all nodes, by messages, and its node takes the result from it. So a node's link carries what it would with
-// one rank a node, 2(H-1)/H of the vector for H nodes, and all ranks of a node keep it busy.
+// All-reduce among several nodes, some of which have several participants. Each participant has a stripe of the vector,
+// together with one participant of each other node. It folds the values of its node in shared memory, then those of all
+// nodes by messages, and its node takes the result from it. So a node's link carries as much as with one rank per node,
+// 2(H-1)/H of the vector for H nodes, and all ranks of a node keep it busy.
 //
-// The vector goes in parts, some side by side. Where all tensors of a node lie in shared segments they are folded
-// there, and results written to all of them; others pass through memory that the node maps, where part k takes the room
-// of part k - kRooms:
+// The vector goes in parts, some of them side by side. If all tensors of a node lie in shared segments, they are folded
+// there, and results are written to all of them. Other tensors pass through memory that the node maps, where part k
+// takes the room of part k - kRooms:
 //
-//   copy in    my input of the part, except my own stripe  -> my memory    offered  = part + 1
+//   copy in    my input of the part, except my own stripe  -> my memory    offered  = stage(part)
 //   fold       my stripe: my input and the peers' memory   -> my memory
-//   team       my stripe, with those of the other nodes                    reduced  = part + 1
-//   copy out   all stripes from their owners' memory       -> output       finished = part + 1
+//   team       my stripe, with those of the other nodes                    reduced  = stage(part)
+//   copy out   all stripes from their owners' memory       -> output       finished = stage(part)
 //
-// Nobody copies part k + kRooms in before all have copied part k out: where a part is shorter its stripes are
-// elsewhere.
+// No rank copies part k + kRooms in before all have copied part k out: stripes of a shorter part lie elsewhere.
 //
-// Nodes need not go the same way. Where one has more ranks than another some have no stripe.
+// Nodes may differ in this. If a node has more ranks than another, some of its ranks have no stripe.
 #include <array>
 #include <cstring>
 #include <optional>
@@ -42,18 +41,17 @@ class Striped {
         width_(size_of(pieces.dtype())),
         site_(sites.own()),
         place_(sites.place),
-        stripes_(TeamAllreduce::is_small(pieces.bytes()) ? 1 : sites.smallest()),
+        teams_(topology::teams_of(sites.all, TeamAllreduce::is_small(pieces.bytes()))),
+        stripes_(teams_.size()),
         cut_(TeamAllreduce::cut(pieces.count(), pieces.dtype(), static_cast<int>(sites.all.size()),
                                 static_cast<int>(stripes_))),
         parts_((pieces.count() + cut_.most - 1) / cut_.most) {
     if (place_ >= stripes_) return;
-    std::vector<int> team;
-    for (const auto& site : sites.all) team.push_back(site[place_]);
-    team_.emplace(Team{participants, std::move(team), static_cast<int>(sites.mine)}, pieces.dtype(), op, post,
+    team_.emplace(Team{participants, teams_[place_], static_cast<int>(sites.mine)}, pieces.dtype(), op, post,
                   TeamAllreduce::is_small(pieces.bytes()));
   }
 
-  // The only rank of its node.
+  // Runs on a rank that is alone on its node.
   Task run_alone() {
     Flat flat(*participants_.compute, pieces_);
     co_await flat.begin(1);
@@ -67,7 +65,7 @@ class Striped {
       return participants_.ranks[static_cast<std::size_t>(site_[place])];
     });
     if (pieces_.bytes() >= kLeastInPlace) co_await find_shared(participants_, pieces_, vectors_);
-    if (parts_ > 1) participants_.patience = 0;  // while one task looks, the others could go on
+    if (parts_ > 1) participants_.patience = 0;  // a task that polls would keep the others waiting
     if (vectors_.empty()) {
       co_await run_through_memory();
       co_return;
@@ -122,7 +120,7 @@ class Striped {
     }
   }
 
-  // My stripe of what my node has, into my vector or memory.
+  // Folds my stripe of my node's values into my vector or memory.
   void fold(std::size_t part, std::size_t begin, std::size_t end) {
     const std::size_t base = part * cut_.most;
     std::vector<const std::byte*> sources(site_.size());
@@ -145,7 +143,7 @@ class Striped {
                   });
   }
 
-  // The counter tells of all parts up to one.
+  // The counter stands for all parts up to one, so they are counted in order.
   void say_reduced(std::size_t part) {
     ahead_.insert(part);
     while (ahead_.erase(reduced_)) participants_.reach(&SharedBlock::reduced, stage(reduced_++));
@@ -203,15 +201,17 @@ class Striped {
   const double pre_;
   const std::size_t width_;
   const std::vector<int>& site_;
-  const std::size_t place_, stripes_;
+  const std::size_t place_;
+  const std::vector<std::vector<int>> teams_;
+  const std::size_t stripes_;
   const TeamAllreduce::Cut cut_;
   const std::size_t parts_;
-  std::optional<const TeamAllreduce> team_;  // none without a stripe
+  std::optional<const TeamAllreduce> team_;  // empty without a stripe
   TeamAllreduce::Final final_;
-  std::vector<std::byte*> vectors_;                           // of the site: whole ones, where they are folded in place
-  std::vector<std::byte*> rooms_;                             // else the memory of each
+  std::vector<std::byte*> vectors_;                           // of the site: whole vectors, if they are folded in place
+  std::vector<std::byte*> rooms_;                             // else each rank's memory
   std::size_t copied_in_ = 0, reduced_ = 0, copied_out_ = 0;  // parts
-  std::set<std::size_t> ahead_;                               // reduced before an earlier one
+  std::set<std::size_t> ahead_;                               // parts reduced before an earlier one
 };
 
 }  // namespace

@@ -1,4 +1,5 @@
-// All-to-all: everybody gets a part of everybody's values, by messages between pairs, or by NCCL.
+// All-to-all: each rank gets a part of each rank's values, by messages between pairs, or by NCCL.
+#include "collectives/collective.h"
 #include "collectives/operations.h"
 
 namespace sordino {
@@ -57,4 +58,59 @@ Task alltoall(Channel& channel, const std::byte* input, std::vector<std::size_t>
 }
 
 }  // namespace nccl
+
+namespace collectives {
+namespace {
+
+std::string complaint(const Announcement& said, std::size_t members) {
+  if (said.splits.size() == members) return "";
+  return "has splits for " + std::to_string(said.splits.size()) + " of " + std::to_string(members) + " ranks";
+}
+
+void merge(const Announced& announced, Merged& merged) {
+  for (const Announcement* said : announced.all)
+    merged.rows.insert(merged.rows.end(), said->splits.begin(), said->splits.end());
+}
+
+bool fits(const Request& request, const Merged& merged, std::size_t parts, std::size_t me) {
+  return merged.rows.size() == parts * parts && rows_fit(request.tensors[0], merged.rows) &&
+         std::equal(request.splits.begin(), request.splits.end(), merged.rows.begin() + me * parts);
+}
+
+Task run(Operation& operation) {
+  Participants& participants = *operation.participants;
+  const Submission& submission = operation.submissions.front();
+  const Tensor& tensor = submission.request.tensors.front();
+  const auto parts = static_cast<std::size_t>(participants.size()), me = static_cast<std::size_t>(participants.me);
+  const auto& matrix = operation.decision.merged.rows;  // row i: rows that participant i sends to each participant
+  std::vector<std::size_t> send_sizes, receive_sizes;
+  std::int64_t rows = 0;
+  for (std::size_t peer = 0; peer < parts; ++peer) {
+    const std::int64_t received = matrix[peer * parts + me];
+    rows += received;
+    submission.handle->rows.push_back(received);
+    send_sizes.push_back(static_cast<std::size_t>(matrix[me * parts + peer]) * tensor.row_bytes());
+    receive_sizes.push_back(static_cast<std::size_t>(received) * tensor.row_bytes());
+  }
+  std::vector<std::int64_t> shape = tensor.shape;
+  shape[0] = rows;
+  std::byte* output =
+      new_result(*submission.handle, operation, std::move(shape), static_cast<std::size_t>(rows) * tensor.row_bytes())
+          .data.get();
+  co_await participants.compute->idle();
+  co_await alltoall(participants, tensor.input, std::move(send_sizes), output, std::move(receive_sizes));
+}
+
+}  // namespace
+
+const Collective kAlltoall{
+    .name = "alltoall",
+    .rows_may_differ = true,
+    .complaint = complaint,
+    .merge = merge,
+    .fits = fits,
+    .run = run,
+};
+
+}  // namespace collectives
 }  // namespace sordino

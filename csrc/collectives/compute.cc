@@ -32,7 +32,7 @@ class OnHost : public Compute {
   std::shared_ptr<std::byte> scratch(std::size_t bytes) override {
     try {
       return {new std::byte[bytes], std::default_delete<std::byte[]>()};
-    } catch (const std::bad_alloc&) {  // how large a result is to be, peers have a say in
+    } catch (const std::bad_alloc&) {  // peers influence the size of a result
       throw TransportError("no memory for " + std::to_string(bytes) + " bytes");
     }
   }

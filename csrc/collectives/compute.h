@@ -1,5 +1,5 @@
-// Who computes on the memory that an operation moves, and when that is done: the thread that runs the operation, at
-// once, or a device, some time later. So every algorithm is written once, whatever its memory.
+// Interface for computing on the memory of an operation. On the host, the thread that runs the operation computes at
+// once. A device computes later, on a queue. So each algorithm is written once for all kinds of memory.
 #pragma once
 
 #include <memory>
@@ -13,24 +13,25 @@
 
 namespace sordino {
 
-// Each function begins something, and the memory it is about may be read by anybody once what it returns is over. What
-// was begun earlier is over by then, too. (By anybody who comes behind it on the same queue, where nobody waits.)
+// Each function starts work and returns an Until. Once that is over, all work started so far is over, and any thread or
+// rank may read the memory. With Waits::kForNothing, this holds only for later work on the same queue.
 class Compute {
  public:
   virtual ~Compute() = default;
 
-  // Whose memory it is; null for the host's.
+  // The device that owns the memory; null for the host.
   virtual const std::shared_ptr<Device>& device() const = 0;
-  // As of kernels/kernels.h and mix.h.
+  // The kernels of kernels/kernels.h and kernels/mix.h.
   virtual Until reduce(ReduceOp op, DType type, std::span<const std::byte* const> sources,
                        std::span<std::byte* const> destinations, std::size_t count, double pre, double post) = 0;
   virtual Until flatten(std::span<const kernels::Span> tensors, std::byte* flat) = 0;
   virtual Until unflatten(const std::byte* flat, std::span<const kernels::Span> tensors) = 0;
   virtual Until mix(DType type, std::span<const std::byte* const> inputs, std::span<std::byte* const> outputs,
                     std::span<const kernels::Average> averages, std::size_t count) = 0;
-  // Memory for as long as somebody holds it; for others than this object once idle() is over.
+  // Memory that lives as long as a reference to it. Others than this object may use it once idle() is over. Throws
+  // TransportError if there is no room.
   virtual std::shared_ptr<std::byte> scratch(std::size_t bytes) = 0;
-  // Over when all that was begun is.
+  // Is over once all work started so far is over.
   virtual Until idle() = 0;
 
   Until scale(DType type, std::byte* data, std::size_t count, double factor) {
@@ -43,15 +44,15 @@ class Compute {
   }
 };
 
-// The one of the host's memory.
+// The instance for the host's memory.
 Compute& host_compute();
-// What the caller of a device's functions is to wait for: the device, before it goes on to what others read; or
-// nothing, where all that comes behind is on the same queue.
+// The Until of a device's functions waits for the device (kForDevice), so that other ranks may read the memory next. Or
+// it waits for nothing (kForNothing), because all later work is on the same queue.
 enum class Waits { kForDevice, kForNothing };
-// On one of the device's queues.
+// Returns an instance that computes on this queue of the device.
 std::unique_ptr<Compute> device_compute(std::shared_ptr<Device> device, Stream stream, Waits waits);
 
-// Over when the event is.
+// Is over once the event is done.
 inline Until reached(std::shared_ptr<Event> event) {
   return until([event = std::move(event)] { return event->done(); });
 }

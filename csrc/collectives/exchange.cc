@@ -1,16 +1,18 @@
-// How an exchange moves its bytes. What crosses nodes goes from the sender's arena into the receiver's buffer, a
-// segment after the other, all posted at once; what a node needs from one rank of another travels once, to the first
-// rank there that needs it. Then, segment by segment, the ranks of a node share the arithmetic: each owns a shard of
-// the elements, reads them in all arenas and receive buffers of the node, and writes all results. So averages are made
-// of values before the exchange, with no copy within a node, and nobody ever reads an arena while it is being written:
+// Data movement of an exchange. Between nodes, a segment goes from the sender's arena into the receiver's buffer. All
+// transfers are posted at once, segment after segment. Values that a node needs from a rank of another node travel
+// once, to the first rank there that needs them. Then, group by group (segments that the topology treats as one), the
+// ranks of a node share the arithmetic. Each owns a shard of the elements, reads it in all arenas and receive buffers
+// of the node, and writes all results. So averages use values from before the exchange, nothing is copied within a
+// node, and no rank reads an arena while it is written:
 //
-//   offered = 1                my arena holds the values to be exchanged, and my block says where it is
-//   offered = segment + 2      my messages of the segment have left and arrived
-//   reduced = segments + 2     my shards of all segments are done, in all arenas of the node
+//   offered = 1                my arena holds the values to be exchanged, and my block its location
+//   offered = group + 2        my messages of the group have been sent and received
+//   reduced = groups + 2       my shards of all groups are done, in all arenas of the node
 #include "collectives/exchange.h"
 
 #include <algorithm>
 
+#include "collectives/collective.h"
 #include "collectives/exchange_plan.h"
 #include "collectives/nccl_channel.h"
 #include "collectives/operations.h"
@@ -66,8 +68,8 @@ class Mixing {
         }
         for (const Parcel& parcel : plan.sends) co_await participants_.finished(**send++, parcel.peer);
       }
-      if (plan.averages.empty()) continue;                // on all ranks of the node
-      if (plan_.together() && !participants_.one_node) {  // else nobody here has messages to wait for
+      if (plan.averages.empty()) continue;                // then it is so on all ranks of the node
+      if (plan_.together() && !participants_.one_node) {  // else the node has no messages to wait for
         participants_.reach(&SharedBlock::offered, kReady + 1 + group);
         co_await participants_.all_reached(&SharedBlock::offered, kReady + 1 + group);
       }
@@ -79,8 +81,7 @@ class Mixing {
     participants_.stages_used += last;
   }
 
-  // All transfers are one group of NCCL's. What is averaged comes behind it on the same queue, so nothing but NCCL's
-  // calls is waited for.
+  // All transfers are one NCCL group. The averages follow on the same queue, so only NCCL's calls are waited for.
   Task run_by_nccl(nccl::Channel& channel) {
     std::byte* buffer = plan_.copies() > 0 ? what_.buffer->reserve(plan_.copies(), stride(), false, device()) : nullptr;
     find_vectors(buffer);
@@ -163,8 +164,8 @@ class Mixing {
   std::vector<std::byte*> results_, buffers_;
 };
 
-// The mean of all is an all-reduce, which sends less than everybody's values to everybody. On one node either is one
-// pass over memory.
+// The mean of all is an all-reduce, which sends less than all values to all ranks. On one node, both are one pass over
+// memory.
 bool is_all_reduce(const Participants& participants, const Exchange& what) {
   return what.topology->is_mean_of_all() && !what.without_own && !participants.one_node;
 }
@@ -200,4 +201,18 @@ Task exchange(Participants& participants, const Exchange& what, std::uint64_t ro
   co_await mixing.run();
 }
 
+namespace collectives {
+namespace {
+
+Task run(Operation& operation) {
+  const Request& request = operation.first();
+  co_await come_after(operation, request);
+  co_await exchange(*operation.participants, *request.exchange, request.round);
+}
+
+}  // namespace
+
+const Collective kExchange{.name = "exchange", .negotiated = false, .run = run};
+
+}  // namespace collectives
 }  // namespace sordino

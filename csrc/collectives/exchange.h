@@ -1,5 +1,5 @@
-// Gossip of flat parameters: in each segment every participant's values become an average of its own and some others',
-// as a topology says, all from the values before the exchange.
+// Gossip of flat parameters. In each segment, each participant's values become an average of its own and of some
+// others', as the topology says. All averages use the values from before the exchange.
 #pragma once
 
 #include <memory>
@@ -10,15 +10,15 @@
 
 namespace sordino {
 
-// How device memory is exchanged: through the host's memory; as it is, where peers of the node map it and messages take
-// it; or by NCCL.
+// Route of device memory in an exchange: through the host's memory (kHost); directly, where node peers map it and
+// messages take it (kDirect); or by NCCL.
 enum class Route : std::uint8_t { kHost, kDirect, kNccl };
 
-// What stays the same from one round to the next.
+// An exchange, without its round: the same from one round to the next.
 struct Exchange {
-  std::shared_ptr<const Layout> layout;  // the same on all participants; a segment's group is what topologies see
+  std::shared_ptr<const Layout> layout;  // the same on all participants; topologies see the group of a segment
   std::shared_ptr<const topology::Topology> topology;
-  const std::byte* source;  // a layout's worth of values
+  const std::byte* source;  // values to exchange, placed as in the layout
   std::byte* result;        // where the averages go: `source` itself, or memory that does not overlap it
   // Whether source and result of *all* participants lie in memory that their nodes share.
   bool shared;

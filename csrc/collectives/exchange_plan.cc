@@ -18,7 +18,7 @@ ExchangePlan::ExchangePlan(Participants& participants, const Exchange& what, std
   for (GroupPlan& plan : groups_) fill(plan, round);
 }
 
-// Whether this rank reads the participant's arena itself.
+// Whether this rank reads the participant's arena directly.
 bool ExchangePlan::here(int index) const {
   return index == participants_.me || (what_.shared && participants_.blocks[static_cast<std::size_t>(index)]);
 }
@@ -51,7 +51,7 @@ void ExchangePlan::fill(GroupPlan& plan, std::uint64_t round) {
     what_.topology->row(at, node_[place], row);
     add(plan, static_cast<int>(place), row);
   }
-  // Receive buffers have room for what is received, and no more: a server of parts gets them from many.
+  // A receive buffer has room only for runs that its rank receives: a server of parts receives them from many ranks.
   for (const LayoutSegment* run : plan.runs) {
     std::vector<std::size_t>& places = plan.places.emplace_back(strides_);
     for (std::size_t place = 0; place < node_.size(); ++place) {
@@ -72,7 +72,7 @@ void ExchangePlan::add(GroupPlan& plan, int place, const topology::Row& row) {
   if (row.keeps_own && !what_.without_own) average.of.push_back(place);
   for (const int source : row.sources)
     average.of.push_back(number_of(plan, source, node_[static_cast<std::size_t>(place)]));
-  // All ranks that mix the same values mix them in the same order: equal bits.
+  // Ranks that mix the same values mix them in the same order, so they get equal bits.
   std::sort(average.of.begin(), average.of.end(),
             [&](int a, int b) { return participant(plan, a) < participant(plan, b); });
   for (kernels::Average& known : plan.averages) {

@@ -1,4 +1,4 @@
-// Who sends what to whom in an exchange, and who averages what. All ranks of a node find the same averages.
+// Plan of an exchange: messages between ranks, and averages. All ranks of a node plan the same averages.
 #pragma once
 
 #include <vector>
@@ -13,21 +13,21 @@ namespace sordino {
 struct Parcel {
   int peer;          // index of the participant on the other node
   int here;          // index of the rank of this node that sends or receives it
-  std::size_t copy;  // of what the receiver's buffer is for
+  std::size_t copy;  // number of the copy in the receiver's buffer
 };
 
-// One group of the layout: its runs, what crosses nodes for it, and the averages of this node's ranks.
+// One group of the layout: its runs, its parcels between nodes, and the averages of this node's ranks.
 struct GroupPlan {
   std::vector<const LayoutSegment*> runs;
   std::vector<Parcel> sends, receives;  // this rank's sends; the receives of all ranks of the node
   std::vector<kernels::Average> averages;
-  // By run and rank of the node: where the run lies in a copy in that rank's buffer, if it receives it.
+  // By run and rank of the node: offset of the run in a copy in that rank's buffer, if that rank receives it.
   std::vector<std::vector<std::size_t>> places;
 };
 
 class ExchangePlan {
  public:
-  // Counts what passes through memory that ranks share as sent.
+  // Also counts the bytes that pass through shared memory as sent.
   ExchangePlan(Participants& participants, const Exchange& what, std::uint64_t round);
 
   const std::vector<GroupPlan>& groups() const { return groups_; }
@@ -35,7 +35,7 @@ class ExchangePlan {
   const std::vector<int>& node() const { return node_; }
   std::size_t place() const { return place_; }
   bool together() const { return node_.size() > 1; }
-  // How many copies this rank's receive buffer needs room for.
+  // Number of copies that this rank's receive buffer needs room for.
   std::size_t copies() const { return copies_; }
   // Bytes of a copy in the receive buffer of a rank of the node.
   std::size_t stride(std::size_t place) const { return strides_[place]; }

@@ -1,4 +1,4 @@
-// Several tensors as one contiguous buffer: the output itself where there is but one.
+// Several tensors as one contiguous buffer. A single tensor needs no buffer: its output is used.
 #pragma once
 
 #include <memory>

@@ -10,7 +10,7 @@
 namespace sordino::nccl {
 namespace {
 
-constexpr std::chrono::seconds kPatience{10};  // with what is on the queue at the end
+constexpr std::chrono::seconds kPatience{10};  // for the work left on the queue at the end
 
 }  // namespace
 
@@ -26,7 +26,7 @@ Channel::~Channel() {
     if (scratch_) device_->give_back(scratch_, stream_);
     device_->drop_queue(stream_);
   } catch (const Error&) {
-    // The device has failed, and takes its memory along.
+    // The device has failed, and its memory is lost with it.
   }
 }
 

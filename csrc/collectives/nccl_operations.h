@@ -1,5 +1,5 @@
-// The data phase of collectives by NCCL, on device memory. As in operations.h, nobody checks what has been negotiated;
-// and each is over when all its work is on the device's queue: the caller records an event there, and waits for that.
+// The data phase of collectives by NCCL, on device memory. As in operations.h, nothing that was negotiated is checked
+// again. Each is over once all its work is on the device's queue: the caller records an event there, and waits for it.
 #pragma once
 
 #include <vector>
@@ -10,10 +10,9 @@
 
 namespace sordino::nccl {
 
-// Arguments are those of operations.h. Participants are the communicator's ranks; where a reduction is needed,
-// supports(type, op) must hold. Averages are sums with a `post` of 1 / ranks: those that are nothing else go to NCCL's
-// own, which divides before it adds. Several pieces travel as one, through scratch memory; more than `most` bytes take
-// several calls.
+// Arguments are those of operations.h. Participants are the communicator's ranks. Reductions need supports(type, op) to
+// hold. Averages are sums with a `post` of 1 / ranks. Those without other scaling use NCCL's own average, which divides
+// before it adds. Several pieces travel as one, through scratch memory. More than `most` bytes take several calls.
 inline constexpr std::size_t kMostAtOnce = std::size_t{256} << 20;
 Task allreduce(Channel& channel, Pieces pieces, ReduceOp op, double pre, double post, std::size_t most = kMostAtOnce);
 Task broadcast(Channel& channel, int root, const std::byte* input, std::byte* output, std::size_t bytes);

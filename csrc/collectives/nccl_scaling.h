@@ -1,18 +1,18 @@
-// What NCCL's reductions leave to kernels: it folds, and scales nothing but an average.
+// Scaling by kernels before and after NCCL's reductions. NCCL folds, and scales nothing but averages.
 #pragma once
 
 #include "collectives/nccl_channel.h"
 
 namespace sordino::nccl {
 
-// How a reduction is split between NCCL, which only folds, and scaling before and after it.
+// A reduction, split between NCCL, which only folds, and scaling before and after it.
 struct Folding {
   ReduceOp op;
   double pre, post;
 
   Folding(DType dtype, ReduceOp op, double pre, double post, int ranks) : op(op), pre(pre), post(post) {
     if (dtype == DType::kBool) {
-      this->pre = this->post = 1;  // which bools ignore
+      this->pre = this->post = 1;  // bools ignore scales
     } else if (op == ReduceOp::kSum && is_floating(dtype) && pre == 1 && post == 1.0 / ranks) {
       this->op = ReduceOp::kAverage;
       this->post = 1;

@@ -1,13 +1,16 @@
-// All-reduce of a small tensor in one shot: what ranks have reduced under a name before needs no agreement when it
-// comes again.
+// All-reduce of a small tensor in one shot: ranks need no negotiation for an operation that they have done before under
+// the same name.
 //
-// What all ranks of a set have done together has a number, the same on all of them. Each lays its input and the number
-// of the operation that it is for into a slot that the others of its node map. Such turns follow each other on all
-// ranks alike. A rank that does not come (it has submitted the operation, has joined, or is late) declines a turn: it
-// lays no number. Then, and where numbers differ, all who came have their operation done the usual way, which tells
-// what is wrong if anything is.
+// Each operation that all ranks of a set have done together has a number, equal on all ranks. All ranks go through the
+// same sequence of turns. In a turn, each rank publishes once, in a slot that its node peers map:
 //
-// one_shot_node.h is for the ranks of one node, one_shot_nodes.h for those of several.
+//   lay       its input, and the number of the operation that the input is for
+//   decline   number 0: it has submitted the operation to the negotiation, has joined, or is late
+//
+// If all ranks lay the same number, they fold the inputs. Otherwise the turn has no result, and the ranks that laid an
+// input submit their operation to the negotiation, which also reports any error.
+//
+// one_shot_node.h is for the ranks of one node, one_shot_nodes.h for ranks on several nodes.
 #pragma once
 
 #include <atomic>
@@ -25,13 +28,13 @@
 
 namespace sordino {
 
-// What one rank lays down, in memory that its node peers map.
+// Memory in which one rank publishes. Its node peers map it.
 struct OneShotSlots {
   static constexpr std::size_t kMostBytes = 64 * 1024;
-  static constexpr std::size_t kBeside = 48;  // as many bytes have room beside the stamp: a peer reads one cache line
+  static constexpr std::size_t kBeside = 48;  // bytes that fit beside the stamp, so that a peer reads one cache line
 
   struct alignas(64) Slot {
-    std::atomic<std::uint64_t> stamp;  // the turn that what follows is for
+    std::atomic<std::uint64_t> stamp;  // turn that the other fields belong to
     std::uint64_t operation;           // 0: declined
     std::byte few[kBeside];
     std::byte many[kMostBytes];
@@ -39,17 +42,17 @@ struct OneShotSlots {
     std::byte* data(std::size_t bytes) { return bytes <= kBeside ? few : many; }
   };
   Slot slots[2];
-  alignas(64) std::atomic<bool> resting;  // whoever lays something is to ring
-  // Of a node's leader: the latest turn in which somebody waits, and the operation that it is for.
+  alignas(64) std::atomic<bool> resting;  // a rank that publishes must ring this rank
+  // Set by a node's leader: the latest turn in which some rank waits, and the operation that it waits for.
   alignas(64) std::atomic<std::uint64_t> called;
   std::atomic<std::uint64_t> called_for;
-  std::atomic<std::uint64_t> late;  // times members of the set, a turn; and the member that it has waited for long
+  std::atomic<std::uint64_t> late;  // turn * ranks + member: the leader has waited long for the member in this turn
 };
 
-// Of one process set and the thread that polls.
+// One-shot all-reduce of one process set. Only the thread that polls may call it.
 class OneShot {
  public:
-  // What an operation is beside its name; the same on all ranks, or it is another one.
+  // An operation apart from its name. If ranks differ in it, they have different operations.
   struct What {
     ReduceOp op;
     DType dtype;
@@ -61,82 +64,83 @@ class OneShot {
     bool operator==(const What&) const = default;
   };
   using Number = std::uint64_t;
-  // What goes between nodes, besides data.
+  // Message between the leaders of nodes, apart from its data.
   struct Partial {
     std::uint64_t turn;
-    Number number;  // of the operation that the data are of; 0: there are none
-    bool call;      // there are none yet: somebody waits, for such an operation
-    int late = -1;  // who is waited for, a member; -1 if that is not known
+    Number number;  // operation that the data belong to; 0: no result
+    bool call;      // no data yet: some rank waits for this operation
+    int late = -1;  // member that the sender waits for; -1 if unknown
   };
 
   virtual ~OneShot() = default;
 
-  // Whether a tensor of so many bytes is small enough.
+  // Whether a tensor of this size is small enough.
   virtual bool fits(std::size_t bytes) const = 0;
-  // All ranks of the set have done this operation, the `number`th thing that they did together (not 0).
+  // Records that all ranks of the set have done this operation, as the `number`th that they did together (not 0).
   void remember(std::string_view name, What what, Number number);
-  // Its number; 0 if this rank knows of none.
+  // The number of an operation; 0 if this rank does not know it.
   Number number_of(std::string_view name, const What& what) const;
-  // The name of an operation; empty if this rank knows of none.
+  // The name of an operation; empty if this rank does not know it.
   std::string_view name_of(Number number) const;
 
-  // Whether this rank may lay: what it declined is not waited for by anybody any more.
+  // Whether this rank may lay an input: no rank waits any more in a turn that this rank declined.
   virtual bool free() = 0;
-  // The input stays as it is until the turn is over.
+  // Lays an input for this turn. It must stay unchanged until the turn is over.
   virtual void lay(Number number, const What& what, const std::byte* input) = 0;
-  // Whether it is known what has become of the turn.
+  // Whether the outcome of the turn is known.
   virtual bool over() const = 0;
-  // Whether it never will be.
+  // Whether the outcome will never be known.
   virtual bool in_vain() const = 0;
-  // Ends a turn that this rank has laid for; whether all have laid the same number, so that `output` has the result.
+  // Ends a turn for which this rank has laid an input. Returns whether all ranks laid the same number; then `output`
+  // holds the result.
   virtual bool take(const What& what, const std::byte* input, std::byte* output) = 0;
 
-  // What others have laid that wait for this rank.
+  // Numbers of the operations for which other ranks wait for this rank in this turn.
   virtual std::vector<Number> awaited() = 0;
   virtual void decline();
-  // Between nodes: whether this rank is one that moves others on, as advance() does; and what a member has sent.
-  // TransportError if that makes no sense.
+  // Between nodes. relays(): whether this rank is a leader, whose advance() moves other ranks on. receive(): a message
+  // of another leader has come; throws TransportError if the message is not a valid one.
   virtual bool relays() const { return false; }
   virtual bool advance(Time) { return false; }
   virtual void receive(int member, const Partial& what, std::span<const std::byte> data);
 
-  // A member has left: nothing is done in one shot any more but what it has laid for.
+  // A member has left: nothing is done in one shot any more, except operations that it has already laid.
   virtual void leave(int) { closed_ = true; }
   bool closed() const { return closed_; }
-  // The set is about to be removed, and with it the others' slots: they are not looked at any more.
+  // The set is about to be removed, and the peers' slots with it. They are not read any more.
   void abandon() { closed_ = abandoned_ = true; }
 
-  // This rank may sleep until others ring it; ask over() in between.
+  // Says whether this rank may sleep until peers ring it. Call over() again after this, before sleeping.
   void rest(bool may_sleep) { slots_[me_]->resting.store(may_sleep); }
   bool rests(std::size_t place) const { return !abandoned_ && slots_[place]->resting.load(); }
-  // Calls ring(member) for those of this node that rest.
+  // Calls ring(member) for the members on this node that rest.
   template <class Ring>
   void wake(Ring&& ring) const {
     for (std::size_t place = 0; place < slots_.size(); ++place) {
       if (place != me_ && rests(place)) ring(members_[place]);
     }
   }
-  // Members of the set that are on this node, and which of them this rank is.
+  // The members of the set that are on this node, and this rank's place among them.
   const std::vector<int>& members_of_node() const { return members_; }
   std::size_t place() const { return me_; }
   // Members that this rank waits for.
   virtual std::vector<int> missing() const = 0;
 
  protected:
-  // `slots`: of the set's members on this node, in order; `members`: which these are; `me`: this rank's place among
-  // them; `ranks`: of the set.
+  // `slots`: of the set's members on this node, in order. `members`: their indices in the set. `me`: this rank's place
+  // among them. `ranks`: number of ranks in the set.
   OneShot(std::vector<OneShotSlots*> slots, std::vector<int> members, std::size_t me, std::size_t ranks)
       : slots_(std::move(slots)), members_(std::move(members)), me_(me), ranks_(ranks) {}
 
   OneShotSlots::Slot& slot(std::size_t place, std::uint64_t turn) const { return slots_[place]->slots[turn % 2]; }
   bool has_laid(std::size_t place, std::uint64_t turn) const { return slot(place, turn).stamp.load() >= turn; }
-  // Lays data and number for this rank's turn.
+  // Publishes data and number for this rank's turn.
   void publish(Number number, const std::byte* data, std::size_t bytes);
 
   const std::vector<OneShotSlots*> slots_;  // by place
   const std::vector<int> members_;
   const std::size_t me_, ranks_;
-  std::uint64_t turn_ = 1;  // a fresh slot has stamp 0
+  std::uint64_t turn_ = 1;  // not 0, because a fresh slot has stamp 0
   bool closed_ = false, abandoned_ = false;
 
  private:
@@ -151,7 +155,7 @@ class OneShot {
     Number number = 0;
   };
   std::unordered_map<std::string, Known, Hash, std::equal_to<>> known_;
-  std::unordered_map<Number, std::string> names_;  // of what is known
+  std::unordered_map<Number, std::string> names_;  // of the operations in known_
 };
 
 }  // namespace sordino

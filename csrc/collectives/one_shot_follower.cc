@@ -4,7 +4,7 @@
 
 namespace sordino {
 
-// Turns that were over before this rank laid for them.
+// Declines turns that were over before this rank laid an input for them.
 void OneShotFollower::pass_over() {
   while (!abandoned_ && !laid_ && has_laid(0, turn_)) decline();
 }

@@ -30,7 +30,7 @@ bool OneShotNode::agreed(std::uint64_t turn) const {
   return first != 0;
 }
 
-// The inputs are read before this rank's next turn.
+// Reads the slots of this turn, so it must run before this rank publishes for the next turn.
 void OneShotNode::fold(std::uint64_t turn, const What& what, const std::byte* input, std::byte* output) {
   const std::size_t bytes = what.bytes();
   sources_.resize(slots_.size());

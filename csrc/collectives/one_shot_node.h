@@ -1,11 +1,11 @@
-// One-shot all-reduce of ranks that all share a node.
+// One-shot all-reduce among the ranks of one node.
 //
-//   lay    my input, and the number of the operation -> my slot, which the others map
-//   look   until all have laid for this turn
-//   fold   if all numbers are the same: all inputs, by each rank for itself, in rank order, so all get the same bits
+//   lay    my input, and the number of the operation -> my slot, which the peers map
+//   over   whether all ranks have published for this turn
+//   take   if all numbers are equal: each rank folds all inputs in rank order, so all get the same bits
 //
-// Turns take two slots alternately, and no barrier closes one: who lays for turn t + 1 has folded turn t, so when all
-// have laid for t + 1 nobody reads the slots of t any more, which t + 2 takes.
+// Turns use two slots alternately, and no barrier closes a turn. A rank that publishes for turn t + 1 has folded turn
+// t. So once all have published for turn t + 1, no rank reads the slots of turn t any more, and turn t + 2 reuses them.
 #pragma once
 
 #include "collectives/one_shot.h"
@@ -17,7 +17,7 @@ class OneShotNode : public OneShot {
   OneShotNode(std::vector<OneShotSlots*> slots, std::vector<int> members, std::size_t me)
       : OneShot(std::move(slots), std::move(members), me, slots.size()) {}
 
-  // Each rank reads all inputs.
+  // The limit is on the bytes of all ranks, because each rank reads all inputs.
   bool fits(std::size_t bytes) const override { return bytes * ranks_ <= 2 * OneShotSlots::kMostBytes; }
   bool free() override { return all_laid(turn_ - 1); }
   void lay(Number number, const What& what, const std::byte* input) override { publish(number, input, what.bytes()); }

@@ -1,16 +1,16 @@
 #include "collectives/one_shot_nodes.h"
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
 
 #include "base/error.h"
 #include "kernels/kernels.h"
+#include "topology/schedule.h"
 
 namespace sordino {
 namespace {
 
-// A rank that has not come for so long may stand still, and decline nothing: its leader does that.
+// A rank that has not published for this long may be stopped, and not decline. Its leader then declines for it.
 constexpr std::chrono::milliseconds kStandsStill{500};
 
 struct Scaling {
@@ -18,7 +18,7 @@ struct Scaling {
   double pre, post;
 };
 
-// As in the usual way (collectives/allreduce.cc).
+// As in a negotiated all-reduce (collectives/allreduce.cc).
 Scaling scaling_of(const OneShot::What& what, std::size_t ranks) {
   const auto [op, post] = folding_of(what.op, what.postscale, static_cast<int>(ranks));
   Scaling scaling{op, what.prescale, post};
@@ -35,18 +35,16 @@ OneShotLeader::OneShotLeader(std::vector<OneShotSlots*> slots, const std::vector
       send_(std::move(send)),
       gone_(sites[mine].size(), false) {
   for (const auto& site : sites) partners_.emplace_back().member = site.front();
-  const std::size_t power = std::bit_floor(sites.size()), extra = sites.size() - power;
   using enum Step::Does;
-  if (mine >= power) {
-    steps_ = {{kSend, mine - power}, {kReplace, mine - power}};
-    return;
+  using topology::Brings;
+  for (const auto& [place, gives, brings, round] :
+       topology::doubling(static_cast<int>(sites.size()), static_cast<int>(mine))) {
+    const auto partner = static_cast<std::size_t>(place);
+    if (gives) steps_.push_back({kSend, partner});
+    // A partner that sends before it waits for anything may not know that this rank waits for it.
+    if (!gives && brings == Brings::kPartial) steps_.push_back({kCall, partner});
+    if (brings != Brings::kNothing) steps_.push_back({brings == Brings::kPartial ? kMerge : kReplace, partner});
   }
-  if (mine < extra) steps_ = {{kCall, mine + power}, {kMerge, mine + power}};
-  for (std::size_t distance = 1; distance < power; distance *= 2) {
-    steps_.push_back({kSend, mine ^ distance});
-    steps_.push_back({kMerge, mine ^ distance});
-  }
-  if (mine < extra) steps_.push_back({kSend, mine + power});
 }
 
 void OneShotLeader::lay(Number number, const What& what, const std::byte* input) {
@@ -58,7 +56,7 @@ void OneShotLeader::lay(Number number, const What& what, const std::byte* input)
 
 bool OneShotLeader::take(const What& what, const std::byte*, std::byte* output) {
   if (!over()) {
-    abandon();  // the world has failed: what this rank has laid is not there any more
+    abandon();  // the world has failed: the input of this rank is not valid any more
     return false;
   }
   const bool agreed = number_ != 0;
@@ -91,7 +89,7 @@ void OneShotLeader::receive(int member, const Partial& what, std::span<const std
   if (abandoned_) return;
   const auto from = std::find_if(partners_.begin(), partners_.end(),
                                  [member](const Partner& partner) { return partner.member == member; });
-  // A partner is one turn ahead at most, and tells one thing a turn.
+  // A partner is at most one turn ahead, and sends one outcome per turn.
   const bool in_time = what.turn == turn_ || what.turn == turn_ + 1;
   if (from == partners_.end() || from - partners_.begin() == static_cast<std::ptrdiff_t>(mine_) || !in_time ||
       data.size() > OneShotSlots::kMostBytes || what.late < -1 || what.late >= static_cast<int>(ranks_) ||
@@ -124,7 +122,7 @@ bool OneShotLeader::advance(Time now) {
   return moved;
 }
 
-// To those who wait for this rank.
+// Names a missing member to the ranks that wait for this rank: its node, and partners that it has yet to send to.
 void OneShotLeader::name_late() {
   const std::vector<int> members = missing();
   if (members.empty() || members.front() == late_) return;
@@ -137,7 +135,7 @@ void OneShotLeader::name_late() {
   }
 }
 
-// Shows the node that somebody waits, if so.
+// Shows the ranks of the node that some rank waits in this turn. Returns false if none does.
 bool OneShotLeader::show_call(Time now) {
   Number number = own_ == Own::kLaid ? number_ : 0;
   if (own_ == Own::kNothing) {
@@ -153,7 +151,7 @@ bool OneShotLeader::show_call(Time now) {
   return true;
 }
 
-// Whether it is known what comes of this node: a partial result, or that there is none.
+// Begins the turn if the outcome of this node is known: a partial result, or "no result". Returns whether it is.
 bool OneShotLeader::begin(Time now) {
   if (!show_call(now)) return false;
   bool complete = own_ == Own::kLaid, none = own_ == Own::kDeclined;
@@ -195,7 +193,7 @@ void OneShotLeader::fold() {
   kernels::reduce(scaling.op, what_.dtype, sources_, {&into, 1}, what_.count(), scaling.pre, 1);
 }
 
-// Whether the step is done.
+// Returns whether the step is done.
 bool OneShotLeader::follow(const Step& step) {
   Partner& partner = partners_[step.site];
   Arrived& theirs = arrived(step.site);

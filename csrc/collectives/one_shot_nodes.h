@@ -1,24 +1,31 @@
-// One-shot all-reduce of ranks on several nodes. The first of a node's ranks is its leader.
+// One-shot all-reduce among ranks on several nodes. The first rank of each node is its leader.
 //
-//   lay     my input, and the number of the operation -> my slot, which my node's leader maps
-//   fold    by the leader, when all of its node have laid: their inputs, in rank order, into the node's partial result
-//   double  leaders give each other number and partial result in the tree of recursive_doubling.h, so that all leaders
-//           get the same bits, and those that the usual way gets
-//   tell    by the leader: the result -> its slot, which its node's ranks map
+//   lay      follower: its input, and the number of the operation -> its slot, which its leader maps
+//   fold     leader, once all of its node have laid: their inputs, in rank order -> the node's partial result
+//   double   leaders: exchange numbers and partial results in the tree of recursive_doubling.h, so that all get the
+//            same bits, which are those of a negotiated operation
+//   tell     leader: the result -> its slot, which the followers of its node map
 //
-// In every turn a leader tells each of its partners once: its partial result, or that there is none (number 0) because
-// a rank declined, or numbers differ. What is none stays none in the tree, so all leaders come to the same end, none
-// goes on to turn t + 1 before all have begun turn t, and what comes for t + 1 waits. Nobody waits for a node that does
-// not know: what comes for its turn is shown to its ranks, which come or decline; who waits for a leader that he gives
-// nothing before, calls it.
+// A turn at its leader:
 //
-// The leader tells that there is no result as soon as it knows that of its node; whoever has not laid for that turn has
-// no part in it any more. It writes to the slot of turn t when all of its node have laid, declined or passed over turn
-// t - 1, so have read what was in it.
+//   !begun_          begin() waits for the partial result of the node, or for "no result" (number 0)
+//   begun_           follow() runs the steps with the leaders of other nodes, one after the other
+//   told_ == turn_   tell() has published the outcome. If the leader itself has laid, take() ends the turn
 //
-// Who has waited long says for whom, to those who wait for it, so that all name the same rank if nothing comes of it.
+// In a turn, a leader sends each partner one partial result, or "no result" if a rank declined or numbers differ. A
+// leader that receives "no result" forwards it, so all leaders agree on the outcome. None starts turn t + 1 before all
+// have begun turn t; messages for turn t + 1 wait until then.
 //
-// Who leaves has nothing to wait for, so what it has laid or sent counts; what a rank has not that has left is none.
+// No rank waits for a node that does not know of the turn. A leader shows its followers that some rank waits, and they
+// lay or decline. It sends a call to each partner that it waits for before it sends to it.
+//
+// If the outcome is "no result", a leader does not wait for the rest of its node; a rank that has not laid passes over
+// the turn. A leader begins turn t once all of its node have laid, declined or passed over turn t - 1. By then they
+// have read the slot that turn t reuses.
+//
+// A leader that has waited long names the missing member to the ranks that wait for it, so that all name the same.
+//
+// A rank leaves only when it waits for nothing. Data that it has published stays valid; the rest is "no result".
 #pragma once
 
 #include <optional>
@@ -28,10 +35,10 @@
 
 namespace sordino {
 
-// Of a rank that is no leader.
+// One-shot all-reduce on a rank that is no leader.
 class OneShotFollower : public OneShot {
  public:
-  // `slots`: of its node's members.
+  // `slots`: of the members on its node.
   OneShotFollower(std::vector<OneShotSlots*> slots, std::vector<int> members, std::size_t me, std::size_t ranks)
       : OneShot(std::move(slots), std::move(members), me, ranks) {}
 
@@ -48,7 +55,7 @@ class OneShotFollower : public OneShot {
  private:
   void pass_over();
 
-  bool laid_ = false;  // for this turn
+  bool laid_ = false;  // in this turn
   bool led_by_nobody_ = false;
 };
 
@@ -56,8 +63,8 @@ class OneShotLeader : public OneShot {
  public:
   using Send = std::function<void(int member, const Partial& what, std::span<const std::byte> data)>;
 
-  // `slots`: of its node's members, itself first. `sites`: the set's members by node (collectives/sites.h), its own
-  // being `mine`.
+  // `slots`: of the members on its node, itself first. `sites`: the set's members by node (collectives/sites.h); `mine`
+  // is this node.
   OneShotLeader(std::vector<OneShotSlots*> slots, const std::vector<std::vector<int>>& sites, std::size_t mine,
                 std::size_t ranks, Send send);
 
@@ -77,7 +84,7 @@ class OneShotLeader : public OneShot {
   void receive(int member, const Partial& what, std::span<const std::byte> data) override;
 
  private:
-  enum class Own { kNothing, kLaid, kDeclined };  // for this turn
+  enum class Own { kNothing, kLaid, kDeclined };  // this rank in this turn
   struct Step {
     enum class Does { kCall, kSend, kMerge, kReplace } does;
     std::size_t site;
@@ -87,14 +94,14 @@ class OneShotLeader : public OneShot {
     Number number = 0;
     Bytes data;
   };
-  // Of the leader of another site.
+  // The leader of one node.
   struct Partner {
     int member = 0;
     bool gone = false;
-    Arrived arrived[2];  // by turn
+    Arrived arrived[2];  // by turn modulo 2
     std::uint64_t called = 0;
     Number called_for = 0;
-    int late = -1;  // whom it waits for in that turn
+    int late = -1;  // member that it waits for in that turn
   };
 
   Arrived& arrived(std::size_t site) { return partners_[site].arrived[turn_ % 2]; }
@@ -109,20 +116,20 @@ class OneShotLeader : public OneShot {
 
   const std::size_t mine_;
   const Send send_;
-  std::vector<Partner> partners_;  // by site, this one among them
+  std::vector<Partner> partners_;  // by site, this one included
   std::vector<Step> steps_;        // of a turn
-  std::vector<bool> gone_;         // by place
+  std::vector<bool> gone_;         // by place: it has left
 
-  // Of this turn.
+  // State of this turn.
   Own own_ = Own::kNothing;
-  What what_;  // what this rank has laid
+  What what_;  // the operation that this rank has laid
   const std::byte* input_ = nullptr;
-  std::optional<Time> since_;  // somebody waits
-  bool begun_ = false;         // what comes of this node is known
-  Number number_ = 0;          // of what is folded so far; 0: there will be no result
+  std::optional<Time> since_;  // when a rank was first seen to wait
+  bool begun_ = false;         // the outcome of this node is known
+  Number number_ = 0;          // of the values folded so far; 0: no result
   std::size_t step_ = 0;
-  int late_ = -1;           // whom this rank has told the others that it waits for
-  std::uint64_t told_ = 0;  // the latest turn that is over
+  int late_ = -1;           // member that this rank has named as late
+  std::uint64_t told_ = 0;  // the latest turn whose outcome is published
 
   Bytes partial_;
   std::vector<const std::byte*> sources_;

@@ -1,5 +1,5 @@
-// The data phase of every collective. By the time one of these starts, the negotiation has settled that all
-// participants run it now, with the same arguments, so none of them checks again.
+// The data phase of each collective. The negotiation has settled that all participants run it now, with the same
+// arguments, so these functions do not check that again.
 #pragma once
 
 #include <vector>
@@ -14,20 +14,20 @@
 namespace sordino {
 
 // All-reduce of tensors of one dtype as if they were one: output[i] = post * fold(op, pre * input[i] of every rank).
-// Within a node through shared memory (allreduce_node.cc), by messages (allreduce_messages.cc), or by both
+// Goes through shared memory within a node (allreduce_node.cc), by messages (allreduce_messages.cc), or both
 // (allreduce_nodes.cc).
 Task allreduce(Participants& participants, Pieces pieces, ReduceOp op, double pre, double post);
 Task allreduce_node(Participants& participants, Pieces& pieces, ReduceOp op, double pre, double post);
 Task allreduce_nodes(Participants& participants, const Sites& sites, Pieces& pieces, ReduceOp op, double pre,
                      double post);
 Task allreduce_messages(Participants& participants, Pieces& pieces, ReduceOp op, double pre, double post);
-// Adasum (Maleki et al. 2020): pairwise along a binary tree of ranks, with one pair of dot products a tensor.
+// Adasum (Maleki et al. 2020): pairwise along a binary tree of ranks, with dot products of each tensor.
 Task adasum(Participants& participants, Pieces& pieces, double pre, double post);
 
 // Copies input of participant `root` to every participant's output.
 Task broadcast(Participants& participants, int root, const std::byte* input, std::byte* output, std::size_t bytes);
 
-// Concatenates blocks of `sizes[i]` bytes of every participant i; `output` holds their sum.
+// Concatenates blocks of `sizes[i]` bytes of every participant i; `output` has room for all of them.
 Task allgather(Participants& participants, const std::byte* input, std::vector<std::size_t> sizes, std::byte* output);
 
 // Sends send_sizes[i] bytes to participant i and receives receive_sizes[i] from it, both in order of i.
@@ -38,9 +38,9 @@ Task alltoall(Participants& participants, const std::byte* input, std::vector<st
 Task reducescatter(Participants& participants, DType dtype, const std::byte* input, std::vector<std::size_t> bounds,
                    std::byte* output, ReduceOp op, double pre, double post);
 
-// Gossip: every segment becomes an average of some participants' (exchange.h), as the topology says for this round.
+// Gossip: each segment becomes an average of some participants' (exchange.h), as the topology says for the round.
 Task exchange(Participants& participants, const Exchange& what, std::uint64_t round);
-// The same by NCCL; over when all its work is on the device's queue. The channel's ranks are the participants.
+// The same by NCCL. Is over once all its work is on the device's queue. The channel's ranks are the participants.
 Task exchange_by_nccl(Participants& participants, const Exchange& what, std::uint64_t round, nccl::Channel& channel);
 
 }  // namespace sordino

@@ -46,7 +46,7 @@ Task Participants::all_reached(std::atomic<std::uint64_t> SharedBlock::* counter
 
 void Participants::reach(std::atomic<std::uint64_t> SharedBlock::* counter, std::uint64_t stage) {
   SharedBlock* own = blocks[static_cast<std::size_t>(me)];
-  if (!own) return;  // nobody shares memory with this rank
+  if (!own) return;  // no peer shares memory with this rank
   (own->*counter).store(stamp(stage), std::memory_order_release);
   for (std::size_t index = 0; index < blocks.size(); ++index) {
     if (static_cast<int>(index) != me && blocks[index]) transport.ring(ranks[index]);

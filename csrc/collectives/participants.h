@@ -1,4 +1,4 @@
-// The participants of one running operation: who they are, how to reach them, and what they wait for.
+// Participants of one running operation: their ranks, how to reach them, and the ranks that it waits for.
 #pragma once
 
 #include <atomic>
@@ -23,7 +23,7 @@ namespace nccl {
 class Channel;
 }
 
-// The latest operation that used the slots: its last stamp, and the blocks of those who took part in it.
+// The latest operation that used the slots: its last stamp, and the blocks and ranks of its participants.
 struct SlotUse {
   std::uint64_t stamp = 0;
   std::vector<SharedBlock*> blocks;
@@ -44,7 +44,7 @@ class Participants {
 
   int size() const { return static_cast<int>(ranks.size()); }
 
-  // Messages between two participants keep their order within a lane; tasks side by side have a lane each.
+  // Messages between two participants keep their order within a lane. Tasks that run side by side use a lane each.
   std::unique_ptr<Transfer> send(int index, std::span<const std::byte> data, Tag lane = 0) {
     count_sent(index, data.size());
     return transport.send(ranks[static_cast<std::size_t>(index)], tag | lane, data);
@@ -58,12 +58,13 @@ class Participants {
 
   // Waits until `counter` of every other block has reached (sequence, stage).
   Task all_reached(std::atomic<std::uint64_t> SharedBlock::* counter, std::uint64_t stage);
-  // Sets this rank's own counter and wakes those who wait for it.
+  // Sets this rank's own counter, and rings the ranks that may wait for it.
   void reach(std::atomic<std::uint64_t> SharedBlock::* counter, std::uint64_t stage);
-  // Both: what comes next comes after what every participant did before. Where devices meet, so does what comes next on
-  // the queue, and nobody waits here.
+  // A barrier: reach(), then all_reached(). All that follows comes after all that each participant did before. If
+  // devices meet (`barrier`), this holds for the work on their queues, and no thread waits here.
   Task meet(std::atomic<std::uint64_t> SharedBlock::* counter, std::uint64_t stage);
-  // The same for the devices alone, where a counter has said where the inputs are, and not that they are there.
+  // Lets the devices meet before inputs are read: a counter has said where the inputs are, not that devices have
+  // written them.
   void meet_inputs(std::uint64_t stage) {
     if (barrier) barrier->meet(members, stamp(stage));
   }
@@ -77,20 +78,20 @@ class Participants {
   Traffic& traffic;
   const std::vector<int> ranks;  // world ranks, in order
   const int me;                  // index into ranks
-  const int set_size;            // members of the process set, joined ones too: what Average divides by
+  const int set_size;            // members of the process set, joined ones included; Average divides by it
   const std::uint64_t sequence;
   const Tag tag;
-  Compute* compute = &host_compute();  // whose memory the algorithm is given
-  nccl::Channel* channel = nullptr;    // by which collectives go, if by NCCL
-  QueueBarrier* barrier = nullptr;     // by which the devices meet, where they do
-  std::vector<int> members;            // by participant, its place in the process set
-  std::vector<SharedBlock*> blocks;    // by participant; null for those that share no memory with this rank
-  bool one_node = false;               // every participant has a block here
-  std::uint64_t stages_used = 0;       // by the parts of the operation that are over (one a dtype); the same on all
+  Compute* compute = &host_compute();  // computes on the memory of the operation
+  nccl::Channel* channel = nullptr;    // for collectives by NCCL; else null
+  QueueBarrier* barrier = nullptr;     // at which the devices meet; null if they do not
+  std::vector<int> members;            // by participant: its place in the process set
+  std::vector<SharedBlock*> blocks;    // by participant; null if it shares no memory with this rank
+  bool one_node = false;               // every participant has a block in `blocks`
+  std::uint64_t stages_used = 0;       // by finished parts of the operation (one per dtype); equal on all ranks
   std::size_t slot_bytes = 0;
-  int patience = 0;                  // how often to look again at a peer's counter before doing something else
-  SlotUse slot_use;                  // of the set, before this operation and then by it
-  ReceiveBuffer* staging = nullptr;  // of the set, for what is to lie in memory that the node maps
+  int patience = 0;                  // re-reads of a peer's counter before doing something else
+  SlotUse slot_use;                  // of the set: by the previous operation, then by this one
+  ReceiveBuffer* staging = nullptr;  // of the set: memory that the node maps
 
   // World ranks that the operation waits for right now.
   std::vector<int> laggards() const {
@@ -101,7 +102,8 @@ class Participants {
 
   static constexpr int kStageBits = 24;
 
-  // That a task of the operation waits, as long as this lives.
+  // Registers, as long as it lives, that a task of the operation waits. who() returns the world ranks that it waits
+  // for.
   class Waiting {
    public:
     Waiting(Participants& participants, std::function<std::set<int>()> who)

@@ -25,7 +25,7 @@ class Pieces {
   void add(const std::byte* input, std::byte* output, std::size_t count) {
     if (count == 0) return;
     if (!pieces_.empty() && neighbours_ == Neighbours::kMerge) {
-      // Neighbours in memory are one piece, so an arena's segment is one whatever tensors lie in it.
+      // Adjacent tensors are one piece, so a segment of an arena is one piece however many tensors it holds.
       Piece& last = pieces_.back();
       const std::size_t last_bytes = last.count * size_of(dtype_);
       if (last.input + last_bytes == input && last.output + last_bytes == output) {

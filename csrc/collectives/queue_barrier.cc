@@ -11,13 +11,13 @@ namespace sordino {
 namespace {
 
 constexpr std::chrono::milliseconds kAgain{1};
-// Longer than a step takes. Whoever has more than that on its queue has a device that hangs.
+// Longer than any step takes. A device that needs longer for its queue hangs.
 constexpr std::chrono::seconds kPatience{30};
 
-// The largest that is ahead of all stamps: devices compare by the sign of the difference.
+// The largest word that is ahead of all stamps: devices compare by the sign of the difference.
 constexpr std::uint64_t kEnd = INT64_MAX;
 
-// Whether what is on a queue is over; so it is if the device has failed.
+// Whether the work before the event is over. If the device has failed, it is.
 bool over(Event& event) noexcept {
   try {
     return event.done();
@@ -57,7 +57,7 @@ QueueBarrier::~QueueBarrier() {
 Stream QueueBarrier::take_queue(const std::shared_ptr<Device>& device) {
   auto found = queues_.find(device);
   if (found == queues_.end()) found = queues_.emplace(device, device->make_queue()).first;
-  // Words of one rank come in order.
+  // The words of a rank must be written in order, so the new queue waits for the old one.
   if (device_ && device_ != device) device->wait(found->second, device_->record(queue_));
   device_ = device;
   queue_ = found->second;
@@ -69,7 +69,7 @@ void QueueBarrier::meet(std::span<const int> members, std::uint64_t stamp) {
   awaited_.assign(members.begin(), members.end());
   std::erase(awaited_, me_);
   stamp_ = stamp;
-  // All are told before anything waits.
+  // Each device writes to all peers before it waits for any, so that no peer waits for this device's waits.
   for (const int member : awaited_) {
     auto& word = blocks_[static_cast<std::size_t>(member)]->told[static_cast<std::size_t>(me_)];
     device_->write_word(word, stamp, queue_);
@@ -106,7 +106,7 @@ std::vector<int> QueueBarrier::let_go() const {
   return ranks;
 }
 
-// Again and again: a peer's device may still write less over it.
+// Stores the words repeatedly, because a peer's device may still overwrite them with a smaller stamp.
 void QueueBarrier::abandon() noexcept {
   own().let_go.store(true, std::memory_order_release);
   if (letting_go_.joinable() || idle()) return;

@@ -1,10 +1,13 @@
-// How the devices of a node's ranks meet, while their threads go on: each writes into a word of every peer how far it
-// is, and waits for what the peers' devices write into its own. So an operation is on the queues as a whole before its
-// inputs are there, and no thread waits for a GPU.
+// Barrier at which the devices of a node's ranks meet on their queues, while the ranks' threads go on. So an operation
+// can be put on the queues as a whole before its inputs exist, and no thread waits for a GPU. In `told`, each rank has
+// a word for every member of the set:
 //
-// A word has one reader. So a rank that has failed can let its own device go, by words that say that everybody has come
-// to the end. What its device does from then on is nothing, and may be written to tensors of others: so the rank says
-// before that it has let go, and whoever has come to the end of a meeting with it looks (let_go()).
+//   meet      my device: writes the stamp to told[me] of each peer
+//             my device: waits until my told[peer] has reached the stamp, for each peer
+//   abandon   my host, after a failure: sets my let_go, then stores kEnd in my told[] until the queue is empty
+//
+// Each word has one reader, so abandon() releases only this rank's device. Results of that device are invalid then, but
+// may reach tensors of other ranks. So let_go is set first, and ranks check let_go() after a meeting.
 #pragma once
 
 #include <atomic>
@@ -19,32 +22,30 @@
 
 namespace sordino {
 
-// Of one process set, on queues of its own: on one queue operations of several sets would wait for each other, in
-// another order on each rank.
+// Barrier of one process set, on queues of its own. On a shared queue, operations of several sets would wait for each
+// other, in a different order on each rank.
 class QueueBarrier {
  public:
-  // `blocks` and world `ranks` of the set's members, in memory that stays mapped as long as this lives; `me` is this
-  // one's place. Null if the device cannot wait for words, or cannot reach them.
+  // `blocks` and world `ranks` are those of the set's members; `me` is this rank's place among them. The blocks must
+  // stay mapped as long as this lives. Returns null if the device cannot wait for words, or cannot reach them.
   static std::unique_ptr<QueueBarrier> make(const std::shared_ptr<Device>& device, std::vector<SharedBlock*> blocks,
                                             std::vector<int> ranks, int me);
-  // Waits for what is on the queues.
+  // Waits for the work on the queues, at most 30 s: a device that takes longer hangs, and its words stay pinned.
   ~QueueBarrier();
   QueueBarrier(const QueueBarrier&) = delete;
   QueueBarrier& operator=(const QueueBarrier&) = delete;
 
-  // The queue of a device for the next operation, which comes after all earlier ones on whatever device.
+  // Returns the device's queue for the next operation, which runs after all earlier ones, whichever device they use.
   Stream take_queue(const std::shared_ptr<Device>& device);
-  // Puts on that queue that the members (places, this rank's among them) meet; stamps grow from one meeting to the
-  // next.
+  // Puts a meeting of the members (places, this rank's included) on that queue. Stamps must grow between meetings.
   void meet(std::span<const int> members, std::uint64_t stamp);
-  // World ranks whose devices are furthest behind, this one's among them, if not all have come to the latest meeting.
+  // World ranks whose devices are furthest behind, if not all have reached the latest meeting. May include this rank.
   std::vector<int> late() const;
-  // World ranks of the set that have let go, this one's among them. From any thread, while the set is there.
+  // World ranks of the set that have let go, this one included. From any thread, while the set exists.
   std::vector<int> let_go() const;
-  // The set has failed: from now on what is on the queue waits for nobody.
+  // The set has failed: from now on, work on the queue waits for no peer.
   void abandon() noexcept;
-  // Whether the queues have nothing left, or the device has failed. Nothing is put on them from the first call until
-  // the next operation.
+  // Whether the queues are empty, or the device has failed. After a call, put nothing on them until the next operation.
   bool idle() noexcept;
 
  private:
@@ -62,9 +63,9 @@ class QueueBarrier {
   std::map<std::shared_ptr<Device>, Stream> queues_;
   std::shared_ptr<Device> device_;  // of the latest operation; null before the first
   Stream queue_ = 0;
-  std::shared_ptr<Event> end_;  // of it, once asked for
-  std::vector<int> awaited_;    // members, at the latest meeting
-  std::uint64_t stamp_ = 0;     // of that
+  std::shared_ptr<Event> end_;  // of the queue, once idle() has asked for it
+  std::vector<int> awaited_;    // other members of the latest meeting
+  std::uint64_t stamp_ = 0;     // of the latest meeting
   std::atomic<bool> stopping_{false};
   std::thread letting_go_;
 };

@@ -1,4 +1,4 @@
-// Memory that arrives from other nodes, kept from one exchange to the next.
+// Memory for values of other nodes, kept from one exchange to the next.
 #pragma once
 
 #include <memory>
@@ -11,12 +11,12 @@ namespace sordino {
 class ReceiveBuffer {
  public:
   explicit ReceiveBuffer(NodeMemory& memory) : memory_(memory) {}
-  // Room for so many copies of `bytes` in memory of the device, or of the host if there is none, that the node shares
-  // if `shared`. What lay in it may be lost.
+  // Room for `copies` copies of `bytes` bytes each, on the device, or on the host if `device` is null. With `shared`,
+  // the node maps host memory. Earlier contents may be lost.
   std::byte* reserve(std::size_t copies, std::size_t bytes, bool shared, const std::shared_ptr<Device>& device);
   std::byte* data() const { return segment_ ? segment_->data : private_.get(); }
   std::size_t bytes() const { return bytes_; }
-  // Null where nobody maps it.
+  // Null if no peer maps the memory.
   const std::shared_ptr<Segment>& segment() const { return segment_; }
 
  private:

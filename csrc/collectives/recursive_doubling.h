@@ -1,39 +1,36 @@
-// Combining the whole vectors of a team in a binary tree that is the same on all of them, by messages.
+// Combination of a team's whole vectors by messages, in a binary tree that is the same on all members
+// (topology/schedule.h).
 #pragma once
 
-#include <bit>
 #include <span>
 
 #include "collectives/team.h"
+#include "topology/schedule.h"
 
 namespace sordino {
 
-// Combines the vectors of all members, of `data`'s size: merge(lower, upper, into), an Until, with the lower member's
-// data first, on both partners alike. Members beyond the largest power of two first give theirs to a partner, and get
-// the result last. `arrived`: memory for a vector.
+// Combines the vectors of all members, each of `data`'s size. merge(lower, upper, into) returns an Until. Both partners
+// pass the lower member's data first. `arrived` is memory for one vector.
 template <class Merge>
 Task recursive_doubling(const Team& team, std::span<std::byte> data, std::byte* arrived, Tag lane, Merge merge) {
-  const int power = static_cast<int>(std::bit_floor(static_cast<unsigned>(team.size()))), extra = team.size() - power;
+  using topology::Brings;
   const std::span theirs(arrived, data.size());
-  if (team.me >= power) {
-    co_await team.send(team.me - power, data, lane);
-    co_await team.receive(team.me - power, data, lane);
-    co_return;
-  }
-  if (team.me < extra) {
-    co_await team.receive(team.me + power, theirs, lane);
-    co_await merge(data.data(), theirs.data(), data.data());
-  }
-  for (int distance = 1; distance < power; distance *= 2) {
-    const int partner = team.me ^ distance;
-    co_await team.exchange(partner, data, partner, theirs, lane);
+  for (const auto& [partner, gives, brings, round] : topology::doubling(team.size(), team.me)) {
+    const std::span into = brings == Brings::kResult ? data : theirs;
+    if (gives && brings != Brings::kNothing) {
+      co_await team.exchange(partner, data, partner, into, lane);
+    } else if (gives) {
+      co_await team.send(partner, data, lane);
+    } else {
+      co_await team.receive(partner, into, lane);
+    }
+    if (brings != Brings::kPartial) continue;
     if (team.me < partner) {
       co_await merge(data.data(), theirs.data(), data.data());
     } else {
       co_await merge(theirs.data(), data.data(), data.data());
     }
   }
-  if (team.me < extra) co_await team.send(team.me + power, data, lane);
 }
 
 }  // namespace sordino

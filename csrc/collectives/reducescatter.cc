@@ -1,9 +1,10 @@
-// Reduce-scatter: everybody gets a part of the values that all fold. The ranks of a node fold in their memory first,
-// and what they have of a part goes to its receiver once, so a link carries what one rank a node would send. By
-// messages between pairs where no two share memory, or it is a device's; or by NCCL.
+// Reduce-scatter: each rank gets a part of the values that all ranks fold. The ranks of a node fold in their memory
+// first, and the node's values of a part go to its receiver once. So a link carries as much as with one rank per node.
+// If no ranks share memory, or the memory is a device's, parts go by messages between pairs, or by NCCL.
 #include <algorithm>
 #include <utility>
 
+#include "collectives/collective.h"
 #include "collectives/nccl_scaling.h"
 #include "collectives/operations.h"
 #include "collectives/shared_tensors.h"
@@ -11,7 +12,7 @@
 namespace sordino {
 namespace {
 
-// What is folded, and in which parts.
+// The values to fold, and their parts.
 struct Parts {
   DType dtype;
   const std::vector<std::size_t>& bounds;
@@ -25,7 +26,7 @@ struct Parts {
   std::size_t begin(int index) const { return bounds[static_cast<std::size_t>(index)] * size_of(dtype); }
 };
 
-// A rank of each node folds the part of a rank of another one, and sends it there.
+// For each rank of other nodes, one rank of this node folds its part and sends it there.
 Task scatter_on_nodes(Participants& participants, const Sites& sites, const Parts& parts, const std::byte* input,
                       std::byte* output, double pre, double post) {
   constexpr std::uint64_t kStage = 1;
@@ -45,7 +46,7 @@ Task scatter_on_nodes(Participants& participants, const Sites& sites, const Part
     for (const std::byte* one : inputs) sources.push_back(one + parts.begin(index));
     kernels::reduce(parts.op, parts.dtype, sources, {&into, 1}, parts.count(index), pre, factor);
   };
-  // By node: what it has folded of my part. Its own goes last, when nobody waits for anything else of this rank.
+  // By node: its fold of my part. My node's own fold comes last, when no rank waits for another message of this rank.
   const auto arrived = participants.compute->scratch(nodes * parts.bytes(participants.me));
   std::vector<const std::byte*> folded;
   std::vector<std::pair<int, std::unique_ptr<Transfer>>> transfers;
@@ -84,7 +85,7 @@ Task scatter_on_nodes(Participants& participants, const Sites& sites, const Part
 
 }  // namespace
 
-// Everybody sends everybody its part; each folds what it got once, in rank order, at full precision.
+// Each rank sends each rank its part. Each folds its part once, in rank order, at full precision.
 Task reducescatter(Participants& participants, DType dtype, const std::byte* input, std::vector<std::size_t> bounds,
                    std::byte* output, ReduceOp op, double pre, double post) {
   if (participants.channel) {
@@ -148,4 +149,37 @@ Task reducescatter(Channel& channel, DType dtype, const std::byte* input, std::v
 }
 
 }  // namespace nccl
+
+namespace collectives {
+namespace {
+
+Task run(Operation& operation) {
+  Participants& participants = *operation.participants;
+  const Submission& submission = operation.submissions.front();
+  const Request& request = submission.request;
+  const auto parts = static_cast<std::int64_t>(participants.size());
+  for (const Tensor& tensor : request.tensors) {
+    const std::int64_t rows = tensor.shape[0];
+    const std::size_t row = tensor.row_bytes() / size_of(tensor.dtype);
+    // The first rows % parts members get one row more, as in Horovod.
+    std::vector<std::size_t> bounds;
+    for (std::int64_t index = 0; index <= parts; ++index) {
+      bounds.push_back(static_cast<std::size_t>(index * (rows / parts) + std::min(index, rows % parts)) * row);
+    }
+    std::vector<std::int64_t> shape = tensor.shape;
+    shape[0] = rows / parts + (participants.me < rows % parts ? 1 : 0);
+    const std::size_t bytes = static_cast<std::size_t>(shape[0]) * tensor.row_bytes();
+    std::byte* output = new_result(*submission.handle, operation, std::move(shape), bytes).data.get();
+    const auto [op, post] = folding_of(request.op, request.postscale, participants.set_size);
+    co_await participants.compute->idle();
+    co_await reducescatter(participants, tensor.dtype, tensor.input, std::move(bounds), output, op, request.prescale,
+                           post);
+  }
+}
+
+}  // namespace
+
+const Collective kReducescatter{.name = "reducescatter", .reduces = true, .run = run};
+
+}  // namespace collectives
 }  // namespace sordino

@@ -1,4 +1,4 @@
-// Who of a node works on which part of a vector that all of them can reach.
+// Shards of a vector that all ranks of a node can reach: each rank works on one.
 #pragma once
 
 #include <algorithm>

@@ -1,6 +1,6 @@
-// What one rank lays out for the node peers of a process set, in memory that they map: counters that say how far it is,
-// where its tensors lie, words by which devices wait for each other, slots through which the values of tensors pass
-// that peers cannot map, and those of one-shot all-reduce.
+// Block of one rank of a process set, in memory that its node peers map. It holds counters of the rank's progress,
+// locations of its tensors, and words by which devices wait for each other. It also holds slots: for tensors that peers
+// cannot map, and for one-shot all-reduce.
 #pragma once
 
 #include <atomic>
@@ -12,19 +12,19 @@
 
 namespace sordino {
 
-// The counters hold (sequence of the operation, stage within it), so they only grow and a late reader never mistakes
-// one for another.
+// A counter holds (sequence of the operation, stage within it). So it only grows, and a late reader never mistakes one
+// operation for another.
 struct alignas(64) SharedBlock {
   alignas(64) std::atomic<std::uint64_t> offered;   // inputs up to this stage may be read
   alignas(64) std::atomic<std::uint64_t> reduced;   // results up to this stage may be read
-  alignas(64) std::atomic<std::uint64_t> finished;  // this rank reads nothing of its peers up to this stage any more
+  alignas(64) std::atomic<std::uint64_t> finished;  // this rank no longer reads its peers' data up to this stage
   alignas(64) Location location;                    // where the operation's tensor lies, if in shared memory
-  Location result, buffer;                          // of an exchange: where its result goes, what other nodes sent
-  bool reaches_devices, waits_for_devices;          // whether this rank's device could map and reach all of the others'
-  std::atomic<bool> let_go;  // this rank's device waits for nobody any more, and what it does is nothing
+  Location result, buffer;                          // of an exchange: its result, and the data of other nodes
+  bool reaches_devices, waits_for_devices;          // this rank's device could map, and wait for, all peers' devices
+  std::atomic<bool> let_go;                         // this rank's device waits for no peer, and its results are invalid
   static constexpr std::size_t kTold = 256;
-  alignas(64) std::atomic<std::uint64_t> told[kTold];  // by member: how far its device is (queue_barrier.h)
-  static constexpr std::size_t kOneShotBegin = 4096;   // offsets
+  alignas(64) std::atomic<std::uint64_t> told[kTold];  // by member: latest stamp of its device (queue_barrier.h)
+  static constexpr std::size_t kOneShotBegin = 4096;   // offsets in bytes
   static constexpr std::size_t kSlotsBegin = (kOneShotBegin + sizeof(OneShotSlots) + 4095) / 4096 * 4096;
   static constexpr int kSlots = 4;
 

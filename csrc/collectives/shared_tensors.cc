@@ -49,7 +49,7 @@ Task slots_free(Participants& participants) {
 }
 
 void slots_used(Participants& participants, std::uint64_t stage) {
-  // Member by member: the blocks' copy takes the memory of the last.
+  // Assigned member by member, so that the copy of the blocks reuses the memory of the last one.
   participants.slot_use.stamp = participants.stamp(stage);
   participants.slot_use.blocks = participants.blocks;
   participants.slot_use.ranks = participants.ranks;

@@ -1,4 +1,4 @@
-// What the participants of one node know of each other's memory.
+// Functions by which the participants of one node find each other's memory.
 #pragma once
 
 #include <vector>
@@ -8,25 +8,25 @@
 
 namespace sordino {
 
-// Smaller tensors are not worth the extra round in which ranks tell each other where theirs lie.
+// For smaller tensors, the extra round in which ranks publish locations costs more than it saves.
 inline constexpr std::size_t kLeastInPlace = 32 * 1024;
 
-// Tells the node where this rank's tensor lies, at stage kOfferStage of `offered`, and finds where the others' do, in
-// order of the participants, if those of all are to be averaged in place and lie in memory that all map; else nothing.
+// Publishes the location of this rank's tensor, at stage kOfferStage of `offered`. Then finds the tensors of all, in
+// order of the participants. If one is not averaged in place, or not in memory that all map, `tensors` stays empty.
 inline constexpr std::uint64_t kOfferStage = 1;
 Task find_shared(Participants& participants, const Pieces& pieces, std::vector<std::byte*>& tensors);
 
-// Waits until what the operation that used this rank's block (slots, staging, locations) last left there has been read
-// by all.
+// Waits until all peers have read the data that the last operation left in this rank's block (slots, staging,
+// locations).
 Task slots_free(Participants& participants);
-// Says that this operation has used it, up to a stage of `finished`.
+// Records that this operation has used the block, up to a stage of `finished`.
 void slots_used(Participants& participants, std::uint64_t stage);
-// The same, of an operation at whose end only the devices meet: this rank has read all locations.
+// The same for an operation at whose end only the devices meet. Says that this rank has read all locations.
 void locations_read(Participants& participants, std::uint64_t stage);
 
-// Waits for the same, and finds memory of this rank, for this operation, that its node maps.
+// Calls slots_free(), then provides memory of this rank, for this operation, that its node maps.
 Task take_staging(Participants& participants, std::size_t bytes, std::byte*& data);
-// That of a participant of this node that has taken it, and reached a stage since.
+// That memory of a participant of this node, once the participant has taken it and reached a later stage.
 std::byte* staging_of(Participants& participants, int index);
 
 }  // namespace sordino

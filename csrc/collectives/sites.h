@@ -1,4 +1,4 @@
-// How the participants of an operation lie: which of them share memory, as all of them know.
+// Sites: the groups of an operation's participants that share memory. All participants find the same ones.
 #pragma once
 
 #include <algorithm>
@@ -15,20 +15,16 @@ struct Sites {
   Sites(const Transport& transport, const std::vector<int>& ranks, int me, bool on_host);
 
   const std::vector<int>& own() const { return all[mine]; }
-  // Who of another site deals with the participant that has this place in its own: all have about as many to deal with.
+  // The participant of another site that serves the one at `place` of its own site. All serve about equally many.
   int counterpart(std::size_t site, std::size_t place) const { return all[site][place % all[site].size()]; }
-  // Whether some share the memory that the operation is about: the host's.
+  // Whether some participants share the memory of the operation, which must be the host's.
   bool some_share() const {
     return on_host && std::any_of(all.begin(), all.end(), [](const auto& site) { return site.size() > 1; });
-  }
-  std::size_t smallest() const {
-    return std::min_element(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.size() < b.size(); })
-        ->size();
   }
 
   std::vector<std::vector<int>> all;  // indices of participants that share memory, in order of their first
   bool on_host;
-  std::size_t mine = 0;   // of all
+  std::size_t mine = 0;   // index in `all`
   std::size_t place = 0;  // of this rank in its site
 };
 

@@ -1,5 +1,5 @@
-// Some of an operation's participants, in an order of their own, who do a part of it among themselves by messages. All
-// of them know who is in it.
+// A team: some of an operation's participants, in their own order, which do a part of it among themselves by messages.
+// All members know which participants are in it.
 #pragma once
 
 #include <numeric>
@@ -32,7 +32,7 @@ struct Team {
     auto receiving = all.receive(at(from), data, lane);
     co_await all.finished(*receiving, at(from));
   }
-  // Sends to one while receiving from another (or the same).
+  // Sends to one member while receiving from another (or the same).
   Task exchange(int to, std::span<const std::byte> out, int from, std::span<std::byte> in, Tag lane) const {
     return all.exchange(at(to), out, at(from), in, lane);
   }

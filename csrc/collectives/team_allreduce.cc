@@ -7,12 +7,12 @@
 namespace sordino {
 namespace {
 
-// Bytes of a message, about: long enough to keep a link busy, and so short that they are still in the cache when they
-// are folded, and the memory for them is soon used again. Shorter ones where there would be too few, or parts too long.
+// Approximate bytes of a message: enough to keep a link busy. A message must be folded while it is still in cache, and
+// its memory soon reused, so it must not be long. It is shorter if there would be too few messages, or too long parts.
 constexpr std::size_t kLeastOfMessage = 256 * 1024, kMostOfMessage = 1024 * 1024, kMessages = 8;
 constexpr std::size_t kMostOfPart = std::size_t{4} << 20, kLeastOfAny = 64 * 1024;
 
-// Messages that a member's part of the vector is cut into.
+// Number of messages that a member's share of the vector is cut into.
 std::size_t messages_of(int size) { return size == 2 ? 1 : static_cast<std::size_t>(size); }
 
 }  // namespace
@@ -43,21 +43,22 @@ Task TeamAllreduce::swap(std::byte* data, std::size_t count, std::byte* arrived,
 Task TeamAllreduce::ring(std::byte* data, std::size_t count, std::byte* arrived, Tag lane, Final final) const {
   const int size = team_.size(), me = team_.me, next = (me + 1) % size, previous = (me + size - 1) % size;
   const auto part = [&](int index) {
-    const auto wrapped = static_cast<std::size_t>((index % size + size) % size);
-    const std::size_t begin = count * wrapped / static_cast<std::size_t>(size);
-    const std::size_t end = count * (wrapped + 1) / static_cast<std::size_t>(size);
+    const auto place = static_cast<std::size_t>(index);
+    const std::size_t begin = count * place / static_cast<std::size_t>(size);
+    const std::size_t end = count * (place + 1) / static_cast<std::size_t>(size);
     return std::span(data + begin * width_, (end - begin) * width_);
   };
   for (int step = 0; step < size - 1; ++step) {
-    const auto own = part(me - step - 1);
-    co_await team_.exchange(next, part(me - step), previous, std::span(arrived, own.size()), lane);
+    const auto [give, take] = topology::reducing(size, me, step);
+    const auto own = part(take);
+    co_await team_.exchange(next, part(give), previous, std::span(arrived, own.size()), lane);
     co_await fold(own.data(), arrived, own.data(), own.size() / width_, step == size - 2 ? post_ : 1);
   }
-  if (final) final(part(me + 1).data(), part(me + 1).size());
+  if (final) final(part(next).data(), part(next).size());
   for (int step = 0; step < size - 1; ++step) {
-    const auto incoming = part(me - step);
-    co_await team_.exchange(next, part(me + 1 - step), previous, incoming, lane);
-    if (final) final(incoming.data(), incoming.size());
+    const auto [give, take] = topology::gathering(size, next, step);
+    co_await team_.exchange(next, part(give), previous, part(take), lane);
+    if (final) final(part(take).data(), part(take).size());
   }
 }
 

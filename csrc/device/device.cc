@@ -1,4 +1,5 @@
-// Where there is no room on a device, what others keep there for later is given back, and then it is tried once more.
+// If there is no room on a device, memory that others keep there for later is given back, and the allocation is
+// retried.
 #include "device/device.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// How another process of this node finds device memory: a cudaIpcMemHandle_t, or what a simulated device has instead.
+// Handle by which other processes of the node open device memory: a cudaIpcMemHandle_t, or that of a simulated device.
 #pragma once
 
 #include <array>

@@ -1,4 +1,4 @@
-// What the parts of a world's engine share.
+// State that the parts of a world's engine share.
 #pragma once
 
 #include "base/awake_clock.h"
@@ -20,7 +20,7 @@ struct Common {
   Traffic traffic;
   Trace trace;
   Ledger ledger;
-  AwakeClock clock;  // of deadlines; the thread that polls ticks it
+  AwakeClock clock;  // of deadlines; ticked by the polling thread
 };
 
 }  // namespace sordino

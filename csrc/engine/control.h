@@ -1,4 +1,4 @@
-// What ranks say to each other besides data: the kinds of control messages, each message's first byte.
+// Kinds of control messages between ranks: the first byte of each message.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@ inline constexpr Message kLastMessage = Message::kGaveUp;
 enum class Failure : std::uint8_t { kPeerLost, kTimeout, kOther };
 inline constexpr Failure kLastFailure = Failure::kOther;
 
-// What an operation under way is known by on its rank.
+// Key of an operation in flight on its rank.
 inline std::string key_of(int set, const std::string& name) { return std::to_string(set) + "/" + name; }
 
 }  // namespace sordino

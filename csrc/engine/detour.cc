@@ -7,10 +7,11 @@ namespace sordino {
 Detour::Detour(Running& running, const std::shared_ptr<Device>& device, Where where)
     : running_(running), device_(device) {
   const Request& first = running.first();
-  const bool gives = first.opcode != Opcode::kBroadcast ||
-                     first.root == running.participants->ranks[static_cast<std::size_t>(running.participants->me)];
+  const Participants& participants = *running.participants;
+  const bool gives = !collective(first.opcode).only_root_gives ||
+                     first.root == participants.ranks[static_cast<std::size_t>(participants.me)];
   std::size_t bytes = 0;
-  // By dtype, and without gaps within one: then the algorithms see one tensor.
+  // Ordered by dtype, without gaps within one, so that the algorithms see one tensor per dtype.
   std::vector<std::pair<Tensor*, std::size_t>> places;
   for (int code = 0; code < kDTypeCount; ++code) {
     Run run{bytes, {}, {}};
@@ -65,8 +66,8 @@ void Detour::out() {
   running_.staging->give_back(buffer_, device_->record(queue()));
 }
 
-// Many tensors are one kernel, which reaches pinned memory of the host as well; a single one is left to the engine that
-// copies beside the kernels.
+// Many tensors are copied by one kernel, which reaches pinned host memory as well. A single one is left to the copy
+// engine, which runs in parallel with kernels.
 bool Detour::at_once(const std::vector<kernels::Span>& tensors) const {
   return tensors.size() > 1 && (buffer_->where == Where::kDevice || buffer_->pinned);
 }

@@ -1,4 +1,4 @@
-// Another place in the stead of the tensors of an operation on device memory, and the copies there and back, on the
+// Detour of an operation on device memory: a buffer that replaces its tensors, and the copies to and from it, on the
 // operation's queue.
 #pragma once
 
@@ -14,9 +14,9 @@ class Detour {
  public:
   Detour(Running& running, const std::shared_ptr<Device>& device, Where where);
 
-  // Puts the copies of the inputs on the queue.
+  // Queues the copies of the inputs.
   void in();
-  // Puts the copies of the outputs on the queue.
+  // Queues the copies of the outputs, and gives the tensors their own memory back.
   void out();
 
  private:

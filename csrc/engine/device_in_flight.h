@@ -1,5 +1,5 @@
-// What devices have yet to do when an operation is over for the threads of its ranks: if a peer is lost, or never
-// comes, it will not end by itself.
+// Device work that is in flight after its operation is over for the ranks' threads. If a peer is lost or never comes,
+// this work does not end by itself.
 #pragma once
 
 #include <atomic>
@@ -16,15 +16,16 @@ class DeviceInFlight {
   DeviceInFlight(int rank, double stall_warn_s, double timeout_s)
       : rank_(rank), stall_warn_s_(stall_warn_s), timeout_s_(timeout_s) {}
 
-  // An operation that has gone by NCCL, or with a barrier of queues, and put all its work on the device.
+  // Adds an operation that used NCCL or a barrier of queues, and has put all its work on the device.
   void add(const Running& over);
-  // Forgets what has ended. Throws what has gone wrong, and Timeout if it lasts; before that, says so.
+  // Removes work that has ended. Warns if work takes long; throws Timeout after the deadline, and the error of failed
+  // work.
   void check(AwakeTime now);
-  // Its results, or those of one communicator, are nothing.
+  // Marks the results as undone: of all work, or of that on one communicator.
   void give_up();
   void give_up(const nccl::Channel& channel);
   void clear();
-  // From any thread: as far as check() has seen.
+  // From any thread. As of the last check().
   bool empty() const { return count_.load() == 0; }
 
  private:

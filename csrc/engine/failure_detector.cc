@@ -90,7 +90,7 @@ void FailureDetector::watch_running(Running& running, AwakeTime now) const {
   warn("stalled: " + text + ".");
 }
 
-// Ranks that stand still decline nothing.
+// Ranks that make no progress at all do not decline either, so this wait needs its own deadline.
 void FailureDetector::watch_laid(ProcessSet& set, AwakeTime now) const {
   ProcessSet::InOneShot& laid = *set.laid;
   const double waited = seconds(laid.awaited_since, now);
@@ -103,7 +103,8 @@ void FailureDetector::watch_laid(ProcessSet& set, AwakeTime now) const {
   if (!std::exchange(laid.warned, true)) warn("stalled: " + text + ", which stand still.");
 }
 
-// What waits for ranks that have left ends by itself; what comes after it will not begin, for they have a part in it.
+// A serving request that waits for a rank that has left fails alone. Later operations cannot begin: they need that
+// rank.
 void FailureDetector::end_serving(ProcessSet& set) {
   for (const int rank : set.running->participants->laggards()) {
     if (!common_.peers.gone(rank)) continue;
@@ -115,10 +116,11 @@ void FailureDetector::end_serving(ProcessSet& set) {
 void FailureDetector::watch_coordinated(ProcessSet& set, AwakeTime now) {
   for (const Negotiation::Waiting& waiting : set.negotiation->waiting()) {
     const double waited = seconds(waiting.since, now);
-    if (waiting.opcode == Opcode::kJoin) continue;  // the others train on, for as long as they have data
+    const Collective& what = collective(waiting.opcode);
+    if (what.effect == Effect::kJoins) continue;  // the other ranks keep training for as long as they have data
     if (waiting.missing.empty() || !is_late(waited)) continue;
-    const std::string text = std::string(name_of(waiting.opcode)) + " '" + waiting.name + "' has waited " +
-                             whole(waited) + " s for ranks " + list(waiting.missing);
+    const std::string text = std::string(what.name) + " '" + waiting.name + "' has waited " + whole(waited) +
+                             " s for ranks " + list(waiting.missing);
     if (waited > timeout_s_) {
       stuck_ = waiting.missing;
       throw Timeout(text + ", more than SORDINO_TIMEOUT_S", waiting.name, waiting.missing);
@@ -131,7 +133,7 @@ void FailureDetector::watch_coordinated(ProcessSet& set, AwakeTime now) {
   }
 }
 
-// What another rank coordinates fails here too when that rank stays silent or has left.
+// An operation that another rank coordinates fails here too if that rank stays silent or has left.
 void FailureDetector::watch_own(AwakeTime now) {
   constexpr double kGrace = 2;  // the coordinator names the missing ranks better, so it goes first
   std::vector<Submission> deserted;
@@ -139,7 +141,7 @@ void FailureDetector::watch_own(AwakeTime now) {
     const int coordinator = set.coordinator();
     if (set.running || !set.decisions.empty() || set.negotiation) return;
     if (common_.peers.gone(coordinator)) deserted.push_back(submission);
-    if (submission.request.opcode == Opcode::kJoin) return;
+    if (collective(submission.request.opcode).effect == Effect::kJoins) return;
     const double waited = seconds(submission.awaited_since, now);
     const bool reported = submission.warned || set.stalled.contains(submission.request.name);
     if (!reported && waited > stall_warn_s_ + kGrace) {
@@ -199,12 +201,12 @@ void FailureDetector::tell_peers(const std::exception_ptr& failure) {
     try {
       common_.peers.post(peer, message);
     } catch (const Error&) {
-      // The peer is the one that died; the others still have to hear of it.
+      // The peer is the one that died. The others still have to hear of it.
     }
   }
 }
 
-// Any failure ends the epoch: who is left agrees on the next one.
+// Any failure ends the epoch. The remaining ranks then agree on the next one.
 void FailureDetector::tell_membership(const std::exception_ptr& failure) {
   const auto members = [this](const std::vector<int>& ranks) {
     std::vector<int> all;

@@ -1,8 +1,10 @@
-// How a rank notices that something is wrong (a lost peer, an operation that stands still, a deadline), and what it
-// does then: the failure is latched, told to everybody, and raised wherever somebody waits.
+// Failure detector of one rank. It notices a lost peer, a stalled operation, or a passed deadline. Then it latches the
+// failure (FailureLatch), tells the other ranks, and fails all operations, so that every wait raises it. What fails
+// when a rank is lost depends on the world:
 //
-// Where ranks go on without those that are lost, an operation that needs one fails alone (Peers::outlive), or the world
-// as a whole ends and the membership is told who is to blame.
+//   Peers::outlived()         only operations that need the lost rank; the world goes on
+//   else, with a membership   the world, on all ranks; the membership learns which ranks are to blame
+//   else                      the world, on all ranks
 #pragma once
 
 #include <algorithm>
@@ -19,10 +21,10 @@
 
 namespace sordino {
 
-// Of the thread that polls.
+// Used by the polling thread only.
 class FailureDetector {
  public:
-  // `receive` takes what the transport delivers. `membership`: null where the first loss ends the world.
+  // `receive` handles messages that the transport delivers. `membership`: null where the first loss ends the world.
   FailureDetector(Common& common, Scheduler& scheduler, ServiceHost& services, const Config& config, Sink receive,
                   membership::Membership* membership, const membership::View& view)
       : common_(common),
@@ -34,20 +36,20 @@ class FailureDetector {
         membership_(membership),
         view_(view) {}
 
-  // Looks at everything that may be wrong. Throws what ends the world.
+  // Checks for losses, stalls and deadlines. Throws the error that ends the world.
   void watch(AwakeTime now);
-  // A rank has said goodbye, or (not `certain`) cannot be reached.
-  // `cause`: the error in which it has shut down, if it was one.
+  // A rank has said goodbye, or (not `certain`) cannot be reached. `cause`: the error because of which it has shut
+  // down, if any.
   void leave(int rank, bool certain, std::string cause = "");
-  // Another rank says that it has failed. Throws what that is here.
+  // Another rank reports that it has failed. Throws the error that this is on this rank.
   void receive_failure(int from, Reader& reader);
-  // Something was thrown while this rank polled.
+  // Handles an exception that was thrown while this rank polled.
   void caught(std::exception_ptr failure) { fail(std::move(failure), !told_); }
-  // Ends the world; the first time only. `tell`: the others fail too.
+  // Ends the world; only the first call counts. `tell`: make the others fail too.
   void fail(std::exception_ptr failure, bool tell);
 
  private:
-  void warn(std::string text) const;  // a log line of this rank
+  void warn(std::string text) const;  // logs a line of this rank
   void watch_losses();
   void lose(int rank, const std::string& why, bool certain);
   void watch_set(ProcessSet& set, AwakeTime now);
@@ -68,7 +70,7 @@ class FailureDetector {
   membership::Membership* const membership_;
   const membership::View& view_;
   bool told_ = false;       // the failure came from a peer, which has told all others
-  std::vector<int> stuck_;  // who has not come to an operation within its deadline
+  std::vector<int> stuck_;  // ranks that have not come to an operation within its deadline
 };
 
 }  // namespace sordino

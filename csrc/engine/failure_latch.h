@@ -1,4 +1,4 @@
-// What has ended a world: the first failure stays, and everything later raises it.
+// The failure that has ended a world: the first one stays, and every later operation raises it.
 #pragma once
 
 #include <atomic>
@@ -8,10 +8,10 @@
 
 namespace sordino {
 
-// From any thread.
+// May be used from any thread.
 class FailureLatch {
  public:
-  // False if there is a failure already.
+  // Returns false if a failure is already latched.
   bool latch(std::exception_ptr failure) {
     std::lock_guard lock(mutex_);
     if (failure_) return false;
@@ -28,7 +28,7 @@ class FailureLatch {
     if (const std::exception_ptr latched = failure()) std::rethrow_exception(latched);
   }
 
-  // It has failed, rather than been shut down: transfers may still be under way.
+  // The world has failed rather than been shut down: transfers may still be under way.
   bool broken() const { return broken_.load(); }
   void mark_broken() { broken_ = true; }
 

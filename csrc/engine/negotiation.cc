@@ -8,7 +8,7 @@
 namespace sordino {
 namespace {
 
-// All-reduces up to this size are worth fusing; larger ones lose nothing by going alone, and may be averaged in place.
+// All-reduces up to this many bytes are worth fusing. Larger ones gain nothing from it, and may be averaged in place.
 constexpr std::size_t kSmall = std::size_t{1} << 20;
 
 }  // namespace
@@ -17,9 +17,8 @@ void Negotiation::announce(int member, Announcement said, AwakeTime now) {
   const auto known = pending_.find(said.name);
   if (known != pending_.end() && known->second.said[static_cast<std::size_t>(member)])
     throw TransportError("a control message tells of the same request twice");
-  if (said.opcode == Opcode::kJoin) {
+  if (collective(said.opcode).effect == Effect::kJoins) {
     joined_[member] = true;
-    last_joined_ = members_[member];
     for (const auto& [name, pending] : pending_) ripe_.push_back(name);
   }
   const std::string name = said.name;
@@ -49,7 +48,7 @@ bool Negotiation::complete(const Pending& pending) const {
 
 bool Negotiation::needs_the_gone(const Pending& pending) const {
   for (std::size_t member = 0; member < members_.size(); ++member) {
-    // One that announced and then left cannot do its part either.
+    // A member that announced and then left cannot do its part either.
     if (departed_[member] && (pending.said[member] || !joined_[member])) return true;
   }
   return false;
@@ -63,25 +62,15 @@ std::string Negotiation::difference(const std::vector<int>& participants, const 
     const std::string what = sordino::difference(reference, *pending.said[member]);
     if (!what.empty()) return rank(first) + " and " + rank(member) + " differ in " + what;
   }
-  if (reference.opcode == Opcode::kAlltoall) {
-    for (const int member : participants) {
-      const std::size_t splits = pending.said[member]->splits.size();
-      if (splits != members_.size())
-        return rank(member) + " has splits for " + std::to_string(splits) + " of " + std::to_string(members_.size()) +
-               " ranks";
-    }
+  const Collective& what = collective(reference.opcode);
+  for (const int member : what.complaint ? participants : std::vector<int>{}) {
+    const std::string complaint = what.complaint(*pending.said[member], members_.size());
+    if (!complaint.empty()) return rank(member) + " " + complaint;
   }
-  if (reference.opcode == Opcode::kAddSet) {
-    for (const int member : participants) {
-      if (pending.said[member]->sets.size() >= static_cast<std::size_t>(kTagSets) / 2)
-        return rank(member) + " has " + std::to_string(pending.said[member]->sets.size()) +
-               " process sets already, the most that there can be at once. Remove some";
-    }
-  }
-  if (participants.size() == members_.size()) return "";
-  // Some members have joined: they can stand for zeros, and for nothing else.
-  if (reference.opcode == Opcode::kAllreduce || reference.opcode == Opcode::kBarrier) return "";
-  return std::string(sordino::name_of(reference.opcode)) + " needs every rank, but some have joined";
+  // Some members have joined.
+  if (participants.size() < members_.size() && !what.zeros_stand_in)
+    return std::string(what.name) + " needs every rank, but some have joined";
+  return "";
 }
 
 Decision Negotiation::judge(const std::string& name, const Pending& pending) {
@@ -92,48 +81,20 @@ Decision Negotiation::judge(const std::string& name, const Pending& pending) {
     if (pending.said[member]) decision.participants.push_back(static_cast<int>(member));
   }
   const Announcement& first = *pending.said[decision.participants.front()];
-  if (const std::string what = difference(decision.participants, pending); !what.empty()) {
+  const Collective& what = collective(first.opcode);
+  if (const std::string differs = difference(decision.participants, pending); !differs.empty()) {
     decision.verdict = Verdict::kMismatch;
-    decision.error = std::string(sordino::name_of(first.opcode)) + " '" + name + "': " + what;
+    decision.error = std::string(what.name) + " '" + name + "': " + differs;
     return decision;
   }
   if (first.device != 0) decision.abilities = common_abilities(pending);
-  switch (first.opcode) {
-    case Opcode::kAllgather:
-      for (std::size_t tensor = 0; tensor < first.dtypes.size(); ++tensor) {
-        for (const int member : decision.participants)
-          decision.numbers.push_back(pending.said[member]->shapes[tensor][0]);
-      }
-      break;
-    case Opcode::kAlltoall:
-      for (const int member : decision.participants) {
-        const auto& splits = pending.said[member]->splits;
-        decision.numbers.insert(decision.numbers.end(), splits.begin(), splits.end());
-      }
-      break;
-    case Opcode::kJoin:
-      decision.numbers = {last_joined_};
-      joined_.assign(members_.size(), false);
-      break;
-    case Opcode::kAddSet: decision.numbers = {next_id(pending)}; break;
-    default: break;
+  if (what.merge) {
+    std::vector<const Announcement*> said;
+    for (const int member : decision.participants) said.push_back(&*pending.said[member]);
+    what.merge({std::move(said), decision.last, *given_}, decision.merged);
   }
+  if (what.effect == Effect::kJoins) joined_.assign(members_.size(), false);
   return decision;
-}
-
-// An id that is new to all members, who have said what they have seen, and that differs from those that they have yet
-// to make. Its tags are those of no set that a member has.
-std::int64_t Negotiation::next_id(const Pending& pending) {
-  std::set<int> taken;
-  std::int64_t id = given_->newest;
-  for (const auto& said : pending.said) {
-    if (!said) continue;
-    id = std::max(id, std::int64_t{said->root});
-    for (const int set : said->sets) taken.insert(tag_set_of(set));
-  }
-  do ++id;
-  while (taken.contains(tag_set_of(id)));
-  return given_->newest = id;
 }
 
 Abilities Negotiation::common_abilities(const Pending& pending) {
@@ -153,7 +114,7 @@ void Negotiation::fuse(std::vector<Decision>& decisions, Decision next, const Pe
   const Announcement& what = *pending.said[static_cast<std::size_t>(next.participants.front())];
   std::vector<std::uint64_t> devices;
   const std::size_t bytes = what.bytes();
-  const bool fusible = next.verdict == Verdict::kRun && what.opcode == Opcode::kAllreduce &&
+  const bool fusible = next.verdict == Verdict::kRun && collective(what.opcode).small_ones_repeat &&
                        what.op != ReduceOp::kAdasum && bytes <= kSmall;
   if (fusible) {
     for (const int member : next.participants)

@@ -1,9 +1,9 @@
-// How ranks that submit in any order come to run the same operations in the same order.
+// Negotiation: makes ranks that submit in any order run the same operations in the same order.
 //
-// Every member of a process set announces each request to the set's first member, the coordinator. When all members
-// that have not joined have announced a name, the coordinator compares what they said and decides: run it (alone or
-// fused with other small all-reduces), or fail it on every member with the difference spelled out. Decisions reach
-// every member in the same order. Pure bookkeeping: no I/O, no clock of its own.
+// Every member of a process set announces each request to the set's first member, the coordinator. Once all members
+// that have not joined have announced a name, the coordinator compares the announcements and decides. Either all
+// members run it (alone, or fused with other small all-reduces), or it fails on all of them with an error that names
+// the difference. Every member receives the decisions in the same order. Pure bookkeeping: no I/O, no clock of its own.
 #pragma once
 
 #include <memory>
@@ -13,14 +13,9 @@
 #include <vector>
 
 #include "base/awake_clock.h"
-#include "engine/announcement.h"
+#include "collectives/collective.h"
 
 namespace sordino {
-
-// The ids of process sets that a rank has given as a coordinator: members may not have made them yet.
-struct GivenIds {
-  std::int64_t newest = 0;
-};
 
 class Negotiation {
  public:
@@ -33,13 +28,13 @@ class Negotiation {
         given_(std::move(given)) {}
 
   void announce(int member, Announcement announcement, AwakeTime now);
-  // The member has shut down: what still waits for it, now or later, fails.
-  // `departed` names it in errors, as in "rank 3, which has shut down".
+  // The member has shut down: requests that need it fail, now or later. `departed` names it in errors, as in "rank 3,
+  // which has shut down".
   void leave(int member, std::string departed);
-  // The decisions that have become possible, in order.
+  // Returns the decisions that have become possible, in order.
   std::vector<Decision> decide();
 
-  // For stall reports: names that wait, since when, and the world ranks they wait for.
+  // For stall reports: pending names, since when, and the world ranks they wait for.
   struct Waiting {
     std::string name;
     Opcode opcode;
@@ -54,7 +49,7 @@ class Negotiation {
   struct Pending {
     std::vector<std::optional<Announcement>> said;  // by member index
     int count = 0;
-    int last = -1;  // member that has announced it last
+    int last = -1;  // member that announced it last
     AwakeTime since;
     bool warned = false;
   };
@@ -63,20 +58,18 @@ class Negotiation {
   bool needs_the_gone(const Pending& pending) const;
   Decision give_up(const std::string& name, const Pending& pending) const;
   static Abilities common_abilities(const Pending& pending);
-  std::int64_t next_id(const Pending& pending);
   Decision judge(const std::string& name, const Pending& pending);
   std::string difference(const std::vector<int>& participants, const Pending& pending) const;
   void fuse(std::vector<Decision>& decisions, Decision next, const Pending& pending);
 
   std::vector<int> members_;
   std::vector<bool> joined_;
-  std::vector<std::optional<std::string>> departed_;  // what leave() has said of it
-  int last_joined_ = -1;
+  std::vector<std::optional<std::string>> departed_;  // by member: the text given to leave()
   std::size_t fusion_bytes_;
   std::shared_ptr<GivenIds> given_;
   std::unordered_map<std::string, Pending> pending_;
   std::vector<std::string> ripe_;  // names that may be complete, in order
-  // What the last decision of this round fuses, to compare the next one with.
+  // The operations fused in the last decision of this round, to compare the next one with.
   struct Fusing {
     ReduceOp op;
     double prescale, postscale;

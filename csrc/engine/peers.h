@@ -1,4 +1,4 @@
-// The other ranks of a world: who has left, and how all that are there are told something.
+// The other ranks of a world: which have left, and messages to those that have not.
 #pragma once
 
 #include <atomic>
@@ -10,7 +10,7 @@
 
 namespace sordino {
 
-// Of the thread that polls.
+// Used by the polling thread only.
 class Peers {
  public:
   explicit Peers(Transport& transport)
@@ -19,7 +19,7 @@ class Peers {
         causes_(static_cast<std::size_t>(transport.size())) {}
 
   bool gone(int rank) const { return gone_[static_cast<std::size_t>(rank)]; }
-  // `cause`: the error in which the rank has shut down; empty if it was none.
+  // `cause`: the error because of which the rank has shut down; empty if there was none.
   void leave(int rank, std::string cause = "") {
     gone_[static_cast<std::size_t>(rank)] = true;
     if (!cause.empty()) causes_[static_cast<std::size_t>(rank)] = std::move(cause);
@@ -30,14 +30,14 @@ class Peers {
     return "rank " + std::to_string(rank) + ", which has shut down" + (cause.empty() ? "" : " because of " + cause);
   }
 
-  // From now on ranks that are lost have left, and this one goes on without them: only operations that need them fail.
+  // From now on a lost rank counts as one that has left: only operations that need it fail, and this rank goes on.
   void outlive() {
     outlived_ = true;
     transport_.outlive_peers();
   }
   bool outlived() const { return outlived_.load(); }  // from any thread
 
-  // None of these posts to this rank itself, or to one that has left.
+  // These post neither to this rank itself nor to a rank that has left.
   void post(int to, const Bytes& message) {
     if (to != transport_.rank() && !gone(to)) transport_.post(to, message);
   }

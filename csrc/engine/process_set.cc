@@ -8,19 +8,19 @@
 namespace sordino {
 namespace {
 
-// Two operations of one set are never under way between the same two ranks with thousands of others between them, and
-// sets that run at once differ in the upper bits.
+// Tag of an operation. Between two ranks, operations of one set that are in flight together are never thousands apart,
+// so the lower bits may wrap. Sets that run at the same time differ in the upper bits.
 Tag tag_of(int set, std::uint64_t sequence) {
   return static_cast<Tag>(tag_set_of(set)) << kTagSequenceBits |
          static_cast<Tag>((sequence << kTagLaneBits) & ((1 << kTagSequenceBits) - 1));
 }
 
-// What a blocking call would say of an operation of this name; empty where none would.
+// Name that a blocking call would use to repeat this operation; empty if it was not a blocking call.
 std::string_view name_again(std::string_view name) {
   const std::string_view label = kAllreduceLabel;
   if (!name.starts_with(label)) return {};
   name.remove_prefix(label.size());
-  return name.starts_with(kUnnamed) ? kUnnamed : name;  // in order, whatever their number
+  return name.starts_with(kUnnamed) ? kUnnamed : name;  // matched by their order, whatever their number
 }
 
 }  // namespace
@@ -68,7 +68,7 @@ void ProcessSet::connect(int rank, const Location& block) {
     blocks_[static_cast<std::size_t>(index_of(rank))] =
         reinterpret_cast<SharedBlock*>(transport_.node_memory().map(rank, block));
   } catch (const MemoryGone&) {
-    gone_.insert(rank);  // its process has ended; whether that is a loss, its goodbye tells
+    gone_.insert(rank);  // its process has ended; its goodbye tells whether that is a loss
   }
   if (unconnected_.empty()) open_one_shot();
 }
@@ -115,7 +115,7 @@ void ProcessSet::remember(Running& over) {
   const std::size_t most = std::min(over.submissions.size(), std::size_t{1} << kIndexBits);
   for (std::size_t index = 0; index < most; ++index) {
     const Request& request = over.submissions[index].request;
-    if (request.opcode != Opcode::kAllreduce || request.device || request.tensors.size() != 1 ||
+    if (!collective(request.opcode).small_ones_repeat || request.device || request.tensors.size() != 1 ||
         request.op == ReduceOp::kAdasum || !one_shot_->fits(request.tensors[0].bytes()))
       continue;
     const std::string_view name = name_again(request.name);

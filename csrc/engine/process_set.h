@@ -1,4 +1,4 @@
-// A process set: some ranks of the world, with an order of operations of their own.
+// Process set: some ranks of the world, with their own order of operations.
 #pragma once
 
 #include <algorithm>
@@ -18,46 +18,46 @@
 
 namespace sordino {
 
-// Blocking all-reduces are submitted under this and their name; those without one are numbered.
+// Names of blocking all-reduces begin with this label. Unnamed ones are numbered after kUnnamed.
 inline constexpr const char* kAllreduceLabel = "allreduce.";
 inline constexpr std::string_view kUnnamed = "noname.";
 
-// How the sets of a world are set up.
+// Settings that all sets of a world share.
 struct SetOptions {
-  std::size_t slot_bytes;  // 0 when the ranks of a node do not share memory
-  int patience;            // of Participants
+  std::size_t slot_bytes;  // 0 if the ranks of a node do not share memory
+  int patience;            // see Participants
   std::size_t fusion_bytes;
-  std::shared_ptr<GivenIds> given;  // by this rank, where it coordinates
+  std::shared_ptr<GivenIds> given;  // ids that this rank has given as a coordinator
 };
 
 class ProcessSet {
  public:
   ProcessSet(int id, std::vector<int> ranks, Transport& transport, Traffic& traffic, const SetOptions& options);
 
-  // This rank leaves the world: its block stays for peers that have yet to map it, and what they may still read.
+  // This rank leaves the world. Its block stays for peers that have yet to map it, and memory that they may still read.
   void leave_block() {
     for (auto segment : {std::move(own_block_), staging_.segment()}) {
       if (segment) transport_.keep(std::move(segment));
     }
   }
-  // Where this rank's block is, for the node peers; segment 0 when there is none.
+  // Location of this rank's block, for the node peers; segment 0 if it has none.
   Location block_location() const;
   std::vector<int> node_peers() const;
   // Maps the block of a node peer. Throws TransportError if the location is wrong, if the peer has sent one before, or
-  // if this process may map no more memory. A peer that has ended meanwhile is no error.
+  // if this process cannot map more memory. A peer that has already ended is no error.
   void connect(int rank, const Location& block);
-  // All blocks that this rank will ever see are there.
+  // True once all blocks that this rank can map are there.
   bool ready() const { return unconnected_.empty(); }
 
-  // Those that a decision names, for the next operation; null if this rank is none of them.
+  // Participants of the next operation, as a decision names them; null if this rank is not one of them.
   std::unique_ptr<Participants> gather(const std::vector<int>& members);
   // Number of the last operation that was gathered; the same on all members.
   std::uint64_t sequence() const { return sequence_; }
-  // World ranks of the members that share memory with this rank and had ended before it could map theirs.
+  // World ranks of the members that share memory with this rank, but ended before it could map their blocks.
   std::vector<int> unmapped(const std::vector<int>& members) const;
-  // What an operation that is over leaves to the next, and what is to be remembered of it.
+  // Keeps what an ended operation leaves to the next, and remembers its small all-reduces for one-shot repeats.
   void remember(Running& over);
-  // Null until all members of this node have said where their blocks are.
+  // Null until all members of this node have sent the locations of their blocks.
   OneShot* one_shot() { return one_shot_.get(); }
   // A member has left the world.
   void leave(int index, const std::string& departed) {
@@ -73,16 +73,17 @@ class ProcessSet {
 
   const int id;
   const std::vector<int> ranks;
-  const int me;                            // index of this rank, -1 for non-members
-  std::optional<Negotiation> negotiation;  // on the coordinator
-  std::deque<Decision> decisions;          // not begun yet
-  std::set<std::string> stalled;           // undecided names whose missing ranks the coordinator has reported
+  const int me;                            // index of this rank in `ranks`; -1 if it is no member
+  std::optional<Negotiation> negotiation;  // on the coordinator only
+  std::deque<Decision> decisions;          // received but not begun
+  std::set<std::string> stalled;           // undecided names for which the coordinator has reported missing ranks
   std::optional<Running> running;
-  std::map<std::uint64_t, PeerLost> given_up;  // by members, before this rank has begun them; by Participants::sequence
+  std::map<std::uint64_t, PeerLost> given_up;  // by other members, before this rank has begun them; by sequence()
   NcclChannels channels;
   std::atomic<int> in_flight{0};  // operations between submit and finish
 
-  // What this rank has laid and others have not yet, or the other way round.
+  // A one-shot all-reduce for which this rank has published its input. `awaited_since` below is the reverse case:
+  // others have published, and wait for this rank.
   struct InOneShot {
     std::string_view name;
     Time since;
@@ -100,17 +101,17 @@ class ProcessSet {
   Traffic& traffic_;
   const SetOptions options_;
   std::shared_ptr<Segment> own_block_;
-  std::vector<SharedBlock*> blocks_;  // by member; null for members of other nodes
-  std::set<int> unconnected_;         // node peers that have not said where their blocks are
-  std::set<int> gone_;                // node peers whose blocks were gone when this rank was to map them
+  std::vector<SharedBlock*> blocks_;  // by member; null if on another node
+  std::set<int> unconnected_;         // node peers whose block locations have not come yet
+  std::set<int> gone_;                // node peers whose blocks had gone before this rank could map them
   std::uint64_t sequence_ = 0;
   SlotUse slot_use_;
   ReceiveBuffer staging_;
-  std::unique_ptr<OneShotSlots> own_slots_;  // where this rank shares no memory
+  std::unique_ptr<OneShotSlots> own_slots_;  // used where this rank shares no memory
   std::unique_ptr<OneShot> one_shot_;
 
  public:
-  SharedDevices devices;  // goes first, for its words are in the blocks
+  SharedDevices devices;  // declared last, so destroyed first: its words are in the blocks
 };
 
 }  // namespace sordino

@@ -1,17 +1,17 @@
-// Operations on device memory. There are these ways; which one is taken is the same on all ranks, as what decides it
-// has been negotiated:
+// Operations on device memory take one of these routes. The choice rests on negotiated facts, so it is the same on all
+// ranks:
 //
 //   ALONE    one rank
-//   NCCL     where no two ranks share a device (collectives/nccl_operations.h)
-//   IPC      on one node: device memory that all its ranks map, by the algorithm for shared memory
-//   MPI      between nodes, where messages take device memory: the algorithms by messages, in place
-//   STAGED   through the host: the operation on the host's memory, between two copies
+//   NCCL     no two ranks share a device (collectives/nccl_operations.h)
+//   IPC      on one node: all ranks map the device memory, and run the algorithm for shared memory on it
+//   MPI      between nodes, if messages take device memory: the algorithms by messages, in place
+//   STAGED   through the host: the operation runs on host memory, between two copies
 //
-// All work of this rank is put on one queue of the device, behind what computes the inputs; whoever uses the outputs
-// has its own queue wait for the event that the handle gets. By the first three ways the operation is over for this
-// thread when all is on the queue: it waits for nobody, or devices wait for each other. By the last two the host moves
-// bytes, so the thread waits for the device. (A queue that waited for its own host would wait for a thread that a call
-// of CUDA's, cudaFree or the loading of a kernel, may have wait for the queue.)
+// All work of this rank goes on one queue of the device, behind the work that computes the inputs. A user of the
+// outputs makes its own queue wait for the event in the handle. With the first three routes the operation is over for
+// this thread once all its work is queued: no thread waits, and devices wait for each other. With the last two the host
+// moves bytes, so the thread waits for the device. (A queue must not wait for its own host: CUDA calls such as
+// cudaFree, or the loading of a kernel, may block a thread until the queue is empty, so both would wait forever.)
 #include <algorithm>
 
 #include "collectives/operations.h"
@@ -21,13 +21,13 @@
 namespace sordino {
 namespace {
 
-constexpr std::uint64_t kTrial = 1;  // the one stage of it
+constexpr std::uint64_t kTrial = 1;  // the only stage of the trial
 
 bool located(Participants& participants, const std::byte* data, std::size_t bytes) {
   return participants.transport.node_memory().locate(data, bytes).device != 0;
 }
 
-// Finds, by trying, whether all members of a set on one node can map each other's device memory, and whether their
+// Finds out, by trying, whether all members of a set on one node can map each other's device memory, and whether their
 // queues can meet.
 Task try_sharing(Running& running, const std::shared_ptr<Device>& device) {
   Participants& participants = *running.participants;
@@ -65,7 +65,7 @@ Task try_sharing(Running& running, const std::shared_ptr<Device>& device) {
   running.staging->give_back(buffer, buffer->busy);
 }
 
-// Whether the operation's tensors can be averaged where they are: by dtype one piece, in memory that peers map.
+// True if the tensors can be averaged where they are: for each dtype one piece, in memory that peers map.
 bool lies_in_place(const Running& running) {
   for (int code = 0; code < kDTypeCount; ++code) {
     Pieces pieces(static_cast<DType>(code));
@@ -81,7 +81,7 @@ bool lies_in_place(const Running& running) {
   return true;
 }
 
-// The communicator of the operation's participants, made by the first operation of theirs.
+// Gets the communicator of the operation's participants. Their first operation creates it.
 Task connect(Running& running, const std::shared_ptr<Device>& device) {
   Participants& participants = *running.participants;
   std::shared_ptr<nccl::Channel>& channel = (*running.channels)[{participants.ranks, device->identity()}];
@@ -91,7 +91,7 @@ Task connect(Running& running, const std::shared_ptr<Device>& device) {
     if (first) id = nccl::Communicator::new_id();
     co_await broadcast(participants, 0, id.data(), id.data(), id.size());
     nccl::Communicator::Options options;
-    // On threads of the communicator's own, which end with it.
+    // These run on threads of the communicator's own, which end with it.
     options.use_device = [device] { static thread_local const std::shared_ptr<void> used = device->use(); };
     const std::shared_ptr<void> now = device->use();
     channel = std::make_shared<nccl::Channel>(
@@ -103,7 +103,7 @@ Task connect(Running& running, const std::shared_ptr<Device>& device) {
 
 bool nccl_folds(const Running& running) {
   const Request& first = running.first();
-  if (first.opcode != Opcode::kAllreduce && first.opcode != Opcode::kReducescatter) return true;
+  if (!collective(first.opcode).reduces) return true;
   const ReduceOp op = first.op == ReduceOp::kAverage ? ReduceOp::kSum : first.op;
   for (const Submission& submission : running.submissions) {
     for (const Tensor& tensor : submission.request.tensors) {
@@ -113,7 +113,7 @@ bool nccl_folds(const Running& running) {
   return true;
 }
 
-// Has a queue wait for the inputs.
+// Makes a queue wait for the inputs.
 void follow(const Running& running, Device& device, Stream stream) {
   for (const Submission& submission : running.submissions) {
     const Request& request = submission.request;
@@ -122,7 +122,7 @@ void follow(const Running& running, Device& device, Stream stream) {
   }
 }
 
-// From here on the operation computes on a queue of the device, behind its inputs.
+// Sets the queue of the device on which the operation computes from here on, behind its inputs.
 void work_on(Running& running, const std::shared_ptr<Device>& device, Stream queue, Waits waits) {
   follow(running, *device, queue);
   running.queue = queue;
@@ -147,7 +147,7 @@ void begin_with_host(Running& running, const std::shared_ptr<Device>& device, co
   work_on(running, device, device->queue(), Waits::kForDevice);
 }
 
-// Where queues can meet and the operation may run ahead of the device, on that of the barrier.
+// Uses the barrier's queue if queues can meet and the operation may run ahead of the device.
 void begin_by_ipc(Running& running, const std::shared_ptr<Device>& device, bool runs_ahead) {
   if (!running.devices->barrier || !runs_ahead) return begin_with_host(running, device, "IPC");
   running.route = "IPC";
@@ -156,11 +156,11 @@ void begin_by_ipc(Running& running, const std::shared_ptr<Device>& device, bool 
   running.participants->barrier = running.barrier.get();
 }
 
-// The algorithms of the host's memory, on the device's. Where the thread waits for it, peers read the inputs as soon as
-// they are offered.
+// Runs the algorithm for host memory on the device's memory. idle() first: where the thread waits for the device, peers
+// read the inputs as soon as they are offered.
 Task compute_on_queue(Running& running) {
   co_await running.compute->idle();
-  co_await run_in_place(running);
+  co_await collective(running.first().opcode).run(running);
 }
 
 Task exchange_through_host(Running& running, const std::shared_ptr<Device>& device) {
@@ -191,7 +191,7 @@ Task run_exchange_on_device(Running& running, const std::shared_ptr<Device>& dev
   if (what.route == Route::kNccl) {
     co_await begin_by_nccl(running, device);
     Exchange apart = what;
-    apart.shared = false;  // nothing but messages
+    apart.shared = false;  // messages only
     co_await exchange_by_nccl(participants, apart, request.round, *running.channel);
     co_return;
   }
@@ -217,11 +217,11 @@ Task run_collective_on_device(Running& running, const std::shared_ptr<Device>& d
   const Abilities abilities = running.decision.abilities;
   const bool stands_for_zeros =
       participants.size() < participants.set_size && first.op != ReduceOp::kSum && first.op != ReduceOp::kAverage;
-  const bool reduces = first.opcode == Opcode::kAllreduce;
-  const bool by_host = reduces && (first.op == ReduceOp::kAdasum || stands_for_zeros);
+  const Collective& what = collective(first.opcode);
+  const bool by_host = what.maps_devices && (first.op == ReduceOp::kAdasum || stands_for_zeros);
   if (!by_host && participants.size() > 1 && (abilities & kNccl) && nccl_folds(running)) {
     co_await begin_by_nccl(running, device);
-    co_await run_in_place(running);
+    co_await collective(running.first().opcode).run(running);
     co_return;
   }
   if (!by_host && participants.size() == 1) {
@@ -229,7 +229,7 @@ Task run_collective_on_device(Running& running, const std::shared_ptr<Device>& d
     co_await compute_on_queue(running);
     co_return;
   }
-  if (!by_host && reduces && participants.one_node && (abilities & kMapsDevices)) {
+  if (!by_host && what.maps_devices && participants.one_node && (abilities & kMapsDevices)) {
     co_await try_sharing(running, device);
     if (running.devices->mapped) {
       begin_by_ipc(running, device, (abilities & kRunsAhead) != 0);
@@ -261,7 +261,7 @@ Task run_collective_on_device(Running& running, const std::shared_ptr<Device>& d
 
 Task run_on_device(Running& running) {
   const std::shared_ptr<Device> device = running.first().device;
-  if (running.first().opcode == Opcode::kExchange) {
+  if (running.first().exchange) {
     co_await run_exchange_on_device(running, device);
   } else {
     co_await run_collective_on_device(running, device);

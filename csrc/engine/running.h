@@ -1,4 +1,4 @@
-// The data phase of one decision: what was asked for, who takes part, and how far it is.
+// The data phase of one decision: its requests, its participants, and its progress.
 #pragma once
 
 #include <map>
@@ -8,64 +8,39 @@
 
 #include "base/awake_clock.h"
 #include "base/time.h"
+#include "collectives/collective.h"
 #include "collectives/nccl_channel.h"
-#include "collectives/participants.h"
-#include "engine/announcement.h"
-#include "engine/request.h"
 #include "engine/staging_pool.h"
 
 namespace sordino {
 
-// A request between submit() and its end on this rank.
-struct Submission {
-  Request request;
-  std::shared_ptr<Handle> handle;
-  Time since;
-  AwakeTime awaited_since;
-  bool warned = false;  // that its coordinator says nothing
-  bool begun = false;   // it has been decided
-};
-
-// What the members of a set on one node have found out of each other's devices, by trying.
+// Abilities of the devices of a set's members on one node, found out by trying (run_on_device.cc).
 struct SharedDevices {
   bool tried = false;
-  bool mapped = false;                    // all map each other's memory
-  std::shared_ptr<QueueBarrier> barrier;  // by which their queues meet; null where they cannot
+  bool mapped = false;                    // every member maps the memory of all others
+  std::shared_ptr<QueueBarrier> barrier;  // for meetings of their queues; null if they cannot meet
 };
 
-// Communicators of NCCL, by the participants and the device of this rank.
+// NCCL communicators, by participants and by device of this rank.
 using NcclChannels = std::map<std::pair<std::vector<int>, std::uint64_t>, std::shared_ptr<nccl::Channel>>;
 
-struct Running {
-  Decision decision;
-  std::vector<Submission> submissions;  // in the order of decision.names
-  std::unique_ptr<Participants> participants;
+struct Running : Operation {
   Task task;
   Time since;
   AwakeTime awaited_since;
-  bool warned = false;                                  // that it takes long
-  std::vector<std::pair<Time, std::vector<int>>> late;  // ranks that were missed, and from when on; see Ledger
-  Time looked{};                                        // when it was asked who is missed
-  bool dormant = false;            // waits for another operation of this rank, which has a deadline of its own
-  StagingPool* staging = nullptr;  // for operations on device memory
+  bool warned = false;                                  // about its duration
+  std::vector<std::pair<Time, std::vector<int>>> late;  // ranks it waited for, and since when; see Ledger
+  Time looked{};                                        // last time that `late` was updated
+  StagingPool* staging = nullptr;                       // for operations on device memory
   std::unique_ptr<Compute> compute;
   NcclChannels* channels = nullptr;
   SharedDevices* devices = nullptr;
-  const char* route = "";                  // which way that went (run_on_device.cc)
-  Stream queue = 0;                        // that its work is on, if on a device
-  std::shared_ptr<nccl::Channel> channel;  // that it went by, if NCCL's
-  std::shared_ptr<QueueBarrier> barrier;   // by which its devices meet, if they do
-
-  const Request& first() const { return submissions.front().request; }
+  const char* route = "";                  // name of the way taken (run_on_device.cc)
+  std::shared_ptr<nccl::Channel> channel;  // the NCCL channel it used, if any
+  std::shared_ptr<QueueBarrier> barrier;   // the barrier that its devices meet by, if any
 };
 
-// Builds the coroutine that moves the data of `running` and fills the handles' results.
-Task run_operation(Running& running);
-// That of operations on the host's memory, or whatever memory the participants' `compute` is for.
-Task run_in_place(Running& running);
-// That of operations on device memory (run_on_device.cc).
+// Builds the coroutine for an operation on device memory (run_on_device.cc).
 Task run_on_device(Running& running);
-// Waits for what a request is to come after, and fails if that has failed.
-Task come_after(Running& running, const Request& request);
 
 }  // namespace sordino

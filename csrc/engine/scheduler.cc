@@ -1,4 +1,4 @@
-// What users call, process sets, and how operations end. What moves them on is in scheduler_poll.cc.
+// The part of the scheduler that users call, process sets, and the ends of operations. scheduler_poll.cc has the rest.
 #include "engine/scheduler.h"
 
 #include <algorithm>
@@ -25,7 +25,7 @@ Scheduler::Scheduler(Common& common, const Config& config, int patience)
 std::shared_ptr<Handle> Scheduler::submit(Request request) {
   auto handle = std::make_shared<Handle>();
   std::lock_guard lock(mutex_);
-  if (common_.failure.latched()) common_.failure.rethrow();  // before end() looks for what has been submitted, or after
+  if (common_.failure.latched()) common_.failure.rethrow();  // end() runs before this or sees this submission
   const auto found = sets_.find(request.set);
   if (found == sets_.end())
     throw UsageError("process set " + std::to_string(request.set) + " does not exist (any more)");
@@ -33,7 +33,7 @@ std::shared_ptr<Handle> Scheduler::submit(Request request) {
     throw UsageError("rank " + std::to_string(common_.transport.rank()) + " is not a member of process set " +
                      std::to_string(request.set));
   }
-  if (request.opcode == Opcode::kRemoveSet) require_idle(static_cast<int>(request.splits.at(0)));
+  if (collective(request.opcode).effect == Effect::kRemovesSet) require_idle(request.set_change.removed);
   const auto [place, added] = outstanding_.try_emplace(key_of(request.set, request.name));
   if (!added) {
     throw UsageError("an operation named '" + request.name +
@@ -135,7 +135,7 @@ void Scheduler::remove_set(int id) {
   }
   if (OneShot* shot = removed->one_shot()) shot->abandon();
   if (removed->devices.barrier) {
-    removed->leave_block();  // devices of peers may still write words there
+    removed->leave_block();  // peers' devices may still write words there
     leaving_.push_back(removed);
   }
   const auto error = std::make_exception_ptr(
@@ -184,7 +184,7 @@ void Scheduler::give_up(ProcessSet& set, const std::exception_ptr& error) {
     if (const auto& device = submission.request.device) {
       submission.handle->device = device;
       submission.handle->event =
-          device->record(over.queue ? over.queue : device->queue());  // what was begun still works on the tensors
+          device->record(over.queue ? over.queue : device->queue());  // the device may still work on the tensors
     }
     submission.handle->given_up = true;
     finish(submission, error);
@@ -204,7 +204,8 @@ void Scheduler::give_up(ProcessSet& set, const PeerLost& error) {
   give_up(set, std::make_exception_ptr(error));
 }
 
-// An operation that this rank has ended already needs nothing more; one that it has not begun fails when it begins.
+// If this rank has already ended the operation, nothing is left to do. If it has not begun it, it fails at its
+// beginning.
 void Scheduler::hear_of_given_up(ProcessSet& set, std::uint64_t sequence, const PeerLost& error) {
   if (!common_.peers.outlived()) throw error;
   if (set.running && set.running->participants->sequence == sequence) {
@@ -227,17 +228,17 @@ void Scheduler::end(const std::exception_ptr& failure, bool broken) {
   }
   removals_.clear();  // they are outstanding, too
   for (auto& [id, set] : sets_) {
-    // Transfers may still be under way into memory that a task owns, so the task outlives the failure.
+    // Transfers may still be under way into memory that a task owns, so the task has to survive the failure.
     if (set->running) given_up_.push_back(std::move(*set->running));
     set->running.reset();
     set->decisions.clear();
   }
-  if (broken) device_in_flight_.give_up();  // before anybody is told
+  if (broken) device_in_flight_.give_up();  // before any waiting thread sees the failure
   for (Submission& submission : lost) finish(submission, failure);
 }
 
-// What was refused before the failure has failed because of that, on all ranks alike: whoever raised it first may have
-// ended because of it already.
+// An operation that was refused before the failure fails because of the refusal, on all ranks. The rank that raised the
+// refusal first may have ended because of it, and so have caused the failure.
 void Scheduler::refuse_decided() {
   for (auto& [id, set] : sets_) {
     for (const Decision& decision : set->decisions) {
@@ -257,7 +258,7 @@ void Scheduler::refuse_decided() {
 
 void Scheduler::abort_devices() {
   device_in_flight_.give_up();
-  // All at once: an abort may wait for what another communicator still has on the device.
+  // In parallel threads: an abort may wait for work that another communicator still has on the device.
   std::vector<std::thread> aborts;
   for (const auto& set : leaving_) set->devices.barrier->abandon();
   for (auto& [id, set] : sets_) {
@@ -284,7 +285,7 @@ void Scheduler::leave_blocks() {
 }
 
 void Scheduler::keep_given_up() {
-  for (Running& running : given_up_) running.barrier = nullptr;  // which goes with its set
+  for (Running& running : given_up_) running.barrier = nullptr;  // belongs to the set and is destroyed with it
   keep_for_ever(std::move(given_up_));
 }
 

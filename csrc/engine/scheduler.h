@@ -1,8 +1,14 @@
-// What a rank does and in which order: requests are announced to their set's coordinator, decisions come back in one
-// order for all members, and each decision's data phase is moved on until it is over.
+// Scheduler of one rank: the order of its operations, and all that moves them on.
 //
-// submit -> announce -> (negotiation) -> decide -> receive -> advance -> finish. Exchanges skip what lies in between:
-// ranks start them in the order of their calls. Each process set runs one operation at a time.
+//   submit     any thread       checks the request and queues it
+//   announce   polling thread   tells the set's coordinator of it (negotiation.h)
+//   decide     coordinator      once all members have announced a name: sends a decision to all members
+//   receive    other members    queue the decision; all members of a set have its decisions in the same order
+//   advance    all members      begin a set's next decision (obey), and resume its data phase until it is over
+//   finish     all members      complete the handle
+//
+// Exchanges are not negotiated: announce() itself queues a decision, so ranks start them in the order of their calls.
+// Each process set runs one operation at a time.
 #pragma once
 
 #include <atomic>
@@ -16,74 +22,74 @@
 #include <vector>
 
 #include "base/config.h"
-#include "engine/abilities.h"
 #include "engine/common.h"
 #include "engine/device_in_flight.h"
+#include "engine/device_routes.h"
 #include "engine/process_set.h"
 
 namespace sordino {
 
 class Scheduler {
  public:
-  // `patience`: how often a task looks again at a peer's counter (Participants). Makes set 0, of all ranks.
+  // `patience`: how many times a task looks again at a peer's counter (Participants). Makes set 0, which has all ranks.
   Scheduler(Common& common, const Config& config, int patience);
 
-  // ---- from any thread
+  // ---- may be called from any thread
 
-  // Throws UsageError at once for what this rank alone can see is wrong (an unknown set, a rank that is not in it, a
-  // name in flight); what only the comparison of ranks shows ends up in the handle.
+  // Throws UsageError at once for errors that this rank alone can see (an unknown set, a rank that is not in it, a name
+  // in flight). Errors that only a comparison of the ranks shows are reported by the handle.
   std::shared_ptr<Handle> submit(Request request);
-  // Members of a process set in order; UsageError if there is no such set.
+  // Members of a process set in order. Throws UsageError if there is no such set.
   std::vector<int> members(int set) const;
   std::vector<int> set_ids() const;
   std::vector<std::string> names_in_flight() const;
-  // How many operations on device memory went each way.
+  // Number of operations on device memory, by route.
   std::map<std::string, std::uint64_t> routes() const;
   Abilities abilities(const Device& device) const { return device_routes_.open_to(device); }
   bool busy() const { return in_flight_.load() > 0; }
-  // Operations are under way whose progress rings no bell.
+  // True while operations on device memory are in flight. Their progress rings no bell (transport/doorbell.h).
   bool on_devices() const { return on_devices_.load() > 0; }
-  // What others wait for has not left yet, whoever of this rank waits.
+  // True while outgoing messages are queued that other ranks may be waiting for.
   bool posting() const { return posting_.load(); }
   // True while other ranks wait for a small operation that this rank has not begun and has not declined yet.
   bool awaited() const { return awaited_.load(); }
 
-  // ---- of the thread that polls; the first three return whether anything moved
+  // ---- called by the polling thread only; the first three return whether anything moved
 
-  // Tells the coordinators what has been submitted since the last call.
+  // Announces the requests submitted since the last call to the coordinators of their sets.
   bool announce();
-  // Makes the decisions that have become possible where this rank coordinates, and tells the members.
+  // Makes the decisions that have become possible on sets that this rank coordinates, and sends them to the members.
   bool decide();
-  // Moves on what runs, and begins what is next.
+  // Advances running operations, and begins the next ones.
   bool advance();
-  // A message that another rank's scheduler has sent. TransportError if it makes no sense.
+  // Handles a message of another rank's scheduler. Throws TransportError if the message is invalid.
   void receive(int from, std::span<const std::byte> bytes);
-  // A rank has left: what waits for it fails.
+  // A rank has left: fails the operations that wait for it.
   void leave(int rank);
 
-  // A small all-reduce that all ranks of its set have done before (collectives/one_shot.h; scheduler_one_shot.cc). Lays
-  // its input for the others to see; null where it is to be submitted.
+  // One-shot all-reduce: a small one that all ranks of its set have done before (collectives/one_shot.h;
+  // scheduler_one_shot.cc). Publishes its input to the other ranks. Null if the operation has to be submitted instead.
   std::shared_ptr<ProcessSet> lay(int set, std::string_view name, const OneShot::What& what, const std::byte* input);
-  // Takes up the result when all have laid theirs; false where it is to be submitted after all.
+  // Collects the result once all ranks have published. False if the operation has to be submitted after all.
   bool take_up(ProcessSet& set, const OneShot::What& what, const std::byte* input, std::byte* output);
-  // Forgets an input that this rank has laid: the caller goes, and its memory with it. The world fails after this.
+  // Drops an input that this rank has published, because the caller leaves with its memory. The world fails after this.
   void give_up_laid(ProcessSet& set);
-  // Declines what others wait for if this rank does something else, or nothing, for long. Whether there was such a
-  // thing.
+  // Declines the one-shot all-reduces that other ranks wait for if this rank does something else, or nothing, for long.
+  // True if there were any.
   bool decline(Time now);
-  // Moves on what goes between nodes; whether anything moved.
+  // Moves one-shot messages between nodes. True if anything moved.
   bool relay(Time now);
 
   // Name of the operation of a handle; empty for a promise, which has no operation.
   std::string operation_of(const Handle& handle) const;
-  // Whether all that was decided has come to its end.
+  // True if all decided operations have ended.
   bool settled() const;
 
-  // ---- for whoever looks for what is wrong, on the same thread
+  // ---- for the failure detector and the end of a world, on the polling thread
 
   const std::map<int, std::shared_ptr<ProcessSet>>& sets() const { return sets_; }
   DeviceInFlight& device_in_flight() { return device_in_flight_; }
-  // Calls visit(submission, set) for each that has been announced and is not over, while nobody submits.
+  // Calls visit(submission, set) for each announced submission that has not ended. No thread can submit meanwhile.
   template <class Visit>
   void visit_announced(Visit&& visit) {
     std::lock_guard lock(mutex_);
@@ -93,24 +99,25 @@ class Scheduler {
   }
   // Ends a submission; `error` is null if all went well.
   void finish(Submission& submission, std::exception_ptr error);
-  // Ends what runs on a set, and it alone.
+  // Gives up the operation that runs on a set, and only that one.
   void give_up(ProcessSet& set, const std::exception_ptr& error);
-  // The same because of lost ranks: tells the other participants, who may wait for nothing but this rank's part.
+  // The same because of lost ranks. Tells the other participants, which may be waiting only for this rank's part.
   void give_up(ProcessSet& set, const PeerLost& error);
-  // Ends all: every submission fails. `broken`: what is on devices is given up.
+  // Fails all submissions. `broken`: also gives up the work that is on devices.
   void end(const std::exception_ptr& failure, bool broken);
-  // Ends what devices wait for peers for: NCCL's work, and meetings of queues.
+  // Ends the device work that waits for peers: NCCL's operations, and barriers of queues.
   void abort_devices();
-  // Whether the queues of meetings have nothing left, whose kernels write to memory of peers. No operation runs.
+  // True if the queues of all barriers are empty, whose kernels write to memory of peers. Call it when no operation
+  // runs.
   bool devices_idle();
-  // Where all ranks come: NCCL's communicators are closed together.
+  // Closes NCCL's communicators. A collective step: all ranks close them together.
   void close_nccl();
 
   // ---- when the world ends
 
-  // This rank's blocks stay for peers that have yet to map them.
+  // Leaves this rank's shared blocks in place for peers that have yet to map them.
   void leave_blocks();
-  // MPI may still write to what transfers of operations that were given up were for: they stay for ever.
+  // Leaks the operations that were given up, because MPI may still write to the memory of their transfers.
   void keep_given_up();
 
  private:
@@ -118,7 +125,7 @@ class Scheduler {
   void remove_set(int id);
   bool is_free(int id) const;
   void require_idle(int set) const;  // with mutex_ held
-  void abandon_one_shots(const Request& removal);
+  void abandon_one_shots(int set);
   bool has_submitted(const ProcessSet& set, std::string_view name) const;
   bool must_decline(ProcessSet& set, const std::vector<OneShot::Number>& awaited, Time now) const;
   bool advance(ProcessSet& set);
@@ -127,6 +134,7 @@ class Scheduler {
   void hear_of_given_up(ProcessSet& set, std::uint64_t sequence, const PeerLost& error);
   void refuse_decided();
   void fail(std::vector<Submission>& submissions, const PeerLost& error);
+  void check(const ProcessSet& set, const Decision& decision, const std::vector<Submission>& submissions) const;
   void refuse(const Decision& decision, std::vector<Submission>& submissions);
   std::vector<Submission> take_decided(ProcessSet& set, const Decision& decision);
   void trace_negotiated(const std::vector<Submission>& submissions, Time now);
@@ -139,9 +147,9 @@ class Scheduler {
   const SetOptions set_options_;
   const DeviceRoutes device_routes_;
 
-  mutable std::mutex mutex_;  // guards what other threads share with the one that polls: what is below
+  mutable std::mutex mutex_;  // guards the next four members, which other threads share with the polling thread
   std::deque<Submission> submitted_;
-  std::unordered_map<std::string, Submission> outstanding_;  // by set and name, from submit to finish
+  std::unordered_map<std::string, Submission> outstanding_;  // by set and name; no handle until announce()
   std::map<int, std::shared_ptr<ProcessSet>> sets_;
   std::map<std::string, std::uint64_t> routes_;
 
@@ -149,18 +157,18 @@ class Scheduler {
   std::atomic<int> in_flight_{0}, on_devices_{0};
   std::atomic<bool> posting_{false}, awaited_{false};
 
-  // Of the thread that polls.
+  // Used by the polling thread only.
   struct Early {
     int from;
     Bytes message;
   };
-  std::vector<Early> early_;                          // messages about sets that this rank has yet to make
-  std::set<int> made_;                                // ids of all sets that this rank has made, removed ones too
-  std::vector<std::shared_ptr<ProcessSet>> leaving_;  // sets that are removed, until their devices have done all
-  std::vector<Running> given_up_;                     // whose transfers may still be under way
+  std::vector<Early> early_;                          // messages about sets that this rank has not made yet
+  std::set<int> made_;                                // ids of all sets that this rank has made, including removed ones
+  std::vector<std::shared_ptr<ProcessSet>> leaving_;  // removed sets, until their devices have finished
+  std::vector<Running> given_up_;                     // operations whose transfers may still be under way
   DeviceInFlight device_in_flight_;
-  std::vector<Submission> removals_;  // of process sets, at the end of the current advance()
-  StagingPool staging_;               // goes before the sets, on whose queues its memory is used
+  std::vector<Submission> removals_;  // of process sets; done at the end of the current advance()
+  StagingPool staging_;               // declared after the sets, so destroyed first: its memory is used on their queues
 };
 
 }  // namespace sordino

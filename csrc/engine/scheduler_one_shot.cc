@@ -1,4 +1,5 @@
-// Small all-reduces that need no agreement (collectives/one_shot.h): who may lay, and who declines.
+// One-shot all-reduces, which need no negotiation (collectives/one_shot.h): when a rank may publish, and when it
+// declines.
 #include <algorithm>
 
 #include "engine/control.h"
@@ -7,8 +8,8 @@
 namespace sordino {
 namespace {
 
-// How long others may wait for a rank that is not in the library. Then they have their operation done the usual way,
-// which tells of stalls and losses.
+// Longest wait of other ranks for a rank that is not in the library. Then the operation is done the usual way, which
+// reports stalls and losses.
 constexpr std::chrono::milliseconds kPatience{10};
 
 void ring_resting(Transport& transport, ProcessSet& set) {
@@ -23,7 +24,7 @@ std::shared_ptr<ProcessSet> Scheduler::lay(int id, std::string_view name, const 
   const auto found = sets_.find(id);
   if (found == sets_.end()) return nullptr;
   ProcessSet& set = *found->second;
-  if (set.laid) return nullptr;  // by another thread, or by the one that a signal has interrupted
+  if (set.laid) return nullptr;  // by another thread, or by the call that a signal handler has interrupted
   OneShot* shot = set.one_shot();
   if (!shot || shot->closed() || !shot->free()) return nullptr;
   const OneShot::Number number = shot->number_of(name, what);
@@ -38,7 +39,7 @@ bool Scheduler::take_up(ProcessSet& set, const OneShot::What& what, const std::b
   OneShot& shot = *set.one_shot();
   set.laid.reset();
   const bool done = shot.take(what, input, output);
-  // Where messages ring no bell, what has not left is looked after anyway (World::work).
+  // Transports whose messages ring no bell are polled for unsent messages anyway (World::work).
   if (shot.relays() && common_.transport.rings_always()) posting_ = !common_.transport.idle();
   if (!done) return false;
   const std::vector<int>& here = shot.members_of_node();
@@ -54,14 +55,14 @@ void Scheduler::give_up_laid(ProcessSet& set) {
   set.one_shot()->abandon();
 }
 
-// Of a set that is to be removed: all ranks announce that before the first of them does it.
-void Scheduler::abandon_one_shots(const Request& removal) {
-  const auto found = sets_.find(static_cast<int>(removal.splits.at(0)));
+// The set is about to be removed. All ranks announce that before the first of them removes it.
+void Scheduler::abandon_one_shots(int set) {
+  const auto found = sets_.find(set);
   if (found == sets_.end()) return;
   if (OneShot* shot = found->second->one_shot()) shot->abandon();
 }
 
-// Whether this rank waits for the others in the usual way: for the operation, or for all that they do (join).
+// True if this rank waits for the others in the usual way: for this operation, or for all of theirs (join).
 bool Scheduler::has_submitted(const ProcessSet& set, std::string_view name) const {
   if (set.in_flight.load() == 0) return false;
   std::lock_guard lock(mutex_);
@@ -69,7 +70,8 @@ bool Scheduler::has_submitted(const ProcessSet& set, std::string_view name) cons
   if (name != kUnnamed && outstanding_.contains(key + std::string(name))) return true;
   return std::any_of(outstanding_.begin(), outstanding_.end(), [&](const auto& entry) {
     return (name == kUnnamed && entry.first.starts_with(key + std::string(kUnnamed))) ||
-           (entry.second.handle && entry.second.request.opcode == Opcode::kJoin && entry.second.request.set == set.id);
+           (entry.second.handle && collective(entry.second.request.opcode).effect == Effect::kJoins &&
+            entry.second.request.set == set.id);
   });
 }
 

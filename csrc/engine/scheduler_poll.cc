@@ -1,10 +1,9 @@
-// What moves operations on: announcements out, messages in, decisions made and obeyed, data phases advanced.
+// The part of the scheduler that moves operations on: announcements, messages, decisions, and data phases.
 #include <algorithm>
 #include <numeric>
 
 #include "collectives/exchange.h"
 #include "engine/control.h"
-#include "engine/decision_check.h"
 #include "engine/scheduler.h"
 
 namespace sordino {
@@ -27,28 +26,29 @@ bool Scheduler::announce() {
     std::lock_guard lock(mutex_);
     fresh.swap(submitted_);
   }
-  // All are outstanding before any is announced: if an announcement fails, the failure finds every handle.
+  // All become outstanding before any is announced. If an announcement fails, the failure then finds every handle.
   std::vector<std::pair<ProcessSet*, Announcement>> said;
   {
     std::lock_guard lock(mutex_);
     for (Submission& submission : fresh) {
       ProcessSet& set = *sets_.find(submission.request.set)->second;
-      if (is_direct(submission.request.opcode)) {
+      const Request& request = submission.request;
+      const Collective& what = collective(request.opcode);
+      if (!what.negotiated) {
         std::vector<int> everybody(set.ranks.size());
         std::iota(everybody.begin(), everybody.end(), 0);
         Decision& decision = set.decisions.emplace_back();
-        decision.names = {submission.request.name};
+        decision.names = {request.name};
         decision.participants = std::move(everybody);
       } else {
-        if (submission.request.opcode == Opcode::kAddSet) submission.request.root = *made_.rbegin();
-        if (submission.request.opcode == Opcode::kRemoveSet) abandon_one_shots(submission.request);
-        said.emplace_back(&set, Announcement::of(submission.request));
-        if (submission.request.opcode == Opcode::kAddSet) {
-          for (const auto& [id, living] : sets_) said.back().second.sets.push_back(id);
+        if (what.effect == Effect::kRemovesSet) abandon_one_shots(request.set_change.removed);
+        Announcement& mine = said.emplace_back(&set, Announcement::of(request)).second;
+        if (what.effect == Effect::kAddsSet) {
+          mine.known_sets.newest = *made_.rbegin();
+          for (const auto& [id, living] : sets_) mine.known_sets.ids.push_back(id);
         }
-        if (const auto& device = submission.request.device) {
-          said.back().second.abilities = abilities(*device) | (submission.request.runs_ahead ? kRunsAhead : 0);
-        }
+        if (const auto& device = request.device)
+          mine.abilities = abilities(*device) | (request.runs_ahead ? kRunsAhead : 0);
       }
       outstanding_[key_of(set.id, submission.request.name)] = std::move(submission);
     }
@@ -134,7 +134,7 @@ void Scheduler::receive(int from, std::span<const std::byte> bytes) {
       hear_of_given_up(set, sequence, PeerLost(text, std::move(lost)));
       break;
     }
-    default: break;  // not of a process set
+    default: break;  // kinds that do not concern a process set
   }
 }
 
@@ -151,13 +151,13 @@ bool Scheduler::advance() {
   }
   std::erase_if(leaving_, [](const auto& set) { return set->devices.barrier->idle(); });
   for (Submission& removal : std::exchange(removals_, {})) {
-    remove_set(static_cast<int>(removal.request.splits.at(0)));
+    remove_set(removal.request.set_change.removed);
     finish(removal, nullptr);
   }
   return moved;
 }
 
-// A rank whose memory is gone is lost, whether or not that has been noticed otherwise.
+// A rank whose memory is gone counts as lost, even if no other sign of its loss has been seen.
 bool Scheduler::resume(Running& running) {
   try {
     return running.task.resume();
@@ -177,7 +177,7 @@ bool Scheduler::advance(ProcessSet& set) {
     if (!set.running) return true;
   }
   Running& running = *set.running;
-  // MPI that takes device memory goes by the thread's current device.
+  // MPI that takes device memory uses the thread's current device.
   const auto& device = running.first().device;
   const std::shared_ptr<void> used = device ? device->use() : nullptr;
   const bool moved = resume(running);
@@ -196,14 +196,12 @@ bool Scheduler::advance(ProcessSet& set) {
   if (common_.ledger.keeps_spans()) note_run(running);
   std::vector<Submission> done = std::move(running.submissions);
   set.running.reset();
-  const Request& first = done.front().request;
-  if (first.opcode == Opcode::kRemoveSet) {
-    removals_.push_back(std::move(done.front()));  // whoever calls is walking over the sets
+  const Effect effect = collective(done.front().request.opcode).effect;
+  if (effect == Effect::kRemovesSet) {
+    removals_.push_back(std::move(done.front()));  // the caller is iterating over the sets
     return true;
   }
-  if (first.opcode == Opcode::kAddSet) {
-    add_set(static_cast<int>(done.front().handle->numbers.at(0)), {first.splits.begin(), first.splits.end()});
-  }
+  if (effect == Effect::kAddsSet) add_set(done.front().handle->set_id, done.front().request.set_change.ranks);
   for (Submission& submission : done) finish(submission, nullptr);
   return true;
 }
@@ -216,7 +214,7 @@ void Scheduler::obey(ProcessSet& set, Decision decision) {
   const Time now = steady_clock::now();
   if (common_.trace.on()) trace_negotiated(submissions, now);
   if (decision.verdict != Verdict::kRun) return refuse(decision, submissions);
-  if (takes_part) check_decision(set, decision, submissions, [this](int id) { return is_free(id); });
+  if (takes_part) check(set, decision, submissions);
   auto participants = set.gather(decision.participants);
   const auto given_up = set.given_up.extract(set.sequence());
   if (!participants) return;
@@ -237,7 +235,31 @@ void Scheduler::obey(ProcessSet& set, Decision decision) {
   running.staging = &staging_;
   running.channels = &set.channels;
   running.devices = &set.devices;
-  running.task = run_operation(running);
+  running.task = running.first().device ? run_on_device(running) : collective(running.first().opcode).run(running);
+}
+
+// Checks a decision against the requests: it comes from another process, and the following code relies on it.
+void Scheduler::check(const ProcessSet& set, const Decision& decision,
+                      const std::vector<Submission>& submissions) const {
+  const auto refuse_unless = [&](bool holds) {
+    if (!holds) throw TransportError("the decision on '" + decision.names.front() + "' does not fit the request");
+  };
+  const Request& first = submissions.front().request;
+  const Collective& what = collective(first.opcode);
+  const auto& members = decision.participants;
+  refuse_unless(what.zeros_stand_in || members.size() == set.ranks.size());
+  for (const Submission& submission : submissions) {
+    const Request& next = submission.request;
+    refuse_unless(submissions.size() == 1 || (what.small_ones_repeat && next.opcode == first.opcode &&
+                                              next.op == first.op && next.device == first.device));
+  }
+  const auto me = static_cast<std::size_t>(std::find(members.begin(), members.end(), set.me) - members.begin());
+  refuse_unless(!what.fits || what.fits(first, decision.merged, members.size(), me));
+  // A coordinator does not know which ids another coordinator gives at the same time.
+  if (what.effect == Effect::kAddsSet && !is_free(decision.merged.set_id)) {
+    throw TransportError("process sets whose parents have different first ranks were added at once, and both got id " +
+                         std::to_string(decision.merged.set_id) + ". Add them one after the other");
+  }
 }
 
 bool Scheduler::is_free(int id) const {
@@ -275,7 +297,7 @@ void Scheduler::refuse(const Decision& decision, std::vector<Submission>& submis
 
 void Scheduler::trace_negotiated(const std::vector<Submission>& submissions, Time now) {
   for (const Submission& submission : submissions) {
-    const std::string activity = "NEGOTIATE_" + upper(name_of(submission.request.opcode));
+    const std::string activity = "NEGOTIATE_" + upper(collective(submission.request.opcode).name);
     common_.trace.span(submission.request.name, activity, submission.since, now, 0);
   }
   common_.trace.mark("CYCLE_START");
@@ -284,14 +306,14 @@ void Scheduler::trace_negotiated(const std::vector<Submission>& submissions, Tim
 void Scheduler::trace_run(const Running& running) {
   for (const Submission& submission : running.submissions) {
     const std::string way = *running.route ? running.route + std::string("_") : "";
-    const std::string activity = way + upper(name_of(submission.request.opcode));
+    const std::string activity = way + upper(collective(submission.request.opcode).name);
     std::size_t bytes = 0;
     for (const Tensor& tensor : submission.request.tensors) bytes += tensor.bytes();
     common_.trace.span(submission.request.name, activity, running.since, steady_clock::now(), bytes);
   }
 }
 
-// Whom it waits for at this moment.
+// Records the ranks that the operation waits for at this moment.
 void Scheduler::look_for_late(Running& running) {
   constexpr std::chrono::microseconds kEvery{20};
   const Time now = steady_clock::now();
@@ -315,7 +337,7 @@ void Scheduler::note_run(const Running& running) {
   for (const Submission& submission : running.submissions) {
     for (const Tensor& tensor : submission.request.tensors) bytes += tensor.bytes();
   }
-  // Of several that are missed at once, the wait is for the one that is missed longest.
+  // If several ranks were late at once, the wait is attributed to the one that was late longest.
   int missed = -1;
   Time end = now;
   for (auto part = running.late.rbegin(); part != running.late.rend(); ++part) {

@@ -6,7 +6,7 @@
 namespace sordino {
 namespace {
 
-// Node peers that are copying what a service offered have heard of its end by then.
+// After this time, node peers that copy from a closed service's memory have learned that it is closed.
 constexpr std::chrono::milliseconds kReadUntil{1000};
 
 }  // namespace

@@ -1,5 +1,4 @@
-// The services of a world: which are open, the messages for them, and those that are closed and have transfers under
-// way.
+// The services of a world: the open ones and their messages, and closed ones whose transfers are still under way.
 #pragma once
 
 #include <atomic>
@@ -16,28 +15,28 @@
 
 namespace sordino {
 
-// What is not said to be for any thread is of the thread that polls, or of one that keeps others from it.
+// Unless a comment says otherwise: called by the polling thread, or by one that keeps other threads from polling.
 class ServiceHost : public ServiceContext {
  public:
-  // `notify` wakes whoever polls. `first_tag`: how many tags have been given out in worlds before this one.
+  // `notify` wakes the polling thread. `first_tag`: number of tags that earlier worlds have used.
   ServiceHost(Common& common, std::function<void()> notify, std::uint64_t first_tag)
       : common_(common), notify_(std::move(notify)), tags_(first_tag) {}
 
-  // Has a service answer messages until close(), or the end of the world.
+  // Lets a service answer messages until close() or the end of the world.
   void open(int number, std::shared_ptr<Service> service);
-  // Who closes one is lost to it on the others; `tell` them.
+  // Closes a service. `tell` the other ranks, for which this rank is then lost to the service.
   void close(int number, bool tell);
-  // Whether there are any. From any thread.
+  // True if any service is open. From any thread.
   bool any() const { return open_any_.load(); }
 
-  // Moves all on; true if anything moved.
+  // Advances all services. True if anything moved.
   bool advance(Time now);
-  // A message for a service, or that a peer has closed one. Those for one that is not open are dropped.
+  // A message for a service, or the news that a peer has closed one. Dropped if that service is not open.
   void receive(int from, Reader& reader);
   void receive_closed(int from, Reader& reader);
   void lost(int rank);
   void end(const std::exception_ptr& why);
-  // What transfers may still touch stays for ever.
+  // Leaks all services, because transfers may still touch their memory.
   void keep();
   std::uint64_t tags() const { return tags_; }
 
@@ -59,7 +58,7 @@ class ServiceHost : public ServiceContext {
   Common& common_;
   const std::function<void()> notify_;
   std::map<int, std::shared_ptr<Service>> open_;
-  std::vector<Closed> closed_;  // whose memory transfers may still touch, or peers read
+  std::vector<Closed> closed_;  // transfers may still touch their memory, or peers read it
   std::atomic<bool> open_any_{false};
   std::uint64_t tags_;
 };

@@ -23,12 +23,12 @@ class PrivateSegment : public Segment {
 
 }  // namespace
 
-// A device may still work on a buffer: of an operation that was given up, or whose results nobody has waited for.
+// A device may still work on a buffer: of an operation that was given up, or whose results no caller waited for.
 StagingPool::~StagingPool() {
   Deadline limit(std::chrono::seconds(1));
   for (const auto& buffer : buffers_) {
     if (!over(*buffer, limit)) {
-      keep_for_ever(buffer);  // rather than pull the memory from under it
+      keep_for_ever(buffer);  // freeing it would pull the memory from under the device
     } else if (buffer->pinned) {
       buffer->device->unpin(buffer->data());
     }

@@ -1,5 +1,5 @@
-// Memory that an operation on device memory passes through: the host's, pinned, or a device's that node peers map.
-// Kept from one operation to the next, since to pin, to allocate and to map takes longer than most operations.
+// Staging buffers for operations on device memory: pinned host memory, or device memory that node peers map. Kept from
+// one operation to the next, because pinning, allocating and mapping take longer than most operations.
 #pragma once
 
 #include <memory>
@@ -15,15 +15,15 @@ enum class Where { kHost, kDevice };
 
 class StagingPool {
  public:
-  // One place, taken until it is given back.
+  // One buffer, taken until it is given back.
   struct Buffer {
     std::shared_ptr<Segment> segment;
-    std::shared_ptr<Device> device;  // that copies to and from it, or whose memory it is
+    std::shared_ptr<Device> device;  // copies to and from it, or owns its memory
     Where where = Where::kHost;
     bool pinned = false;
     bool taken = true;
-    Stream queue = 0;             // on which it does
-    std::shared_ptr<Event> busy;  // until then, others wait
+    Stream queue = 0;             // on which the device copies
+    std::shared_ptr<Event> busy;  // other queues wait for this event before they use it
     std::byte* data() const { return segment->data; }
   };
 
@@ -32,10 +32,10 @@ class StagingPool {
   StagingPool& operator=(const StagingPool&) = delete;
   ~StagingPool();
 
-  // At least so many bytes, for work on one queue of the device. Host memory is shared with the node where there is
-  // room for that.
+  // Takes a buffer of at least `bytes`, for work on one queue of the device. Host memory is shared with the node if
+  // there is enough shared memory, else private.
   std::shared_ptr<Buffer> take(const std::shared_ptr<Device>& device, Where where, std::size_t bytes, Stream queue);
-  // The device is done with it after the event.
+  // Gives a buffer back. The device is done with it after the event.
   void give_back(const std::shared_ptr<Buffer>& buffer, std::shared_ptr<Event> busy);
 
  private:

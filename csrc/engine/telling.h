@@ -1,4 +1,4 @@
-// How deadlines and losses are put into words.
+// Helpers that put deadlines and losses into words.
 #pragma once
 
 #include <chrono>

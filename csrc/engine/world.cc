@@ -17,10 +17,10 @@ using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
 constexpr milliseconds kWatchEvery{10};
-// Of who waits for memory that others write: a poll of messages takes as long as some yields.
+// Looks at memory that other ranks write, between two polls of a waiting thread: a poll costs as much as some yields.
 constexpr int kLooks = 8;
 
-// Ranks that have a core each may spin while they wait; ranks that outnumber the cores must leave them to each other.
+// Ranks that have a core each may spin while they wait. Ranks that outnumber the cores must leave them to each other.
 std::chrono::microseconds spin_for(const Transport& transport, const Config& config) {
   cpu_set_t cores;
   CPU_ZERO(&cores);
@@ -75,7 +75,7 @@ std::shared_ptr<World> World::successor(std::exception_ptr error) {
   if (!membership_ || forked() || shut_down_) std::rethrow_exception(error);
   progress_->alone([&] { failures_->fail(error, true); });
   progress_->wait([this] { return retired_ || may_go_on_; }, interrupt_);
-  // Before the next world's first operation: what the device still has to do writes to tensors of all.
+  // Before the next world's first operation, because work still on the device writes to tensors that all worlds share.
   if (!drain_devices(std::chrono::seconds(30)))
     throw DeviceError("the GPU has not ended within 30 s what it did in a world that has failed: it hangs");
   std::shared_ptr<World> next;
@@ -98,7 +98,7 @@ World::~World() {
     services_->keep();
   }
   if (forked()) {
-    // The thread exists in the parent only, and so does what is under way: GPUs and NCCL do not survive a fork.
+    // The thread exists in the parent only, and so does the work in flight: GPUs and NCCL do not survive a fork.
     keep_for_ever(std::move(progress_));
     keep_for_ever(std::move(scheduler_));
   }
@@ -151,7 +151,7 @@ void World::wait(const Handle& handle) {
   try {
     progress_->wait(over, interrupt_);
   } catch (...) {
-    // A handle that no operation has is a promise: other ranks do not wait for it.
+    // A handle without an operation is a promise: other ranks do not wait for it.
     if (const std::string name = scheduler_->operation_of(handle); !name.empty()) interrupted(name);
     throw;
   }
@@ -231,14 +231,14 @@ void World::close_service(int number) {
   progress_->alone([&] { services_->close(number, !shut_down_ && !failed()); });
 }
 
-// What is on devices by then ends as it does in a world that fails as a whole.
+// First waits until no work is in flight on devices: such work ends as in a world that fails as a whole.
 void World::outlive_peers() {
   require_own_process();
   progress_->wait([this] { return common_.failure.latched() || scheduler_->device_in_flight().empty(); }, interrupt_);
   progress_->alone([this] { common_.peers.outlive(); });
 }
 
-// ---- what whoever waits runs ---------------------------------------------------------------------------------------
+// ---- polling -------------------------------------------------------------------------------------------------------
 
 bool World::poll() {
   if (retired_) return false;
@@ -287,14 +287,15 @@ void World::receive(int from, std::span<const std::byte> bytes) {
 
 Work World::work() const {
   if (scheduler_->busy() || scheduler_->posting() || services_->any()) return Work::kUnderWay;
-  // Without bells, what MPI has buffered leaves only when somebody polls, so go on a little after the last move.
+  // Without bells, messages that MPI has buffered leave only when a thread polls. So polling goes on for a while after
+  // the last move.
   constexpr milliseconds kLinger{5};
   const bool remains =
       scheduler_->awaited() || (!transport_->rings_always() && steady_clock::now() - last_move_.load() < kLinger);
   return remains ? Work::kRemains : Work::kNone;
 }
 
-// Node peers that have mapped memory of this rank's which is gone let go of it.
+// Tells node peers to unmap memory of this rank that has been freed.
 void World::tell_freed() {
   const std::vector<std::uint64_t> freed = node_memory().take_freed();
   if (!freed.empty()) common_.peers.post_to_node(Writer().put(Message::kFreed).put(freed).take());
@@ -308,11 +309,11 @@ void World::shutdown(const std::string& cause) {
   if (retired_) return;
   const bool failed = common_.failure.latched();
   if (!failed) {
-    // What was decided is brought to its end, so that no peer waits for this rank's part of it.
+    // Completes all decided operations, so that no peer waits for this rank's part of them.
     Deadline limit(std::chrono::seconds(1));
     progress_->alone([this] { poll(); });
     progress_->wait([&] { return common_.failure.latched() || scheduler_->settled() || limit.passed(); });
-    // Nor for its device's, which needs none of this thread; how long that may take, its deadline says.
+    // The same for work on devices, which needs nothing of this thread; its own deadline limits that wait.
     progress_->wait([this] { return common_.failure.latched() || scheduler_->device_in_flight().empty(); });
     progress_->alone([&] { say_goodbye(cause); });
     flush(milliseconds(1000));
@@ -333,7 +334,7 @@ void World::say_goodbye(const std::string& cause) {
     common_.peers.post_to_all(Writer().put(Message::kBye).put(cause).take());
     if (membership_) membership_->say_goodbye();
   } catch (const Error&) {
-    transport_->abandon();  // a peer has died meanwhile; there is nobody to say goodbye to
+    transport_->abandon();  // a peer has died meanwhile, so the goodbye cannot be delivered
   }
 }
 
@@ -348,15 +349,14 @@ void World::abort(const std::string& cause) {
     if (membership_) scheduler_->abort_devices();
   });
   if (membership_) {
-    drain_devices(milliseconds(1000));  // before the others go on
+    drain_devices(milliseconds(1000));  // before the other ranks go on
     progress_->alone([&] { membership_->depart("it has ended: " + cause); });
   }
   flush(milliseconds(200));
   shut_down_ = true;
 }
 
-// Waits until devices have nothing left to do that writes to memory of peers, and looks after messages meanwhile; false
-// where they have not come so far.
+// Waits until devices have no work left that writes to memory of peers; polls meanwhile. False if `limit` passes first.
 bool World::drain_devices(milliseconds limit) {
   bool idle = false;
   for (Deadline end(limit); !idle && !end.passed();) {
@@ -369,7 +369,7 @@ bool World::drain_devices(milliseconds limit) {
   return idle;
 }
 
-// Waits until what has been posted has left.
+// Waits until all posted messages have left.
 void World::flush(milliseconds limit) {
   Deadline end(limit);
   const bool was_failed = failed();

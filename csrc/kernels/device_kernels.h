@@ -1,4 +1,4 @@
-// The kernels as a device offers them: work that is put on one of its queues and runs some time after the call.
+// Kernels of a device: work that is put on one of its queues and runs some time after the call.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +16,7 @@ namespace sordino {
 // A queue of work, as the device's runtime calls it (a cudaStream_t). 0 is the runtime's default.
 using Stream = std::uintptr_t;
 
-// Some tensors' addresses: row t has `width` of them, addresses[t * width] and so on, each of counts[t] elements.
+// Addresses of some tensors: row t has `width` of them, from addresses[t * width] on, each of counts[t] elements.
 struct Rows {
   std::size_t width;
   std::vector<std::byte*> addresses;
@@ -24,15 +24,15 @@ struct Rows {
   std::size_t size() const { return counts.size(); }
 };
 
-// The kernels of kernels/kernels.h, mix.h and unchanged.h on device memory: the same results, bit for bit except for
-// sums of squares and products, whose order of additions is another one (always the same). Each call puts its work on a
-// queue and returns; what it was given as arrays of addresses it has read by then. Alignment is to elements at least.
-// They throw what those throw, and DeviceError.
+// Kernels of kernels/kernels.h, mix.h and unchanged.h on device memory. Results have the same bits, except for sums of
+// squares and products, which are added in another order (always the same). Each call puts its work on a queue and
+// returns; it has read all arrays of addresses by then. Tensors are aligned to their elements at least. Calls throw the
+// same errors as those functions, and DeviceError.
 class Kernels {
  public:
   virtual ~Kernels() = default;
 
-  // Of every row the first `sources` addresses are sources, all others destinations.
+  // In each row, the first `sources` addresses are sources, and all others are destinations.
   virtual void reduce(ReduceOp op, DType type, const Rows& rows, std::size_t sources, double pre, double post,
                       Stream stream) = 0;
   // y = a * x + b * y; a row is (x, y).
@@ -50,7 +50,7 @@ class Kernels {
   // results[t] = |x| (2-norm) of row t = (x).
   virtual void norms(DType type, const Rows& rows, double* results, Stream stream) = 0;
 
-  // kernels/unchanged.h. `counts` and all other arrays are device memory (or pinned).
+  // As in kernels/unchanged.h. `counts` and all other arrays are device memory (or pinned).
   virtual void unchanged(const kernels::Items& items, const std::byte* now, std::byte* before, std::byte* counts,
                          int digits, std::byte* counters, Stream stream) = 0;
   virtual void draw(const kernels::Items& items, std::uint64_t key, std::byte* indices, Stream stream) = 0;

@@ -1,5 +1,5 @@
-// How one element is read, combined, scaled and written: on every CPU level (cpu/) and on GPUs (cuda/), with the same
-// bits. Whoever includes it has defined SORDINO_LEVEL, the namespace that its copy lives in.
+// Reading, combining, scaling and writing of one element: on every CPU level (cpu/) and on GPUs (cuda/), with the same
+// bits. Define SORDINO_LEVEL, the namespace of a copy, before including this.
 //
 // Everything here is branch-free or if-convertible, because on CPUs the loops over it are left to the compiler's
 // vectoriser: one definition then serves every level, and all levels agree bit for bit.
@@ -12,7 +12,7 @@
 
 #include "base/dtype.h"
 
-// What a GPU runs too.
+// Marks functions that GPUs run as well.
 #if defined(__CUDACC__)
 #define SORDINO_BOTH __host__ __device__
 #else
@@ -25,13 +25,13 @@ namespace {
 SORDINO_BOTH inline std::uint32_t bits_of(float value) { return __builtin_bit_cast(std::uint32_t, value); }
 SORDINO_BOTH inline float float_of(std::uint32_t bits) { return __builtin_bit_cast(float, bits); }
 
-// A selection that stays one: compilers turn chains of ?: into jumps, which they then cannot vectorise.
+// A selection without a branch: compilers turn chains of ?: into jumps, which they then cannot vectorise.
 SORDINO_BOTH inline std::uint32_t pick(bool condition, std::uint32_t yes, std::uint32_t no) {
   return no ^ ((yes ^ no) & -static_cast<std::uint32_t>(condition));
 }
 
 // Half: the same bits as VCVTPH2PS and VCVTPS2PH, which quieten NaNs and keep their upper payload bits. Magnitudes are
-// signed because SSE2 compares nothing else.
+// signed because SSE2 has only signed comparisons.
 SORDINO_BOTH inline float decode(Half half) {
 #if defined(__CUDA_ARCH__)
   float value;  // a GPU moves more elements than it could convert bit by bit
@@ -85,18 +85,18 @@ SORDINO_BOTH inline void encode(float value, BFloat16& out) {
 #endif
 }
 
-// All other types are computed with as they are stored.
+// All other types are computed in the type in which they are stored.
 template <class T>
 SORDINO_BOTH T decode(T value) {
   return value;
 }
 
-// The type a fold computes in.
+// The type in which a fold computes.
 template <class T>
 using Stage = decltype(decode(T{}));
 
-// Toward zero, saturated; NaN (an infinite scale of zero) becomes 0. The upper bound of 64-bit types rounds up to
-// 2^63 or 2^64 as a double, which is the first value out of range: hence >=.
+// Rounds toward zero and saturates; NaN (an infinite scale of zero) becomes 0. The upper bound of 64-bit types rounds
+// up to 2^63 or 2^64 as a double, which is the first value out of range: hence >=.
 template <class T>
 SORDINO_BOTH T saturate(double value) {
   constexpr T min = std::numeric_limits<T>::min();

@@ -32,7 +32,7 @@ struct Span {
 void reduce(ReduceOp op, DType type, std::span<const std::byte* const> sources,
             std::span<std::byte* const> destinations, std::size_t count, double pre, double post);
 
-// data[i] = factor * data[i], with the same scaling rules as reduce.
+// data[i] = factor * data[i], with the scaling rules of reduce.
 void scale(DType type, std::byte* data, std::size_t count, double factor);
 
 // y[i] = a * x[i] + b * y[i]; x may be y; floating types only (16-bit ones computed in float32), UsageError otherwise.

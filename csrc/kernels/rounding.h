@@ -1,4 +1,4 @@
-// When two values round alike (unchanged.h), on CPUs and GPUs. Included like element.h.
+// Comparison of two values after rounding (unchanged.h), on CPUs and GPUs. Included like element.h.
 #pragma once
 
 #include "kernels/element.h"
@@ -14,7 +14,8 @@ SORDINO_BOTH inline double magnitude(double value) { return __builtin_fabs(value
 SORDINO_BOTH inline float with_sign(float value, float sign) { return __builtin_copysignf(value, sign); }
 SORDINO_BOTH inline double with_sign(double value, double sign) { return __builtin_copysign(value, sign); }
 
-// To the nearest integer by addition: the baseline has no instruction for it, and from 2^23 on floats have no decimals.
+// Rounds to the nearest integer by addition: the baseline has no instruction for it, and floats have no decimals from
+// 2^23 on.
 template <class Float>
 SORDINO_BOTH inline Float whole(Float value) {
   const Float shift = with_sign(kNoDecimals<Float>, value);
@@ -30,7 +31,7 @@ SORDINO_BOTH inline bool round_alike(Float a, Float b) {
 
 }  // namespace
 
-// The unsigned integer of as many bytes.
+// The unsigned integer of kBytes bytes.
 template <std::size_t kBytes>
 struct WordOf;
 template <>

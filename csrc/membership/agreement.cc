@@ -8,7 +8,7 @@ namespace sordino::membership {
 namespace {
 
 constexpr int kBallotRankBits = 24;
-// Each process set of each epoch takes one: a job never comes near.
+// Each process set of each epoch takes one tag; no job comes near this many.
 constexpr int kMostTags = 1 << 30;
 
 std::vector<int> keys(const std::map<int, std::string>& causes) {
@@ -21,8 +21,7 @@ std::vector<int> keys(const std::map<int, std::string>& causes) {
 
 Agreement::Agreement(View from, int self, Send send) : from_(std::move(from)), self_(self), send_(std::move(send)) {}
 
-// ---- facts
-// -----------------------------------------------------------------------------------------------------------
+// ---- facts ---------------------------------------------------------------------------------------------------------
 
 void Agreement::bury(int rank, const std::string& cause) {
   if (from_.place_of(rank) < 0 || rank == self_ || !dead_.try_emplace(rank, cause).second) return;
@@ -70,8 +69,7 @@ int Agreement::leader() const {
   return self_;
 }
 
-// ---- messages
-// --------------------------------------------------------------------------------------------------------
+// ---- messages ------------------------------------------------------------------------------------------------------
 
 void Agreement::begin() {
   if (begun_) return;
@@ -123,7 +121,7 @@ void Agreement::receive(int from, Reader& message) {
   lead();
 }
 
-// A view that can follow on this one. TransportError for any other: who goes on from it believes it.
+// Reads a view that can follow this one. Throws TransportError for any other, because later code relies on it.
 View Agreement::read_view(Reader& message) const {
   View view = View::read(message);
   const auto& some = view.members;
@@ -201,8 +199,7 @@ void Agreement::handle_accept(int from, Reader& message) {
   }
 }
 
-// ---- the leader
-// ------------------------------------------------------------------------------------------------------
+// ---- the leader ----------------------------------------------------------------------------------------------------
 
 void Agreement::retry() {
   if (!begun_ || decided_) return;
@@ -210,7 +207,7 @@ void Agreement::retry() {
   if (anew) phase_ = Phase::kIdle;
   lead();
   if (decided_) return;
-  // Who was an epoch behind has not taken what came for this one, and what a rank says twice does no harm.
+  // A rank that was an epoch behind has dropped the messages for this one. Repeating a message does no harm.
   if (phase_ == Phase::kIdle) return send_(leader(), facts());
   if (anew) return;
   const Bytes message = phase_ == Phase::kPreparing ? prepare() : accept();
@@ -272,8 +269,8 @@ void Agreement::lead() {
   if (most(accepted)) decide(proposed_);
 }
 
-// What may have been decided already, by a leader that is gone; else everybody that answers and that all others can
-// work with. Where two cannot, the one that fewer can work with is left out.
+// Chooses the proposal: the view that an earlier leader may already have decided on. Otherwise all ranks that answer
+// and that all others can work with. Of two ranks that cannot work together, it drops the one with more such conflicts.
 View Agreement::choose() const {
   Ballot highest = 0;
   View view{from_.epoch + 1, {}, 0};
@@ -289,7 +286,7 @@ View Agreement::choose() const {
     const auto& list = promises_.at(one).accused;
     return std::find(list.begin(), list.end(), other) != list.end();
   };
-  std::vector<std::pair<int, int>> order;  // how many cannot work with a rank, and the rank
+  std::vector<std::pair<int, int>> order;  // number of ranks that it cannot work with, and the rank
   for (const auto& [rank, promise] : promises_) {
     view.first_tag = std::max(view.first_tag, promise.next_tag);
     if (dead_.contains(rank)) continue;

@@ -1,12 +1,15 @@
-// The members of an epoch agree on the next one. This is Paxos for a single decision: its acceptors are the members
-// that have not certainly died, so whoever decides has been heard by more than half of them, and the parts of a divided
-// world never both go on. A machine without a clock or a network: it is told facts, and says whom to send what.
+// Agreement of an epoch's members on the next epoch: Paxos for a single decision (Lamport, Paxos Made Simple, 2001).
+// The acceptors are the members that have not certainly died. So a leader decides only after more than half of them
+// have answered it, and the parts of a divided world never both go on. Pure state machine without clock or network: it
+// takes facts and messages, and returns messages through `send`. Phases of the leader, the first rank that it does not
+// count as lost:
 //
-//   begun --(leads: kPrepare to all)--> preparing --(all that answer have promised)--> proposing --(most accept)-->
-//   decided
+//   kIdle       --(begun, and this rank leads: kPrepare to all)-->                              kPreparing
+//   kPreparing  --(all that are not silent have promised, more than half: kAccept to all)-->    kProposing
+//   kProposing  --(more than half have accepted: kDecided to all)-->                            decided()
 //
-// Source: Lamport, Paxos Made Simple (2001). What is proposed, if nothing has been accepted before, is the leader and
-// all that have promised, less those whom others cannot work with.
+// After a refusal, retry() starts again from kIdle with a higher ballot. If nothing has been accepted before, the
+// proposal is the leader and all ranks that have promised, except ranks that others cannot work with.
 #pragma once
 
 #include <cstdint>
@@ -26,36 +29,36 @@ class Agreement {
  public:
   using Send = std::function<void(int to, const Bytes& message)>;
 
-  // `self` and all ranks are those of epoch 0.
+  // `self` and all ranks are numbered as in epoch 0.
   Agreement(View from, int self, Send send);
 
-  // Facts. A rank that is dead has certainly ended, or said that it leaves. One that is silent does not answer. One
-  // that is accused answers, but this rank cannot work with it.
+  // Facts about ranks. Dead: the rank has certainly ended, or has said that it leaves. Silent: it does not answer.
+  // Accused: it answers, but this rank cannot work with it.
   void bury(int rank, const std::string& cause);
   void silence(int rank, const std::string& cause);
   void accuse(int rank, const std::string& cause);
-  // It has been heard of.
+  // A message of this rank has come: it is not silent.
   void hear(int rank);
-  // Tags from this one on have not been used by this rank.
+  // This rank has used no tag from `next` on.
   void count_tags(int next) { next_tag_ = std::max(next_tag_, next); }
 
-  // This rank wants another epoch. So does whoever hears of it.
+  // This rank wants another epoch. Every rank that receives a message of the agreement then begins, too.
   void begin();
   bool begun() const { return begun_; }
   void receive(int from, Reader& message);
-  // To be called now and then: who leads tries again if it was refused, and asks those again that have not answered;
-  // the others tell it again that there is something to agree on.
+  // Call this regularly. A leader that was refused tries again, and repeats its message to ranks that have not
+  // answered. The other ranks tell the leader again that there is something to agree on.
   void retry();
 
   const std::optional<View>& decided() const { return decided_; }
-  // Whether this rank still hears of more than half of those that have not certainly died.
+  // True while this rank hears of more than half of the ranks that have not certainly died.
   bool has_quorum() const;
   const View& from() const { return from_; }
   bool is_dead(int rank) const { return dead_.contains(rank); }
   bool is_silent(int rank) const { return silent_.contains(rank); }
-  // Who is lost or stuck as far as this rank knows, and why.
+  // Ranks that are lost or stuck as far as this rank knows, and the causes.
   std::map<int, std::string> blamed() const;
-  // What tells another rank what has been decided.
+  // Message that tells another rank the decision.
   static Bytes verdict(const View& view);
   static bool is_verdict(Reader message) { return message.one_of(kLastStep) == Step::kDecided; }
 
@@ -97,10 +100,10 @@ class Agreement {
   int next_tag_ = 0;
   bool begun_ = false;
   std::optional<View> decided_;
-  // As an acceptor.
+  // State as an acceptor.
   Ballot promised_ = 0, accepted_ = 0;
   std::optional<View> accepted_view_;
-  // As a leader.
+  // State as a leader.
   Phase phase_ = Phase::kIdle;
   bool refused_ = false;
   Ballot ballot_ = 0;

@@ -5,7 +5,7 @@
 namespace sordino::membership {
 namespace {
 
-// What the members of an epoch share within a node is in the memory of the whole job.
+// Memory that the members of an epoch share within a node. It belongs to the transport of the whole job.
 class EpochMemory : public NodeMemory {
  public:
   EpochMemory(NodeMemory& below, std::vector<int> members)
@@ -29,7 +29,7 @@ PeerLost unreachable(int peer, const std::string& host, const std::string& cause
   return PeerLost("rank " + std::to_string(peer) + " on " + host + " is lost: " + cause, {peer});
 }
 
-// Names a lost peer by its rank in the epoch.
+// A transfer whose errors name a lost peer by its rank in the epoch.
 class EpochTransfer : public Transfer {
  public:
   EpochTransfer(std::unique_ptr<Transfer> transfer, int peer, std::string host)
@@ -75,10 +75,11 @@ bool EpochTransport::poll(const Sink& sink) {
   return moved;
 }
 
-// Tags of an epoch differ from those of all before it, so that what is left of them is never taken for this one's.
+// Gives the tags of an epoch values that no earlier epoch has used, so that its messages never match leftovers of
+// those.
 Tag EpochTransport::shifted(Tag tag) {
   const auto set = static_cast<int>(tag >> kTagSequenceBits);
-  if (set == kTagSets) return tag;  // a service's, which are counted through all epochs
+  if (set == kTagSets) return tag;  // a service's tag; these are counted through all epochs
   membership_->count_tags(view_.first_tag + set + 1);
   const auto moved = static_cast<Tag>((view_.first_tag + set) % kTagSets);
   return moved << kTagSequenceBits | (tag & ((1u << kTagSequenceBits) - 1));

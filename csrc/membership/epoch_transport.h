@@ -1,5 +1,5 @@
-// The members of one epoch as a transport of their own, with ranks from 0 on. When the epoch is over, poll() throws
-// why, once; from then on it delivers nothing, but the membership is still looked after.
+// Transport between the members of one epoch, with ranks from 0 on. When the epoch is over, poll() throws the reason
+// once. After that it delivers nothing, but still polls the membership.
 #pragma once
 
 #include <memory>
@@ -53,7 +53,7 @@ class EpochTransport : public Transport {
   const int rank_;
   std::vector<int> node_of_;
   std::unique_ptr<NodeMemory> memory_;
-  bool told_ = false;  // that the epoch is over
+  bool told_ = false;  // poll() has thrown that the epoch is over
 };
 
 }  // namespace sordino::membership

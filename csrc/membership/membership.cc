@@ -11,11 +11,11 @@ namespace {
 
 using std::chrono::steady_clock;
 
-constexpr std::uint32_t kNotices = 0xFFFFFFFF;  // in place of an epoch: for memberships themselves
+constexpr std::uint32_t kNotices = 0xFFFFFFFF;  // instead of an epoch: a message between memberships
 constexpr std::chrono::milliseconds kTick{10};
-// How many neighbours each rank tells that it is alive while nobody is missed.
+// Number of neighbours that each rank tells that it is alive, while no rank is missed.
 constexpr int kNeighbours = 2;
-// How often within the deadline.
+// Number of such messages within the deadline.
 constexpr double kOften = 20;
 
 using Seconds = std::chrono::duration<double>;
@@ -47,8 +47,7 @@ std::unique_ptr<Agreement> Membership::make_agreement() {
 
 std::unique_ptr<Transport> Membership::enter() { return std::make_unique<EpochTransport>(shared_from_this(), view_); }
 
-// ---- messages
-// --------------------------------------------------------------------------------------------------------
+// ---- messages ------------------------------------------------------------------------------------------------------
 
 void Membership::post(std::uint32_t epoch, int to, const Bytes& message) {
   if (epoch < view_.epoch || dead_.contains(to)) return;
@@ -70,7 +69,7 @@ void Membership::send(int to, Notice kind, std::uint32_t epoch, const Bytes& res
 bool Membership::poll(std::uint32_t epoch, const Sink& sink) {
   bool moved = false;
   if (epoch == view_.epoch && !held_.empty() && !over(epoch)) {
-    // One at a time, for the sink may throw, and the others are given the next time.
+    // One at a time: the sink may throw, and the rest is then delivered by the next call.
     std::erase_if(held_, [epoch](const Held& one) { return one.epoch < epoch; });
     const auto due = [&] {
       return std::find_if(held_.begin(), held_.end(), [epoch](const Held& one) { return one.epoch == epoch; });
@@ -120,9 +119,9 @@ void Membership::notice(int from, Reader& reader) {
   if (kind == Notice::kFarewell) return lose({from, reader.text()});
   if (kind == Notice::kGoodbye) return epoch == view_.epoch ? left(from) : lose({from, "it has shut down", true});
   if (epoch < view_.epoch) {
-    // Two that know what was decided would tell each other for ever.
+    // Otherwise two ranks that know the decision would answer each other forever.
     if (kind == Notice::kAgree && Agreement::is_verdict(reader)) return;
-    // Whoever is still there has not heard what was decided: that it is left out, if it is.
+    // The sender has not heard the decision: the next epoch, which may be without it.
     send(from, Notice::kAgree, epoch, Agreement::verdict(history_[epoch + 1]));
   } else if (epoch > view_.epoch) {
     if (steady_clock::now() - last_ask_ > kTick) {
@@ -135,7 +134,7 @@ void Membership::notice(int from, Reader& reader) {
   }
 }
 
-// Goes on to what has been agreed on.
+// Goes on to the epoch that was agreed on.
 void Membership::follow() {
   if (!agreement_->decided() || ended()) return;
   blamed_ = agreement_->blamed();
@@ -149,7 +148,7 @@ void Membership::follow() {
     return;
   }
   view_ = next;
-  outlives_ = false;  // until its world says so
+  outlives_ = false;  // until the next world asks for it
   losses_.clear();
   agreement_ = make_agreement();
   for (const int rank : view_.members) heard_[static_cast<std::size_t>(rank)] = clock_.now();
@@ -159,13 +158,12 @@ void Membership::follow() {
   }
 }
 
-// ---- facts
-// -----------------------------------------------------------------------------------------------------------
+// ---- facts ---------------------------------------------------------------------------------------------------------
 
 void Membership::begin() {
   if (ended() || agreement_->begun()) return;
   agreement_->begin();
-  follow();  // who is alone has nobody to ask
+  follow();  // a rank that is alone decides at once
 }
 
 void Membership::left(int rank) {
@@ -220,8 +218,7 @@ void Membership::lose(const Loss& loss) {
   follow();
 }
 
-// ---- time
-// ------------------------------------------------------------------------------------------------------------
+// ---- time ----------------------------------------------------------------------------------------------------------
 
 void Membership::tick(Time now, std::uint32_t epoch, const Sink& sink) {
   clock_.tick(now);
@@ -257,7 +254,7 @@ void Membership::say_alive() {
   }
 }
 
-// Those that tell this rank that they are alive.
+// Ranks that report to this rank that they are alive.
 std::vector<int> Membership::watched() const {
   const auto size = static_cast<int>(view_.members.size());
   const int place = view_.place_of(self_);
@@ -287,8 +284,7 @@ void Membership::look_for_silence() {
   follow();
 }
 
-// ---- the end of an epoch
-// ---------------------------------------------------------------------------------------------
+// ---- the end of an epoch -------------------------------------------------------------------------------------------
 
 std::exception_ptr Membership::reason(const View& of) const {
   if (end_ == End::kNoQuorum) return std::make_exception_ptr(NoQuorum(ending_));

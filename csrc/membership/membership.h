@@ -1,10 +1,14 @@
-// Who is there: one rank's transport for the whole job, and the epoch that it is in. Every message carries its epoch,
-// so what belongs to an older one is dropped and what belongs to a later one waits. A loss begins an agreement on the
-// next epoch (agreement.h); a world of that epoch communicates through the transport that enter() gives.
+// Membership of one rank: its transport for the whole job, and the epoch that it is in. Every message carries its
+// epoch. Messages of an older epoch are dropped, and those of a later epoch are held.
 //
-// A death is certain where the kernel has seen the process end, or the rank has said that it leaves. It is suspected
-// where a rank has been silent for longer than the deadline: all say a few times within it that they are alive, from
-// the thread that polls, which needs no interpreter's lock.
+//   in an epoch    a world uses the transport that enter() gives; messages of the epoch are delivered
+//   agreeing       begun by a loss (agreement.h); the epoch is over(), and its messages are dropped
+//   next epoch     view() is the agreed one; the old epoch is past()
+//   ended          the others go on without this rank, or it has departed (kEvicted); it hears of too few (kNoQuorum)
+//
+// A death is certain if the kernel has seen the process end, or if the rank has said that it leaves. It is suspected if
+// a rank has been silent for longer than the deadline. All ranks report several times within it that they are alive,
+// from the polling thread, which needs no interpreter lock.
 #pragma once
 
 #include <map>
@@ -21,39 +25,40 @@ namespace sordino::membership {
 
 class Membership : public std::enable_shared_from_this<Membership> {
  public:
-  // silence_s: after how many seconds a rank that says nothing is taken for lost.
+  // silence_s: seconds of silence after which a rank counts as lost.
   Membership(std::unique_ptr<Transport> transport, double silence_s);
 
-  // A transport between the members of the newest epoch. It is the only one that may be used from now on.
+  // Makes a transport between the members of the newest epoch. Older ones must not be used from then on.
   std::unique_ptr<Transport> enter();
 
   Transport& transport() { return *transport_; }
   const View& view() const { return view_; }
 
-  // Delivers what has arrived for `epoch`, as from ranks of epoch 0; looks after everything else. True if anything
-  // moved.
+  // Delivers messages for `epoch`, with senders numbered as in epoch 0, and does all other work of the membership. True
+  // if anything moved.
   bool poll(std::uint32_t epoch, const Sink& sink);
   void post(std::uint32_t epoch, int to, const Bytes& message);
 
-  // Whether `epoch` is over, or about to be.
+  // True if `epoch` is over, or about to be.
   bool over(std::uint32_t epoch) const { return view_.epoch > epoch || agreement_->begun() || ended(); }
-  // Whether the members have agreed on an epoch after it, in which nobody is known to be lost.
+  // True if the members have agreed on a later epoch in which no rank is known to be lost.
   bool past(std::uint32_t epoch) const { return view_.epoch > epoch && !agreement_->begun(); }
-  // Why `epoch` is over, as the error that its operations raise.
+  // Reason why `epoch` is over, as the error that its operations raise.
   std::exception_ptr reason(const View& of) const;
-  // This rank cannot go on: too few are left, or the others have gone on without it.
+  // True if this rank cannot go on: too few ranks are left, or the others have gone on without it.
   bool ended() const { return end_ != End::kNone; }
 
-  // Facts from above, of ranks of epoch 0.
+  // Facts reported by the world, about ranks numbered as in epoch 0.
   void blame(const std::vector<int>& silent, const std::vector<int>& stuck, const std::string& cause);
   void left(int rank);
-  // This rank leaves, and has told the ranks of its epoch; who has begun to agree on the next one must know it too.
+  // Tells all members that this rank leaves. Its world has told them, too, but ranks that have begun to agree on the
+  // next epoch no longer read the world's messages.
   void say_goodbye();
-  // This rank leaves the others in the lurch.
+  // Announces an abnormal exit of this rank to all members.
   void depart(const std::string& cause);
   void begin();
   void count_tags(int next) { agreement_->count_tags(next); }
-  // Losses do not end the epoch, but are told by take_losses().
+  // From now on losses do not end the epoch; take_losses() reports them.
   void outlive_peers() { outlives_ = true; }
   std::vector<Loss> take_losses();
 
@@ -85,8 +90,8 @@ class Membership : public std::enable_shared_from_this<Membership> {
   View view_;
   std::unique_ptr<Agreement> agreement_;  // on the epoch after view_
   std::vector<View> history_;             // by epoch
-  std::map<int, std::string> dead_;       // of all epochs
-  std::map<int, std::string> blamed_;     // why the last epoch ended
+  std::map<int, std::string> dead_;       // in any epoch
+  std::map<int, std::string> blamed_;     // causes of the end of the last epoch
   std::vector<Held> held_;
   End end_ = End::kNone;
   std::string ending_;

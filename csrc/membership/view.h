@@ -1,5 +1,5 @@
-// The ranks that go on together from one loss to the next. Epoch 0 is all that were started; each later one is agreed
-// on by those that are left (agreement.h).
+// View: the ranks that form a world from one loss to the next. Epoch 0 has all ranks that were started. The remaining
+// ranks agree on each later epoch (agreement.h).
 #pragma once
 
 #include <algorithm>
@@ -12,8 +12,8 @@ namespace sordino::membership {
 
 struct View {
   std::uint32_t epoch = 0;
-  std::vector<int> members;  // ranks of epoch 0, in order: a member's place is its rank in this epoch
-  int first_tag = 0;         // process sets' tags begin here, behind all that have been used before
+  std::vector<int> members;  // ranks of epoch 0, in order; the index of a member is its rank in this epoch
+  int first_tag = 0;         // first tag of this epoch's process sets, after all tags used before
 
   bool operator==(const View&) const = default;
   int place_of(int member) const {

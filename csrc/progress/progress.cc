@@ -13,18 +13,19 @@ using std::chrono::microseconds;
 using std::chrono::milliseconds;
 using Clock = std::chrono::steady_clock;
 
-// With nothing under way the thread still looks around this often: for lost peers, for stalled peers that it
-// coordinates, and for the clock of deadlines, which takes a much longer time for one in which the process was stopped.
-// And this often for what remains: who has just waited is likely to poll again, and not to be disturbed.
+// Poll intervals of the thread. kTick: while nothing is under way, for lost peers, stalled operations that this rank
+// coordinates, and the clock of deadlines (it takes a much longer interval for one in which the process was stopped).
+// kTickForRemains: while work may remain. It is not shorter because a thread that has just waited is likely to poll
+// again, and should not be disturbed.
 constexpr microseconds kTick{50000}, kTickForRemains{1000};
 constexpr microseconds kSleepWithBell{2000};
-// Where ranks outnumber cores, who waits for a rank that computes leaves it the core, and goes on as soon as that comes
-// to the end of its turn, without the kernel's way from a bell to a sleeper, which takes longer than most operations.
+// If ranks outnumber cores, a thread that waits for a computing rank first yields the core to it. It then goes on as
+// soon as that rank's time slice ends. Waking a sleeping thread by a bell takes longer than most operations.
 constexpr microseconds kYield{2000};
-// Messages of other nodes ring no bell, nor do devices. What has not moved for long is looked at less often, so that a
-// wait is at most 1/64 longer for it, and leaves the core to whoever moves the bytes.
+// Sleep without a bell: messages of other nodes ring none, nor do devices. Work that has not moved for long is polled
+// less often, which makes a wait at most 1/64 longer and leaves the core to the thread that moves the bytes.
 constexpr microseconds kLeastSleep{20}, kMostSleep{500};
-// Interval between two looks for signals in a wait. Ctrl-C must end a wait within 200 ms.
+// Interval between two checks for signals in a wait. Ctrl-C must end a wait within 200 ms.
 constexpr milliseconds kInterruptEvery{50};
 
 }  // namespace
@@ -35,7 +36,7 @@ Progress::Progress(Transport& transport, std::function<bool()> poll, std::functi
   thread_ = std::thread([this] { run(); });
 }
 
-// What who has waited so long does before it looks again.
+// Pause of a waiting thread that has seen no move for `idle`.
 void Progress::pause(Clock::duration idle) {
   if (idle < spin_) {
     relax();
@@ -55,13 +56,13 @@ void Progress::rest(std::uint32_t ticket, Clock::time_point idle_since) {
   }
 }
 
-// Somebody polls while it waits, and when it has what it waits for the thread or another waiter does.
+// Marks a thread that waits, and polls meanwhile. When it has ended, another waiter or the thread has to poll.
 class Progress::Waiter {
  public:
   explicit Waiter(Progress& progress) : progress_(progress) { begin(); }
   Waiter(const Waiter&) = delete;
   ~Waiter() { end(); }
-  // Calls a function during which this thread does not poll: the handler of a signal may take long.
+  // Calls a function during which this thread does not poll, because a signal handler may take long.
   void away(const std::function<void()>& function) {
     struct Back {
       Waiter& waiter;
@@ -82,7 +83,7 @@ class Progress::Waiter {
   Progress& progress_;
 };
 
-// Calls `interrupt` every kInterruptEvery, the first time that long after its construction.
+// Calls `interrupt` every kInterruptEvery, for the first time that long after construction.
 class Progress::Interrupts {
  public:
   explicit Interrupts(const std::function<void()>& interrupt) : interrupt_(interrupt) {}
@@ -106,7 +107,7 @@ void Progress::wait(const std::function<bool()>& done, const std::function<void(
     if (interrupts.due()) interrupts.call(waiter);
     std::unique_lock turn(turn_, std::try_to_lock);
     if (!turn) {
-      // Another waiter polls, or the thread is about to see that it need not.
+      // Another waiter polls, or the thread does, which is about to see that it need not.
       std::unique_lock lock(mutex_);
       changed_.wait_for(lock, microseconds(50));
       continue;
@@ -132,7 +133,7 @@ void Progress::poll_until(std::unique_lock<std::mutex>& turn, const std::functio
   }
 }
 
-// Of a waiter that has the turn.
+// Called by a waiter that holds the turn.
 void Progress::poll_or_rest(const std::function<bool()>& done, Clock::time_point& idle_since) {
   const std::uint32_t ticket = transport_.ticket();
   if (poll_()) {
@@ -144,7 +145,7 @@ void Progress::poll_or_rest(const std::function<bool()>& done, Clock::time_point
 }
 
 void Progress::notify() {
-  transport_.ring(transport_.rank());  // whoever polls may be resting
+  transport_.ring(transport_.rank());  // a polling thread may be asleep
   if (thread_sleeps_.load()) {
     std::lock_guard lock(mutex_);
     changed_.notify_all();
@@ -160,7 +161,7 @@ void Progress::stop() {
   if (thread_.joinable()) thread_.join();
 }
 
-// Whether the thread is to wake from its sleep.
+// True if the thread has to wake from its sleep.
 bool Progress::wakes() const {
   const Work work = work_();
   return work == Work::kUnderWay || (work == Work::kRemains && sleeps_long_.load());

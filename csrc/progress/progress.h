@@ -1,6 +1,6 @@
-// Who turns the crank. One function, poll(), moves all work of a rank forward; it is called by whoever waits, or by
-// a thread of ours when nobody waits and work is under way. So a blocking call needs no hand-over to another thread,
-// and an asynchronous one still proceeds while the caller computes. Knows no collective.
+// Progress: calls poll(), the one function that moves all work of a rank forward. A thread that waits calls it, or a
+// thread of ours while no thread waits and work is under way. So a blocking call needs no hand-over to another thread,
+// and an asynchronous one proceeds while the caller computes. Knows no collective.
 #pragma once
 
 #include <atomic>
@@ -14,35 +14,35 @@
 
 namespace sordino {
 
-// What is to be moved: nothing, what has moved lately and may have left something behind, or what is under way.
+// Work that needs polling: none; some may remain after a recent move; or some is under way.
 enum class Work { kNone, kRemains, kUnderWay };
 
 class Progress {
  public:
-  // `poll` returns whether anything moved and must not throw; it is never run by two threads at once.
-  // `work` says what needs polling, `rings` whether whatever moves it rings this rank's bell: if not, it is looked at
-  // more often. spin: how long to poll before the core is offered to others.
+  // `poll` returns whether anything moved, and must not throw. No two threads run it at once. `work` returns what needs
+  // polling. `rings` returns whether all events that move it ring this rank's bell; otherwise it is polled more often.
+  // `spin`: how long to poll before offering the core to other threads.
   Progress(Transport& transport, std::function<bool()> poll, std::function<Work()> work, std::function<bool()> rings,
            std::chrono::microseconds spin);
   ~Progress() { stop(); }
 
-  // Polls until done() is true. done() may be called from several threads at once. `interrupt` is called every 50 ms by
-  // the thread that waits, which holds no lock then; an exception that it throws ends the wait. Empty: never.
+  // Polls until done() is true. Several threads may call done() at once. `interrupt` is called every 50 ms by the
+  // waiting thread, which then holds no lock; an exception that it throws ends the wait. Empty: never.
   void wait(const std::function<bool()>& done, const std::function<void()>& interrupt = {});
-  // A thread that holds the turn is the only one to poll.
+  // Only the thread that holds the turn polls.
   std::unique_lock<std::mutex> take_turn() { return std::unique_lock(turn_); }
-  // Polls until done() is true, with the turn held but for the calls of `interrupt`. `looks`: how often to look in
-  // between, where it takes no poll to see that.
+  // Polls until done() is true, and holds the turn except during calls of `interrupt`. `looks`: number of calls of
+  // done() between two polls, if it can become true without a poll.
   void poll_until(std::unique_lock<std::mutex>& turn, const std::function<bool()>& done, int looks,
                   const std::function<void()>& interrupt);
-  // Runs `action` while nobody polls.
+  // Runs `action` while no thread polls.
   void alone(const std::function<void()>& action) {
     std::lock_guard turn(turn_);
     action();
   }
-  // There is new work: wakes whoever is to poll.
+  // There is new work: wakes a thread that is to poll.
   void notify();
-  // Ends the thread; afterwards only wait() polls.
+  // Ends the thread; afterwards only waiting threads poll.
   void stop();
 
  private:
@@ -61,7 +61,7 @@ class Progress {
   const std::function<Work()> work_;
   const std::function<bool()> rings_;
   const std::chrono::microseconds spin_;
-  std::mutex turn_;  // held by the thread that polls
+  std::mutex turn_;  // held by the polling thread
   std::mutex mutex_;
   std::condition_variable changed_;
   std::atomic<int> waiters_{0};

@@ -1,9 +1,10 @@
-// An operation is a coroutine that says what it waits for; the engine resumes it when that is true.
+// Task: an operation as a coroutine. It states the condition that it waits for, and the engine resumes it once that is
+// true.
 //
-//   Task step() { ...; co_await until([&] { return arrived(); }); ...; co_await another_task(); }
+//   Task step() { ...; co_await until([&] { return has_come(); }); ...; co_await another_task(); }
 //
-// Nothing here knows a collective or a transport. A Task runs on whichever thread calls resume(); it is never run
-// by two at once. Exceptions travel to the awaiting task and out of the outermost resume().
+// Nothing here knows a collective or a transport. A Task runs on the thread that calls resume(), and never on two at
+// once. Exceptions travel to the awaiting task and out of the outermost resume().
 #pragma once
 
 #include <coroutine>
@@ -14,14 +15,14 @@
 
 namespace sordino {
 
-// What a task waits for: `ready` must be cheap and have no effect that matters when it says no. Without one there is
-// nothing to wait for.
+// Condition that a task waits for. `ready` must be cheap, and without side effects that matter when it returns false.
+// Empty: no wait.
 struct Until {
   std::function<bool()> ready;
 };
 inline Until until(std::function<bool()> ready) { return Until{std::move(ready)}; }
 
-// Lets the tasks beside this one go on first.
+// Lets the tasks that run together with this one go on first.
 inline Until others_first() {
   return until([asked = false]() mutable { return std::exchange(asked, true); });
 }
@@ -31,7 +32,7 @@ class Task {
   struct promise_type;
   using Handle = std::coroutine_handle<promise_type>;
 
-  // The chain of nested tasks shares one of these: the innermost coroutine, and what it waits for.
+  // Shared by a chain of nested tasks: the innermost coroutine, and the condition it waits for.
   struct Chain {
     std::coroutine_handle<> leaf;
     std::function<bool()> waiting_for;
@@ -110,7 +111,7 @@ class Task {
   explicit operator bool() const { return static_cast<bool>(handle_); }
   bool done() const { return handle_.done(); }
 
-  // Runs until the next wait that is not over yet. Returns whether anything ran; throws what the task threw.
+  // Runs until the next wait whose condition is false. Returns whether anything ran; throws what the task threw.
   bool resume() {
     Chain& chain = handle_.promise().own;
     if (handle_.done()) return false;
@@ -127,8 +128,7 @@ class Task {
   Handle handle_;
 };
 
-// Runs tasks side by side: each goes on whenever what it waits for is there. Over when all are; the first that throws
-// ends it.
+// Runs tasks concurrently: each goes on whenever its condition is true. Done when all are; the first exception ends it.
 inline Task together(std::vector<Task> tasks) {
   for (bool over = false; !over;) {
     co_await until([&tasks, &over] {

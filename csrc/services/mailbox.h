@@ -1,5 +1,5 @@
-// Small messages between ranks that expect them at any time, and what else wakes who waits for them: the mailbox of a
-// thread that makes decisions. Sending and waiting are safe from any thread.
+// Mailbox of a thread that makes decisions: small messages between ranks that expect them at any time, and other events
+// that wake the waiting thread. Sending and waiting are safe from any thread.
 #pragma once
 
 #include <atomic>
@@ -21,19 +21,19 @@ class Mailbox : public Service {
   struct Event {
     enum class Kind { kMessage, kLost, kDone, kNudge };
     Kind kind;
-    int rank = -1;             // who wrote, or is lost
+    int rank = -1;             // the sender, or the lost rank
     std::string text;          // the message
-    std::uint64_t number = 0;  // of what is done
+    std::uint64_t number = 0;  // kDone: number of the finished work
   };
 
   Mailbox(ServiceContext& context, int number) : context_(context), number_(number) {}
 
-  // Sends a message; to oneself, too. UsageError if it is too large, or there is no such rank.
+  // Sends a message, also to this rank itself. UsageError if it is too large, or if there is no such rank.
   void send(int to, std::string text);
-  // Something that a waiting thread should know of has happened.
+  // Adds an event that a waiting thread should know of.
   void push(Event event);
-  // Waits up to so many seconds for events, and takes all that have come, in order. Throws what the world, or this
-  // service, has ended of.
+  // Waits up to this many seconds for events, and takes all that have come, in order. If there are none, throws the
+  // error that has ended the world or this service.
   std::vector<Event> wait(double seconds);
 
   void receive(int from, Reader& reader) override;

@@ -55,12 +55,12 @@ void PairAveraging::unlock() {
   if (refused_.exchange(false)) context_.wake();
 }
 
-// Not held while a step holds the values, whose end then wakes this thread. The second try is for a step that ended
-// before it could know that it is to.
+// Returns the lock, or no lock while a step holds the values; the end of that step then wakes this thread. The second
+// try covers a step that ended before it could see refused_.
 std::unique_lock<std::mutex> PairAveraging::try_values() {
   std::unique_lock free(values_mutex_, std::try_to_lock);
   if (free) return free;
-  refused_.exchange(true);  // not a store: it is to see what the exchange of that step has seen
+  refused_.exchange(true);  // not a store: it has to synchronize with the exchange in unlock()
   return std::unique_lock(values_mutex_, std::try_to_lock);
 }
 
@@ -74,8 +74,8 @@ void PairAveraging::receive(int from, Reader& reader) {
   said.tag = tag;
 }
 
-// Does this side's part as far as the peer has said that it is ready for it. True once what this side sends is on its
-// way: what the peer says from then on is of later averagings.
+// Does this side's part as far as the peer is ready for it. True once this side has begun to send: messages of the peer
+// after that concern later averagings.
 bool PairAveraging::join(Averaging& averaging, Time now) {
   const auto said = invitations_.find(averaging.peer);
   if (said == invitations_.end() || said->second.number != averaging.number) return false;
@@ -85,7 +85,7 @@ bool PairAveraging::join(Averaging& averaging, Time now) {
   return true;
 }
 
-// Copies the values, and tells the peer where to send its own. False while a step holds them.
+// Copies the values, and tells the peer the tag to send to. False while a step holds the values.
 bool PairAveraging::start(Averaging& averaging, Time now) {
   const auto free = try_values();
   if (!free) return false;
@@ -111,7 +111,7 @@ void PairAveraging::send(Averaging& averaging, Tag tag) {
   averaging.sending = context_.transport().send(averaging.peer, tag, out);
 }
 
-// Whether all is sent and received: then neither side waits for the other any more.
+// True if all is sent and received: then neither side waits for the other any more.
 bool PairAveraging::exchanged(Averaging& averaging) {
   if (!averaging.sending) return false;
   const bool sent = averaging.sending->test(), received = averaging.receiving->test();
@@ -129,7 +129,7 @@ bool PairAveraging::apply(Averaging& averaging) {
     const std::byte* out = averaging.memory.out.get() + run.offset;
     const std::byte* in = averaging.memory.in.get() + run.offset;
     const std::size_t count = run.bytes / size_of(run.dtype);
-    if (untouched) {  // the very mean, as on the other side
+    if (untouched) {  // the exact mean, as on the other side
       const std::byte* sources[] = {out, in};
       std::byte* destinations[] = {mine};
       kernels::reduce(ReduceOp::kSum, run.dtype, sources, destinations, count, 1, 0.5);
@@ -158,13 +158,14 @@ bool PairAveraging::advance(Time now) {
     try {
       return (!old.sending || old.sending->test()) && (!old.receiving || old.receiving->test());
     } catch (const PeerLost&) {
-      return false;  // what MPI does with the memory then, nobody knows: it stays
+      return false;  // MPI may still use the memory, so it stays
     }
   });
   if (!current_) return cancelled;
   Averaging& averaging = *current_;
   try {
-    // A peer that went after the exchange has averaged, so this side is to do so too, once no step holds the values.
+    // If the peer left after the exchange, it has averaged. Then this side has to do so too, once no step holds the
+    // values.
     if (averaging.deserted && !exchanged(averaging)) {
       leave("rank " + std::to_string(averaging.peer) + " is gone");
       return true;
@@ -194,7 +195,7 @@ void PairAveraging::push_done(const Averaging& averaging, const std::string& why
   mailbox_->push({Mailbox::Event::Kind::kDone, averaging.peer, why, averaging.number});
 }
 
-// `why` is empty where who began it has cancelled it, and need not be told.
+// `why` is empty if the caller has cancelled the averaging, and so needs no report.
 void PairAveraging::leave(const std::string& why) {
   const std::unique_ptr<Averaging> left = std::move(current_);
   if (left->copied) abandoned_.push_back(std::move(*left));

@@ -1,10 +1,10 @@
-// Averaging of one worker's values with one other's, while both compute: AD-PSGD.
+// Averaging of the values of two workers while both compute (AD-PSGD).
 //
-// Both send each other a copy of their values and add half the difference of the two copies to what they have by then.
-// So both sides take the same mean, the sum over all workers stays the same, and what a step has changed meanwhile is
-// not lost. Both say first that they are ready, so that nothing is under way to one who has left the averaging.
-// Nobody holds anything while it waits: the lock on the values is taken for a step of the optimizer, or for
-// one pass over them, and who moves messages tries again rather than wait for it.
+// Both send each other a copy of their values. Each then adds half the difference of the two copies to its current
+// values. So both move to the same mean, the sum over all workers stays the same, and changes by a step in the meantime
+// are not lost. Both first say that they are ready, so that nothing is sent to a worker that has left the averaging. No
+// worker holds a lock while it waits. The lock on the values is taken for a step of the optimizer, or for one pass over
+// the values. The polling thread only tries to take it, and tries again later.
 #pragma once
 
 #include <atomic>
@@ -24,19 +24,20 @@ namespace sordino {
 
 class PairAveraging : public Service {
  public:
-  // `values` hold a layout's worth of bytes and outlive the service. `mailbox` gets kDone, with the number, when an
-  // averaging is over (text empty) or came to nothing (text says why).
+  // `values` hold layout->bytes() bytes, and must live longer than the service. `mailbox` gets kDone, with the number,
+  // when an averaging has succeeded (empty text) or failed (the text gives the reason).
   PairAveraging(ServiceContext& context, int number, std::shared_ptr<const Layout> layout, std::byte* values,
                 std::shared_ptr<Mailbox> mailbox);
 
-  // What transfers may still touch stays for ever.
+  // Leaks memory that transfers may still touch.
   ~PairAveraging() override;
 
-  // Averages with `peer`, which is to say the same number to its own. One at a time. Throws what end() was given.
+  // Averages with `peer`, which must pass the same number to its own begin(). One at a time. Throws the error given to
+  // end().
   void begin(int peer, std::uint64_t number);
-  // Leaves the one that is under way; nothing changes here.
+  // Leaves the current averaging; the values here do not change.
   void cancel();
-  // Keeps averagings from changing the values, until unlock(). lock() may wait for one pass over them.
+  // Keeps averagings from changing the values until unlock(). lock() may wait for one pass over them.
   void lock() { values_mutex_.lock(); }
   void unlock();
 
@@ -55,14 +56,15 @@ class PairAveraging : public Service {
     std::uint64_t number;
     Time since{};
     Memory memory{};
-    bool told = false;          // the peer, that this side is ready
-    bool copied = false;        // both are ready, and what is sent is fixed
-    bool deserted = false;      // by the peer
-    std::uint64_t changes = 0;  // of the values, when they were copied
+    bool told = false;          // this side has told the peer that it is ready
+    bool copied = false;        // both sides are ready, and the values to send are fixed
+    bool deserted = false;      // the peer has left
+    std::uint64_t changes = 0;  // changes_ when the values were copied
     std::unique_ptr<Transfer> sending{}, receiving{};
   };
-  // What a peer has said of its last averaging with this rank: that it is ready, and then where to send to. It goes on
-  // to the next as soon as it has what it needs of this one, so nothing here is of use once this side has sent.
+  // Last message of a peer about an averaging with this rank: that it is ready, and then the tag to send to. The peer
+  // goes on to the next averaging as soon as it has all it needs of this one, so nothing here is valid once this side
+  // has sent.
   struct Invitation {
     std::uint64_t number = 0;
     std::optional<Tag> tag{};
@@ -83,20 +85,20 @@ class PairAveraging : public Service {
   std::byte* const values_;
   const std::shared_ptr<Mailbox> mailbox_;
 
-  std::mutex values_mutex_;           // held while the values change
-  std::uint64_t changes_ = 0;         // guarded by it
-  std::atomic<bool> refused_{false};  // the thread that polls has found them held
+  std::mutex values_mutex_;           // held during changes of the values
+  std::uint64_t changes_ = 0;         // number of changes of the values; guarded by values_mutex_
+  std::atomic<bool> refused_{false};  // the polling thread has failed to take values_mutex_
 
-  std::mutex mutex_;  // guards what callers leave for the thread that polls
+  std::mutex mutex_;  // guards the next three members, which callers share with the polling thread
   std::unique_ptr<Averaging> next_;
   bool cancelled_ = false;
   std::exception_ptr ended_;
 
-  // Of the thread that polls.
+  // Used by the polling thread only.
   std::unique_ptr<Averaging> current_;
   std::map<int, Invitation> invitations_;
-  std::set<int> closed_;            // peers that are gone, or have closed theirs
-  std::list<Averaging> abandoned_;  // whose memory transfers may still touch
+  std::set<int> closed_;            // peers that are gone, or have closed their service
+  std::list<Averaging> abandoned_;  // transfers may still touch their memory
   Memory spare_;
 };
 

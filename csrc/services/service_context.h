@@ -1,4 +1,4 @@
-// What a service sees of the world that it is open in: the other ranks, ways to reach them, and no operations.
+// The part of a world that a service can use: the other ranks and ways to reach them, but no operations.
 #pragma once
 
 #include "base/ledger.h"
@@ -8,18 +8,18 @@
 
 namespace sordino {
 
-// wake() may be called from any thread, and what does not change (ranks, memory, the trace, the ledger) may be asked
-// for from any. All else is only for whoever calls the service's own methods.
+// wake(), and what does not change (ranks, memory, the trace, the ledger), may be used from any thread. All else may be
+// used only by the thread that calls the service's methods.
 class ServiceContext {
  public:
   virtual ~ServiceContext() = default;
-  // There is something for services to do.
+  // Reports new work for services.
   virtual void wake() = 0;
   // For bulk data, under tags of next_tag(), and for memory that the node shares.
   virtual Transport& transport() = 0;
-  // Sends a message to the service with this number on another rank; none if that has left.
+  // Sends a message to the service with this number on another rank; does nothing if that rank has left.
   virtual void post(int number, int to, const Bytes& message) = 0;
-  // A tag under which nobody else sends to this rank.
+  // A tag under which no other rank sends to this one.
   virtual Tag next_tag() = 0;
   virtual void count_sent(int to, std::size_t bytes) = 0;
   virtual bool has_left(int rank) const = 0;

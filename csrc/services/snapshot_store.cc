@@ -94,7 +94,7 @@ std::unique_ptr<std::byte[]> SnapshotStore::take_memory() {
 }
 
 void SnapshotStore::put_memory(std::unique_ptr<std::byte[]> memory) {
-  constexpr std::size_t kSpares = 2;  // one pull under way, and one that has been moved
+  constexpr std::size_t kSpares = 2;  // one pull under way, and one whose values are in use
   if (spare_.size() < kSpares) spare_.push_back(std::move(memory));
 }
 

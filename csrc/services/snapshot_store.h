@@ -1,10 +1,9 @@
-// Snapshots of some memory that others take whenever they like. Whoever owns the memory publishes it, in one copy, when
-// it is whole; whoever wants it pulls the newest snapshot, and the owner's threads have no part in it but to move
-// bytes.
+// Store of snapshots of one rank's memory that other ranks pull at any time. The owner publishes its memory, in one
+// copy, when it is consistent. A reader pulls the newest snapshot; the owner's threads only move bytes for that.
 //
-// Within a node whoever pulls copies a snapshot itself (snapshots.h). From another node it sends a request, and the
-// owner answers with one contiguous snapshot, whose place is not written until it has left. If both other places are on
-// their way, publishing leaves the newest snapshot as it is: who publishes never waits.
+// Within a node, the reader copies a snapshot itself (snapshots.h). From another node, it sends a request, and the
+// owner answers with one contiguous snapshot. The place of that snapshot is not overwritten until it has left. If both
+// other places are still being sent, publish() skips this snapshot, so the publishing thread never waits.
 #pragma once
 
 #include <atomic>
@@ -23,46 +22,46 @@
 
 namespace sordino {
 
-// One snapshot that is being, or has been, pulled. What is not atomic may be read once `state` has left kUnderWay.
+// A pull of one snapshot. Members that are not atomic may be read once `state` is kDone or kFailed.
 struct Pull {
   enum class State { kArmed, kUnderWay, kDone, kFailed };
   int peer = -1;
   std::uint64_t number = 0;
-  Time start{};  // when it is to begin
+  Time start{};  // earliest time to begin
   std::atomic<State> state{State::kArmed};
   std::string failure;
   Time begun{}, ended{};
-  std::uint64_t version = 0;  // of the snapshot: how often its owner had published
-  std::uint64_t steps = 0;    // what its owner said of it
-  double age = 0;             // of the snapshot, in seconds: when the pull began (within a node), or when it was sent
+  std::uint64_t version = 0;  // number of publications of its owner, up to this snapshot
+  std::uint64_t steps = 0;    // as given to the owner's publish()
+  double age = 0;             // of the snapshot, in seconds, when the pull began (within a node) or when it was sent
   std::unique_ptr<std::byte[]> values;
 };
 
 class SnapshotStore : public Service {
  public:
-  // `mailbox` gets kDone with the number of each pull that ends. Throws TransportError without memory.
+  // `mailbox` gets kDone with the number of each pull that ends. Throws TransportError if there is no memory.
   SnapshotStore(ServiceContext& context, int number, std::shared_ptr<const Layout> layout,
                 std::shared_ptr<Mailbox> mailbox);
-  // What transfers may still touch stays for ever.
+  // Leaks memory that transfers may still touch.
   ~SnapshotStore() override;
 
-  // Where node peers find the snapshots; they are to be told by connect(), before anybody pulls.
+  // Location of the snapshots for node peers. Give it to their connect() before any rank pulls.
   Location location() const { return location_; }
   void connect(int rank, const Location& location);
 
-  // Copies `source`, a layout's worth of bytes. False if there was no place for it. From one thread at a time.
+  // Copies `source` (layout->bytes() bytes). False if no place was free. Called by one thread at a time.
   bool publish(const std::byte* source, std::uint64_t steps);
 
   // Pulls from `peer`, beginning at `start` (on this rank's steady clock).
   std::shared_ptr<Pull> pull(int peer, Time start);
-  // Leaves a pull, if it has not ended.
+  // Cancels a pull, if it has not ended.
   void cancel(const std::shared_ptr<Pull>& pull);
-  // values = (values + what was pulled) / 2. Gives the pull's memory back; UsageError if it is not done.
+  // values = (values + pulled values) / 2. Takes back the pull's memory. UsageError if the pull is not done.
   void average(Pull& pull, std::byte* values);
-  // Gives back the memory of a pull that nobody needs.
+  // Takes back the memory of a pull whose values are not needed.
   void discard(Pull& pull);
 
-  // Publications that found no place.
+  // Number of calls of publish() that found no free place.
   std::uint64_t unpublished() const { return unpublished_.load(); }
 
   void receive(int from, Reader& reader) override;
@@ -85,7 +84,7 @@ class SnapshotStore : public Service {
     std::shared_ptr<Pull> pull;
     std::unique_ptr<Transfer> transfer;
     bool told = false;  // the header has come
-    bool here = false;  // the values have
+    bool here = false;  // the values have come
   };
 
   bool advance_armed(Time now);
@@ -105,9 +104,9 @@ class SnapshotStore : public Service {
   const std::shared_ptr<Mailbox> mailbox_;
   Snapshots snapshots_;
   const Location location_;
-  std::vector<Location> locations_;  // of the ranks; segment 0 for those that share no memory with this one
+  std::vector<Location> locations_;  // by rank; segment 0 for ranks that share no memory with this one
 
-  std::mutex mutex_;  // guards what pull() shares with advance(): all below
+  std::mutex mutex_;  // guards the next four members and next_number_, which pull() shares with advance()
   std::deque<std::shared_ptr<Pull>> armed_;
   std::vector<std::shared_ptr<Pull>> cancelled_;
   std::vector<std::unique_ptr<std::byte[]>> spare_;
@@ -116,11 +115,11 @@ class SnapshotStore : public Service {
   std::atomic<std::uint64_t> unpublished_{0};
   std::uint64_t next_number_ = 0;
 
-  // Of the thread that polls.
-  std::vector<bool> closed_;  // ranks that answer no more
+  // Used by the polling thread only.
+  std::vector<bool> closed_;  // by rank: it no longer answers
   std::list<Sending> sendings_;
   std::list<Receiving> receivings_;
-  std::vector<Request> early_;      // came before anything was published
+  std::vector<Request> early_;      // came before the first publication
   std::list<Receiving> abandoned_;  // may still be written to
 };
 

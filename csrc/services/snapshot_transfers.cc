@@ -1,4 +1,4 @@
-// What a store of snapshots does on the thread that polls: pulls that begin, requests that it answers, transfers.
+// The part of a snapshot store that runs on the polling thread: pulls that begin, answers to requests, and transfers.
 #include <algorithm>
 #include <utility>
 
@@ -66,7 +66,7 @@ void SnapshotStore::answer(const Request& request, Time now) {
         context_.transport().send(request.from, request.tag, std::span(snapshots_.data(place), layout_->bytes()));
   } catch (const PeerLost&) {
     snapshots_.unpin(place);
-    return;  // whoever watches for losses will tell
+    return;  // the failure detector will report the loss
   }
   sendings_.push_back({place, std::move(transfer)});
   const Snapshots::Facts facts = snapshots_.facts(place);
@@ -125,13 +125,13 @@ bool SnapshotStore::advance(Time now) {
     try {
       return receiving.transfer->test();
     } catch (const PeerLost&) {
-      return false;  // what MPI does with the memory then, nobody knows: it stays
+      return false;  // MPI may still use the memory, so it stays
     }
   });
   return moved;
 }
 
-// Begins pulls whose time has come, and leaves those that were cancelled.
+// Begins pulls whose time has come, and drops cancelled ones.
 bool SnapshotStore::advance_armed(Time now) {
   std::vector<std::shared_ptr<Pull>> due, cancelled;
   {
@@ -166,7 +166,7 @@ bool SnapshotStore::advance_sendings() {
     try {
       over = sending->transfer->test();
     } catch (const PeerLost&) {
-      // It will be told of the loss by whoever watches for it.
+      // The failure detector will report the loss.
     }
     if (!over) {
       ++sending;
@@ -181,7 +181,7 @@ bool SnapshotStore::advance_sendings() {
 
 bool SnapshotStore::advance_receivings() {
   bool moved = false;
-  std::vector<std::shared_ptr<Pull>> again;  // of this node: the snapshot was being written
+  std::vector<std::shared_ptr<Pull>> again;  // within this node: the snapshot was being written
   for (auto receiving = receivings_.begin(); receiving != receivings_.end();) {
     const std::shared_ptr<Pull> pull = receiving->pull;
     if (!receiving->transfer) {
@@ -207,7 +207,7 @@ bool SnapshotStore::advance_receivings() {
   return moved;
 }
 
-// The transfer may still write. What it writes into stays with it, and the pull ends without.
+// The transfer may still write. It keeps its memory, and the pull ends without it.
 void SnapshotStore::abandon(std::list<Receiving>::iterator receiving, const std::string& why) {
   const std::shared_ptr<Pull> pull = receiving->pull;
   if (receiving->transfer) {

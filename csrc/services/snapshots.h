@@ -1,7 +1,7 @@
-// Where the snapshots of some memory lie that others take whenever they like: three places in one segment. One holds
-// the newest, one may be on its way to another node, and into the third goes the next. A node peer that maps the
-// segment copies a snapshot itself, and does so again if its owner has begun to write there meanwhile: the version
-// beside it tells.
+// Snapshots: three places in one segment for the snapshots of some memory, which other ranks read at any time. One
+// place holds the newest snapshot, one may be on its way to another node, and the next snapshot goes to the third. A
+// node peer maps the segment and copies a snapshot itself. It repeats the copy if the owner has meanwhile begun to
+// overwrite the place, which the sequence number of the place shows.
 #pragma once
 
 #include <array>
@@ -19,31 +19,31 @@ class Snapshots {
  public:
   static constexpr int kPlaces = 3;
 
-  // What its owner has said of a snapshot.
+  // Facts about a snapshot, written by its owner.
   struct Facts {
-    std::uint64_t version;  // how often it had published
+    std::uint64_t version;  // number of publications up to this one
     std::uint64_t steps;
     Time published;
   };
 
-  // Snapshots of so many bytes. Throws TransportError without memory.
+  // Snapshots of `bytes` bytes each. Throws TransportError if there is no memory.
   Snapshots(NodeMemory& memory, std::size_t bytes);
 
   const std::shared_ptr<Segment>& segment() const { return segment_; }
 
-  // Copies `source` to the oldest place that is free, and gives its version; 0 if no place is free. From one thread at
-  // a time.
+  // Copies `source` to the oldest free place, and returns its version; 0 if no place is free. Called by one thread at a
+  // time.
   std::uint64_t publish(const std::byte* source, std::uint64_t steps);
-  // The place of the newest, which is not written before unpin(); -1 before the first.
+  // Place of the newest snapshot, which is not overwritten before unpin(); -1 before the first.
   int pin_newest();
   void unpin(int place);
   const std::byte* data(int place) const { return data_of(segment_->data, place); }
   Facts facts(int place) const;
-  // Nobody takes for new what will never change.
+  // Withdraws the newest snapshot, so that no peer takes a final one for new.
   void close();
 
-  // Copies the newest one of a node peer's, whose segment is mapped here. None if it has published nothing yet, or
-  // writes faster than this rank reads.
+  // Copies the newest snapshot of a node peer, whose segment is mapped at `base`. Empty if the peer has not published
+  // yet, or publishes faster than this rank reads.
   std::optional<Facts> copy_newest(std::byte* base, std::byte* destination) const;
 
  private:
@@ -54,7 +54,7 @@ class Snapshots {
   const std::size_t bytes_, stride_;
   const std::shared_ptr<Segment> segment_;
   Header* const header_;
-  std::mutex mutex_;  // guards what publish() shares with who pins
+  std::mutex mutex_;  // guards the state that publish() shares with pin_newest() and unpin()
   std::array<int, kPlaces> pins_{};
 };
 

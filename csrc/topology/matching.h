@@ -16,8 +16,8 @@ class Matching {
         row_of_(column_of_),
         seen_(column_of_) {}
 
-  // Drops pairs that are not allowed any more and matches what is left alone (augmenting paths, Kuhn 1955). Returns the
-  // row that cannot be matched, or -1.
+  // Drops pairs that are not allowed any more, and matches the rows that have no pair (augmenting paths, Kuhn 1955).
+  // Returns the row that cannot be matched, or -1.
   int complete() {
     for (int row = 0; row < size_; ++row) {
       const int column = column_of(row);

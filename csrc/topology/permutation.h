@@ -1,9 +1,9 @@
-// A random permutation of [0, size) that is computed, not stored: any value and its inverse in constant time and
-// memory, the same on every rank that knows the key.
+// A random permutation of [0, size) that is computed, not stored. Any value and its inverse take constant time and
+// memory, and are the same on every rank that knows the key.
 //
 // Up to kTable elements it is a shuffle (exactly uniform among all permutations). Beyond, it is a Feistel network on
-// pairs (left, right) with left * right just above `size`; what falls outside is sent through again ("cycle walking",
-// Black and Rogaway 2002), which is seldom needed and keeps it a bijection.
+// pairs (left, right) with left * right just above `size`. Values outside [0, size) are sent through again ("cycle
+// walking", Black and Rogaway 2002), which is seldom needed and keeps it a bijection.
 #pragma once
 
 #include <array>

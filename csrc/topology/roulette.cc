@@ -47,8 +47,9 @@ void check(int size, std::vector<double>& weights) {
   }
 }
 
-// Clears the entries that lie on no permutation of positive entries: scaling would take for ever to do that. Given a
-// perfect matching, (row, column) lies on one exactly if `row` can be reached from the row matched with `column`.
+// Clears the entries that lie on no permutation of positive entries: scaling would need infinitely many passes for
+// that. Given a perfect matching, (row, column) lies on one exactly if `row` can be reached from the row matched with
+// `column`.
 void keep_support(const Square& matrix) {
   const int size = matrix.size;
   Matching matching(size, [&](int row, int column) { return matrix(row, column) > 0; });

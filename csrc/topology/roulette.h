@@ -1,9 +1,9 @@
-// Crossover-SGD with a roulette that is not uniform: which pairs exchange how often follows a matrix of weights.
+// Crossover-SGD with a roulette that is not uniform: a matrix of weights says how often each pair exchanges.
 //
-// A round needs a permutation (everybody sends once and receives once), and the expectation of a random permutation is
-// a doubly stochastic matrix. So the weights are scaled to the nearest such matrix (Sinkhorn), which is written as a
-// mixture of permutations (Birkhoff, von Neumann) once; a round then draws one of them. Nothing is filled in rank by
-// rank, so no draw can come to a dead end, and the matrix is honoured exactly.
+// A round needs a permutation (each worker sends once and receives once), and the expectation of a random permutation
+// is a doubly stochastic matrix. So the weights are scaled to the nearest such matrix (Sinkhorn), which is written once
+// as a mixture of permutations (Birkhoff, von Neumann). Each round draws one of them. No round is filled rank by rank,
+// so no draw can reach a dead end, and the draws follow the matrix exactly.
 #pragma once
 
 #include <vector>
@@ -16,8 +16,8 @@ class Roulette : public Topology {
  public:
   static constexpr int kMost = 128;  // workers: set-up takes O(size^4) time and O(size^3) memory at worst
 
-  // weights[i * size + j]: how often worker i sends to worker j, in any unit; the diagonal is zero. UsageError for
-  // anything else, for more than kMost workers, and where no permutation has only positive weights.
+  // weights[i * size + j]: how often worker i sends to worker j, in any unit; the diagonal is zero. Throws UsageError
+  // for anything else, for more than kMost workers, and if no permutation has only positive weights.
   Roulette(int size, std::uint64_t seed, std::vector<double> weights);
 
   void row(At at, int rank, Row& row) const override;

@@ -11,14 +11,14 @@
 namespace sordino::topology {
 namespace {
 
-// ceil(log2 size): how many distances 2^0, 2^1, ... lie below `size`.
+// ceil(log2 size): the number of distances 2^0, 2^1, ... below `size`.
 int exponents_of(int size) { return static_cast<int>(std::bit_width(static_cast<unsigned>(std::max(size, 1)) - 1)); }
 
 Permutation permutation(int size, std::uint64_t seed, std::uint64_t a, std::uint64_t b) {
   return {static_cast<std::uint32_t>(size), rng::key(rng::key(seed, a), b)};
 }
 
-// Where one comes to from `rank` by `distance` places (below `size` either way) in the order of `shuffled`.
+// The rank that is `distance` places (below `size` either way) after `rank` in the order of `shuffled`.
 int along(const Permutation& shuffled, int size, int rank, int distance) {
   const int place = static_cast<int>(shuffled(static_cast<std::uint32_t>(rank))) + distance;
   return static_cast<int>(shuffled.inverse(static_cast<std::uint32_t>(place < 0      ? place + size
@@ -118,8 +118,8 @@ RandomPull::RandomPull(int size, std::uint64_t seed, int segments, int replicas)
   }
 }
 
-// A worker's pulls of one round, in the order of (segment, replica), walk round a shuffle of the others: neighbours on
-// it differ, so the replicas of a segment do, and size - 1 pulls meet everybody.
+// A worker's pulls of one round, in the order of (segment, replica), walk round a shuffle of the other workers.
+// Neighbours on it differ, so the replicas of a segment do, and size - 1 pulls reach all other workers.
 void RandomPull::row(At at, int rank, Row& row) const {
   if (size() == 1) return row.leave_alone();
   const Permutation others = permutation(size() - 1, seed_, at.round, static_cast<std::uint64_t>(rank));

@@ -1,5 +1,5 @@
-// Who mixes with whom: pure functions of (round, segment, rank) that every rank computes alike, so nobody has to be
-// told. Ranks count from 0 within the workers that train together.
+// Topologies of gossip: pure functions of (round, segment, rank) that say which workers mix. Every rank computes the
+// same, so no rank has to announce them. Ranks count from 0 within the workers that train together.
 #pragma once
 
 #include <cstdint>
@@ -15,19 +15,19 @@ struct At {
   std::uint32_t segment;
 };
 
-// What a worker's segment becomes: scale * (its own value, if `keeps_own`, + the sources' values).
+// The new value of a worker's segment: scale * (its own value, if `keeps_own`, + the sources' values).
 struct Row {
   std::vector<int> sources;  // other ranks, each at most once
   bool keeps_own = true;
   double scale = 1;
 
-  // The worker's value stays as it is.
+  // Leaves the worker's value as it is.
   void leave_alone() {
     sources.clear();
     keeps_own = true;
     scale = 1;
   }
-  // The mean of the worker's own value and the sources'.
+  // Takes the mean of the worker's own value and the sources'.
   void average() {
     keeps_own = true;
     scale = 1.0 / static_cast<double>(sources.size() + 1);
@@ -50,8 +50,8 @@ class Topology {
   const int size_;
 };
 
-// Crossover-SGD, section 3.2: each segment goes round the workers along a random cycle, drawn anew for every round and
-// segment. All pairs are equally likely. Constant time and memory.
+// Crossover-SGD, section 3.2: each segment goes round the workers along a random cycle, which is drawn anew for every
+// round and segment. All pairs are equally likely. Constant time and memory.
 class RandomCycle : public Topology {
  public:
   RandomCycle(int size, std::uint64_t seed) : Topology(size), seed_(seed) {}
@@ -62,7 +62,7 @@ class RandomCycle : public Topology {
   const std::uint64_t seed_;
 };
 
-// D-PSGD (Lian et al. 2017): the mean with both neighbours on a ring, whatever the round.
+// D-PSGD (Lian et al. 2017): the mean with both neighbours on a ring, in every round.
 class Ring : public Topology {
  public:
   using Topology::Topology;
@@ -74,14 +74,14 @@ class Ring : public Topology {
 // 2^(t * peers), 2^(t * peers + 1), ... further on (exponents modulo ceil(log2 size)).
 class Exponential : public Topology {
  public:
-  // How many peers there are, from which round on. UsageError unless that begins with round 0, and
-  // 1 <= peers <= ceil(log2 size) (any for size < 3).
+  // `peers`: number of peers, by the round from which it holds. Throws UsageError unless the first is round 0, and 1 <=
+  // peers <= ceil(log2 size) (any for size < 3).
   Exponential(int size, std::map<std::uint64_t, int> peers);
   void row(At at, int rank, Row& row) const override;
   void destinations(At at, int rank, std::vector<int>& ranks) const override;
 
  private:
-  // How far on the peers of a round are.
+  // Distances of the peers of a round.
   void offsets(At at, std::vector<int>& far) const;
   const int exponents_;
   const std::map<std::uint64_t, int> peers_;
@@ -101,11 +101,11 @@ class Dissemination : public Topology {
 };
 
 // Segmented gossip, COMBO (Hu et al. 2019): every worker pulls each of `segments` segments from `replicas` random
-// others, so that over the segments it asks every other one when segments * replicas >= size - 1. Nobody balances who
-// is asked: destinations() takes O(size), and there may be none or many.
+// workers. Over the segments it asks every other one when segments * replicas >= size - 1. Pulls are not balanced among
+// workers: destinations() takes O(size), and may find none or many.
 class RandomPull : public Topology {
  public:
-  // UsageError unless 1 <= replicas <= size - 1 (any for size 1) and segments >= 1.
+  // Throws UsageError unless 1 <= replicas <= size - 1 (any for size 1) and segments >= 1.
   RandomPull(int size, std::uint64_t seed, int segments, int replicas);
   void row(At at, int rank, Row& row) const override;
   void destinations(At at, int rank, std::vector<int>& ranks) const override;
@@ -115,9 +115,9 @@ class RandomPull : public Topology {
   const int segments_, replicas_;
 };
 
-// Hierarchical gossip (Crossover-SGD, section 3.3): `among` joins groups of `group_size` neighbouring ranks, whose
-// members hold equal values. What a group receives comes from the other group's first rank, its leader, and goes to
-// all its members or, with `leaders_only`, to its leader.
+// Hierarchical gossip (Crossover-SGD, section 3.3): `among` connects groups of `group_size` neighbouring ranks, whose
+// members hold equal values. A group receives values from another group's first rank, its leader. They go to all
+// members of the group or, with `leaders_only`, to its leader.
 class Grouped : public Topology {
  public:
   Grouped(std::shared_ptr<const Topology> among, int group_size, bool leaders_only);
@@ -133,7 +133,7 @@ class Grouped : public Topology {
 // Every member of a group of `group_size` neighbouring ranks takes over its leader's value: a broadcast.
 class Star : public Topology {
  public:
-  // UsageError unless group_size divides size.
+  // Throws UsageError unless group_size divides size.
   Star(int size, int group_size);
   void row(At at, int rank, Row& row) const override;
   void destinations(At at, int rank, std::vector<int>& ranks) const override;
@@ -142,10 +142,10 @@ class Star : public Topology {
   const int group_size_;
 };
 
-// Where the first `workers` ranks have values of their own, and the others only serve them.
+// Base class where the first `workers` ranks have values of their own, and the other ranks only serve them.
 class Served : public Topology {
  public:
-  // UsageError unless 1 <= workers <= size.
+  // Throws UsageError unless 1 <= workers <= size.
   Served(int size, int workers);
   int workers() const { return workers_; }
 
@@ -153,7 +153,7 @@ class Served : public Topology {
   const int workers_;
 };
 
-// The value of every worker becomes the mean of theirs.
+// The value of each worker becomes the mean of the workers' values.
 class Mean : public Served {
  public:
   using Served::Served;
@@ -162,8 +162,8 @@ class Mean : public Served {
   void destinations(At at, int rank, std::vector<int>& ranks) const override;
 };
 
-// The two halves of a sharded average (hierarchical local SGD, section 3.2), and of a parameter server's: rank s modulo
-// size owns segment s. Its value becomes the mean of the workers'...
+// First half of a sharded average (hierarchical local SGD, section 3.2), or of a parameter server's: rank s modulo size
+// owns segment s. The owner's value becomes the mean of the workers' values.
 class ToOwner : public Served {
  public:
   using Served::Served;
@@ -171,7 +171,7 @@ class ToOwner : public Served {
   void destinations(At at, int rank, std::vector<int>& ranks) const override;
 };
 
-// ... and the (other) workers take it over.
+// Second half: the (other) workers take over the owner's value.
 class FromOwner : public Served {
  public:
   using Served::Served;

@@ -1,5 +1,5 @@
-// A futex in (possibly shared) memory on which one rank sleeps and others ring. A ring between ticket() and sleep()
-// is never lost, and ringing somebody who is awake makes no system call.
+// Doorbell: a futex in (possibly shared) memory, on which one rank sleeps and which others ring. A ring between
+// ticket() and sleep() is never lost. Ringing a rank that is awake makes no system call.
 #pragma once
 
 #include <linux/futex.h>

@@ -1,4 +1,4 @@
-// How processes that are to be ranks of one world come to know each other: each shows something, and all see it.
+// Meeting: lets the future ranks of a world exchange data before they have a transport.
 #pragma once
 
 #include <functional>
@@ -15,17 +15,17 @@ class Meeting {
 
   virtual int rank() const = 0;
   virtual int size() const = 0;
-  // What every rank has shown, by rank; waits for all of them. Throws Timeout, or PeerLost, with those that do not
-  // come.
+  // Gathers the bytes that each rank gives, by rank. Waits for all ranks; throws Timeout or PeerLost, which name the
+  // missing ones.
   virtual std::vector<Bytes> gather(Bytes mine) = 0;
-  // The rank that stands for this one's machine, where the launcher says which ranks share one; -1 where it does not.
+  // The rank that represents this rank's machine, if the launcher tells which ranks share one; otherwise -1.
   virtual int host_leader() { return -1; }
 };
 
-// 32 bytes that rank 0 has drawn: another secret each time. Collective.
+// 32 bytes drawn by rank 0, different for each call. Collective call.
 std::string shared_secret(Meeting& meeting);
 
-// What the ranks show each other before anything else: `compare` throws if they do not fit together.
+// The first exchange of the ranks. `compare` throws if their fingerprints do not fit together.
 struct Comparison {
   std::string fingerprint;
   std::function<void(const std::vector<std::string>& fingerprints)> compare;  // by rank

@@ -1,5 +1,5 @@
-// Memory that the ranks of one node share: the host's, which each transport finds its own way to, and that of devices,
-// which is the same for all of them. The allocation functions and locate() may be called from any thread.
+// Memory that the ranks of one node share: host memory, which each transport shares in its own way, and device memory,
+// which all share in one way. The allocation functions and locate() may be called from any thread.
 #pragma once
 
 #include <map>
@@ -14,7 +14,7 @@
 
 namespace sordino {
 
-// Memory that this rank owns and its node peers may map. Freed with the last reference.
+// Memory that this rank owns and that its node peers may map. Freed with the last reference.
 class Segment {
  public:
   virtual ~Segment() = default;
@@ -22,7 +22,7 @@ class Segment {
   std::size_t bytes = 0;
 };
 
-// Who may still work on device memory when it goes: the caller, on streams that nobody else knows, or nobody.
+// Work that may still use device memory when its segment is released: the caller's, on unknown streams, or none.
 enum class Use { kCaller, kNobody };
 
 class NodeMemory {
@@ -31,30 +31,30 @@ class NodeMemory {
   virtual ~NodeMemory();
   NodeMemory& operator=(const NodeMemory&) = delete;
 
-  // Zeroed, page aligned. Throws TransportError when the machine has no room for it.
+  // Zeroed and page aligned. Throws TransportError if the machine has too little memory.
   virtual std::shared_ptr<Segment> allocate(std::size_t bytes) = 0;
-  // The same on a device. Memory that goes there is kept for the next of the same use, until the last of this object
-  // and its memory goes; then it is freed as soon as no peer has it mapped.
+  // The same on a device. Released memory is kept for the next segment of the same use, until this object and all its
+  // segments are gone. Then it is freed as soon as no peer has it mapped.
   std::shared_ptr<Segment> allocate_on(const std::shared_ptr<Device>& device, std::size_t bytes,
                                        Use use = Use::kCaller);
 
-  // Where [data, data + bytes) lies, if it lies in one live segment of this rank; else {}.
+  // Location of [data, data + bytes), if it lies within one live segment of this rank; else {}.
   Location locate(const void* data, std::size_t bytes) { return table_->locate(data, bytes); }
-  // The address, in this process, of what `rank` (on this node) calls `location`. Mapped on first use. Device memory
-  // needs the device that is to reach it. TransportError if it cannot be mapped.
+  // Address, in this process, of the memory that `rank` (on this node) calls `location`. Mapped on first use. Device
+  // memory needs the device that is to access it. Throws TransportError if it cannot be mapped.
   std::byte* map(int rank, const Location& location, const std::shared_ptr<Device>& device = nullptr);
 
-  // Segments freed since the last call, to be told to the node peers; they then call unmap.
+  // Segments freed since the last call. Their ids have to be sent to the node peers, which then call unmap().
   std::vector<std::uint64_t> take_freed() { return table_->take_freed(); }
   void unmap(int rank, std::uint64_t segment) { unmap_host(rank, segment); }
 
  protected:
-  // Of the same segments, for whoever gives ranks other numbers.
+  // Shares the segments of `below`, for a transport that numbers ranks differently.
   NodeMemory(const NodeMemory& below);
 
   virtual std::byte* map_host(int rank, const Location& location) = 0;
   virtual void unmap_host(int rank, std::uint64_t segment) = 0;
-  // Before the host's memory of peers is unmapped for good: who has opened their devices' memory is listed there.
+  // Call this before the host memory of peers is unmapped for good, because it has the lists of openers.
   void close_devices() noexcept;
 
   std::shared_ptr<SegmentTable> table_ = std::make_shared<SegmentTable>();

@@ -1,5 +1,5 @@
-// Which processes have a piece of device memory open, listed in memory that all of them share: CUDA forbids its owner
-// to free it before they have closed it, and a process that has died has closed what it had.
+// Openers: list of the processes that have a piece of device memory open, in memory that all of them share. CUDA
+// forbids the owner to free the memory before they have closed it. A process that has died has closed everything.
 #pragma once
 
 #include <signal.h>
@@ -14,12 +14,12 @@
 
 namespace sordino {
 
-// Zeroed memory is one that lists nobody.
+// Zeroed memory is an empty list.
 class Openers {
  public:
   using Entry = std::atomic<pid_t>;
 
-  // Lists this process, once more if it is there already. TransportError if there is no place left.
+  // Lists this process, or lists it once more. Throws TransportError if the list is full.
   Entry* enter() {
     for (Entry& entry : entries_) {
       pid_t nobody = 0;
@@ -27,7 +27,7 @@ class Openers {
     }
     throw TransportError("more than " + std::to_string(entries_.size()) + " processes have mapped the same memory");
   }
-  // In a forked child the entry is the parent's, who still has the memory open.
+  // In a forked child the entry is the parent's, which still has the memory open.
   static void leave(Entry* entry) {
     pid_t own = getpid();
     entry->compare_exchange_strong(own, 0);

@@ -1,4 +1,4 @@
-// Which of this rank's segments a pointer lies in, and which have been freed since the peers were last told.
+// Table of this rank's segments by address, and of segments freed since the peers were last told.
 #pragma once
 
 #include <map>
@@ -12,7 +12,7 @@ namespace sordino {
 
 class SegmentTable {
  public:
-  // `location`: how peers find it.
+  // `location`: how peers find the segment.
   void add(const std::byte* data, std::size_t bytes, Location location) {
     std::lock_guard lock(mutex_);
     location.segment = next_++;

@@ -1,4 +1,4 @@
-// How much a rank has sent, by who gets it.
+// Traffic: counts the bytes that a rank has sent, by receiver.
 #pragma once
 
 #include <atomic>
@@ -11,20 +11,20 @@
 namespace sordino {
 
 struct Traffic {
-  std::atomic<std::uint64_t> inside{0}, across{0};        // bytes within the node, and to others
-  std::atomic<std::uint64_t> operations{0}, one_shot{0};  // the latter are among the former
+  std::atomic<std::uint64_t> inside{0}, across{0};        // bytes within the node, and to other nodes
+  std::atomic<std::uint64_t> operations{0}, one_shot{0};  // one_shot is included in operations
 
-  // Whether bytes are counted rank by rank, too, from now on.
+  // Starts or stops counting bytes by rank.
   void open(bool opened, std::size_t ranks) {
     if (!room_) room_ = std::make_unique<std::atomic<std::uint64_t>[]>(ranks);
     ranks_ = ranks;
     to_.store(opened ? room_.get() : nullptr, std::memory_order_release);
   }
-  // Bytes that were counted so, by rank.
+  // Bytes counted by rank.
   std::vector<std::uint64_t> by_rank() const { return {room_.get(), room_.get() + ranks_}; }
 
-  // Of an all-reduce within a node: as in a ring each rank gives away (N-1)/N of its input, and N-1 copies of its shard
-  // of the result; each of the others gets as much of it. `rank_of(place)`: the rank at each of the N places.
+  // Counts an all-reduce within a node. As in a ring, each rank sends (N-1)/N of its input, and N-1 copies of its shard
+  // of the result; these bytes are divided evenly among the others. `rank_of(place)`: rank at each of the N places.
   template <class RankOf>
   void count_all_reduce(std::size_t bytes, std::size_t places, std::size_t own, RankOf&& rank_of) {
     const std::uint64_t sent = 2 * (bytes - bytes / places);

@@ -140,7 +140,11 @@ class Handle:
     @property
     def results(self) -> list[Result]: ...
     @property
-    def numbers(self) -> list[int]: ...
+    def rows(self) -> list[int]: ...
+    @property
+    def last_rank(self) -> int: ...
+    @property
+    def set_id(self) -> int: ...
 
 class Request:
     def __init__(
@@ -156,6 +160,8 @@ class Request:
         process_set: int | None = ...,
         keep: Any = ...,
         device: Device | None = ...,
+        new_set: Sequence[int] = ...,
+        removed_set: int = ...,
     ) -> None: ...
 
 class Exchange:
@@ -280,6 +286,21 @@ class PairAveraging:
 
 class ReceiveBuffer:
     def __init__(self, world: World) -> None: ...
+
+class Round:
+    @property
+    def sources(self) -> list[int]: ...
+    @property
+    def targets(self) -> list[int]: ...
+    @property
+    def share(self) -> float: ...
+    @property
+    def repeats(self) -> int: ...
+
+MOST_DOUBLED: int
+
+def all_reduce_rounds(size: int, small: bool) -> list[Round]: ...
+def all_reduce_teams(nodes: Sequence[Sequence[int]], small: bool) -> list[list[int]]: ...
 
 class Topology:
     @property

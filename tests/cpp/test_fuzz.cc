@@ -124,7 +124,7 @@ constexpr int kMembers = 3;
 Announcement say(const std::string& name, Opcode opcode, std::vector<std::int64_t> shape) {
   Announcement said{name, opcode, ReduceOp::kSum, 1, 1, 0, {DType::kFloat32}, {std::move(shape)}, {}};
   if (opcode == Opcode::kAlltoall) said.splits = {1, 1, 2};
-  if (opcode == Opcode::kAddSet) said.splits = {0, 1};
+  if (opcode == Opcode::kAddSet) said.set_change.ranks = {0, 1};
   return said;
 }
 
@@ -157,21 +157,22 @@ std::vector<Decision> decisions() {
     Decision& decision = made.emplace_back();
     decision.names = {said.name};
     decision.participants = all;
-    if (said.opcode == Opcode::kAllgather) decision.numbers = {1, 2, 4};
-    if (said.opcode == Opcode::kAlltoall) decision.numbers = {1, 1, 2, 0, 3, 1, 1, 1, 2};
-    if (said.opcode == Opcode::kJoin || said.opcode == Opcode::kAddSet) decision.numbers = {1};
+    if (said.opcode == Opcode::kAllgather) decision.merged.rows = {1, 2, 4};
+    if (said.opcode == Opcode::kAlltoall) decision.merged.rows = {1, 1, 2, 0, 3, 1, 1, 1, 2};
+    if (said.opcode == Opcode::kJoin) decision.merged.last_rank = 1;
+    if (said.opcode == Opcode::kAddSet) decision.merged.set_id = 1;
   }
   made.push_back({{"allreduce", "other"}, Verdict::kRun, "", {}, all, {}});
   made.push_back({{"allreduce", "broadcast"}, Verdict::kRun, "", {}, all, {}});
   made.push_back({{"allreduce", "allreduce"}, Verdict::kRun, "", {}, all, {}});
   made.push_back({{"broadcast"}, Verdict::kRun, "", {}, {1, 2}, {}});
-  made.push_back({{"allgather"}, Verdict::kRun, "", {}, all, {1, 2, 8}});
-  made.push_back({{"allgather"}, Verdict::kRun, "", {}, all, {1, std::int64_t{1} << 61, 4}});
-  made.push_back({{"allgather"}, Verdict::kRun, "", {}, all, {1, std::int64_t{1} << 40, 4}});
+  made.push_back({{"allgather"}, Verdict::kRun, "", {}, all, {{1, 2, 8}}});
+  made.push_back({{"allgather"}, Verdict::kRun, "", {}, all, {{1, std::int64_t{1} << 61, 4}}});
+  made.push_back({{"allgather"}, Verdict::kRun, "", {}, all, {{1, std::int64_t{1} << 40, 4}}});
   made.push_back({{"allgather"}, Verdict::kRun, "", {}, all, {}});
-  made.push_back({{"alltoall"}, Verdict::kRun, "", {}, all, {1, 1}});
-  made.push_back({{"alltoall"}, Verdict::kRun, "", {}, all, {1, 1, 2, 0, 3, 1, 1, 1, 100}});
-  made.push_back({{"set"}, Verdict::kRun, "", {}, all, {0}});
+  made.push_back({{"alltoall"}, Verdict::kRun, "", {}, all, {{1, 1}}});
+  made.push_back({{"alltoall"}, Verdict::kRun, "", {}, all, {{1, 1, 2, 0, 3, 1, 1, 1, 100}}});
+  made.push_back({{"set"}, Verdict::kRun, "", {}, all, {{}, -1, -5}});
   made.push_back({{"set"}, Verdict::kRun, "", {}, all, {}});
   made.push_back({{}, Verdict::kRun, "", {}, all, {}});
   made.push_back({{"allreduce"}, Verdict::kRun, "", {}, {2, 7}, {}});
@@ -205,7 +206,7 @@ bool not_negative(const std::vector<std::int64_t>& numbers) {
 
 // What follows believes this of all that it is given.
 void check(const Announcement& said) {
-  CHECK(said.opcode <= kLastOpcode && said.op <= kLastReduceOp && said.root >= -1);
+  CHECK(said.opcode <= kLastOpcode && said.op <= kLastReduceOp && said.root >= 0);
   CHECK(not_negative(said.splits) && said.shapes.size() == said.dtypes.size());
   for (std::size_t index = 0; index < said.dtypes.size(); ++index) {
     CHECK(static_cast<int>(said.dtypes[index]) < kDTypeCount && not_negative(said.shapes[index]));
@@ -260,12 +261,18 @@ void negotiations() {
   Negotiation talk({0, 1}, 0);
   talk.announce(0, announcements()[0], {});
   CHECK_THROWS(TransportError, talk.announce(0, announcements()[0], {}));
-  // An id after the largest number.
-  Negotiation sets({0}, 0);
+  // There is no id after the largest number.
   Announcement largest = say("set", Opcode::kAddSet, {});
-  largest.root = std::numeric_limits<int>::max();
-  sets.announce(0, largest, {});
-  CHECK(sets.decide().at(0).numbers.at(0) == std::int64_t{1} << 31);
+  for (const int newest : {std::numeric_limits<int>::max() - 1, std::numeric_limits<int>::max(), -1}) {
+    largest.known_sets.newest = newest;
+    const Bytes bytes = written(largest);
+    Reader reader(bytes);
+    if (newest == std::numeric_limits<int>::max() - 1) {
+      Announcement::read(reader);
+    } else {
+      CHECK_THROWS(TransportError, Announcement::read(reader));
+    }
+  }
   // Splits for two of three ranks.
   Negotiation splits({0, 1, 2}, 0);
   for (int member = 0; member < 3; ++member) {
@@ -433,6 +440,7 @@ class Victim {
       request.opcode = said.opcode;
       request.op = said.op;
       request.splits = said.splits;
+      request.set_change = said.set_change;
       const bool moves = said.opcode != Opcode::kJoin && said.opcode != Opcode::kAddSet;
       for (std::size_t index = 0; moves && index < said.dtypes.size(); ++index) {
         const bool has_output = said.opcode == Opcode::kAllreduce || said.opcode == Opcode::kBroadcast;

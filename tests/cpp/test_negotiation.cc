@@ -89,7 +89,7 @@ void joined_members_are_not_waited_for() {
   CHECK(talk.decide().empty());
   talk.announce(0, join, kNow);
   decisions = talk.decide();
-  CHECK(decisions.size() == 1 && decisions[0].numbers.at(0) == 0);  // rank 0 was last
+  CHECK(decisions.size() == 1 && decisions[0].merged.last_rank == 0);  // rank 0 was last
   talk.announce(0, say("b"), kNow);
   CHECK(talk.decide().empty());  // a new round: nobody has joined
 }
@@ -141,13 +141,13 @@ void a_new_set_has_tags_of_its_own() {
   const auto add = [&](std::vector<int> sets, int newest) {
     for (const int member : {0, 1}) {
       Announcement said = say("add", {4}, Opcode::kAddSet);
-      said.root = newest;
-      said.sets = member == 1 ? sets : std::vector<int>{0};
+      said.known_sets.newest = newest;
+      said.known_sets.ids = member == 1 ? sets : std::vector<int>{0};
       talk.announce(member, said, kNow);
     }
     const auto decisions = talk.decide();
     CHECK(decisions.size() == 1);
-    return static_cast<int>(decisions.at(0).numbers.at(0));
+    return decisions.at(0).merged.set_id;
   };
   CHECK(add({0}, 0) == 1);
   CHECK(add({0}, 0) == 2);  // members may have yet to make the first
@@ -159,7 +159,7 @@ void a_new_set_has_tags_of_its_own() {
   }
   for (const int member : {0, 1}) {
     Announcement said = say("too many", {4}, Opcode::kAddSet);
-    said.sets.resize(kTagSets / 2);
+    said.known_sets.ids.resize(kTagSets / 2);
     talk.announce(member, said, kNow);
   }
   CHECK(talk.decide().at(0).error.find("rank 0 has 4095 process sets already") != std::string::npos);

@@ -149,20 +149,20 @@ void nobody_waits_for_who_has_left() {
 void nobody_looks_at_a_set_that_is_to_be_removed() {
   Engines ranks({0, 0});
   std::vector<std::shared_ptr<Handle>> handles;
-  const auto everywhere = [&](Opcode opcode, const std::string& name, std::vector<std::int64_t> splits) {
+  const auto everywhere = [&](Opcode opcode, const std::string& name, SetChange change) {
     for (int rank = 0; rank < 2; ++rank) {
       Request request = barrier_called(name);
       request.opcode = opcode;
-      request.splits = splits;
+      request.set_change = change;
       handles.push_back(ranks[rank].scheduler.submit(std::move(request)));
     }
   };
-  everywhere(Opcode::kAddSet, "add", {0, 1});
+  everywhere(Opcode::kAddSet, "add", {{0, 1}});
   ranks.settle();
-  const int id = static_cast<int>(handles.front()->numbers.at(0));
+  const int id = handles.front()->set_id;
   OneShot& shot = *ranks[0].scheduler.sets().at(id)->one_shot();
   CHECK(shot.free() && !shot.closed());
-  everywhere(Opcode::kRemoveSet, "remove", {id});
+  everywhere(Opcode::kRemoveSet, "remove", {{}, id});
   ranks[0].scheduler.announce();
   CHECK(!shot.free() && shot.closed() && shot.awaited().empty() && !shot.rests(1) && shot.missing().empty());
   ranks.settle();

@@ -78,13 +78,13 @@ void a_difference_fails_that_operation_alone() {
   CHECK(first->done() && !first->error && second->done() && !second->error);
 }
 
-std::shared_ptr<Handle> change_set(Scheduler& scheduler, Opcode opcode, std::vector<std::int64_t> numbers,
+std::shared_ptr<Handle> change_set(Scheduler& scheduler, Opcode opcode, SetChange change,
                                    const std::string& name = "sets", int parent = 0) {
   Request request;
   request.name = name;
   request.opcode = opcode;
   request.set = parent;
-  request.splits = std::move(numbers);
+  request.set_change = std::move(change);
   return scheduler.submit(std::move(request));
 }
 
@@ -92,13 +92,13 @@ std::shared_ptr<Handle> change_set(Scheduler& scheduler, Opcode opcode, std::vec
 void sets_may_be_spoken_of_early() {
   Engines ranks({0, 0, 0});
   std::vector<std::shared_ptr<Handle>> added;
-  for (int rank = 0; rank < 3; ++rank) added.push_back(change_set(ranks[rank].scheduler, Opcode::kAddSet, {1, 2}));
+  for (int rank = 0; rank < 3; ++rank) added.push_back(change_set(ranks[rank].scheduler, Opcode::kAddSet, {{1, 2}}));
   ranks[1].poll();
   while (!added[2]->done()) {
     ranks[0].poll();
     ranks[2].poll();
   }
-  const int set = static_cast<int>(added[2]->numbers.at(0));
+  const int set = added[2]->set_id;
   CHECK((ranks[2].scheduler.members(set) == std::vector<int>{1, 2}));
   CHECK_THROWS(UsageError, ranks[0].scheduler.submit(barrier_called("not mine", set)));
   const auto theirs = ranks[2].scheduler.submit(barrier_called("in the set", set));
@@ -112,49 +112,49 @@ void sets_may_be_spoken_of_early() {
   CHECK(mine->done() && theirs->done() && !theirs->error);
   // While something is under way on it, it stays; when it goes, its number does.
   ranks[2].scheduler.submit(barrier_called("under way", set));
-  CHECK_THROWS(UsageError, change_set(ranks[2].scheduler, Opcode::kRemoveSet, {set}));
+  CHECK_THROWS(UsageError, change_set(ranks[2].scheduler, Opcode::kRemoveSet, {{}, set}));
   ranks[1].scheduler.submit(barrier_called("under way", set));
   ranks.settle();
   std::vector<std::shared_ptr<Handle>> removed;
-  for (int rank = 0; rank < 3; ++rank) removed.push_back(change_set(ranks[rank].scheduler, Opcode::kRemoveSet, {set}));
+  for (int rank = 0; rank < 3; ++rank)
+    removed.push_back(change_set(ranks[rank].scheduler, Opcode::kRemoveSet, {{}, set}));
   const auto orphan = ranks[1].scheduler.submit(barrier_called("too late", set));
   ranks.settle();
   for (const auto& handle : removed) CHECK(handle->done() && !handle->error);
   CHECK(error_of<UsageError>(*orphan).find("was removed before") != std::string::npos);
   CHECK((ranks[1].scheduler.set_ids() == std::vector<int>{0}));
   for (int rank = 0; rank < 3; ++rank)
-    added[static_cast<std::size_t>(rank)] = change_set(ranks[rank].scheduler, Opcode::kAddSet, {0, 2});
+    added[static_cast<std::size_t>(rank)] = change_set(ranks[rank].scheduler, Opcode::kAddSet, {{0, 2}});
   ranks.settle();
-  CHECK(added[0]->numbers.at(0) == set + 1);  // it is not given again
+  CHECK(added[0]->set_id == set + 1);  // it is not given again
 }
 
 // By two threads of each rank, which submit in any order.
 void sets_that_are_added_at_once_differ() {
   Engines ranks({0, 0, 0});
   std::vector<std::shared_ptr<Handle>> parents, first, second, inner;
-  for (int rank = 0; rank < 3; ++rank) parents.push_back(change_set(ranks[rank].scheduler, Opcode::kAddSet, {0, 1}));
+  for (int rank = 0; rank < 3; ++rank) parents.push_back(change_set(ranks[rank].scheduler, Opcode::kAddSet, {{0, 1}}));
   ranks.settle();
-  const int parent = static_cast<int>(parents[0]->numbers.at(0));
+  const int parent = parents[0]->set_id;
   for (int rank = 0; rank < 3; ++rank) {
     Scheduler& scheduler = ranks[rank].scheduler;
-    if (rank != 1) first.push_back(change_set(scheduler, Opcode::kAddSet, {0, 1}, "first"));
-    second.push_back(change_set(scheduler, Opcode::kAddSet, {0, 2}, "second"));
-    if (rank == 1) first.push_back(change_set(scheduler, Opcode::kAddSet, {0, 1}, "first"));
-    if (rank < 2) inner.push_back(change_set(scheduler, Opcode::kAddSet, {0, 1}, "inner", parent));
+    if (rank != 1) first.push_back(change_set(scheduler, Opcode::kAddSet, {{0, 1}}, "first"));
+    second.push_back(change_set(scheduler, Opcode::kAddSet, {{0, 2}}, "second"));
+    if (rank == 1) first.push_back(change_set(scheduler, Opcode::kAddSet, {{0, 1}}, "first"));
+    if (rank < 2) inner.push_back(change_set(scheduler, Opcode::kAddSet, {{0, 1}}, "inner", parent));
   }
   ranks.settle();
-  std::set<std::int64_t> ids;
+  std::set<int> ids;
   for (const auto& handles : {first, second, inner}) {
     for (const auto& handle : handles) CHECK(handle->done() && !handle->error);
-    for (const auto& handle : handles) CHECK(handle->numbers.at(0) == handles[0]->numbers.at(0));
-    ids.insert(handles[0]->numbers.at(0));
+    for (const auto& handle : handles) CHECK(handle->set_id == handles[0]->set_id);
+    ids.insert(handles[0]->set_id);
   }
   CHECK(ids.size() == 3);
   // Each of them works, in whatever order ranks use them.
   std::vector<std::shared_ptr<Handle>> met;
   for (const auto& [peer, id] : {std::pair{1, first[0]}, {2, second[0]}, {1, inner[0]}}) {
-    for (const int rank : {0, peer})
-      met.push_back(ranks[rank].scheduler.submit(barrier_called("meet", static_cast<int>(id->numbers.at(0)))));
+    for (const int rank : {0, peer}) met.push_back(ranks[rank].scheduler.submit(barrier_called("meet", id->set_id)));
   }
   ranks.settle();
   for (const auto& handle : met) CHECK(handle->done() && !handle->error);
@@ -172,11 +172,11 @@ Request broadcast_of(const std::string& name, int set, int root, std::vector<flo
 void messages_of_two_sets_are_told_apart() {
   Engines ranks({0, 1, 2, 3});
   std::vector<int> sets;
-  for (const std::vector<std::int64_t>& members : {std::vector<std::int64_t>{0, 1, 2}, {1, 2, 3}}) {
+  for (const std::vector<int>& members : {std::vector<int>{0, 1, 2}, {1, 2, 3}}) {
     std::shared_ptr<Handle> added;
-    for (int rank = 0; rank < 4; ++rank) added = change_set(ranks[rank].scheduler, Opcode::kAddSet, members);
+    for (int rank = 0; rank < 4; ++rank) added = change_set(ranks[rank].scheduler, Opcode::kAddSet, {members});
     ranks.settle();
-    sets.push_back(static_cast<int>(added->numbers.at(0)));
+    sets.push_back(added->set_id);
   }
   std::vector<std::vector<float>> first, second;
   for (int rank = 0; rank < 4; ++rank) {
@@ -208,12 +208,12 @@ void messages_of_two_sets_are_told_apart() {
 void sets_of_two_coordinators_that_are_added_at_once_are_refused() {
   Engines ranks({0, 0, 0});
   std::vector<std::shared_ptr<Handle>> parents;
-  for (int rank = 0; rank < 3; ++rank) parents.push_back(change_set(ranks[rank].scheduler, Opcode::kAddSet, {1, 2}));
+  for (int rank = 0; rank < 3; ++rank) parents.push_back(change_set(ranks[rank].scheduler, Opcode::kAddSet, {{1, 2}}));
   ranks.settle();
-  const int parent = static_cast<int>(parents[1]->numbers.at(0));
+  const int parent = parents[1]->set_id;
   for (int rank = 0; rank < 3; ++rank) {
-    change_set(ranks[rank].scheduler, Opcode::kAddSet, {1, 2}, "of rank 0");
-    if (rank > 0) change_set(ranks[rank].scheduler, Opcode::kAddSet, {1, 2}, "of rank 1", parent);
+    change_set(ranks[rank].scheduler, Opcode::kAddSet, {{1, 2}}, "of rank 0");
+    if (rank > 0) change_set(ranks[rank].scheduler, Opcode::kAddSet, {{1, 2}}, "of rank 1", parent);
   }
   std::string error;
   try {
@@ -319,12 +319,13 @@ void a_removal_in_the_middle_of_the_end_fails_once() {
   for (int turns = 0; turns < 12; ++turns) {
     Engines ranks({0, 0, 0});
     std::vector<std::shared_ptr<Handle>> handles;
-    for (int rank = 0; rank < 3; ++rank) handles.push_back(change_set(ranks[rank].scheduler, Opcode::kAddSet, {1, 2}));
+    for (int rank = 0; rank < 3; ++rank)
+      handles.push_back(change_set(ranks[rank].scheduler, Opcode::kAddSet, {{1, 2}}));
     ranks.settle();
-    const int set = static_cast<int>(handles[2]->numbers.at(0));
+    const int set = handles[2]->set_id;
     handles.clear();
     for (int rank = 0; rank < 3; ++rank)
-      handles.push_back(change_set(ranks[rank].scheduler, Opcode::kRemoveSet, {set}));
+      handles.push_back(change_set(ranks[rank].scheduler, Opcode::kRemoveSet, {{}, set}));
     for (int turn = 0; turn < turns; ++turn) {
       for (int rank = 0; rank < 3; ++rank) ranks[rank].poll();
     }

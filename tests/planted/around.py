@@ -342,9 +342,9 @@ ERRORS = [
     Error(
         "a ring sends all to all",
         "wrong weight",
-        "python/sordino/plan/costs.py",
-        "2 * (len(ranks) - 1) / len(ranks) * count)",
-        "2 * (len(ranks) - 1) * count)",
+        "csrc/topology/schedule.cc",
+        "1.0 / size, 2 * (size - 1)",
+        "1.0, 2 * (size - 1)",
         (tests("plan"),),
     ),
     Error(

@@ -209,8 +209,8 @@ ERRORS = [
     Error(
         "a new set gets the number of an old one",
         "off by one",
-        _NEGOTIATION,
-        "    id = std::max(id, std::int64_t{said->root});\n",
+        "csrc/collectives/set_changes.cc",
+        "    id = std::max(id, said->known_sets.newest);\n",
         "",
         ("cpp.test_fuzz", checks("process_sets")),
     ),
@@ -226,9 +226,8 @@ ERRORS = [
         "who joins does not complete what others wait for",
         "lost message",
         _NEGOTIATION,
-        "    last_joined_ = members_[member];\n"
-        "    for (const auto& [name, pending] : pending_) ripe_.push_back(name);\n",
-        "    last_joined_ = members_[member];\n",
+        "    joined_[member] = true;\n    for (const auto& [name, pending] : pending_) ripe_.push_back(name);\n",
+        "    joined_[member] = true;\n",
         ("cpp.test_negotiation", checks("joining")),
     ),
     Error(
@@ -292,7 +291,7 @@ ERRORS = [
         "a decision may be about anything",
         "wrong bucket",
         "csrc/engine/scheduler_poll.cc",
-        "  if (takes_part) check_decision(set, decision, submissions, [this](int id) { return is_free(id); });\n",
+        "  if (takes_part) check(set, decision, submissions);\n",
         "",
         ("cpp.test_scheduler", "cpp.test_fuzz"),
     ),
@@ -468,7 +467,7 @@ ERRORS = [
     Error(
         "a chain of nodes ends after its second",
         "lost message",
-        "csrc/collectives/broadcast.cc",
+        "csrc/topology/schedule.cc",
         "if (std::next(place) != leaders.end()) branch",
         "if (place == leaders.begin()) branch",
         (checks("moving.what_is_long"),),
@@ -631,8 +630,8 @@ ERRORS = [
         "the ring folds into the part that it sends",
         "off by one",
         _TEAM,
-        "const auto own = part(me - step - 1);",
-        "const auto own = part(me - step);",
+        "const auto own = part(take);",
+        "const auto own = part(give);",
         _ALLREDUCE,
     ),
     Error(
@@ -654,10 +653,9 @@ ERRORS = [
     Error(
         "beyond a power of two nobody is added",
         "lost message",
-        "csrc/collectives/recursive_doubling.h",
-        "    co_await team.receive(team.me + power, theirs, lane);\n"
-        "    co_await merge(data.data(), theirs.data(), data.data());\n",
-        "    co_await team.receive(team.me + power, theirs, lane);\n",
+        "csrc/topology/schedule.cc",
+        "  if (me < extra) steps.push_back({me + power, false, Brings::kPartial, 0});\n",
+        "  if (me < extra) steps.push_back({me + power, false, Brings::kNothing, 0});\n",
         _ALLREDUCE,
     ),
     Error(

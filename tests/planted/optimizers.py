@@ -656,8 +656,8 @@ ERRORS = [
         "a removed set goes on",
         "forgotten rollback",
         "python/sordino/torch/process_sets.py",
-        "[process_set.process_set_id])\n        process_set.process_set_id = None",
-        "[process_set.process_set_id])",
+        "remove_set(process_set.process_set_id)\n        process_set.process_set_id = None",
+        "remove_set(process_set.process_set_id)",
         (checks("process_sets"),),
     ),
 ]

@@ -315,6 +315,14 @@ ERRORS = [
         (checks("bit_for_bit"),),
     ),
     Error(
+        "an item that has moved infinitely far once does so for good",
+        "stale copy",
+        "python/sordino/algorithms/caps/detectors.py",
+        "            averages = self._averages.masked_fill(~finite, math.inf)\n",
+        "            averages = self._averages = self._averages.masked_fill(~finite, math.inf)\n",
+        (tests("detectors", "infinite"),),
+    ),
+    Error(
         "a second init() may say anything",
         "stale copy",
         "python/sordino/torch/lifecycle.py",

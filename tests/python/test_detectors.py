@@ -169,6 +169,18 @@ def test_movement_ranks_by_how_far_elements_move() -> None:
     assert moved(bench, 1.0, 1.0) == [0.7, 0.2, 0, 1]
 
 
+@pytest.mark.parametrize("memory", [0.0, 0.5])
+def test_movement_is_infinite_only_while_values_are(memory: float) -> None:
+    bench = Bench([torch.zeros(30), torch.zeros(70)], detector="movement", memory=memory)
+    assert moved(bench, 1.0, 2.0) == [0.7, 0]
+    bench.tensors[0][3] = math.nan
+    assert moved(bench, 1.0, 2.0) == [0, 0.3]
+    assert moved(bench, 1.0, 2.0) == [0, 0.3]  # NaN plus one is NaN
+    bench.tensors[0][3] = 3.0
+    assert moved(bench, 0.0, 2.0) == [0, 0.3]  # a step away from NaN is no number either
+    assert moved(bench, 1.0, 2.0) == [0.7, 0]
+
+
 def test_what_moves_alike_is_sent_alike() -> None:
     bench = Bench(mixed(), detector="movement")
     assert moved(bench, *[0.0] * 4) == [1] * 4

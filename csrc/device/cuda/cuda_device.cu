@@ -1,4 +1,4 @@
-// A GPU by the CUDA runtime, which is linked statically: without a driver there are simply no devices. All of it is in
+// A GPU by the CUDA runtime, which is linked statically: without a driver, it finds no devices. All of this is in
 // libsordino_cuda.so, which exports one function; loader.cc opens it.
 #include <cstring>
 #include <fstream>
@@ -18,21 +18,21 @@ using kernels::cuda::check;
 using kernels::cuda::cuda_stream;
 using kernels::cuda::Current;
 
-// For what must not throw: the device may have failed, or the process end before what it has on the GPU.
+// Runs clean-up that must not throw. The device may have failed, or the process may end before its work on the GPU.
 template <class Work>
 void attempt(int ordinal, const Work& work) noexcept {
   try {
     const Current current(ordinal);
     check(work(), "cleaning up");
   } catch (const std::exception&) {
-    // It takes along whatever was to be cleaned up.
+    // The resources are lost with the device.
   }
 }
 
-// What is loaded first of this file: whether there are kernels for a GPU at all.
+// Loaded before the rest of this file: shows whether there are kernels for this GPU at all.
 __global__ void is_there() {}
 
-// Of numbers in pinned memory, in the form that came with CUDA 12.
+// Driver calls for words (numbers in pinned memory), in the form that came with CUDA 12.
 struct Words {
   CUresult (*write)(CUstream, CUdeviceptr, cuuint64_t, unsigned int);
   CUresult (*wait)(CUstream, CUdeviceptr, cuuint64_t, unsigned int);
@@ -101,9 +101,9 @@ class CudaDevice : public Device {
     wanted.allocType = cudaMemAllocationTypePinned;
     wanted.location = {cudaMemLocationTypeDevice, ordinal_};
     check(cudaMemPoolCreate(&pool_, &wanted), "cudaMemPoolCreate");
-    std::uint64_t kept = std::uint64_t{256} << 20;  // for the next operation; torch wants the rest
+    std::uint64_t kept = std::uint64_t{256} << 20;  // bytes kept for the next operation; PyTorch needs the rest
     check(cudaMemPoolSetAttribute(pool_, cudaMemPoolAttrReleaseThreshold, &kept), "cudaMemPoolSetAttribute");
-    int never = 0;  // have what communicates wait for what computes, for the sake of memory
+    int never = 0;  // communication must not wait for computation in order to save memory
     check(cudaMemPoolSetAttribute(pool_, cudaMemPoolReuseAllowInternalDependencies, &never), "cudaMemPoolSetAttribute");
     kernels_ = kernels::cuda::make(ordinal_, {[this](std::size_t bytes, Stream stream) { return take(bytes, stream); },
                                               [this](std::byte* data, Stream stream) { give_back(data, stream); }});
@@ -113,8 +113,8 @@ class CudaDevice : public Device {
   std::string name() const override {
     return std::string(properties_.name) + " (cuda:" + std::to_string(ordinal_) + ")";
   }
-  // FNV-1a of the machine, since it was started, and of the place on its bus: ordinals depend on CUDA_VISIBLE_DEVICES,
-  // and slices of one GPU (MIG) have UUIDs of their own, though NCCL takes them for the one that they are.
+  // FNV-1a hash of the machine's boot id and the GPU's place on the bus. Ordinals depend on CUDA_VISIBLE_DEVICES.
+  // Slices of one GPU (MIG) have UUIDs of their own, but NCCL takes them for one GPU.
   std::uint64_t identity() const override {
     std::string place;
     std::ifstream("/proc/sys/kernel/random/boot_id") >> place;
@@ -130,7 +130,7 @@ class CudaDevice : public Device {
     const Current current(ordinal_);
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
     const cudaError_t code = cudaStreamIsCapturing(cuda_stream(stream), &status);
-    if (code == cudaErrorStreamCaptureImplicit) {  // the legacy stream, which would become part of another's graph
+    if (code == cudaErrorStreamCaptureImplicit) {  // the legacy stream: work on it would join another graph
       static_cast<void>(cudaGetLastError());
       return true;
     }
@@ -144,7 +144,8 @@ class CudaDevice : public Device {
     int least = 0, greatest = 0;
     check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "cudaDeviceGetStreamPriorityRange");
     cudaStream_t made = nullptr;
-    // Ahead of what computes: peers wait for it. Not ordered with the default stream, which would block it.
+    // Higher priority than computing queues, because peers wait for it. Not ordered with the default stream, which
+    // would block it.
     check(cudaStreamCreateWithPriority(&made, cudaStreamNonBlocking, greatest), "cudaStreamCreateWithPriority");
     return reinterpret_cast<Stream>(made);
   }
@@ -187,7 +188,7 @@ class CudaDevice : public Device {
 
   bool pin(std::byte* data, std::size_t bytes) override {
     const Current current(ordinal_);
-    // Kernels are to write there, by the address that the host has for it.
+    // Kernels write there by the address that the host has for it.
     int same_address = 0;
     check(cudaDeviceGetAttribute(&same_address, cudaDevAttrCanUseHostPointerForRegisteredMem, ordinal_),
           "cudaDeviceGetAttribute");
@@ -214,7 +215,7 @@ class CudaDevice : public Device {
     check(cudaStreamWaitEvent(cuda_stream(stream), recorded.native(), 0), "cudaStreamWaitEvent");
   }
   bool waits_for_words() const override { return waits_for_words_; }
-  // The driver fences what is before it on the queue, for the whole system.
+  // The driver fences earlier work on the queue, for the whole system.
   void write_word(std::atomic<std::uint64_t>& word, std::uint64_t value, Stream stream) override {
     const Current current(ordinal_);
     check_driver(words().write(cuda_stream(stream), address_of(word), value, CU_STREAM_WRITE_VALUE_DEFAULT),
@@ -249,7 +250,7 @@ class CudaDevice : public Device {
   }
 
  private:
-  // Where pin() holds, devices have the host's addresses.
+  // Devices use the host's addresses for memory that pin() accepts.
   static CUdeviceptr address_of(const std::atomic<std::uint64_t>& word) {
     static_assert(sizeof(word) == sizeof(cuuint64_t));
     return reinterpret_cast<CUdeviceptr>(&word);
@@ -278,9 +279,9 @@ class CudaDevice : public Device {
   const int ordinal_;
   cudaDeviceProp properties_{};
   cudaMemPool_t pool_ = nullptr;
-  cudaStream_t queue_ = nullptr, clearing_ = nullptr;  // live as long as the process, as this object does
+  cudaStream_t queue_ = nullptr, clearing_ = nullptr;  // live as long as the process, like this object
   bool waits_for_words_ = false;
-  // What a peer's GPU has written to this one's memory before a word may still be on its way within this one.
+  // Data that a peer's GPU wrote here before it wrote a word may still be on its way within this GPU.
   unsigned int flush_ = 0;
   std::unique_ptr<Kernels> kernels_;
 };
@@ -314,7 +315,7 @@ std::shared_ptr<Device> make_gpu(int ordinal) {
                       " (see nvidia-smi, and CUDA_VISIBLE_DEVICES)");
   }
   static std::mutex mutex;
-  // Never destroyed: at the end of the process the driver may go first.
+  // Never destroyed, because the driver may be unloaded first at the end of the process.
   static auto* devices = new std::map<int, std::shared_ptr<Device>>;
   std::lock_guard lock(mutex);
   std::shared_ptr<Device>& device = (*devices)[ordinal];

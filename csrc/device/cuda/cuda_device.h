@@ -1,5 +1,5 @@
-// GPUs by CUDA. What needs CUDA lives in a library of its own (libsordino_cuda.so) that is opened at run time; where it
-// was not built, or does not load, obstacle() says so.
+// GPUs by CUDA. All code that needs CUDA is in a library of its own (libsordino_cuda.so), which is opened at run time.
+// If it was not built or does not load, obstacle() says so.
 #pragma once
 
 #include <memory>
@@ -9,18 +9,18 @@
 
 namespace sordino::cuda {
 
-// What the library was compiled with and for, as in "CUDA 13.0, sm_80 sm_90 + PTX"; empty without it.
+// CUDA version and architectures of the library, as in "CUDA 13.0, sm_80 sm_90 + PTX"; empty without it.
 std::string description();
-// GPUs that CUDA finds: none without a driver.
+// Number of GPUs that CUDA finds: 0 without a driver.
 int count();
-// Why there is none, and the mend; empty if there is one.
+// Why there is no GPU, and the fix; empty if there is one.
 std::string obstacle();
 
-// One object a process for each GPU. NotBuilt if this build has no CUDA, or none for this GPU or its driver;
-// DeviceError if there is no such GPU.
+// Returns the one object of this process for a GPU. Throws NotBuilt if this build has no CUDA, or no kernels for this
+// GPU or its driver, and DeviceError if there is no such GPU.
 std::shared_ptr<Device> make_device(int ordinal);
 
-// The same, as the library has them.
+// The same functions, as the library exports them.
 struct Plugin {
   const char* description;
   int (*count)();

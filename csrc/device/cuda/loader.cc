@@ -7,7 +7,7 @@ namespace {
 
 struct Found {
   const Plugin* plugin = nullptr;
-  std::string obstacle;  // why there is none
+  std::string obstacle;  // why there is no plugin
 };
 
 Found look() {

@@ -1,11 +1,11 @@
-// What keeps GPUs from being used, in words: cause and mend. Apart from CUDA, so that it can be tried without a GPU.
+// Messages that say why GPUs cannot be used, and the fix. They need no CUDA, so tests run without a GPU.
 #pragma once
 
 #include <string>
 
 namespace sordino::cuda {
 
-// Versions as CUDA has them: 13010 is 13.1; the driver's is 0 where there is none.
+// Version as CUDA encodes it: 13010 is 13.1. The driver's is 0 without a driver.
 inline std::string version_text(int version) {
   return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
 }
@@ -17,7 +17,7 @@ inline std::string driver_too_old(int driver, int runtime) {
          std::to_string(driver / 1000) + " (CUDACXX=/path/to/nvcc)";
 }
 
-// `built`: what there are kernels for, as in "CUDA 13.0, sm_80 sm_90 + PTX".
+// `built`: CUDA version and architectures of the kernels, as in "CUDA 13.0, sm_80 sm_90 + PTX".
 inline std::string no_kernels_for(const std::string& gpu, int major, int minor, const std::string& built) {
   const std::string architecture = std::to_string(major) + std::to_string(minor);
   return gpu + " has compute capability " + std::to_string(major) + "." + std::to_string(minor) +

@@ -70,7 +70,7 @@ class Queue {
         work_.pop_front();
       }
       if (!work) return;
-      // Late enough that whoever should have waited for it, and did not, sees what was there before.
+      // Runs late enough that a reader that should have waited, and did not, sees the values from before.
       std::this_thread::sleep_for(std::chrono::microseconds(20));
       work();
     }
@@ -82,7 +82,7 @@ class Queue {
   std::thread thread_;
 };
 
-// What a ticket says.
+// Contents of a ticket.
 struct Address {
   pid_t pid;
   int descriptor;
@@ -95,7 +95,7 @@ class SimDevice : public Device {
   SimDevice(int ordinal, Traits traits)
       : ordinal_(ordinal), traits_(traits), kernels_(make_kernels()), queue_(std::make_unique<Queue>()) {}
   ~SimDevice() override {
-    further_.clear();  // what is on queues works on the blocks
+    further_.clear();  // work on queues uses the blocks
     queue_ = nullptr;
     for (auto& [data, block] : blocks_) discard(data, block);
   }
@@ -227,7 +227,7 @@ class SimDevice : public Device {
   struct Block {
     int descriptor;
     std::size_t bytes;
-    std::size_t occupies;  // of this device's room: nothing, if another process has allocated it
+    std::size_t occupies;  // bytes of this device's room; 0 if another process has allocated it
   };
   bool occupy(std::size_t bytes) {
     std::lock_guard lock(mutex_);

@@ -1,5 +1,5 @@
-// A device made of a thread: its queues run behind the caller's back as those of a GPU do, on memory that processes of
-// one machine can share. So all that is done on GPUs can be done, and tested, where there is none.
+// A device simulated by threads: its queues run behind the caller's back, like a GPU's, on memory that processes of one
+// machine can share. So all that runs on GPUs can also run, and be tested, without one.
 #pragma once
 
 #include <cstdint>
@@ -10,24 +10,24 @@
 
 namespace sordino::sim {
 
-// What a device is like.
+// Properties of a simulated device.
 struct Traits {
   bool shares = true;       // other processes can map its memory
-  bool takes_nccl = false;  // the NCCL that is there works on simulated devices
+  bool takes_nccl = false;  // the NCCL in use works on simulated devices
   bool waits_for_words = true;
   std::size_t room = SIZE_MAX;  // bytes of memory
 };
 
-// Devices with the same ordinal are the same hardware, in whatever process. Stream 0 is the caller's own thread.
+// Devices with the same ordinal are the same hardware, in all processes. Stream 0 is the caller's own thread.
 std::shared_ptr<Device> make_device(int ordinal, Traits traits = {});
 
-// Memory that a simulated device has given out and not got back, in bytes.
+// Bytes of memory that a simulated device has given out and not got back.
 std::size_t occupied(const Device& device);
 
-// From now on whoever asks for an event of the device, or whether one has come, gets DeviceError.
+// From now on, recording an event of the device, or asking whether one is done, throws DeviceError.
 void fail(Device& device);
 
-// From now on, or no more, a queue is one that is captured.
+// Sets whether a queue counts as being captured.
 void capture(Stream stream, bool on);
 
 // Puts work on a queue that some simulated device gave out.
@@ -35,5 +35,5 @@ void enqueue(Stream stream, std::function<void()> work);
 
 }  // namespace sordino::sim
 
-// The same for what is not C++: a library that stands for NCCL.
+// The same for code that is not C++: a library that stands in for NCCL.
 extern "C" void sordino_sim_enqueue(void* stream, void (*work)(void*), void* argument);

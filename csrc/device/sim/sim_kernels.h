@@ -1,4 +1,4 @@
-// The CPU's kernels, put on queues of simulated devices.
+// The CPU's kernels, run on queues of simulated devices.
 #pragma once
 
 #include <memory>

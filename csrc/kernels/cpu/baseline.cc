@@ -1,3 +1,3 @@
-// The level every CPU of the architecture has.
+// The level that every CPU of the architecture has.
 #define SORDINO_LEVEL baseline
 #include "kernels/cpu/impl.h"

@@ -33,7 +33,7 @@ struct LaneDots {
   }
 };
 
-// Not from the dot products: of vectors that lie close together they would leave rounding errors alone.
+// Not computed from the dot products: for vectors that lie close together, only rounding errors would be left.
 struct LaneSquares {
   Doubles differences[kVectors];
   void add(std::size_t v, Doubles x, Doubles y) { differences[v] += (x - y) * (x - y); }

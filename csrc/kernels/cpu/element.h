@@ -15,7 +15,7 @@
 namespace sordino::kernels::SORDINO_LEVEL {
 namespace {
 
-// Callers hand over slices of byte buffers.
+// Callers pass slices of byte buffers.
 template <class T>
 struct __attribute__((packed, may_alias)) Loose {
   T value;

@@ -12,10 +12,10 @@
 namespace sordino::kernels::SORDINO_LEVEL {
 namespace {
 
-// Elements a pass: a working block (at most 8 KiB) stays in the first-level cache.
+// Elements per pass: a working block (at most 8 KiB) stays in the first-level cache.
 constexpr std::size_t kBlock = 1024;
-// Sources that one loop reads. Each number of them is one more loop to compile, so only what training does all day,
-// sums of floats, gets more than two.
+// Sources that one loop reads. Each number of them is one more loop to compile. So only sums of floats, which training
+// computes all the time, get more than two.
 template <class T, class Op>
 constexpr std::size_t kFan = std::is_same_v<Op, Sum> && !std::is_integral_v<T> ? 4 : 2;
 
@@ -28,8 +28,8 @@ inline void copy_to_others(const Reduction& r, std::size_t offset, std::size_t b
   }
 }
 
-// out = post * fold(carry, pre * sources...): one loop, every source read before its element of out is written. The
-// carry is what earlier sources gave and is scaled already.
+// out = post * fold(carry, pre * sources...): one loop, which reads each source before it writes its element of out.
+// The carry is the result of earlier sources, and scaled already.
 template <class T, class Op, bool kScaled, bool kCarry, int kSources, class Out>
 void fold(Loose<Out>* out, const Loose<Stage<T>>* carry, const std::byte* const* sources, std::size_t offset,
           std::size_t count, Stage<T> pre, Stage<T> post) {
@@ -68,8 +68,8 @@ void fold_some(Loose<T>* out, const Loose<Stage<T>>* carry, const std::byte* con
   fold<T, Op, kScaled, kCarry, 2>(out, carry, sources, offset, count, pre, post);
 }
 
-// Floats, and integers that are not scaled. A pre of 1 beside another post, or the reverse, costs floats a
-// multiplication but changes nothing: x * 1 is exact.
+// Floats, and integers that are not scaled. If only one of pre and post is 1, floats are still multiplied by it, which
+// changes nothing: x * 1 is exact.
 template <class T, class Op, bool kScaled>
 void reduce_direct(const Reduction& r) {
   constexpr int kMost = static_cast<int>(kFan<T, Op>);
@@ -85,7 +85,7 @@ void reduce_direct(const Reduction& r) {
     if (r.source_count <= kMost) {
       fold_some<T, Op, kScaled, false>(out, nullptr, r.sources, r.source_count, offset, count, pre, post);
     } else {
-      // The destination may be a source not read yet, so what the first sources give waits in `partial`.
+      // The destination may be a source not read yet, so the result of the first sources waits in `partial`.
       fold<T, Op, kScaled, false, kMost>(partial, nullptr, r.sources, offset, count, pre, 1);
       std::size_t done = kMost;
       for (; r.source_count - done > kMost; done += kMost) {
@@ -99,7 +99,7 @@ void reduce_direct(const Reduction& r) {
 
 template <class T, class Op>
 void reduce_scaled_integers(const Reduction& r) {
-  constexpr std::size_t kStep = 4096 / sizeof(T);  // so little that both arrays stay in the first-level cache
+  constexpr std::size_t kStep = 4096 / sizeof(T);  // small enough for both arrays to stay in the first-level cache
   const Scaling<T> pre(r.pre, r.count), post(r.post, r.count);
   Loose<T> total[kStep], next[kStep];
   for (std::size_t begin = 0; begin < r.count; begin += kStep) {

@@ -1,5 +1,5 @@
-// Walks arrays in lanes: the widest the level has for 16-bit floats, whose conversions compilers do not vectorise
-// well, and single elements for everything else, which they do. Included by impl.h only.
+// Walks over arrays in lanes. 16-bit floats use the level's widest lanes, because compilers do not vectorise their
+// conversions well. All other types use single elements, which compilers do vectorise. Included by impl.h only.
 #pragma once
 
 #include "kernels/cpu/element.h"
@@ -12,7 +12,7 @@ namespace sordino::kernels::SORDINO_LEVEL {
 namespace {
 
 struct Single {
-  // The 16-bit floats go in and out as the integers in them: GCC 12 vectorises no loop that copies a struct.
+  // 16-bit floats go in and out as integers: GCC 12 vectorises no loop that copies a struct.
   template <class T>
   static Stage<T> load(const Loose<T>* p) {
     if constexpr (std::is_class_v<T>) return decode(T{p->value.bits});
@@ -38,8 +38,8 @@ inline Vector load_as(const void* p) {
   return vector;
 }
 
-// Floats and what 16-bit elements become them. Plain __builtin_convertvector would do for the last two, but GCC 12
-// takes it apart into narrow steps.
+// Floats, and the integers from which 16-bit elements become floats. Plain __builtin_convertvector would do for the
+// last two functions, but GCC 12 takes it apart into narrow steps.
 #if defined(__AVX512F__)
 using Floats = __m512;
 using Bits16 = __m256i;
@@ -62,10 +62,10 @@ inline Bits16 narrow(Bits32 bits) {
 }
 #endif
 
-// Converting keeps a core too busy to look far ahead, and the hardware's prefetchers do not make up for it: without
-// this, large bfloat16 arrays take up to three times as long. An address past the end of an array is harmless here,
-// but only as a number.
-constexpr std::size_t kLine = 64;  // bytes that it brings
+// Conversion keeps a core too busy to look far ahead, and the hardware's prefetchers do not make up for it: without
+// this prefetch, large bfloat16 arrays take up to three times as long. An address past the end of an array is harmless
+// here, but only as a number.
+constexpr std::size_t kLine = 64;  // bytes that one prefetch brings
 inline void prefetch(const void* p) {
   __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<std::uintptr_t>(p) + 1024));
 }

@@ -48,8 +48,8 @@ void mix(DType type, std::span<const std::byte* const> inputs, std::span<std::by
          std::span<const Average> averages, std::size_t count) {
   const MixFn function = current_table().mix[static_cast<int>(type)];
   static thread_local std::vector<std::byte> scratch;
-  static thread_local std::vector<const std::byte*> sources;  // that somebody reads
-  static thread_local std::vector<int> rows;                  // of all inputs, which of these they are
+  static thread_local std::vector<const std::byte*> sources;  // inputs that some average reads
+  static thread_local std::vector<int> rows;                  // by input: its index in `sources`, or -1
   static thread_local std::vector<std::vector<int>> of;
   static thread_local std::vector<Share> shares;
   sources.clear();
@@ -70,7 +70,7 @@ void mix(DType type, std::span<const std::byte* const> inputs, std::span<std::by
     }
     shares.push_back({of[k].data(), of[k].size(), average.into.data(), average.into.size(), average.scale});
   }
-  if (shares.size() == 1 || function == nullptr) {  // reductions, which need no tiles
+  if (shares.size() == 1 || function == nullptr) {  // plain reductions need no tiles
     if (shares.size() > 1 && clashes(inputs, outputs, averages))
       throw UsageError("kernels::mix: " + std::string(name_of(type)) + " is not a floating type");
     for (const Share& share : shares) reduce_share(type, sources, outputs, share, count);

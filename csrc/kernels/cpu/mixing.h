@@ -1,5 +1,6 @@
-// Several averages of the same vectors at once: a tile of every input is read before anything is written, and waits in
-// the first cache, so memory is passed over once whatever reads what. Included by impl.h only.
+// Several averages of the same vectors at once. A tile of every input is read before any output is written, and waits
+// in the first-level cache. So there is one pass over memory, whichever inputs the averages read. Included by impl.h
+// only.
 #pragma once
 
 #include "kernels/cpu/lanes.h"
@@ -8,7 +9,7 @@
 namespace sordino::kernels::SORDINO_LEVEL {
 namespace {
 
-// One average of a tile.
+// Computes one average of a tile.
 template <class T>
 void average(const Mixture& m, const Share& share, Loose<Stage<T>>* rows, std::size_t begin, std::size_t count) {
   const std::size_t offset = begin * sizeof(T);

@@ -1,4 +1,4 @@
-// Integers times a factor: what saturate() makes of the product in double (element.h), sooner. Included by impl.h only.
+// Integers times a factor: saturate() of the product in double (element.h), computed faster. Included by impl.h only.
 #pragma once
 
 #include "kernels/cpu/lanes.h"
@@ -6,7 +6,7 @@
 namespace sordino::kernels::SORDINO_LEVEL {
 namespace {
 
-// One instruction at every level.
+// Compiles to one instruction at every level.
 inline std::uint16_t upper_half_of_product(std::uint16_t a, std::uint16_t b) {
   return static_cast<std::uint16_t>((static_cast<std::uint32_t>(a) * b) >> 16);
 }
@@ -34,7 +34,7 @@ template <class T>
     const auto sum = static_cast<std::uint16_t>(times_high + times_low);
     std::uint16_t result;
     if constexpr (sizeof(T) == 1) {
-      const auto limit = static_cast<std::uint16_t>(std::numeric_limits<T>::max() - minus);  // 1 more below 0
+      const auto limit = static_cast<std::uint16_t>(std::numeric_limits<T>::max() - minus);  // 1 more if negative
       result = sum < limit ? sum : limit;
     } else {
       const bool carry = sum < times_high;
@@ -44,7 +44,7 @@ template <class T>
   }
 }
 
-// Up to 32 bits: their limits are doubles, and what lies between them converts without overflow.
+// Up to 32 bits: their limits are doubles, and values between the limits convert without overflow.
 template <class T>
 [[gnu::noinline]] void scale_bounded(const Loose<T>* in, Loose<T>* out, std::size_t count, double factor) {
   using Int = std::conditional_t<sizeof(T) < sizeof(std::int32_t), std::int32_t, T>;
@@ -74,7 +74,7 @@ class Scaling {
  public:
   Scaling(double factor, std::size_t count) : factor_(bounded(factor)) {
     if constexpr (sizeof(T) <= 2) {
-      // Many, because all values are tried.
+      // Only for many integers, because all values of T are tried.
       if (factor_ != 1 && count / 4 >= kValues) choose_fixed();
     }
   }
@@ -97,8 +97,8 @@ class Scaling {
  private:
   static constexpr std::size_t kValues = std::size_t{1} << (sizeof(T) <= 2 ? 8 * sizeof(T) : 0);
 
-  // A finite factor with the same results: NaN makes 0 of everything, from 2^bits on all but 0 becomes a limit, and
-  // unsigned integers times less than 0 are 0.
+  // A finite factor with the same results. NaN turns all integers into 0; a factor of 2^bits or more turns all but 0
+  // into a limit; a negative one turns unsigned integers into 0.
   static double bounded(double factor) {
     constexpr double kMax = 2.0 * static_cast<double>(std::uint64_t{1} << (8 * sizeof(T) - 1));
     constexpr double kMin = std::is_signed_v<T> ? -kMax : 0;
@@ -108,8 +108,8 @@ class Scaling {
 
   // Fixed point is exact if it is for every value of T, so they are all tried. With b bits, the factors that give the
   // same results are an interval between two fractions with denominators below 2^b. Those are more than 4^-b apart, so
-  // a multiple of 4^-b lies between them: the one below the factor or the one above. The exceptions are factors so
-  // little below a fraction that some products round up to an integer in double while others do not.
+  // a multiple of 4^-b lies between them: the one below the factor or the one above. The exceptions are factors just
+  // below a fraction, for which some products round up to an integer in double while others do not.
   void choose_fixed() {
     const double magnitude = factor_ < 0 ? -factor_ : factor_;
     if (sizeof(T) == 2 && magnitude >= 1) return;

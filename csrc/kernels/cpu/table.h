@@ -1,8 +1,8 @@
-// What one instruction set level offers: function pointers by element type and operation.
+// Interface of one instruction set level: function pointers by element type and operation.
 //
-// The levels are compiled from the same source with different flags, so this seam uses plain structs and raw
-// pointers only: an inline std:: function instantiated in the AVX-512 file would be a weak symbol, and the linker
-// might keep that copy for everybody.
+// The levels are compiled from the same source with different flags, so this interface uses plain structs and raw
+// pointers only. An inline std:: function instantiated in the AVX-512 file would be a weak symbol, and the linker might
+// keep that copy for all levels.
 #pragma once
 
 #include <cstddef>
@@ -24,18 +24,18 @@ struct Reduction {
   double post;
 };
 
-// Two arrays of as many elements, and what becomes of them. Elements are the same if their bits are, or, unless `scale`
-// is 0, if times `scale` they round alike (unchanged.h).
+// A comparison of two arrays of `count` elements. Elements are the same if their bits are equal. Unless `scale` is 0,
+// they are also the same if they round to the same integer after multiplication by `scale` (unchanged.h).
 struct Comparison {
   const std::byte* now;
   const std::byte* before;
   std::size_t count;
   double scale;
-  std::byte* kept;         // where `now` is copied to, which may be `before`; null if nowhere
+  std::byte* kept;         // copy of `now`, which may be `before`; null if not wanted
   std::uint8_t* counters;  // of elements that differ, or null
 };
 
-// What some outputs become, as in mix.h.
+// One average, as in mix.h.
 struct Share {
   const int* of;
   std::size_t of_count;
@@ -86,7 +86,7 @@ namespace avx512 {
 extern const Table table;
 }
 
-// That of the level in use.
+// The table of the level in use.
 const Table& current_table();
 
 }  // namespace sordino::kernels

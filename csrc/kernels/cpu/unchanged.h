@@ -1,4 +1,4 @@
-// How many elements of two arrays are the same. Every step over a block is a loop of its own, which compilers
+// Count of the elements that are the same in two arrays. Every step over a block is a loop of its own, which compilers
 // vectorise; all but the first find the block in the first-level cache. Included by impl.h only.
 #pragma once
 
@@ -9,7 +9,7 @@
 namespace sordino::kernels::SORDINO_LEVEL {
 namespace {
 
-constexpr std::size_t kCompared = 256;  // elements a block
+constexpr std::size_t kCompared = 256;  // elements per block
 
 // same[i] = 1 or 0.
 template <class T>
@@ -24,7 +24,7 @@ void compare_bits(const std::byte* now, const std::byte* before, std::size_t cou
   for (std::size_t i = 0; i < count; ++i) same[i] = a[i].value == b[i].value;
 }
 
-// same[i] |= rounded, they are equal.
+// same[i] |= the rounded values are equal.
 template <class Float>
 void compare_rounded(const Loose<Float>* a, const Loose<Float>* b, std::size_t count, Float scale, std::uint8_t* same) {
   SORDINO_INDEPENDENT

@@ -1,4 +1,4 @@
-// The class itself, flatten and unflatten.
+// make(), flatten and unflatten.
 #include "kernels/cuda/cuda_kernels.h"
 #include "kernels/cuda/element_ops.h"
 #include "kernels/cuda/launch.cuh"

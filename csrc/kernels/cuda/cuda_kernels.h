@@ -1,4 +1,4 @@
-// The kernels of kernels/device_kernels.h on NVIDIA's GPUs: a part of libsordino_cuda.so, as all of this folder.
+// The kernels of kernels/device_kernels.h on NVIDIA's GPUs: part of libsordino_cuda.so, like all of this folder.
 #pragma once
 
 #include <cstddef>
@@ -9,13 +9,14 @@
 
 namespace sordino::kernels::cuda {
 
-// Who lends memory of the device for a while, as Device::take() and Device::give_back() do.
+// Source of temporary device memory, with the contracts of Device::take() and Device::give_back().
 struct Lender {
   std::function<std::byte*(std::size_t, Stream)> take;
   std::function<void(std::byte*, Stream)> give_back;
 };
 
-// For the CUDA device `ordinal`, whose streams are cudaStream_t. DeviceError if the device is not there or refuses.
+// Makes the kernels of CUDA device `ordinal`, whose streams are cudaStream_t. Throws DeviceError if the device is
+// missing or refuses.
 std::unique_ptr<Kernels> make(int ordinal, Lender lender);
 
 }  // namespace sordino::kernels::cuda

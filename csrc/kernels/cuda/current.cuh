@@ -1,4 +1,4 @@
-// What all CUDA code shares: errors, and the current device.
+// Code that all CUDA files share: errors, and the current device.
 #pragma once
 
 #include <cuda.h>
@@ -16,13 +16,13 @@ namespace sordino::kernels::cuda {
 template <class Failure = DeviceError>
 void check(cudaError_t error, const std::string& call) {
   if (error == cudaSuccess) return;
-  static_cast<void>(cudaGetLastError());  // what is raised here is not to be found again by somebody's next call
+  static_cast<void>(cudaGetLastError());  // clears the error, so that another caller does not find it again
   throw Failure(call + ": " + cudaGetErrorString(error) + " (" + cudaGetErrorName(error) + ")");
 }
 
 inline cudaStream_t cuda_stream(Stream stream) { return reinterpret_cast<cudaStream_t>(stream); }
 
-// The driver's functions that the runtime has no like of: they leave a thread in no context if it was in none.
+// Driver functions without a counterpart in the runtime: they leave a thread in no context if it was in none.
 struct Driver {
   CUresult (*device)(CUdevice*, int);
   CUresult (*retain)(CUcontext*, CUdevice);
@@ -37,7 +37,7 @@ void find_in_driver(const char* name, Function*& function, unsigned int since = 
   cudaDriverEntryPointQueryResult result{};
 #if CUDART_VERSION >= 12050
   check(cudaGetDriverEntryPointByVersion(name, &found, since, cudaEnableDefault, &result), name);
-#else  // which has the other one only; later ones say that it is deprecated
+#else  // it has only the older function, which later versions deprecate
   static_cast<void>(since);
   check(cudaGetDriverEntryPoint(name, &found, cudaEnableDefault, &result), name);
 #endif
@@ -57,8 +57,8 @@ inline const Driver& driver() {
   return found;
 }
 
-// The context of a device that the runtime and PyTorch use as well. From here on it stays until the process ends, and
-// so does the list: handles may go later than what is static.
+// The context of a device, which the runtime and PyTorch use as well. Once retained, it stays until the process ends,
+// and so does the list, because handles may be destroyed after static objects.
 inline CUcontext context_of(int ordinal) {
   static std::mutex mutex;
   static auto* all = new std::map<int, CUcontext>;
@@ -73,9 +73,9 @@ inline CUcontext context_of(int ordinal) {
   return context;
 }
 
-// Makes a device the current one of this thread for as long as it lives, and leaves a CUDA graph alone that another
-// thread may be capturing: calls that nothing of ours can add to a graph, such as cudaMalloc and cudaEventQuery, would
-// end the capture.
+// Makes a device the current one of this thread while it lives. It also relaxes the capture mode: another thread may be
+// capturing a CUDA graph, and calls such as cudaMalloc and cudaEventQuery, which add nothing to a graph, would end that
+// capture.
 class Current {
  public:
   explicit Current(int ordinal) {
@@ -92,7 +92,7 @@ class Current {
   Current& operator=(const Current&) = delete;
 
  private:
-  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;  // meanwhile, the one that the thread had
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;  // while this lives: the thread's previous mode
 };
 
 }  // namespace sordino::kernels::cuda

@@ -1,4 +1,4 @@
-// Operations that turn elements into elements at the same place: reductions, a * x + b * y, LARS, copies.
+// Operations that compute elements from elements at the same place: reductions, a * x + b * y, LARS, copies.
 #pragma once
 
 #include "kernels/cuda/walk.h"
@@ -7,8 +7,8 @@ namespace sordino::kernels::cuda {
 
 struct Nothing {};
 
-// Loads in flight, as many as hide memory's latency without taking registers that other blocks need. This is for what
-// keeps all of them unpacked, narrow elements in four to eight times their size.
+// Loads in flight: enough to hide the memory's latency without taking registers that other blocks need. For operations
+// that keep all of them unpacked: narrow elements then take four to eight times their size.
 template <class T, int kWidth>
 inline constexpr int kInFlight = kWidth == 1 || sizeof(T) >= sizeof(float) ? 4 : static_cast<int>(sizeof(T));
 
@@ -45,7 +45,7 @@ struct Reduce {
 
   std::uint32_t lists, sources;
   ReduceOp op;
-  Stage<T> pre, post;  // integers have none
+  Stage<T> pre, post;  // not used for integers
 
   template <int kWidth>
   SORDINO_BOTH void apply(const Row& row, std::size_t i, std::size_t step, int live, State&) const {
@@ -89,7 +89,7 @@ struct Reduce {
   }
 };
 
-// Integers, scaled: through double, element by element. Nobody trains with them.
+// Scaled integers: through double, element by element. Slow, but training does not use them.
 template <class T>
 struct ReduceScaled {
   using Element = T;
@@ -191,8 +191,8 @@ struct Lars {
   }
 };
 
-// Bytes of the first address of a row to all others. What is one access at the first destination is as many as it takes
-// at an address that is aligned to less, so that a tensor of odd size does not make all that lie behind it slow.
+// Copies bytes from the first address of a row to all others. One access at the first destination is split into several
+// at an address with less alignment, so that a tensor of odd size does not slow down all tensors behind it.
 struct Copy {
   using Element = std::uint8_t;
   using State = Nothing;
@@ -208,7 +208,7 @@ struct Copy {
     const std::byte* const from = row.at(0) + i;
     in_words<kWidth>(from, [&](auto word) {
       using Word = decltype(word);
-      // Of narrow accesses a pack has enough to be in flight.
+      // A pack of narrow accesses has enough of them in flight by itself.
       constexpr int kPacks = sizeof(Word) * 4 < kWidth ? 1 : 4;
       SORDINO_NO_UNROLL
       for (int first = 0; first < live; first += kPacks) {
@@ -231,7 +231,7 @@ struct Copy {
   }
 
  private:
-  // Calls visitor(Word{}) with the widest word of which a pack at the address is made.
+  // Calls visitor(Word{}) with the widest word by which a pack at the address can be accessed.
   template <int kWidth, class Visitor>
   SORDINO_BOTH static void in_words(const std::byte* at, const Visitor& visitor) {
     const auto address = reinterpret_cast<std::uintptr_t>(at);

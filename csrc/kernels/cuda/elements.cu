@@ -5,7 +5,7 @@
 namespace sordino::kernels::cuda {
 namespace {
 
-// What of lars_rates' tensors a launch takes.
+// The tensors of lars_rates that one launch takes.
 struct Scaled {
   static constexpr std::uint32_t kMost = 3072;
   std::uint32_t first, count;

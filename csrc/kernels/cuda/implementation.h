@@ -1,4 +1,4 @@
-// The class behind make(): its methods are spread over the .cu files, a family of operations each.
+// The class behind make(). Its methods are spread over the .cu files, one family of operations in each.
 #pragma once
 
 #include <utility>

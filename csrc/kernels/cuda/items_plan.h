@@ -1,4 +1,4 @@
-// From the items of kernels/unchanged.h to tables of rows.
+// Conversion of the items of kernels/unchanged.h to tables of rows.
 #pragma once
 
 #include "base/rng.h"
@@ -7,7 +7,7 @@
 
 namespace sordino::kernels::cuda {
 
-// As what elements are compared: bits as bits, whatever they mean.
+// The type as which elements are compared. Without rounding it is an unsigned integer: bits count, whatever they mean.
 inline DType compared_as(DType type, bool rounded) {
   constexpr DType words[] = {DType::kUInt8, DType::kUInt16, DType::kUInt32, DType::kUInt64};
   std::size_t log2 = 0;
@@ -15,7 +15,7 @@ inline DType compared_as(DType type, bool rounded) {
   return rounded ? type : words[log2];
 }
 
-// Calls visitor(tag, items) with the items of each type that they are compared as, if there are any.
+// Calls visitor(tag, items) with the items that are compared as each type, if there are any.
 template <class Visitor>
 void by_type(const Items& items, bool rounded, const Visitor& visitor) {
   std::vector<std::size_t> of_type[kDTypeCount];

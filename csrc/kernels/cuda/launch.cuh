@@ -1,4 +1,4 @@
-// What the .cu files share beside current.cuh: scratch memory, and the two kernels that run every operation.
+// Code that the .cu files share besides current.cuh: scratch memory, and the two kernels that run every operation.
 #pragma once
 
 #include <utility>
@@ -31,7 +31,7 @@ class Scratch {
   std::byte* data_ = nullptr;
 };
 
-// Not <<<>>>, whose errors have to be asked for, together with those of others.
+// Replaces <<<>>>, which returns no error: errors would have to be queried, together with those of other calls.
 template <class... Parameters, class... Arguments>
 void launch(const char* name, void (*kernel)(Parameters...), std::uint32_t blocks, std::uint32_t threads,
             std::size_t shared, cudaStream_t stream, const Arguments&... arguments) {
@@ -41,8 +41,8 @@ void launch(const char* name, void (*kernel)(Parameters...), std::uint32_t block
         name);
 }
 
-// Blocks of a multiprocessor between which its registers are shared out: enough for loads in flight. Unasked, the
-// compiler makes room for more, and spills.
+// Blocks of a multiprocessor, among which its registers are divided: each gets enough for loads in flight. By default
+// the compiler makes room for more blocks, and spills.
 inline constexpr int kBlocks = 3;
 
 template <class Batch, class Operation>
@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   walk(batch, blockIdx.x, threadIdx.x, kThreads, operation, state);
 }
 
-// The sum over a block, in thread 0. Always in the same order.
+// The sum over a block, in thread 0. It is always added in the same order.
 template <class Sums>
 __device__ inline Sums block_sum(Sums sums) {
   constexpr unsigned kWarp = 32, kAll = 0xffffffff;

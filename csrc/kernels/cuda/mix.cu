@@ -12,7 +12,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   walk(batch, blockIdx.x, threadIdx.x, blockDim.x, operation, state);
 }
 
-// False if these parameters hold too little.
+// Returns false if these parameters are too small.
 template <int kWords, class Operation>
 bool mix_with(const Table& table, std::size_t inputs, std::span<const Average> averages, bool direct,
               cudaStream_t stream) {
@@ -21,7 +21,7 @@ bool mix_with(const Table& table, std::size_t inputs, std::span<const Average> a
   operation.lists = static_cast<std::uint32_t>(table.width);
   operation.inputs = static_cast<std::uint32_t>(inputs);
   operation.direct = direct;
-  constexpr std::size_t kShared = 48 << 10;  // what a block may have unasked
+  constexpr std::size_t kShared = 48 << 10;  // bytes that a block may have by default
   const std::size_t slots = operation.slots();
   std::uint32_t threads = kThreads;
   while (threads > 32 && slots * threads * sizeof(Quad) > kShared) threads /= 2;
@@ -50,7 +50,7 @@ void CudaKernels::mix(DType type, std::span<const std::byte* const> inputs, std:
     const auto queue = cuda_stream(stream);
     const Current current(ordinal_);
     if (mix_with<128, Mix<T, 512, 64, 4>>(table, inputs.size(), averages, direct, queue)) return;
-    // One pack at a time needs less shared memory for what waits.
+    // With one pack at a time, the waiting values need less shared memory.
     if (mix_with<2000, Mix<T, 4000, 384, 1>>(table, inputs.size(), averages, direct, queue)) return;
     throw UsageError("kernels::cuda::mix: " + std::to_string(averages.size()) + " averages of " +
                      std::to_string(inputs.size()) + " vectors are too many for one launch");

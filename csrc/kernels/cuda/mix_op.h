@@ -8,10 +8,10 @@
 
 namespace sordino::kernels::cuda {
 
-// `numbers` is, average after average: how many inputs, which ones, how many outputs, which ones.
+// `numbers` holds for each average in turn: the number of inputs, the inputs, the number of outputs, the outputs.
 template <class T, int kNumbers, int kAverages, int kPacks>
 struct Mix {
-  // Where a thread keeps the averages of its elements until it has read all inputs: slot k at waiting[k * stride].
+  // Memory in which a thread keeps averages until it has read all inputs: slot k is at waiting[k * stride].
   struct State {
     Quad* waiting;
     std::uint32_t stride;
@@ -26,10 +26,10 @@ struct Mix {
   double scales[kAverages];
   std::uint16_t numbers[kNumbers];
 
-  // Slots that a thread needs.
+  // Slots that each thread needs.
   std::size_t slots() const { return direct ? 0 : std::size_t{averages} * kPacks; }
 
-  // False if it does not fit.
+  // Returns false if the averages do not fit.
   bool describe(std::span<const Average> all) {
     if (all.size() > kAverages) return false;
     averages = 0;
@@ -77,7 +77,7 @@ struct Mix {
   }
 
  private:
-  // Of a thread's packs: bytes before the first, bytes from one to the next, how many there are.
+  // Packs of a thread: bytes before the first, bytes from one to the next, number of packs.
   struct Place {
     std::size_t at, stride;
     int live;

@@ -9,7 +9,7 @@
 #endif
 #include "kernels/rounding.h"
 
-// Arrays of what is in flight lie in registers only if loops over them are unrolled.
+// Arrays of values in flight lie in registers only if loops over them are unrolled.
 #if defined(__CUDA_ARCH__)
 #define SORDINO_UNROLL _Pragma("unroll")
 #define SORDINO_NO_UNROLL _Pragma("unroll 1")
@@ -40,7 +40,7 @@ struct AccessOf<kWidest> {
 template <class T, int kWidth>
 using Access = typename AccessOf<sizeof(Pack<T, kWidth>)>::type;
 
-// The address is a multiple of the access. On the host, where tests walk, any other is a crash as on a GPU.
+// The address must be a multiple of the access. On the host, where tests run this, others crash as on a GPU.
 template <class Word>
 SORDINO_BOTH inline Word load_word(const std::byte* from) {
 #if defined(__CUDA_ARCH__)
@@ -71,7 +71,7 @@ SORDINO_BOTH inline void store(std::byte* to, const Pack<T, kWidth>& pack) {
   store_word(to, __builtin_bit_cast(Access<T, kWidth>, pack));
 }
 
-// The same where only elements are aligned.
+// The same for addresses at which only elements are aligned.
 template <class T, int kWidth>
 SORDINO_BOTH inline Pack<T, kWidth> load_each(const std::byte* from) {
   Pack<T, kWidth> pack;
@@ -85,7 +85,7 @@ SORDINO_BOTH inline void store_each(std::byte* to, const Pack<T, kWidth>& pack) 
   for (int e = 0; e < kWidth; ++e) store<T, 1>(to + e * sizeof(T), {{pack.values[e]}});
 }
 
-// Of several packs, `step` bytes apart, the first `live`; the others are zero.
+// Loads the first `live` of several packs, which lie `step` bytes apart; the others are zero.
 template <class T, int kWidth, int kAhead>
 SORDINO_BOTH inline void load_live(Pack<T, kWidth> (&packs)[kAhead], const std::byte* from, std::size_t step,
                                    int live) {

@@ -1,4 +1,4 @@
-// From a call's tensors to the batches of walk.h that a kernel can take.
+// Conversion of a call's tensors to the batches of walk.h that a kernel can take.
 #pragma once
 
 #include <algorithm>
@@ -15,9 +15,9 @@
 
 namespace sordino::kernels::cuda {
 
-// Words of a batch. Several sizes, because what a launch costs grows with its parameter: 4 KiB is what every driver
-// takes, 32 764 bytes what those since 530 take, and between them is a model of some hundred tensors. The rest is for
-// the operation.
+// Words of a batch. There are several sizes, because the cost of a launch grows with its parameter. Every driver takes
+// 4 KiB, and those since 530 take 32 764 bytes; the size between them is for a model of some hundred tensors. The rest
+// of the parameter is for the operation.
 inline constexpr int kFewWords = 448, kSomeWords = 1024, kManyWords = 4000;
 
 // The words of all rows, row after row, and their counts.

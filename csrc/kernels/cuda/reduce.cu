@@ -4,7 +4,7 @@
 namespace sordino::kernels::cuda {
 namespace {
 
-// For each row, sources and destinations.
+// Rows of the table: sources, then destinations.
 template <class T>
 void reduce_as(ReduceOp op, const Table& table, std::uint32_t sources, double pre, double post, cudaStream_t stream) {
   const auto lists = static_cast<std::uint32_t>(table.width);

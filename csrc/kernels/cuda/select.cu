@@ -1,4 +1,4 @@
-// The samples that moved most: the steps of select_ops.h, and what the block does together between them.
+// The samples that moved most: the steps of select_ops.h, and the sums over a block between them.
 #include "kernels/cuda/items_plan.h"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/select_ops.h"
@@ -8,7 +8,7 @@ namespace {
 
 constexpr std::uint32_t kSelecting = 1024, kWarp = 32;  // threads
 
-// The sum of what the threads before this one have, and in `all` that of all threads.
+// The sum of the `own` of all threads before this one; `all` becomes the sum over all threads.
 __device__ std::uint64_t exclusive_sum(std::uint64_t own, std::uint64_t& all) {
   __shared__ std::uint64_t of_warps[kWarp];
   const std::uint32_t lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
@@ -29,7 +29,7 @@ __device__ std::uint64_t exclusive_sum(std::uint64_t own, std::uint64_t& all) {
   return before + sum - own;
 }
 
-// The cut of a row of which `bins` are the histogram.
+// The cut of a row whose histogram is `bins`.
 __device__ Cut find_cut(const Row& row, const std::uint32_t* bins) {
   __shared__ Cut cut;
   const std::uint32_t counter = kBins - 1 - threadIdx.x;
@@ -41,7 +41,7 @@ __device__ Cut find_cut(const Row& row, const std::uint32_t* bins) {
   return cut;
 }
 
-// Two numbers of less than 2^32 are added up as one.
+// Two numbers below 2^32 are added up as one.
 __device__ std::uint64_t packed(const Taken& taken) { return std::uint64_t{taken.ties} << 32 | taken.above; }
 __device__ Taken unpacked(std::uint64_t sums) {
   return {static_cast<std::uint32_t>(sums), static_cast<std::uint32_t>(sums >> 32)};
@@ -57,12 +57,12 @@ struct Part {
       : chunk(find_chunk(batch, blockIdx.x, 1)),
         row{batch.row(chunk.row), batch.first_row + chunk.row},
         end(chunk.begin + chunk.count) {}
-  // Where this thread's `number`-th sixteen is.
+  // Position of this thread's `number`-th sixteen counters.
   __device__ std::uint64_t at(std::uint32_t number) const {
     return chunk.begin + std::uint64_t{number * kSelecting + threadIdx.x} * kWidest;
   }
 };
-constexpr std::uint32_t kSixteens = kSelectChunk / (kSelecting * kWidest);  // a thread
+constexpr std::uint32_t kSixteens = kSelectChunk / (kSelecting * kWidest);  // per thread
 
 template <class Batch>
 __global__ void __launch_bounds__(kSelecting) count_bins(const __grid_constant__ Batch batch, std::uint32_t* bins) {

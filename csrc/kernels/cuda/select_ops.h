@@ -1,7 +1,10 @@
-// kernels::select of rows (counters, indices, samples, counters before the row's), of which a block has a chunk: first
-// a histogram of each row's counters, from it the lowest counter that is still taken; then how many each chunk takes;
-// and then, sixteen counters a thread at a time, the indices in rising order, behind what the chunks before have taken.
-// Between these steps the block waits; what it adds up or scans is in select.cu, and in the test for the host.
+// kernels::select of rows (counters, indices, samples, counters before the row's). Each block has a chunk of a row:
+//
+//   1. a histogram of each row's counters, and from it the cut: the lowest counter that is taken
+//   2. how many counters each chunk takes
+//   3. the indices in rising order, sixteen counters per thread at a time, behind those of earlier chunks
+//
+// Between the steps, the block waits. Its sums and scans are in select.cu, and for the host in the test.
 #pragma once
 
 #include "kernels/cuda/walk.h"
@@ -10,7 +13,7 @@ namespace sordino::kernels::cuda {
 
 inline constexpr int kBins = 256;
 
-// Bytes a chunk. Whoever has one adds up what all before it take, so that there must not be many.
+// Bytes of a chunk. Each block adds up the counts of all earlier chunks, so there must not be many.
 inline constexpr std::uint32_t kSelectChunk = 64 << 10;
 
 // Neighbouring counters, of which [begin, end) belong to the row.
@@ -20,8 +23,8 @@ struct Sixteen {
   Pack<std::uint8_t, kWidest> values;
 };
 
-// A row begins at a multiple of 16 bytes, with counters that are not its own perhaps, and so does a chunk: `at` is
-// where in the row, `end` where the row ends.
+// A row begins at a multiple of 16 bytes, perhaps with counters of another row; so does a chunk. `at` is a position in
+// the row, and `end` is where the row ends.
 SORDINO_BOTH inline Sixteen load_sixteen(const Row& row, std::uint64_t at, std::uint64_t end) {
   Sixteen found;
   const std::uint64_t skipped = row.words[3];
@@ -40,8 +43,8 @@ SORDINO_BOTH inline Sixteen load_sixteen(const Row& row, std::uint64_t at, std::
   return found;
 }
 
-// Calls add(counter, times) for what this thread finds. Most counters are alike, and what a thread adds once for many
-// it need not fight over with the others.
+// Calls add(counter, times) for this thread's counters. Most counters are equal. Adding many equal ones at once saves
+// contention with other threads.
 template <class Add>
 SORDINO_BOTH inline void count_counters(const Row& row, std::uint64_t begin, std::uint64_t end, std::uint32_t thread,
                                         std::uint32_t threads, const Add& add) {
@@ -63,16 +66,16 @@ SORDINO_BOTH inline void count_counters(const Row& row, std::uint64_t begin, std
   if (times != 0) add(last, times);
 }
 
-// The lowest counter taken, and how many elements that have it.
+// The lowest counter that is taken, and how many elements with this counter are taken.
 struct Cut {
   std::uint32_t counter, ties;
 };
-// Whether `counter`, which `times` elements have and `above` others exceed, is the lowest of so many samples.
+// Whether a counter that `times` elements have, and `above` elements exceed, is the lowest of `samples` samples.
 SORDINO_BOTH inline bool is_lowest(std::uint64_t times, std::uint64_t above, std::uint64_t samples) {
   return above < samples && samples <= above + times;
 }
 
-// How many counters are above the cut and at it; elements before, as their sums.
+// Numbers of counters above the cut and at the cut; for elements before a place, their sums.
 struct Taken {
   std::uint32_t above, ties;
   SORDINO_BOTH void add(const Taken& other) {

@@ -1,4 +1,4 @@
-// Operations that add up: every thread its share of a chunk, the block its threads, and `combine` a row's chunks. The
+// Operations that add up: each thread its share of a chunk, the block its threads, and `combine` a row's chunks. The
 // order is the same wherever the tensors lie: packs are cut from a row's beginning, not at multiples of 16 bytes.
 #pragma once
 
@@ -20,7 +20,7 @@ struct Totals {
   }
 };
 
-// What is added up of x and y, as doubles.
+// Sums of products of x and y, as doubles.
 struct DotSums : Totals<double, 3> {
   static constexpr int kLists = 2;
   SORDINO_BOTH void take(double x, double y) {
@@ -83,7 +83,7 @@ struct SumUp {
   }
 };
 
-// What thread `thread` adds up of the chunks of a row.
+// The sum of the chunks of a row that thread `thread` adds up.
 template <class Sums, class AnyBatch>
 SORDINO_BOTH inline Sums combine(const AnyBatch& batch, std::uint32_t row, const Sums* chunks, std::uint32_t thread,
                                  std::uint32_t threads) {
@@ -93,7 +93,7 @@ SORDINO_BOTH inline Sums combine(const AnyBatch& batch, std::uint32_t row, const
   return sums;
 }
 
-// What becomes of a row's sums.
+// Results of a row's sums: the sums themselves, or a norm.
 template <class Sums>
 struct StoreSums {
   double* results;

@@ -1,4 +1,4 @@
-// All elements compared, or samples of them.
+// Comparison of all elements, or of samples of them.
 #include "kernels/cuda/items_plan.h"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/unchanged_ops.h"

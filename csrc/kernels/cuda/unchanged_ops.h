@@ -1,4 +1,4 @@
-// kernels/unchanged.h as operations.
+// The functions of kernels/unchanged.h as operations.
 #pragma once
 
 #include "base/rng.h"
@@ -6,7 +6,7 @@
 
 namespace sordino::kernels::cuda {
 
-// How many elements are the same, and how many counters can count no further.
+// Number of elements that are the same, and of counters that are full.
 struct SameCounts : Totals<std::int64_t, 2> {};
 
 template <class T>
@@ -65,7 +65,7 @@ struct Compare {
   }
 
  private:
-  // Counters have an alignment of their own. Returns how many are full then.
+  // Counters have an alignment of their own. Returns how many are full afterwards.
   template <int kWidth>
   SORDINO_BOTH static std::int32_t count_changes(std::byte* counters, const Pack<std::uint8_t, kWidth>& changed) {
     const bool aligned = reinterpret_cast<std::uintptr_t>(counters) % kWidth == 0;
@@ -84,7 +84,8 @@ struct Compare {
   }
 };
 
-// Of a row whose word `item` is its item's index; `full`, if any, is one flag a row.
+// Stores the counts of a row. The row's word `item` is the index of its item. `full`, if not null, has one flag per
+// row.
 struct StoreCounts {
   std::int64_t* counts;
   std::uint8_t* full;
@@ -135,7 +136,7 @@ struct Draw {
   }
 };
 
-// Samples of all types lie back to back, so that one may be aligned to less than itself.
+// Samples of all types lie back to back, so a sample may have less alignment than its type.
 template <class T>
 SORDINO_BOTH inline T load_packed(const std::byte* from) {
   if (reinterpret_cast<std::uintptr_t>(from) % sizeof(T) == 0) return load<T, 1>(from).values[0];

@@ -1,10 +1,10 @@
-// One walk for all kernels: over many tensors at once, by chunks, in the widest accesses that their addresses allow.
+// One walk for all kernels: over many tensors at once, in chunks, with the widest accesses that their addresses allow.
 //
 // A launch gets a batch of rows by value, as its parameter: there is no table in device memory to fill, to keep alive
-// or to wait for. A row is what belongs to one tensor: words (addresses, most of them) and a number of elements. A
-// block takes one chunk of one row, which it finds among the chunks' running sums; its threads then cover the chunk's
-// elements, each element once. What is done to them is an operation (*_ops.h), which sees some packs of elements
-// at a time, so that as many loads are in flight.
+// or to wait for. A row stands for one tensor: words (addresses, most of them) and a number of elements. A block takes
+// one chunk of one row, which it finds among the chunks' running sums. Its threads then cover the chunk's elements,
+// each element once. An operation (*_ops.h) does the work on some packs of elements at a time, so that all their loads
+// are in flight.
 //
 // All of this runs on the host as well, one thread after the other: tests/cpp/test_cuda_walk.cc.
 #pragma once
@@ -15,19 +15,19 @@ namespace sordino::kernels::cuda {
 
 inline constexpr int kThreads = 256;
 
-// Bytes a chunk of a call that has so many in all: what a block's threads have in flight at once, or less of a call
-// that would leave most of a GPU idle.
+// Bytes of a chunk in a call of `call_bytes` bytes: the bytes that a block's threads have in flight at once. A small
+// call has smaller chunks, because few blocks would leave most of a GPU idle.
 constexpr std::uint32_t chunk_bytes(std::size_t call_bytes) {
   constexpr std::uint32_t kLeast = 4 << 10, kMost = 16 << 10, kEnough = 512;
   return call_bytes <= std::size_t{kLeast} * kEnough ? kLeast : kMost;
 }
-// Of what is added up chunk by chunk: always the same, so that a row's sum does not depend on what else is in the call.
+// For sums: always the same, so that a row's sum does not depend on the other rows of the call.
 inline constexpr std::uint32_t kSumChunk = 32 << 10;
 
-// As many rows as fit: of each `width` words, the count, and how many chunks it and those before it have.
+// As many rows as fit: `width` words of each, its count, and the number of chunks up to its end.
 template <int kWords>
 struct Batch {
-  std::uint32_t rows, width, chunk;  // bytes a chunk, a multiple of 16
+  std::uint32_t rows, width, chunk;  // chunk: bytes per chunk, a multiple of 16
   std::uint64_t first_row;           // its index in the call
   std::uint64_t words[kWords];
 
@@ -38,7 +38,7 @@ struct Batch {
   SORDINO_BOTH std::uint64_t chunks_before(std::uint32_t row) const { return row == 0 ? 0 : chunks_up_to(row - 1); }
 };
 
-// What an operation sees of a row.
+// A row as an operation sees it.
 struct Row {
   const std::uint64_t* words;
   std::uint64_t index;  // in the call
@@ -66,14 +66,14 @@ SORDINO_BOTH inline Chunk find_chunk(const AnyBatch& batch, std::uint64_t block,
   return {low, begin, left < chunk ? left : chunk};
 }
 
-// Whether all addresses are multiples of 16 after as many single elements.
+// Whether all addresses are multiples of 16 after the same number of single elements.
 SORDINO_BOTH inline bool aligned_alike(const std::uint64_t* addresses, std::uint32_t count) {
   std::uint64_t distances = 0;
   for (std::uint32_t k = 1; k < count; ++k) distances |= addresses[k] ^ addresses[0];
   return distances % kWidest == 0;
 }
 
-// How a chunk is covered: `head` single elements, `packs` of 16 bytes, and single elements again.
+// Cover of a chunk: `head` single elements, `packs` of 16 bytes, and single elements again.
 struct Cover {
   std::uint32_t head, packs, singles;
 };
@@ -83,10 +83,10 @@ SORDINO_BOTH inline Cover cover(std::uint32_t count, std::uint64_t address, std:
   return {head, packs, count - packs * width};
 }
 
-// What an operation sees of a row; see walk().
+// Packs that an operation sees; see walk().
 enum class Accesses { kSingle, kWide, kStored, kFixed };
 
-// Calls apply<kWidth> for all packs that are this thread's.
+// Calls apply<kWidth> for all packs of this thread.
 template <int kWidth, class Operation>
 SORDINO_BOTH inline void walk_packs(const Row& row, std::size_t begin, std::uint32_t packs, std::uint32_t thread,
                                     std::uint32_t threads, const Operation& operation,
@@ -101,13 +101,13 @@ SORDINO_BOTH inline void walk_packs(const Row& row, std::size_t begin, std::uint
   }
 }
 
-// What thread `thread` of `threads` (32 or more) of block `block` does. An operation has:
-//   Element, whose number a row's count is; State, what its thread carries along;
-//   kAccesses: kSingle to see single elements only; kWide to see packs of 16 bytes where all of a row's first
-//     `lists` addresses (also a member) allow it, else single elements; kStored to see packs of 16 bytes that are
-//     aligned at the row's second address, kFixed to see such as are cut from the row's beginning, both wherever other
-//     addresses lie;
-//   kAhead<kWidth>: how many packs it sees at a time;
+// Runs thread `thread` of `threads` (32 or more) of block `block`. An operation has:
+//   Element, the unit of a row's count; State, which its thread carries along;
+//   kAccesses: kSingle to see single elements only; kWide to see packs of 16 bytes if all of a row's first `lists`
+//     addresses (also a member) allow it, else single elements; kStored to see packs of 16 bytes that are aligned at
+//     the row's second address, and kFixed to see packs that are cut from the row's beginning, both for all alignments
+//     of the other addresses;
+//   kAhead<kWidth>: number of packs that it sees at a time;
 //   apply<kWidth>(row, i, step, live, state): the packs at elements i, i + step and so on, `live` of them.
 template <class AnyBatch, class Operation>
 SORDINO_BOTH inline void walk(const AnyBatch& batch, std::uint64_t block, std::uint32_t thread, std::uint32_t threads,
@@ -130,7 +130,7 @@ SORDINO_BOTH inline void walk(const AnyBatch& batch, std::uint64_t block, std::u
       walk_packs<kWide>(row, chunk.begin + parts.head, parts.packs, thread, threads, operation, state);
     }
   }
-  // Beside packs there are fewer single elements than 32: a thread has one at most, so what is `step` after it is none.
+  // Besides packs there are fewer than 32 single elements: each thread has at most one, and none `step` after it.
   if (thread >= parts.singles) return;
   const std::size_t skipped = thread < parts.head ? 0 : std::size_t{parts.packs} * kWide;
   walk_packs<1>(row, chunk.begin + skipped, parts.singles, thread, threads, operation, state);

@@ -28,7 +28,7 @@ void Control::post(int to, Bytes message) {
 }
 
 bool Control::poll(const Sink& sink) {
-  // Each by itself: a rank that stands still does not take its messages, and the others do.
+  // One at a time: a rank that stands still does not take its messages, but the others do.
   for (auto one = outgoing_.begin(); one != outgoing_.end();) {
     int sent = 0;
     const auto next = std::next(one);
@@ -50,8 +50,8 @@ bool Control::poll(const Sink& sink) {
   return moved;
 }
 
-// Whether an MPI call with a peer went well. Where peers are outlived, one that did not is the peer's end (whatever
-// error MPI gives), and is reported; else it throws.
+// True if an MPI call with a peer succeeded. If losses are survived, any error means the loss of the peer, and is
+// recorded; otherwise it throws.
 bool Control::fine(int code, const char* what, int peer) {
   if (code == MPI_SUCCESS) return true;
   if (!outlives_) check_peer(code, what, peer);
@@ -63,13 +63,13 @@ void Control::lose(int peer) {
   if (lost_.insert(peer).second) heard_.push_back({peer, "MPI does not reach it any more", false});
 }
 
-// Gives the next message of `from`, which may be MPI_ANY_SOURCE, to the sink. False if there is none.
+// Delivers the next message of `from`, which may be MPI_ANY_SOURCE, to the sink. False if no message waits.
 bool Control::take(int from, const Sink& sink) {
   int waiting = 0;
   MPI_Status status;
   const int code = MPI_Iprobe(from, kTag, comm_, &waiting, &status);
   if (code != MPI_SUCCESS && outlives_) {
-    // Once a process has failed, MPI refuses to look for messages of anybody.
+    // Once a process has failed, MPI refuses MPI_ANY_SOURCE.
     for (const int peer : failed_in(comm_)) lose(peer);
     if (from != MPI_ANY_SOURCE) lose(from);
     one_by_one_ = true;

@@ -1,5 +1,5 @@
-// Control messages between ranks of other nodes: small, buffered, in order for each pair. What happens to them when a
-// process has failed is here, too.
+// Control messages between ranks of different nodes: small, buffered, and ordered for each pair. Also decides what
+// happens to them when a process has failed.
 #pragma once
 
 #include <mpi.h>
@@ -18,11 +18,11 @@ class Control {
   explicit Control(MPI_Comm comm);
 
   void post(int to, Bytes message);
-  // Sends what waits, and gives what has come to the sink; true if anything has.
+  // Sends pending messages, and delivers received ones to the sink. True if any came.
   bool poll(const Sink& sink);
   bool idle() const { return outgoing_.empty(); }
 
-  // From now on ranks that MPI does not reach are noted instead of throwing.
+  // From now on ranks that MPI does not reach are recorded, and cause no exception.
   void outlive_peers() { outlives_ = true; }
   std::vector<Loss> take_losses() { return std::exchange(heard_, {}); }
 
@@ -39,7 +39,7 @@ class Control {
 
   MPI_Comm comm_;  // freed by MPI_Finalize: freeing it here would have to wait for all ranks
   int rank_ = 0, size_ = 1;
-  std::list<Outgoing> outgoing_, graveyard_;  // of the latter MPI has not said that it lets go of them
+  std::list<Outgoing> outgoing_, graveyard_;  // graveyard_: MPI may still use these
   bool outlives_ = false, one_by_one_ = false;
   std::set<int> lost_;
   std::vector<Loss> heard_;

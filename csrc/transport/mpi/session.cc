@@ -35,8 +35,8 @@ void finalize_at_exit() {
   MPI_Finalize();
 }
 
-// Where somebody has made the functions of one MPI known to all libraries, they are called even by what needs another:
-// handles differ between them.
+// Some library may have made the functions of one MPI global. Then code that needs another MPI calls them too, with
+// handles that differ.
 void require_same_library() {
 #if defined(OPEN_MPI)
   constexpr bool kWanted = true;
@@ -83,7 +83,7 @@ std::string list(const std::vector<int>& ranks) {
   return text;
 }
 
-// Throws for a code that is no success; `suspects` says who is to blame if a process has failed.
+// Throws for an error code; suspects() gives the ranks to blame if a process has failed.
 template <class Suspects>
 void require(int code, const char* what, Suspects suspects) {
   if (code == MPI_SUCCESS) return;
@@ -132,11 +132,11 @@ void ensure_initialized() {
     return;
   }
   require_same_library();
-  // No window is ever made here, so Open MPI can do without components that serve one-sided operations only: the one
-  // over UCX prints noise on machines without the network it wants, the one over libfabric sleeps for a second.
+  // We never create a window, so Open MPI can do without the components for one-sided operations. The one over UCX
+  // prints warnings on machines without its network, and the one over libfabric sleeps for a second.
   setenv("OMPI_MCA_osc", "^ucx", 0);
   setenv("OMPI_MCA_btl", "^ofi", 0);
-  setenv("OMPI_MCA_btl_tcp_eager_limit", std::to_string(kLargestPart + 4096).c_str(), 0);  // headers included
+  setenv("OMPI_MCA_btl_tcp_eager_limit", std::to_string(kLargestPart + 4096).c_str(), 0);  // including headers
   int provided = MPI_THREAD_SINGLE;
   check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided), "MPI_Init_thread");
   initialized_here = true;

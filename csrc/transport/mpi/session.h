@@ -1,4 +1,4 @@
-// MPI's own life: initialized at most once, finalized at exit if we initialized it and the world has not failed.
+// Session of MPI: initialized at most once, and finalized at exit if we have initialized it and no world has failed.
 #pragma once
 
 #include <mpi.h>
@@ -11,29 +11,30 @@
 
 namespace sordino::mpi {
 
-// Bulk data goes in messages of at most this many bytes. Over TCP Open MPI is told to send each at once: for larger
-// ones it would wait for the receiver's consent, which queues behind what is on its way back, so that transfers which
-// cross would go one after the other. The price is that Open MPI keeps a copy of what has not left yet.
+// Bulk data is sent in messages of at most this many bytes. Over TCP, Open MPI is configured to send each at once. For
+// larger ones it would wait for the receiver's consent, which queues behind data on the way back, so transfers in
+// opposite directions would run one after the other. The price: Open MPI keeps a copy of data that has not left yet.
 inline constexpr std::size_t kLargestPart = 128 * 1024;
 
-// Who has failed, as ranks of the communicator; empty where this MPI does not tell.
+// Failed ranks of the communicator; empty if this MPI does not report them.
 std::vector<int> failed_in(MPI_Comm comm);
 
-// Throws PeerLost if MPI says that a process failed, with the failed ranks of `comm`; TransportError on other errors.
+// Throws PeerLost if MPI reports a failed process, with the failed ranks of `comm`; TransportError for other errors.
 void check(int code, const char* what, MPI_Comm comm = MPI_COMM_NULL);
-// The same of an operation with one peer, whom it concerns.
+// The same for an operation with one peer, which is to blame.
 void check_peer(int code, const char* what, int peer);
 
-// Initializes MPI if nobody has. Throws UsageError when it has been finalized or gives too little thread support.
+// Initializes MPI unless it is already initialized. Throws UsageError if it has been finalized, or has too little
+// thread support.
 void ensure_initialized();
 
-// Every rank of MPI_COMM_WORLD has passed initialization: names that only served it can go.
+// Every rank of MPI_COMM_WORLD is initialized: names that were only needed for that can be removed.
 void all_have_attached();
 
-// From now on MPI_Finalize is not called at exit: with dead peers it may wait for ever.
+// From now on MPI_Finalize is not called at exit, because with dead peers it may wait forever.
 void never_finalize();
 
-// "Open MPI v5.0.11, ..." as the library found at run time says it.
+// "Open MPI v5.0.11, ...", as reported by the library found at run time.
 std::string library_version();
 
 }  // namespace sordino::mpi

@@ -1,5 +1,5 @@
-// The part of NCCL's public C interface that is used here, declared by ourselves: the library is opened at run time, so
-// that one build runs with whatever NCCL there is (2.14 or later), or without any.
+// The part of NCCL's public C interface that we use, in our own declarations. The library is opened at run time, so one
+// build runs with any NCCL (2.14 or later), or without one.
 #pragma once
 
 #include <climits>
@@ -25,9 +25,9 @@ inline constexpr Type kTypeInt8 = 0, kTypeUInt8 = 1, kTypeInt32 = 2, kTypeUInt32
 using Op = int;
 inline constexpr Op kOpSum = 0, kOpProduct = 1, kOpMax = 2, kOpMin = 3, kOpAverage = 4;
 
-// As of 2.14, the first version with communicators that do not block; every later version has more fields behind these,
-// and takes the shorter form from a caller that says it is of this version. Its reader goes by `version` as well as by
-// `size`, so the two must match. `padding` is within `size`, where 2.17 has its next field: it says "undefined".
+// As in 2.14, the first version with non-blocking communicators. Later versions add fields at the end, and accept the
+// shorter form from a caller that states this version. NCCL checks `version` as well as `size`, so the two must match.
+// `padding` is within `size`, where 2.17 has its next field: it means "undefined".
 struct Settings {
   static constexpr int kUndefined = INT_MIN;
 
@@ -41,7 +41,7 @@ static_assert(sizeof(Settings) == 24 && offsetof(Settings, blocking) == 16);
 
 inline constexpr int kOldestVersion = 21400;
 
-// A stream is a cudaStream_t: a pointer.
+// A stream is a cudaStream_t, which is a pointer.
 struct Api {
   Result (*get_version)(int*);
   Result (*get_unique_id)(UniqueId*);

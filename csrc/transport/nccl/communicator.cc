@@ -30,7 +30,7 @@ Type type_of(DType type) {
   return kNoType;
 }
 
-// Bools are bytes of 0 and 1, of which the largest is OR and the smallest AND (kernels/kernels.h).
+// Bools are bytes of 0 and 1: the maximum is OR, the minimum AND (kernels/kernels.h).
 Op op_of(DType type, ReduceOp op) {
   const bool logical = type == DType::kBool;
   switch (op) {
@@ -176,7 +176,7 @@ bool Communicator::settled(Deadline& limit) {
   return true;
 }
 
-// What never connected is not waited for: a peer that never comes is the usual reason.
+// A communicator that never connected is not waited for, since usually a peer never comes.
 bool Communicator::finish() {
   if (failed_ || !connected_) return false;
   Deadline limit(options_.patience);
@@ -191,15 +191,15 @@ bool Communicator::close() noexcept {
   try {
     finished = finish();
   } catch (const std::exception&) {
-    // There is nobody to tell.
+    // A noexcept function cannot report it.
   }
   return end(finished ? api_.destroy : api_.abort);
 }
 
 bool Communicator::abort() noexcept { return comm_ == nullptr ? ended_ : end(api_.abort); }
 
-// These calls block, whatever the communicator's kind, and have been seen to do so for ever: they get a thread, which
-// is left behind if it does not come back.
+// These calls block, also on a non-blocking communicator, and have been seen to block forever. So they run on their own
+// thread, which is left behind if it does not return.
 bool Communicator::end(Result (*function)(Comm*)) noexcept {
   Comm* comm = std::exchange(comm_, nullptr);
   try {
@@ -209,14 +209,14 @@ bool Communicator::end(Result (*function)(Comm*)) noexcept {
       try {
         if (use_device) use_device();
       } catch (...) {
-        // The device is lost; NCCL has host memory and threads to give back all the same.
+        // The device is lost, but NCCL still has to release host memory and threads.
       }
       function(comm);
       over->set_value();
     }).detach();
     ended_ = waiting.wait_for(options_.patience) == std::future_status::ready;
   } catch (...) {
-    ended_ = false;  // no thread, or no memory: the communicator leaks
+    ended_ = false;  // no thread or no memory: the communicator leaks
   }
   return ended_;
 }
@@ -226,7 +226,7 @@ Group::~Group() {
   try {
     communicator_->end_group();
   } catch (const Error&) {
-    // An exception is under way that says more.
+    // An exception in flight has the better message.
   }
 }
 

@@ -1,5 +1,5 @@
-// NCCL between the GPUs of some ranks. Nothing here waits for a peer, nor for the device: what NCCL has not finished
-// with, ready() says, so that the engine's driver can look after everything else meanwhile and notice a dead peer.
+// Communicator of NCCL between the GPUs of some ranks. Nothing here waits for a peer or for the device. ready() tells
+// whether NCCL has finished, so that the polling thread can do everything else meanwhile, and notice a dead peer.
 #pragma once
 
 #include <chrono>
@@ -14,30 +14,30 @@
 
 namespace sordino::nccl {
 
-// What NCCL can fold: no 16-bit integers; averages (kAverage: sums divided by the number of ranks) of floats only.
+// True if NCCL can reduce this type with this operation: no 16-bit integers, and averages (kAverage: the sum divided by
+// the number of ranks) of floats only.
 bool supports(DType type, ReduceOp op);
 
-// Used by one thread at a time. Errors are PeerLost (of nobody in particular: NCCL does not say whom) where NCCL blames
-// another process, else DeviceError, UsageError where two ranks have the same GPU. After one, all there is to do is
-// abort().
+// Used by one thread at a time. Errors: PeerLost if NCCL blames another process (without ranks: NCCL does not say
+// which), UsageError if two ranks have the same GPU, otherwise DeviceError. After an error, only abort() may be called.
 //
-// ready() must have been true since the last call before the next one, and before anything else is put on that call's
-// stream, an event included: until then what was called may not be on the stream yet. Within a group it is enough that
-// it was before begin_group() and is after end_group().
+// Between two calls, ready() must have been true, also before anything else (such as an event) is put on the stream of
+// the first call: until then the call may not be on its stream yet. For a group it is enough that ready() was true
+// before begin_group() and is true after end_group().
 class Communicator {
  public:
   struct Options {
-    // Makes this rank's device the calling thread's current one; called on threads of this class's own.
+    // Makes this rank's device the current one of the calling thread. Called on threads of this class's own.
     std::function<void()> use_device;
-    // How long the end of a communicator may take: of a healthy one before it is aborted, and of an abort before it is
+    // Time limit for the end of a communicator: for a healthy one until it is aborted, and for an abort until it is
     // left to itself.
     std::chrono::milliseconds patience{10000};
   };
 
-  // For one communicator: made by one rank, told to all. Throws NotBuilt, as the constructor does, without an NCCL.
+  // Id of one communicator: made by one rank, and sent to all. Throws NotBuilt without NCCL, as does the constructor.
   static Bytes new_id();
 
-  // Begins to connect. The calling thread's current device becomes this rank's.
+  // Begins to connect. The current device of the calling thread becomes this rank's.
   Communicator(const Bytes& id, int size, int rank) : Communicator(id, size, rank, Options()) {}
   Communicator(const Bytes& id, int size, int rank, Options options);
   Communicator(const Communicator&) = delete;
@@ -47,14 +47,14 @@ class Communicator {
   int size() const { return size_; }
   int rank() const { return rank_; }
 
-  // Whether the latest call has come into effect. Throws what has gone wrong since.
+  // True once the latest call has taken effect. Throws errors that have occurred since.
   bool ready();
-  // Throws what has gone wrong, to be called while operations run: if a peer dies, they do not end by themselves.
+  // Throws errors. Call this while operations run, because they do not end by themselves if a peer dies.
   void check() { static_cast<void>(ready()); }
 
-  // Input and output are the same place or do not overlap, except that a reduce_scatter's output may be this rank's
-  // part of the input, and an all_gather's input this rank's part of the output. Counts are of elements, of one rank's
-  // part. Nothing happens where they are 0, on whichever rank.
+  // Input and output must be equal or not overlap, with two exceptions: the output of reduce_scatter may be this rank's
+  // part of the input, and the input of all_gather this rank's part of the output. Counts are elements of one rank's
+  // part. If the count is 0, nothing happens, on any rank.
   void all_reduce(const std::byte* input, std::byte* output, std::size_t count, DType type, ReduceOp op, Stream stream);
   void reduce(const std::byte* input, std::byte* output, std::size_t count, DType type, ReduceOp op, int root,
               Stream stream);
@@ -65,17 +65,16 @@ class Communicator {
   void send(const std::byte* input, std::size_t bytes, int to, Stream stream);
   void receive(std::byte* output, std::size_t bytes, int from, Stream stream);
 
-  // What is called in between starts together, so that sends and receives cannot wait for each other in a circle. Both
-  // must be called on one thread: NCCL keeps the group there. Rather use Group.
+  // Calls in between start together, so that sends and receives cannot wait for each other in a circle. Call both on
+  // one thread, where NCCL keeps the group. Prefer Group.
   void begin_group();
   void end_group();
 
-  // Ends all operations, also those on the device that wait for a peer; what they have written is undefined.
-  // Idempotent. False if NCCL has not come to an end after Options::patience: then the memory it works on must not be
-  // freed.
+  // Ends all operations, also those on the device that wait for a peer; their output is undefined. Idempotent. False if
+  // NCCL has not ended after Options::patience: then the memory it works on must not be freed.
   bool abort() noexcept;
-  // Lets what is on streams end, if all is well, and closes the communicator; what has not ended after
-  // Options::patience is aborted. Idempotent, and false as abort(). Destruction does this.
+  // Lets work on streams end if there was no error, and closes the communicator. Aborts work that has not ended after
+  // Options::patience. Idempotent. Returns false in the same case as abort(). The destructor calls it.
   bool close() noexcept;
 
  private:
@@ -92,7 +91,7 @@ class Communicator {
   bool connected_ = false, failed_ = false, ended_ = true;
 };
 
-// A group that ends on every way out. end() says what failed; without it, failures are left to ready().
+// Group that ends on every path. end() throws its errors; without end(), they are left to ready().
 class Group {
  public:
   explicit Group(Communicator& communicator) : communicator_(&communicator) { communicator.begin_group(); }

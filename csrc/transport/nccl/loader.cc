@@ -66,7 +66,7 @@ Found find_all(void* library) {
   const std::string file = known ? std::filesystem::path(where.dli_fname).filename().string() : kLibrary;
   int& version = found.version;
   if (api.get_version(&version) != kSuccess) throw NotBuilt(file + " does not say its version." + kHowToGetIt);
-  // Before 2.9 the number had a digit less.
+  // Before 2.9 the version number had one digit less.
   if (version < kOldestVersion) {
     const std::string old = version < 10000 ? std::to_string(version / 1000) + "." + std::to_string(version / 100 % 10)
                                             : version_name(version);
@@ -94,7 +94,7 @@ Found find_all(void* library) {
 }
 
 const Found& found() {
-  static const Found* known = nullptr;  // never freed, like the library: threads of NCCL's may outlive everything else
+  static const Found* known = nullptr;  // never freed, as the library: NCCL's threads may live until the process ends
   std::lock_guard lock(mutex);
   if (known == nullptr) {
     void* library = open_library();

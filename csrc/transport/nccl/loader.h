@@ -7,21 +7,22 @@
 
 namespace sordino::nccl {
 
-// Opens the library on first use: the file that SORDINO_NCCL names, else the copy that this process has loaded already
-// (torch's: two copies would not know of each other), else the file of hint(), else what the system finds. NotBuilt,
-// which says what to do, where there is none that serves. A failure is not remembered: a hint may come later.
+// Opens the library on first use. Candidates: the file named by SORDINO_NCCL, else the copy that this process has
+// already loaded (torch's: two copies would not know of each other), else the file of hint(), else the one that the
+// system finds. Throws NotBuilt, with the fix, if none works. A failure is not remembered, because a hint may come
+// later.
 const Api& api();
 
-// Whether api() would give something.
+// True if api() would succeed.
 bool available();
 
-// Where a libnccl.so.2 may lie (a Python package's). Without effect once the library is open.
+// Path of a libnccl.so.2 (of a Python package) to try. No effect once the library is open.
 void hint(const std::string& path);
 
-// Whether it takes several ranks on one device: from 2.30 on, where NCCL_MULTI_RANK_GPU_ENABLE=1.
+// True if NCCL supports several ranks on one device: since 2.30, with NCCL_MULTI_RANK_GPU_ENABLE=1.
 bool shares_devices();
 
-// "NCCL 2.27.3, libnccl.so.2"; throws what api() throws.
+// "NCCL 2.27.3, libnccl.so.2". Throws the errors of api().
 std::string describe();
 
 }  // namespace sordino::nccl

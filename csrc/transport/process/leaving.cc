@@ -26,7 +26,7 @@ struct Peer {
 };
 
 struct State {
-  shm::ShmMemory memory;  // in which a peer's rank is its process number
+  shm::ShmMemory memory;  // whose ranks are process ids
   std::shared_ptr<Segment> board;
   std::map<pid_t, Peer> peers;
   std::vector<std::shared_ptr<Segment>> kept;
@@ -35,7 +35,7 @@ struct State {
   pid_t process = getpid();
 };
 
-// Never destroyed: it is looked at when the process ends, and what it keeps goes with that.
+// Never destroyed: it is used when the process ends, and its memory goes with the process.
 State& state() {
   static State& only = *new State;
   return only;
@@ -79,7 +79,7 @@ void will_wait_for(pid_t peer, const Location& board, double most_s) {
   if (known != self.peers.end() && !gone(known->second)) return;
   ProcessWatch process(peer);
   if (process.ended()) return;
-  self.peers.erase(peer);  // another process had the number
+  self.peers.erase(peer);  // another process had this id
   self.memory.unmap(peer, board.segment);
   self.memory.introduce(peer, peer);
   try {

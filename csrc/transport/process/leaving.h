@@ -1,6 +1,6 @@
-// The end of a rank that MPI does not know, on a machine that it shares with others: what they may still want to map of
-// its memory lives as long as its process, so a process that ends in peace waits until they have come to their end as
-// well, or are gone. (MPI_Finalize waits likewise.)
+// End of a rank that MPI does not know, on a machine with other ranks. Peers may still want to map its memory, which
+// lives only as long as its process. So a process that ends normally first waits until the others have come to their
+// end too, or are gone. (MPI_Finalize waits likewise.)
 #pragma once
 
 #include <sys/types.h>
@@ -15,12 +15,12 @@ namespace sordino::process {
 // Keeps a segment until the process ends.
 void keep_until_the_end(std::shared_ptr<Segment> segment);
 
-// Where peers see whether this process has come to its end; the same for all worlds that it is in.
+// Location of a flag that shows peers whether this process has come to its end. One for all worlds of the process.
 Location own_board();
-// A process of this machine that shares memory with this one, for whose end this one's will wait, at most so many
-// seconds.
+// Makes this process wait at its end for the end of `peer`, for at most `most_s` seconds. The peer is a process of this
+// machine that shares memory with this one.
 void will_wait_for(pid_t peer, const Location& board, double most_s);
-// Ranks have been lost, so that this process waits for nobody.
+// Ranks have been lost, so this process waits for no peer.
 void will_not_wait();
 
 }  // namespace sordino::process

@@ -13,7 +13,7 @@ std::string machine() {
   std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
   struct stat names{};
   if (stat("/proc/self/ns/pid", &names) != 0)
-    names.st_ino = static_cast<ino_t>(getpid());  // then for this process alone
+    names.st_ino = static_cast<ino_t>(getpid());  // then the value fits this process only
   return boot + "/" + std::to_string(names.st_ino);
 }
 

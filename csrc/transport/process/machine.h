@@ -1,12 +1,12 @@
-// What a process can say of the machine that it is on, and what others make of it.
+// Identity of the machine that a process runs on.
 #pragma once
 
 #include <string>
 
 namespace sordino::process {
 
-// The machine since it was started, and the process namespace: where two processes have the same, process numbers mean
-// the same. Empty parts where the kernel does not tell.
+// The machine since its boot, and the process namespace. Processes with equal values give process ids the same meaning.
+// A part that the kernel does not provide is empty.
 std::string machine();
 std::string host_name();
 

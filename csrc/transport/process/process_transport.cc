@@ -20,8 +20,8 @@ Bytes as_bytes(const std::string& text) {
   return Bytes(data, data + text.size());
 }
 
-// The fingerprints of all ranks. This comes first, and is text alone: ranks of different versions, or set up
-// differently, would misread each other in whatever follows.
+// Compares the fingerprints of all ranks. This comes first and is text only, because ranks of different versions or
+// settings would misread each other's later messages.
 void compare(Meeting& meeting, const Comparison& comparison) {
   if (!comparison.compare) return;
   std::vector<std::string> fingerprints;
@@ -30,7 +30,7 @@ void compare(Meeting& meeting, const Comparison& comparison) {
   comparison.compare(fingerprints);
 }
 
-// Who a rank is and where, before any memory is shared.
+// Identity and place of a rank, known before any memory is shared.
 struct Home {
   std::string machine, host;
   int leader = -1;  // Meeting::host_leader()
@@ -48,11 +48,11 @@ struct Home {
     home.board = reader.get<Location>();
     return home;
   }
-  // The same for ranks that may share memory, so far as they have not tried.
+  // Equal for ranks that may share memory, as far as is known before they try.
   std::string name() const { return leader >= 0 ? std::to_string(leader) : machine + " " + host; }
 };
 
-// A rank's mailbox, and the mark in it by which a peer sees that it has mapped that and nothing else.
+// A rank's mailbox, and a mark in it that proves to a peer that it has mapped the right memory.
 struct Box {
   Location place;
   std::uint32_t mark;
@@ -150,7 +150,7 @@ class ProcessTransport : public Transport {
     Home mine{machine(), host_name(), meeting.host_leader(), getpid(), {}};
     try {
       mine.board = own_board();
-    } catch (const TransportError&) {  // then there is no shared memory at all, of which share_memory() tells
+    } catch (const TransportError&) {  // there is no shared memory at all; share_memory() will report that
     }
     std::vector<Home> homes;
     for (const Bytes& one : meeting.gather(mine.written())) {
@@ -160,7 +160,7 @@ class ProcessTransport : public Transport {
     return homes;
   }
 
-  // Nodes are numbered in the order of their first ranks; a machine's ranks may be cut into several.
+  // Numbers the nodes in the order of their first ranks. The ranks of a machine may be divided into several nodes.
   void find_nodes(const std::vector<Home>& homes, int ranks_per_node) {
     std::map<std::string, int> ranks;  // of each machine, so far
     std::map<std::pair<std::string, int>, int> nodes;
@@ -171,7 +171,7 @@ class ProcessTransport : public Transport {
     }
   }
 
-  // Processes whose end the kernel tells.
+  // Watches the processes whose end the kernel reports.
   void watch(const std::vector<Home>& homes) {
     for (int peer = 0; peer < size_; ++peer) {
       const Home& home = homes[at(peer)];
@@ -194,8 +194,8 @@ class ProcessTransport : public Transport {
     }
   }
 
-  // Every rank publishes a box with a random mark and looks for its peers' marks. Ranks that cannot see each other
-  // (another pid namespace, hidden /proc) leave their shared memory alone together.
+  // Every rank publishes a box with a random mark, and looks for its peers' marks. If two ranks of a node cannot see
+  // each other (another pid namespace, hidden /proc), no rank of that node uses shared memory.
   void share_memory(Meeting& meeting, const std::vector<Home>& homes, bool wanted) {
     const auto together = [this](int a, int b) { return is_local_ || node_of_[at(a)] == node_of_[at(b)]; };
     for (int rank = 0; rank < size_; ++rank) {
@@ -250,7 +250,7 @@ class ProcessTransport : public Transport {
       std::byte* mapped = memory_.map(peer, box.place);
       if (box.place.bytes == box_->bytes && reinterpret_cast<Doorbell*>(mapped)->rings == box.mark) return mapped;
     } catch (const MemoryGone&) {
-      // As where its process number is another's here.
+      // For example because its process id belongs to another process here.
     }
     throw TransportError("rank " + std::to_string(peer) + " lives in another process namespace");
   }
@@ -258,8 +258,8 @@ class ProcessTransport : public Transport {
   const int rank_, size_;
   const bool is_local_;
   int machine_size_ = 0;
-  std::vector<bool> shares_memory_;  // by rank, whether its node does
-  std::vector<int> node_of_, here_;  // the latter: of the ranks that this one wants to share memory with
+  std::vector<bool> shares_memory_;  // by rank, whether its node shares memory
+  std::vector<int> node_of_, here_;  // here_: ranks that this one wants to share memory with
   std::vector<std::string> hosts_;
   std::string trouble_;  // why this rank shares no memory
   shm::ShmMemory memory_;

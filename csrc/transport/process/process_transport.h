@@ -1,6 +1,6 @@
-// Ranks that are processes, however they were started and whatever carries their bytes: those that can prove to share a
-// machine use its memory, and a link (MPI's, UCX's) leads to all others. Without such a link all must share the
-// machine.
+// Transport between processes, however they were started and whatever carries their bytes. Ranks that can prove to
+// share a machine use shared memory, and a link (MPI or UCX) leads to all others. Without such a link all ranks must
+// share one machine.
 #pragma once
 
 #include <memory>
@@ -12,8 +12,8 @@
 
 namespace sordino::process {
 
-// Collective: the ranks compare what they are, find out who shares memory with whom, and link up. `far` makes the link
-// to other nodes; without it a rank on another machine is a TransportError on all.
+// Collective call: the ranks compare their settings, find out which of them share memory, and connect. `far` makes the
+// link to other nodes. Without it, a rank on another machine causes a TransportError on all ranks.
 std::unique_ptr<Transport> meet(Meeting& meeting, const Comparison& comparison, const Config& config,
                                 const LinkMaker& far = {});
 

@@ -16,15 +16,15 @@ namespace sordino::process {
 namespace {
 
 struct Facts {
-  char state = '?';   // '?': /proc does not tell
-  std::string begun;  // in ticks since the machine was started
+  char state = '?';   // '?': not known
+  std::string begun;  // in clock ticks since boot
 };
 
 Facts facts_of(pid_t pid) {
   std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
   std::string line;
   if (!std::getline(file, line)) return {};
-  // The name, in brackets, may hold anything; the state follows the last bracket, and the start is the 22nd field.
+  // The name, in brackets, may contain anything. The state follows the last bracket, and the start time is field 22.
   const auto bracket = line.rfind(')');
   if (bracket == std::string::npos) return {};
   std::istringstream rest(line.substr(bracket + 1));
@@ -77,7 +77,7 @@ bool ProcessWatch::ended() {
 
 bool ProcessWatch::looks_ended() const {
   if (kill(pid_, 0) != 0 && failing_of(errno) == Failing::kGone) return true;
-  const Facts facts = facts_of(pid_);  // without a free descriptor it does not tell, and the signal has to do
+  const Facts facts = facts_of(pid_);  // this needs a free file descriptor; without one, signal 0 has to do
   if (facts.state == '?') return false;
   return facts.state == 'Z' || facts.state == 'X' || (!begun_.empty() && facts.begun != begun_);
 }

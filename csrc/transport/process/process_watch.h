@@ -1,4 +1,4 @@
-// The end of another process of this machine, as the kernel tells it.
+// ProcessWatch: notices the end of another process of this machine, as the kernel reports it.
 #pragma once
 
 #include <sys/types.h>
@@ -7,8 +7,8 @@
 
 namespace sordino::process {
 
-// Watches by a pidfd. Where the kernel gives none (a limit on open files, a sandbox, a kernel before 5.3), it looks at
-// /proc and asks by signal 0, which is as certain and costs some microseconds a look.
+// Uses a pidfd. If the kernel gives none (limit on open files, sandbox, kernel before 5.3), it reads /proc and sends
+// signal 0, which is as certain and costs some microseconds per look.
 class ProcessWatch {
  public:
   explicit ProcessWatch(pid_t pid);
@@ -16,7 +16,7 @@ class ProcessWatch {
   ProcessWatch& operator=(ProcessWatch&& other) noexcept;
   ~ProcessWatch();
 
-  // Also where it had ended before it was watched. Once true it stays so.
+  // Also true if it had ended before it was watched. Once true, it stays true.
   bool ended();
   bool has_descriptor() const { return pidfd_ >= 0; }
 
@@ -25,7 +25,7 @@ class ProcessWatch {
 
   pid_t pid_;
   int pidfd_ = -1;
-  std::string begun_;  // when it was started, as /proc has it; empty where that does not tell
+  std::string begun_;  // start time as given by /proc; empty if unknown
   bool ended_ = false;
 };
 

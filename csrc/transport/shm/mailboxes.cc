@@ -5,9 +5,9 @@
 namespace sordino::shm {
 namespace {
 
-constexpr std::size_t kCapacity = 64 * 1024 - 128;  // of a ring
-// A control message is some kilobytes long, with thousands of tensors some megabytes. A longer one is none: whoever
-// waited for its end would wait for ever, and keep all that follows.
+constexpr std::size_t kCapacity = 64 * 1024 - 128;  // bytes of a ring
+// A control message takes some kilobytes, or some megabytes with thousands of tensors. A longer one is an error:
+// waiting for its end would take forever, and hold up all later messages.
 constexpr std::size_t kMostBytes = std::size_t{1} << 28;
 
 std::string longer_than_any(std::size_t size) {
@@ -15,7 +15,7 @@ std::string longer_than_any(std::size_t size) {
          std::to_string(kMostBytes) + ")";
 }
 
-// What has been taken of a stream leaves it when this goes, also where the sink has thrown: a message is given once.
+// On destruction, drops the consumed bytes of a stream, also if the sink has thrown: a message is delivered only once.
 struct Taken {
   explicit Taken(Bytes& of) : stream(of) {}
   ~Taken() { stream.erase(stream.begin(), stream.begin() + static_cast<std::ptrdiff_t>(bytes)); }
@@ -78,7 +78,7 @@ bool Mailboxes::poll(const Sink& sink, const Sink& inner) {
   for (std::size_t writer = 0; writer < here_.size(); ++writer) {
     moved |= flush(static_cast<int>(writer));
     moved |= read(writer);
-    if (!incoming_[writer].empty()) moved |= deliver(writer, sink, inner);  // what came after a refused one as well
+    if (!incoming_[writer].empty()) moved |= deliver(writer, sink, inner);  // also messages behind a refused one
   }
   return moved;
 }
@@ -92,7 +92,7 @@ bool Mailboxes::read(std::size_t writer) {
   stream.resize(before + bytes);
   ring.take(stream.data() + before, bytes);
   ring.release();
-  if (bytes > kCapacity / 2) bells_[writer]->ring();  // its writer may be waiting for room
+  if (bytes > kCapacity / 2) bells_[writer]->ring();  // its writer may be waiting for space
   return true;
 }
 

@@ -1,5 +1,5 @@
-// Small messages between the processes of one machine: each has a box with a doorbell, and in it a ring for every rank
-// that may write to it.
+// Mailboxes: small messages between the processes of one machine. Each rank has a box with a doorbell, and in it one
+// ring for each rank that may write to it.
 #pragma once
 
 #include <span>
@@ -14,24 +14,25 @@ namespace sordino::shm {
 
 class Mailboxes {
  public:
-  // `here`: the world ranks that have a box, in order; `boxes[i]` the address of rank here[i]'s, bytes_for() of them.
+  // `here`: world ranks that have a box, in order. `boxes[i]`: address of the box of rank here[i], which has
+  // bytes_for() bytes.
   static std::size_t bytes_for(std::size_t ranks);
   Mailboxes(std::vector<int> here, int self, std::vector<std::byte*> boxes);
 
-  // For the rank here[to]. Inner messages are those of shared memory itself, of which nobody above knows.
+  // Post to rank here[to]. Inner messages are internal to the shared memory link.
   void post(int to, Bytes message) { add(to, message, 0); }
   void post_inner(int to, Bytes message) { add(to, message, kInner); }
-  // Sends what waits, and gives what has come to the sinks: messages to `sink`, as from world ranks, inner ones to
-  // `inner`.
+  // Sends pending messages, and delivers received ones: inner messages to `inner`, others to `sink`, both with the
+  // sender's world rank.
   bool poll(const Sink& sink, const Sink& inner = refuse);
   bool idle() const;
   Doorbell& bell(int index) { return *bells_[index]; }
 
  private:
-  static constexpr std::uint32_t kInner = 1u << 31;  // in the length of an inner message
+  static constexpr std::uint32_t kInner = 1u << 31;  // flag in the length of an inner message
 
   struct Outgoing {
-    Bytes bytes;  // length-prefixed messages that the ring had no room for yet
+    Bytes bytes;  // length-prefixed messages that did not fit in the ring yet
     std::size_t sent = 0;
   };
   static void refuse(int from, std::span<const std::byte> message);
@@ -43,7 +44,7 @@ class Mailboxes {
   std::vector<int> here_;
   int self_;
   std::vector<Doorbell*> bells_;
-  std::vector<Ring> to_, from_;  // to and from each of them
+  std::vector<Ring> to_, from_;  // to and from each rank of here_
   std::vector<Outgoing> outgoing_;
   std::vector<Bytes> incoming_;
 };

@@ -15,15 +15,15 @@
 namespace sordino::shm {
 namespace {
 
-// Kernels before 6.10 give back all of a reservation that a signal has interrupted, so one that takes longer than the
-// time between two signals never ends. This much takes some milliseconds.
+// Kernels before 6.10 undo a whole reservation that a signal interrupts. So a reservation that takes longer than the
+// time between two signals never ends. This size takes some milliseconds.
 constexpr std::size_t kSlice = std::size_t{16} << 20;
 
 class MemfdSegment : public Segment {
  public:
   MemfdSegment(std::shared_ptr<SegmentTable> table, std::size_t size) : table_(std::move(table)) {
-    // A memfd has no size limit of its own: reserving more than there is would not fail, it would wake the
-    // out-of-memory killer.
+    // A memfd has no size limit of its own. Reserving more than there is would not fail, but wake the out-of-memory
+    // killer.
     if (const std::size_t available = Limits().available_memory(); size > available) {
       throw TransportError("no room for a shared segment of " + std::to_string(size) +
                            " bytes: " + std::to_string(available) + " are available");

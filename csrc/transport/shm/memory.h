@@ -1,6 +1,5 @@
-// Memory that the processes of one machine share. A segment is a memfd: it never has a name, so nothing can be left
-// behind in /dev/shm, whoever is killed when. A peer opens it as /proc/<pid>/fd/<fd> on first use and keeps the
-// mapping.
+// Memory that the processes of one machine share. A segment is a memfd. It never has a name, so no killed process can
+// leave a file behind in /dev/shm. A peer opens it as /proc/<pid>/fd/<fd> on first use, and keeps the mapping.
 #pragma once
 
 #include <fcntl.h>
@@ -15,16 +14,16 @@
 
 namespace sordino::shm {
 
-// Takes the pages of a file, so that their lack is an error here, and no SIGBUS at the first write. Slice by slice, and
-// again where a signal has interrupted it. Returns 0, or an error of errno. `allocate`: posix_fallocate; tests have
-// others.
+// Allocates the pages of a file, so that a lack of memory is an error here, not a SIGBUS at the first write. Works
+// slice by slice, and repeats a slice that a signal has interrupted. Returns 0 or an errno value. `allocate`:
+// replaceable for tests.
 int reserve(int fd, std::size_t bytes, const std::function<int(int, off_t, off_t)>& allocate = posix_fallocate);
 
 class ShmMemory : public NodeMemory {
  public:
   std::shared_ptr<Segment> allocate(std::size_t bytes) override;
 
-  // Tells where `rank` lives, before anything of it is mapped. This process itself counts as a peer.
+  // Gives the process of `rank`; call this before its memory is mapped. This process itself counts as a peer.
   void introduce(int rank, pid_t pid) { pids_[rank] = pid; }
   ~ShmMemory() override;
 

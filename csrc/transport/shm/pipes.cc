@@ -5,11 +5,11 @@
 namespace sordino::shm {
 namespace {
 
-// Both sides work on it at once, so it should stay in the caches of two cores; a chunk is what one of them puts before
-// the other may begin with it.
+// Both sides use the ring at once, so it should fit in the caches of two cores. A chunk is the part that the writer
+// puts before the reader may begin with it.
 constexpr std::size_t kCapacity = 512 * 1024, kChunk = 128 * 1024;
-// A message is an operation's buffer. Nobody sends more than a machine can hold, and memory is taken for what comes
-// early.
+// Upper bound of a message, which is an operation's buffer: no rank sends more than a machine can hold. The bound
+// protects memory, because memory is allocated for data that comes early.
 constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 40;
 
 }  // namespace
@@ -139,9 +139,9 @@ bool Pipes::pull(std::size_t from) {
   Incoming& in = in_[from];
   bool moved = false;
   for (std::size_t ready = in.ring->ready(); ready > 0; ready = in.ring->ready()) {
-    bool awaited = ready > kCapacity / 2;  // its writer may be waiting for room, or, below, for the end of a message
+    bool awaited = ready > kCapacity / 2;  // its writer may be waiting for space, or (below) for the end of a message
     if (!in.head) {
-      // Heads are put with their chunk, so one that is there is there whole.
+      // A head is put together with its chunk, so it is always complete.
       Head head;
       if (ready < sizeof(head)) throw TransportError("the pipe of rank " + std::to_string(here_[from]) + " is damaged");
       in.ring->take(&head, sizeof(head));
@@ -168,7 +168,7 @@ bool Pipes::pull(std::size_t from) {
   return moved;
 }
 
-// A chunk begins: the next of the message under way, or the first of another.
+// Begins a chunk: the next one of the current message, or the first one of another message.
 void Pipes::begin(Incoming& in, const Head& head) {
   const auto from = static_cast<std::size_t>(&in - in_.data());
   const bool plausible = head.total <= kMostBytes && head.bytes <= head.total - std::min(head.total, head.offset) &&
@@ -199,7 +199,7 @@ void Pipes::hand_over(std::size_t from, Message& message, const std::shared_ptr<
   }
 }
 
-// The next bytes of the chunk go to whoever takes them; what nobody has asked for yet is kept.
+// Moves bytes of the chunk to the receive that takes them. Keeps them if no receive has asked for the message yet.
 void Pipes::fill(Incoming& in, std::size_t bytes) {
   Message& message = *in.message;
   if (message.taker && !message.taker->dropped) {

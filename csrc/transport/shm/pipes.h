@@ -1,9 +1,9 @@
-// Bulk data between the processes of one machine that do not map each other's memory for it: a ring for each direction
-// between two ranks, made when the first transfer takes it. What comes before somebody waits for it is kept.
+// Pipes: bulk data between processes of one machine that do not map each other's memory for it. Each direction between
+// two ranks has a ring, created by the first transfer. Data that comes before its receive is kept.
 //
-// A message goes in chunks: a head that says its tag, its length and where the chunk lies in it, then the bytes. One
-// that is given up half way ends with a chunk that says so, and is never received. It has been sent when its receiver
-// has taken it out of the ring, so that whoever leaves then, and takes the ring along, takes no message along.
+// A message is sent in chunks: a head (tag, total length, and offset of the chunk), then the bytes. A message that is
+// given up half way ends with a chunk that says so, and is never received. A message counts as sent once its receiver
+// has taken all of it out of the ring. So a rank that then leaves, and takes its ring along, loses no message.
 #pragma once
 
 #include <deque>
@@ -21,14 +21,14 @@ namespace sordino::shm {
 
 class Pipes {
  public:
-  // `here`: the world ranks that there are pipes to; `tell(index, place)` tells here[index] where this rank's pipe to
-  // it lies; `ring(index)` wakes it.
+  // `here`: world ranks that have pipes. `tell(index, place)` sends the location of this rank's pipe to here[index].
+  // `ring(index)` wakes that rank.
   Pipes(ShmMemory& memory, std::vector<int> here, std::function<void(int, const Location&)> tell,
         std::function<void(int)> ring);
 
   std::unique_ptr<Transfer> send(int to, Tag tag, std::span<const std::byte> data);
   std::unique_ptr<Transfer> receive(int from, Tag tag, std::span<std::byte> data);
-  // here[from] has made its pipe to this rank.
+  // here[from] has created its pipe to this rank.
   void open(int from, const Location& place);
   bool poll();
 
@@ -38,7 +38,7 @@ class Pipes {
     std::span<const std::byte> data;
     std::size_t sent = 0;
     bool begun = false, done = false, dropped = false;
-    std::uint64_t end = 0;  // how much the ring's reader has taken when it has all of it
+    std::uint64_t end = 0;  // value of the ring's read counter when all of the message has been taken
   };
   struct Receiving {
     Tag tag;
@@ -48,26 +48,26 @@ class Pipes {
   };
   struct Head {
     Tag tag;
-    std::uint32_t bytes;  // of this chunk; none of a message that is longer than its offset: it has been given up
+    std::uint32_t bytes;  // of this chunk; 0 although the message is not complete: it has been given up
     std::uint64_t offset, total;
   };
   struct Message {
     Head first;
     std::size_t arrived = 0;
     std::shared_ptr<Receiving> taker = {};
-    Bytes early = {};  // what came before there was a taker
+    Bytes early = {};  // bytes that came before there was a taker
   };
   struct Outgoing {
     std::shared_ptr<Segment> segment;
     std::optional<Ring> ring;
-    std::deque<std::shared_ptr<Sending>> queue, taken_soon;  // the latter: all of them is in the ring
+    std::deque<std::shared_ptr<Sending>> queue, taken_soon;  // messages to put in the ring; messages all in it
   };
   struct Incoming {
     std::optional<Ring> ring;
-    std::optional<Head> head;  // of the chunk whose bytes are coming
+    std::optional<Head> head;  // of the chunk that is being received
     std::shared_ptr<Message> message;
-    std::list<std::shared_ptr<Message>> unclaimed;  // in the order in which they came
-    std::list<std::shared_ptr<Receiving>> waiting;  // in the order in which they were posted
+    std::list<std::shared_ptr<Message>> unclaimed;  // in the order of their arrival
+    std::list<std::shared_ptr<Receiving>> waiting;  // in the order of the receives
   };
   class SendTransfer;
   class ReceiveTransfer;

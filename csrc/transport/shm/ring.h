@@ -1,6 +1,6 @@
-// Bytes in a circle of shared memory, with one writer and one reader: two counters that only grow, so there is no lock
-// that a killed process could hold. Each side has a handle of its own; what a side has put or taken the other sees once
-// it is published or released.
+// Ring: circular byte buffer in shared memory with one writer and one reader. Its two counters only grow, so there is
+// no lock that a killed process could hold. Each side has its own Ring object, and sees the other side's progress after
+// publish() or release().
 #pragma once
 
 #include <algorithm>
@@ -16,13 +16,13 @@ class Ring {
  public:
   static constexpr std::size_t bytes_for(std::size_t capacity) { return sizeof(Head) + capacity; }
 
-  // `memory`: bytes_for(capacity) of them, zero when both sides begin.
+  // `memory`: bytes_for(capacity) bytes, zero before both sides begin.
   Ring(std::byte* memory, std::size_t capacity)
       : head_(reinterpret_cast<Head*>(memory)), data_(memory + sizeof(Head)), capacity_(capacity) {}
 
   // The writer's side.
   std::size_t room() const { return capacity_ - distance(put_, head_->read.load(std::memory_order_acquire)); }
-  void put(const void* from, std::size_t bytes) {  // at most as many as there is room for
+  void put(const void* from, std::size_t bytes) {  // at most room() bytes
     if (bytes == 0) return;
     const std::size_t at = put_ % capacity_, first = std::min(bytes, capacity_ - at);
     std::memcpy(data_ + at, from, first);
@@ -30,13 +30,13 @@ class Ring {
     put_ += bytes;
   }
   void publish() { head_->written.store(put_, std::memory_order_release); }
-  // How much has been put in all, and whether the reader has taken that much.
+  // Number of bytes put so far, and whether the reader has taken that many.
   std::uint64_t put_so_far() const { return put_; }
   bool has_taken(std::uint64_t so_far) const { return head_->read.load(std::memory_order_acquire) >= so_far; }
 
   // The reader's side.
   std::size_t ready() const { return distance(head_->written.load(std::memory_order_acquire), taken_); }
-  void take(void* into, std::size_t bytes) {  // at most as many as are ready
+  void take(void* into, std::size_t bytes) {  // at most ready() bytes
     if (bytes == 0) return;
     const std::size_t at = taken_ % capacity_, first = std::min(bytes, capacity_ - at);
     std::memcpy(into, data_ + at, first);
@@ -53,7 +53,7 @@ class Ring {
   };
   static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 
-  // What lies between two counters; a peer that has damaged them must not make this side go beyond the ring.
+  // Distance of two counters. Throws if a peer has damaged them, so that this side never goes beyond the ring.
   std::size_t distance(std::uint64_t ahead, std::uint64_t behind) const {
     if (ahead - behind > capacity_) throw TransportError("a ring in shared memory is damaged");
     return ahead - behind;

@@ -16,7 +16,7 @@ void ShmLink::open_pipe(int from, std::span<const std::byte> message) {
   const auto place = Reader(message).get<Location>();
   try {
     pipes_.open(index_of(from), place);
-  } catch (const MemoryGone& error) {  // it has ended meanwhile, or is in another process namespace
+  } catch (const MemoryGone& error) {  // the rank has ended meanwhile, or is in another process namespace
     losses_.push_back({from, error.what(), false});
   }
 }

@@ -1,4 +1,4 @@
-// The link between ranks of one machine: control messages by mailboxes, bulk data by pipes.
+// Link between ranks of one machine: control messages by mailboxes, bulk data by pipes.
 #pragma once
 
 #include <memory>
@@ -14,7 +14,8 @@ namespace sordino::shm {
 
 class ShmLink : public Link {
  public:
-  // `here`: the world ranks that it leads to, this one (`self`) among them, in order; `boxes`: the addresses of theirs.
+  // `here`: world ranks that the link reaches, including this one (`self`), in order. `boxes`: addresses of their
+  // mailboxes.
   ShmLink(ShmMemory& memory, std::vector<int> here, int self, const std::vector<std::byte*>& boxes);
 
   bool reaches(int rank) const { return index_of(rank) >= 0; }
@@ -33,7 +34,7 @@ class ShmLink : public Link {
   std::vector<Loss> take_losses() override { return std::exchange(losses_, {}); }
 
  private:
-  int index_of(int rank) const;  // -1 if it does not lead there
+  int index_of(int rank) const;  // -1 if the link does not reach the rank
   void open_pipe(int from, std::span<const std::byte> message);
 
   const std::vector<int> here_;

@@ -22,7 +22,7 @@ struct Mail {
   Bytes message;
 };
 
-// One bulk send waiting for its receiver. Whoever abandons it first takes it out of the mailbox.
+// A bulk send that waits for its receiver. A side that abandons it first removes it from the mailbox.
 struct Parcel {
   int from;
   Tag tag;
@@ -43,7 +43,8 @@ struct Free {
 };
 using Pages = std::unique_ptr<std::byte, Free>;
 
-// Once a rank was killed, what ranks shared stays as long as anybody has a transport: peers read it when they want.
+// Keeps shared memory of all ranks once a rank was killed, as long as any transport exists: peers may read it at any
+// time.
 class Remains {
  public:
   void begin() { begun_ = true; }
@@ -73,7 +74,7 @@ struct Machines {
   std::mutex kept_mutex;
   std::vector<std::shared_ptr<Segment>> kept;
   std::vector<std::atomic<bool>> killed, stopped;
-  std::vector<std::atomic<bool>> links;  // that are cut
+  std::vector<std::atomic<bool>> links;  // true: cut
   std::shared_ptr<Remains> remains = std::make_shared<Remains>();
   std::function<bool()> late;
   std::function<void(int)> mapping;
@@ -81,7 +82,7 @@ struct Machines {
   std::atomic<bool>& link(int one, int other) {
     return links[static_cast<std::size_t>(one) * nodes.size() + static_cast<std::size_t>(other)];
   }
-  // Tells all others that a rank is gone.
+  // Tells all other ranks that a rank is gone.
   void mourn(int rank, const std::string& cause) {
     for (std::size_t peer = 0; peer < boxes.size(); ++peer) {
       if (static_cast<int>(peer) == rank) continue;
@@ -116,7 +117,7 @@ class HeapSegment : public Segment {
 
  private:
   Pages pages_;
-  std::weak_ptr<Remains> remains_;  // a segment that is never freed does not keep the others
+  std::weak_ptr<Remains> remains_;  // weak, so that a segment that is never freed does not keep the others
   std::shared_ptr<SegmentTable> table_;
 };
 
@@ -233,7 +234,7 @@ class SimTransport : public Transport {
         arrived.pop_front();
         sink(mail.from, mail.message);
       }
-    } catch (...) {  // the others are given the next time
+    } catch (...) {  // the remaining messages are delivered by the next call
       std::lock_guard lock(box.mutex);
       box.mail.insert(box.mail.begin(), std::move_iterator(arrived.begin()), std::move_iterator(arrived.end()));
       throw;
@@ -260,7 +261,7 @@ class SimTransport : public Transport {
 
   NodeMemory& node_memory() override { return memory_; }
   bool node_shares_memory(int) const override { return true; }
-  bool takes_device_memory() const override { return true; }  // which is host memory here
+  bool takes_device_memory() const override { return true; }  // it is host memory here
 
   std::uint32_t ticket() override { return machines_->boxes[rank_].bell.ticket(); }
   void sleep(std::uint32_t ticket, std::chrono::microseconds limit) override {

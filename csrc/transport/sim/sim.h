@@ -1,4 +1,4 @@
-// Ranks as threads of one process: the transport of tests, and of runs with a single rank.
+// Transport between threads of one process, for tests and for runs with a single rank.
 #pragma once
 
 #include <functional>
@@ -11,26 +11,26 @@ namespace sordino::sim {
 
 struct Machines;
 
-// What connects the ranks, and how to break it.
+// Network that connects the ranks, and ways to break it.
 class Network {
  public:
-  // One rank for each number, which is its node's.
+  // One rank for each element, which is the number of its node.
   explicit Network(const std::vector<int>& node_of);
 
-  // Connected transports. Each may be used by a different thread, and dropping one before it said goodbye counts as its
-  // death for the others.
+  // Connected transports. Each may be used by another thread. Destroying one before its rank said goodbye counts as the
+  // rank's death for the others.
   std::vector<std::unique_ptr<Transport>> transports() const;
 
-  // As if its process were killed: when it polls next, the others hear that it has ended, and it gets Evicted.
+  // Acts as if the process were killed: at its next poll() the rank gets Evicted, and the others see that it has ended.
   void kill(int rank);
-  // It stands still from its next poll on, or goes on.
+  // The rank stops at its next poll, or goes on.
   void stop(int rank, bool stopped);
-  // What goes either way between these two waits until the link is whole again.
+  // Messages between these two ranks wait, in both directions, until the link is whole again.
   void cut(int one, int other, bool is_cut);
-  // Calls mapping(rank) whenever memory of that rank is to be mapped; what it throws is why it cannot be. Before any
-  // is.
+  // Calls mapping(rank) whenever memory of that rank is to be mapped; an exception that it throws is the reason why
+  // that fails. Call this before any memory is mapped.
   void hinder(std::function<void(int rank)> mapping);
-  // A transfer that could end goes on whenever late() says so. Before anything is sent.
+  // A transfer that could end stays unfinished while late() returns true. Call this before anything is sent.
   void delay(std::function<bool()> late);
 
  private:

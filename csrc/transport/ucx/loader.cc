@@ -13,21 +13,22 @@
 namespace sordino::ucx {
 namespace {
 
-constexpr const char* kLibraries[] = {"libucs.so.0", "libuct.so.0", "libucp.so.0"};  // each needs those before it
+constexpr const char* kLibraries[] = {"libucs.so.0", "libuct.so.0", "libucp.so.0"};  // in order of dependency
 
 std::mutex mutex;
 std::string hinted;
 
-// Loaded libraries are found by their names whatever their folder, so the plugin finds these. RTLD_LOCAL is enough for
-// that (UCX's wheel loads itself so), and nobody else's symbols are replaced.
+// A loaded library is found by its name, whatever its folder, so the plugin finds these. RTLD_LOCAL is enough for that
+// (UCX's wheel does the same), and replaces no symbols of other libraries.
 void load_from(const std::filesystem::path& folder) {
   for (const char* name : kLibraries) {
     if (dlopen((folder / name).c_str(), RTLD_NOW | RTLD_LOCAL) == nullptr) return;
   }
 }
 
-// UCX takes these when it is loaded: a rank would no longer end when its terminal does (SIGHUP), and Python's
-// faulthandler would not tell where it has crashed. They stay as they were, unless the user has told UCX what to do.
+// Restores signal handlers that UCX takes over when it is loaded. With UCX's, a rank would no longer end with its
+// terminal (SIGHUP), and Python's faulthandler would not show where it crashed. Does nothing if the user has configured
+// UCX's handlers.
 class Signals {
  public:
   Signals() {
@@ -45,8 +46,9 @@ class Signals {
   std::array<struct sigaction, kSignals.size()> before_;
 };
 
-// To know when memory goes, UCX rewrites mmap(), munmap() and others in the running process when it is loaded, which
-// takes 0.4 s of a core, in which threads that call them wait. Only what registers memory with a network card needs it.
+// To notice freed memory, UCX patches mmap(), munmap() and others in the running process when it is loaded. This takes
+// 0.4 s of a core, during which threads that call them wait. It is needed only if memory is registered with a network
+// card.
 class MemoryEvents {
  public:
   MemoryEvents() {

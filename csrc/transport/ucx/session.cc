@@ -17,13 +17,13 @@ namespace {
 
 constexpr std::size_t kLongestAddress = 1 << 16;
 
-Session* session = nullptr;  // never destroyed: whatever it has goes with the process
+Session* session = nullptr;  // never destroyed: its contents go with the process
 
 std::string key_of(const Bytes& address) {
   return std::string(reinterpret_cast<const char*>(address.data()), address.size());
 }
 
-// Sets what the user has not set in the environment.
+// Sets an option of UCX unless the environment sets it.
 void prefer(ucp_config_t* config, const std::string& name, const char* value) {
   if (std::getenv(("UCX_" + name).c_str()) == nullptr) check(ucp_config_modify(config, name.c_str(), value), "UCX");
 }
@@ -57,10 +57,10 @@ Session& Session::of_this_process(double patience_s) {
 Session::Session(double patience_s) : owner_(getpid()), patience_s_(patience_s) {
   ucp_config_t* config = nullptr;
   check(ucp_config_read(nullptr, nullptr, &config), "ucp_config_read");
-  // What leads to other nodes never goes through shared memory: ours does that within one, and UCX's is at a loss where
-  // nodes are emulated, or name spaces share a machine.
+  // This link never uses shared memory: within a node ours is used, and UCX's fails if nodes are emulated, or if
+  // namespaces share a machine.
   prefer(config, "TLS", "^sm");
-  // Connecting to a host that does not answer must not hold up those that do.
+  // Connecting to a host that does not answer must not delay connections to the others.
   prefer(config, "TCP_CONN_NB", "y");
   ucp_params_t params{};
   params.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_TAG_SENDER_MASK;
@@ -125,7 +125,7 @@ void Session::lose(Endpoint& endpoint, ucs_status_t status) {
   if (endpoint.lost) return;
   endpoint.lost = true;
   endpoint.cause = std::string("UCX does not reach it any more (") + ucs_status_string(status) + ")";
-  // It is closed later, for UCX may be in the middle of something.
+  // The endpoint is closed later, because UCX may be in the middle of a call.
   if (endpoint.handle != nullptr) lost_.push_back(std::exchange(endpoint.handle, nullptr));
 }
 
@@ -141,9 +141,9 @@ void Session::keep(Buffer buffer) {
   if (status_of(buffer.request) == UCS_INPROGRESS) kept_.push_back(std::move(buffer));
 }
 
-// Tells all that this process has nothing more to say, and waits until they have heard it and have said the same: then
-// nothing is on its way that a closed connection could take along. Who is lost, or has never talked to this one and
-// ends, is not waited for.
+// Tells all processes that this one will send nothing more, and waits until they have received that and have said the
+// same. Then no message is in flight that a closed connection could drop. It does not wait for lost processes, nor for
+// ones that end without having talked to this one.
 void Session::take_leave() {
   if (!is_ours() || !waits_) return;
   const auto held = lock();

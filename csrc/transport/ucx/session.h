@@ -1,9 +1,12 @@
-// UCX's life in this process: one context, one worker, and an endpoint for each process that it talks to. They stay
-// until the process ends, whatever worlds come and go, for a connection that one side closes takes along what the other
-// has not read yet. Before they end, processes take leave of each other, as in MPI_Finalize.
+// UCX session of this process: one context, one worker, and an endpoint for each process that it talks to.
 //
-// The worker moves only while somebody polls: UCX has no thread here. Worlds are polled by threads of their own, so
-// whoever calls UCX holds the lock.
+//   created         by the first UcxLink
+//   in use          by the links of all worlds, which come and go; endpoints stay, because closing a connection drops
+//                   data that the other side has not read yet
+//   taking leave    at the end of the process: processes wait for each other, as in MPI_Finalize, within a time limit
+//
+// The worker moves only while a thread polls, for UCX has no thread here. Worlds are polled by different threads, so
+// every call of UCX needs the lock.
 #pragma once
 
 #include <sys/types.h>
@@ -21,17 +24,17 @@
 
 namespace sordino::ucx {
 
-// A tag of UCX's, from the highest bit: 16 bits of the world's secret, whether it is a control message, its sender, and
-// the transfer's tag or the control message's use.
+// A UCX tag, from the highest bit: 16 bits of the world's secret, one bit for control messages, the sender, and either
+// the transfer's tag or the use of the control message.
 inline constexpr int kRankBits = 20;
 inline constexpr ucp_tag_t kRankMask = ((ucp_tag_t{1} << kRankBits) - 1) << kTagBits;
 inline constexpr ucp_tag_t kControl = ucp_tag_t{1} << (kTagBits + kRankBits);
 inline constexpr ucp_tag_t kSecretMask = ~((kControl << 1) - 1);
-// Of a control message. The latter two are empty, or between processes and of no world.
+// Use of a control message. kHello is empty; kLeave is between processes, and belongs to no world.
 enum class Use : std::uint32_t { kMessage, kHello, kLeave };
 
 void check(ucs_status_t status, const char* what);
-// What has become of a request; once it is done it is freed, and its status takes its place.
+// Status of a request. A finished request is freed and replaced by its status.
 ucs_status_t status_of(void*& request);
 
 struct Endpoint {
@@ -40,7 +43,7 @@ struct Endpoint {
   std::string cause;
 };
 
-// Memory that UCX works on, and what it has returned for it.
+// Memory that UCX works on, and the request that UCX has returned for it.
 struct Buffer {
   Bytes bytes;
   void* request = nullptr;
@@ -48,22 +51,22 @@ struct Buffer {
 
 class Session {
  public:
-  // Made by the first call. A process that ends waits for the others so many seconds at most.
+  // Created by the first call. At its end, a process waits for the others for at most `patience_s` seconds.
   static Session& of_this_process(double patience_s);
 
   std::unique_lock<std::recursive_mutex> lock() { return std::unique_lock(mutex_); }
   ucp_worker_h worker() const { return worker_; }
   const Bytes& address() const { return address_; }
   bool takes_cuda() const;
-  bool is_ours() const;   // and not that of a process which this one was forked from
-  bool progress() const;  // until nothing moves, within bounds; whether anything has
+  bool is_ours() const;   // false in a process forked from the owner
+  bool progress() const;  // until nothing moves, within bounds; true if anything moved
 
-  // The endpoint to the process with this address; it may be lost already.
+  // Endpoint to the process with this address. It may already be lost.
   Endpoint& reach(const Bytes& address);
   void lose(Endpoint& endpoint, ucs_status_t status);
-  // Closes what has been lost. Not from within UCX.
+  // Closes lost endpoints. Must not be called from within UCX.
   void close_lost();
-  // What a world leaves behind half way.
+  // Keeps a buffer that a world leaves behind while UCX may still use it.
   void keep(Buffer buffer);
   void will_not_wait() { waits_ = false; }
 
@@ -80,7 +83,7 @@ class Session {
   const double patience_s_;
   bool waits_ = true;
   std::map<std::string, std::unique_ptr<Endpoint>> endpoints_;  // by address
-  std::vector<ucp_ep_h> lost_;                                  // to be closed
+  std::vector<ucp_ep_h> lost_;                                  // still to be closed
   std::list<Buffer> kept_;
 };
 

@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::size_t kMostBytes = std::size_t{1} << 28;  // of a control message
 
-// Whether such a status of a request tells of its peer.
+// True if this status of a request means that the peer is lost.
 bool is_loss(ucs_status_t status) {
   constexpr ucs_status_t kLosses[] = {UCS_ERR_IO_ERROR,  UCS_ERR_UNREACHABLE,   UCS_ERR_CANCELED,
                                       UCS_ERR_TIMED_OUT, UCS_ERR_NOT_CONNECTED, UCS_ERR_CONNECTION_RESET,
@@ -34,7 +34,7 @@ std::string version() {
   return std::to_string(major) + "." + std::to_string(minor) + "." + std::to_string(release);
 }
 
-// It travels in the clear, so it keeps out strangers and not listeners; the token cannot be had from it.
+// The digest travels in clear text, so it keeps out strangers, but not listeners. The token cannot be computed from it.
 Digest digest_of(const std::string& token) {
   std::array<std::uint64_t, 2> words{1, 2};
   for (std::uint64_t& word : words) {
@@ -58,8 +58,7 @@ ucp_tag_t secret_of(const Digest& digest) {
 
 class UcxTransfer : public Transfer {
  public:
-  // `request`: what UCX has returned. A receive has the bytes that it expects, and those that came if it was done at
-  // once.
+  // `request`: returned by UCX. `expected`: bytes of a receive. `came`: bytes received, if it was done at once.
   UcxTransfer(UcxLink& link, UcxLink::Peer& peer, void* request, std::optional<std::size_t> expected = {},
               std::size_t came = 0)
       : link_(&link), peer_(peer), rank_(peer.rank), request_(request), expected_(expected), came_(came) {
@@ -81,18 +80,18 @@ class UcxTransfer : public Transfer {
     fail(status);
   }
 
-  // What test() says when the link is gone.
+  // Result of test() after the link has gone.
   bool ended() {
     if (UCS_PTR_RAW_STATUS(request_) == UCS_OK && came_ == expected_.value_or(came_)) return true;
     fail(UCS_PTR_RAW_STATUS(request_));
   }
 
-  // Its end, done or not. UCX may go on with it, but tells nobody.
+  // Lets go of the request, done or not. UCX may go on with it, but reports its end to no object.
   void let_go() {
     if (link_ == nullptr) return;
     UcxLink& link = *std::exchange(link_, nullptr);
     void* request = UCS_PTR_IS_PTR(request_) ? std::exchange(request_, UCS_STATUS_PTR(UCS_ERR_CANCELED)) : nullptr;
-    if (!link.session_.is_ours()) return;  // a forked child: somebody may have held the lock
+    if (!link.session_.is_ours()) return;  // a forked child: another thread may have held the lock
     const auto held = link.session_.lock();
     if (request != nullptr && expected_) ucp_request_cancel(link.session_.worker(), request);
     if (request != nullptr) ucp_request_free(request);
@@ -113,21 +112,21 @@ class UcxTransfer : public Transfer {
     const std::string expected = std::to_string(expected_.value_or(0));
     if (status == UCS_OK)
       throw TransportError(who + " sent " + std::to_string(came_) + " bytes where " + expected + " were expected");
-    if (status == UCS_ERR_MESSAGE_TRUNCATED)  // of how many UCX does not always tell
+    if (status == UCS_ERR_MESSAGE_TRUNCATED)  // UCX does not always tell how many bytes were sent
       throw TransportError(who + " sent more than the " + expected + " bytes that were expected");
     if (link_ == nullptr) throw TransportError("the link to " + who + " ended before a transfer did");
     if (is_loss(status)) link_->lose(peer_, status);
     if (!peer_.lost()) throw TransportError("a transfer with " + who + " failed in UCX: " + ucs_status_string(status));
     error_ = lost(rank_, peer_.endpoint->cause);
-    let_go();  // what was posted for a lost peer never ends by itself
+    let_go();  // a request posted for a lost peer never ends by itself
     throw *error_;
   }
 
   UcxLink* link_;
-  UcxLink::Peer& peer_;  // while there is a link
+  UcxLink::Peer& peer_;  // valid while link_ is not null
   int rank_;
   void* request_;
-  std::optional<std::size_t> expected_;  // of receives
+  std::optional<std::size_t> expected_;  // set for receives
   std::size_t came_;
   std::optional<PeerLost> error_;
 };
@@ -144,7 +143,7 @@ std::unique_ptr<Transfer> UcxLink::send(int to, Tag tag, std::span<const std::by
 
 std::unique_ptr<Transfer> UcxLink::receive(int from, Tag tag, std::span<std::byte> data) {
   const auto held = session_.lock();
-  Peer& peer = reach(from);  // without an endpoint nobody would hear of its death
+  Peer& peer = reach(from);  // without an endpoint, the death of the peer would not be noticed
   ucp_tag_recv_info_t info{};
   ucp_request_param_t asking{};
   asking.op_attr_mask = UCP_OP_ATTR_FIELD_RECV_INFO;
@@ -164,7 +163,7 @@ UcxLink::UcxLink(Meeting& meeting, const Config& config, const std::string& toke
   const int size = meeting.size();
   if (size > 1 << kRankBits)
     throw UsageError("the link by UCX is for at most 2^" + std::to_string(kRankBits) + " ranks");
-  // Of each world its own, so that what is left of an earlier one is for nobody.
+  // A different secret for each world, so that leftovers of an earlier one match no receive.
   digest_ = digest_of(token + shared_secret(meeting));
   secret_ = secret_of(digest_);
   const std::vector<Bytes> addresses = meeting.gather(session_.address());
@@ -178,7 +177,7 @@ UcxLink::UcxLink(Meeting& meeting, const Config& config, const std::string& toke
   }
 }
 
-// Waits for nobody: what was posted has arrived if idle() has said so.
+// Waits for no rank. Posted messages have reached their peers if idle() was true.
 UcxLink::~UcxLink() {
   for (UcxTransfer* one : std::set(transfers_)) one->let_go();
   if (!session_.is_ours()) return;
@@ -189,7 +188,7 @@ UcxLink::~UcxLink() {
   }
 }
 
-// The peer, which has an endpoint.
+// Returns the peer. Creates its endpoint if needed.
 UcxLink::Peer& UcxLink::reach(int rank) {
   Peer& wanted = peer(rank);
   if (wanted.endpoint == nullptr) wanted.endpoint = &session_.reach(wanted.address);
@@ -218,8 +217,8 @@ void UcxLink::post(int to, Bytes message) {
     throw UsageError("a control message of " + std::to_string(message.size()) + " bytes is longer than any can be");
   const auto held = session_.lock();
   Peer& whom = reach(to);
-  // First what has come: a peer that has ended may have said goodbye before. Nor is anybody told here of a loss before
-  // take_losses() has, after which that goodbye is looked for.
+  // First progress: a peer that has ended may have said goodbye before. No error is thrown here before take_losses()
+  // has reported the loss, because only then is that goodbye looked for.
   session_.progress();
   if (!whom.lost()) {
     message.insert(message.begin(), digest_.begin(), digest_.end());
@@ -242,7 +241,7 @@ void UcxLink::send_frame(Peer& to, Bytes bytes, Use use) {
   if (status != UCS_OK) lose(to, status);
 }
 
-// UCX keeps what it could not send at once, and nobody moves the worker any more when the world has ended.
+// UCX keeps messages that it could not send at once, and the worker no longer moves when the world has ended.
 bool UcxLink::idle() const {
   const auto held = session_.lock();
   if (!outgoing_.empty()) return false;
@@ -275,7 +274,7 @@ void UcxLink::finish_sending() {
   });
 }
 
-// Begins to receive the next control message, if there is one.
+// Begins to receive the next control message. False if no message waits.
 bool UcxLink::take() {
   ucp_tag_recv_info_t info{};
   const ucp_tag_message_h message =
@@ -293,11 +292,11 @@ bool UcxLink::take() {
     return true;
   }
   if (!is_peer || info.sender_tag != control_tag(from, Use::kHello)) warn_of_stranger();
-  session_.keep({{}, ucp_tag_msg_recv_nbx(session_.worker(), nullptr, 0, message, &plain)});  // which drops it
+  session_.keep({{}, ucp_tag_msg_recv_nbx(session_.worker(), nullptr, 0, message, &plain)});  // drops it
   return true;
 }
 
-// The first message that has come whole and has none from the same rank before it.
+// Returns the first complete message that has no earlier message of the same rank before it.
 UcxLink::Frames::iterator UcxLink::next_whole() {
   std::vector<const Peer*> waiting;
   for (auto next = incoming_.begin(); next != incoming_.end();) {
@@ -311,7 +310,7 @@ UcxLink::Frames::iterator UcxLink::next_whole() {
       if (std::memcmp(frame->bytes.data(), digest_.data(), sizeof(Digest)) == 0) return frame;
       warn_of_stranger();
       incoming_.erase(frame);
-    } else {  // it will never come whole, and what comes after it must not be taken for what comes next
+    } else {  // it will never be complete, and no later message may take its place
       lose(from, status);
       from.torn = true;
       session_.keep(std::move(*frame));
@@ -321,7 +320,7 @@ UcxLink::Frames::iterator UcxLink::next_whole() {
   return incoming_.end();
 }
 
-// Each message leaves the list before it is given, so that it is given once, whatever the sink throws.
+// Removes each message from the list before delivering it, so that it is delivered once even if the sink throws.
 bool UcxLink::deliver(const Sink& sink) {
   bool given = false;
   for (;;) {
@@ -332,7 +331,7 @@ bool UcxLink::deliver(const Sink& sink) {
     const Bytes bytes = std::move(frame->bytes);
     incoming_.erase(frame);
     given = true;
-    held.unlock();  // the sink is its own affair
+    held.unlock();  // the sink does not need the lock
     sink(from, std::span(bytes).subspan(sizeof(Digest)));
   }
 }

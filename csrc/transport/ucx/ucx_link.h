@@ -1,6 +1,6 @@
-// The link between nodes by UCX: tagged messages on the worker of the process (session.h), which moves only while
-// somebody polls the link or tests a transfer. A rank is connected to when it is first needed, and to its neighbours on
-// the ring of all ranks at once, so that every death is seen by somebody.
+// Link between nodes by UCX: tagged messages on the worker of the process (session.h), which moves only while a thread
+// polls the link or tests a transfer. A rank connects to another when it first needs it. It connects to its two
+// neighbours on the ring of all ranks at once, so that each death is noticed by some rank.
 #pragma once
 
 #include <ucp/api/ucp.h>
@@ -17,7 +17,7 @@
 
 namespace sordino::ucx {
 
-// What every control message of a world begins with: who does not know the job's token does not know this.
+// First bytes of every control message of a world. They cannot be computed without the job's token.
 using Digest = std::array<std::byte, 16>;
 
 class UcxLink : public Link {
@@ -44,13 +44,13 @@ class UcxLink : public Link {
   struct Peer {
     int rank = 0;
     Bytes address;
-    Endpoint* endpoint = nullptr;  // from when it is first needed
-    bool told = false;             // take_losses() has told of its loss
-    bool torn = false;             // one of its messages did not come whole
+    Endpoint* endpoint = nullptr;  // null until first needed
+    bool told = false;             // take_losses() has reported its loss
+    bool torn = false;             // one of its messages did not arrive complete
 
     bool lost() const { return endpoint != nullptr && endpoint->lost; }
   };
-  // A control message on its way, and whose it is.
+  // A control message in flight, and its peer.
   struct Frame : Buffer {
     Peer* peer = nullptr;
   };
@@ -71,12 +71,12 @@ class UcxLink : public Link {
   Session& session_;
   const int rank_;
   Digest digest_;
-  ucp_tag_t secret_;  // upper bits of all tags
+  ucp_tag_t secret_;  // the upper bits of all tags
   std::vector<Peer> peers_;
-  Frames outgoing_, incoming_;              // the latter in the order in which they began to come
+  Frames outgoing_, incoming_;              // incoming_: in the order in which they began to arrive
   std::set<class UcxTransfer*> transfers_;  // those that exist
   bool outlives_ = false, warned_ = false;
-  // Somebody waits until all that was posted has left, and what UCX has returned for that.
+  // Flush request of UCX that idle() waits for, or null.
   mutable void* flushing_ = nullptr;
   bool takes_device_memory_;
 };

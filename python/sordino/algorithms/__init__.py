@@ -1,8 +1,8 @@
-"""The ways of communicating that `DistributedOptimizer(algorithm=...)` offers, a module or a folder each.
+"""Algorithms that `DistributedOptimizer(algorithm=...)` offers, each in a module or folder of its own.
 
-Each is a frozen dataclass whose fields are its hyper-parameters in the terms of its paper, checked on construction. To
-add one, derive from `Algorithm` and `Strategy` (docs/extending.md); a package may register it under a name by the
-entry-point group `sordino.algorithms`.
+Each algorithm is a frozen dataclass. Its fields are its hyper-parameters, named as in its paper and checked on
+construction. To add one, derive from `Algorithm` and `Strategy` (docs/extending.md). A package can register it under a
+name through the entry-point group `sordino.algorithms`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Adasum for optimizers: step on local gradients, then combine all ranks' steps (Maleki et al. 2020, section 3)."""
+"""Strategy for Adasum: local steps, then a combination of all ranks' steps (Maleki et al. 2020, section 3)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sordino.runtime.operation import Adasum
 
 
 class AdasumStrategy(Strategy):
-    """Replaces every rank's change of the parameters by the Adasum of all ranks' changes, tensor by tensor.
+    """Strategy that replaces each rank's change of the parameters by the Adasum of all ranks' changes, per tensor.
 
     Memory: one copy of the parameters during a step. Sent per step: log2(N) times the bytes of the parameters.
     """
@@ -32,7 +32,7 @@ class AdasumStrategy(Strategy):
         return "Skipping synchronization is not supported when using Adasum optimizer."
 
     def step(self, optimizer: torch.optim.Optimizer, closure: Closure, synchronize: bool) -> Any:
-        """Step locally, then move every parameter by the Adasum of all ranks' changes of it."""
+        """Step locally, then change every parameter by the Adasum of all ranks' changes of it."""
         self.settings.agreement.meet(self.context)
         moving = [i for i, p in enumerate(self.parameters) if p.requires_grad]
         parameters = [self.parameters[i] for i in moving]

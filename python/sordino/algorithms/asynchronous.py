@@ -1,7 +1,4 @@
-"""What gossip has in common in which no worker waits for another to come to some step.
-
-It is for slow links, and nodes that differ.
-"""
+"""Base class of asynchronous gossip algorithms, for slow links and for nodes of different speed."""
 
 from __future__ import annotations
 
@@ -16,13 +13,13 @@ from sordino.algorithms.traffic import Copies, Exchange, Model, Phase, Traffic, 
 
 @dataclass(frozen=True)
 class Asynchronous(Algorithm):
-    """Gossip in which no worker waits for another to come to some step.
+    """Gossip in which no worker waits for another one to reach a certain step.
 
     Attributes:
         interval: optimizer steps from one averaging to the next.
-        seed: of the draws of peers; the same on all ranks.
+        seed: seed of the random choice of peers; the same on all ranks.
         buffers: "average" averages the floating-point buffers given as `named_buffers` along with the parameters,
-            "local" leaves every worker its own.
+            "local" does not average them.
     """
 
     interval: int = 1
@@ -39,14 +36,14 @@ class Asynchronous(Algorithm):
         return Traits(synchronous=False, averages_buffers=self.buffers == "average", sends_gradients=False)
 
     def _exchanges(self, model: Model, nodes: Sequence[int], ways: int, copied: float, hidden: bool) -> Traffic:
-        """Return the mean traffic of averagings: who is drawn how often is chance.
+        """Return the expected traffic. The actual traffic varies, because peers are drawn at random.
 
         Args:
-            model: what is trained.
+            model: the names and sizes of the tensors that are trained.
             nodes: the node of each worker.
-            ways: whether models go one way or both.
-            copied: times that the bytes of the parameters are read or written in every step.
-            hidden: whether the next steps hide it.
+            ways: 1 if models travel in one direction, 2 for both.
+            copied: number of times that a step reads or writes the bytes of the parameters.
+            hidden: whether the next steps hide the traffic.
         """
         size = len(nodes)
         draw = Exchange(groups_of(size, size), RandomCycle(size, self.seed), [model.bytes], models=True)
@@ -55,4 +52,4 @@ class Asynchronous(Algorithm):
 
     @classmethod
     def candidates(cls, nodes: Sequence[int], interval: int) -> list[Algorithm]:
-        return []  # they hardly wait; what a slow link costs them is how old the parameters of others are
+        return []  # workers rarely wait, so a slow link costs them staleness rather than time

@@ -1,10 +1,10 @@
-"""An algorithm is one module that says everything about itself.
+"""Base class of algorithms, and the properties that the rest of the package reads from it.
 
-Everybody else talks to two small classes, `Algorithm` and `Strategy` (strategy.py), and never asks which algorithm it
-is.
+An algorithm is one module that describes itself completely. All other code uses two small classes, `Algorithm` and
+`Strategy` (strategy.py), and never tests which algorithm it has.
 
-`Algorithm` is what the user writes, what ranks compare and what a checkpoint names: a frozen dataclass whose fields are
-hyper-parameters. Neither torch nor a world is needed to make one, or to ask it what it sends.
+`Algorithm` is a frozen dataclass whose fields are hyper-parameters. The user writes it, ranks compare it, and a
+checkpoint names it. Making one, and asking it for its traffic, needs neither torch nor a world.
 """
 
 from __future__ import annotations
@@ -30,18 +30,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Traits:
-    """What others may ask of an algorithm.
+    """Properties of an algorithm that other code may ask for.
 
     Attributes:
-        synchronous: all workers take their steps together. If not, nobody waits for another one's step, and what a
-            worker finds wrong it decides alone.
+        synchronous: all workers take their steps together. If False, no worker waits for the step of another, and each
+            worker acts alone on an error that it finds.
         same_gradients: a step uses the same gradients on all workers.
-        late: what workers use of each other is of an earlier step.
+        late: workers use parameters or gradients of peers from an earlier step.
         averages_buffers: `named_buffers` are averaged along with the parameters.
-        takes_op: it reduces gradients by whatever `op=` says, not by the mean alone.
-        sends_gradients: compression= and groups= have something to act on.
+        takes_op: gradients can be reduced by any `op=`, not by the mean alone.
+        sends_gradients: gradients are sent, so compression= and groups= have an effect.
         bucket_bytes: gradients are reduced in buckets of up to this many bytes.
-        ends_with: what keeps the others from going on when a rank is lost, as an error calls it; None: nothing.
+        ends_with: name, in an error message, of the setting with which the remaining ranks cannot continue after a
+            loss; None: they can.
     """
 
     synchronous: bool = True
@@ -56,16 +57,17 @@ class Traits:
 
 @dataclass(frozen=True)
 class Simulation:
-    """How `sordino simulate` runs an algorithm.
+    """Description of the simulation of an algorithm by `sordino simulate`.
 
     Attributes:
-        world: "module:Class" of what runs workers that do not take their steps together, in virtual time; None: they
-            do, and the time of a step is that of its traffic.
-        arrays: "module:Class" of what does to the parameters of all workers at once what a step does to them; None:
-            without data, too, every worker is a thread with the real optimizer.
+        world: "module:Class" that runs workers in virtual time if they do not take their steps together; None: they
+            do, and the time of a step is the time of its traffic.
+        arrays: "module:Class" that applies a step to the parameters of all workers at once; None: every worker is a
+            thread with the real optimizer, also in a simulation without data.
         imitated: the settings that `arrays` imitates.
-        refused: settings that mean nothing in a simulation, and why.
-        modes: what is compared with each other, by settings as of `--set`, if none of these settings is given.
+        refused: settings that mean nothing in a simulation, each with the reason.
+        modes: variants to compare, by name, each with its settings as in `--set`. Used if none of these settings is
+            given.
     """
 
     world: str | None = None
@@ -76,16 +78,16 @@ class Simulation:
 
 
 class HelperRoles(Protocol):
-    """Who trains, and who helps without a model."""
+    """Division of ranks into workers, which train, and helpers, which have no model."""
 
     @property
     def workers(self) -> list[int]:
-        """Return the ranks that train."""
+        """The ranks that train."""
         ...
 
     @property
     def helpers(self) -> list[int]:
-        """Return the ranks that have no model."""
+        """The ranks that have no model."""
         ...
 
 
@@ -104,15 +106,15 @@ class _Suggesting(ABCMeta):
 
 @dataclass(frozen=True)
 class Algorithm(metaclass=_Suggesting):
-    """A way of training together; every subclass is a frozen dataclass."""
+    """Base class of algorithms. Every subclass is a frozen dataclass."""
 
     steps: ClassVar[str] = ""
-    """Module and class of the strategy, a colon between; imported, and torch with it, when an optimizer is wrapped."""
+    """The strategy as "module:Class". It is imported, and torch with it, only when an optimizer is wrapped."""
     simulation: ClassVar[Simulation] = Simulation()
     told: ClassVar[tuple[str, ...]] = ()
-    """Settings that are written out although they have their defaults."""
+    """Settings that `written` includes even if they have their defaults."""
     parts: ClassVar[Mapping[str, type]] = {}
-    """The dataclasses of settings that have settings of their own."""
+    """Dataclass of each setting that has settings of its own, by the name of the setting."""
 
     @property
     def label(self) -> str:
@@ -122,19 +124,19 @@ class Algorithm(metaclass=_Suggesting):
     @property
     @abstractmethod
     def traits(self) -> Traits:
-        """What others may ask."""
+        """Properties that other code may ask for."""
 
     @property
     def workers_in_group(self) -> int:
-        """Neighbouring ranks that train as one worker."""
+        """Number of neighboring ranks that train as one worker."""
         return 1
 
     def models(self, size: int) -> int:
-        """Return how many models differ, among `size` ranks, between two exchanges."""
+        """Return the number of different models among `size` ranks between two exchanges."""
         return 1 if self.traits.same_gradients else size // self.workers_in_group
 
     def written(self) -> str:
-        """Return the algorithm as a script has it: its name, and the settings that differ from the defaults."""
+        """Return the algorithm as Python source: its name, and the settings that differ from the defaults."""
         chosen = [
             f"{one.name}={getattr(self, one.name)!r}"
             for one in fields(self)
@@ -145,24 +147,24 @@ class Algorithm(metaclass=_Suggesting):
     # ---- what it does ------------------------------------------------------------------------------------------
 
     def strategy(self, runtime: Runtime) -> Strategy:
-        """Return what makes the steps of an optimizer those of this algorithm."""
+        """Return the strategy that runs this algorithm in one optimizer on one rank."""
         strategy: Strategy = made(self.steps, runtime, self)
         return strategy
 
     @abstractmethod
     def traffic(self, model: Model, nodes: Sequence[int]) -> Traffic:
-        """Return who sends how much to whom, and when.
+        """Return the operations of a step, with their bytes, and the steps in which they run.
 
         Args:
-            model: what is trained.
+            model: the names and sizes of the tensors that are trained.
             nodes: the node of each worker.
 
         Raises:
-            UsageError: the algorithm cannot serve so many workers.
+            UsageError: the algorithm does not work with this number of workers.
         """
 
     def check(self, options: Options) -> None:
-        """Raise UsageError for options of `DistributedOptimizer` that mean nothing to the algorithm."""
+        """Raise UsageError for options of `DistributedOptimizer` that have no meaning for the algorithm."""
         traits = self.traits
         if not traits.takes_op and not options.averages:
             raise UsageError(f"{self.label} averages; op= is for AllReduce")
@@ -174,14 +176,14 @@ class Algorithm(metaclass=_Suggesting):
             raise UsageError(f"groups and gradient_predivide_factor are for gradients, and {self.label} sends none")
 
     def check_simulation(self, workers: int) -> None:
-        """Raise UsageError for settings that `sordino simulate` cannot have, beyond those that `simulation` refuses."""
+        """Raise UsageError for settings that cannot be simulated, besides the settings in `simulation.refused`."""
 
     def fitted(self, before: Sequence[int], now: Sequence[int]) -> Self:
-        """Return the same algorithm for those that are left of the members that it was chosen for.
+        """Return the same algorithm, adapted to the members that remain after a loss.
 
         Args:
-            before: the members that it was chosen for, by numbers that they keep.
-            now: those that are left, in order.
+            before: the members that the algorithm was chosen for, by numbers that never change.
+            now: the remaining members, in order.
         """
         return self
 
@@ -191,7 +193,7 @@ class Algorithm(metaclass=_Suggesting):
 
         Args:
             nodes: the node of each rank.
-            interval: of averagings, where the algorithm does not say which is best.
+            interval: steps between averagings, for algorithms that do not determine the best value.
         """
         return [cls()]
 
@@ -199,37 +201,48 @@ class Algorithm(metaclass=_Suggesting):
 
     @property
     def dedicated(self) -> bool:
-        """Whether some ranks have no model and help the others."""
+        """Whether some ranks have no model and serve the workers."""
         return False
 
     def roles(self, nodes: Sequence[int]) -> HelperRoles:
-        """Return who trains and who helps, of the ranks that live on these nodes.
+        """Return which ranks train and which help.
+
+        Args:
+            nodes: the node of each rank.
 
         Raises:
-            UsageError: they cannot be shared out.
+            UsageError: the ranks cannot be divided in this way.
         """
         raise UsageError(f"{self.label} has no ranks without a model")
 
     def helped_alike(self, other: Algorithm) -> bool:
-        """Return whether the helpers that were made for this algorithm can help the other one."""
+        """Return whether helpers that were started for this algorithm can also serve `other`."""
         return False
 
     def open_service(self, helpers: Helpers, told: Any) -> Service:
-        """Return what a helper serves, of what the workers have told it. Collective over workers and helpers."""
+        """Return the service that a helper runs. Collective over workers and helpers.
+
+        Args:
+            helpers: the workers and helpers of the job.
+            told: the description that the workers have sent.
+
+        Raises:
+            UsageError: the algorithm has no ranks without a model.
+        """
         raise UsageError(f"{self.label} has no ranks without a model")
 
 
 def load(where: str) -> Any:
-    """Return what "module:name" names."""
+    """Return the object that "module:name" names."""
     module, _, name = where.partition(":")
     return getattr(importlib.import_module(module), name)
 
 
 def made(where: str, *arguments: Any) -> Any:
-    """Return what the class or function "module:name" makes of some arguments."""
+    """Return the result of calling the class or function "module:name" with these arguments."""
     return load(where)(*arguments)
 
 
 def group_size_among(group_size: int, size: int) -> int:
-    """Return the largest size of groups, up to `group_size`, that divides `size` ranks."""
+    """Return the largest group size, at most `group_size`, that divides `size`."""
     return max(members for members in range(1, group_size + 1) if size % members == 0)

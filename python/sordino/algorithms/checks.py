@@ -1,4 +1,4 @@
-"""Checks of settings, and what many algorithms have in common there."""
+"""Checks of settings, and constants that several algorithms share."""
 
 from __future__ import annotations
 
@@ -18,5 +18,5 @@ def require(condition: bool, owner: object, field: str, must: str) -> None:
 
 
 def is_count(value: object, least: int) -> bool:
-    """Return whether a value is an integer, not a truth value, and at least so much."""
+    """Return whether a value is an integer (not a bool) and at least `least`."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= least

@@ -1,7 +1,7 @@
-"""Crossover-SGD: gossip by segments over load-balanced random peers.
+"""Crossover-SGD: gossip by segments with load-balanced random peers.
 
-A random cycle through all workers, drawn anew for every round and segment, says who mixes with whom; that is all there
-is to it. `rounds_of` names the cycles, `sordino.algorithms.gossip` takes the steps, and the core moves and averages.
+A random cycle through all workers, drawn again for every round and segment, determines the peers. `rounds_of` returns
+these cycles, `sordino.algorithms.gossip` takes the steps, and the core sends and averages.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from sordino.runtime.segments import Segments
 class Crossover(RandomGossip):
     """Crossover-SGD: after its own step each worker averages every segment with one random peer's.
 
-    It is another peer for each segment, such that everybody sends and receives exactly one copy of each.
+    The peers of different segments are drawn independently. Every worker sends and receives one copy of each segment.
 
-    w_i[s] = (w_i[s] + w_j[s]) / 2 with j drawn for (seed, round, s): a random cycle through all workers, so every pair
-    is equally likely and the sum over the workers stays the same. With `group_size` = K, neighbouring ranks form groups
-    that average their gradients (all-reduce in backward) and exchange as one worker; K = N is AllReduce, K = 1 plain
-    Crossover.
+    w_i[s] = (w_i[s] + w_j[s]) / 2, with j drawn for (seed, round, s) from a random cycle through all workers. So every
+    pair is equally likely, and the sum over the workers stays the same. With `group_size` = K, neighboring ranks form
+    groups that average their gradients (all-reduce in backward) and exchange as one worker. K = N equals AllReduce,
+    K = 1 plain Crossover.
 
-    Sent per exchange and worker: the bytes of the parameters, one message a segment (none within a node); in groups of
-    K, the leader sends them once to every node of the receiving group, and each member 2(K-1)/K times the gradients per
-    step inside the group. Staleness: none. Memory: the parameters of one peer where that lives on another node. A
-    checkpoint keeps how many steps and exchanges there have been. When a peer dies: every survivor gets `PeerLost`;
-    each element of its parameters is the one before or after the exchange. With on_peer_lost="continue" all that are
-    left undo the exchange, take the mean of their models and go on, in groups as large as divide their number
-    (`fitted`). Source: Yeo et al., Crossover-SGD, section 3, Algorithms 1 and 2, section 3.3. The topology differs:
-    Algorithm 2 takes O(N^2) and can come to a dead end; this one takes O(1) and cannot.
+    Sent per exchange and worker: the bytes of the parameters, one message per segment (none within a node); in groups
+    of K, the leader sends them once to every node of the receiving group, and each member sends 2(K-1)/K times the
+    gradients per step inside the group. Staleness: none. Memory: the parameters of one peer if it is on another node.
+    A checkpoint contains the numbers of steps and exchanges. When a peer dies: every remaining rank gets `PeerLost`;
+    each element of its parameters has the value before or after the exchange. With on_peer_lost="continue" the
+    remaining ranks undo the exchange, take the mean of their models and continue, in groups of the largest size that
+    divides their number (`fitted`). Source: Yeo et al., Crossover-SGD, section 3, Algorithms 1 and 2, section 3.3. The
+    topology differs: Algorithm 2 takes O(N^2) and can reach a dead end; this one takes O(1) and cannot.
 
     Attributes:
         group_size: ranks in a group; must divide the number of workers.
         within: "allreduce": every member of a group applies the average gradient; "leader": only its first rank does,
-            and hands the parameters to the others after the exchange. The parameters are the same.
-        roulette: weights[i][j] of worker (or group) i sending to j, or None for equal ones; what is not doubly
-            stochastic is scaled to the nearest matrix that is. Up to 128 workers.
+            and sends the parameters to the other members after the exchange. The parameters are the same.
+        roulette: weights[i][j] for worker (or group) i sending to j, or None for equal weights. A matrix that is not
+            doubly stochastic is scaled to the nearest one that is. Up to 128 workers.
         bucket_bytes: gradients are reduced within groups in buckets of up to this many bytes.
     """
 
@@ -117,7 +117,7 @@ class Crossover(RandomGossip):
 def _among(
     weights: Sequence[Sequence[float]], before: Sequence[int], now: Sequence[int]
 ) -> tuple[tuple[float, ...], ...] | None:
-    """Return the weights among those that are left; None, for even ones, where somebody would have nobody to meet."""
+    """Return the weights among the remaining workers; None (equal weights) if a worker would be left without a peer."""
     places = [before.index(one) for one in now]
     part = tuple(tuple(float(weights[i][j]) for j in places) for i in places)
     met = all(any(row[:i] + row[i + 1 :]) for i, row in enumerate(part))

@@ -1,4 +1,4 @@
-"""D-PSGD: every worker averages with its two neighbours on a ring."""
+"""D-PSGD: every worker averages with its two neighbors on a ring."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from sordino.algorithms.gossip import MixingGossip
 
 @dataclass(frozen=True)
 class DPSGD(MixingGossip):
-    """D-PSGD: after its own step each worker takes the mean of its parameters and both neighbours' on a ring.
+    """D-PSGD: after its own step each worker averages its parameters with those of its two neighbors on a ring.
 
     w_i = (w_{i-1} + w_i + w_{i+1}) / 3, for two workers / 2: a symmetric, doubly stochastic mixing.
 
-    Sent per exchange and worker: twice the bytes of the parameters (once for two workers), two messages a segment.
-    Staleness: none. Memory: the parameters of neighbours on other nodes. When a peer dies: as Crossover.
-    Source: Lian et al. 2017, Algorithm 1 (mixing after the local step instead of beside it).
+    Sent per exchange and worker: twice the bytes of the parameters (once for two workers), two messages per segment.
+    Staleness: none. Memory: the parameters of neighbors on other nodes. When a peer dies: as Crossover.
+    Source: Lian et al. 2017, Algorithm 1 (mixing after the local step instead of concurrently).
     """
 
     simulation = Simulation(

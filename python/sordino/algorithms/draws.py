@@ -1,4 +1,4 @@
-"""Whom a worker that waits for nobody draws: any other that is there, all as likely, the same in every run."""
+"""Random choice of peers for asynchronous workers: uniform over the workers that are present, the same in every run."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ _MASK = (1 << 64) - 1
 
 
 class Draws:
-    """Whom a worker draws, from a seed: the same in every run."""
+    """Generator of random numbers for one worker. The same seed gives the same numbers in every run."""
 
     def __init__(self, rank: int, seed: int) -> None:
         self._state = (seed * 0x9E3779B97F4A7C15 + rank * 0xD1B54A32D192ED03 + 1) & _MASK
 
     def below(self, bound: int) -> int:
-        """Return a number from 0 to bound - 1, all as likely (SplitMix64)."""
+        """Return a uniformly distributed integer from 0 to bound - 1 (SplitMix64)."""
         self._state = (self._state + 0x9E3779B97F4A7C15) & _MASK
         mixed = self._state
         mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
@@ -21,7 +21,7 @@ class Draws:
 
 
 class Peers:
-    """All workers but one, less those that are gone. Takes no more memory than the latter do."""
+    """All workers except one (`me`) and those that are gone. Memory grows only with the number that are gone."""
 
     def __init__(self, me: int, size: int) -> None:
         self._me, self._size = me, size
@@ -34,7 +34,7 @@ class Peers:
         return isinstance(rank, int) and 0 <= rank < self._size and rank != self._me and rank not in self._gone
 
     def add(self, rank: int) -> None:
-        """Note that a rank is there (again)."""
+        """Note that a rank is present (again)."""
         self._gone.discard(rank)
 
     def discard(self, rank: int) -> None:
@@ -43,12 +43,12 @@ class Peers:
             self._gone.add(rank)
 
     def draw(self, draws: Draws) -> int | None:
-        """Return one of them, all as likely; None if there is none."""
+        """Return one of the workers, each with equal probability; None if no worker is left."""
         if len(self) <= 0:
             return None
         for _ in range(64):
             rank = draws.below(self._size)
             if rank in self:
                 return rank
-        left = [rank for rank in range(self._size) if rank in self]  # few
+        left = [rank for rank in range(self._size) if rank in self]  # few, since 64 draws have found none
         return left[draws.below(len(left))]

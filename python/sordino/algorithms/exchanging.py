@@ -1,8 +1,8 @@
-"""What strategies have in common that change parameters beside the optimizer: they count its steps, and exchanges.
+"""Base class of strategies that exchange parameters after the optimizer step (gossip, local SGD, ...).
 
-Where ranks go on without those that are lost, an exchange in which one is lost does not take place: parameters are as
-before it, and all that are left take the mean of theirs. Exchanges are counted, so that all go on with the same. All of
-that is here, once; where a loss ends the job it costs nothing.
+It counts steps and exchanges. With on_peer_lost="continue" it also undoes an exchange that a lost rank has interrupted:
+the parameters become those before the exchange, and the remaining ranks take the mean of theirs. Because exchanges are
+counted, all remaining ranks continue with the same one. Where a loss ends the job, this costs nothing.
 """
 
 from __future__ import annotations
@@ -29,24 +29,25 @@ from sordino.runtime.rollback import Rollback, take_mean
 
 
 class ExchangingStrategy(Strategy):
-    """What makes the steps of an optimizer those of an algorithm that exchanges parameters.
+    """Base class of strategies that exchange parameters.
 
-    An algorithm says what it makes when the ranks meet (`attach`), what precedes a step (`before_step`) and what
-    follows it (`after_step`), and does what it exchanges within `exchange`.
+    A subclass defines what is set up when the ranks meet (`attach`), what precedes a step (`before_step`) and what
+    follows it (`after_step`). It performs its exchanges through `exchange`. To *meet* is to find and compare the other
+    ranks, once, before the first step.
 
     Attributes:
-        steps: that the optimizer has taken.
-        round: exchanges so far.
-        active: whether there are others.
+        steps: number of steps that the optimizer has taken.
+        round: number of exchanges so far.
+        active: whether there are other ranks.
     """
 
     steps_always = True
     levels = True
-    """Whether those that are left after a loss take the mean of their parameters."""
+    """Whether the remaining ranks take the mean of their parameters after a loss."""
     whole_models = True
-    """Whether exchanges change all trained parameters, which are found when the ranks meet."""
+    """Whether exchanges change all trained parameters, which are determined when the ranks meet."""
     takes_in_unfrozen = True
-    """Whether ranks can meet anew for parameters that are unfrozen later."""
+    """Whether ranks can meet again for parameters that are unfrozen later."""
 
     def __init__(self, runtime: Runtime, algorithm: Algorithm) -> None:
         super().__init__(runtime, algorithm)
@@ -56,9 +57,9 @@ class ExchangingStrategy(Strategy):
         self.buffers = list(runtime.buffers)
         self.steps = self.round = 0
         self._met = False
-        self._frozen: list[int] = []  # parameters that are left out of exchanges, because they are not trained
+        self._frozen: list[int] = []  # parameters that exchanges leave out, because they are not trained
         self._floor = 0  # exchanges before this one are over
-        self._furthest = 0  # steps that one of the ranks had taken when they met last
+        self._furthest = 0  # most steps that a rank had taken when the ranks met last
         self._rollback = Rollback(self.context)
         self._exchanging = False
         self.prepare()
@@ -72,45 +73,49 @@ class ExchangingStrategy(Strategy):
     def _has_others(self) -> bool:
         return self.context.size > 1 and bool(self.settings.process_set.included())
 
-    # ---- what an algorithm says --------------------------------------------------------------------------------
+    # ---- what an algorithm defines -----------------------------------------------------------------------------
 
     def prepare(self) -> None:
-        """Make what the algorithm keeps, before the ranks meet; called again when they meet anew."""
+        """Set up the state of the algorithm before the ranks meet. Called again before they meet again."""
 
     @abstractmethod
     def attach(self) -> None:
-        """Make what exchanges need. Collective."""
+        """Set up what exchanges need. Collective."""
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Do what precedes a step, where there are others."""
+        """Prepare a step. Called only if there are other ranks."""
 
     @abstractmethod
     def after_step(self) -> None:
-        """Count a step, also one that was left out because gradients were infinite, and do what is to follow it."""
+        """Count a step, and exchange if it is time. Also called for a step skipped because of infinite gradients."""
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """Return what `DistributedOptimizer.state_dict()` keeps of the algorithm."""
+        """Return the state of the algorithm for `DistributedOptimizer.state_dict()`."""
 
     @abstractmethod
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state_dict()` was taken."""
+        """Continue from a `state_dict()`."""
 
     def carried_state(self) -> dict[str, Any]:
-        """Return what of the state is as good when ranks have been lost."""
+        """Return the part of the state that stays valid after ranks have been lost."""
         return self.state_dict()
 
     def before_join(self) -> None:
-        """Do what others will ask for after this rank has joined. UsageError if it cannot stand in with nothing."""
+        """Prepare for `join()`, after which this rank takes no more steps but must serve the other ranks.
+
+        Raises:
+            UsageError: the algorithm needs the steps of all ranks.
+        """
         raise UsageError(
             f"join() cannot stand in for a worker of {self.label}: give all ranks the same number of steps"
         )
 
     def exchange(self, tensors: Sequence[torch.Tensor], work: Callable[[], None]) -> None:
-        """Count an exchange, and do it: `work()`, which changes `tensors`.
+        """Perform an exchange by `work()`, which changes `tensors`, and count it.
 
-        All that ranks say to each other for it is part of `work()`, so that those left after a loss do all of it or
-        nothing.
+        All communication of the exchange is part of `work()`, so that the remaining ranks do all or none of it after a
+        loss.
         """
         if not self.context.outlasts:
             work()
@@ -121,7 +126,7 @@ class ExchangingStrategy(Strategy):
                     self._level_group(tensors)
                     work()
             except LOSSES:
-                raise  # it counts as one that all have behind them
+                raise  # `_exchanging` stays True, so that `renew` counts this exchange as over
             except BaseException:
                 self._exchanging = False
                 raise
@@ -136,7 +141,7 @@ class ExchangingStrategy(Strategy):
     # ---- meeting -----------------------------------------------------------------------------------------------
 
     def meet(self) -> None:
-        """Find the other ranks, the first time it is called. Collective."""
+        """Find and compare the other ranks, unless that is done. Collective the first time."""
         if not self._met:
             together(self.context, self.settings.process_set, self._meet_all, self._part)
 
@@ -160,10 +165,10 @@ class ExchangingStrategy(Strategy):
             )
 
     def _part(self, keeps_place: bool = False) -> None:
-        """Undo a meeting; with `keeps_place` for another one, after which this is to be recovered as before."""
+        """Undo a meeting. With `keeps_place` the registration for recovery stays, because another meeting follows."""
         state = self.carried_state()
         recoverable = self.context.recoverables.get(id(self))
-        reducer, self.reducer = self.reducer, None  # which may be at work
+        reducer, self.reducer = self.reducer, None  # not released by `detach`: it may be running
         self.detach()
         if keeps_place and recoverable is not None:
             self.context.recoverables[id(self)] = recoverable
@@ -175,7 +180,7 @@ class ExchangingStrategy(Strategy):
         self.active = self._has_others()
 
     def reduce_within(self, process_set: ProcessSet) -> None:
-        """Have gradients averaged over these ranks from now on."""
+        """Average gradients over the ranks of `process_set` from now on."""
         if self.reducer is not None:
             self.reducer.regroup(process_set)
             return
@@ -192,7 +197,7 @@ class ExchangingStrategy(Strategy):
 
     @torch.no_grad()
     def renew(self) -> None:
-        """Go on among those that are left. Collective."""
+        """Continue among the remaining ranks. Collective over them."""
         round = self.round + int(self._exchanging)
         self.give_up()
         self._part(keeps_place=True)
@@ -210,7 +215,7 @@ class ExchangingStrategy(Strategy):
     def exchanged(self) -> list[torch.Tensor]:
         """The tensors that exchanges change: trained parameters, and buffers that are averaged along with them.
 
-        They are those of the last meeting. A parameter that has been frozen since is still among them.
+        The last meeting determines them. A parameter that has been frozen since then is still included.
         """
         return [*self.trained, *(buffer for _, buffer in self.buffers)]
 
@@ -228,19 +233,19 @@ class ExchangingStrategy(Strategy):
         return [parameter for i, parameter in enumerate(self.parameters) if i not in left_out]
 
     def _unfrozen(self) -> str | None:
-        """Return the name of a parameter that is trained, and was left out of exchanges because it was not."""
+        """Return the name of a parameter that is trained now, but was frozen when the ranks met; None: no such one."""
         for i in self._frozen if self.whole_models else ():
             if self.parameters[i].requires_grad:
                 return self.names[i]
         return None
 
     def _take_in_unfrozen(self, optimizer: torch.optim.Optimizer) -> None:
-        """Meet anew where parameters have been unfrozen, which all ranks unfreeze at one step, to exchange them too.
+        """Meet again if parameters have been unfrozen, so that exchanges include them.
 
-        That is before the step in which they move first.
+        All ranks must unfreeze them at the same step. This happens before the step that changes them first.
 
         Raises:
-            UsageError: the algorithm cannot take them in.
+            UsageError: the algorithm cannot include them.
         """
         name = self._unfrozen()
         if name is None:
@@ -263,19 +268,19 @@ class ExchangingStrategy(Strategy):
 
     @torch.no_grad()
     def give_up(self) -> None:
-        """Undo an exchange that the loss of a rank has interrupted."""
+        """Undo an exchange that a lost rank has interrupted, if there is one."""
         self._rollback.go_back(self.exchanged)
         self._exchanging = False
 
     def level(self, tensors: list[torch.Tensor]) -> None:
-        """Give all ranks the mean of theirs. Collective."""
+        """Replace `tensors` on all ranks by their means. Collective."""
         with self._rollback.around(tensors):
             take_mean(tensors, f"{self.label}.level", self.settings.process_set)
 
     def _level_group(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Make the models of a group one again where it is not the first.
+        """Make the models of a group equal again, in every world but the first.
 
-        The ranks have come to it with the momenta of others, and some with a step that others had taken before.
+        After a loss, members of a new group have momenta of different groups, and some repeat a step of the old world.
         """
         group = self.replicas
         if self.context.epoch > 0 and group is not None and len(group.ranks or []) > 1:
@@ -283,7 +288,7 @@ class ExchangingStrategy(Strategy):
 
     @property
     def replicas(self) -> ProcessSet | None:
-        """The ranks that have one model together."""
+        """The ranks that share one model with this rank; None: no other rank does."""
         return None if self.reducer is None else self.reducer.settings.process_set
 
     def ranks_of_model(self) -> ProcessSet | None:
@@ -292,7 +297,7 @@ class ExchangingStrategy(Strategy):
         return None if self.reducer is None else self.reducer.settings.process_set
 
     def do_together(self, work: Callable[[], None]) -> None:
-        """Do `work()`, which is collective, so that it is completed or repeated by all that are left."""
+        """Call `work()`, which is collective. After a loss all remaining ranks complete or repeat it."""
         if self.active:
             together(self.context, self.settings.process_set, work)
         else:
@@ -336,7 +341,7 @@ class ExchangingStrategy(Strategy):
         return optimizer.step(closure)  # type: ignore[arg-type]
 
     def guarded(self, optimizer: torch.optim.Optimizer) -> Any:
-        """Return the optimizer, which with check_finite judges gradients before its step."""
+        """Return the optimizer; with check_finite, one that checks gradients before its step."""
         return self.settings.guarded(optimizer, self.reset)
 
     def leave_out(self) -> None:
@@ -344,8 +349,8 @@ class ExchangingStrategy(Strategy):
         self.end()
 
     def end(self) -> None:
-        """Do what follows a step, also one that was left out."""
-        if not self.active:  # or not any more
+        """Call `after_step`, also after a skipped step, and recover if a rank is lost meanwhile."""
+        if not self.active:  # a loss may have left this rank alone
             return
         if not self.context.outlasts:
             self.after_step()
@@ -375,7 +380,7 @@ class ExchangingStrategy(Strategy):
 
     @property
     def optional_state(self) -> frozenset[str]:
-        """What of the state a checkpoint may lack."""
+        """Keys of the state that a checkpoint may lack."""
         return frozenset()
 
     def check_state(self, state: dict[str, Any]) -> None:

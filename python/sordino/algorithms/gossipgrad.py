@@ -1,4 +1,4 @@
-"""GossipGraD: partners at distances that double from round to round, under a permutation that is drawn now and then."""
+"""GossipGraD: partners at distances that double from round to round, under a permutation that changes periodically."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from sordino.algorithms.gossip import RandomGossip
 class GossipGraD(RandomGossip):
     """GossipGraD: after its own step each worker averages with the rank 2^(t mod log2 N) places before it.
 
-    That is under a permutation drawn anew every ceil(log2 N) rounds; within those rounds every worker's values reach
-    all others.
+    Ranks are counted under a permutation that is drawn again every ceil(log2 N) rounds. Within these rounds the values
+    of every worker reach all others.
 
-    Sent per exchange and worker: the bytes of the parameters, one message a segment. Staleness: none. Memory: the
-    parameters of one peer where that lives on another node. When a peer dies: as Crossover.
+    Sent per exchange and worker: the bytes of the parameters, one message per segment. Staleness: none. Memory: the
+    parameters of one peer if it is on another node. When a peer dies: as Crossover.
     Source: Daily et al. 2018, sections 4.3 and 4.5.
     """
 

@@ -1,6 +1,6 @@
-"""Algorithms by name: those that ship, those that other packages register, and any class as module:Class.
+"""Registry of algorithms: those of this package, those that other packages register, and any class as module:Class.
 
-A package registers its own in its pyproject.toml:
+A package registers an algorithm in its pyproject.toml:
 
     [project.entry-points."sordino.algorithms"]
     ema-gossip = "my_package.gossip:EmaGossip"
@@ -33,7 +33,7 @@ AlgorithmName = Literal[
     "scheduled-pull",
     "segmentedgossip",
 ]
-"""The names that ship, for type checkers. Other strings are names as well (`names`, or module:Class)."""
+"""Names of this package's algorithms, for type checkers. Other strings are valid, too (`names`, or module:Class)."""
 
 _SHIPPED: dict[AlgorithmName, str] = {
     "adpsgd": "sordino.algorithms.adpsgd:ADPSGD",
@@ -53,21 +53,21 @@ _SHIPPED: dict[AlgorithmName, str] = {
 
 @functools.cache
 def _known() -> dict[str, EntryPoint]:
-    """Return what there is, by name. What ships keeps its name, whatever others register."""
+    """Return the entry points of all algorithms, by name. Other packages cannot redefine this package's names."""
     shipped = {name: EntryPoint(name, where, GROUP) for name, where in _SHIPPED.items()}
     return {one.name: one for one in entry_points(group=GROUP)} | shipped
 
 
 def names() -> list[str]:
-    """Return the names that `algorithm=` and `--algorithm` take, beside module:Class."""
+    """Return the names that `algorithm=` and `--algorithm` accept, besides module:Class."""
     return sorted(_known())
 
 
 def class_of(name: str) -> type[Algorithm]:
-    """Return the algorithm of a name, or of module:Class.
+    """Return the class of an algorithm, by its name or as module:Class.
 
     Raises:
-        UsageError: there is none; it cannot be imported; or it is no algorithm.
+        UsageError: the name is unknown, the class cannot be imported, or it is not an algorithm.
     """
     known = _known().get(name)
     if known is None and ":" not in name:
@@ -85,7 +85,11 @@ def class_of(name: str) -> type[Algorithm]:
 
 
 def named(name: str) -> Algorithm:
-    """Return the algorithm of a name with its defaults. UsageError if there is none, or it has none."""
+    """Return an algorithm by its name, with default settings.
+
+    Raises:
+        UsageError: as `class_of`, or a setting has no default.
+    """
     found = class_of(name)
     try:
         return found()
@@ -94,10 +98,10 @@ def named(name: str) -> Algorithm:
 
 
 def resolve(algorithm: Algorithm | str | None) -> Algorithm:
-    """Return the algorithm that an instance, a name (with its defaults) or None (`AllReduce()`) stands for.
+    """Return an algorithm that is given as an instance, by name (with default settings) or as None (`AllReduce()`).
 
     Raises:
-        UsageError: anything else.
+        UsageError: the argument is something else, or an unknown name.
     """
     if algorithm is None:
         return named("allreduce")

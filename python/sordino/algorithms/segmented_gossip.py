@@ -1,4 +1,4 @@
-"""COMBO: every segment is pulled from some workers that are drawn, whom nobody balances."""
+"""COMBO (segmented gossip): each worker pulls each segment from random peers, without load balancing."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from sordino.runtime.segments import Segments
 
 @dataclass(frozen=True)
 class SegmentedGossip(RandomGossip):
-    """COMBO: after its own step each worker pulls every segment from `replicas` random others and averages.
+    """COMBO: after its own step each worker pulls every segment from `replicas` random peers and averages.
 
-    Over the segments it asks every other worker when segments * replicas >= N - 1. Nobody balances who is asked.
+    Over all segments it asks every peer at least once if segments * replicas >= N - 1. The load of peers is not
+    balanced.
 
-    Received per exchange and worker: `replicas` times the bytes of the parameters; sent: as much on average, between
-    nothing and N - 1 times as much. Staleness: none. Memory: the parameters of `replicas` peers on other nodes. When a
-    peer dies: as Crossover. Source: Hu et al. 2019, section 3.
+    Received per exchange and worker: `replicas` times the bytes of the parameters; sent: the same on average, from 0 to
+    N - 1 times the bytes of the parameters. Staleness: none. Memory: the parameters of `replicas` peers on other nodes.
+    When a peer dies: as Crossover. Source: Hu et al. 2019, section 3.
 
     Attributes:
-        replicas: workers that each segment is pulled from.
+        replicas: number of peers that each segment is pulled from.
     """
 
     segments: Segments | Sequence[str] = "blocks"

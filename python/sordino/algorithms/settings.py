@@ -1,4 +1,4 @@
-"""An algorithm's settings from the words of a command line: `--set NAME=VALUE`."""
+"""Settings of an algorithm from a command line: `--set NAME=VALUE`."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ T = TypeVar("T", bound=Algorithm)
 
 
 def configured(cls: type[T], name: str, texts: Sequence[str], **others: Any) -> T:
-    """Return an algorithm of this class, with these settings.
+    """Return an algorithm with the given settings.
 
     Args:
-        cls: its class.
-        name: by which the user called it.
-        texts: NAME=VALUE; a value is a Python literal, or else a word such as blocks.
-        others: settings that `texts` may overrule.
+        cls: the class of the algorithm.
+        name: the name by which the user chose it, for errors.
+        texts: strings NAME=VALUE. A value is a Python literal, or else a word such as blocks.
+        others: settings that `texts` overrides.
 
     Raises:
-        UsageError: it has no such setting, or not with this value.
+        UsageError: the algorithm has no such setting, or refuses the value.
     """
     known = [setting.name for setting in fields(cls)]  # type: ignore[arg-type]
     settings: dict[str, Any] = dict(others)
@@ -33,7 +33,7 @@ def configured(cls: type[T], name: str, texts: Sequence[str], **others: Any) -> 
             raise UsageError(f"--set {text}: {name} has no setting {setting}; it has: {', '.join(known)}")
         try:
             settings[setting] = ast.literal_eval(value)
-        except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):  # all that it may raise
+        except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):  # everything that it can raise
             settings[setting] = value
         if setting in cls.parts and isinstance(settings[setting], dict):
             settings[setting] = _part(cls.parts[setting], setting, settings[setting])

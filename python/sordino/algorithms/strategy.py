@@ -1,7 +1,7 @@
-"""What one optimizer on one rank does for its steps to be those of an algorithm, and what it is given for that.
+"""Base class of strategies: the part of an algorithm that runs in one optimizer on one rank.
 
-`DistributedOptimizer` talks to this class alone. Every method but `step` has a default that does nothing, so an
-algorithm writes down only what it adds; one that changes parameters beside the optimizer derives from
+`DistributedOptimizer` calls this class alone. Every method except `step` has a default, so an algorithm overrides only
+what it adds. An algorithm that changes parameters outside the optimizer's step derives from
 `sordino.algorithms.exchanging.ExchangingStrategy`.
 """
 
@@ -31,17 +31,17 @@ _NOTHING: Mapping[str, Mapping[str, Any]] = {}
 
 @dataclass(frozen=True)
 class Runtime:
-    """What a strategy is given.
+    """Inputs of a strategy.
 
     Attributes:
-        context: this rank.
-        optimizer: the one that takes the steps.
-        names: of the parameters, the same on all ranks.
-        parameters: that the optimizer steps. A strategy may move them into shared memory.
-        buffers: floating-point buffers that are averaged along with them.
-        settings: how gradients are reduced; its process set is that of all workers.
-        compare: whether to meet the other ranks now (collective), or at the first step: a copy of an optimizer may be
-            made on one rank only and never be used.
+        context: the context of this rank.
+        optimizer: the wrapped optimizer, which takes the steps.
+        names: names of the parameters, the same on all ranks.
+        parameters: parameters that the optimizer steps. A strategy may move them into shared memory.
+        buffers: floating-point buffers that are averaged along with the parameters.
+        settings: settings of the gradient reduction. Its process set contains all workers.
+        compare: whether to meet the other ranks now (collective) or only at the first step. A copy of an optimizer
+            must not meet at once, because it may exist on one rank only and never be used.
     """
 
     context: Context
@@ -54,22 +54,22 @@ class Runtime:
 
     @property
     def adasum(self) -> bool:
-        """Whether ranks combine what their steps have changed, by Adasum."""
+        """Whether ranks combine the changes made by their steps with Adasum."""
         return self.settings.op == Adasum and self.context.size > 1
 
 
 class Strategy(ABC):
-    """What makes the steps of an optimizer those of an algorithm.
+    """Base class of strategies. One strategy runs an algorithm in one optimizer on one rank.
 
     Attributes:
-        algorithm: for the ranks that there are.
-        reducer: of gradients, where some are reduced before the step.
-        steps_always: whether others count on every step of this rank, also on one that is left out because gradients
-            are infinite.
-        partial_state: whether a rank has a part of the optimizer's state only.
-        distances: steps, and how far the local models were from their mean after them.
-        parts: how the model is cut, as "18 segments"; "" if there is nothing to say.
-        stepping: a context in which the wrapped optimizer may step outside of `step`.
+        algorithm: the algorithm, adapted to the current ranks.
+        reducer: reducer of gradients; None if no gradients are reduced before the step.
+        steps_always: whether other ranks count on every step of this rank, including a step that is skipped because
+            gradients are infinite.
+        partial_state: whether a rank holds only a part of the optimizer's state.
+        distances: pairs of a step and the distance of the local models from their mean after it.
+        parts: description of the parts of the model, such as "18 segments"; "" if there is only the whole.
+        stepping: context manager within which the wrapped optimizer may step outside of `step`.
     """
 
     stepping: Callable[[], AbstractContextManager[None]] = nullcontext
@@ -98,17 +98,17 @@ class Strategy(ABC):
 
     @property
     def ready(self) -> bool:
-        """Whether gradients wait to be reduced."""
+        """Whether backward has produced all gradients that are expected, and they are not reduced yet."""
         return self.reducer is not None and self.reducer.ready
 
     @property
     def final(self) -> bool:
-        """Whether gradients are those that `step()` will use."""
+        """Whether the gradients have the values that `step()` will use."""
         return self.reducer is None or self.reducer.final
 
     @property
     def accumulates(self) -> bool:
-        """Whether backward passes only add to gradients."""
+        """Whether backward passes only add to gradients, without starting their reduction."""
         return self.reducer is not None and self.reducer.accumulates
 
     @accumulates.setter
@@ -117,7 +117,7 @@ class Strategy(ABC):
             self.reducer.accumulates = accumulates
 
     def synchronize(self) -> None:
-        """Wait until gradients are reduced. Collective."""
+        """Reduce all gradients, and wait for the result. Collective."""
         if self.reducer is not None:
             self.reducer.synchronize()
 
@@ -125,19 +125,23 @@ class Strategy(ABC):
         """Scale the gradients that `step()` will use so that their norm is at most `max_norm`. Collective.
 
         Returns:
-            the norm before.
+            the norm before scaling.
         """
         if self.reducer is not None:
             return self.reducer.clip(max_norm, norm_type, error_if_nonfinite)
         return torch.nn.utils.clip_grad_norm_(self.parameters, max_norm, norm_type, error_if_nonfinite)
 
     def reset(self) -> None:
-        """Begin a new cycle: this one's gradients have been used, or replaced."""
+        """Begin a new cycle. The gradients of this cycle have been used or replaced."""
         if self.reducer is not None:
             self.reducer.reset()
 
     def clear(self, optimizer: torch.optim.Optimizer, set_to_none: bool) -> None:
-        """Do what `zero_grad()` does. StepOrderError while gradients are being reduced."""
+        """Clear the gradients, as `zero_grad()`.
+
+        Raises:
+            StepOrderError: gradients are being reduced.
+        """
         reducer = self.reducer
         if reducer is not None and reducer.touched:
             if self.in_flight:
@@ -146,56 +150,59 @@ class Strategy(ABC):
                     "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or "
                     "optimizer.synchronize(). This is prohibited as it can cause a race condition."
                 )
-            reducer.reset()  # these gradients are not going to be used
+            reducer.reset()  # no step will use these gradients
         optimizer.zero_grad(set_to_none=set_to_none)
 
     # ---- steps -------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def step(self, optimizer: torch.optim.Optimizer, closure: Closure, synchronize: bool) -> Any:
-        """Step the optimizer, and do what belongs to it before and after.
+        """Step the optimizer, with the communication of the algorithm before and after the step.
 
         Args:
-            optimizer: the one that takes the step.
-            closure: as of `torch.optim.Optimizer.step`; None: there is none.
-            synchronize: whether gradients that are not reduced yet are to be reduced first.
+            optimizer: the optimizer that takes the step.
+            closure: closure as in `torch.optim.Optimizer.step`; None if there is no closure.
+            synchronize: whether to reduce first all gradients that are not reduced yet.
         """
 
     def begin(self, optimizer: torch.optim.Optimizer) -> None:
-        """Do what precedes a step, also one that is going to be left out."""
+        """Prepare a step. Also called before a step that will be skipped."""
 
     def step_begun(self, optimizer: torch.optim.Optimizer, closure: Closure, synchronize: bool) -> Any:
         """Step the optimizer after `begin`."""
         return self.step(optimizer, closure, synchronize)
 
     def leave_out(self) -> None:
-        """Count a step that is left out because gradients are infinite."""
+        """Count a step that is skipped because gradients are infinite."""
         self.reset()
 
     def complete(self) -> None:
-        """Take a step that was put off."""
+        """Take a step that was postponed, if there is one."""
 
     def drain(self, optimizer: torch.optim.Optimizer) -> None:
-        """Take in what is still under way. Collective."""
+        """Apply everything that is still in flight. Collective."""
 
     def settle(self, optimizer: torch.optim.Optimizer) -> None:
-        """Leave parameters and the optimizer so that another strategy can go on with them. Collective."""
+        """Leave parameters and optimizer in a state from which another strategy can continue. Collective."""
 
     def detach(self) -> None:
-        """Let go of the parameters: another strategy takes over. They stay where they are."""
+        """Release the parameters, so that another strategy can use them. They stay where they are in memory."""
         if self.reducer is not None:
             self.reducer.release()
 
     def take_over(self, old: Strategy) -> None:
-        """Go on where a strategy that has settled stands, which may have had other parameters."""
+        """Continue from a strategy that has settled. It may have had other parameters."""
 
     def follow(self, has_changed: Callable[[], bool]) -> None:
-        """Have ranks compare, with each reduction, whether their optimizers have other parameters than they had."""
+        """Compare among ranks, with each reduction, whether `has_changed()`: the optimizer has other parameters."""
 
     def before_change(self) -> None:
         """Reduce all gradients, before another strategy takes over in the middle of a step. Collective.
 
-        The optimizer has got other parameters since it was wrapped. UsageError if the algorithm cannot go on with them.
+        Called if the optimizer's parameters have changed since it was wrapped.
+
+        Raises:
+            UsageError: the algorithm cannot continue with them.
         """
         raise UsageError(
             f"the wrapped optimizer has other parameters than when it was wrapped, and {self.algorithm.label} cannot "
@@ -204,19 +211,19 @@ class Strategy(ABC):
         )
 
     def after_change(self, names: Sequence[str], added: Sequence[torch.Tensor]) -> None:
-        """Go on with gradients that another strategy has reduced, but for those of some parameters. Collective.
+        """Continue with gradients that another strategy has reduced, except those of new parameters. Collective.
 
         Args:
-            names: of those.
-            added: they are new.
+            names: names of the new parameters.
+            added: the new parameters, whose gradients are not reduced yet.
         """
 
     def do_together(self, work: Callable[[], None]) -> None:
-        """Do `work()`, which is collective."""
+        """Call `work()`, which is collective."""
         work()
 
     def ranks_of_model(self) -> ProcessSet | None:
-        """Return the ranks that average their gradients, so that they have one model; None: each has its own.
+        """Return the ranks that share one model, because they average their gradients; None: each has its own.
 
         Collective the first time.
         """
@@ -225,53 +232,57 @@ class Strategy(ABC):
     # ---- state -------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Return what `DistributedOptimizer.state_dict()` keeps of the algorithm; None: nothing."""
+        """Return the state of the algorithm for `DistributedOptimizer.state_dict()`; None: no state."""
         return None
 
     def check_state(self, state: dict[str, Any]) -> None:
         """Raise UsageError for a state of another algorithm."""
 
     def go_on_from(self, state: dict[str, Any]) -> None:
-        """Go on where a checkpoint was taken, by all ranks alike."""
+        """Continue from a checkpoint, which all ranks load."""
 
     def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        """Return the optimizer's state as that of whole parameters."""
+        """Return the optimizer's state dict for whole parameters, also where a rank steps only slices."""
         return optimizer.state_dict()
 
     def load_optimizer_state(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-        """Load a state of whole parameters."""
+        """Load a state dict for whole parameters."""
         optimizer.load_state_dict(state)
 
     def state_of_copies(self) -> dict[str, Any] | None:
-        """Return what a copy of the optimizer begins with; None: as a new one."""
+        """Return the initial state of a copy of the optimizer; None: the same as for a new optimizer."""
         return None
 
     # ---- what users may ask ------------------------------------------------------------------------------------
 
     @property
     def statistics(self) -> Any:
-        """What the algorithm tells of its steps; NoSuchAttribute if it tells nothing."""
+        """Statistics of the algorithm's steps. Raises NoSuchAttribute if the algorithm keeps no statistics."""
         raise NoSuchAttribute(f"there are no statistics of {self.algorithm}")
 
     def noted(self) -> Mapping[str, Mapping[str, Any]]:
-        """Return what has happened since the last call that a record of the run is to have.
+        """Return the events since the last call that belong in the run record.
 
-        Lines by their kind (docs/report.md), with their values.
+        Returns:
+            the values of each line, by the kind of the line (docs/report.md).
         """
         return _NOTHING
 
     def report_metric(self, metric: float, rate: float) -> None:
-        """Take in how training goes. Collective.
+        """Take a metric of the training. Collective.
 
         Args:
-            metric: this rank's, such as a loss.
+            metric: the value on this rank, such as a loss.
             rate: the learning rate of the first parameter group.
+
+        Raises:
+            UsageError: the algorithm does not use a metric.
         """
         raise UsageError(f"report_metric() has no effect with {self.algorithm}")
 
     @property
     def sent(self) -> Sent | None:
-        """Which items the last step has sent, for an algorithm that leaves some out; see `traffic.Phase`."""
+        """Flags of the items that the last step has sent, for an algorithm that skips some; see `traffic.Phase`."""
         return None
 
     def scaler_problem(self) -> str | None:

@@ -1,8 +1,8 @@
-"""What an algorithm sends, said once: operations among sets of workers, and in which steps they come.
+"""Description of the traffic of an algorithm: operations among sets of workers, and the steps in which they run.
 
-An algorithm describes its traffic in these words (`Algorithm.traffic`). `sordino plan` turns them into seconds by the
-measured cost of a byte and of a message, `sordino simulate` into messages in virtual time; neither knows an algorithm.
-What is counted are payloads; flags beside gradients, and padding, are not.
+An algorithm describes its traffic once, in these terms (`Algorithm.traffic`). `sordino plan` converts it to seconds
+with the measured cost of a byte and of a message. `sordino simulate` converts it to messages in virtual time. Neither
+knows individual algorithms. Only payloads are counted, not the flags that accompany gradients, nor padding.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ Sent = NDArray[np.bool_]
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """What is trained.
+    """Names and sizes of the tensors that are trained.
 
     Attributes:
-        names: of the tensors.
-        sizes: bytes of each tensor, as links see them.
-        scale: these over the bytes that there are.
+        names: the name of each tensor.
+        sizes: bytes of each tensor on the links.
+        scale: ratio of `sizes` to the actual bytes of the tensors.
     """
 
     names: Sequence[str]
@@ -41,12 +41,12 @@ class Model:
         return sum(self.sizes)
 
     def segments(self, segments: Segments | Sequence[str]) -> list[float]:
-        """Return the bytes of each segment (`sordino.algorithms.Crossover` says what there are)."""
+        """Return the bytes of each segment. `sordino.algorithms.Crossover` describes the kinds of segments."""
         numbers = segment_numbers(self.names, self.sizes, segments)
         return [float(size) for size in np.bincount(numbers, weights=self.sizes)]
 
     def buckets(self, bucket_bytes: int) -> list[float]:
-        """Return the bytes of each bucket of gradients, which come in the order in which backward computes them."""
+        """Return the bytes of each bucket of gradients, in the order in which backward computes them."""
         sizes = self.sizes[::-1]
         numbers = segment_numbers(self.names[::-1], sizes, bucket_bytes)
         return [float(size) for size in np.bincount(numbers, weights=sizes)]
@@ -54,12 +54,12 @@ class Model:
 
 @dataclass(frozen=True, eq=False)
 class Reduction:
-    """All-reduces within sets of workers at the same time, one bucket after the other.
+    """All-reduces within several sets of workers at the same time, one bucket after the other.
 
     Attributes:
-        sets: of workers, [sets, members].
-        buckets: the bytes of each.
-        tensors: gradients that the buckets are made of, if they are gradients.
+        sets: the workers of each set, int64 [sets, members].
+        buckets: the bytes of each bucket.
+        tensors: number of gradients that the buckets consist of; 0 if they are not gradients.
     """
 
     sets: Sets
@@ -69,15 +69,15 @@ class Reduction:
 
 @dataclass(frozen=True, eq=False)
 class Exchange:
-    """Averages along a topology, within sets of workers at the same time.
+    """Averages along a topology, within several sets of workers at the same time.
 
     Attributes:
-        sets: of workers, [sets, members].
-        topology: among the members of a set, by their places.
-        segments: the bytes of each.
-        round: of the topology.
-        models: parameters are averaged, which may be old, rather than gradients.
-        tensors: gradients that the segments are made of, if they are gradients.
+        sets: the workers of each set, int64 [sets, members].
+        topology: the topology among the members of a set, by their places in it.
+        segments: the bytes of each segment.
+        round: the round of the topology.
+        models: whether parameters, which may be old, are averaged, and not gradients.
+        tensors: number of gradients that the segments consist of; 0 if they are not gradients.
     """
 
     sets: Sets
@@ -90,10 +90,10 @@ class Exchange:
 
 @dataclass(frozen=True, eq=False)
 class Copies:
-    """What every worker reads and writes in its own memory, beside what is sent.
+    """Copies that every worker makes in its own memory, in addition to messages.
 
     Attributes:
-        bytes: read and written together.
+        bytes: bytes read plus bytes written.
     """
 
     bytes: float
@@ -105,17 +105,17 @@ Operations = Sequence[Operation] | Callable[[int, "Sent | None"], Sequence[Opera
 
 @dataclass(frozen=True, eq=False)
 class Phase:
-    """Operations that come together, one after the other, in some steps.
+    """Operations that run one after the other in certain steps.
 
     Attributes:
-        operations: or a function of how often they have come before and, of parameter skipping, of the items that are
-            sent (None: all).
-        every: steps from one time to the next.
+        operations: the operations, or a function that returns them. Its arguments are the number of earlier runs and,
+            for parameter skipping, flags of the items that are sent (None: all).
+        every: steps from one run to the next.
         since: the first step, numbered from 0, that counts.
-        until: the first step in which they do not come any more; None: they come for ever.
-        hides: what part of it can be hidden at most; backward cannot hide the last bucket.
-        step: whether the whole next step may hide it, not backward alone.
-        loading: whether what lies between two steps hides it, too.
+        until: the first step without further runs; None: the runs never end.
+        hides: the largest fraction of the phase that can be hidden. Backward cannot hide the last bucket.
+        step: whether the whole next step can hide the phase, not only backward.
+        loading: whether the time between two steps hides the phase, too.
     """
 
     operations: Operations
@@ -128,15 +128,15 @@ class Phase:
 
     @property
     def varies(self) -> bool:
-        """Whether it is not always the same."""
+        """Whether the operations can differ from run to run."""
         return callable(self.operations)
 
     def at(self, round: int, sent: Sent | None = None) -> Sequence[Operation]:
-        """Return its operations when it has come `round` times before."""
+        """Return the operations after `round` earlier runs."""
         return self.operations(round, sent) if callable(self.operations) else self.operations
 
     def round_of(self, step: int) -> int | None:
-        """Return how often it has come before when it comes in this step; None if it does not."""
+        """Return the number of earlier runs if the phase runs in this step; None if it does not."""
         rounds, rest = divmod(step - self.since + 1, self.every)
         comes = rest == 0 and step >= self.since and (self.until is None or step < self.until)
         return rounds - 1 if comes else None
@@ -144,11 +144,11 @@ class Phase:
 
 @dataclass(frozen=True, eq=False)
 class Traffic:
-    """All that an algorithm sends.
+    """Complete traffic of an algorithm.
 
     Attributes:
-        phases: of a step, in order.
-        delay: how many exchanges later it is that a worker waits for one.
+        phases: the phases of a step, in order.
+        delay: number of exchanges after which a worker waits for an exchange that it has started.
     """
 
     phases: Sequence[Phase]
@@ -156,18 +156,18 @@ class Traffic:
 
 
 def groups_of(workers: int, members: int) -> Sets:
-    """Return groups of neighbours, [groups, members]."""
+    """Return groups of neighboring workers, int64 [groups, members]."""
     return np.arange(workers).reshape(-1, members)
 
 
 def gradients(sets: Sets, model: Model, bucket_bytes: int, **options: Any) -> Phase:
-    """Return the phase in which gradients are reduced within sets of workers, behind backward.
+    """Return the phase in which gradients are reduced within sets of workers, hidden behind backward.
 
     Args:
-        sets: of workers, [sets, members].
-        model: whose gradients they are.
+        sets: the workers of each set, int64 [sets, members].
+        model: the model whose gradients are reduced.
         bucket_bytes: gradients are reduced in buckets of up to this many bytes.
-        options: of the phase, in place of those that follow from these.
+        options: fields of the phase, which replace those computed from the other arguments.
     """
     buckets = model.buckets(bucket_bytes)
     reduction = Reduction(sets, buckets, len(model.sizes))
@@ -175,7 +175,7 @@ def gradients(sets: Sets, model: Model, bucket_bytes: int, **options: Any) -> Ph
 
 
 def hidden(buckets: Sequence[float]) -> float:
-    """Return the part of buckets that backward can hide: all but the last, which is complete when it ends."""
+    """Return the fraction of the bytes that backward can hide: all but the last bucket, complete only at its end."""
     return 1 - buckets[-1] / sum(buckets)
 
 
@@ -185,5 +185,5 @@ def to_owners(sets: Sets, segments: Sequence[float], **options: Any) -> Exchange
 
 
 def from_owners(sets: Sets, segments: Sequence[float], **options: Any) -> Exchange:
-    """Return the exchange in which the members of each set take over segment s from member s."""
+    """Return the exchange in which all members of each set receive segment s from member s."""
     return Exchange(sets, FromOwner(sets.shape[1], options.pop("workers", None)), segments, **options)

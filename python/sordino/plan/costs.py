@@ -6,18 +6,17 @@ plus the same for what the ranks of a node do in the memory that they share.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, NamedTuple
 
-from sordino._core import Topology
+from sordino._core import MOST_DOUBLED, Topology, all_reduce_rounds, all_reduce_teams
 from sordino.algorithms import Algorithm
 from sordino.algorithms.traffic import Exchange, Model, Operation, Reduction
 from sordino.algorithms.traffic import Phase as Told
 
 BACKWARD = 2 / 3  # of the computation: it costs about twice as much as forward
-SMALL = 64 * 1024  # bytes up to which an all-reduce by messages doubles instead of going round a ring
 _CACHED = 0.25  # of reading from memory costs what has just been read
 _ROUNDS = 8  # of random topologies, to take the mean of
 
@@ -115,13 +114,13 @@ class Load:
         """Count all-reduces of `count` bytes within sets of ranks, at the same time.
 
         The ranks of a node share memory: each of those that take part in it reads its shard of all inputs there, and
-        writes that of all results (csrc/collectives/allreduce_node.cc). Between nodes shards go round rings of one
-        rank a node; small vectors are doubled among the first ranks (allreduce_nodes.cc).
+        writes that of all results (csrc/collectives/allreduce_node.cc). Between nodes teams of one rank a node reduce
+        their shares by messages, with the schedule of the core (csrc/topology/schedule.h).
         """
         if len(sets[0]) == 1:
             return
         self.agreements += segments
-        self._reduce(sets, count, count / segments <= SMALL)
+        self._reduce(sets, count, count / segments <= MOST_DOUBLED)
 
     def _reduce(self, sets: Sequence[Sequence[int]], count: float, small: bool) -> None:
         most = 1
@@ -133,32 +132,17 @@ class Load:
             for site in sites:
                 for rank in site:
                     self.memory[rank] += 2 * count * (len(site) > 1)
-            shards = 1 if small else min(map(len, sites))
-            if len(sites) > 1:
-                for team in list(zip(*sites))[:shards]:
-                    self._reduce_by_messages(team, count / shards, small)
             most = max(most, len(sites))
-        if most > 1 and small:
-            self.messages += math.ceil(math.log2(most))
-        elif most > 1:
-            self.hops += 2 * (most - 1)
-
-    def _reduce_by_messages(self, ranks: Sequence[int], count: float, small: bool) -> None:
-        """Count an all-reduce by messages (csrc/collectives/team_allreduce.cc)."""
+            rounds = all_reduce_rounds(len(sites), small)
+            teams = all_reduce_teams(sites, small) if rounds else []
+            for team, one in product(teams, rounds):
+                for source, target in zip(one.sources, one.targets):
+                    self.send(team[source], team[target], one.repeats * one.share * count / len(teams))
+        one_after_another = sum(one.repeats for one in all_reduce_rounds(most, small))
         if small:
-            self._double(ranks, count)
-            return
-        for place, rank in enumerate(ranks):
-            self.send(rank, ranks[(place + 1) % len(ranks)], 2 * (len(ranks) - 1) / len(ranks) * count)
-
-    def _double(self, ranks: Sequence[int], count: float) -> None:
-        power = 1 << (len(ranks).bit_length() - 1)
-        for place in range(power, len(ranks)):
-            self.send(ranks[place], ranks[place - power], count)
-            self.send(ranks[place - power], ranks[place], count)
-        for place in range(power):
-            for bit in range(power.bit_length() - 1):
-                self.send(ranks[place], ranks[place ^ 1 << bit], count)
+            self.messages += one_after_another
+        else:
+            self.hops += one_after_another
 
     def exchange(
         self, sets: Sequence[Sequence[int]], topology: Topology, segments: Sequence[float], round: int = 0
@@ -173,7 +157,7 @@ class Load:
         """
         if topology.is_mean_of_all:
             apart = [ranks for ranks in sets if len({self.nodes[rank] for rank in ranks}) > 1]
-            self._reduce(apart, sum(segments), sum(segments) <= SMALL)
+            self._reduce(apart, sum(segments), sum(segments) <= MOST_DOUBLED)
             sets = [ranks for ranks in sets if len({self.nodes[rank] for rank in ranks}) == 1]
         before = sum(self.sent)
         for ranks in sets:

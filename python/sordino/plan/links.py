@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 import sordino.torch as hvd
-from sordino._core import Exponential, Layout
-from sordino.plan.costs import SMALL, Line, Load, Rates
+from sordino._core import MOST_DOUBLED, Exponential, Layout
+from sordino.plan.costs import Line, Load, Rates
 from sordino.runtime.context import Context, current
 from sordino.runtime.flat_buffer import FlatBuffer
 from sordino.runtime.groups import new_channel, part_of
@@ -24,7 +24,7 @@ from sordino.timing import Participants, time_block
 
 _SMALL = 4096  # bytes; what is spent on these is latency
 _SEGMENT = 4 * 1024 * 1024  # bytes
-_RING = 4 * SMALL  # bytes of each rank of a node, enough for a ring
+_RING = 4 * MOST_DOUBLED  # bytes of each rank of a node, enough for a ring
 _TENSORS = 64
 _LEAST, _MOST = 3, 20  # runs of one size
 

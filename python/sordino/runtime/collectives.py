@@ -259,9 +259,9 @@ def allgather_operation(
 
     def finish(handle: Handle) -> Any:
         outputs = [from_result(result, source.dtype, source.device) for result, source in zip(handle.results, sources)]
-        numbers = list(handle.numbers)
-        parts = len(numbers) // len(sources)
-        return collect(outputs, [numbers[index * parts : (index + 1) * parts] for index in range(len(sources))])
+        rows = handle.rows
+        parts = len(rows) // len(sources)
+        return collect(outputs, [rows[index * parts : (index + 1) * parts] for index in range(len(sources))])
 
     return Operation(opcode.ALLGATHER, label, name, [(source, None) for source in sources], finish, process_set)
 
@@ -320,7 +320,7 @@ def alltoall_operation(
             )
 
     def finish(handle: Handle) -> Any:
-        received = torch.tensor(handle.numbers, dtype=torch.int32, device=HOST)
+        received = torch.tensor(handle.rows, dtype=torch.int32, device=HOST)
         return collect(from_result(handle.results[0], source.dtype, source.device), received)
 
     return Operation(opcode.ALLTOALL, "alltoall", name, [(source, None)], finish, process_set, splits=counts)
@@ -435,7 +435,7 @@ def join(device: int = -1) -> int:
     handle.wait()
     context.joined()
     context.returned()
-    return int(handle.numbers[0])
+    return handle.last_rank
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:

@@ -20,9 +20,9 @@ from sordino.runtime.process_set import ProcessSet
 def _new_set(context: Context, ranks: Sequence[int], parent: ProcessSet) -> int:
     identity = parent.process_set_id or 0
     name = context.plan_name("internal_process_set", identity)
-    handle = context.world.run(Request(opcode.ADD_SET, name, [], splits=list(ranks), process_set=identity))
+    handle = context.world.run(Request(opcode.ADD_SET, name, [], new_set=ranks, process_set=identity))
     handle.wait()
-    return int(handle.numbers[0])
+    return handle.set_id
 
 
 def _idle_or_new_set(context: Context, ranks: Sequence[int], parent: ProcessSet) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from sordino._core import Request
@@ -88,11 +88,25 @@ def unbind_all(context: Context) -> None:
     context.process_sets.clear()
 
 
-def agree(operation: int, name: str, numbers: list[int]) -> list[int]:
-    """Return what all ranks make of these numbers. Collective."""
-    handle = current().world.run(Request(operation, name, [], splits=numbers))
+def new_set_id(ranks: Sequence[int]) -> int:
+    """Make a process set of these ranks in the core, and return its id. Collective.
+
+    Raises:
+        OperationMismatch: the ranks give different ranks.
+    """
+    handle = current().world.run(Request(opcode.ADD_SET, "add_process_set", [], new_set=ranks))
     handle.wait()
-    return list(handle.numbers)
+    return handle.set_id
+
+
+def remove_set(identity: int) -> None:
+    """Remove the process set with this id from the core. Collective.
+
+    Raises:
+        OperationMismatch: the ranks give different sets.
+        UsageError: an operation is under way on it.
+    """
+    current().world.run(Request(opcode.REMOVE_SET, "remove_process_set", [], removed_set=identity)).wait()
 
 
 def register_again(context: Context, process_set: ProcessSet) -> None:
@@ -106,6 +120,6 @@ def register_again(context: Context, process_set: ProcessSet) -> None:
     members = context.members_of[id(process_set)]
     process_set.ranks = [now[one] for one in members if one in now]
     if process_set.ranks:
-        process_set.process_set_id = agree(opcode.ADD_SET, "add_process_set", process_set.ranks)[0]
+        process_set.process_set_id = new_set_id(process_set.ranks)
     else:
         process_set.process_set_id = None

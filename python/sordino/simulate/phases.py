@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sordino.plan.costs import SMALL
+from sordino._core import MOST_DOUBLED, all_reduce_rounds
 
 Integers = NDArray[np.int64]
 Booleans = NDArray[np.bool_]
@@ -58,24 +58,12 @@ Phase = Sends | Rounds
 def all_reduce(sets: Integers, count: float) -> list[Phase]:
     """Return all-reduces of `count` bytes within sets of workers, [sets, members].
 
-    They are as csrc/collectives/team_allreduce.cc does them: round a ring, or by recursive doubling where they are
-    small.
+    The schedule is that of the core (csrc/topology/schedule.h).
     """
-    size = sets.shape[1]
-    if size == 1 or count == 0:
+    if count == 0:
         return []
-    if count > SMALL and size > 2:
-        return [ring(sets, count / size, 2 * (size - 1))]
-    power = 1 << (size.bit_length() - 1)
-    extra, their = sets[:, power:], sets[:, : size - power]
-    phases: list[Phase] = []
-    if size > power:
-        phases.append(Rounds(extra, their, count, 1, sets))
-    for bit in range(power.bit_length() - 1):
-        phases.append(Rounds(sets[:, :power], sets[:, np.arange(power) ^ (1 << bit)], count, 1, sets))
-    if size > power:
-        phases.append(Rounds(their, extra, count, 1, sets))
-    return phases
+    rounds = all_reduce_rounds(sets.shape[1], small=count <= MOST_DOUBLED)
+    return [Rounds(sets[:, one.sources], sets[:, one.targets], count * one.share, one.repeats, sets) for one in rounds]
 
 
 def ring(sets: Integers, count: float, rounds: int) -> Rounds:

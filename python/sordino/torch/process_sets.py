@@ -6,10 +6,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from sordino.errors import UsageError
-from sordino.runtime import opcode
 from sordino.runtime.context import Context, current
 from sordino.runtime.objects import allgather_object
-from sordino.runtime.process_set import ProcessSet, agree, global_process_set
+from sordino.runtime.process_set import ProcessSet, global_process_set, new_set_id, remove_set
 from sordino.runtime.recovery import together
 
 __all__ = ["ProcessSet", "add_process_set", "global_process_set", "remove_process_set"]
@@ -39,7 +38,7 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
     def work() -> None:
         now = context.world.identities
         made.ranks = [now.index(one) for one in identities if one in now]
-        made.process_set_id = agree(opcode.ADD_SET, "add_process_set", made.ranks)[0]
+        made.process_set_id = new_set_id(made.ranks)
         context.process_sets.append(made)
         context.members_of[id(made)] = identities
 
@@ -69,7 +68,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 
     def work() -> None:
         if process_set.process_set_id is not None:  # it may have lost all its members
-            agree(opcode.REMOVE_SET, "remove_process_set", [process_set.process_set_id])
+            remove_set(process_set.process_set_id)
         process_set.process_set_id = None
 
     def undo() -> None:

@@ -1,4 +1,4 @@
-"""AD-PSGD: workers average with random others in pairs while both go on computing."""
+"""AD-PSGD: random pairs of workers average their parameters while both keep computing."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from sordino.algorithms.traffic import Model, Traffic
 
 @dataclass(frozen=True)
 class ADPSGD(Asynchronous):
-    """AD-PSGD: every `interval` steps each worker begins to average its parameters with a random other worker's.
+    """AD-PSGD: every `interval` steps each worker starts to average its parameters with those of a random peer.
 
-    Both end with the mean, and both go on computing meanwhile. No worker waits for its peer to come to some step.
+    Both end with the mean, and both keep computing meanwhile. No worker waits for its peer to reach a certain step.
 
-    What is averaged is a copy of the parameters that the steps of the optimizer are added to: gradients are those of
-    the parameters as they were when the step began, and the step itself, like an averaging, changes the copy at once.
-    A worker takes part in one averaging at a time; one that is asked meanwhile declines, and who asked draws another,
-    so nobody ever waits for two, and there is no need for a bipartite graph: there cannot be a deadlock.
+    Averaging works on a copy of the parameters. Gradients belong to the parameters at the beginning of the step. The
+    step and each averaging change the copy at once and in full. A worker takes part in one averaging at a time. A
+    worker that is asked meanwhile declines, and the asking worker draws another peer. So no worker waits for two, and
+    deadlock is impossible without a bipartite graph.
 
     Sent per averaging: the bytes of the parameters by both, and some messages of a few bytes. Staleness: `overlap`
-    intervals. Memory: the parameters four times more (the copy, what it was, what is sent, what is received). When a
-    peer dies, or is silent for `patience` seconds: an averaging with it changes nothing here (it may have changed the
-    peer), and the others train on; collective operations that need it raise `PeerLost`.
+    intervals. Memory: the parameters four times more (the copy, its previous values, sent values, received values).
+    When a peer dies, or is silent for `patience` seconds: an averaging with it changes nothing here (it may have
+    changed the peer), and the remaining workers train on; collective operations that need the peer raise `PeerLost`.
     Source: Lian et al. 2018, Algorithm 1.
 
     Attributes:
         overlap: intervals that an averaging may take before the worker waits for it; 0 waits for it at once.
-        patience: seconds after which one that does not answer counts as gone until it is heard of.
+        patience: seconds without an answer after which a peer counts as gone, until it sends a message again.
     """
 
     overlap: int = 1
@@ -49,5 +49,5 @@ class ADPSGD(Asynchronous):
         return self._exchanges(model, nodes, ways=2, copied=8, hidden=self.overlap > 0)
 
     def pairing_of(self, rank: int, size: int) -> Pairing:
-        """Return what decides for worker `rank` of `size`."""
+        """Return the state machine of worker `rank` of `size`."""
         return Pairing(rank, size, self.seed, self.patience)

@@ -1,11 +1,19 @@
-"""Who averages with whom in AD-PSGD: the decisions of one worker.
+"""State machine of one worker in AD-PSGD, which decides with which peer it averages.
 
-They are driven like those of `sordino.algorithms.scheduled_pull.schedule`.
+It is driven like the state machines of `sordino.algorithms.scheduled_pull.schedule`.
 
-A worker is in one averaging at a time, so both sides average the same two values, and it declines while it is in one.
-Who is declined asks another. Nobody waits while others wait for it, so there is no deadlock, whoever asks whom. Where
-all ask at once, all would decline: so questions have random priorities, and a worker that asks takes back a question of
-lower priority than the one that it is asked. The question of the highest priority is always taken.
+    state      event -> next state
+    free       `begin`: ask a random peer -> asking; skip if there is none
+               asked: answer "yes" -> averaging
+    asking     "yes" -> averaging;  "no", no answer in time, or peer lost: ask another peer;  after 8 declines -> free
+               asked with higher priority: answer "yes" -> averaging;  with lower: answer "no", except to its own peer
+    averaging  done, failed or "cancel" -> free, or -> asking if an averaging of its own is pending
+               asked: answer "no"
+
+A worker is in one averaging at a time, so both sides average the same two values. No worker waits while another one
+waits for it, so there is no deadlock for any choice of peers. If all workers ask at once, all would decline. Therefore
+questions have random priorities, and an asking worker withdraws its question for one of higher priority. So the
+question with the highest priority is always accepted. A "yes" to a withdrawn question is answered by "cancel".
 Source: Lian et al. 2018, Algorithm 1, without its bipartite graph.
 """
 
@@ -16,29 +24,29 @@ from typing import NamedTuple
 from sordino.algorithms.draws import Draws, Peers
 from sordino.runtime.actions import Message, Skip, Tell, Wake
 
-_DECLINES = 8  # before a worker leaves it for this time
+_DECLINES = 8  # after which a worker skips this averaging
 _PRIORITIES = 1 << 20
 
 
 class Average(NamedTuple):
-    """Exchange values with a peer, which does the same. `number` tells this averaging from others of the two."""
+    """Exchange values with a peer, which does the same. `number` identifies this averaging of the two workers."""
 
     peer: int
     number: int
 
 
 class Cancel(NamedTuple):
-    """Leave the averaging that is under way."""
+    """Abandon the current averaging."""
 
 
 Step = Tell | Wake | Skip | Average | Cancel
 
 
 class Pairing:
-    """One of `size` workers. It begins averagings when its driver says so, and takes part in others'.
+    """One of `size` workers. It starts an averaging when its driver calls `begin`, and takes part in those of peers.
 
-    Messages: "average" (number, priority) is answered by "yes" or "no" (number); "cancel" (number) ends what "yes"
-    began.
+    Messages: "average" (number, priority) is the question, answered by "yes" (number) or "no" (number). "cancel"
+    (number) ends the averaging that a "yes" has started.
     """
 
     def __init__(self, rank: int, size: int, seed: int, patience: float) -> None:
@@ -48,18 +56,18 @@ class Pairing:
         self._patience = patience
         self._size = size
         self._priority = 0
-        self._number = rank  # grows by `size`: no two workers use the same one
-        self._peer: int | None = None  # whom this worker asks, or averages with
-        self._asked = 0.0  # since when it asks
-        self._engaged = False  # averages; else it asks, if there is a peer
-        self._current = 0  # the number of that averaging
-        self._mine = False  # what is asked for or under way is what this worker began
+        self._number = rank  # of its last question; grows by `size`, so no two workers use the same number
+        self._peer: int | None = None  # the peer that this worker asks or averages with; None: it is free
+        self._asked = 0.0  # time of the question
+        self._engaged = False  # with a peer: averaging if True, asking if False
+        self._current = 0  # number of the current averaging
+        self._mine = False  # this worker started the question or averaging
         self._declines = 0
         self.under_way = False
-        """Whether an averaging that this worker began is not over."""
+        """Whether an averaging that this worker has started is not over."""
 
     def begin(self, now: float) -> list[Step]:
-        """Begin to average with some other worker; `under_way` tells when that is over."""
+        """Start to average with a random peer. `under_way` is True until that is over."""
         self.under_way, self._declines = True, 0
         return self._ask(now) if self._peer is None else []
 
@@ -74,7 +82,7 @@ class Pairing:
         return [Tell(peer, ("average", self._number, self._priority)), Wake(now + self._patience)]
 
     def _next(self, now: float) -> list[Step]:
-        """Note that this worker is free; if it has still to average, it asks."""
+        """Note that this worker is free. If an averaging of its own is pending, ask a peer."""
         self._peer, self._engaged = None, False
         return self._ask(now) if self.under_way else []
 
@@ -84,23 +92,23 @@ class Pairing:
         return self._next(now)
 
     def failed(self, now: float, peer: int) -> list[Step]:
-        """Note that the averaging came to nothing; the peer is left out until it is heard of."""
+        """Note that the averaging has failed. The peer is not drawn until it sends a message."""
         self._others.discard(peer)
         return self._next(now)
 
     def alarm(self, now: float) -> list[Step]:
-        """Note that the time of the last `Wake` has come."""
+        """Note that the time of the last `Wake` has come. Without an answer in time, ask another peer."""
         if self._peer is None or self._engaged or now < self._asked + self._patience:
             return []
         return self.failed(now, self._peer)
 
     def lost(self, now: float, rank: int) -> list[Step]:
-        """Note that a rank has left or died. An averaging with it fails by itself."""
+        """Note that a rank has left or died. An averaging with it fails without this call."""
         self._others.discard(rank)
         return self._next(now) if rank == self._peer and not self._engaged else []
 
     def heard(self, now: float, sender: int, message: Message) -> list[Step]:
-        """Take in a message that has come; its sender is alive."""
+        """Handle a message. It also shows that its sender is alive."""
         self._others.add(sender)
         word, number = message[0], int(message[1])
         if word == "average":
@@ -121,9 +129,9 @@ class Pairing:
 
     def _is_asked(self, sender: int, number: int, priority: int) -> list[Step]:
         if self._peer is not None and (self._engaged or (self._priority, self.rank) > (priority, sender)):
-            # Of two that have asked each other, the other sees that its question is the lower one, and takes this one.
+            # If the two have asked each other, the peer sees that its own priority is lower, and accepts this question.
             return [] if sender == self._peer and not self._engaged else [Tell(sender, ("no", number))]
-        # The other's question answers one's own, if that was to it.
+        # If this worker has asked the sender, the sender's question also answers its own.
         self._mine = self._mine and sender == self._peer
         self._peer, self._engaged, self._current = sender, True, number
         return [Tell(sender, ("yes", number)), Average(sender, number)]

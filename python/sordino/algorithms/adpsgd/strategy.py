@@ -1,8 +1,8 @@
-"""AD-PSGD in an optimizer: step on one's own gradients while the parameters are averaged with those of others.
+"""Strategy for AD-PSGD: steps on local gradients, while parameters are averaged with those of peers.
 
-What is averaged is a copy of the parameters. A step brings what averagings have changed in it into the parameters,
-steps the optimizer on them, and copies them back; meanwhile no averaging touches the copy, and otherwise no step has a
-part in averaging. So gradients are of parameters that nobody changed while they were computed.
+Averaging works on a copy of the parameters. A step applies to the parameters all changes that averagings have made to
+the copy, steps the optimizer, and copies the parameters back. During a step no averaging touches the copy, and outside
+of steps averaging needs no help of the training thread. So parameters do not change while gradients are computed.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from sordino.runtime.flat_buffer import FlatBuffer, ParameterBuffer
 
 @dataclass
 class PairStatistics:
-    """What averagings have cost this rank.
+    """Counts and costs of the averagings of this rank.
 
     Attributes:
-        averagings: that it took part in, its own and others'.
-        begun: intervals at which it began one.
-        failed: that came to nothing.
-        skipped: of its own, for want of somebody who was free.
-        messages: that it sent to find peers.
+        averagings: averagings that it took part in, started by itself or by peers.
+        begun: intervals at which it started an averaging.
+        failed: averagings that failed.
+        skipped: averagings of its own that it skipped because no peer was free.
+        messages: messages that it sent to find peers.
         waited: seconds that training has waited for averagings.
     """
 
@@ -54,24 +54,24 @@ class PairStatistics:
 
 
 class Averager(Agent):
-    """One rank's averagings."""
+    """Agent that carries out the averagings of one rank."""
 
     def __init__(self, context: Context, ranks: Sequence[int], number: int, algorithm: ADPSGD) -> None:
         super().__init__(context, ranks, number)
         self._pairing = algorithm.pairing_of(self._place_of[context.rank], len(self._ranks))
         self._patience = algorithm.patience
         self._core: PairAveraging | None = None
-        self._number: int | None = None  # of the averaging that is under way
+        self._number: int | None = None  # of the current averaging
         self._due = 0.0
         self._peer = -1
         self.statistics = PairStatistics()
 
     def use(self, core: PairAveraging) -> None:
-        """Average through `core` from now on."""
+        """Set the core object that averages. Called once, before `start`."""
         self._core = core
 
     def begin(self) -> None:
-        """Begin an averaging with somebody."""
+        """Start an averaging with a random peer."""
         with self.lock:
             self._check()
             now = self.now()
@@ -80,7 +80,7 @@ class Averager(Agent):
 
     @property
     def under_way(self) -> bool:
-        """Whether the one that was begun is not over."""
+        """Whether the averaging that `begin` has started is not over."""
         with self.lock:
             return self._pairing.under_way
 
@@ -129,23 +129,23 @@ class Averager(Agent):
 
 
 class PairStrategy(ExchangingStrategy):
-    """What makes the steps of an optimizer those of `ADPSGD`."""
+    """Strategy for `ADPSGD`."""
 
     algorithm: ADPSGD
     _was_open = False
 
-    levels = False  # asynchronous ones are never where the others are
+    levels = False  # asynchronous ranks are at different steps anyway
     takes_in_unfrozen = False
 
     def prepare(self) -> None:
         self._opened = False
-        self._interval = self._began = 0  # intervals so far, and when the last averaging was begun
+        self._interval = self._began = 0  # intervals so far, and the interval in which the last averaging started
 
     def attach(self) -> None:
         everybody, context, algorithm = self.settings.process_set, self.context, self.algorithm
         ranks = everybody.ranks or []
         self._arena = ParameterBuffer(context, self.exchanged_names, self.exchanged, "model")
-        # Averagings work on the host: what they change comes to parameters on a GPU with the next step.
+        # Averagings work on the host. Their changes reach parameters on a GPU with the next step.
         self._copy = FlatBuffer(context, self._arena.layout)
         self._before = FlatBuffer(context, self._arena.layout, self._arena.device)
         number = service_numbers(context, everybody, 2)
@@ -161,7 +161,7 @@ class PairStrategy(ExchangingStrategy):
 
     @property
     def statistics(self) -> PairStatistics:
-        """What averagings have cost this rank."""
+        """Counts and costs of the averagings of this rank."""
         if not self._met:
             return PairStatistics()
         self._averager.statistics.messages = self._averager.told
@@ -176,14 +176,14 @@ class PairStrategy(ExchangingStrategy):
         if self.active:
             self._averager.statistics = told
         if self._was_open and self.active:
-            self._open()  # here, where all ranks come
+            self._open()  # now, because it is collective and all remaining ranks call `renew`
         self._was_open = False
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Keep averagings from changing the copy within it.
+        """Keep averagings from changing the copy within the context.
 
-        The parameters are what the copy was at the beginning; the copy is what the parameters are at the end.
+        On entry the parameters take the values of the copy. On exit the copy takes the values of the parameters.
         """
         self._core.lock()
         try:
@@ -196,9 +196,9 @@ class PairStrategy(ExchangingStrategy):
 
     @torch.no_grad()
     def _take_in(self) -> None:
-        """Change the parameters, too, by what averagings have changed in the copy since the last step.
+        """Apply to the parameters the changes that averagings have made to the copy since the last step.
 
-        If nobody else has changed them meanwhile, they become the copy, bit for bit.
+        If nothing else has changed the parameters meanwhile, they become equal to the copy, bit for bit.
         """
         for (_, mine), (_, before), (_, copy) in zip(self._arena.runs, self._before.runs, self._copy.runs):
             if torch.equal(mine, before):
@@ -211,9 +211,9 @@ class PairStrategy(ExchangingStrategy):
         self._open()
 
     def _open(self) -> None:
-        """Meet the other ranks before the first step. Collective the first time.
+        """Wait for the other ranks before the first step. Collective the first time.
 
-        What a script does between wrapping the optimizer and training (broadcasting, loading) is over on all ranks.
+        After it all ranks have done their work between wrapping the optimizer and training (broadcasting, loading).
         """
         if not self._opened:
             self.settings.judge(self._arena.names, self._arena.tensors, together=True)
@@ -229,7 +229,7 @@ class PairStrategy(ExchangingStrategy):
             try:
                 self.settings.judge(self._arena.names, self._arena.tensors)
             except NonFinite:
-                self._arena.copy_(self._copy)  # which is what they were before
+                self._arena.copy_(self._copy)  # the copy still holds the values before the step
                 raise
         return result
 
@@ -255,7 +255,7 @@ class PairStrategy(ExchangingStrategy):
         self._averager.statistics.waited += time.monotonic() - begin
 
     def drain(self, optimizer: torch.optim.Optimizer) -> None:
-        """Wait for what this rank began, and take in what was averaged."""
+        """Wait for the averaging that this rank has started, and apply its result."""
         if not self._opened:
             return
         self._arena.adopt()
@@ -264,9 +264,9 @@ class PairStrategy(ExchangingStrategy):
             pass
 
     def settle(self, optimizer: torch.optim.Optimizer) -> None:
-        """Make sure that nobody waits for an averaging when this rank closes.
+        """Make sure that no rank waits for an averaging when this rank closes. Collective.
 
-        All have come here, and taken in what they began.
+        After the meeting all ranks have completed the averagings that they started.
         """
         if self._met:
             self.drain(optimizer)
@@ -280,7 +280,7 @@ class PairStrategy(ExchangingStrategy):
         self.steps = state["steps"]
 
     def before_join(self) -> None:
-        """Let others average with this rank as before: nobody waits for its steps."""
+        """Open this rank for averaging. Peers can average with it as before, because none waits for its steps."""
         self._open()
 
     def _close(self) -> None:

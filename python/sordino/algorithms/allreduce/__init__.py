@@ -17,21 +17,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AllReduce(Algorithm):
-    """Synchronous data parallelism: g = (1/N) sum of g_i, then the optimizer's step. All workers stay equal.
+    """Synchronous data parallelism: g = (1/N) sum of g_i, then the optimizer step. All workers stay equal.
 
     Sent per step and worker: 2(N-1)/N times the bytes of the gradients, in ceil(bytes / bucket_bytes) operations.
-    Staleness: none, or one step with `double_buffering`. Memory: none beyond the gradients, or one arena of their size
+    Staleness: none, or one step with `double_buffering`. Memory: none beyond the gradients, or one buffer of their size
     where they persist between steps; with `double_buffering` the gradients once more.
-    When a peer dies: every survivor gets `PeerLost`; parameters are those after the last complete step.
+    When a peer dies: every remaining rank gets `PeerLost`; parameters are those after the last complete step.
     Source: "AllReduce-SGD" in Crossover-SGD, "CSGD" in Layered SGD; tensor fusion as in Horovod (Sergeev & Del Balso
     2018, section 4); double buffering as in Oguni and Shudo (wide-area gossip, section 2.3).
 
     Attributes:
         bucket_bytes: gradients are reduced in buckets of up to this many bytes, each as soon as it is complete.
         double_buffering: a step uses the average gradient of the step before, w_{t+1} = w_t - lr g(w_{t-1}), so that a
-            reduction has a whole step to hide behind. The first step changes nothing. `optimizer.flush()` uses the last
-            gradient; checkpoints keep it. Not with closures, GradScaler, sparse gradients or join(). One rank alone has
-            nothing to wait for: its steps use their own gradients.
+            reduction can hide behind a whole step. The first step changes nothing. `optimizer.flush()` uses the last
+            gradient; checkpoints keep it. Not with closures, GradScaler, sparse gradients or join(). A single rank
+            uses the gradient of the same step, because it has no reduction to hide.
     """
 
     bucket_bytes: int = 16 * 1024 * 1024

@@ -1,7 +1,8 @@
-"""Gradients that are used a step later: while a step computes, the average of the one before is on its way.
+"""Strategy for all-reduce with double buffering: each step uses the average gradient of the step before.
 
-What is under way belongs to the cycle in which it was computed, so at the end of a cycle its buckets are set aside,
-with their tensors, and those of the cycle before are waited for and become the parameters' gradients.
+While a step computes, the reduction of the previous step's gradients is in flight. At the end of a cycle (the backward
+passes of one step) its buckets are set aside, with their tensors. Then the reducer waits for the buckets of the
+previous cycle, and their averages become the parameters' gradients.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from sordino.runtime.reducer import QUIETLY, GradientReducer
 
 
 class BufferedReducer(GradientReducer):
-    """Reduces gradients, and hands out those of the cycle before."""
+    """Reducer that starts the reduction of a cycle's gradients and returns the averages of the previous cycle."""
 
     instead_of_sparse = "with double buffering"
 
@@ -31,14 +32,14 @@ class BufferedReducer(GradientReducer):
     ) -> None:
         super().__init__(context, names, parameters, settings, compare=True)
         self._turn = 0
-        self._set_aside: list[Bucket] = []  # of the cycle before
-        self._landed: dict[int, torch.Tensor] | None = None  # what became of them, once somebody has waited
+        self._set_aside: list[Bucket] = []  # buckets of the previous cycle, in flight
+        self._landed: dict[int, torch.Tensor] | None = None  # their averages; None until `_wait`
 
     def _operation_name(self, bucket: Bucket) -> str:
-        return f"{bucket.name}.{self._turn % 2}"  # the one before may be under way
+        return f"{bucket.name}.{self._turn % 2}"  # the bucket of the previous cycle may be in flight
 
     def _move(self, bucket: Bucket) -> list[int] | None:
-        return None  # a gradient's memory is not free when the next one is computed
+        return None  # a gradient's memory is still in use when backward computes the next one
 
     def _begin_again(self, index: int) -> None:
         raise StepOrderError(
@@ -52,33 +53,33 @@ class BufferedReducer(GradientReducer):
 
     @property
     def averages(self) -> dict[int, torch.Tensor]:
-        """What the next step will use, by parameter."""
+        """The gradients that the next step will use, by the parameter's number."""
         if not self._counter.done:
             return self._wait()
         return {i: parameter.grad for i, parameter in enumerate(self.parameters) if parameter.grad is not None}
 
     def _wait(self) -> dict[int, torch.Tensor]:
-        """Wait for the averages of the cycle before, and return them by parameter."""
+        """Wait for the averages of the previous cycle, and return them by the parameter's number."""
         if self._landed is None:
             buckets, self._set_aside, self._unused = self._set_aside, [], set()
-            self.settings.refusals(buckets, ())  # before the optimizer's step
+            self.settings.refusals(buckets, ())  # here, so that errors come before the optimizer's step
             self._landed = {i: grad for bucket in buckets for i, grad in self._collect(bucket).items()}
         return self._landed
 
     def restore(self, averages: dict[int, torch.Tensor]) -> None:
-        """Go on as if these were the averages of the cycle before."""
+        """Continue as if these were the averages of the previous cycle."""
         self._wait()
         self._landed = averages
 
     def use(self) -> None:
-        """Make the averages of the cycle before the parameters' gradients."""
+        """Set the parameters' gradients to the averages of the previous cycle."""
         averages = self._wait()
         for i, parameter in enumerate(self.parameters):
             parameter.grad = averages.get(i)
         self._landed = {}
 
     def synchronize(self) -> None:
-        """Start what is not under way yet, and make the averages of the cycle before the parameters' gradients."""
+        """Start the reductions that have not started, and set the gradients to the previous cycle's averages."""
         if self.backwards:
             self._forget_cut_off()
         if not self.active or self._counter.done:
@@ -95,13 +96,13 @@ class BufferedReducer(GradientReducer):
 
 
 class BufferedStrategy(ExchangingStrategy):
-    """What makes the steps of an optimizer those of AllReduce with double buffering."""
+    """Strategy for `AllReduce(double_buffering=True)`."""
 
     algorithm: AllReduce
-    whole_models = False  # the reducer finds gradients of parameters that are unfrozen
+    whole_models = False  # no meeting is needed: the reducer itself finds gradients of unfrozen parameters
 
     def prepare(self) -> None:
-        self._loaded: dict[str, torch.Tensor] = {}  # averages to begin with, by name
+        self._loaded: dict[str, torch.Tensor] = {}  # initial averages, by the parameter's name
 
     def attach(self) -> None:
         self._buffered = BufferedReducer(self.context, self.names, self.parameters, self.settings)
@@ -125,7 +126,7 @@ class BufferedStrategy(ExchangingStrategy):
         )
 
     def drain(self, optimizer: torch.optim.Optimizer) -> None:
-        """Take a step by the last gradient. Collective."""
+        """Take a step with the last average gradient. Collective."""
         if self.in_flight or self.done:
             raise StepOrderError("flush() was called between backward and step()")
         if self._met:
@@ -146,7 +147,7 @@ class BufferedStrategy(ExchangingStrategy):
         super().clear(optimizer, set_to_none)
 
     def settle(self, optimizer: torch.optim.Optimizer) -> None:
-        pass  # the state has it all
+        pass  # `state_dict` contains the averages
 
     def state_dict(self) -> dict[str, Any]:
         gradients = self._loaded
@@ -160,7 +161,7 @@ class BufferedStrategy(ExchangingStrategy):
 
     def load_optimizer_state(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
         super().load_optimizer_state(optimizer, state)
-        self._restore({})  # what is under way is of the parameters before
+        self._restore({})  # gradients in flight belong to the parameters before the load
 
     def _restore(self, gradients: dict[str, torch.Tensor]) -> None:
         self._loaded = gradients

@@ -1,4 +1,4 @@
-"""All-reduce in an optimizer: gradients are averaged in backward, and there is nothing else."""
+"""Strategy for synchronous all-reduce: averages gradients during backward, and nothing else."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sordino.runtime.reducer import GradientReducer
 
 
 class AllReduceStrategy(Strategy):
-    """What makes the steps of an optimizer those of all-reduce."""
+    """Strategy for `AllReduce` without double buffering."""
 
     reducer: GradientReducer
 

@@ -1,4 +1,4 @@
-"""Convergence-aware parameter skipping (CaPS): what has stopped changing is not sent."""
+"""Convergence-aware parameter skipping (CaPS): tensors that have stopped changing are not sent."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from sordino.runtime.helpers import Helpers, Service
 
 Detection = Literal["naive", "random", "history", "movement"]
-_MOST_MESSAGES = 10_000_000  # a step, of all workers, in a simulation
+_MOST_MESSAGES = 10_000_000  # per step of all workers, in a simulation
 
 
 def _is_number(value: object) -> bool:
@@ -37,19 +37,19 @@ def _is_number(value: object) -> bool:
 
 @dataclass(frozen=True)
 class ThresholdScheduler:
-    """Lowers the threshold (skips more) while a metric improves, and raises it (skips less) when that stops.
+    """Scheduler that lowers the threshold (skips more) while a metric improves, and raises it (skips less) otherwise.
 
-    Every `frequency` epochs it looks at the last `history_length` metrics that `optimizer.report_metric` was told, once
-    an epoch. If each is better than the one before, the threshold falls by `step`; otherwise it rises by `step`. With
-    fewer metrics it stays. A metric that is not a number is no improvement. Source: CaPS, section 3.2.
+    Every `frequency` epochs it compares the last `history_length` metrics, which `optimizer.report_metric` gets once
+    per epoch. If each is better than the one before, the threshold falls by `step`; otherwise it rises by `step`. With
+    fewer metrics it stays. A NaN is no improvement. Source: CaPS, section 3.2.
 
     Attributes:
-        history_length: metrics that are looked at; the source uses 3 to 10.
-        frequency: epochs from one look to the next.
-        step: percentage points that the threshold moves by.
-        lower, upper: where it stops, in percent.
-        mode: whether "min" (a loss) or "max" (an accuracy) is better.
-        improving: what happens while the metric improves: "lower" the threshold, or "keep" it.
+        history_length: number of metrics that are compared; the source uses 3 to 10.
+        frequency: epochs between two comparisons.
+        step: change of the threshold, in percentage points.
+        lower, upper: bounds of the threshold, in percent.
+        mode: "min" if smaller metrics are better (a loss), "max" if larger ones are (an accuracy).
+        improving: action while the metric improves: "lower" the threshold, or "keep" it.
     """
 
     history_length: int = 3
@@ -79,12 +79,12 @@ class ThresholdScheduler:
         return all(late > early for early, late in pairwise(metrics))
 
     def threshold_after(self, epochs: int, threshold: float, metrics: Sequence[float]) -> float:
-        """Return the threshold that follows `threshold` after so many epochs, in percent.
+        """Return the threshold for the next epoch, in percent.
 
         Args:
-            epochs: how many have ended.
-            threshold: the one until now, in percent.
-            metrics: of the last epochs, oldest first.
+            epochs: number of epochs that have ended.
+            threshold: the current threshold, in percent.
+            metrics: metrics of the last epochs, oldest first.
         """
         recent = metrics[-self.history_length :]
         if epochs % self.frequency != 0 or len(recent) < self.history_length:
@@ -95,7 +95,7 @@ class ThresholdScheduler:
 
 
 class ServerRoles(NamedTuple):
-    """Which ranks train, and which have no model and serve parameters."""
+    """Division of ranks into workers, which train, and helpers, which have no model and serve parameters."""
 
     workers: list[int]
     helpers: list[int]
@@ -103,50 +103,52 @@ class ServerRoles(NamedTuple):
 
 @dataclass(frozen=True)
 class ParameterSkipping(Algorithm):
-    """CaPS: workers step on their own gradients, then average their parameters, without those that stay as they are.
+    """CaPS: workers step on their own gradients, then average those of their parameters that have changed.
 
-    After each step every worker finds, for each tensor, the share of elements that the step has left unchanged. Where
-    that is at least `threshold` percent on *all* workers, the tensor is not sent; each worker trains its own copy on.
-    After `probe_interval` steps without it a tensor is sent whatever its share (a probe), so copies cannot drift apart
-    for long. A tensor that is seen to move again on any worker is sent in that very step ("movement": when its average
-    says so, or at its probe).
+    After each step every worker measures, for each tensor, the fraction of elements that the step has left unchanged.
+    If this is at least `threshold` percent on *all* workers, the tensor is not sent, and each worker keeps training its
+    own copy. After `probe_interval` steps without it a tensor is sent in any case (a probe), so copies cannot drift
+    apart for long. If a tensor changes again on any worker, it is sent in the same step ("movement": when its average
+    shows the change, or at its probe).
 
-    Nothing skipped (a threshold above 100) is `LocalSGD(interval=1, exchange="allreduce")`, everything (0) is that with
-    `interval=probe_interval + 1`, bit for bit (with servers to rounding). At 100 the naive detector, without `digits`,
-    leaves a tensor out only where no worker has changed any element, so nothing is lost: sparse updates cost what they
-    change, block by block with granularity="block". Samples and rounding see less than everything.
+    With nothing skipped (a threshold above 100) this equals `LocalSGD(interval=1, exchange="allreduce")`. With
+    everything skipped (0) it equals that with `interval=probe_interval + 1`. Both hold bit for bit (with servers,
+    within rounding). At 100 the naive detector, without `digits`, skips a tensor only if no worker has changed any
+    element, so nothing is lost: sparse updates cost only what they change, block by block with granularity="block".
+    Samples and rounding can miss changes.
 
-    Sent per step and worker, of S bytes that are not skipped: 2(N-1)/N S by all-reduce; as much with a parameter server
-    on every worker; S to and from dedicated servers, or to and from `servers=k` of the workers, each of which sends
-    (N-1)/k S more; beside that one byte for each tensor or block. Staleness: none for what is sent, `probe_interval`
-    steps for what is skipped. Memory: the parameters once more (naive, history; 1 byte an element more for the latter),
-    or two samples (random); a server keeps its share of every other node's workers' parameters. When a peer dies:
-    every survivor gets `PeerLost`. Source: Jeong, "CaPS-Learning", sections 3.1 and 3.2.
+    Sent per step and worker, of S bytes that are not skipped: 2(N-1)/N S by all-reduce; the same with a parameter
+    server on every worker; S to and from dedicated servers, or to and from `servers=k` of the workers, each of which
+    sends (N-1)/k S more; in addition one byte for each tensor or block. Staleness: none for sent tensors,
+    `probe_interval` steps for skipped ones. Memory: the parameters once more (naive, history; 1 byte per element more
+    for the latter), or two samples (random); a server holds its share of the parameters of all workers on other nodes.
+    When a peer dies: every remaining rank gets `PeerLost`. Source: Jeong, "CaPS-Learning", sections 3.1 and 3.2.
 
     Attributes:
-        detector: "naive" compares all elements; "random" a sample of `sample_ratio`, another one in each step;
-            "history" the `sample_ratio` that have changed most often, so it sees fewer unchanged ones than there are;
-            "movement" skips what moves least: it takes elements for unchanged that belong to a tensor whose elements
-            move less, on average, than those of the others.
-        threshold: percent of unchanged elements from which on a tensor is skipped; of "movement", the percent of all
-            elements that are to move further than a tensor's, so that about as many are sent in every step.
-        digits: elements count as unchanged if they are when rounded to so many decimals; None: if no bit has changed.
+        detector: "naive" compares all elements; "random" a sample of `sample_ratio`, drawn again in each step;
+            "history" the `sample_ratio` that have changed most often, so it finds fewer unchanged elements than exist;
+            "movement" skips the tensors that move least: elements count as unchanged if, on average, the elements of
+            their tensor move less than those of other tensors.
+        threshold: percentage of unchanged elements from which on a tensor is skipped. For "movement", the percentage of
+            all elements that must move further than a tensor's, so that about as many are sent in every step.
+        digits: elements count as unchanged if they are equal when rounded to this number of decimals; None: if no bit
+            has changed.
         sample_ratio: the part of each tensor that "random" and "history" compare, in (0, 1].
-        survey_interval: steps from one time that "history" looks at all elements to the next.
-        memory: how much of its average of movement "movement" keeps from one step to the next, in [0, 1).
-        probe_interval: steps in a row that a tensor can be skipped.
-        scheduler: how the threshold follows `optimizer.report_metric`, or None: it stays.
-        exchange: "allreduce", or "parameter-server": each tensor goes to a server, which averages what it gets and
-            hands it back; they are placed by size (longest first, large ones cut), anew when the set of skipped
-            ones changes.
-        servers: how many ranks serve, spread evenly; None: all workers.
-        dedicated_servers: servers are the last ranks of the job, and have no model. Needs `init(algorithm=...)`.
-        granularity: "tensor", or "block": tensors are cut into blocks of `block_bytes` that are skipped each by itself,
-            so that large tensors take part, too.
-        block_bytes: see there.
+        survey_interval: steps between two comparisons of all elements by "history".
+        memory: weight of the previous average of movement in the next one, for "movement", in [0, 1).
+        probe_interval: largest number of steps in a row without a tensor.
+        scheduler: rule by which the threshold follows `optimizer.report_metric`; None: the threshold stays.
+        exchange: "allreduce", or "parameter-server": each tensor is sent to a server, which averages it and sends it
+            back. Tensors are placed by size (longest first, large ones cut), again when the set of skipped tensors
+            changes.
+        servers: number of ranks that serve, evenly spread; None: all workers.
+        dedicated_servers: whether servers are the last ranks of the job, without a model. Needs `init(algorithm=...)`.
+        granularity: "tensor", or "block": tensors are cut into blocks of `block_bytes`, each skipped separately, so
+            that parts of large tensors can be skipped, too.
+        block_bytes: size of a block for granularity="block", in bytes; a multiple of 64.
         buffers: "average" treats floating-point buffers given as `named_buffers` like parameters.
-        statistics_interval: steps that make a point of `optimizer.statistics`.
-        seed: of random samples; the same on all workers.
+        statistics_interval: steps that one point of `optimizer.statistics` sums up.
+        seed: seed of random samples; the same on all workers.
     """
 
     detector: Detection = "naive"
@@ -208,7 +210,7 @@ class ParameterSkipping(Algorithm):
     steps = "sordino.algorithms.caps.strategy:SkippingStrategy"
     simulation = Simulation(
         arrays="sordino.simulate.vectorized:Skipping",
-        # `seed` is of a detector that cannot be chosen without data.
+        # `seed` belongs to a detector that cannot be chosen in a simulation without data.
         imitated=frozenset(
             {"threshold", "digits", "probe_interval", "exchange", "servers", "granularity", "block_bytes", "seed"}
         ),
@@ -230,7 +232,7 @@ class ParameterSkipping(Algorithm):
         )
 
     def items_of(self, sizes: Sequence[float]) -> list[float]:
-        """Return the bytes of what is decided about, tensors or blocks, of tensors of so many bytes."""
+        """Return the bytes of each item (tensor or block) that is skipped separately; `sizes` are those of tensors."""
         if self.granularity == "tensor":
             return list(sizes)
         return cut(sizes, self.block_bytes)
@@ -272,7 +274,7 @@ class ParameterSkipping(Algorithm):
 
     @classmethod
     def candidates(cls, nodes: Sequence[int], interval: int) -> list[Algorithm]:
-        return []  # what it sends depends on the training
+        return []  # the bytes sent depend on the training
 
     # ---- ranks without a model ---------------------------------------------------------------------------------
 
@@ -288,10 +290,10 @@ class ParameterSkipping(Algorithm):
         return service
 
     def roles(self, nodes: Sequence[int]) -> ServerRoles:
-        """Return who trains and who serves, of the ranks that live on these nodes.
+        """Return which ranks train and which serve; `nodes` is the node of each rank.
 
         Raises:
-            UsageError: nobody would be left to train.
+            UsageError: no rank would be left to train.
         """
         helpers = (self.servers or 0) if self.dedicated_servers else 0
         workers = len(nodes) - helpers
@@ -300,10 +302,10 @@ class ParameterSkipping(Algorithm):
         return ServerRoles(list(range(workers)), list(range(workers, len(nodes))))
 
     def serving_ranks(self, size: int) -> list[int]:
-        """Return the servers among `size` ranks, dedicated ones included.
+        """Return the servers among `size` ranks, including dedicated ones.
 
         Raises:
-            UsageError: there are to be more servers than ranks.
+            UsageError: there are fewer ranks than `servers`.
         """
         if self.servers is None:
             return list(range(size))
@@ -319,7 +321,7 @@ def _going(items: Sequence[float], sent: Sent | None) -> Sequence[float]:
 
 
 def cut(sizes: Sequence[float], limit: float) -> list[float]:
-    """Return the sizes of what tensors become that are cut into pieces of up to `limit` bytes."""
+    """Return the sizes of the pieces, of up to `limit` bytes, into which tensors of these sizes are cut."""
     return [min(limit, size - begin) for size in sizes for begin in _steps(size, limit)]
 
 
@@ -328,23 +330,22 @@ def _steps(size: float, limit: float) -> list[float]:
 
 
 def piece_bytes(total: int, servers: int) -> int:
-    """Return the size in bytes that larger tensors are cut to before they are placed on servers.
+    """Return the largest size, in bytes, of the pieces that are placed on servers. Larger tensors are cut.
 
-    It is an eighth of what each gets of `total` bytes, so that a large tensor does not fill a server alone; at least
-    64 KiB.
+    It is an eighth of a server's share of `total` bytes, so that no large tensor fills a server alone; at least 64 KiB.
     """
     return max(64 * 1024, -(-total // (8 * servers * 64)) * 64)
 
 
 def place_by_size(sizes: Sequence[float], servers: int) -> list[int]:
-    """Return the server of each tensor: the longest first, each to whom has least.
+    """Return the server of each tensor: tensors are placed longest first, each on the server with the fewest bytes.
 
-    The fullest server has at most 4/3 - 1/(3n) of what the best placement on n servers would give its fullest. Source:
+    The fullest server of n gets at most 4/3 - 1/(3n) times the bytes of the fullest one in the best placement. Source:
     Graham 1969 ("LPT").
 
     Args:
-        sizes: bytes of the tensors.
-        servers: how many there are.
+        sizes: bytes of each tensor.
+        servers: number of servers.
     """
     loads = [(0.0, server) for server in range(servers)]
     placed = [0] * len(sizes)

@@ -1,4 +1,4 @@
-"""What all detectors of parameter skipping have: counts, the kernels that count, and a copy to compare with."""
+"""Base class of detectors for parameter skipping, the kernels that count, and a copy of parameters to compare with."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from sordino.runtime.flat_buffer import ParameterBuffer
 
 
 class Detector(ABC):
-    """Counts unchanged elements of the items of an arena.
+    """Base class of detectors, which count the unchanged elements of the items of an arena.
 
     Attributes:
-        counts: int64 [items], what `count` found.
-        compared: int64 [items], how many elements of each that was out of.
+        counts: number of unchanged elements that `count` found, int64 [items].
+        compared: number of elements of each item that `count` compared, int64 [items].
     """
 
     def __init__(self, arena: ParameterBuffer, items: Items, algorithm: ParameterSkipping, ratio: float = 1.0) -> None:
@@ -33,22 +33,22 @@ class Detector(ABC):
         self._all = torch.from_numpy(items.elements)
         self.counts = torch.zeros(len(items), dtype=torch.int64, device=HOST)
         self.compared = self._all
-        self._found = self.counts.to(arena.device)  # the same, where the kernels count
+        self._found = self.counts.to(arena.device)  # the counts on the device of the kernels
 
     @abstractmethod
     def begin(self, step: int) -> None:
-        """Keep parameters as they are before step number `step`, whatever was kept before."""
+        """Keep the parameters from before step number `step`, and forget those kept earlier."""
 
     @abstractmethod
     def count(self, step: int) -> None:
-        """Count what step number `step` has left unchanged."""
+        """Count the elements that step number `step` has left unchanged."""
 
     @abstractmethod
     def keep(self, step: int, sent: Sequence[Part]) -> None:
-        """Keep parameters as they are after step number `step` and the exchange of some parts."""
+        """Keep the parameters from after step number `step`, and after the exchange of the parts `sent`."""
 
     def state(self) -> dict[str, Any]:
-        """Return what checkpoints keep, beside what `begin` makes."""
+        """Return the state for checkpoints, without the values that `begin` creates."""
         return {}
 
     def check_state(self, state: dict[str, Any]) -> None:
@@ -58,19 +58,19 @@ class Detector(ABC):
             raise UsageError(f"this state is of detector='{kind}'; load it with that one")
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Go on from `state()`."""
+        """Continue from `state()`."""
         self.check_state(state)
 
     def standard_errors(self) -> torch.Tensor | None:
-        """Return the standard errors of counts / compared, float64 [items].
+        """Return the standard errors of counts / compared as estimates for all elements, float64 [items].
 
-        They are those of estimates of what all elements would give; None if they are none.
+        None if the detector's counts are not such estimates.
         """
         return None
 
 
 class _Kernels:
-    """The kernels of some items: the CPU's, or those of the device that the items are on."""
+    """Kernels for some items: those of the CPU, or those of the device that holds the items."""
 
     def __init__(self, items: Any, device: Device | None) -> None:
         self.items = items
@@ -116,7 +116,7 @@ class _Kernels:
 
 
 class Copy:
-    """All parameters, as bytes at the places that they have in the arena."""
+    """Copy of all parameters, as bytes at the same offsets as in the arena."""
 
     def __init__(self, arena: ParameterBuffer) -> None:
         self._now = arena.flat(torch.uint8, 0, arena.layout.bytes)
@@ -127,7 +127,7 @@ class Copy:
         return self._before.data_ptr()
 
     def take(self, parts: Sequence[Part] | None = None) -> None:
-        """Copy some parts, or all."""
+        """Copy these parts; None: all."""
         if parts is None:
             self._before.copy_(self._now)
         for part in parts or ():
@@ -135,5 +135,5 @@ class Copy:
             self._before[inside].copy_(self._now[inside])
 
     def view(self, dtype: torch.dtype, offset: int, length: int) -> torch.Tensor:
-        """Return what was copied of so many bytes."""
+        """Return `length` copied bytes from `offset` on, as a tensor of this dtype."""
         return self._before[offset : offset + length].view(dtype)

@@ -1,7 +1,7 @@
-"""Which elements a step has left unchanged: counts for each item, found after a step from what was kept before it.
+"""Detectors of parameter skipping. They count, for each item, the elements that a step has left unchanged.
 
-A detector keeps parameters (all, or a sample of them) as they are after an exchange, and counts after the next step.
-Counting and keeping are kernels over all items at once; what they work on are tensors, so that checkpoints hold them.
+A detector keeps the parameters (all, or a sample) after an exchange, and compares with them after the next step. One
+kernel call counts or keeps all items. The kernels work on tensors, so that checkpoints can contain them.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from sordino.runtime.devices import HOST
 from sordino.runtime.dtypes import DTYPES
 from sordino.runtime.flat_buffer import ParameterBuffer
 
-_GOLDEN = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio: seeds that lie close together come to lie far apart
+_GOLDEN = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio, to spread seeds that are close together
 
 
 class NaiveDetector(Detector):
-    """Compares all elements: exact."""
+    """Detector that compares all elements. Its counts are exact."""
 
     def __init__(self, arena: ParameterBuffer, items: Items, algorithm: ParameterSkipping) -> None:
         super().__init__(arena, items, algorithm)
@@ -34,7 +34,7 @@ class NaiveDetector(Detector):
         self._copy.take()
 
     def count(self, step: int) -> None:
-        # Keeps what it reads at once, so only what an exchange changes must be kept again.
+        # The kernel also stores the values that it reads. So `keep` copies only the parts that the exchange changes.
         self._kernels.unchanged(self._arena.address, self._copy.address, self._found, self._digits)
         self.counts.copy_(self._found)
 
@@ -43,12 +43,12 @@ class NaiveDetector(Detector):
 
 
 class _SamplingDetector(Detector):
-    """Compares some elements of each item, and keeps only those."""
+    """Base class of detectors that compare and keep only some elements of each item."""
 
     def __init__(self, arena: ParameterBuffer, items: Items, algorithm: ParameterSkipping) -> None:
         super().__init__(arena, items, algorithm, algorithm.sample_ratio)
         sampled, device = self._kernels.items, arena.device
-        self._indices = torch.zeros(sampled.samples, dtype=torch.int32, device=device)  # unsigned, to the kernels
+        self._indices = torch.zeros(sampled.samples, dtype=torch.int32, device=device)  # the kernels read it as uint32
         self._saved = torch.zeros(sampled.sample_bytes, dtype=torch.uint8, device=device)
         self._sampled = torch.tensor(sampled.sample_counts, dtype=torch.int64, device=HOST)
 
@@ -62,7 +62,7 @@ class _SamplingDetector(Detector):
 
 
 class RandomDetector(_SamplingDetector):
-    """Compares one random element of each of `samples` equal strata of an item: an unbiased estimate."""
+    """Detector that compares one random element of each of `samples` equal strata of an item: an unbiased estimate."""
 
     def begin(self, step: int) -> None:
         key = (self._seed * _GOLDEN + step) % 2**64
@@ -75,8 +75,8 @@ class RandomDetector(_SamplingDetector):
     def standard_errors(self) -> torch.Tensor:
         """Return sqrt(u (1 - u) / (m - 1) (1 - m / n)) for m of n elements, float64 [items].
 
-        That is the error of simple random samples without repetition, which strata improve on unless u, the share of
-        unchanged elements, varies with a period. 0 if m = n, NaN for a single sample of several.
+        u is the fraction of unchanged elements. This is the error of simple random samples without repetition. Strata
+        have a smaller error, unless u varies periodically. 0 if m = n; NaN for one sample of several elements.
         """
         sampled, everything = self._sampled.double(), self._all.double()
         share = self.counts / sampled
@@ -87,15 +87,15 @@ class RandomDetector(_SamplingDetector):
 
 
 class HistoryDetector(_SamplingDetector):
-    """Compares the elements that have changed most often. How often is counted for all elements, once in a while."""
+    """Detector that compares the elements that have changed most often. Surveys count the changes of all elements."""
 
     def __init__(self, arena: ParameterBuffer, items: Items, algorithm: ParameterSkipping) -> None:
         super().__init__(arena, items, algorithm)
         self._interval = algorithm.survey_interval
         self._copy = Copy(arena)
         self._counters = torch.zeros(self._kernels.items.elements, dtype=torch.uint8, device=arena.device)
-        self._known = False  # whether counters tell anything yet
-        self._surveyed = False  # whether the last count was of all elements, too
+        self._known = False  # whether there has been a survey, so that counters are valid
+        self._surveyed = False  # whether the last `count` included a survey
 
     def begin(self, step: int) -> None:
         if self._known:
@@ -105,9 +105,9 @@ class HistoryDetector(_SamplingDetector):
             self._copy.take()
 
     def _surveys(self, step: int) -> bool:
-        """Return whether changes of all elements are counted after this step.
+        """Return whether the changes of all elements are counted after this step.
 
-        They are until they are known, and every so often.
+        That is so until there has been a survey, and then every `survey_interval` steps.
         """
         return not self._known or step % self._interval == 0
 
@@ -151,10 +151,10 @@ class HistoryDetector(_SamplingDetector):
 
 
 class MovementDetector(Detector):
-    """Ranks items by how far their elements move in a step: the root mean square, an exponential average over steps.
+    """Detector that ranks items by the movement of their elements: root mean square, exponential average over steps.
 
-    What it counts are the elements of all items that move further than an item's own; an item that has never moved has
-    all of them. So a threshold is the share of elements that are sent in every step, whatever they do.
+    The count of an item is the number of elements, in all items, that move further than its own. An item that has never
+    moved counts all elements. So the threshold is the share of elements sent in every step, for any movement.
     """
 
     def __init__(self, arena: ParameterBuffer, items: Items, algorithm: ParameterSkipping) -> None:
@@ -174,15 +174,20 @@ class MovementDetector(Detector):
         self._copy.take()
 
     def count(self, step: int) -> None:
+        averages = self._averages
         if self._pairs:
             distances = torch.stack([torch.dist(now, before).double() for now, before in self._pairs]).cpu()
             moved = distances / self._all.clamp(min=1).double().sqrt()
-            moved.nan_to_num_(nan=math.inf)  # what is no number has moved
-            self._averages = self._memory * self._averages + (1 - self._memory) * moved
-        values, places = self._averages.unique(return_inverse=True)  # rising
+            # NaN and Inf count as infinite movement, in this step only: an average that has been infinite stays so.
+            finite = moved.isfinite()
+            self._averages = torch.where(
+                finite, self._memory * self._averages + (1 - self._memory) * moved, self._averages
+            )
+            averages = self._averages.masked_fill(~finite, math.inf)
+        values, places = averages.unique(return_inverse=True)  # in ascending order
         elements = torch.zeros(len(values), dtype=torch.int64, device=HOST).index_add_(0, places, self._all)
         further = (elements.sum() - elements.cumsum(0))[places]
-        self.counts.copy_(torch.where(self._averages > 0, further, self.compared))
+        self.counts.copy_(torch.where(averages > 0, further, self.compared))
 
     def keep(self, step: int, sent: Sequence[Part]) -> None:
         self._copy.take()
@@ -200,7 +205,7 @@ class MovementDetector(Detector):
 
 
 def detector_of(arena: ParameterBuffer, items: Items, algorithm: ParameterSkipping) -> Detector:
-    """Return the detector that an algorithm asks for."""
+    """Return the detector that the algorithm's settings name."""
     detectors: dict[str, type[NaiveDetector | RandomDetector | HistoryDetector | MovementDetector]] = {
         "naive": NaiveDetector,
         "random": RandomDetector,

@@ -1,4 +1,4 @@
-"""What parameter skipping decides about: the tensors of an arena, or blocks of them, as a table of numbers."""
+"""Items of parameter skipping, the units that are sent or skipped: tensors of an arena, or blocks, as a table."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sordino.runtime.tensors import dtype_code
 
 
 class Part(NamedTuple):
-    """Neighbouring bytes of an arena that are exchanged as one. `group` is the rank that serves them."""
+    """Contiguous bytes of an arena that are exchanged as one. `group` is the rank that serves them."""
 
     offset: int
     bytes: int
@@ -24,13 +24,13 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Items:
-    """Items in the order in which they lie in the arena, each an array with an entry an item.
+    """Table of items, in the order of their offsets in the arena. Each column is int64 [items].
 
     Attributes:
-        offsets: where they begin, in bytes.
-        bytes: how long they are.
-        dtypes: codes of sordino.runtime.tensors.
-        tensors: which of the arena's tensors they belong to, by its place there.
+        offsets: offset of each item in the arena, in bytes.
+        bytes: length of each item, in bytes.
+        dtypes: dtype code of each item, as in sordino.runtime.tensors.
+        tensors: number of the arena's tensor to which each item belongs.
     """
 
     offsets: NDArray[np.int64]
@@ -50,7 +50,7 @@ class Items:
         return whole if block_bytes is None else whole.cut(block_bytes)[0]
 
     def cut(self, limit: int) -> tuple[Items, NDArray[np.int64]]:
-        """Return items of at most so many bytes (a multiple of 64), and of which of these each is a part."""
+        """Return items of up to `limit` bytes (a multiple of 64), and for each the number of its original item."""
         counts = np.maximum(-(-self.bytes // limit), 1)
         parents = np.repeat(np.arange(len(self)), counts)
         begins = (np.arange(len(parents)) - np.repeat(np.cumsum(counts) - counts, counts)) * limit
@@ -62,26 +62,26 @@ class Items:
 
     @classmethod
     def from_lists(cls, told: list[list[int]]) -> tuple[Items, int]:
-        """Return the items that `as_lists` has told, and the bytes of the arena."""
+        """Return the items from the result of `as_lists`, and the bytes of the arena."""
         *columns, (count,) = told
         return cls(*(np.array(column, dtype=np.int64) for column in columns)), count
 
     def as_lists(self, count: int) -> list[list[int]]:
-        """Return the items for ranks that do not have the arena, of `count` bytes."""
+        """Return the items as lists, for ranks without the arena. `count` is the bytes of the arena."""
         return [*(column.tolist() for column in astuple(self)), [count]]
 
     @property
     def elements(self) -> NDArray[np.int64]:
-        """How many elements each has."""
+        """Number of elements of each item, int64 [items]."""
         widths = np.array([DTYPES[int(code)].itemsize for code in self.dtypes], dtype=np.int64)
         return self.bytes // np.maximum(widths, 1)
 
     def parts(self, chosen: NDArray[np.bool_], groups: NDArray[np.int64] | None = None) -> list[Part]:
-        """Return the chosen items, neighbours of one group as one part, in rising groups.
+        """Return the chosen items as parts, ordered by group. Adjacent items of one group and dtype become one part.
 
         Args:
-            chosen: bool [items].
-            groups: int64 [items]; None for a single one.
+            chosen: flags of the chosen items, bool [items].
+            groups: the group of each item, int64 [items]; None: all are in group 0.
         """
         groups = np.zeros(len(self), np.int64) if groups is None else groups
         indices = np.flatnonzero(chosen & (self.bytes > 0))

@@ -1,8 +1,12 @@
-"""A parameter server: parts of an arena go to the ranks that serve them, which average and hand them back.
+"""Parameter server: parts of an arena are sent to the ranks that serve them, which average them and send them back.
 
-Gathering and handing out are exchanges (`ToOwner`, `FromOwner`) whose segments are numbered by the ranks that serve
-them. What is sent and where it goes follows from one bit an item, which servers without a model are told first. Large
-items are cut, so that none of them alone fills a server.
+    exchange            topology    content
+    skipping.sent       FromOwner   flags of the sent items, from rank 0; only with servers without a model
+    skipping.gather     ToOwner     the sent items, from workers to the server of each: averaged there
+    skipping.scatter    FromOwner   the averages, from servers to workers
+
+Segments are numbered by the ranks that serve them. The flags determine which parts are sent, and to which server. Large
+items are cut, so that none of them fills a server alone.
 """
 
 from __future__ import annotations
@@ -27,12 +31,12 @@ from sordino.runtime.process_set import ProcessSet, global_process_set
 
 
 class ParameterServer:
-    """The ranks that serve items of an arena, as seen by one of them or by a worker. Collective over all.
+    """The ranks that serve items of an arena, from the view of one of them or of a worker. Collective over all.
 
     Args:
-        context: of all workers and servers.
-        everybody: those ranks. Workers come first.
-        values: of this rank; of a server without a model whatever.
+        context: the context of all workers and servers.
+        everybody: the workers and servers. Workers come first.
+        values: the parameters of this rank; on a server without a model, a buffer with any content.
     """
 
     def __init__(
@@ -50,16 +54,16 @@ class ParameterServer:
         self._told = FlatBuffer(context, told) if algorithm.dedicated else None
 
     def loads(self, sent: NDArray[np.bool_]) -> list[int]:
-        """Return the bytes that each server gets of each worker when these items are sent."""
+        """Return the bytes that each server gets from each worker if the items `sent` are sent."""
         pieces = sent[self._piece_of]
         sizes, owners = self._pieces.bytes[pieces], self._owners(pieces)[pieces]
         return [int(sizes[owners == server].sum()) for server in self._servers]
 
     def average(self, sent: NDArray[np.bool_]) -> None:
-        """Replace the items that are sent by their means over all workers.
+        """Replace the items that are sent by their means over all workers. Collective.
 
         Args:
-            sent: bool [items], the same on all workers, True for one with elements.
+            sent: flags of the sent items, bool [items]; the same on all workers. At least one sent item has elements.
         """
         if self._told is not None:
             told = self._told.flat(torch.uint8, 0, len(self._items))
@@ -68,10 +72,10 @@ class ParameterServer:
         self._exchange(sent)
 
     def serve(self) -> None:
-        """Do what a server without a model does: the same again and again, until it raises.
+        """Serve as a rank without a model: take part in every exchange in a loop, until an exchange raises.
 
         Raises:
-            PeerLost: the workers have left, or (`World.failed`) a rank is lost.
+            PeerLost: the workers have left or, if `World.failed`, a rank is lost.
         """
         assert self._told is not None
         while True:
@@ -100,9 +104,9 @@ class ParameterServer:
 
 
 def helper_server(helpers: Helpers, algorithm: ParameterSkipping, told: Any) -> ParameterServer:
-    """Return the servers of a job, as one without a model makes them of what workers tell of their items.
+    """Return the view of a server without a model, from the workers' description of their items (`Items.as_lists`).
 
-    Collective over all.
+    Collective over all workers and servers.
     """
     items, count = Items.from_lists(told)
     layout = Layout([("parameters", DTYPE_CODES[torch.uint8], (count,))], groups=[0])

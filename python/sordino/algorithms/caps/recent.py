@@ -1,4 +1,4 @@
-"""Values that cost something to make, kept for the last few keys that they were made for."""
+"""Cache of values that are expensive to make, for the keys used last."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ Value = TypeVar("Value")
 
 
 class Recent(Generic[Value]):
-    """The values of the `size` keys that were asked for last.
+    """Cache with the values of the `size` keys used last.
 
-    (functools.lru_cache would keep alive who makes them.)
+    functools.lru_cache is not used because it would keep the object alive whose method makes the values.
     """
 
     def __init__(self, size: int = 16) -> None:
@@ -20,7 +20,7 @@ class Recent(Generic[Value]):
         self._values: OrderedDict[bytes, Value] = OrderedDict()
 
     def get(self, key: bytes, make: Callable[[bytes], Value]) -> Value:
-        """Return the value of a key, made unless it is known."""
+        """Return the value of a key. It is made by `make(key)` unless it is cached."""
         if key not in self._values:
             self._values[key] = make(key)
             if len(self._values) > self._size:

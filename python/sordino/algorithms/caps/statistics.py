@@ -1,6 +1,6 @@
-"""How parameter skipping went: unchanged ratios of each tensor over time, what was skipped, and what was sent.
+"""Statistics of parameter skipping: unchanged ratios of each tensor over time, skipped shares, and bytes sent.
 
-A point sums up some steps: as many as the algorithm says, or those since the last one when an epoch ends.
+A *point* sums up a number of steps: `statistics_interval`, or the steps since the last point when an epoch ends.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from sordino.files import atomic_file
 
 
 class Writer(Protocol):
-    """What is used of torch.utils.tensorboard.SummaryWriter."""
+    """The part of torch.utils.tensorboard.SummaryWriter that is used here."""
 
     def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> None:
-        """Note a value of a step."""
+        """Record a value for a step."""
 
 
 class _Counted(Protocol):
@@ -37,18 +37,18 @@ class _Counted(Protocol):
 
 @dataclass(frozen=True)
 class Point:
-    """Some steps. Lists have an entry a tensor: None where it was not there yet.
+    """Summary of consecutive steps. Lists have one entry per tensor: None if the tensor did not exist yet.
 
     Attributes:
-        step: the last one.
-        steps: how many there are.
-        threshold: in percent, at the end of them.
-        ratios: the unchanged share of elements on this rank, on average; 1 for a tensor without elements.
-        errors: standard errors of those ratios, NaN where one sample tells none; None if they are not estimates.
-        skipped: the share of bytes that was not sent, on average.
-        bytes_sent: of parameters, in all of the steps and by flush(): what one worker contributes to averages.
-        bytes_unskipped: what it would have been with nothing skipped.
-        metric: what was reported at the end of the epoch that ends here, the mean over all workers.
+        step: the last of the steps.
+        steps: the number of steps.
+        threshold: the threshold after the last step, in percent.
+        ratios: mean fraction of unchanged elements on this rank; 1 for a tensor without elements.
+        errors: standard errors of the ratios, NaN if there is only one sample; None if the ratios are not estimates.
+        skipped: mean fraction of bytes that were not sent.
+        bytes_sent: bytes of parameters that one worker contributed to averages, in all of the steps and by flush().
+        bytes_unskipped: the same with nothing skipped.
+        metric: mean over all workers of the metric reported at the end of an epoch; None if no epoch ends here.
     """
 
     step: int
@@ -63,7 +63,7 @@ class Point:
 
 
 def _of_json(value: Any) -> Any:
-    """Return a value with None for what is not finite: JSON has neither NaN nor infinity."""
+    """Return a value with floats that are not finite replaced by None, because JSON has neither NaN nor infinity."""
     if isinstance(value, dict):
         return {key: _of_json(one) for key, one in value.items()}
     if isinstance(value, list):
@@ -72,31 +72,31 @@ def _of_json(value: Any) -> Any:
 
 
 class SkippingStatistics:
-    """What `optimizer.statistics` tells of `ParameterSkipping`, on this rank.
+    """Statistics of `ParameterSkipping` on this rank, as returned by `optimizer.statistics`.
 
     Attributes:
-        names, bytes: of the tensors, in the order of the lists in points.
-        points: oldest first.
+        names, bytes: name and bytes of each tensor, in the order of the lists in points.
+        points: the points so far, oldest first.
     """
 
     def __init__(self, interval: int) -> None:
         self._interval = interval
         self._items: Items | None = None
-        self._steps = 0  # since the last point
-        self._flushed = 0  # bytes
+        self._steps = 0  # steps since the last point
+        self._flushed = 0  # bytes sent by flush() since the last point
         self._writer: Writer | None = None
         self.names: list[str] = []
         self.bytes: list[int] = []
         self.points: list[Point] = []
 
     def describe(self, names: list[str], items: Items) -> None:
-        """Say what is counted."""
+        """Set the tensors and items that are counted."""
         self.names, self._items = names, items
         self.bytes = self._by_tensor(items.bytes).astype(int).tolist()
         self._clear()
 
     def go_on_from(self, other: SkippingStatistics, step: int) -> None:
-        """Take over the points and the writer of statistics that end after this step; tensors may have been added."""
+        """Take over the points and the writer of `other`, which ends after `step`. Tensors may have been added."""
         if other._items is not None and other._steps > 0:
             other._close(step, None)
         self._flushed = other._flushed
@@ -123,7 +123,7 @@ class SkippingStatistics:
         self._variances: NDArray[np.float64] | None = None
 
     def add(self, step: int, threshold: float, found: _Counted, skipped: torch.Tensor) -> None:
-        """Note a step: what was counted in it, and which items were skipped."""
+        """Record a step: the counts of its detector, and the items that were skipped."""
         self._steps += 1
         self._threshold = threshold
         compared = found.compared.numpy()
@@ -137,13 +137,13 @@ class SkippingStatistics:
             self._close(step, None)
 
     def add_flush(self, sent: NDArray[np.bool_]) -> None:
-        """Note that some items were averaged between two steps."""
+        """Record that some items were averaged between two steps."""
         if self._items is not None:
             self._flushed += int(self._items.bytes[sent].sum())
 
     def end_epoch(self, step: int, threshold: float, metric: float) -> None:
-        """Note that an epoch has ended, and its metric."""
-        if self._items is None:  # one rank alone skips nothing
+        """Record the end of an epoch, and its metric."""
+        if self._items is None:  # a single rank skips nothing
             self._add_point(Point(step, 0, threshold, [], None, [], 0, 0, metric))
             return
         self._threshold = threshold
@@ -182,23 +182,23 @@ class SkippingStatistics:
 
     @property
     def bytes_sent(self) -> int:
-        """Of parameters, so far: also in steps that no point sums up yet."""
+        """Bytes of parameters sent so far, including steps after the last point."""
         return sum(point.bytes_sent for point in self.points) + self._open_bytes()[0]
 
     @property
     def bytes_unskipped(self) -> int:
-        """What they would have been with nothing skipped."""
+        """Bytes of parameters that would have been sent so far with nothing skipped."""
         return sum(point.bytes_unskipped for point in self.points) + self._open_bytes()[1]
 
     def _open_bytes(self) -> tuple[int, int]:
-        """Return the bytes sent, and what it would have been with nothing skipped, since the last point."""
+        """Return the bytes sent since the last point, and the bytes with nothing skipped."""
         if self._items is None:
             return 0, 0
         whole = int(self._items.bytes.sum()) * self._steps
         return whole - int((self._skipped * self._items.bytes).sum()) + self._flushed, whole
 
     def as_dict(self) -> dict[str, Any]:
-        """Return everything, of JSON's types. The steps since the last point count among the bytes only."""
+        """Return everything as JSON types. Steps since the last point are included in the bytes only."""
         return {
             "tensors": [{"name": name, "bytes": count} for name, count in zip(self.names, self.bytes)],
             "items": 0 if self._items is None else len(self._items),
@@ -224,7 +224,7 @@ class SkippingStatistics:
             raise NotBuilt("plots need matplotlib (pip install matplotlib)")
 
     def write_to(self, writer: Writer) -> None:
-        """Have points written to TensorBoard: those that there are, and from now on each when it is made.
+        """Write points to TensorBoard: the existing ones now, and each later one when it is made.
 
         Args:
             writer: a torch.utils.tensorboard.SummaryWriter.

@@ -1,7 +1,7 @@
-"""Parameter skipping (CaPS) in an optimizer: step on one's own gradients, then average the parameters that have moved.
+"""Strategy for parameter skipping (CaPS): steps on local gradients, then averages the parameters that have changed.
 
-What a rank has found unchanged is one bit an item; the minimum of those bits over all workers is the set that all skip,
-so ranks cannot disagree. How long each item has been skipped follows from the same bits.
+Each rank sets one flag per item that it has found unchanged. The minimum of these flags over all workers is the set
+that all skip, so ranks cannot disagree. The number of steps that each item has been skipped follows from the same set.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ def _no_items() -> dict[str, Any]:
 
 
 class _Sent(NamedTuple):
-    """Parts of an arena, and their values."""
+    """Parts of an arena that are sent together, and views of their values."""
 
     parts: list[Part]
     values: list[torch.Tensor]
 
 
 class SkippingStrategy(ExchangingStrategy):
-    """What makes the steps of an optimizer those of `ParameterSkipping`."""
+    """Strategy for `ParameterSkipping`."""
 
     algorithm: ParameterSkipping
-    _noted = 0  # points that a record has
+    _noted = 0  # points that are in the run record
 
     def prepare(self) -> None:
         self.threshold = float(self.algorithm.threshold)
@@ -68,9 +68,9 @@ class SkippingStrategy(ExchangingStrategy):
         self._warned = False
         self._server: ParameterServer | None = None
         self._detector: Detector | None = None
-        self._kept = False  # whether the detector knows the parameters before the next step
-        self._skipped = torch.zeros(0, dtype=torch.int64, device=HOST)  # [items]: steps in a row without each
-        self._loaded = _no_items()  # before there are items
+        self._kept = False  # whether the detector has the parameters from before the next step
+        self._skipped = torch.zeros(0, dtype=torch.int64, device=HOST)  # [items]: steps in a row without each item
+        self._loaded = _no_items()  # state for the items, until `attach` creates them
 
     def attach(self) -> None:
         everybody, algorithm, context = self.settings.process_set, self.algorithm, self.context
@@ -78,7 +78,7 @@ class SkippingStrategy(ExchangingStrategy):
             helpers = helpers_of(context, algorithm)
             if everybody.process_set_id != 0:
                 raise UsageError("dedicated_servers=True trains on all workers, not on a process set")
-            context = helpers.context  # parameters lie where servers reach them
+            context = helpers.context  # so that parameters lie in memory that servers can reach
         self._arena = ParameterBuffer(context, self.exchanged_names, self.exchanged, "model")
         self._name = self.context.plan_name(f"skipping.{self._arena.layout.hash:x}", everybody.process_set_id)
         block = algorithm.block_bytes if algorithm.granularity == "block" else None
@@ -114,7 +114,7 @@ class SkippingStrategy(ExchangingStrategy):
         try:
             self.exchange([run for _, run in self._arena.runs], self._exchange_moved)
         except LOSSES:
-            self.steps += 1  # as those count it who have taken part in all of it
+            self.steps += 1  # like ranks that have completed the exchange before the loss
             raise
         self.steps += 1
 
@@ -129,12 +129,12 @@ class SkippingStrategy(ExchangingStrategy):
         self._told.add(self.steps + 1, self.threshold, detector, skipped)
 
     def _agree(self, detector: Detector) -> torch.Tensor:
-        """Return which items all workers leave out: those that none has seen move, and that are not to be probed."""
+        """Return the items that all workers skip, bool [items]: unchanged on all, and not due for a probe."""
         still = detector.counts.double() * 100 >= self.threshold * detector.compared
         return self._all_of(still & (self._skipped < self.algorithm.probe_interval))
 
     def _all_of(self, mine: torch.Tensor) -> torch.Tensor:
-        """Return where all workers say True, bool [items]. Collective."""
+        """Return the items for which `mine` is True on all workers, bool [items]. Collective."""
         self._mask.copy_(mine)
         request = Request(
             opcode.ALLREDUCE,
@@ -149,10 +149,10 @@ class SkippingStrategy(ExchangingStrategy):
         return self._mask.clone()
 
     def _average(self, sent: NDArray[np.bool_]) -> list[Part]:
-        """Replace the items that are sent by their means over all workers.
+        """Replace the items that are sent by their means over all workers. Collective.
 
         Returns:
-            the parts of the arena that they are.
+            the parts of the arena that consist of these items.
         """
         parts, values = self._sent.get(sent.tobytes(), self._find_parts)
         if parts and self._server is not None:
@@ -171,7 +171,7 @@ class SkippingStrategy(ExchangingStrategy):
         return _Sent(parts, values)
 
     def drain(self, optimizer: torch.optim.Optimizer) -> None:
-        """Average what was skipped last, so that all workers have equal parameters. Collective."""
+        """Average the items that were skipped last, so that all workers have equal parameters. Collective."""
         if self._detector is None:
             return
         self._arena.adopt()
@@ -185,7 +185,7 @@ class SkippingStrategy(ExchangingStrategy):
         self._skipped.zero_()
 
     def step_begun(self, optimizer: torch.optim.Optimizer, closure: Closure, synchronize: bool) -> Any:
-        """Step the optimizer, and average what has moved."""
+        """Step the optimizer, and average the items that have changed."""
         result = super().step_begun(optimizer, closure, synchronize)
         if not self.active:
             self.steps += 1
@@ -205,7 +205,7 @@ class SkippingStrategy(ExchangingStrategy):
     # ---- the threshold -----------------------------------------------------------------------------------------
 
     def report_metric(self, metric: float, rate: float) -> None:
-        """Take the metric of an epoch; its mean over all workers moves the threshold. Collective."""
+        """Take the metric of an epoch. Its mean over all workers determines the next threshold. Collective."""
         mean = float(metric)
         if self.active:
             mine = torch.tensor([mean], dtype=torch.float64, device=HOST)
@@ -217,7 +217,7 @@ class SkippingStrategy(ExchangingStrategy):
             self.threshold = self.algorithm.scheduler.threshold_after(self._epochs, self.threshold, list(self._metrics))
 
     def _warn(self) -> None:
-        """Warn once, where it can be seen that nobody reports."""
+        """Warn once if a scheduler needs metrics and none has been reported after the first step."""
         if self.algorithm.scheduler is not None and self._epochs == 0 and self.steps > 0 and not self._warned:
             self._warned = True
             warnings.warn(
@@ -231,7 +231,7 @@ class SkippingStrategy(ExchangingStrategy):
     def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """Return the optimizer's own state.
 
-        Checkpoints come with epochs, so by then a metric should have been reported.
+        Checkpoints follow epochs, so a metric should have been reported by then.
         """
         self._warn()
         return super().optimizer_state(optimizer)
@@ -286,7 +286,7 @@ class SkippingStrategy(ExchangingStrategy):
             self._restore(self._detector)
 
     def carried_state(self) -> dict[str, Any]:
-        return {**self.state_dict(), **_no_items()}  # nothing is skipped in another world, as yet
+        return {**self.state_dict(), **_no_items()}  # in a new world nothing has been skipped yet
 
     def _part(self, keeps_place: bool = False) -> None:
         told = self._told
@@ -298,7 +298,7 @@ class SkippingStrategy(ExchangingStrategy):
             self._told.go_on_from(old._told, old.steps)
         self.load_state_dict(
             {**(old.state_dict() or {}), **_no_items()}
-        )  # nothing is skipped now, and items may be others
+        )  # no item is skipped at this point, and the items may differ
 
     def _restore(self, detector: Detector) -> None:
         self._check_items(self._loaded, detector)
@@ -306,6 +306,6 @@ class SkippingStrategy(ExchangingStrategy):
         if len(skipped["skipped"]) > 0:
             self._skipped.copy_(skipped["skipped"])
             detector.load_state(skipped["detector"])
-        else:  # there was no other rank, or there were other items
+        else:  # the state comes from a single rank, or from other items
             self._skipped.zero_()
         self._kept = False

@@ -1,4 +1,4 @@
-"""EASGD, elastic averaging: workers are drawn towards a centre that all have, and it towards their mean."""
+"""EASGD, elastic averaging: workers move towards a shared centre, and the centre moves towards their mean."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ElasticAveraging(Gossip):
-    """EASGD, elastic averaging: every `interval` steps workers and a centre are drawn towards each other.
+    """EASGD, elastic averaging: every `interval` steps workers and a centre move towards each other.
 
-    Each worker is drawn towards the centre, and the centre towards the workers' mean.
+    Each worker moves towards the centre, and the centre towards the mean of the workers.
 
     With alpha = moving_rate / N: w_i = w_i - alpha (w_i - c) and c = c + alpha * sum over j of (w_j - c), both from the
-    values before. Every worker has the centre, and all have the same, so nobody serves it; it begins as the mean of the
-    workers' parameters before the first step, and is kept in `state_dict()`.
+    values before the exchange. Every worker holds an equal copy of the centre, so no server is needed. The centre
+    starts as the mean of the workers' parameters before the first step, and is part of `state_dict()`.
 
     Sent per exchange and worker: 2(N - 1)/N times the bytes of the parameters (an all-reduce). Staleness: none. Memory:
-    twice the parameters. When a peer dies: every survivor gets `PeerLost` and keeps its parameters of before.
-    Source: Zhang, Choromanska and LeCun 2015, Algorithm 1 (synchronous), beta = moving_rate.
+    twice the parameters. When a peer dies: every remaining rank gets `PeerLost` and keeps its parameters from before
+    the exchange. Source: Zhang, Choromanska and LeCun 2015, Algorithm 1 (synchronous), beta = moving_rate.
 
     Attributes:
-        moving_rate: how far the centre moves towards the mean, above 0 and up to 1; the source's beta.
+        moving_rate: fraction of the way to the mean that the centre moves, above 0 and up to 1; the source's beta.
     """
 
     moving_rate: float = 0.9
@@ -40,7 +40,7 @@ class ElasticAveraging(Gossip):
         super().__post_init__()
         require(0 < self.moving_rate <= 1, self, "moving_rate", "must be above 0 and at most 1")
 
-    optional_state = frozenset({"centre"})  # which there is from the first step on
+    optional_state = frozenset({"centre"})  # it exists from the first step on
     simulation = Simulation(
         arrays="sordino.simulate.vectorized:Elastic",
         imitated=frozenset({"interval", "moving_rate"}),
@@ -53,7 +53,7 @@ class ElasticAveraging(Gossip):
 
     def traffic(self, model: Model, nodes: Sequence[int]) -> Traffic:
         mean = Reduction(groups_of(len(nodes), len(nodes)), [model.bytes])
-        # A copy to average, and both movements of the worker and of its centre.
+        # The copy that is averaged, and the movements of the worker and of its centre.
         movements = Copies(8 * model.bytes)
-        # Before the first step, the mean of all parameters becomes the centre.
+        # Before the first step the mean of all parameters becomes the centre.
         return Traffic([Phase([mean], until=1), Phase([mean, movements], self.interval)])

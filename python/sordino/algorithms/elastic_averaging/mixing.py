@@ -1,4 +1,4 @@
-"""What an exchange of elastic averaging does: it needs no peers, only an all-reduce."""
+"""Exchange of elastic averaging. It needs no peers, only an all-reduce."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sordino.runtime.operation import Average
 
 
 class ElasticMixing:
-    """Every worker is drawn towards a centre that all have, and it towards their mean."""
+    """Mixing that moves every worker towards the centre, and the centre towards the mean of the workers."""
 
     def __init__(self, peers: Peers, arena: ParameterBuffer, algorithm: ElasticAveraging) -> None:
         self._peers = peers
@@ -33,8 +33,8 @@ class ElasticMixing:
             self._begun = True
 
     def all_are_alike(self) -> None:
-        # The centre is what all have. To find it in the next step would be to wait there for ranks that have no next
-        # step: where a rank has been lost, some may be a step behind others.
+        # The centre is the value that all ranks now have. Computing it in the next step (`begin`) could hang: after a
+        # loss some ranks may be a step behind, so a rank could wait for ranks that take no further step.
         self._arena.adopt()
         self._centre.copy_(self._arena)
         self._begun = True
@@ -55,7 +55,7 @@ class ElasticMixing:
     def load_state(self, state: dict[str, Any]) -> None:
         saved = state.get("centre", [])
         shapes = [(run.dtype, run.shape) for _, run in self._centre.runs]
-        # Of other parameters: then the centre is found anew.
+        # If the state is of other parameters, `begin` computes the centre again.
         self._begun = [(run.dtype, run.shape) for run in saved] == shapes
         if self._begun:
             for (_, run), values in zip(self._centre.runs, saved):

@@ -1,9 +1,8 @@
-"""What gossip algorithms have in common: workers train on their own gradients, and mix their parameters.
+"""Base classes of gossip algorithms: workers train on their own gradients, and mix parameters with a few peers.
 
-They mix them with a few others', never with all at once.
-
-Most of them differ in their topology alone: who mixes with whom, a function of round, segment and rank that every
-worker computes by itself. Each says in `rounds_of` which mixings one exchange is made of.
+To *mix* is to replace parameters by a weighted average of one's own and those of peers. Most algorithms differ only in
+their topology: which workers mix, as a function of round, segment and rank that every worker computes by itself. The
+method `rounds_of` returns the topologies of the mixings that make up one exchange.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Gossip(Algorithm):
-    """Gossip of any kind: steps on local gradients, and every `interval` steps an exchange of parameters.
+    """Gossip: steps on local gradients, and an exchange of parameters every `interval` steps.
 
     Attributes:
         interval: optimizer steps from one exchange to the next.
         buffers: "average" mixes the floating-point buffers given as `named_buffers` (BatchNorm's statistics) along with
-            the parameters, "local" leaves every worker its own.
+            the parameters, "local" does not exchange them.
     """
 
     interval: int = 1
@@ -44,9 +43,9 @@ class Gossip(Algorithm):
     steps = "sordino.algorithms.gossip.strategy:GossipStrategy"
     simulation = Simulation(refused={"buffers": NO_BUFFERS})
     weighted: ClassVar[bool] = False
-    """Whether every segment of the parameters has a weight that travels along."""
+    """Whether every segment of the parameters has a weight that is sent with it."""
     optional_state: ClassVar[frozenset[str]] = frozenset()
-    """What of its mixing's state a checkpoint may lack."""
+    """Keys of the mixing's state that a checkpoint may lack."""
 
     @property
     def traits(self) -> Traits:
@@ -59,23 +58,24 @@ class Gossip(Algorithm):
 
     @property
     def cut(self) -> Segments | Sequence[str]:
-        """How parameters are cut into segments."""
+        """The rule by which parameters are cut into segments."""
         return "model"
 
     @abstractmethod
     def mixing(self, peers: Peers, values: ParameterBuffer) -> Mixing:
-        """Return what an exchange does to the parameters of one rank."""
+        """Return the object that performs exchanges on the parameters of one rank."""
 
 
 @dataclass(frozen=True)
 class MixingGossip(Gossip):
-    """Gossip in which workers mix with some peers, segment by segment.
+    """Gossip in which workers mix with a few peers, segment by segment.
 
     Attributes:
-        segments: what is mixed as one: "model"; "blocks" (the members of the model's outermost numbered containers, as
-            "model.layers.3" or "layer1.0", and the modules beside them; up to 4 blocks are cut into pieces of at least
-            1 MiB); a number of bytes; or patterns of parameter names (fnmatch), a segment each, the parameters that
-            match none being one more. `print(optimizer)` tells how many segments there are.
+        segments: the parts that are mixed as units: "model" (the whole); "blocks" (the members of the model's outermost
+            numbered containers, such as "model.layers.3" or "layer1.0", and the modules next to these containers; up to
+            4 blocks are cut into pieces of at least 1 MiB); a number of bytes; or patterns of parameter names
+            (fnmatch), one segment each, plus one for the parameters that match none. `print(optimizer)` shows the
+            number of segments.
     """
 
     segments: Segments | Sequence[str] = "model"
@@ -98,10 +98,10 @@ class MixingGossip(Gossip):
 
     @abstractmethod
     def rounds_of(self, size: int, segment_count: int) -> list[Topology]:
-        """Return the mixings of one exchange among `size` ranks, one after the other.
+        """Return the topologies of the mixings of one exchange among `size` ranks, in order.
 
         Raises:
-            UsageError: the algorithm cannot serve so many workers.
+            UsageError: the algorithm does not work with this number of workers.
         """
 
     def mixing(self, peers: Peers, values: ParameterBuffer) -> Mixing:
@@ -112,7 +112,7 @@ class MixingGossip(Gossip):
         return Traffic([self._exchanges(len(nodes), model.segments(self.segments))])
 
     def _exchanges(self, size: int, segments: Sequence[float], **options: Any) -> Phase:
-        """Return the phase of the exchanges of `size` ranks, of segments of so many bytes."""
+        """Return the phase of the exchanges among `size` ranks; `segments` are the bytes of each segment."""
         everybody, topologies = groups_of(size, size), self.rounds_of(size, len(segments))
 
         def exchange(round: int, sent: Sent | None) -> list[Exchange]:
@@ -123,10 +123,10 @@ class MixingGossip(Gossip):
 
 @dataclass(frozen=True)
 class RandomGossip(MixingGossip):
-    """Mixing with peers that are drawn.
+    """Gossip in which peers are drawn at random.
 
     Attributes:
-        seed: of the draws; the same on all ranks.
+        seed: seed of the random choice of peers; the same on all ranks.
     """
 
     seed: int = 0

@@ -1,6 +1,6 @@
-"""What an exchange does to the parameters of one rank: a few methods, which each kind of gossip has a class for.
+"""Interface of a mixing, which performs the exchanges of one rank, and the mixing that most algorithms use.
 
-`Averaging` lets the core replace parameters by averages, where they are; push-sum and elastic averaging have their own.
+`Averaging` lets the core replace parameters by averages in place. Push-sum and elastic averaging have their own class.
 """
 
 from __future__ import annotations
@@ -21,43 +21,43 @@ from sordino.runtime.process_set import ProcessSet
 
 @dataclass(frozen=True)
 class Peers:
-    """The ranks that exchange, as one of them sees them."""
+    """The ranks that exchange, from the view of one of them."""
 
     context: Context
     process_set: ProcessSet
     channel: Channel
     name: str
-    index: int  # of this rank among them
-    judge: Callable[[Sequence[str], Sequence[torch.Tensor]], None]  # refuses tensors that must not be exchanged
+    index: int  # position of this rank among them
+    judge: Callable[[Sequence[str], Sequence[torch.Tensor]], None]  # raises for tensors that must not be exchanged
 
 
 class Mixing(Protocol):
-    """What follows the optimizer's step every `interval` steps.
+    """Exchange of one rank's parameters, which follows the optimizer step every `interval` steps.
 
-    All methods but `state` and `all_are_alike` are collective.
+    All methods except `state` and `all_are_alike` are collective.
     """
 
     def begin(self) -> None:
-        """Do what precedes a step."""
+        """Prepare a step of the optimizer."""
 
     def all_are_alike(self) -> None:
-        """Note that all ranks have been given the same parameters, and nothing is under way. Not collective."""
+        """Note that all ranks now have the same parameters, and no exchange is in flight. Not collective."""
 
     def exchange(self, round: int) -> None:
-        """Mix this rank's parameters with others'."""
+        """Mix this rank's parameters with those of its peers in this round."""
 
     def flush(self) -> None:
-        """Take in what is still under way."""
+        """Apply the exchanges that are still in flight."""
 
     def state(self) -> dict[str, Any]:
-        """Return what is kept in checkpoints."""
+        """Return the state for checkpoints."""
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Go on from `state()`, with the parameters of now and nothing under way."""
+        """Continue from `state()`, with the current parameters and no exchange in flight."""
 
 
 class Averaging:
-    """Parameters become averages of this rank's and others', in place."""
+    """Mixing that replaces parameters in place by averages of this rank's and its peers' values."""
 
     def __init__(self, peers: Peers, arena: ParameterBuffer, algorithm: MixingGossip) -> None:
         self.peers = peers
@@ -75,9 +75,9 @@ class Averaging:
             self.start(round, step, self.arena, others_only=False).wait()
 
     def start(self, round: int, step: int, values: FlatBuffer, others_only: bool) -> Handle:
-        """Begin one mixing of an exchange, of `values` in place; with `others_only` without this rank's share in it.
+        """Start one mixing of an exchange, of `values` in place; with `others_only`, without this rank's own share.
 
-        What is waited for at once is done at once.
+        Without `others_only` the caller waits at once, so the mixing is done within this call.
         """
         name = f"{self.peers.name}.{round}.{step}"
         return self.peers.channel.start(name, self.topologies[step], values, round, others_only, wait=not others_only)

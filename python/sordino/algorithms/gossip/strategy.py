@@ -1,8 +1,7 @@
-"""Gossip in an optimizer: step on one's own gradients, then mix the parameters with those of a few other workers.
+"""Strategy for gossip: steps on local gradients, then mixes parameters with those of a few peers.
 
-What is mixed with whom is the algorithm's to say, what that does to a rank's parameters is mixing.py's; moving and
-averaging is the core's. The exchanges of a process set run on a set of their own, in the order of the calls, with no
-rank that coordinates them.
+The algorithm chooses the peers, mixing.py changes a rank's parameters, and the core sends and averages. The exchanges
+of a process set run on a separate set of their own, in the order of the calls, without a coordinator.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from sordino.runtime.process_set import ProcessSet
 
 
 class GossipStrategy(ExchangingStrategy):
-    """What makes the steps of an optimizer those of a gossip algorithm."""
+    """Strategy for gossip algorithms."""
 
     algorithm: Gossip
     asked: Gossip
@@ -29,7 +28,7 @@ class GossipStrategy(ExchangingStrategy):
     def prepare(self) -> None:
         self._arena: ParameterBuffer | None = None
         self._mixing: Mixing | None = None
-        self._loaded: dict[str, Any] = {}  # of the mixing, before there is one
+        self._loaded: dict[str, Any] = {}  # state for the mixing, until `attach` creates it
 
     def attach(self) -> None:
         context, algorithm, everybody = self.context, self.algorithm, self.settings.process_set
@@ -55,7 +54,7 @@ class GossipStrategy(ExchangingStrategy):
 
     @property
     def replicas(self) -> ProcessSet | None:
-        return None if self.algorithm.leaders_only else super().replicas  # leaders hand their model out
+        return None if self.algorithm.leaders_only else super().replicas  # members get their leader's model anyway
 
     @property
     def optional_state(self) -> frozenset[str]:
@@ -107,7 +106,7 @@ class GossipStrategy(ExchangingStrategy):
 
 
 class _Standing:
-    """In place of the optimizer of a rank that leaves stepping to its leader: evaluates a closure, changes nothing."""
+    """Stand-in for the optimizer of a rank whose leader takes the steps. It only evaluates the closure."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = optimizer

@@ -1,4 +1,4 @@
-"""Layered SGD: synchronous SGD whose all-reduce hides behind whatever comes between two steps."""
+"""Layered SGD: synchronous SGD whose all-reduce hides behind the work between two steps, such as loading data."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Roles:
-    """Who averages gradients with whom.
+    """Groups of ranks that average gradients, and the communicator of each group.
 
     Attributes:
-        groups: the ranks of each group, its communicator included; all of one length.
-        place: of the communicator among the ranks of its group.
-        dedicated: whether communicators are no workers.
+        groups: the ranks of each group, including its communicator; all groups have the same length.
+        place: index of the communicator within its group.
+        dedicated: whether communicators are separate ranks without a model.
     """
 
     groups: list[list[int]]
@@ -35,7 +35,7 @@ class Roles:
 
     @property
     def communicators(self) -> list[int]:
-        """One of each group."""
+        """The communicator of each group."""
         return [group[self.place] for group in self.groups]
 
     @property
@@ -49,35 +49,35 @@ class Roles:
         return [rank for group in self.groups for rank in group if rank not in self.helpers]
 
     def of(self, ranks: Sequence[int]) -> Roles:
-        """Return the same, where these are the ranks of a process set and the roles are those of its members."""
+        """Return the roles with each rank replaced by `ranks[rank]`, to convert places in a process set to ranks."""
         return Roles([[ranks[index] for index in group] for group in self.groups], self.place, self.dedicated)
 
 
 @dataclass(frozen=True)
 class Layered(Algorithm):
-    """Layered SGD: gradients are averaged in groups, then among the groups' communicators, then handed back.
+    """Layered SGD: gradients are averaged in groups, then among the groups' communicators, then sent back.
 
-    The step that uses them is postponed until somebody looks at a parameter.
+    The step that uses them is postponed until the script first uses a parameter.
 
-    Parameters are those of `AllReduce`, to rounding, and to the last bit where both add in the same order (one group).
-    Between `step()` and the first use of a parameter nothing waits: load the next batch there. Whatever reads or writes
-    a parameter or its gradient in the thread that called `step()` (forward, `state_dict()`, clipping, evaluation,
-    moving averages) completes the step first, with the learning rate that was set when `step()` was called. Not noticed
-    are other threads, and memory that was taken out before (`numpy()`, `data_ptr()`): call `optimizer.flush()` before
+    Parameters equal those of `AllReduce` within rounding, and bit for bit if both add in the same order (one group).
+    No wait occurs between `step()` and the first use of a parameter: load the next batch there. Any read or write of a
+    parameter or its gradient in the thread that called `step()` (forward, `state_dict()`, clipping, evaluation, moving
+    averages) first completes the step, with the learning rate that was set when `step()` was called. Uses in other
+    threads, or of memory obtained earlier (`numpy()`, `data_ptr()`), are not noticed: call `optimizer.flush()` before
     them. `check_stale=True` finds such places.
 
-    Sent per step and worker, of M bytes and for P groups: M to its communicator and back, which sends 2(P-1)/P M to the
-    others; nobody else sends anything across groups. A single group on one node reads and writes its members' memory in
-    one pass. Staleness: none. Memory: the gradients once more. When a peer dies: every survivor, communicators
-    included, gets `PeerLost`. Source: Yu et al., Layered SGD, Algorithm 3.
+    Sent per step and worker, of M bytes and for P groups: M to its communicator and back; each communicator sends
+    2(P-1)/P M to the others; no other rank sends across groups. A single group on one node reads and writes its
+    members' memory in one pass. Staleness: none. Memory: the gradients once more. When a peer dies: every remaining
+    rank, communicators included, gets `PeerLost`. Source: Yu et al., Layered SGD, Algorithm 3.
 
     Attributes:
-        group_size: K, the workers of a group, which are neighbouring ranks; must divide the number of workers. None:
-            those of a node.
-        communicator: "thread": the group's first worker, whose progress thread does it; "rank": the last rank of each
-            group has no model and does nothing else, which needs `init(algorithm=...)`.
+        group_size: K, the number of workers in a group of neighboring ranks; must divide the number of workers. None:
+            the workers of a node.
+        communicator: "thread": the progress thread of the group's first worker; "rank": the last rank of each group,
+            which has no model and only communicates. "rank" needs `init(algorithm=...)`.
         check_stale: while a step is postponed, other threads that use a parameter get `StepOrderError`, and its memory
-            is filled with NaN. For debugging: it copies the parameters twice a step.
+            is filled with NaN. For debugging: it copies the parameters twice per step.
         bucket_bytes: gradients are averaged in buckets of up to this many bytes, each as soon as it is complete.
     """
 
@@ -118,7 +118,7 @@ class Layered(Algorithm):
         buckets = model.buckets(self.bucket_bytes)
         operations: list[Operation] = []
         for number, size in enumerate(buckets):
-            whole = [0.0] * roles.place + [size]  # which the communicator owns
+            whole = [0.0] * roles.place + [size]  # the communicator owns the whole bucket
             tensors = len(model.sizes) if number == 0 else 0
             if one_place:
                 operations.append(Exchange(groups, Mean(length, workers), whole, tensors=tensors))
@@ -148,10 +148,10 @@ class Layered(Algorithm):
         return service
 
     def roles(self, nodes: Sequence[int]) -> Roles:
-        """Return the roles of ranks 0, 1, ... that live on these nodes.
+        """Return the roles of ranks 0, 1, ...; `nodes` is the node of each.
 
         Raises:
-            UsageError: they do not make equal groups.
+            UsageError: the ranks cannot be divided into equal groups.
         """
         size = len(nodes)
         if self.group_size is None:

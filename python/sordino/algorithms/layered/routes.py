@@ -1,7 +1,13 @@
-"""The way of gradients in Layered SGD: to the communicator of a group, round the communicators, and back.
+"""Routes of gradients in Layered SGD: to the communicator of a group, among the communicators, and back.
 
-Each leg is an exchange that begins when the one before is over (`after`), so progress threads do all of it and no
-Python of a worker runs in between. A single group on one node needs one leg, in which all take the mean.
+    leg      among                topology   exists if
+    mean     the group            Mean       one group on one node with shared memory: the only leg
+    inward   each group           ToOwner    otherwise, with more than one rank per group
+    across   the communicators    Mean       more than one group
+    outward  each group           FromOwner  as inward
+
+Each leg is an exchange that starts when the previous leg is over (`after`). So progress threads do all the work, and no
+Python code of a worker runs in between.
 """
 
 from __future__ import annotations
@@ -23,7 +29,7 @@ from sordino.runtime.process_set import ProcessSet, global_process_set
 
 
 class BucketSpec(NamedTuple):
-    """What all ranks must know of a bucket: its name, its dtype's code, and how many elements travel."""
+    """Description of a bucket that all ranks must know: its name, dtype code, and number of elements sent."""
 
     name: str
     dtype: int
@@ -31,7 +37,7 @@ class BucketSpec(NamedTuple):
 
 
 class Leg(NamedTuple):
-    """One exchange of every bucket."""
+    """One leg of a route: an exchange that every bucket passes through."""
 
     label: str
     channel: Channel
@@ -39,15 +45,17 @@ class Leg(NamedTuple):
 
 
 class Route:
-    """The legs of some buckets that this rank takes part in.
+    """The legs of some buckets in which this rank takes part. Collective over all ranks that have a role.
 
     Attributes:
-        flats: the elements of each bucket, as one piece that the communicator of a group owns.
+        flats: the elements of each bucket, as one segment that the communicator of a group owns.
 
     Args:
-        context: of all ranks that have a role.
-        everybody: those ranks. Collective over them.
-        device: where this rank has its gradients.
+        context: the context of all ranks that have a role.
+        everybody: the ranks that have a role.
+        roles: their groups and communicators.
+        specs: the buckets.
+        device: the device of this rank's gradients.
     """
 
     def __init__(
@@ -72,14 +80,14 @@ class Route:
         workers = length - roles.dedicated
         nodes = {context.world.nodes[rank] for rank in everybody.ranks or ()}
         self._legs: list[Leg] = []
-        self._under_way: dict[str, list[Handle]] = {}  # by bucket; a handle that is dropped before its end keeps memory
+        self._under_way: dict[str, list[Handle]] = {}  # by bucket; a handle dropped before its end would keep memory
         if length > 1:
             inward = channel(roles.groups)
             if groups == 1 and len(nodes) == 1 and inward.shared:
                 self._add("mean", inward, Mean(length, workers))
                 return
             self._add("inward", inward, ToOwner(length, workers))
-        # Each leg has a channel of its own: a bucket may go in while the one before has yet to come out.
+        # Each leg has its own channel, because a bucket may go inward while the previous one has yet to go outward.
         if groups > 1:
             self._add("across", channel([roles.communicators]), Mean(groups))
         if length > 1:
@@ -93,9 +101,9 @@ class Route:
         return leg.channel.start(f"{name}.{leg.label}", leg.topology, self.flats[name], after=after, serving=serving)
 
     def start(self, name: str, serving: bool = False) -> Handle:
-        """Begin to average a bucket; done when this rank has the average.
+        """Start to average a bucket. The handle is done when this rank has the average.
 
-        With `serving` it waits for the others without a deadline.
+        With `serving` the exchanges wait for other ranks without a deadline.
         """
         handles = [self._start(name, self._legs[0], serving=serving)]
         for leg in self._legs[1:]:
@@ -104,10 +112,10 @@ class Route:
         return handles[-1]
 
     def serve(self) -> None:
-        """Do what a communicator that is no worker does: the same for every bucket, again and again, until it raises.
+        """Serve as a dedicated communicator: run the legs of every bucket in a loop, until an exchange raises.
 
         Raises:
-            PeerLost: the workers have left, or (`World.failed`) a rank is lost.
+            PeerLost: the workers have left or, if `World.failed`, a rank is lost.
         """
         first, *others = self._legs
         while True:
@@ -123,6 +131,6 @@ class Route:
 
 
 def helper_route(helpers: Helpers, specs: Sequence[BucketSpec], device: torch.device = HOST) -> Route:
-    """Return the way through the communicators of a job, as workers and communicators make it. Collective over them."""
+    """Return the route through a job's dedicated communicators. Collective over workers and communicators."""
     assert isinstance(helpers.roles, Roles)
     return Route(helpers.context, global_process_set, helpers.roles, specs, device)

@@ -1,7 +1,7 @@
-"""Layered SGD in an optimizer: the step is postponed until somebody touches a parameter.
+"""Strategy for Layered SGD: the optimizer step is postponed until the first use of a parameter.
 
-Backward sends gradients on their way (routes.py), `step()` notes what is to be done with their averages, and whoever
-touches a parameter first (postponed.py) does it.
+Backward starts the averaging of gradients (routes.py). `step()` records the step. The first use of a parameter, which
+runtime/deferred_step.py intercepts, completes it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ OpenRoute = Callable[[Sequence[BucketSpec], torch.device], Route]
 
 
 class Travelling(FlatGradients):
-    """What travels: the gradients of a bucket's members, for each whether it has one, and whether the rank trains."""
+    """Content of a bucket in flight: its members' gradients, a flag for each gradient that exists, and a flag "trains".
+
+    The flag "trains" is 0 on a rank that only stands in after `join()`.
+    """
 
     def __init__(self, values: FlatBuffer, members: Sequence[int], parameters: Sequence[torch.Tensor]) -> None:
         self._values = values
@@ -52,22 +55,22 @@ class Travelling(FlatGradients):
 
     @property
     def somebody_trains(self) -> bool:
-        """Once averaged: whether a rank has sent gradients, rather than stood in with nothing."""
+        """Whether a rank has sent gradients and not only stood in. Valid once averaged."""
         return bool(self._trains > 0)
 
     @torch.no_grad()
     def clear(self) -> None:
-        """Say that this rank has no gradients and trains no more."""
+        """Set all gradients and flags to 0: this rank has no gradients and does not train any more."""
         self.complete = False
         for _, values in self._values.runs:
             values.zero_()
 
 
 class LayeredReducer(FlatReducer):
-    """Averages gradients in layers.
+    """Reducer that averages gradients in groups and then among communicators.
 
     Args:
-        open_route: makes the way of some buckets; collective.
+        open_route: returns the route of some buckets; collective.
     """
 
     instead_of_sparse = "with Layered"
@@ -85,12 +88,12 @@ class LayeredReducer(FlatReducer):
         self._open_route = open_route
         self._routes: dict[str, Route] = {}
         self._travelling: dict[str, Travelling] = {}
-        # Of the step that the averages of this cycle are for, if it was postponed: what completes it.
+        # Function that completes the step that uses this cycle's averages, if that step is postponed.
         self._postponed: Callable[[], None] | None = None
 
     def backward_adds(self, index: int) -> None:
         complete = self._postponed
-        if complete is not None:  # this gradient is one of a graph from before step()
+        if complete is not None:  # this gradient belongs to a graph that was built before step()
             parameter = self.parameters[index]
             with torch.no_grad(), torch._C.DisableTorchFunction():
                 fresh, parameter.grad = parameter.grad, None
@@ -128,9 +131,10 @@ class LayeredReducer(FlatReducer):
             self.parameters[i].grad = view if used else None
 
     def postpone(self, complete: Callable[[], None]) -> None:
-        """Start what backward has not started, and wait for nothing: `use` does, which `complete` must call.
+        """Start the reductions that backward has not started, without waiting. Collective.
 
-        Until then parameters have no gradients, for others may be computed. Collective.
+        `complete` must call `use`, which waits. Until then parameters have no gradients, because new gradients may be
+        computed.
         """
         self._start_rest()
         for parameter in self.parameters:
@@ -138,13 +142,13 @@ class LayeredReducer(FlatReducer):
         self._postponed = complete
 
     def use(self) -> None:
-        """Wait for the averages of a step that was postponed."""
+        """Wait for the averages of a postponed step, and make them the parameters' gradients."""
         self._postponed = None
         self._finish_all()
         self._counter.done = True
 
     def stand_in(self) -> None:
-        """Take part in the others' steps without gradients, for as long as somebody trains."""
+        """Take part in the steps of other ranks without gradients, as long as any rank trains."""
         trains = True
         while trains and self._buckets:
             for bucket in self._buckets:
@@ -160,20 +164,20 @@ class LayeredReducer(FlatReducer):
 
 
 class LayeredStrategy(ExchangingStrategy):
-    """What makes the steps of an optimizer those of Layered SGD."""
+    """Strategy for `Layered`."""
 
     algorithm: Layered
-    whole_models = False  # gradients are exchanged, in buckets that grow
+    whole_models = False  # gradients are exchanged, in buckets to which unfrozen parameters are added
 
     def prepare(self) -> None:
         self._ids = set(map(id, self.parameters))
-        self._storages: set[int] | None = None  # of the parameters, once somebody has asked for them
+        self._storages: set[int] | None = None  # storages of parameters and gradients; None until `changes` needs them
         # The optimizer, and the hyper-parameters of its groups when step() was called.
         self._postponed: tuple[torch.optim.Optimizer, list[dict[str, Any]]] | None = None
-        self._stream: torch.cuda.Stream | None = None  # that it was called on
-        self._clears: bool | None = None  # set_to_none of a zero_grad() since
-        self._show: Callable[[], None] | None = None  # undoes what check_stale did
-        self._lock = threading.RLock()  # whoever finds a step that is being completed waits for it
+        self._stream: torch.cuda.Stream | None = None  # the stream on which step() was called
+        self._clears: bool | None = None  # set_to_none of a zero_grad() after step()
+        self._show: Callable[[], None] | None = None  # undoes the hiding of check_stale
+        self._lock = threading.RLock()  # makes a thread wait while another one completes the step
         self._watch = watch()
         watch_modules()
 
@@ -213,18 +217,18 @@ class LayeredStrategy(ExchangingStrategy):
         return None
 
     def changes(self, tensor: torch.Tensor) -> bool:
-        """Return whether a step changes the tensor, or one whose memory that looks at."""
+        """Return whether the postponed step changes this tensor, or a tensor that shares its memory."""
         if id(tensor) in self._ids:
             return True
-        if self._storages is None:  # nobody can have changed them since step() without being seen
+        if self._storages is None:  # computed late: any change of them since step() would have completed the step
             self._storages = {storage_of(one) for one in (*self.parameters, *self._layers.views())}
         storage = storage_of(tensor)
-        return storage == 0 or storage in self._storages  # what has no memory of its own may wrap a parameter
+        return storage == 0 or storage in self._storages  # a tensor without memory of its own may wrap a parameter
 
     def complete(self) -> None:
-        """Take the step that was postponed, if one was.
+        """Take the postponed step, if there is one.
 
-        It is taken as if where `step()` was called, whatever the first use is in.
+        The step runs in the modes and on the stream of the `step()` call, not in those of the first use.
         """
         with (
             self._lock,
@@ -247,7 +251,7 @@ class LayeredStrategy(ExchangingStrategy):
             self._show = None
 
     def _take(self, optimizer: torch.optim.Optimizer, rates: list[dict[str, Any]]) -> None:
-        # What has been set since step() is for the next one; what the optimizer itself changes, it keeps.
+        # Hyper-parameters set since step() are for the next step. Values that the optimizer itself changes stay.
         later = []
         for group, then in zip(optimizer.param_groups, rates):
             later.append({key: group[key] for key, value in then.items() if group[key] is not value})
@@ -257,7 +261,7 @@ class LayeredStrategy(ExchangingStrategy):
             with self.stepping():
                 self._layers.step(self.guarded(optimizer), None, synchronize=False)
         except NonFinite:
-            self.steps -= 1  # it was counted when it was postponed
+            self.steps -= 1  # the step was counted when it was postponed
             raise
         finally:
             for group, changed in zip(optimizer.param_groups, later):
@@ -267,7 +271,7 @@ class LayeredStrategy(ExchangingStrategy):
 
     def _before_shutdown(self) -> None:
         if self.context.world.failed:
-            self._forget()  # its averages will not come
+            self._forget()  # the averages will never arrive
         else:
             self.complete()
 
@@ -275,7 +279,7 @@ class LayeredStrategy(ExchangingStrategy):
         if self._postponed is None:
             super().clear(optimizer, set_to_none)
         else:
-            self._clears = set_to_none  # after the step
+            self._clears = set_to_none  # to be done after the postponed step
 
     def after_step(self) -> None:
         self.steps += 1

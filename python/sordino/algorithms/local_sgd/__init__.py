@@ -1,4 +1,4 @@
-"""Hierarchical local SGD: groups of workers train a local model each, and the models are averaged now and then."""
+"""Hierarchical local SGD: groups of workers train one local model each, and the models are averaged periodically."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from sordino.errors import UsageError
 
 @dataclass(frozen=True)
 class AdaptiveInterval:
-    """AdaComm: `LocalSGD.interval` is where the interval starts; it falls as the loss does.
+    """AdaComm: the interval starts at `LocalSGD.interval`, and falls with the loss.
 
-    With F the loss that `optimizer.report_metric` is told and lr the first parameter group's rate, in each block
-    interval = ceil(interval_0 * sqrt(lr_0 F / (lr F_0))), or half the last one (at least 1) where that is not less.
-    Source: Wang and Joshi 2018, equations 18 to 20.
+    F is the loss given to `optimizer.report_metric`, and lr the learning rate of the first parameter group. In each
+    block, interval = ceil(interval_0 * sqrt(lr_0 F / (lr F_0))). If that is not less than the last interval, it becomes
+    half of the last one (at least 1). Source: Wang and Joshi 2018, equations 18 to 20.
 
     Attributes:
-        block: steps before the interval is looked at again.
+        block: steps between two evaluations of the interval.
     """
 
     block: int
@@ -42,49 +42,48 @@ class AdaptiveInterval:
 
 @dataclass(frozen=True)
 class LocalSGD(Algorithm):
-    """Hierarchical local SGD: every group of K neighbouring ranks trains a local model, and models are averaged.
+    """Hierarchical local SGD: every group of K neighboring ranks trains a local model, and models are averaged.
 
-    A group trains on the gradients of its members, and every `interval` steps the P = N / K local models become their
-    mean.
+    A group trains on the gradients of its members. Every `interval` steps the P = N / K local models are replaced by
+    their mean.
 
-    With exchange="sharded" (K > 1) each rank owns 1/K of the parameters: it averages its group's gradients of them
-    (all-to-all), steps the optimizer on them alone, averages them with its peers in the other groups (all-reduce) and
-    hands them to its group (all-gather). The optimizer must be element-wise (see `elementwise`), and holds 1/K of the
+    With exchange="sharded" (K > 1) each rank owns 1/K of the parameters. It averages the group's gradients of its part
+    (all-to-all), steps the optimizer on that part alone, averages it with the peers in other groups (all-reduce) and
+    sends it to its group (all-gather). The optimizer must be element-wise (see `elementwise`), and holds 1/K of the
     state. With exchange="allreduce" every rank all-reduces gradients within the group and whole models across groups;
-    the parameters are the same. P = 1 is AllReduce.
+    the parameters are the same. P = 1 equals AllReduce.
 
-    With overlap=True `step()` does not wait for the all-gather. Whoever uses a parameter waits for its bucket, in
-    whatever thread: a module that is called waits for its own parameters, so that those of later layers travel under
-    the forward pass of earlier ones. What asks for gradients, shapes or devices waits for nothing. A parameter of which
-    somebody has taken out a view (`detach()`, `numpy()`) is waited for in `step()`. Not noticed is memory that is known
-    by its address alone (`data_ptr()`): call `optimizer.flush()` before that is read. Parameters are the same to the
-    last bit.
+    With overlap=True `step()` does not wait for the all-gather. Any thread that uses a parameter waits for its bucket.
+    A module that is called waits for its own parameters only, so the parameters of later layers arrive during the
+    forward pass of earlier ones. Access to gradients, shapes or devices does not wait. If a view of a parameter exists
+    (`detach()`, `numpy()`), `step()` waits for that parameter. Access to memory by its address alone (`data_ptr()`) is
+    not noticed: call `optimizer.flush()` before it. Parameters are the same, bit for bit.
 
     Sent per step and worker, of M bytes: sharded 2(K-1)/K M inside the group, and every `interval` steps
     2(P-1)/P M/K across; allreduce 2(P-1)/P M across. Staleness: none; models of different groups drift apart for
     `interval` steps. Memory: sharded the gradients once more at most, and 1/K of the optimizer's state. When a peer
-    dies: every survivor gets `PeerLost`, with overlap=True where it first uses a parameter. Source: Lee et al.,
+    dies: every remaining rank gets `PeerLost`, with overlap=True at its first use of a parameter. Source: Lee et al.,
     "Communication-efficient local SGD with hierarchical parallelism", sections III-A and III-B; "post-local SGD" (Lin
     et al. 2018) for `start`; SASGD (Cong et al. 2017) for aggregate="gradients".
 
     Attributes:
         interval: steps from one averaging across groups to the next.
         group_size: K; must divide the number of workers.
-        exchange: "sharded": each rank of a group owns 1/K of the parameters; "allreduce": all have all. See above.
-        start: from which step on groups are on their own: "immediate", a number of steps, or "decay": once the first
-            parameter group's learning rate has fallen. Before, gradients are averaged over all workers in every step.
-        aggregate: "parameters" takes the mean of the local models; "gradients" adds up what they have moved since the
-            last time: w = w_then + sum over groups of (w_i - w_then).
-        adaptive: how the interval changes, or None.
+        exchange: "sharded": each rank of a group owns 1/K of the parameters; "allreduce": each holds all. See above.
+        start: the step from which on groups train separately: "immediate", a number of steps, or "decay": when the
+            first parameter group's learning rate has fallen. Before, every step averages gradients over all workers.
+        aggregate: "parameters" takes the mean of the local models; "gradients" adds up their changes since the last
+            averaging: w = w_then + sum over groups of (w_i - w_then).
+        adaptive: the rule by which the interval changes, or None.
         buffers: "average" takes the mean over all workers of the floating-point buffers given as `named_buffers`
-            whenever models are averaged, "local" leaves every worker its own.
-        log_distance: every so many steps the local models' distance D from their mean is noted in
-            `optimizer.distances`; None for never. It costs as much as an averaging.
+            whenever models are averaged, "local" does not exchange them.
+        log_distance: steps between two entries in `optimizer.distances`, the distance D of the local models from their
+            mean; None for no entries. An entry costs as much as an averaging.
         bucket_bytes: gradients are reduced in buckets of up to this many bytes.
-        elementwise: says of an optimizer that is not known to be element-wise (one of your own, or derived from
-            another) that it is, for exchange="sharded". The first step that changes something is tried on copies, whole
-            and in slices, which once takes the memory of the model and its whole state; `UsageError` if it is not so.
-        overlap: whether `step()` goes on without waiting for the all-gather of exchange="sharded". See above.
+        elementwise: declares for exchange="sharded" that an optimizer not known to be element-wise (your own, or one
+            derived from another) is element-wise. The first step that changes something is tried on copies, whole and
+            in slices; `UsageError` if they differ. The trial takes the memory of the model and its whole state once.
+        overlap: whether `step()` returns without waiting for the all-gather of exchange="sharded". See above.
     """
 
     interval: int = 8
@@ -146,14 +145,14 @@ class LocalSGD(Algorithm):
 
     @property
     def sharded(self) -> bool:
-        """Whether members of a group own a part of the parameters each."""
+        """Whether each member of a group owns a part of the parameters."""
         return self.exchange == "sharded" and self.group_size > 1
 
     def groups_of(self, size: int) -> int:
         """Return P, the number of local models among `size` ranks.
 
         Raises:
-            UsageError: there cannot be groups of this size.
+            UsageError: `group_size` does not divide `size`.
         """
         if size % self.group_size != 0:
             raise UsageError(f"LocalSGD(group_size={self.group_size}): does not divide {size} ranks into equal groups")
@@ -162,7 +161,7 @@ class LocalSGD(Algorithm):
     def traffic(self, model: Model, nodes: Sequence[int]) -> Traffic:
         size, members, models = len(nodes), self.group_size, self.groups_of(len(nodes))
         groups, everybody = groups_of(size, members), groups_of(size, size)
-        alone = self.start if isinstance(self.start, int) else 0  # the first step of groups on their own
+        alone = self.start if isinstance(self.start, int) else 0  # the first step in which groups train separately
         count = model.bytes / members if self.sharded else model.bytes
         between = [Reduction(groups.T, [count])] if models > 1 else []
         averaging = Phase(between, self.interval, since=alone)

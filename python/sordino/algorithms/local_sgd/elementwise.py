@@ -1,7 +1,7 @@
-"""Which optimizers may step slices of parameters.
+"""Check that an optimizer may step slices of parameters, because it treats every element independently.
 
-They are those known to treat every element alike, and those of which the user says so; the first step of the latter is
-tried on copies, whole and in slices.
+Allowed are the optimizers known to be element-wise, and those that the user declares so (elementwise=True). The first
+step of a declared optimizer is tried on copies, whole and in slices.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ _ELEMENTWISE = (
     torch.optim.ASGD,
     torch.optim.Rprop,
 )
-_ROUNDING = 8  # times the machine's epsilon of a change, by which vectorized loops and their ends may differ
-_NAMED = 8  # parameters that an error names
+_ROUNDING = 8  # rounding allowed between vectorized loops and their ends, in epsilons of the change
+_NAMED = 8  # most parameters that an error names
 
 State = dict[str, Any]
 
 
 def require_elementwise(optimizer: torch.optim.Optimizer, algorithm: LocalSGD) -> None:
-    """Refuse an optimizer that may look at more of a parameter than the element it changes."""
+    """Raise UsageError for an optimizer whose change of an element may depend on other elements."""
     cls = type(optimizer)
     if cls in _ELEMENTWISE or algorithm.elementwise:
         return
@@ -57,10 +57,10 @@ def require_elementwise(optimizer: torch.optim.Optimizer, algorithm: LocalSGD) -
 
 
 class Trial:
-    """Compares what an optimizer makes of slices with what it makes of whole parameters, on copies of both.
+    """Comparison of an optimizer's step on slices with its step on whole parameters, on copies of both.
 
     Args:
-        reducer: whose slices the optimizer steps.
+        reducer: reducer with the slices that the optimizer steps.
         everybody: the ranks that take the step.
     """
 
@@ -68,13 +68,13 @@ class Trial:
         self._reducer, self._everybody = reducer, everybody
 
     def conclusive(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Try the step that is to come, of which all ranks of the group have the gradients. Collective.
+        """Try the coming step, for which all ranks of the group must have all gradients. Collective.
 
         Returns:
-            False if it would change no parameter of any rank, as with a learning rate of 0.
+            False if the step would change no parameter on any rank, as with a learning rate of 0.
 
         Raises:
-            UsageError: a slice would not become what it would as a part of the whole, on any rank; on all of them.
+            UsageError: on some rank a slice would differ from the same part of the whole. Raised on all ranks.
         """
         reducer = self._reducer
         numbers = {id(parameter): i for i, parameter in enumerate(reducer.parameters)}
@@ -88,7 +88,7 @@ class Trial:
         with reducer.on_slices(optimizer):
             try:
                 parts = _stepped(optimizer, optimizer.state)
-            except Exception as error:  # of the optimizer, on slices alone
+            except Exception as error:  # of the optimizer, which refuses slices
                 refusal = f" ({type(error).__name__}: {error})"
                 wrong = [reducer.names[number] for number in slices]
         for parameter in parameters if not refusal else ():
@@ -115,9 +115,9 @@ class Trial:
         """Return the findings of all ranks as an error. Collective.
 
         Args:
-            name: of the optimizer.
-            wrong: parameters of which this rank's slices would become something else.
-            refusal: the optimizer's own words about slices; "" if it has stepped them.
+            name: the name of the optimizer.
+            wrong: parameters whose slices on this rank would differ from the whole.
+            refusal: the error that the optimizer raised on slices; "" if it has stepped them.
         """
         mine = wrong[:_NAMED], refusal
         told = allgather_object(mine, name="local.elementwise.wrong", process_set=self._everybody)
@@ -133,19 +133,19 @@ class Trial:
 
 @torch.no_grad()
 def _norm(values: torch.Tensor, others: torch.Tensor | None = None) -> float:
-    """Return the 2-norm of values or of differences; 0 where a value is not finite, of which nothing can be told."""
+    """Return the 2-norm of values or of differences. Elements that are not finite count as 0: they prove nothing."""
     found = values.double() if others is None else values.double() - others.double()
     return float(torch.linalg.vector_norm(torch.nan_to_num(found, 0.0, 0.0, 0.0)))
 
 
 def _stepped(optimizer: torch.optim.Optimizer, state: Mapping[torch.Tensor, State]) -> dict[int, torch.Tensor]:
-    """Return copies of the optimizer's parameters after a step of a copy of it, by the parameters' identities.
+    """Return copies of the optimizer's parameters after a step of a copy of it, by `id()` of the parameters.
 
     Args:
-        optimizer: the original, which stays as it is.
-        state: of the optimizer, by parameter.
+        optimizer: the original, which does not change.
+        state: the optimizer's state, by parameter.
     """
-    # Not deepcopy: an optimizer's pickles lack what it keeps beside state and groups, and schedulers leave it a step()
+    # Not deepcopy: an optimizer's pickle lacks attributes other than state and groups, and schedulers give it a step()
     # that is bound to the original.
     twin = object.__new__(type(optimizer))
     memo: dict[int, Any] = {id(optimizer): twin}
@@ -171,7 +171,7 @@ def _stepped(optimizer: torch.optim.Optimizer, state: Mapping[torch.Tensor, Stat
 
 
 def _copied(value: Any, memo: dict[int, Any]) -> Any:
-    """Return a copy, or the value itself where it has none, as a lock."""
+    """Return a copy, or the value itself if it cannot be copied, such as a lock."""
     try:
         return copy.deepcopy(value, memo)
     except (TypeError, RuntimeError, NotImplementedError):

@@ -1,8 +1,8 @@
-"""Parameters that are on their way from their owners when `step()` has returned: whoever uses one waits for its bucket.
+"""All-gather of parameters that continues after `step()` has returned. Using a parameter waits for its bucket.
 
-So the gather hides behind whatever comes between two steps, and that of the later layers behind the earlier layers'
-forward pass. Nobody sees a parameter that is half of this step and half of the one before: one of which somebody has
-taken out a view is waited for in `step()`.
+So the gather hides behind the work between two steps, and the gather of later layers behind the forward pass of earlier
+layers. No code sees a parameter that is partly from this step and partly from the one before. If a view of a parameter
+exists, uses of it cannot be noticed, so `step()` waits for that parameter.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ from sordino.runtime.guard import Guard
 
 
 class Gathering:
-    """Gathers the parameters of a group while others do something else.
+    """Gather of the parameters of a group in the background.
 
     Args:
-        reducer: whose parameters they are.
+        reducer: the reducer that holds the parameters.
     """
 
     def __init__(self, reducer: ShardedReducer) -> None:
         self._reducer = reducer
         self._under_way: dict[str, tuple[Guard, Handle]] = {}  # by bucket
-        self._stream: torch.cuda.Stream | None = None  # that step() was called on
-        self._lock = threading.RLock()  # whoever finds a bucket that somebody waits for waits, too
+        self._stream: torch.cuda.Stream | None = None  # the stream on which step() was called
+        self._lock = threading.RLock()  # makes a thread wait while another one waits for the same bucket
         watch_modules()
         reducer.context.on_shutdown[id(self)] = weakref.WeakMethod(self._before_shutdown)
         _all.add(self)
 
     @property
     def under_way(self) -> list[str]:
-        """The buckets that nobody has waited for."""
+        """The buckets that are in flight, since no thread has waited for them yet."""
         return list(self._under_way)
 
     def start(self) -> None:
-        """Start the gather of all parameters: first of those that backward reaches last, for forward uses them first.
+        """Start the gather of all parameters, and wait for the buckets of which a view exists.
 
-        Wait for those of which somebody has a view.
+        Buckets that backward reaches last are sent first, because forward uses them first.
         """
         self._stream = stream_of(self._reducer.parameters[0].device)
         shards = dict(reversed(self._reducer.shards.items()))
@@ -69,9 +69,9 @@ class Gathering:
         self.complete_bucket(name)
 
     def complete_bucket(self, name: str) -> None:
-        """Wait until the parameters of a bucket are there, if they are on their way.
+        """Wait until the parameters of a bucket have been gathered, if it is in flight.
 
-        A failure is that of all buckets, and is raised once.
+        A failure ends the gather of all buckets, and is raised once.
         """
         with self._lock, on_stream(self._stream):
             if name not in self._under_way:
@@ -86,12 +86,12 @@ class Gathering:
             guard.take_off()
 
     def complete(self) -> None:
-        """Wait until all parameters are there."""
+        """Wait until all parameters have been gathered."""
         for name in self.under_way:
             self.complete_bucket(name)
 
     def give_up(self) -> None:
-        """Let go of parameters whose gather has failed: they are in part those of before."""
+        """Release the parameters after a failed gather. Some of them have the values from before the step."""
         with self._lock:
             for guard, handle in self._under_way.values():
                 with suppress(SordinoError):
@@ -106,7 +106,7 @@ class Gathering:
             self.complete()
 
     def close(self) -> None:
-        """Wait until all parameters are there, for the last time."""
+        """Wait until all parameters have been gathered, and end the registration for shutdown."""
         self.complete()
         self._reducer.context.on_shutdown.pop(id(self), None)
 
@@ -119,5 +119,5 @@ def _complete_all() -> None:
         gathering.complete()
 
 
-# A child has copies of the parameters, and no rank that could wait for them.
+# A forked child has copies of the parameters, but no rank that could wait for them.
 os.register_at_fork(before=_complete_all)

@@ -1,4 +1,4 @@
-"""The state of an optimizer that steps slices, as that of one that steps whole parameters, and back."""
+"""Conversion of the state of an optimizer that steps slices to a state for whole parameters, and back."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sordino.runtime.objects import allgather_object
 
 
 def numbered_groups(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """Return the parameter groups as a state dict has them."""
+    """Return the parameter groups in the form of a state dict, with parameters replaced by their numbers."""
     groups, first = [], 0
     for group in optimizer.param_groups:
         count = len(group["params"])
@@ -21,7 +21,7 @@ def numbered_groups(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
 
 
 def _numbered(optimizer: torch.optim.Optimizer, reducer: ShardedReducer) -> list[tuple[torch.Tensor, Slice | None]]:
-    """Return the optimizer's parameters in the order of its state dict, each with what this rank owns of it."""
+    """Return the optimizer's parameters in the order of its state dict, each with the slice that this rank owns."""
     numbers = {id(parameter): i for i, parameter in enumerate(reducer.parameters)}
     owned = reducer.slices()
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -29,10 +29,10 @@ def _numbered(optimizer: torch.optim.Optimizer, reducer: ShardedReducer) -> list
 
 
 def gather_state(optimizer: torch.optim.Optimizer, reducer: ShardedReducer) -> dict[str, Any]:
-    """Return a state dict of whole parameters, as the optimizer would have had without shards.
+    """Return a state dict for whole parameters, as the optimizer would have it without shards.
 
-    Collective over the group. What a state keeps for every element of a slice is put together; of the rest the first
-    owner's value is taken.
+    Collective over the group. State tensors with one entry per element of a slice are concatenated. For other values
+    the first owner's value is taken.
     """
     with reducer.on_slices(optimizer):
         kept = optimizer.state_dict()
@@ -58,7 +58,7 @@ def gather_state(optimizer: torch.optim.Optimizer, reducer: ShardedReducer) -> d
 
 
 def scatter_state(optimizer: torch.optim.Optimizer, reducer: ShardedReducer, full: dict[str, Any]) -> None:
-    """Load a state dict of whole parameters, of which this rank keeps what belongs to its slices."""
+    """Load a state dict for whole parameters. This rank keeps the part that belongs to its slices."""
     parameters = _numbered(optimizer, reducer)
     states, groups, index, number = {}, [], 0, 0
     for group in full["param_groups"]:
@@ -78,12 +78,12 @@ def scatter_state(optimizer: torch.optim.Optimizer, reducer: ShardedReducer, ful
 
 
 def take_over_state(optimizer: torch.optim.Optimizer, reducer: ShardedReducer) -> None:
-    """Cut what the optimizer keeps for whole parameters, from before it was wrapped, into that of this rank's slices.
+    """Convert the optimizer's state for whole parameters, from before it was wrapped, to state for this rank's slices.
 
-    An entry without values goes: `optimizer.state[parameter]` makes one when a script looks there.
+    Empty entries are removed: reading `optimizer.state[parameter]` in a script creates them.
     """
     if not any(parameter in optimizer.state for parameter in reducer.parameters):
-        return  # as at every step but the first
+        return  # the usual case, at every step except the first
     owned = reducer.slices()
     for number, parameter in enumerate(reducer.parameters):
         kept, piece = optimizer.state.pop(parameter, None), owned.get(number)
@@ -99,5 +99,5 @@ def in_memory_order(tensor: torch.Tensor) -> torch.Tensor:
 def _cut(value: Any, parameter: torch.Tensor, piece: Slice) -> Any:
     if not isinstance(value, torch.Tensor) or value.shape != parameter.shape:
         return value
-    ordered = torch.empty_like(parameter, dtype=value.dtype).copy_(value)  # its elements may lie in another order
+    ordered = torch.empty_like(parameter, dtype=value.dtype).copy_(value)  # `value` may have another memory order
     return in_memory_order(ordered)[piece.begin : piece.end].clone()

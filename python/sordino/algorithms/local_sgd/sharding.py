@@ -1,11 +1,11 @@
-"""Gradients averaged in shards, of which each rank of a group owns one.
+"""Reducer that averages gradients in shards, of which each rank of a group owns one.
 
-Of every bucket each rank of a group owns an equal part, averages the gradients of that and steps the optimizer on it
-alone; then it hands the parameters to the others.
+Each rank owns an equal part (a shard) of every bucket. It averages the gradients of that part, steps the optimizer on
+it alone, and then sends the parameters to the other ranks of the group.
 
-A bucket's parameters and gradients are views of two arenas that are cut into one shard a rank, so both halves are
-exchanges in which a shard's owner takes the mean of all, or all take the owner's value. A shard may begin or end within
-a parameter: to the optimizer it is a list of slices.
+A bucket's parameters and gradients are views of two arenas, each divided into one shard per rank. So there are two
+exchanges: in the first the owner of a shard takes the mean of all ranks, in the second all ranks take the owner's
+values. A shard can begin or end within a parameter: the optimizer sees a list of slices.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from sordino.runtime.tensors import dtype_code
 
 @dataclass(frozen=True)
 class Slice:
-    """What a rank owns of a parameter.
+    """The part of a parameter that a rank owns.
 
     Attributes:
-        parameter: its number.
-        begin, end: elements of the parameter, as they lie in memory.
-        values: those, as the optimizer steps them.
-        gradient: theirs.
+        parameter: the number of the parameter.
+        begin, end: range of elements of the parameter, in memory order.
+        values: these elements, as the parameter that the optimizer steps; [end - begin].
+        gradient: their gradient.
     """
 
     parameter: int
@@ -52,12 +52,12 @@ class Slice:
 
 
 class Shards(FlatGradients):
-    """One bucket: its parameters, their gradients, and which part this rank owns.
+    """One bucket: its parameters, their gradients, and the part that this rank owns.
 
     Args:
-        members: the numbers of the parameters.
-        parameters: all of them; the members move into the arena.
-        place: this rank's number in its group of `size`.
+        members: the numbers of the bucket's parameters.
+        parameters: all parameters; the members move into the arena.
+        place: position of this rank in its group of `size` ranks.
     """
 
     def __init__(
@@ -95,22 +95,22 @@ class Shards(FlatGradients):
                 values = torch.nn.Parameter(self.owned[inside], requires_grad=parameter.requires_grad)
                 self.slices.append(Slice(i, begin, end, values, owned_gradients[inside]))
             offset += parameter.numel()
-        self._uses = [uses_of(view) + 1 for view in self._value_views]  # of the views, and of the parameters there
+        self._uses = [uses_of(view) + 1 for view in self._value_views]  # expected: the view's own, and the parameter
 
     @property
     def taken_out(self) -> bool:
-        """Whether somebody has a view of the memory of a parameter, and may look at it unseen."""
+        """Whether a view of a parameter's memory exists elsewhere, through which it may be read unnoticed."""
         return any(uses_of(view) > uses for view, uses in zip(self._value_views, self._uses))
 
     def adopt(self, parameters: Sequence[torch.Tensor]) -> None:
-        """Take in parameters whose memory somebody has replaced. UsageError if by ones of another shape or dtype."""
+        """Move parameters back into the arena if their memory was replaced. UsageError for another shape or dtype."""
         for i, view in zip(self.members, self._value_views):
             if parameters[i].data_ptr() != view.data_ptr():
                 move(parameters[i], view)
 
     @torch.no_grad()
     def adopt_gradients(self, parameters: Sequence[torch.Tensor]) -> None:
-        """Take in what somebody has made of averaged gradients."""
+        """Copy gradients that were replaced since they were averaged. A gradient set to None counts as unused."""
         for number, (i, view) in enumerate(zip(self.members, self.views)):
             grad = parameters[i].grad
             if grad is None:
@@ -121,17 +121,17 @@ class Shards(FlatGradients):
                 view.copy_(grad)
 
     def averaged(self) -> list[bool]:
-        """Return which members have an average in the part that this rank owns."""
+        """Return for each member whether the part that this rank owns has an average."""
         if self.complete:
             return [True] * len(self.members)
         return (self.flags[self._place] > 0).tolist()
 
 
 class ShardedReducer(FlatReducer):
-    """Averages gradients over a group, each rank its shard, and steps the optimizer on that.
+    """Reducer that averages gradients over a group, on each rank its shard, and steps the optimizer on the shard.
 
     Args:
-        channel: of the group.
+        channel: the channel of the group.
     """
 
     instead_of_sparse = 'or exchange="allreduce"'
@@ -147,23 +147,23 @@ class ShardedReducer(FlatReducer):
     ) -> None:
         super().__init__(context, names, parameters, settings)
         self.across: ProcessSet | None = None
-        """Where gradients are averaged over, besides, before they are used."""
+        """Ranks of other groups over which gradients are also averaged, before they are used; None: none."""
         self.trial: Callable[[], None] | None = None
-        """Called before the next step, when this rank has all gradients."""
+        """Function that is called before the next step, once this rank has all gradients."""
         ranks = settings.process_set.ranks or []
         self._size, self._place = len(ranks), ranks.index(context.rank)
         self._channel = channel
         self.shards: dict[str, Shards] = {}
-        """By bucket, in the order of the plan."""
+        """The shards of each bucket, in the order of the plan."""
         self.owned: list[torch.Tensor] = []
-        """The parameters that this rank owns, bucket by bucket."""
-        self._handed_out = False  # this cycle's averages are everybody's
-        self._slices: dict[int, Slice] = {}  # what this rank owns, by parameter
+        """The part of the parameters that this rank owns, bucket by bucket."""
+        self._handed_out = False  # all ranks of the group have this cycle's averages
+        self._slices: dict[int, Slice] = {}  # the slices that this rank owns, by parameter
         self._numbers = {id(parameter): i for i, parameter in enumerate(self.parameters)}
         self._to_owner, self._from_owner = ToOwner(self._size), FromOwner(self._size)
 
     def slices(self) -> dict[int, Slice]:
-        """Return what this rank owns, by parameter."""
+        """Return the slices that this rank owns, by the parameter's number."""
         return self._slices
 
     def _agree(self, indices: Sequence[int]) -> None:
@@ -190,7 +190,7 @@ class ShardedReducer(FlatReducer):
         return self._channel.start(f"{bucket.name}.reduce", self._to_owner, self.shards[bucket.name].gradients)
 
     def _reduce(self) -> None:
-        """Average every gradient that is not averaged yet, at its owner."""
+        """Average at its owner every gradient that is not averaged yet."""
         if not self.active or self._counter.done:
             return
         super().synchronize()
@@ -203,7 +203,7 @@ class ShardedReducer(FlatReducer):
         return f"shards.{self._layout.hash:x}"
 
     def synchronize(self) -> None:
-        """Average all gradients and hand them to all ranks of the group, so that they can be clipped or inspected."""
+        """Average all gradients and send them to all ranks of the group, so that they can be clipped or inspected."""
         if not self.active or self._counter.done:
             return
         self._reduce()
@@ -222,7 +222,7 @@ class ShardedReducer(FlatReducer):
 
     @torch.no_grad()
     def clip(self, limit: float, norm_type: float, strict: bool) -> torch.Tensor:
-        """Clip as by the norm of all gradients, each rank with those that it owns."""
+        """Clip by the norm of all gradients. Each rank scales the gradients that it owns."""
         if self._handed_out or not self.active:
             return super().clip(limit, norm_type, strict)
         self._reduce()
@@ -246,7 +246,10 @@ class ShardedReducer(FlatReducer):
     # ---- the step ----------------------------------------------------------------------------------------------
 
     def step(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | None, synchronize: bool) -> Any:
-        """Run the optimizer's step on this rank's slices. Element-wise optimizers evaluate a closure once, first."""
+        """Run the optimizer's step on this rank's slices. A closure is evaluated once, before the reduction.
+
+        That is valid because element-wise optimizers evaluate a closure once and first.
+        """
         loss = closure() if closure is not None else None
         if synchronize:
             self._reduce()
@@ -269,23 +272,23 @@ class ShardedReducer(FlatReducer):
         self.reset()
         if not whole:
             self._pending.hide(used=True)
-            self._touched = True  # by what zero_grad() must show again
+            self._touched = True  # zero_grad() must make the hidden gradients visible again
         return loss
 
     def hand_out(self) -> None:
-        """Give all ranks of the group the parameters that their owners have."""
+        """Send the parameters from their owners to all ranks of the group, and wait."""
         handles = []
         for name in self.shards:
             handles.append(self.give(name, "values"))
         wait_for_all(handles)
 
     def give(self, name: str, what: Literal["values", "gradients"]) -> Handle:
-        """Begin to have all ranks of the group take over from the owners what is in a bucket."""
+        """Start to send a bucket's values or gradients from their owners to all ranks of the group."""
         return self._channel.start(f"{name}.{what}", self._from_owner, getattr(self.shards[name], what))
 
     @contextmanager
     def on_slices(self, optimizer: torch.optim.Optimizer) -> Iterator[None]:
-        """Make the optimizer's parameters, within it, the slices that this rank owns."""
+        """Replace the optimizer's parameters, within the context, by the slices that this rank owns."""
         numbers, owned = self._numbers, self._slices
         whole: list[list[torch.Tensor]] = []
         try:

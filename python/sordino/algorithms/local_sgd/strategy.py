@@ -1,7 +1,7 @@
-"""Local SGD in an optimizer: groups step on their own gradients, and every `interval` steps their models are averaged.
+"""Strategy for local SGD: groups step on their own gradients, and every `interval` steps their models are averaged.
 
-Whole models or shards of them, the averaging is an all-reduce of some flat tensors among the ranks that have the same
-number in their groups: all elements with exchange="allreduce", those that a rank owns with exchange="sharded".
+The averaging is an all-reduce of flat tensors among *peers*: the ranks with the same position in their groups. The
+tensors hold the whole model with exchange="allreduce", or the part that a rank owns with exchange="sharded".
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from sordino.runtime.tensors import squared_distance
 
 
 class LocalSGDStrategy(ExchangingStrategy):
-    """What makes the steps of an optimizer those of local SGD."""
+    """Strategy for `LocalSGD`."""
 
     algorithm: LocalSGD
     asked: LocalSGD
@@ -45,23 +45,23 @@ class LocalSGDStrategy(ExchangingStrategy):
 
     def prepare(self) -> None:
         self.interval = self.algorithm.interval
-        self._alone = self.algorithm.start in ("immediate", 0)  # whether groups are on their own
-        self._averaged = 0  # the step after which models were averaged last, or groups left alone
+        self._alone = self.algorithm.start in ("immediate", 0)  # whether groups train separately
+        self._averaged = 0  # the step after which models were averaged last, or groups began to train separately
         self._highest_rate = -math.inf
-        self._rate = 0.0  # of the first parameter group
+        self._rate = 0.0  # learning rate of the first parameter group
         self._first_metric: tuple[float, float] | None = None  # rate and loss
         self._block_ends = 0
-        self._shards: ShardedReducer | None = None  # the reducer, if it is one
-        self._gathering: Gathering | None = None  # of shards that are not waited for
+        self._shards: ShardedReducer | None = None  # the reducer, with exchange="sharded"
+        self._gathering: Gathering | None = None  # the gather that step() does not wait for, with overlap=True
         self._arena: ParameterBuffer | None = None
-        self._tried = not self.algorithm.elementwise  # whether the optimizer is what the user says
-        self._then: list[torch.Tensor] = []  # what models were when they were last averaged
-        self._prepared: tuple[int, PreparedReduction] | None = None  # of so many tensors
+        self._tried = not self.algorithm.elementwise  # whether no trial of the user's declaration is needed (any more)
+        self._then: list[torch.Tensor] = []  # the models when they were last averaged
+        self._prepared: tuple[int, PreparedReduction] | None = None  # number of tensors, and their reduction
         self.distances = []
 
     @property
     def levels(self) -> bool:  # type: ignore[override]
-        return self._alone  # until then all have one model, and take their steps together
+        return self._alone  # before that, all ranks share one model and take their steps together
 
     @property
     def partial_state(self) -> bool:  # type: ignore[override]
@@ -69,7 +69,7 @@ class LocalSGDStrategy(ExchangingStrategy):
 
     @property
     def whole_models(self) -> bool:  # type: ignore[override]
-        return not self.algorithm.sharded  # shards of parameters that are unfrozen are made in their first step
+        return not self.algorithm.sharded  # shards of unfrozen parameters are made in their first step, without meeting
 
     # ---- meeting -----------------------------------------------------------------------------------------------
 
@@ -89,7 +89,7 @@ class LocalSGDStrategy(ExchangingStrategy):
         self._regroup()
 
     def _regroup(self) -> None:
-        """Have gradients averaged over the group or, until groups are on their own, over everybody."""
+        """Average gradients over the group or, until groups train separately, over all ranks."""
         if self._shards is not None:
             self._shards.across = None if self._alone or self._models == 1 else self._peers
             return
@@ -100,13 +100,14 @@ class LocalSGDStrategy(ExchangingStrategy):
             self.reducer = None
 
     def renew(self) -> None:
-        # Some may have taken the step from which groups are on their own, and others not.
+        # Some ranks may have taken the step after which groups train separately, and others not.
         mine = torch.tensor([int(self._alone)], device=HOST)
         self._alone = bool(allreduce(mine, op=Max, name="local.alone", process_set=self.settings.process_set))
         rate, distances = self._rate, self.distances
         super().renew()
         self._rate, self.distances = rate, distances
-        # All have just been averaged, and count from the step of the furthest, so that nobody leaves an averaging out.
+        # All models have just been averaged. All ranks count from the step of the furthest one, so that none skips an
+        # averaging.
         self._averaged = max(self._averaged, self._furthest)
         self._floor = 0
         if self.active:
@@ -141,15 +142,15 @@ class LocalSGDStrategy(ExchangingStrategy):
 
     @torch.no_grad()
     def _note_models(self) -> None:
-        """Keep what models are where none has been kept.
+        """Keep copies of the models, for all tensors that have no copy yet.
 
-        Parameters that have been unfrozen are new, and no group has moved them.
+        Unfrozen parameters are new in this list, and no group has changed them yet.
         """
         if self._alone and self.algorithm.aggregate == "gradients":
             self._then += [value.clone() for value in self._values()[len(self._then) :]]
 
     def _prepare(self, optimizer: torch.optim.Optimizer) -> None:
-        """Have shards, if there are to be any, and the optimizer's state in slices."""
+        """With exchange="sharded", make the shards and convert the optimizer's state to slices."""
         if self._shards is None:
             return
         self._shards.prepare()
@@ -161,7 +162,7 @@ class LocalSGDStrategy(ExchangingStrategy):
         if self.settings.finite is not None and (due or self._shards is not None):
             self._judge_all()
         logged = self.algorithm.log_distance is not None and self.steps % self.algorithm.log_distance == 0
-        if logged and self.steps > self._furthest:  # the others have been there before
+        if logged and self.steps > self._furthest:  # not in a repeated step, which other ranks do not repeat
             self.distances.append((self.steps, self._distance()))
         if due:
             self.exchange(self._averages() if self.context.outlasts else (), self._average)
@@ -182,7 +183,7 @@ class LocalSGDStrategy(ExchangingStrategy):
         return self._rate < self._highest_rate if start == "decay" else self.steps >= int(start)
 
     def _values(self) -> list[torch.Tensor]:
-        """Return what this rank averages with its peers."""
+        """Return the tensors that this rank averages with its peers."""
         if self._shards is not None:
             return self._shards.owned
         if self._arena is None:
@@ -191,7 +192,7 @@ class LocalSGDStrategy(ExchangingStrategy):
         return [run for _, run in self._arena.runs]
 
     def _averages(self) -> list[torch.Tensor]:
-        """Return what an averaging changes."""
+        """Return the tensors that an averaging changes, which include buffers."""
         models = self._values() or [parameter.detach() for parameter in self.trained]
         return [*models, *(buffer for _, buffer in self.buffers)]
 
@@ -226,7 +227,7 @@ class LocalSGDStrategy(ExchangingStrategy):
         return float(allreduce(told.sqrt(), op=Average, name="local.distance", process_set=self._peers))
 
     def _reduce_models(self, values: list[torch.Tensor], op: int) -> None:
-        """Reduce what this rank averages with its peers, which stays where it is."""
+        """Reduce the models among peers, in place. Their memory does not move, so the reduction is prepared once."""
         if not values:
             return
         if self._prepared is None or self._prepared[0] != len(values):
@@ -241,7 +242,11 @@ class LocalSGDStrategy(ExchangingStrategy):
     # ---- the interval ------------------------------------------------------------------------------------------
 
     def report_metric(self, loss: float, rate: float) -> None:
-        """Take the loss, average it over all workers and, once in a block, set the interval. Collective."""
+        """Average the loss over all workers and, once per block, set the interval. Collective.
+
+        Raises:
+            UsageError: the algorithm has no `adaptive`.
+        """
         adaptive = self.algorithm.adaptive
         if adaptive is None:
             raise UsageError("report_metric() has no effect without LocalSGD(adaptive=AdaptiveInterval(...))")
@@ -279,14 +284,14 @@ class LocalSGDStrategy(ExchangingStrategy):
         self.steps, self._alone, self._averaged = state["steps"], state["alone"], state["averaged"]
         self.interval, self._highest_rate = state["interval"], state["highest_rate"]
         self._first_metric, self._block_ends = state["first_metric"], state["block_ends"]
-        self._then = []  # what models are now
+        self._then = []  # `_note_models` copies the models after the load
         if self._met and was_alone != self._alone:
             self._regroup()
 
     def _take_in_unfrozen(self, optimizer: torch.optim.Optimizer) -> None:
         averaged = self._averaged
         super()._take_in_unfrozen(optimizer)
-        self._averaged = averaged  # meeting anew averages movements, which does not move the next averaging
+        self._averaged = averaged  # meeting again averages movements, but must not postpone the next averaging
 
     def settle(self, optimizer: torch.optim.Optimizer) -> None:
         self.complete()
@@ -300,7 +305,7 @@ class LocalSGDStrategy(ExchangingStrategy):
             optimizer.load_state_dict(self.optimizer_state(optimizer))
 
     def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        """Return the optimizer's state as that of whole parameters. Collective within a group if it is sharded."""
+        """Return the optimizer's state dict for whole parameters. Collective within a group if it is sharded."""
         if self.active and self.algorithm.sharded:
             self.meet()
         if self._shards is None:
@@ -309,7 +314,7 @@ class LocalSGDStrategy(ExchangingStrategy):
         return gather_state(optimizer, self._shards)
 
     def load_optimizer_state(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-        """Load a state of whole parameters. Collective within a group if it is sharded."""
+        """Load a state dict for whole parameters. Collective within a group if it is sharded."""
         if self.active and self.algorithm.sharded:
             self.meet()
         if self._shards is None:

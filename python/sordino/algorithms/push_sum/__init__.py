@@ -1,4 +1,4 @@
-"""SGP, stochastic gradient push: shares of the parameters go along a directed graph, and weights with them."""
+"""SGP, stochastic gradient push: workers send shares of their parameters, with weights, along a directed graph."""
 
 from __future__ import annotations
 
@@ -23,24 +23,26 @@ _WEIGHT = 8  # bytes of a segment's weight
 class PushSum(MixingGossip):
     """SGP, stochastic gradient push: after its own step each worker sends a share of its parameters to peers.
 
-    They are its peers along the directed exponential graph; it keeps a share, and adds up what arrives. Push-sum
-    weights tell how much each has got.
+    The peers follow from a directed exponential graph. The worker keeps a share and adds the shares that it receives.
+    Push-sum weights count the total share that each worker holds.
 
-    With k peers, x_i = (x_i + sum of x_j) / (k + 1) over those j that send to i, and so the weights, sent along as
-    float64; the model computes with x_i / weight_i. In round t worker i sends to i + 2^(tk), ..., i + 2^(tk + k - 1)
-    modulo N (exponents modulo ceil(log2 N)). The sums over the workers and what is under way stay the same.
+    With k peers, x_i = (x_i + sum of x_j) / (k + 1) over the workers j that send to i. The weights change in the same
+    way and are sent along as float64; the model computes with x_i / weight_i. In round t worker i sends to i + 2^(tk),
+    ..., i + 2^(tk + k - 1) modulo N (exponents modulo ceil(log2 N)). The sums over all workers and all messages in
+    flight stay the same.
 
-    With `overlap` = τ > 0 an exchange runs beside the next τ steps, and what it brought is added after exactly τ
-    exchanges, however early it came; a worker waits for peers that are further behind than that.
-    `optimizer.flush()` adds what is under way at once. A state that is loaded begins with nothing under way.
+    With `overlap` = τ > 0 an exchange runs during the next τ steps. Received shares are added after exactly τ
+    exchanges, even if they arrive earlier. A worker waits for peers that are further behind. `optimizer.flush()` adds
+    the shares in flight at once. After a state is loaded, nothing is in flight.
 
-    Sent per exchange and worker: k times the bytes of the parameters and 8 a segment, k messages a segment. Staleness:
-    τ exchanges. Memory: the parameters of k peers on other nodes; with overlap τ + 1 times the parameters besides.
-    When a peer dies: as Crossover. Source: Assran et al. 2019, Algorithms 1 and 2.
+    Sent per exchange and worker: k times the bytes of the parameters plus 8 bytes per segment, in k messages per
+    segment. Staleness: τ exchanges. Memory: the parameters of k peers on other nodes; with overlap also τ + 1 times the
+    parameters. When a peer dies: as Crossover. Source: Assran et al. 2019, Algorithms 1 and 2.
 
     Attributes:
-        peers: how many, from 1 to ceil(log2 N); or from which exchange on how many, such as {0: 1, 5000: 2}.
-        overlap: exchanges that a message may take, τ; 0 waits for it.
+        peers: number of peers, k, from 1 to ceil(log2 N); or k by the exchange from which it holds, such as
+            {0: 1, 5000: 2}.
+        overlap: exchanges that a message may take, τ; 0 waits for it at once.
     """
 
     peers: int | Mapping[int, int] = 1
@@ -67,7 +69,7 @@ class PushSum(MixingGossip):
 
     @property
     def stages(self) -> dict[int, int]:
-        """From which exchange on there are how many peers."""
+        """Number of peers, by the exchange from which it holds."""
         return dict(self.peers) if isinstance(self.peers, Mapping) else {0: self.peers}
 
     def rounds_of(self, size: int, segment_count: int) -> list[Topology]:

@@ -1,4 +1,4 @@
-"""What an exchange of push-sum does: numerators lie where the model's values do between exchanges."""
+"""Exchange of push-sum. During an exchange numerators lie in the memory that holds the model's values otherwise."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from sordino.runtime.flat_buffer import FlatBuffer, ParameterBuffer
 
 
 class PushSumMixing(Averaging):
-    """Push-sum. Between exchanges the arena holds z = x / weight, in one x and the weights.
+    """Mixing of push-sum. The arena holds z = x / weight between exchanges; during one it holds x and the weights.
 
-    The optimizer changes z by some d, and x by the same: x = weight * z_before + d = z + (weight - 1) * z_before. Only
-    where weights are not 1 must z_before be known, so without overlap an exchange costs no more than an averaging.
+    The optimizer changes z by some d, and x changes by the same d: x = weight * z_before + d, which is
+    z + (weight - 1) * z_before. So z_before is kept only where weights are not 1. Without overlap they are 1, and an
+    exchange costs no more than an averaging.
     """
 
     def __init__(self, peers: Peers, arena: ParameterBuffer, algorithm: PushSum) -> None:
         super().__init__(peers, arena, algorithm)
         self._overlap = algorithm.overlap
         self._before: FlatBuffer | None = None  # z after the last exchange, if a weight was not 1
-        self._under_way: list[tuple[Handle, FlatBuffer]] = []  # oldest first
+        self._under_way: list[tuple[Handle, FlatBuffer]] = []  # exchanges in flight, oldest first
         self._spare: list[FlatBuffer] = []
 
     @torch.no_grad()
@@ -51,7 +52,7 @@ class PushSumMixing(Averaging):
             self._to_values()
 
     def load_state(self, state: dict[str, Any]) -> None:
-        # What is under way belongs to the parameters of before.
+        # Exchanges in flight belong to the parameters before the load.
         while self._under_way:
             handle, parcel = self._under_way.pop(0)
             handle.wait()
@@ -98,11 +99,11 @@ class PushSumMixing(Averaging):
         self._before.copy_(self.arena)
 
     def _weights(self) -> list[float]:
-        """Read them all at once: of a GPU's memory that is one wait."""
+        """Return the weights of all segments. Reading them together takes one wait for a GPU instead of many."""
         found: list[float] = torch.cat(self.arena.weights).tolist()
         return found
 
     def _restore(self, weights: list[float]) -> None:
-        """Set the weights again, which lie among the values that have just been computed with."""
+        """Set the weights again. They lie among the values that an operation on a whole run has just changed."""
         for weight, value in zip(self.arena.weights, weights):
             weight.fill_(value)

@@ -1,7 +1,4 @@
-"""Scheduled pull gossip: workers average with copies of each other's parameters.
-
-The copies are on their way while the workers compute.
-"""
+"""Scheduled pull gossip: workers average with copies of peers' parameters, which are pulled while they compute."""
 
 from __future__ import annotations
 
@@ -21,34 +18,34 @@ from sordino.errors import UsageError
 
 @dataclass(frozen=True)
 class ScheduledPull(Asynchronous):
-    """Scheduled pull gossip: every `interval` steps each worker averages with a copy of one other's parameters.
+    """Scheduled pull gossip: every `interval` steps each worker averages with a copy of one peer's parameters.
 
-    These steps are a window, after which w_i = (w_i + w_j) / 2; the copy is pulled beside the steps. Nobody waits for
-    anybody: a worker is pulled from without its doing anything.
+    These steps are a window, after which w_i = (w_i + w_j) / 2. The copy is pulled during the steps. No worker waits
+    for the steps of another, and pulling from a worker needs no action of its training thread.
 
-    overlap: "none" pulls when the window has ended, and waits for it; "naive" begins to pull when the window begins, so
-    that the copy is old when it is used; "scheduled" begins as late as it can so that the pull ends with the window.
-    For that it predicts when the window ends, from the steps so far, and what the pull takes, from those before between
-    the two. A worker is pulled from by one other at a time: with schedule="manager" rank `manager` knows who is free
-    and what transfers take, in a thread of its own that carries no models; with "autonomous" workers agree among
-    themselves. When the manager is gone, all go on autonomously, after a warning.
+    overlap: "none" pulls after the window has ended, and waits; "naive" starts to pull when the window begins, so the
+    copy is old when it is used; "scheduled" starts as late as possible, so that the pull ends with the window. For
+    that it predicts the end of the window from earlier windows, and the duration of the pull from earlier pulls between
+    the two workers. At most one worker pulls from a given worker at a time: with schedule="manager" rank `manager`
+    tracks free workers and transfer times, in a service thread that carries no models; with "autonomous" workers agree
+    among themselves. When the manager is lost, all continue autonomously, after a warning.
 
-    Sent per window and worker: the bytes of the parameters (on average; as the one pulled from), one message, and a few
-    of some bytes for the scheduling; within a node only the latter. Staleness: what a pull takes, or a window
-    ("naive"). Memory: the parameters four times (three snapshots, so that one is whole and still while another is made,
-    and what was pulled). When a peer dies: it is not pulled from any more, and the others train on; collective
-    operations that need it raise `PeerLost`.
+    Sent per window and worker: the bytes of the parameters (on average; as the one pulled from) in one message, and a
+    few messages of some bytes for the scheduling; within a node only the latter. Staleness: the duration of a pull, or
+    of a window ("naive"). Memory: the parameters four times (three snapshots, so that one stays complete and unchanged
+    while another is written, and the pulled copy). When a peer dies: it is not pulled from any more, and the remaining
+    workers train on; collective operations that need it raise `PeerLost`.
     Source: Oguni and Shudo, "Communication scheduling for wide-area deep learning" (in Japanese), Algorithms 1 and 2.
-    `docs/design.md` says where this differs.
+    `docs/design.md` lists the differences.
 
     Attributes:
         overlap: "none", "naive" or "scheduled".
-        schedule: who schedules with overlap="scheduled": "manager" or "autonomous".
-        threshold: a transfer that took longer or shorter than estimated by this share of the estimate replaces it;
-            others move it half the way.
+        schedule: the scheduler for overlap="scheduled": "manager" or "autonomous".
+        threshold: relative difference from which on a measured transfer time replaces the estimate; a smaller
+            difference moves the estimate half the way.
         manager: the rank whose service thread is the manager.
-        patience: seconds after which a pull, or a question, that got no answer is given up, and its peer counts as gone
-            until it is heard of.
+        patience: seconds after which a pull or a question without an answer is given up. Its peer then counts as gone
+            until it sends a message.
     """
 
     interval: int = 16
@@ -98,7 +95,7 @@ class ScheduledPull(Asynchronous):
         return self.overlap == "scheduled" and self.schedule == "manager"
 
     def schedule_of(self, rank: int, size: int) -> Schedule:
-        """Return what decides for worker `rank` of `size`."""
+        """Return the schedule of worker `rank` of `size`."""
         if self.overlap == "none":
             return PullAfter(rank, size, self.seed)
         if self.overlap == "naive":
@@ -108,5 +105,5 @@ class ScheduledPull(Asynchronous):
         return Autonomous(rank, size, self.seed, self.threshold, self.patience)
 
     def manager_of(self, size: int) -> Manager:
-        """Return what decides for all of `size` workers where there is a manager."""
+        """Return the manager of `size` workers."""
         return Manager(size, self.seed, self.threshold)

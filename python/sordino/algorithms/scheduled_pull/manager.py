@@ -1,4 +1,12 @@
-"""The communication manager of scheduled pull gossip: who is free, who pulls from whom, and what transfers take."""
+"""Communication manager of scheduled pull gossip. It tracks free workers, current pulls and transfer times.
+
+A worker is in one or more of these:
+    _wanting    free to be pulled from, and without a pull of its own
+    _content    free to be pulled from, and with a pull of its own
+    _pullers    being pulled from, by `_pullers[worker]`
+    _line       waiting for a peer to become free
+    _gone       lost, or not responding, until its next message
+"""
 
 from __future__ import annotations
 
@@ -13,7 +21,7 @@ from sordino.runtime.actions import Message, Tell
 
 
 class Pool:
-    """Ranks, one of which can be drawn, all as likely; O(1) for each."""
+    """Set of ranks from which one can be drawn with equal probability. Every operation takes O(1)."""
 
     def __init__(self, ranks: Iterable[int] = ()) -> None:
         self._ranks = list(ranks)
@@ -26,13 +34,13 @@ class Pool:
         return rank in self._places
 
     def add(self, rank: int) -> None:
-        """Put a rank in, unless it is there."""
+        """Add a rank, unless it is present."""
         if rank not in self._places:
             self._places[rank] = len(self._ranks)
             self._ranks.append(rank)
 
     def discard(self, rank: int) -> None:
-        """Take a rank out, if it is there."""
+        """Remove a rank, if it is present."""
         place = self._places.pop(rank, None)
         if place is not None:
             last = self._ranks.pop()
@@ -41,7 +49,7 @@ class Pool:
                 self._places[last] = place
 
     def draw(self, draws: Draws, but: int) -> int | None:
-        """Return one of them that is not `but`; None if there is none. It stays in."""
+        """Return a random rank other than `but`, without removing it; None if there is no other."""
         place = self._places.get(but)
         count = len(self._ranks) - (place is not None)
         if count == 0:
@@ -50,53 +58,54 @@ class Pool:
         return self._ranks[-1] if drawn == place else self._ranks[drawn]
 
 
-_EXACT = 16  # nodes
+_EXACT = 16  # nodes up to which numbers of ways are computed exactly
 
 
 @functools.cache
 def _ways(nodes: int, barred: int) -> int:
-    """Return how many ways there are to give so many nodes to as many workers, so many of them barred from one each."""
+    """Return the number of ways to assign `nodes` nodes to as many workers, `barred` of which may not get one of them.
+
+    Each barred worker may not get one node, its own.
+    """
     if barred == 0:
         return math.factorial(nodes)
     return _ways(nodes, barred - 1) - _ways(nodes - 1, barred - 1)
 
 
 class Manager:
-    """The communication manager (wan-gossip-scheduling, Algorithm 2). It answers what `Managed` workers ask.
+    """Communication manager (wan-gossip-scheduling, Algorithm 2). It answers the messages of `Managed` workers.
 
-    Where the source takes the front of a queue, this draws one of the free nodes: a queue of equally fast nodes soon
-    hands out the same pairs in every window, and models travel round a ring. It is drawn such that the last one to ask
-    never finds only itself free, and that no pair is more likely than another. A pair that has had no transfer is
-    expected to take as long as the longest of either; among many workers few pairs ever meet twice.
+    The source takes the front of a queue. This manager draws one of the free nodes, because a queue of equally fast
+    nodes soon gives the same pairs in every window, and models travel round a ring. The draw makes all pairs equally
+    likely, and the last worker to ask never finds only itself free. A pair without an earlier transfer is expected to
+    take as long as the longest transfer of either, since among many workers few pairs ever meet twice.
 
     Args:
-        size: how many workers there are.
-        threshold: of `update_time`.
+        size: number of workers.
+        seed: seed of the draws.
+        threshold: as in `update_time`.
     """
 
     def __init__(self, size: int, seed: int, threshold: float) -> None:
         self._draws = Draws(-1, seed)
         self._threshold = threshold
         self._wanting = Pool(range(size))  # free, and without a pull of their own
-        self._content = Pool()  # free, with one
-        self._pulls: dict[int, int] = {}  # who pulls from whom
-        self._pullers: dict[int, int] = {}  # by whom they pull from
+        self._content = Pool()  # free, and with a pull of their own
+        self._pulls: dict[int, int] = {}  # the node that each worker pulls from
+        self._pullers: dict[int, int] = {}  # the inverse: the worker that pulls from each node
         self._gone: set[int] = set()
-        self._line: OrderedDict[int, tuple[float, float]] = OrderedDict()  # window and end of who waits
-        self._estimates: dict[tuple[int, int], float] = {}  # c, which is the same both ways
-        self._longest: dict[int, float] = {}  # transfer of each worker
+        self._line: OrderedDict[int, tuple[float, float]] = OrderedDict()  # window and end of each waiting worker
+        self._estimates: dict[tuple[int, int], float] = {}  # c, the same in both directions
+        self._longest: dict[int, float] = {}  # longest transfer of each worker, in seconds
 
     def estimate(self, i: int, j: int) -> float:
-        """Return c_ij: what a transfer between two workers is expected to take, in seconds.
-
-        It is infinity until there was one.
-        """
+        """Return c_ij, the expected time of a transfer between two workers in seconds; infinity before the first."""
         return self._estimates.get((min(i, j), max(i, j)), math.inf)
 
     def get_start_time(self, i: int, end: float) -> tuple[int, float] | None:
-        """Return from whom i is to pull, and since when for the pull to end at `end` (GET_START_TIME).
+        """Reserve a node for i, and return it with the start of a pull that ends at `end` (GET_START_TIME).
 
-        Both times are on i's clock; the start may be in the past: at once. Reserves that node. None if no node is free.
+        Both times are on i's clock. A start in the past means at once. None if no node is free.
         """
         j = self._draw(i)
         if j is None:
@@ -111,28 +120,25 @@ class Manager:
         return j, end - takes
 
     def _draw(self, i: int) -> int | None:
-        """Return a free node for i.
+        """Return a free node for i; None if no other node is free.
 
-        Each is as likely as there are ways for those that have no pull yet to find theirs after it; so whatever the
-        order in which all ask, all the ways in which nobody gets itself are as likely.
+        The probability of a node is proportional to the number of ways in which the workers without a pull can get
+        theirs afterwards. So all assignments in which no worker gets itself are equally likely, in any order of asking.
         """
-        askers = len(self._wanting) - (i in self._wanting)  # others that are free, and must not be left with themselves
+        askers = len(self._wanting) - (i in self._wanting)  # other free workers, which must not end up with themselves
         content = len(self._content)
         if askers == 0 or content == 0:
             return (self._content if askers == 0 else self._wanting).draw(self._draws, but=i)
         left = len(self._wanting) + content - 1
         if left <= _EXACT:
             one, other = _ways(left, askers - 1), _ways(left, askers)
-        else:  # what their quotient comes near to, by less than a part in 200
+        else:  # approximates the ratio of the two, with a relative error below 1/200
             one, other = left, left - 1
         first = self._draws.below(askers * one + content * other) < askers * one
         return (self._wanting if first else self._content).draw(self._draws, but=i)
 
     def update_information(self, i: int, j: int, seconds: float | None) -> None:
-        """Note that i's pull from j is over, and took so many seconds (UPDATE_INFORMATION).
-
-        None for these: it came to nothing. Frees j.
-        """
+        """Note that i's pull from j is over, and took `seconds` (None: it has failed). Frees j (UPDATE_INFORMATION)."""
         if seconds is not None:
             self._estimates[min(i, j), max(i, j)] = update_time(self.estimate(i, j), seconds, self._threshold)
             for worker in (i, j):
@@ -142,7 +148,7 @@ class Manager:
             self._free(j)
 
     def _forget(self, i: int) -> None:
-        """Note that i pulls no more."""
+        """Note that i's pull is over."""
         del self._pullers[self._pulls.pop(i)]
         if i in self._content:
             self._content.discard(i)
@@ -153,10 +159,10 @@ class Manager:
             (self._content if j in self._pulls else self._wanting).add(j)
 
     def heard(self, now: float, sender: int, message: Message) -> list[Action]:
-        """Take in a message of a worker that has come."""
+        """Handle a message of a worker."""
         self._gone.discard(sender)
         if sender not in self._pullers and sender not in self._content:
-            self._free(sender)  # it may have been given up
+            self._free(sender)  # it may have counted as gone
         word = message[0]
         if word == "done":
             seconds = float(message[2])
@@ -166,7 +172,7 @@ class Manager:
             self.update_information(sender, silent, None)
             self._give_up(silent)
         elif word == "ask":
-            if sender in self._pulls:  # which it has given up
+            if sender in self._pulls:  # the sender has given up that pull
                 self.update_information(sender, self._pulls[sender], None)
             self._line[sender] = float(message[1]), float(message[2])
         actions = self._serve_line()
@@ -196,7 +202,7 @@ class Manager:
                 break
             found = self.get_start_time(i, end)
             if found is None:
-                continue  # only i itself is free
+                continue  # the only free node is i itself
             del self._line[i]
             actions.append(Tell(i, ("grant", number, *found)))
         return actions

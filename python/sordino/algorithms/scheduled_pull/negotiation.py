@@ -1,12 +1,18 @@
-"""How workers agree on pulls such that nobody is pulled from twice at once: without a manager, or with one.
+"""Negotiation of pulls, so that at most one worker pulls from a given worker at a time: without or with a manager.
 
-Autonomous: a worker asks one that it believes to be free, which says yes to one at a time. Who is refused asks
-another. Whoever is refused often is one of the last without a pull, when all others may be taken; so it trades places:
-the one that it asks sends its own puller to the asker instead, which nobody has taken. An asking takes a few messages,
-however many workers there are.
+Autonomous: a worker asks a peer that it believes to be free. The peer accepts one puller at a time. A worker that is
+refused asks another peer. After 3 refusals in a window it is probably one of the last without a pull, while all others
+may be reserved. So it reserves itself, which keeps it free, and offers a trade of pullers:
 
-Managed: one rank, the manager (manager.py), knows who is free and what transfers took, and never
-sees a model. When it is gone, every worker goes on autonomously.
+    asker A          peer B, reserved by C      puller C
+    "trade"     ->
+                     "move" (to A)         ->   before its pull has begun: "moved", and C pulls from A
+                <-   "yes" (C)                  else: "stay", and B answers "no"
+
+So "C pulls from B" becomes "C pulls from A, A pulls from B". Asking takes few messages, for any number of workers.
+
+Managed: one rank, the manager (manager.py), knows the free workers and the transfer times, and never handles a model.
+When it is lost, every worker continues autonomously.
 """
 
 from __future__ import annotations
@@ -16,39 +22,44 @@ import math
 from sordino.algorithms.scheduled_pull.schedule import Action, LateStart, bound, update_time
 from sordino.runtime.actions import Message, Skip, Tell, Wake, Warn
 
-_REFUSALS = 3  # before a worker trades
-_PATIENCE = 8  # refusals in a row before it waits
-_AGAIN = 0.1  # times the longest pull known: how long it waits at most, for others may free themselves by trading
-_MOMENTS = 1 << 16  # of which one is drawn
-_LOOKS = 8  # for one that is believed to be free
+_REFUSALS = 3  # in a window, before a worker trades
+_PATIENCE = 8  # refusals after which it waits
+_AGAIN = 0.1  # longest wait, in longest known pulls; short, because trading may free a worker earlier
+_MOMENTS = 1 << 16  # number of equally likely moments to ask the manager
+_LOOKS = 8  # draws to find a peer that is believed to be free
 
 
 class Autonomous(LateStart):
-    """A worker that decides for itself (section 4.3). It keeps its own estimates, and its own view of who is free.
+    """Schedule of a worker without a manager (section 4.3). It has its own estimates and its own view of free peers.
 
-    Messages: "may" (window, begins in, takes) is answered by "yes" (window, its longest pull) or "no" (window, free
-    in); "trade" likewise, from a worker that has reserved itself, and then "yes" names who pulls from it now; "move"
-    (whom to pull from instead) by "moved" or "stay"; "free" ends a reservation.
+    message                                 from              answer
+    "may" window, begins in, takes          asker             "yes" window, longest pull; or "no" window, free in
+    "trade" window, begins in, takes        reserved asker    as to "may"; after a trade "yes" also names the worker
+                                                              that now pulls from the asker
+    "move" worker to pull from instead      pulled worker     "moved" or "stay"
+    "free"                                  puller            none: the reservation is over
+
+    Times are durations in seconds, "longest pull" is that of the answering worker.
     """
 
     def __init__(self, rank: int, size: int, seed: int, threshold: float, patience: float) -> None:
         super().__init__(rank, size, seed, threshold, patience)
         self._estimates: dict[int, float] = {}
-        self._busy: dict[int, float] = {}  # until when others are believed to be taken
-        self._silent: set[int] = set()  # whom it has given up, but who may be there
-        self._asks_of = -1
+        self._busy: dict[int, float] = {}  # times until which peers are believed to be reserved
+        self._silent: set[int] = set()  # peers that it has given up, but that may be alive
+        self._asks_of = -1  # the peer that it has asked last
         self._refusals = 0
-        self._puller: int | None = None  # who has reserved this worker; itself, while it offers a trade
-        self._reserved_until = 0.0  # by when that should be over
-        self._freed = -1  # who has ended its pull before this worker heard that it had moved here
-        self._trader: tuple[int, float] | None = None  # who waits for this worker's puller to move, and its window
-        self._traded = 0.0  # since when
+        self._puller: int | None = None  # the worker that has reserved this one; itself, while it offers a trade
+        self._reserved_until = 0.0  # expected end of that reservation
+        self._freed = -1  # a puller whose "free" came before the news that it had moved here
+        self._trader: tuple[int, float] | None = None  # the worker that waits for the answer to "move", and its window
+        self._traded = 0.0  # time of that "move"
 
     # ---- looking for a peer ------------------------------------------------------------------------------------
 
     def window(self, now: float, end: float) -> list[Action]:
         self._refusals = 0
-        self._busy = {peer: until for peer, until in self._busy.items() if until > now}  # a few, however long it runs
+        self._busy = {peer: until for peer, until in self._busy.items() if until > now}  # bounds its size in long runs
         return super().window(now, end)
 
     def pulled(self, now: float, peer: int, seconds: float) -> list[Action]:
@@ -86,10 +97,10 @@ class Autonomous(LateStart):
         self._silent.add(peer)
 
     def _nobody(self) -> list[Action]:
-        """Skip the pull, as all have been given up.
+        """Skip the pull, because all peers have been given up.
 
-        Maybe it was this worker that could not be reached: all who hear of it take it up again, and it whoever answers
-        or asks.
+        Perhaps this worker was the one that could not be reached. So it sends "free" to all silent peers: each that
+        gets it counts this worker as present again, and this worker does so with each peer that answers or asks.
         """
         return [*(Tell(rank, ("free",)) for rank in sorted(self._silent)), Skip()]
 
@@ -99,9 +110,9 @@ class Autonomous(LateStart):
         return self._ask(now)
 
     def _latest(self, peer: int, longest: float = 0.0) -> float:
-        """Return when a pull must begin to end with the window.
+        """Return the latest start of a pull that ends with the window.
 
-        `longest` is the longest pull that the peer knows of.
+        `longest` is the longest pull that the peer has had, in seconds (0: none).
         """
         takes = self._estimates.get(peer, bound(self._longest, longest))
         return self._end - takes if self._end != math.inf else -math.inf
@@ -114,13 +125,13 @@ class Autonomous(LateStart):
             self._busy.pop(sender, None)
             self._release(self.rank)
             if len(message) > 3 and message[3] != self._freed:
-                self._puller = int(message[3])  # the trade: it pulls from this worker now
+                self._puller = int(message[3])  # the trade succeeded: that worker now pulls from this one
             return self._arm(now, sender, self._latest(sender, float(message[2])))
         self._busy[sender] = now + float(message[2])
         self._refusals += 1
         self._release(self.rank)
         self._asked = None
-        if self._refusals % _PATIENCE == 0:  # most pulls are under way, and will be over soon
+        if self._refusals % _PATIENCE == 0:  # most pulls are in flight, and will be over soon
             return [Wake(now + max(min(float(message[2]), _AGAIN * self._longest), 1e-3))]
         return self._ask(now)
 
@@ -148,7 +159,7 @@ class Autonomous(LateStart):
         return [Tell(sender, ("no", number, max(0.0, self._reserved_until - now)))]
 
     def _is_moved(self, now: float, sender: int, target: int) -> list[Action]:
-        """Answer whoever is pulled from and asks to be left for another."""
+        """Answer "move": a request of the worker pulled from to pull from `target` instead."""
         armed = self._armed
         if armed is None or armed.peer != sender or self._begun or armed.start <= now or target not in self._others:
             return [Tell(sender, ("stay",))]
@@ -195,18 +206,20 @@ class Autonomous(LateStart):
 
 
 class Managed(Autonomous):
-    """A worker that a manager tells whom to pull from (section 4.2), and that is autonomous once the manager is gone.
+    """Schedule of a worker to which a manager assigns peers (section 4.2). It is autonomous once the manager is gone.
 
-    Messages to the manager: "ask" (window, end) is answered by "grant" (window, peer, start) or, while nobody is free,
-    "line" (window); "done" (peer, seconds), seconds below 0 if nothing was pulled; "failed" (peer).
+    message to the manager      answer
+    "ask" window, end           "grant" window, peer, start; "line" window at once if no worker is free
+    "done" peer, seconds        none; seconds is below 0 if nothing was pulled
+    "failed" peer               none
     """
 
     def __init__(self, rank: int, size: int, seed: int, threshold: float, patience: float, manager: int) -> None:
         super().__init__(rank, size, seed, threshold, patience)
         self._manager: int | None = manager
-        self._farewell: str | None = None  # what to say once it is missed
-        self._silent_manager: int | None = None  # who may come back
-        self._granted: int | None = None  # whom the manager has given to this worker
+        self._farewell: str | None = None  # the warning for the first question without the manager
+        self._silent_manager: int | None = None  # a manager that did not answer, but may come back
+        self._granted: int | None = None  # the peer that the manager has assigned to this worker
         self._in_line = False
 
     @property
@@ -215,8 +228,9 @@ class Managed(Autonomous):
         return self._manager is not None
 
     def _asks_at(self, now: float, early: float) -> float:
-        # Where pulls fill the window all ask when it begins: in the same order as in the one before, each when the only
-        # free one is the one that it has just given back. So they ask at some moment of the first half of what is left.
+        # If pulls fill the window, all workers would ask when it begins, in the same order as before. Each would then
+        # find only the node free that it has just released. So each asks at a random moment in the first half of the
+        # time that is left.
         left = self._end - self._longest - 3 * self._asking - now
         if self._manager is None or early > now or left <= 0:
             return early
@@ -285,6 +299,6 @@ class Managed(Autonomous):
         if rank == self._manager:
             return actions + self._alone(now, "is gone")
         if self._asked is not None and self._manager is not None and not len(self._others):
-            self._asked = None  # the manager has nobody to grant any more
+            self._asked = None  # the manager has no worker to assign any more
             actions += self._nobody()
         return actions

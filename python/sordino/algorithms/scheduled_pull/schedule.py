@@ -1,15 +1,19 @@
-"""Who pulls from whom, and when: the decisions of scheduled pull gossip.
+"""Schedules of scheduled pull gossip: state machines that decide from which peer a worker pulls, and when.
 
-They are made by machines that are told what happens and say what to do. These know neither clock nor network, so a
-simulation and real ranks run the very same ones.
+A schedule knows neither clock nor network, so a simulation and real ranks run the same code. Each worker has one. Its
+driver calls it with the time and an event, and carries out the `Action`s that it returns. A *window* is the steps
+between two averagings of one worker. Times are those of the worker's own clock. Messages contain durations, or times
+of the receiver's clock, so clocks need not agree.
 
-A *window* is the steps between two averagings of one worker. A schedule lives on each worker. Its driver calls it with
-the time and what has happened, and carries out the `Action`s that it returns. Times are the worker's own clock's; what
-one worker tells another are durations, or times of the listener's clock, so clocks need not agree.
+Late start (`LateStart`), in each window:
 
-Late start: a pull begins at end - c, where c is what it is expected to take, so that it ends when the window does. Whom
-to pull from is asked for no sooner than the longest known pull, and the asking itself, needs. So nodes are reserved for
-a short time, and the window's end is known better. Source: wan-gossip-scheduling, Algorithm 2, section 4.3.
+    window begins        asks for a peer        pull starts at end - c        window ends
+    |--------------------|----------------------|-----------------------------|
+      open: `Wake` set     asked                  armed, then begun             averages once pulled
+
+Here c is the expected duration of the pull, so that it ends with the window. A worker asks no sooner than the longest
+known pull and the asking itself require. So workers are reserved for a short time, and the end of the window is known
+better. Source: wan-gossip-scheduling, Algorithm 2, section 4.3.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ from sordino.runtime.actions import Message, Skip, Tell, Wake, Warn
 
 
 class Pull(NamedTuple):
-    """Pull from a peer, beginning at `start`; in place of one that was to begin later."""
+    """Pull from a peer, starting at `start`. Replaces an earlier `Pull` that has not begun."""
 
     peer: int
     start: float
@@ -31,14 +35,14 @@ class Pull(NamedTuple):
 
 Action = Tell | Pull | Wake | Skip | Warn
 
-_EARLY = 1.25  # times the longest pull known: that may have been long ago, and what has not begun can still be moved
+_EARLY = 1.25  # in longest known pulls: that one may be outdated, and a pull that has not begun can still be moved
 
 
 def update_time(estimate: float, measured: float, threshold: float) -> float:
-    """Return what a transfer is expected to take, after one that took `measured` seconds (UPDATE_TIME).
+    """Return the new estimate of a transfer time, after a transfer of `measured` seconds (UPDATE_TIME).
 
-    It is the mean of both, or `measured` alone where they differ by the share `threshold` of the estimate or more (as
-    from infinity, the estimate of what was never measured).
+    It is the mean of both, or `measured` alone if they differ by the fraction `threshold` of the estimate or more. The
+    estimate before the first measurement is infinity.
     """
     if (1 - threshold) * estimate > measured or not (1 + threshold) * estimate > measured:
         return measured
@@ -46,16 +50,16 @@ def update_time(estimate: float, measured: float, threshold: float) -> float:
 
 
 def bound(longest: float, other: float) -> float:
-    """Return what a transfer takes at most between two workers that have had none.
+    """Return an upper bound of the time of a transfer between two workers that have had none, in seconds.
 
-    It follows from the longest that each has had (0: none): the slower end of a link decides, and both ends have been
-    the slower one, or have met one that was slower. Infinity where nothing is known.
+    The arguments are the longest transfer of each (0: none). The slower end of a link decides its speed. In earlier
+    transfers each worker was the slower end, or met one that was slower. Infinity if either has had no transfer.
     """
     return max(longest, other) if longest > 0 and other > 0 else math.inf
 
 
 class Schedule:
-    """What one worker decides: the methods say what has happened, and return what to do.
+    """Decisions of one worker. Each method reports an event, and returns the actions that follow.
 
     Workers are numbered from 0 to `size` - 1. In each window the driver gets one `Pull` (more, if pulls fail or are
     moved) or `Skip`.
@@ -67,39 +71,39 @@ class Schedule:
         self._others = Peers(rank, size)
 
     def window(self, now: float, end: float) -> list[Action]:
-        """Note that a window has begun, and is expected to end at `end` (infinity: not known)."""
+        """Note that a window has begun, and is expected to end at `end` (infinity: unknown)."""
         return []
 
     def alarm(self, now: float, end: float) -> list[Action]:
-        """Note that the time of the last `Wake` has come; `end` is what is expected now."""
+        """Note that the time of the last `Wake` has come. `end` is the current estimate of the window's end."""
         return []
 
     def ended(self, now: float) -> list[Action]:
-        """Note that the window has ended; without a pull that is over, the worker waits."""
+        """Note that the window has ended. The worker waits until its pull is over."""
         return []
 
     def began(self, now: float) -> None:
         """Note that the pull has begun."""
 
     def pulled(self, now: float, peer: int, seconds: float) -> list[Action]:
-        """Note that the pull is over and took so long."""
+        """Note that the pull from `peer` is over, and took `seconds`."""
         return []
 
     def failed(self, now: float, peer: int) -> list[Action]:
-        """Note that the pull came to nothing.
+        """Note that the pull has failed.
 
-        The peer is left out until it is heard of, and another takes its place.
+        The peer is not drawn again until it sends a message. Another peer takes its place.
         """
         self._others.discard(peer)
         return [Tell(peer, ("there?",)), *self._random(now)]
 
     def lost(self, now: float, rank: int) -> list[Action]:
-        """Note that a rank has left or died. A pull from it that is under way fails by itself."""
+        """Note that a rank has left or died. A pull from it that is in flight fails without this call."""
         self._others.discard(rank)
         return []
 
     def heard(self, now: float, sender: int, message: Message) -> list[Action]:
-        """Take in a message that has come; its sender is alive."""
+        """Handle a message. It also shows that its sender is alive."""
         self._others.add(sender)
         return [Tell(sender, ("here",))] if message[0] == "there?" else []
 
@@ -109,42 +113,42 @@ class Schedule:
 
 
 class PullAfter(Schedule):
-    """No overlap: pulls from a random peer when the window has ended (Algorithm 1)."""
+    """Schedule without overlap: pulls from a random peer after the window has ended (Algorithm 1)."""
 
     def ended(self, now: float) -> list[Action]:
         return self._random(now)
 
 
 class PullFirst(Schedule):
-    """Naive overlap: pulls from a random peer when the window begins."""
+    """Schedule with naive overlap: pulls from a random peer when the window begins."""
 
     def window(self, now: float, end: float) -> list[Action]:
         return self._random(now)
 
 
 class LateStart(Schedule, ABC):
-    """What starts late: asks for a peer when it is time, then pulls so that it ends with the window.
+    """Schedule with late start: asks for a peer late in the window, then pulls so that the pull ends with the window.
 
     Args:
-        threshold: of `update_time`.
-        patience: seconds without an answer after which whoever was asked counts as gone.
+        threshold: as in `update_time`.
+        patience: seconds without an answer after which the asked rank counts as gone.
     """
 
     def __init__(self, rank: int, size: int, seed: int, threshold: float, patience: float) -> None:
         super().__init__(rank, size, seed)
         self._threshold, self._patience = threshold, patience
-        self._number = 0  # of the window, to tell answers to it from those to others
+        self._number = 0  # of the window, to recognize late answers to questions of earlier windows
         self._end = math.inf
-        self._since = -math.inf  # when this window's asking began
-        self._asked: float | None = None  # since when there is no answer
+        self._since = -math.inf  # time of this window's first question
+        self._asked: float | None = None  # time of the question that is not answered yet
         self._armed: Pull | None = None
         self._begun = False
-        self._longest = 0.0  # pull so far, in seconds; falls slowly
-        self._asking = 0.0  # what asking has taken; falls slowly
+        self._longest = 0.0  # longest pull so far, in seconds; decays slowly
+        self._asking = 0.0  # longest time spent asking, in seconds; decays slowly
 
     @property
     def _open(self) -> bool:
-        """Whether this window has neither a pull nor an answer to wait for."""
+        """Whether this window has neither a pull nor a pending question."""
         return self._armed is None and self._asked is None
 
     def window(self, now: float, end: float) -> list[Action]:
@@ -163,7 +167,7 @@ class LateStart(Schedule, ABC):
 
     def ended(self, now: float) -> list[Action]:
         self._end = min(self._end, now)
-        if self._armed is not None and not self._begun and self._armed.start > now:  # sooner than expected
+        if self._armed is not None and not self._begun and self._armed.start > now:  # the window ended early
             self._armed = Pull(self._armed.peer, now)
             return [self._armed]
         return self._ask(now) if self._open else []
@@ -176,16 +180,16 @@ class LateStart(Schedule, ABC):
         return []
 
     def _asks_at(self, now: float, early: float) -> float:
-        """Return when to look for a peer, in a window that begins now; `early` would be early enough."""
+        """Return the time to ask for a peer, in a window that begins now. `early` is the latest sufficient time."""
         return early
 
     @abstractmethod
     def _ask(self, now: float) -> list[Action]:
-        """Look for a peer."""
+        """Ask for a peer."""
 
     @abstractmethod
     def _unanswered(self, now: float) -> list[Action]:
-        """Go on although whoever was asked says nothing."""
+        """Continue after a question that was not answered within `patience`."""
 
     def _asks(self, now: float, to: int, message: Message) -> list[Action]:
         if self._since == -math.inf:

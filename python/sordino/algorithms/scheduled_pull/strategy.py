@@ -1,10 +1,10 @@
-"""Scheduled pull gossip in an optimizer: step on one's own gradients, and average with what was pulled.
+"""Strategy for scheduled pull gossip: steps on local gradients, and averages with pulled parameters.
 
-The parameters are published after every step; after every window a worker takes the mean with what was pulled of one
-other worker.
+The parameters are published as a snapshot after every step. After every window a worker takes the mean of its
+parameters and a copy that it has pulled from one peer.
 
-Whom to pull from, and when, is the schedule's to say (schedule.py, negotiation.py), and `Agent`'s thread carries it
-out. Publishing is one copy; answering pulls is the core's, and no thread of this rank's Python has a part in it.
+The schedule (schedule.py, negotiation.py) decides the peer and the time of a pull, and the thread of `Agent` carries
+this out. Publishing is one copy. The core answers pulls, without any Python thread of this rank.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ from sordino.runtime.flat_buffer import Mirror, ParameterBuffer
 from sordino.runtime.objects import allgather_object
 
 _TO_MANAGER = ("ask", "done", "failed")
-_WINDOWS = 5  # whose durations tell what the next one takes
+_WINDOWS = 5  # last windows, whose median duration is the estimate for the next one
 
 
 @dataclass
 class PullStatistics:
-    """What pulls have brought and cost this rank.
+    """Counts, ages and costs of the pulls of this rank.
 
     Attributes:
-        windows: that have ended.
-        pulls: that were averaged with.
-        failed: pulls that came to nothing; another took their place.
-        messages: that were sent for the scheduling.
-        unpublished: steps after which there was no place for a snapshot.
+        windows: windows that have ended.
+        pulls: pulls whose copy was averaged.
+        failed: pulls that failed; another pull took the place of each.
+        messages: messages sent for the scheduling.
+        unpublished: steps after which no slot for a snapshot was free.
         waited: seconds that training has waited at the ends of windows.
-        ages: of what was averaged with, in seconds, the last 1,000.
-        seconds: that these pulls took.
-        behind: steps of this rank less steps of the peer when it published, for these pulls.
+        ages: ages of the averaged copies in seconds, for the last 1,000 pulls.
+        seconds: durations of these pulls, in seconds.
+        behind: steps of this rank minus steps of the peer when it published, for these pulls.
     """
 
     windows: int = 0
@@ -68,7 +68,7 @@ class PullStatistics:
 
 
 class Puller(Agent):
-    """One rank's pulls."""
+    """Agent that carries out the pulls of one rank."""
 
     def __init__(self, context: Context, ranks: Sequence[int], number: int, algorithm: ScheduledPull) -> None:
         super().__init__(context, ranks, number)
@@ -78,19 +78,19 @@ class Puller(Agent):
         self._manager = algorithm.manager_of(len(self._ranks)) if manages else None
         self._patience = algorithm.patience
         self._snapshots: SnapshotStore | None = None
-        self._pull: CorePull | None = None  # that is armed, under way or done in this window
-        self._pulled = self._skipped = False  # the pull is done, and the schedule knows; there is none
-        self._began, self._lasts = 0.0, math.inf  # this window
+        self._pull: CorePull | None = None  # this window's pull: armed, in flight or done
+        self._pulled = self._skipped = False  # the schedule knows that the pull is done; this window has no pull
+        self._began, self._lasts = 0.0, math.inf  # start and expected duration of this window
         self.failed = 0
 
     def use(self, snapshots: SnapshotStore) -> None:
-        """Pull to and from these snapshots."""
+        """Set the store of snapshots for all pulls. Called once, before `start`."""
         self._snapshots = snapshots
 
     # ---- the thread that trains calls these --------------------------------------------------------------------
 
     def begin_window(self, lasts: float) -> None:
-        """Begin the steps of a window, which are expected to take so many seconds (infinity: not known)."""
+        """Begin the steps of a window, which are expected to take `lasts` seconds (infinity: unknown)."""
         with self.lock:
             self._check()
             now = self.now()
@@ -98,7 +98,7 @@ class Puller(Agent):
             self._carry_out(now, self._schedule.window(now, now + lasts))
 
     def end_window(self) -> CorePull | None:
-        """Wait for the pull of this window, and return it; None if there is nobody to pull from."""
+        """Wait for the pull of this window, and return it; None if there is no peer to pull from."""
         with self.lock:
             self._check()
             now = self.now()
@@ -121,7 +121,7 @@ class Puller(Agent):
         elif isinstance(action, Pull):
             if self._pull is not None:
                 self._snapshots.cancel(self._pull)
-            start = time.monotonic() + action.start - now  # the core begins pulls by that clock
+            start = time.monotonic() + action.start - now  # the core uses the monotonic clock
             self._pull = self._snapshots.pull(self._ranks[action.peer], start)
             self._due = max(now, action.start) + self._patience
 
@@ -132,7 +132,7 @@ class Puller(Agent):
         return self._schedule.heard(now, sender, message)
 
     def _note_beginning(self, now: float) -> None:
-        """Tell the schedule once the pull has begun: what has begun is not moved any more."""
+        """Tell the schedule that the pull has begun, if it has, because it cannot be moved any more."""
         if self._pull is not None and self._pull.state != "armed":
             self._schedule.began(now)
 
@@ -144,7 +144,7 @@ class Puller(Agent):
         return self._settle(now) if self._pull is not None and self._pull.number == number else ()
 
     def _settle(self, now: float) -> Iterable[Any]:
-        """Tell the schedule of a pull that has ended, whoever sees it first: this thread or the one that trains."""
+        """Tell the schedule that the pull has ended, once: the agent's and the training thread both call this."""
         pull = self._pull
         if pull is None or self._pulled or pull.state not in ("done", "failed"):
             return ()
@@ -172,18 +172,18 @@ class Puller(Agent):
 
 
 class PullStrategy(ExchangingStrategy):
-    """What makes the steps of an optimizer those of `ScheduledPull`."""
+    """Strategy for `ScheduledPull`."""
 
     algorithm: ScheduledPull
     _was_open = False
-    _noted = 0  # pulls that a record has
+    _noted = 0  # pulls that are in the run record
 
-    levels = False  # asynchronous ones are never where the others are
+    levels = False  # asynchronous ranks are at different steps anyway
     takes_in_unfrozen = False
 
     def prepare(self) -> None:
         self._told = PullStatistics()
-        self._windows: deque[float] = deque(maxlen=_WINDOWS)  # their seconds
+        self._windows: deque[float] = deque(maxlen=_WINDOWS)  # durations in seconds
         self._began: float | None = None
 
     def attach(self) -> None:
@@ -215,7 +215,7 @@ class PullStrategy(ExchangingStrategy):
         self._was_open |= self._began is not None
         super().renew()
         if self._was_open and self.active:
-            self._open()  # here, where all ranks come
+            self._open()  # now, because it is collective and all remaining ranks call `renew`
         self._was_open = False
 
     @property
@@ -243,10 +243,9 @@ class PullStrategy(ExchangingStrategy):
         self._open()
 
     def _open(self) -> None:
-        """Meet the other ranks before the first step, whose parameters are the first that others may see.
+        """Publish the initial parameters and wait for all ranks, before the first step. Collective the first time.
 
-        What a script does between wrapping the optimizer and training (broadcasting, loading) is over on all ranks.
-        Collective the first time.
+        After it all ranks have done their work between wrapping the optimizer and training (broadcasting, loading).
         """
         if self._began is None:
             self.settings.judge(self._arena.names, self._arena.tensors, together=True)
@@ -299,12 +298,12 @@ class PullStrategy(ExchangingStrategy):
             self._publish()
 
     def settle(self, optimizer: torch.optim.Optimizer) -> None:
-        """Make sure that nobody waits for a pull when this rank closes: all have come here."""
+        """Make sure that no rank waits for a pull when this rank closes. Collective: all ranks meet here."""
         if self._met:
             meet(self.context, self.settings.process_set)
 
     def before_join(self) -> None:
-        """Let others pull from this rank as before: nobody waits for its steps."""
+        """Open this rank for pulls. Peers can pull from it as before, because none waits for its steps."""
         self._open()
 
     def _close(self) -> None:

@@ -1,15 +1,19 @@
-#include "engine/announcement.h"
+#include "collectives/announcement.h"
 
 #include <algorithm>
 #include <functional>
+#include <limits>
 #include <numeric>
+
+#include "collectives/collective.h"
 
 namespace sordino {
 namespace {
 
-std::string text(const std::vector<std::int64_t>& shape) {
+template <class Number>
+std::string text(const std::vector<Number>& numbers) {
   std::string out = "[";
-  for (std::size_t i = 0; i < shape.size(); ++i) out += (i ? ", " : "") + std::to_string(shape[i]);
+  for (std::size_t i = 0; i < numbers.size(); ++i) out += (i ? ", " : "") + std::to_string(numbers[i]);
   return out + "]";
 }
 
@@ -18,11 +22,8 @@ const char* name_of(ReduceOp op) {
   return names[static_cast<int>(op)];
 }
 
-// Operations whose members may differ in the first extent.
-bool rows_may_differ(Opcode opcode) { return opcode == Opcode::kAllgather || opcode == Opcode::kAlltoall; }
-
-bool same_shape(Opcode opcode, const std::vector<std::int64_t>& a, const std::vector<std::int64_t>& b) {
-  if (!rows_may_differ(opcode)) return a == b;
+bool same_shape(const Collective& what, const std::vector<std::int64_t>& a, const std::vector<std::int64_t>& b) {
+  if (!what.rows_may_differ) return a == b;
   return a.size() == b.size() && (a.empty() || std::equal(a.begin() + 1, a.end(), b.begin() + 1));
 }
 
@@ -30,8 +31,9 @@ void refuse_unless(bool holds, const char* what) {
   if (!holds) throw TransportError(std::string("a control message tells of ") + what);
 }
 
-bool not_negative(const std::vector<std::int64_t>& numbers) {
-  return std::all_of(numbers.begin(), numbers.end(), [](std::int64_t number) { return number >= 0; });
+template <class Number>
+bool not_negative(const std::vector<Number>& numbers) {
+  return std::all_of(numbers.begin(), numbers.end(), [](Number number) { return number >= 0; });
 }
 
 }  // namespace
@@ -40,7 +42,8 @@ std::string difference(const Announcement& a, const Announcement& b) {
   const auto differ = [](const std::string& what, const std::string& left, const std::string& right) {
     return what + ": " + left + " against " + right;
   };
-  if (a.opcode != b.opcode) return differ("operation", sordino::name_of(a.opcode), sordino::name_of(b.opcode));
+  const Collective& what = collective(a.opcode);
+  if (a.opcode != b.opcode) return differ("operation", what.name, collective(b.opcode).name);
   if (a.dtypes.size() != b.dtypes.size()) {
     return differ("number of tensors", std::to_string(a.dtypes.size()), std::to_string(b.dtypes.size()));
   }
@@ -50,7 +53,7 @@ std::string difference(const Announcement& a, const Announcement& b) {
       return differ("dtype" + which, std::string(sordino::name_of(a.dtypes[i])),
                     std::string(sordino::name_of(b.dtypes[i])));
     }
-    if (!same_shape(a.opcode, a.shapes[i], b.shapes[i]))
+    if (!same_shape(what, a.shapes[i], b.shapes[i]))
       return differ("shape" + which, text(a.shapes[i]), text(b.shapes[i]));
   }
   if ((a.device == 0) != (b.device == 0)) {
@@ -62,9 +65,11 @@ std::string difference(const Announcement& a, const Announcement& b) {
     return differ("prescale_factor", std::to_string(a.prescale), std::to_string(b.prescale));
   if (a.postscale != b.postscale)
     return differ("postscale_factor", std::to_string(a.postscale), std::to_string(b.postscale));
-  if (a.opcode != Opcode::kAddSet && a.root != b.root)
-    return differ("root rank", std::to_string(a.root), std::to_string(b.root));
-  if (a.opcode != Opcode::kAlltoall && a.splits != b.splits) return differ("ranks", text(a.splits), text(b.splits));
+  if (a.root != b.root) return differ("root rank", std::to_string(a.root), std::to_string(b.root));
+  if (a.set_change.ranks != b.set_change.ranks)
+    return differ("ranks", text(a.set_change.ranks), text(b.set_change.ranks));
+  if (a.set_change.removed != b.set_change.removed)
+    return differ("process set", std::to_string(a.set_change.removed), std::to_string(b.set_change.removed));
   return "";
 }
 
@@ -78,6 +83,7 @@ Announcement Announcement::of(const Request& request) {
                     {},
                     {},
                     request.splits,
+                    request.set_change,
                     {},
                     request.device ? request.device->identity() : 0,
                     0};
@@ -99,16 +105,24 @@ Announcement Announcement::read(Reader& reader) {
   said.dtypes = reader.list<DType>();
   for (std::size_t i = 0; i < said.dtypes.size(); ++i) said.shapes.push_back(reader.list<std::int64_t>());
   said.splits = reader.list<std::int64_t>();
-  refuse_unless(said.root >= -1, "a rank or an id that there is not");  // -1: before the first id
+  refuse_unless(said.root >= 0, "a rank that there is not");
   for (const DType dtype : said.dtypes)
     refuse_unless(static_cast<int>(dtype) < kDTypeCount, "an element type that there is not");
   for (const auto& shape : said.shapes) {
-    refuse_unless(!shape.empty() || !rows_may_differ(said.opcode), "rows of a tensor without dimensions");
+    refuse_unless(!shape.empty() || !collective(said.opcode).rows_may_differ, "rows of a tensor without dimensions");
     refuse_unless(not_negative(shape), "a negative extent");
   }
   refuse_unless(not_negative(said.splits), "negative splits");
-  if (said.opcode == Opcode::kAddSet) said.sets = reader.list<int>();
-  refuse_unless(std::all_of(said.sets.begin(), said.sets.end(), [](int id) { return id >= 0; }), "a negative id");
+  if (collective(said.opcode).changes_sets()) {
+    said.set_change.ranks = reader.list<int>();
+    said.set_change.removed = reader.get<int>();
+    said.known_sets.newest = reader.get<int>();
+    said.known_sets.ids = reader.list<int>();
+    refuse_unless(not_negative(said.set_change.ranks), "a negative rank");
+    refuse_unless(said.set_change.removed >= 0 && not_negative(said.known_sets.ids), "a negative id");
+    refuse_unless(said.known_sets.newest >= 0 && said.known_sets.newest < std::numeric_limits<int>::max(),
+                  "an id that there is not");
+  }
   said.device = reader.get<std::uint64_t>();
   said.abilities = reader.get<Abilities>();
   return said;
@@ -118,7 +132,8 @@ void Announcement::write(Writer& writer) const {
   writer.put(name).put(opcode).put(op).put(prescale).put(postscale).put(root).put(dtypes);
   for (const auto& shape : shapes) writer.put(shape);
   writer.put(splits);
-  if (opcode == Opcode::kAddSet) writer.put(sets);
+  if (collective(opcode).changes_sets())
+    writer.put(set_change.ranks).put(set_change.removed).put(known_sets.newest).put(known_sets.ids);
   writer.put(device).put(abilities);
 }
 
@@ -139,7 +154,9 @@ Decision Decision::read(Reader& reader) {
   decision.error = reader.text();
   decision.lost = reader.list<int>();
   decision.participants = reader.list<int>();
-  decision.numbers = reader.list<std::int64_t>();
+  decision.merged.rows = reader.list<std::int64_t>();
+  decision.merged.last_rank = reader.get<int>();
+  decision.merged.set_id = reader.get<int>();
   decision.abilities = reader.get<Abilities>();
   decision.last = reader.get<int>();
   refuse_unless(!decision.names.empty(), "a decision on nothing");
@@ -151,7 +168,8 @@ Decision Decision::read(Reader& reader) {
 }
 
 void Decision::write(Writer& writer) const {
-  writer.put(names).put(verdict).put(error).put(lost).put(participants).put(numbers).put(abilities).put(last);
+  writer.put(names).put(verdict).put(error).put(lost).put(participants).put(merged.rows);
+  writer.put(merged.last_rank).put(merged.set_id).put(abilities).put(last);
 }
 
 }  // namespace sordino

@@ -1,4 +1,4 @@
-#include "engine/abilities.h"
+#include "engine/device_routes.h"
 
 #include "transport/nccl/loader.h"
 

@@ -1,0 +1,22 @@
+// Barrier and join: operations that move no data. All members have agreed before they run.
+#include "collectives/collective.h"
+
+namespace sordino::collectives {
+namespace {
+
+Task pass(Operation&) { co_return; }
+
+void merge_join(const Announced& announced, Merged& merged) { merged.last_rank = announced.last_rank; }
+
+Task run_join(Operation& operation) {
+  for (const Submission& submission : operation.submissions)
+    submission.handle->last_rank = operation.decision.merged.last_rank;
+  co_return;
+}
+
+}  // namespace
+
+const Collective kBarrier{.name = "barrier", .zeros_stand_in = true, .run = pass};
+const Collective kJoin{.name = "join", .effect = Effect::kJoins, .merge = merge_join, .run = run_join};
+
+}  // namespace sordino::collectives

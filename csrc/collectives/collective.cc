@@ -1,0 +1,50 @@
+#include "collectives/collective.h"
+
+#include <algorithm>
+
+namespace sordino {
+
+const Collective& collective(Opcode opcode) {
+  static constexpr const Collective* kTable[] = {
+      // in the order of Opcode
+      &collectives::kAllreduce,     &collectives::kBroadcast, &collectives::kAllgather, &collectives::kAlltoall,
+      &collectives::kReducescatter, &collectives::kBarrier,   &collectives::kJoin,      &collectives::kAddSet,
+      &collectives::kRemoveSet,     &collectives::kExchange,
+  };
+  static_assert(std::size(kTable) == static_cast<std::size_t>(kLastOpcode) + 1);
+  return *kTable[static_cast<std::size_t>(opcode)];
+}
+
+Result& new_result(Handle& handle, const Operation& operation, std::vector<std::int64_t> shape, std::size_t bytes) {
+  Result& result = handle.results.emplace_back();
+  const Participants& participants = *operation.participants;
+  result.device = participants.compute->device();
+  if (const auto& device = result.device) {
+    const Stream queue = operation.queue;
+    result.reader = std::make_shared<Stream>(queue);
+    result.data = {device->take(std::max<std::size_t>(bytes, 1), queue),
+                   [device, reader = result.reader](std::byte* data) { device->give_back(data, *reader); }};
+  } else {
+    result.data = participants.compute->scratch(bytes);
+  }
+  result.bytes = bytes;
+  result.shape = std::move(shape);
+  return result;
+}
+
+bool rows_fit(const Tensor& tensor, std::span<const std::int64_t> rows) {
+  constexpr std::uint64_t kMost = std::uint64_t{1} << 62;
+  const auto most = kMost / rows.size() / std::max<std::size_t>(tensor.row_bytes(), 1);
+  return std::all_of(rows.begin(), rows.end(),
+                     [&](std::int64_t count) { return static_cast<std::uint64_t>(count) <= most; });
+}
+
+Task come_after(Operation& operation, const Request& request) {
+  if (!request.after) co_return;
+  operation.dormant = true;
+  co_await until([&request] { return request.after->done(); });
+  operation.dormant = false;
+  if (request.after->error) std::rethrow_exception(request.after->error);
+}
+
+}  // namespace sordino

@@ -1,0 +1,104 @@
+// Description of one operation: all that the engine knows about it. To add an operation, define its Collective in a
+// file of this folder, and add a line to the table in collective.cc and a name to the bindings.
+//
+//   announce   each member sends its arguments to the coordinator             Announcement
+//   compare    the coordinator refuses announcements that differ              difference(), Collective::complaint
+//   merge      the coordinator merges facts that no participant has alone     Collective::merge
+//   check      each participant refuses a decision that cannot be right       Collective::fits
+//   run        each participant moves its data                                Collective::run
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/awake_clock.h"
+#include "base/time.h"
+#include "collectives/announcement.h"
+#include "collectives/participants.h"
+#include "progress/task.h"
+
+namespace sordino {
+
+// A request from submit() until it completes on this rank.
+struct Submission {
+  Request request;
+  std::shared_ptr<Handle> handle;
+  Time since;
+  AwakeTime awaited_since;
+  bool warned = false;  // about a coordinator that does not answer
+  bool begun = false;   // the coordinator has decided it
+};
+
+// One decision that runs on this rank.
+struct Operation {
+  Decision decision;
+  std::vector<Submission> submissions;  // in the order of decision.names
+  std::unique_ptr<Participants> participants;
+  Stream queue = 0;      // queue of the device that it computes on, if any
+  bool dormant = false;  // it waits for another operation of this rank, which has a deadline of its own
+
+  const Request& first() const { return submissions.front().request; }
+};
+
+// Ids of process sets that this rank has assigned as a coordinator. Members may not have made those sets yet.
+struct GivenIds {
+  int newest = 0;
+};
+
+// The announcements of all participants, which have been found not to differ.
+struct Announced {
+  std::vector<const Announcement*> all;  // in the order of the participants
+  int last_rank;                         // world rank that announced it last
+  GivenIds& given;
+};
+
+// Effect of an operation on the process set that it runs on, or on the sets of the world.
+enum class Effect : std::uint8_t {
+  kNone,
+  kJoins,  // the member takes no part until all members have joined
+  kAddsSet,
+  kRemovesSet,
+};
+
+struct Collective {
+  const char* name;  // in messages and traces
+  Effect effect = Effect::kNone;
+  bool negotiated = true;  // false: ranks run it in the order of their calls, on a set that has no other operations
+  bool rows_may_differ = false;    // members may differ in the first extent of their tensors
+  bool zeros_stand_in = false;     // members that have joined contribute zeros; if false, all members must take part
+  bool only_root_gives = false;    // the input of other ranks is not read
+  bool reduces = false;            // it folds values, which NCCL supports for some types and reductions only
+  bool maps_devices = false;       // it works on device memory that all ranks of a node map
+  bool small_ones_repeat = false;  // small ones are fused, and skip the negotiation when they repeat
+
+  // Returns why a member cannot take part, as the text after "rank 3 ", or "" if it can. Null: every member can.
+  std::string (*complaint)(const Announcement& said, std::size_t members) = nullptr;
+  // Adds the facts of all announcements to `merged`. Null: no facts to merge.
+  void (*merge)(const Announced& announced, Merged& merged) = nullptr;
+  // Whether the merged facts fit this rank's request, as participant `me` of `parts`. Null: they always fit.
+  bool (*fits)(const Request& request, const Merged& merged, std::size_t parts, std::size_t me) = nullptr;
+  // Moves the data, and fills the results of the handles.
+  Task (*run)(Operation& operation);
+
+  bool changes_sets() const { return effect == Effect::kAddsSet || effect == Effect::kRemovesSet; }
+};
+
+namespace collectives {
+extern const Collective kAllreduce, kBroadcast, kAllgather, kAlltoall, kReducescatter, kBarrier, kJoin, kAddSet,
+    kRemoveSet, kExchange;
+}
+const Collective& collective(Opcode opcode);
+
+// Allocates a result in the memory that the operation computes in, and adds it to the handle's results. Throws
+// TransportError if there is no room.
+Result& new_result(Handle& handle, const Operation& operation, std::vector<std::int64_t> shape, std::size_t bytes);
+
+// Whether these numbers of rows of the tensor have at most 2^62 bytes in all, so that their sum cannot overflow.
+bool rows_fit(const Tensor& tensor, std::span<const std::int64_t> rows);
+
+// Waits for the operation that `request.after` names, if any. If that operation failed, throws its error.
+Task come_after(Operation& operation, const Request& request);
+
+}  // namespace sordino

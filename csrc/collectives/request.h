@@ -1,0 +1,104 @@
+// A user's request, the handle of its operation, and its result.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/dtype.h"
+#include "collectives/opcode.h"
+#include "device/device.h"
+
+namespace sordino {
+
+// One tensor of a request: contiguous, row-major. `output` is null where the core allocates the result (allgather,
+// alltoall, reducescatter).
+struct Tensor {
+  DType dtype;
+  std::vector<std::int64_t> shape;
+  const std::byte* input = nullptr;
+  std::byte* output = nullptr;
+
+  std::size_t count() const { return count_of(shape); }
+  std::size_t bytes() const { return count() * size_of(dtype); }
+  std::size_t row_bytes() const { return size_of(dtype) * (shape.empty() ? 1 : count_of(std::span(shape).subspan(1))); }
+};
+
+struct Exchange;
+class QueueBarrier;
+class Handle;
+
+// A process set to make, of these world ranks, or to remove, by its id.
+struct SetChange {
+  std::vector<int> ranks;
+  int removed = 0;
+
+  bool operator==(const SetChange&) const = default;
+};
+
+struct Request {
+  std::string name;
+  Opcode opcode = Opcode::kBarrier;
+  int set = 0;
+  ReduceOp op = ReduceOp::kSum;
+  double prescale = 1, postscale = 1;
+  int root = 0;                      // world rank, of a broadcast
+  std::vector<Tensor> tensors;       // several: a grouped operation
+  std::vector<std::int64_t> splits;  // rows for each member, of an all-to-all
+  SetChange set_change;              // of operations that add or remove a process set
+  // For an exchange: its data, its round, and the operation that it comes after. On this rank it begins when that
+  // operation is done, and fails if that failed. So no thread has to wait in between.
+  std::shared_ptr<const Exchange> exchange;
+  std::uint64_t round = 0;
+  std::shared_ptr<const Handle> after;
+  // This rank only serves the other ranks. It waits for them without a deadline. If one leaves instead of coming, this
+  // request alone fails, with PeerLost.
+  bool serving = false;
+  // On device memory: the request may complete for its ranks' threads before the devices have done it.
+  bool runs_ahead = false;
+  // Device that owns the tensors' memory; null for the host. They may be read, and written, after `ready`.
+  std::shared_ptr<Device> device;
+  std::shared_ptr<Event> ready;
+};
+
+// Memory for a result whose size only the operation knows.
+struct Result {
+  std::shared_ptr<std::byte> data;
+  std::shared_ptr<Device> device;  // that owns the memory; null for the host
+  std::shared_ptr<Stream> reader;  // on a device: the queue that reads it last
+  std::size_t bytes = 0;
+  std::vector<std::int64_t> shape;
+};
+
+// A request in flight. `error`, `results` and the members after them may be read once done() is true.
+class Handle {
+ public:
+  bool done() const { return done_.load(std::memory_order_acquire); }
+  void finish(std::exception_ptr failure = nullptr) {
+    error = std::move(failure);
+    done_.store(true, std::memory_order_release);
+  }
+
+  bool submitted = false;  // false for a mere promise of an operation; constant once other threads see it
+  std::exception_ptr error;
+  std::vector<Result> results;
+  std::vector<std::int64_t> rows;  // received from each member, tensor by tensor (all-gather, all-to-all)
+  int last_rank = -1;              // rank that joined last (join)
+  int set_id = 0;                  // of the new process set
+  // For an operation on device memory: its results are valid after the event.
+  std::shared_ptr<Device> device;
+  std::shared_ptr<Event> event;
+  std::weak_ptr<QueueBarrier> barrier;  // at which devices have met for it, if they have
+  std::atomic<bool> undone{false};      // the work on the device was given up, and the results are invalid
+  // The operation was given up because of a lost rank. The remaining ranks may read and write its memory as long as
+  // they live.
+  std::atomic<bool> given_up{false};
+
+ private:
+  std::atomic<bool> done_{false};
+};
+
+}  // namespace sordino

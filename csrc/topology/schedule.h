@@ -1,0 +1,75 @@
+// Schedules of collectives by messages: pure functions of the members, their nodes and the bytes, so all members
+// compute the same ones. The core runs them (collectives/); `sordino plan` and `sordino simulate` count the same
+// messages.
+//
+// All-reduce, among the members of a team:
+//   small vectors   recursive doubling: log2 N rounds of the whole vector, partners at distances 1, 2, 4, ...
+//   two members     one round: they swap the whole vector
+//   larger ones     a ring: N - 1 rounds that reduce and N - 1 that gather, each of 1/N of the vector
+//
+// Among nodes of several ranks, each team has one rank of every node, and one stripe of the vector.
+//
+// Broadcast: one leader of each node receives the vector along a binomial tree of leaders, and passes it on along a
+// binomial tree within its node. A long vector goes from leader to leader in a chain, where each link carries it once.
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+namespace sordino::topology {
+
+// Largest all-reduce, in bytes, that uses recursive doubling.
+inline constexpr std::size_t kSmall = std::size_t{64} * 1024;
+
+// The vector that a step of recursive doubling brings: none, one to combine with, or the result.
+enum class Brings { kNothing, kPartial, kResult };
+
+// One step of one member in recursive doubling, with one partner.
+struct DoublingStep {
+  int partner;  // place in the team
+  bool gives;   // sends its own vector
+  Brings brings;
+  int round;  // the same for both partners
+};
+
+// All steps of the member at place `me` of `size`. Members beyond the largest power of two first give their vector to
+// a partner below it, and get the result last.
+std::vector<DoublingStep> doubling(int size, int me);
+
+// Parts of a vector, numbered from 0 to size - 1, that a member of a ring gives to the next one and takes from the one
+// before it.
+struct RingStep {
+  int give, take;
+};
+
+// Step `step`, from 0 to size - 2, of a ring that reduces: part me + 1 is complete on member `me` in the end.
+RingStep reducing(int size, int me, int step);
+// Step `step`, from 0 to size - 2, of a ring that gathers, which begins with part `owned` on member `me`.
+RingStep gathering(int size, int owned, int step);
+
+// Messages that travel at the same time, by the places of senders and receivers. Each carries `share` of the vector.
+// `repeats` such rounds follow each other.
+struct Round {
+  std::vector<int> sources, targets;
+  double share;
+  int repeats;
+};
+
+// All messages of an all-reduce among `size` members.
+std::vector<Round> all_reduce_rounds(int size, bool small);
+
+// The ranks of each team, given the ranks by node. A small vector has one team, of the first rank of every node. A
+// larger vector has as many teams as the smallest node has ranks.
+std::vector<std::vector<int>> teams_of(const std::vector<std::vector<int>>& nodes, bool small);
+
+// The rank that a rank receives from, and the ranks that it sends to.
+struct Branch {
+  int parent = -1;  // -1: the root
+  std::vector<int> children;
+};
+
+// The branch of rank `me` in a broadcast. `leaders` has one rank of every node, the root first; `node` the ranks of my
+// own node, its leader first.
+Branch broadcast(const std::vector<int>& leaders, const std::vector<int>& node, int me, bool is_long);
+
+}  // namespace sordino::topology
