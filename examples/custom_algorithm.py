@@ -1,12 +1,12 @@
-"""An algorithm of one's own, as a package outside of Sordino would write it: gossip of moving averages.
+"""Example of an algorithm outside of Sordino's package: gossip of moving averages.
 
-Every worker keeps an exponential moving average of its parameters. Every `interval` steps it averages that with one
-random peer's, and is drawn towards the result: what travels is smoother than the parameters themselves.
+Every worker keeps an exponential moving average of its parameters. Every `interval` steps it averages this with the
+average of one random peer, and is drawn towards the result. What travels is smoother than the parameters themselves.
 
   sordino run -np 4 -- python examples/train.py --algorithm custom_algorithm:EmaGossip --set interval=4
   PYTHONPATH=examples sordino simulate --algorithm custom_algorithm:EmaGossip --workers 8 --data none
 
-docs/extending.md walks through it.
+docs/extending.md explains it.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from sordino.runtime.groups import new_channel
 @dataclass(frozen=True)
 class EmaGossip(Algorithm):
     """Gossip of moving averages: e = decay e + (1 - decay) w after every step; every `interval` steps e becomes the
-    mean of this worker's and one random peer's, and w = w + pull (e - w).
+    mean of this worker's e and one random peer's, and w = w + pull (e - w).
 
-    Sent per exchange and worker: the bytes of the parameters, one message. Staleness: none. Memory: the parameters once
-    more. When a peer dies: as with every algorithm that exchanges parameters; the averages begin anew.
+    Sent per exchange and worker: the bytes of the parameters, in one message. Staleness: none. Memory: the parameters
+    once more. When a peer dies: as with every algorithm that exchanges parameters; the averages begin anew.
 
     Attributes:
-        interval: optimizer steps from one exchange to the next.
-        decay: how much of the average each step keeps, at least 0 and below 1.
-        pull: how far the parameters are drawn towards the average, above 0 and up to 1.
-        seed: of the draws of peers; the same on all ranks.
+        interval: optimizer steps between two exchanges.
+        decay: fraction of the average that each step keeps, at least 0 and below 1.
+        pull: how far an exchange moves the parameters towards the average, above 0 and up to 1.
+        seed: seed of the draws of peers, the same on all ranks.
     """
 
     interval: int = 1
@@ -67,12 +67,12 @@ class EmaGossip(Algorithm):
 
 
 class EmaStrategy(ExchangingStrategy):
-    """What makes the steps of an optimizer those of `EmaGossip`."""
+    """Strategy for `EmaGossip`."""
 
     algorithm: EmaGossip
 
     def prepare(self) -> None:
-        self._saved: list[torch.Tensor] = []  # averages to begin with
+        self._saved: list[torch.Tensor] = []  # averages from a checkpoint
         self._begun = False
 
     def attach(self) -> None:
@@ -96,7 +96,7 @@ class EmaStrategy(ExchangingStrategy):
     @torch.no_grad()
     def after_step(self) -> None:
         self.steps += 1
-        self._values.adopt()  # somebody may have given a parameter other memory
+        self._values.adopt()  # other code may have given a parameter other memory
         for (_, mine), (_, mean) in zip(self._values.runs, self._averages.runs):
             mean.lerp_(mine, 1 - self.algorithm.decay)
         if self.steps % self.algorithm.interval == 0:
@@ -113,7 +113,7 @@ class EmaStrategy(ExchangingStrategy):
         return {"steps": self.steps, "round": self.round, "averages": averages}
 
     def carried_state(self) -> dict[str, Any]:
-        return {"steps": self.steps, "round": self.round, "averages": []}  # those that are left have one model
+        return {"steps": self.steps, "round": self.round, "averages": []}  # the remaining ranks have one model
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.steps, self.round = state["steps"], state["round"]

@@ -1,6 +1,6 @@
 """The laboratory: trains a convolutional network on real images, with any of Sordino's algorithms and options.
 
-To see how little a training takes, look at minimal.py.
+See minimal.py for the smallest training.
 
   python examples/train.py                                     one process, scikit-learn's digits
   mpirun -np 3 python examples/train.py
@@ -14,7 +14,7 @@ To see how little a training takes, look at minimal.py.
   sordino run -np 4 --record runs/first -- python examples/train.py ; sordino report runs/first
   sordino run -np 4 --restarts 3 -- python examples/train.py --checkpoint saved/ --checkpoint-every 20 --log steps.jsonl
 
---batch-size is the *global* batch: the ranks share its rows, so 4 ranks compute what 1 rank does (within rounding)
+--batch-size is the *global* batch, whose rows the ranks divide. So 4 ranks compute the same as 1 rank (within rounding)
 with the same options, and the learning rate needs no scaling.
 """
 
@@ -31,8 +31,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-# Before torch brings OpenMP along: threads that wait asleep. Spinning ones are hardly faster on an idle machine, and
-# on one that others use as well they made this training twenty times slower.
+# Set before torch loads OpenMP, so that waiting threads sleep. Spinning threads are little faster on an idle machine.
+# With other load on the machine they made this training twenty times slower.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import numpy as np
@@ -63,7 +63,7 @@ from sordino.errors import NotBuilt, UsageError
 
 @dataclass
 class Training:
-    """One training: what is trained, where it stands, and what this run has measured."""
+    """State of a training, and the measurements of this run."""
 
     args: argparse.Namespace
     data: Dataset
@@ -73,13 +73,13 @@ class Training:
     log: StepLog | None = None
     epoch: int = 0  # epochs completed
     step: int = 0  # steps completed in the current epoch
-    saved: bool = True  # the last checkpoint could be written
+    saved: bool = True  # whether the last checkpoint was written
     steps_run: int = 0
     images_run: int = 0
     seconds: float = 0.0
     exposed_seconds: float = 0.0
     bytes_sent: int = 0
-    before: dict[str, float] = field(default_factory=dict)  # what `hvd.stats()` said when the steps under way began
+    before: dict[str, float] = field(default_factory=dict)  # `hvd.stats()` at the beginning of the current steps
     began: float = 0.0
     epochs_run: list[dict[str, float]] = field(default_factory=list)
 
@@ -94,15 +94,15 @@ class Training:
 
     @property
     def models_differ(self) -> bool:
-        """Whether each rank has a model of its own: then the mean of all is tested and saved."""
+        """Whether each rank has its own model. Then the mean of all models is tested and saved."""
         return hvd.size() > 1 and not algorithm_of(self.args).traits.same_gradients
 
     def parameters(self) -> dict[str, torch.Tensor]:
-        """The model that is tested and saved; collective."""
+        """Return the parameters that are tested and saved. Collective."""
         return hvd.average_parameters(self.model) if self.models_differ else self.model.state_dict()
 
     def sent_share(self) -> float:
-        """With caps: the part of all parameters' bytes that was sent."""
+        """Return the sent fraction of all parameters' bytes, for caps."""
         statistics = self.optimizer.statistics
         return float(statistics.bytes_sent / statistics.bytes_unskipped) if statistics.bytes_unskipped else 0.0
 
@@ -111,12 +111,12 @@ class Training:
         return self.epoch >= self.args.epochs or (limit is not None and self.steps_done >= limit)
 
     def due(self) -> bool:
-        """Whether it is time for a checkpoint. At the end of an epoch `run` writes one anyway."""
+        """Return whether a checkpoint is due. At the end of an epoch `run` writes one anyway."""
         every = self.args.checkpoint_every
         return every is not None and self.steps_done % every == 0 and self.step < self.steps_per_epoch
 
     def run(self) -> None:
-        """Trains to the end, writing a checkpoint whenever an epoch, or the training, ends."""
+        """Train to the end. Write a checkpoint after each epoch and at the end."""
         while not self.finished():
             self.reporter.begin(f"epoch {self.epoch + 1}/{self.args.epochs}", self.step, self.steps_per_epoch)
             loss = self.run_epoch()
@@ -138,7 +138,7 @@ class Training:
             self.save()
 
     def run_epoch(self) -> float:
-        """Steps up to the end of the epoch or to --max-steps; the mean loss over all images of all ranks."""
+        """Train to the end of the epoch or to --max-steps. Return the mean loss over all images of all ranks."""
         args, images, labels = self.args, self.data.train_images, self.data.train_labels
         loss_sum, images_seen = 0.0, 0
         self.begin_to_measure()
@@ -154,8 +154,8 @@ class Training:
                 loss = nn.functional.cross_entropy(
                     logits.float(), target, reduction="sum", label_smoothing=args.label_smoothing
                 )
-                # The ranks' gradients are averaged. Sum / (rows / ranks) makes that average the gradient of the mean
-                # over the whole global batch, also when the rows cannot be shared evenly or some rank has none.
+                # The ranks' gradients are averaged. With Sum / (rows / ranks) that average is the gradient of the mean
+                # over the whole global batch, also if the rows cannot be divided evenly or a rank has none.
                 (loss * (hvd.size() / rows)).backward()
                 batch_loss += loss.item()
             self.optimizer.step()
@@ -180,11 +180,11 @@ class Training:
         return sums["loss"] / sums["images"]
 
     def begin_to_measure(self) -> None:
-        """Steps follow: what they take and send is measured, but not what evaluations and checkpoints do."""
+        """Start to measure steps, so that evaluations and checkpoints are not counted."""
         self.before, self.began = hvd.stats(), time.perf_counter()
 
     def measure(self) -> None:
-        """Adds up what the steps since `begin_to_measure` have taken and sent."""
+        """Add the time and the bytes of the steps since `begin_to_measure`."""
         after = hvd.stats()
         self.seconds += time.perf_counter() - self.began
         self.exposed_seconds += after["exposed_seconds"] - self.before["exposed_seconds"]
@@ -192,22 +192,22 @@ class Training:
 
     @torch.no_grad()
     def accuracy(self) -> float:
-        """On the test images; each rank looks at its share of them."""
+        """Return the accuracy on the test images, which the ranks divide."""
         state = self.parameters()
         while True:
             mine = share(len(self.data.test_labels), hvd.rank(), hvd.size())
             images, labels = (torch.from_numpy(part[mine]) for part in (self.data.test_images, self.data.test_labels))
             guesses = torch.cat([functional_call(self.model, state, chunk).argmax(1) for chunk in images.split(500)])
             sums = sum_over_ranks({"right": float((guesses == labels).sum()), "seen": len(labels)})
-            # Else a rank was lost meanwhile, and its share with it: the others share all images anew.
+            # If a rank was lost meanwhile, its part is missing, and the remaining ranks divide all images again.
             if sums["seen"] == len(self.data.test_labels):
                 return sums["right"] / sums["seen"]
 
     def save(self) -> None:
-        """Rank 0 writes the checkpoint, if there is to be one. Where models differ, all continue from their mean."""
+        """Write the checkpoint on rank 0, if requested. If models differ, training resumes from their mean."""
         if not self.args.checkpoint:
             return
-        model, optimizer = self.parameters(), self.optimizer.state_dict()  # collective where ranks have parts of it
+        model, optimizer = self.parameters(), self.optimizer.state_dict()  # collective if ranks have parts of it
         if hvd.rank() == 0:
             state = {
                 "model": model,
@@ -219,7 +219,7 @@ class Training:
             self.saved = checkpoints.write(self.args, self.steps_done, state)
 
     def resume(self, state: dict[str, Any]) -> None:
-        """Continues where `state` was saved."""
+        """Continue from the checkpoint `state`."""
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.epoch, self.step = state["epoch"], state["step"]
@@ -233,7 +233,7 @@ class Training:
             )
 
     def results(self, accuracy: float) -> dict[str, Any]:
-        """The summary, the same on all ranks; collective."""
+        """Return the summary, the same on all ranks. Collective."""
         steps, size = max(self.steps_run, 1), hvd.size()
         mean = sum_over_ranks({"exposed": self.exposed_seconds / size, "bytes": self.bytes_sent / size})
         hashes: list[str] = hvd.allgather_object(parameters_sha256(self.model), name="train.hashes")
@@ -259,7 +259,7 @@ class Training:
 
 
 def prepare(argv: Sequence[str] | None) -> Training:
-    """Everything up to the first step. What is refused, is refused on all ranks."""
+    """Prepare the training up to the first step. If one rank refuses, all ranks refuse."""
     args = together(lambda: parse(argv, __doc__ or ""))
     data = together(lambda: load_data(args.data, args.data_dir))
     state = checkpoints.read(args)
@@ -281,7 +281,7 @@ def prepare(argv: Sequence[str] | None) -> Training:
 
 
 def report(training: Training, results: dict[str, Any]) -> None:
-    """Rank 0's last words, and the file that --json names."""
+    """Print the results on rank 0, and write the file that --json names."""
     args, say = training.args, training.reporter.say
     ranks = f"{results['world_size']} rank{'s' if results['world_size'] > 1 else ''}"
     say(f"{args.algorithm} on {args.data}, {ranks} x {results['threads_per_rank']} threads")
@@ -302,7 +302,7 @@ def report(training: Training, results: dict[str, Any]) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Trains; returns the exit status: 0, 1 if the end could not be saved, 2 if options or files make no sense."""
+    """Train. Return the exit status: 0, 1 if the last checkpoint was not saved, 2 if options or files are invalid."""
     try:
         hvd.init(algorithm=algorithm_to_be(argv))
     except UsageError as error:

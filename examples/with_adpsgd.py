@@ -1,7 +1,7 @@
 """AD-PSGD: pairs of ranks average their models in the background, while both compute.
 
-Choose it where ranks differ in speed: nobody waits for the slowest, and ranks that die are left out. The models of the
-ranks differ until the end.
+Choose it if ranks differ in speed: no rank waits for the slowest one, and training continues without lost ranks. The
+models of the ranks differ until the end.
 
   sordino run -np 4 -- python examples/with_adpsgd.py
 """

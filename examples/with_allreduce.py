@@ -1,6 +1,6 @@
-"""All-reduce: every step uses the mean gradient of all ranks, as DistributedDataParallel and Horovod do.
+"""All-reduce: every step uses the mean gradient of all ranks, like DistributedDataParallel and Horovod.
 
-Choose it first, and whenever the links are fast enough: it is exact, and what all others are compared with.
+Choose it first, and whenever the links are fast enough. It is exact, and the reference for all other algorithms.
 
   sordino run -np 4 -- python examples/with_allreduce.py
 """

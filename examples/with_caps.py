@@ -1,7 +1,7 @@
 """CaPS, parameter skipping: parameters that have stopped changing are not sent.
 
-Choose it for long trainings that settle, and when you may tell how much change you can do without: `threshold` is the
-share of a tensor's elements that must have stayed the same for it to be left out. `optimizer.statistics` says what was.
+Choose it for long trainings that settle, if you can say how much change may be ignored: a tensor is left out if at
+least `threshold` percent of its elements have not changed. `optimizer.statistics` tells what was left out.
 
   sordino run -np 4 -- python examples/with_caps.py
 """

@@ -1,7 +1,7 @@
-"""Crossover-SGD: after a step of its own each rank averages every part of its model with another random rank's.
+"""Crossover-SGD: after its own step each rank averages every part of its model with that of another random rank.
 
-Choose it where an all-reduce waits for the slowest of many links, and for large batches. A rank sends its model once a
-step however many ranks there are. `group_size=K` averages gradients within groups of K first: take the ranks of a node.
+Choose it if an all-reduce waits for the slowest of many links, and for large batches. A rank sends its model once per
+step for any number of ranks. `group_size=K` first averages gradients within groups of K, usually the ranks of a node.
 
   sordino run -np 4 -- python examples/with_crossover.py
 """

@@ -1,7 +1,7 @@
-"""D-PSGD: each rank averages its model with both neighbours' on a ring.
+"""D-PSGD: each rank averages its model with those of both neighbors on a ring.
 
-Choose it where the network is a ring, or as the textbook's baseline for gossip: what one rank has learnt takes N/2
-steps to the other side.
+Choose it if the network is a ring, or as the textbook baseline for gossip. Information from one rank takes N/2 steps to
+the opposite side.
 
   sordino run -np 4 -- python examples/with_dpsgd.py
 """

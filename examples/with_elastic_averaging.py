@@ -1,6 +1,6 @@
-"""Elastic averaging (EASGD): every few steps each rank is drawn towards a centre, and the centre towards the ranks.
+"""Elastic averaging (EASGD): every few steps each rank is drawn towards a center, and the center towards the ranks.
 
-Choose it where ranks are to explore apart from each other for longer than local SGD lets them.
+Choose it if ranks are to explore separately for longer than in local SGD.
 
   sordino run -np 4 -- python examples/with_elastic_averaging.py
 """

@@ -1,6 +1,6 @@
 """GossipGraD: each rank averages its model with the rank 1, 2, 4, ... places before it, and again from 1.
 
-Choose it to compare: what one rank has learnt reaches all others in log2 N steps, over peers that are known beforehand.
+Choose it for comparison: information from one rank reaches all others in log2 N steps, over peers known beforehand.
 
   sordino run -np 4 -- python examples/with_gossipgrad.py
 """

@@ -1,7 +1,7 @@
 """Layered SGD: synchronous SGD whose all-reduce hides behind the loading of the next batch.
 
-Choose it where loading takes long: the step is completed when somebody uses a parameter, so whatever comes between
-`step()` and the next forward pass costs nothing. The parameters are those of an all-reduce.
+Choose it if loading takes long. The step is completed when a parameter is used next, so the time between `step()` and
+the next forward pass hides the all-reduce. The parameters are the same as with an all-reduce.
 
   sordino run -np 4 -- python examples/with_layered.py
 """

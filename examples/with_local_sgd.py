@@ -1,7 +1,7 @@
-"""Hierarchical local SGD: groups train models of their own, which are averaged every few steps.
+"""Hierarchical local SGD: groups train their own models, which are averaged every few steps.
 
-Choose it on several nodes whose network is slower than what is inside them: `group_size` is the ranks of a node, and
-only every `interval`-th step crosses the network. Each rank of a group holds 1/K of the optimizer's state.
+Choose it on several nodes whose network is slower than the links within a node: `group_size` is the ranks of a node,
+and only every `interval`-th step uses the network. Each rank of a group holds 1/K of the optimizer's state.
 
   sordino run -np 4 -- python examples/with_local_sgd.py
 """

@@ -1,7 +1,7 @@
 """Stochastic gradient push (SGP): each rank pushes half of its model to one peer, which changes from step to step.
 
-Choose it where links go one way, or to compare with Crossover: it takes as many bytes, to one peer instead of many, and
-weights that it sends along keep the mean right.
+Choose it if links go one way, or to compare with Crossover. It sends as many bytes, but to one peer instead of many,
+and sends weights along that keep the mean right.
 
   sordino run -np 4 -- python examples/with_pushsum.py
 """

@@ -1,7 +1,7 @@
-"""Scheduled pull gossip: each rank pulls another's model in the background and averages it in when it has arrived.
+"""Scheduled pull gossip: each rank pulls another's model in the background and averages it in on arrival.
 
-Choose it between sites whose links are slow and differ: nobody waits for anybody, ranks that die are left out, and a
-schedule keeps two pulls from sharing a link. The models of the ranks differ until the end.
+Choose it between sites with slow and different links: no rank waits for another, training continues without lost ranks,
+and a schedule keeps two pulls from sharing a link. The models of the ranks differ until the end.
 
   sordino run -np 4 -- python examples/with_scheduled_pull.py
 """

@@ -1,7 +1,7 @@
 """Segmented gossip (COMBO): each rank pulls every part of its model from a few random others.
 
-Choose it to compare with Crossover, from whose segments it differs in that nobody balances who is asked, so that some
-ranks send many times what others do.
+Choose it to compare with Crossover. Both exchange segments, but here no schedule balances which ranks are asked, so
+some ranks send many times more than others.
 
   sordino run -np 4 -- python examples/with_segmented_gossip.py
 """

@@ -1,1 +1,1 @@
-"""What the site makes of the code: `docs/conf.py` lists the modules."""
+"""Extensions that build parts of the site from the code; `docs/conf.py` lists the modules."""

@@ -1,4 +1,4 @@
-"""What a page of an algorithm shows of the code on the site: who sends to whom, and when.
+"""The directive `drawings`, which shows on the page of an algorithm which worker sends to which other, and when.
 
 ```{drawings} crossover          `:drawn:` and `:timed:` are settings, `:steps:` those of the second drawing
 ```
@@ -21,7 +21,7 @@ from sordino.algorithms import class_of
 
 
 class Drawings(SphinxDirective):
-    """Who sends to whom, and when."""
+    """Drawings of the messages between workers, and of their times."""
 
     required_arguments = 1
     option_spec: ClassVar[dict[str, Any]] = {
@@ -34,7 +34,7 @@ class Drawings(SphinxDirective):
         kind = class_of(self.arguments[0])
         found: list[nodes.Node] = []
         drawn = kind(**_settings(self.options.get("drawn", "")))
-        if drawn.traits.synchronous:  # of others who meets whom is chance; the traffic has the mean
+        if drawn.traits.synchronous:  # others draw peers at random, and the traffic has only the mean
             found += [drawing(drawn), *parsed(self, _DRAWING.format(drawn=drawn.written()))]
         timed = [kind(**_settings(one)) for one in self.options.get("timed", "").split(";")]
         for one in timed:
@@ -55,7 +55,7 @@ _TIMELINE = (
 
 
 def _settings(text: str) -> dict[str, Any]:
-    """Return the settings that "name=value, name=value" says."""
+    """Return the settings in a text such as "name=value, name=value"."""
     call = ast.parse(f"f({text})", mode="eval").body
     assert isinstance(call, ast.Call)
     return {str(one.arg): ast.literal_eval(one.value) for one in call.keywords}

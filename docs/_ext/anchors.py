@@ -1,4 +1,4 @@
-"""Anchors of plain HTML, `<a id="name"></a>`, are targets of links: GitHub knows no other way to name a place."""
+"""Make plain HTML anchors, `<a id="name"></a>`, targets of links: GitHub has no other way to name a place in a page."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ANCHOR = re.compile(r'<a id="([\w.-]+)">')
 
 
 class Anchors(SphinxTransform):
-    """Tells MyST, which resolves links to headings, of the anchors that a page has beside them."""
+    """Register a page's anchors with MyST, which otherwise resolves links to headings only."""
 
     default_priority = 100
 

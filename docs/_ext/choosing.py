@@ -1,6 +1,6 @@
-"""What every algorithm takes on some clusters, by the cost model of `sordino plan`: the table of docs/choosing.md.
+"""Costs of every algorithm on some clusters, by the cost model of `sordino plan`: the tables of docs/choosing.md.
 
-The clusters are made up, and say what they assume; `sordino plan` measures a real one and applies the same functions.
+The clusters are assumptions, which the tables state; `sordino plan` measures a real one and applies the same functions.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ INTERVAL = 8
 """Steps of local SGD between two averagings, as in `sordino plan`."""
 JOB = Job(resnet50_shapes(), compute=0.1, samples=1_281_167, batch=32)
 MODEL = ([name for name, _ in JOB.shapes], JOB.bytes)
-_BEST = 6  # rows a cluster, beside AllReduce
+_BEST = 6  # rows per cluster, without AllReduce
 
 
 CLUSTERS = {

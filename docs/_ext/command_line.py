@@ -1,4 +1,4 @@
-"""The commands of `sordino`, as their parsers describe them: a section each, with what `--help` prints."""
+"""The commands of `sordino`, as their parsers describe them: one section each, with the output of `--help`."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _WIDTH = 100
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):
-    """A terminal of a width that does not depend on where the site is made."""
+    """Formatter of a fixed width, so that the site does not depend on the terminal in which it is built."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, width=_WIDTH)
 
 
 def parsers() -> dict[str, argparse.ArgumentParser]:
-    """Return the parser of each command, by its name; of `sordino` itself first."""
+    """Return the parser of each command, by its name, beginning with `sordino` itself."""
     whole = commands._parser()
     found = {"sordino": whole}
     for action in whole._actions:

@@ -1,7 +1,7 @@
-"""Who sends to whom: a drawing of the operations that an algorithm says it has (`Algorithm.traffic`).
+"""Drawing of the operations that an algorithm declares (`Algorithm.traffic`): which worker sends to which other.
 
-Workers stand in a circle, shaded node by node. An exchange along a topology is an arrow from each worker whose values
-come to each that takes them, a colour a segment; what a set of workers averages together is a ring around them.
+Workers stand in a circle, shaded node by node. An exchange along a topology has an arrow from each sender to each
+receiver, with one colour per segment. A set of workers that average together has a ring around it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sordino.algorithms.traffic import Copies, Exchange, Model, Operation, Phase
 
 NODES = (0, 0, 0, 0, 1, 1, 1, 1)
 MODEL = Model([f"blocks.{k}.weight" for k in range(3)], [1.0] * 3)
-_ROUNDS = 3  # of what varies
+_ROUNDS = 3  # drawn of a phase whose exchanges differ
 _SAME = 8  # rounds after which nothing new is expected
 
 Point = tuple[float, float]
@@ -28,7 +28,7 @@ Panel = tuple[str, Sequence[Operation]]
 
 
 def panels(algorithm: Algorithm) -> list[Panel]:
-    """Return what there is to see: what comes in a step, or in some steps that differ, and how often."""
+    """Return the panels to draw, with title and operations: one per phase, or one per exchange that differs."""
     found: list[Panel] = []
     for phase in algorithm.traffic(MODEL, NODES).phases:
         if phase.until is not None and phase.since == 0 and phase.until <= 1:
@@ -65,7 +65,7 @@ def drawing(algorithm: Algorithm) -> nodes.raw:
 
 
 def _words(title: str, operations: Sequence[Operation]) -> str:
-    """Return a panel for those who do not see it."""
+    """Return a description of a panel for screen readers."""
     parts = []
     for one in operations:
         if isinstance(one, Reduction):
@@ -125,7 +125,7 @@ def _panel(plot: Any, title: str, operations: Sequence[Operation]) -> None:
 
 
 def _ring(plot: Any, members: Sequence[int], colour: str) -> None:
-    """Draw that all of these average together: lines between neighbours, round again to the first."""
+    """Draw a ring: lines between neighbours, and from the last member to the first. These members average together."""
     if len(members) < 2:
         return
     pairs = list(zip(members, [*members[1:], members[0]]))

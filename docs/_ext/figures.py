@@ -1,12 +1,12 @@
-"""Figures in prose say which result they are: a link to a key of a file in benchmarks/results, which they agree with.
+"""Check figures in prose: each is a link to a key of a file in benchmarks/results, and must agree with its value.
 
     [565 ms](../benchmarks/results/transports_allreduce.json#rows/hosts=2&mbps=1000/contestants/mpi/median)
     [9](../benchmarks/results/transports_loss.json#contestants/mpi/median "ms") to ...
 
-The path goes down: a key; the place in a list; `key=value&key=value`, the element of a list that has these; `*`, all
-elements, of which the median counts. `a:b` is a quotient. A figure agrees if what it cites, in its unit, rounds to it.
-In a paragraph that links a result no measured figure may be without such a link. On the site these links lead to the
-page of the result.
+Each step of a path is one of: a key; the index in a list; `key=value&key=value`, the element of a list that has these
+values; `*`, all elements, of which the median counts. `a:b` is a quotient. A figure agrees if the cited value, in the
+figure's unit, rounds to it. In a paragraph that links a result every measured figure must have such a link. On the site
+these links lead to the page of the result.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MEASURED = re.compile(r"(?<![\w.,])\d[\d.,]*\s?(?:ms|µs|s|%|times)(?!\w)")
 
 
 class Citation(NamedTuple):
-    """A figure, the file and the key that it cites, and its unit where the text does not say it."""
+    """A figure, the file and the key that it cites, and its unit if the text does not contain it."""
 
     text: str
     target: str
@@ -36,10 +36,10 @@ class Citation(NamedTuple):
 
 
 def value(found: Any, path: str) -> float:
-    """Return what a path leads to.
+    """Return the number at a path.
 
     Raises:
-        LookupError: nothing is there, or no number.
+        LookupError: the path leads to no value, or to one that is not a number.
     """
     if ":" in path:
         one, other = (value(found, part) for part in path.split(":"))
@@ -67,10 +67,10 @@ def _down(found: Any, step: str) -> list[Any]:
 
 
 def agrees(text: str, unit: str, number: float) -> bool:
-    """Return whether a number rounds to what a text says, such as "1.4 µs", "91.27 %" or "21,000".
+    """Return whether a number rounds to the figure in a text, such as "1.4 µs", "91.27 %" or "21,000".
 
     Raises:
-        LookupError: the text is no figure in a unit that is known.
+        LookupError: the text is not a figure in a known unit.
     """
     said = _FIGURE.fullmatch(text.strip())
     if said is None or (said[2] or unit) not in UNITS:
@@ -81,7 +81,7 @@ def agrees(text: str, unit: str, number: float) -> bool:
 
 
 def problems(page: Path, text: str) -> list[str]:
-    """Return what is wrong with the figures of a page of Markdown."""
+    """Return the problems of the figures of a page of Markdown."""
     found = []
     for block in MarkdownIt().parse(text):
         if block.type != "inline":
@@ -101,7 +101,7 @@ def problems(page: Path, text: str) -> list[str]:
 
 
 def _flat(tokens: list[Token]) -> tuple[str, list[Citation]]:
-    """Return a paragraph with the targets of its links, but without what is cited; and what is cited in it."""
+    """Return a paragraph with the targets of its links but without its citations; and these citations."""
     said, target, unit, inside = "", "", "", ""
     citations: list[Citation] = []
     for token in tokens:

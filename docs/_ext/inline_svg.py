@@ -1,4 +1,4 @@
-"""Drawings of matplotlib's as SVG within a page: their black is the colour of the text around, in light and dark."""
+"""Drawings by matplotlib as SVG within a page. Their ink has the colour of the surrounding text, light or dark."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from matplotlib import pyplot
 matplotlib.use("svg")
 
 INK = "#010203"
-"""Stands for the colour of the page's text."""
+"""Placeholder of the colour of the page's text."""
 FAINT = "#808080"
-# Okabe and Ito's colours that are seen on white as on black, also by those who tell red and green badly.
+# Those of Okabe and Ito's colours that are visible on white and on black, also with red-green colour blindness.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
 
 _FITTED = r' style="max-width: 100%; height: auto; width: \1pt"'
@@ -34,17 +34,17 @@ _STYLE: dict[Any, Any] = {
 
 
 def style(name: str) -> Any:
-    """Return a context in which a figure is made. `name` keeps the identifiers of drawings on a page apart."""
+    """Return a context in which to make a figure. `name` makes the identifiers of a drawing unique on a page."""
     return matplotlib.rc_context({**_STYLE, "svg.hashsalt": name})
 
 
 def picture(figure: Any, name: str, description: str) -> nodes.raw:
-    """Return a figure as a node; within `style`.
+    """Return a figure as a node. Call it within `style`.
 
     Args:
-        figure: of matplotlib's, which is written the same each time.
+        figure: a figure of matplotlib; its SVG is the same each time.
         name: of the drawing.
-        description: for those who do not see it.
+        description: text for screen readers.
     """
     file = io.StringIO()
     figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None}, bbox_inches="tight")

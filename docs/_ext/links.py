@@ -1,6 +1,6 @@
-"""Links of a page, as far as they can be looked at without a network: files, headings in them, hosts that are known.
+"""Check the links of a page as far as possible without a network: files, their headings, known hosts.
 
-`make docs-links` asks the hosts.
+`make docs-links` sends requests to the hosts.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from pathlib import Path
 from markdown_it import MarkdownIt
 
 HOSTS = {"arxiv.org"}
-"""Where links may lead to: a new host is one more that may vanish, so it is added here by hand."""
+"""Hosts that links may lead to. Each new host may vanish, so it must be added here by hand."""
 _EXTERNAL = re.compile(r"https?://([^/]+)")
 _ID = re.compile(r'<a id="([\w.-]+)">')
 
 
 def problems(page: Path, text: str) -> list[str]:
-    """Return what is wrong with the links of a page of Markdown."""
+    """Return the problems of the links of a page of Markdown."""
     found = []
     for target in _targets(text):
         external = _EXTERNAL.match(target)
@@ -38,7 +38,7 @@ def problems(page: Path, text: str) -> list[str]:
 
 
 def anchors(text: str) -> set[str]:
-    """Return the places of a page that a link can name: its headings, as GitHub writes them, and anchors of HTML."""
+    """Return the anchors of a page that a link can name: its headings, as GitHub writes them, and HTML anchors."""
     tokens = MarkdownIt().parse(text)
     headings = [after.content for token, after in pairwise(tokens) if token.type == "heading_open"]
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings} | set(_ID.findall(text))

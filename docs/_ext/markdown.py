@@ -1,4 +1,4 @@
-"""Markdown that a directive has made, as nodes."""
+"""Conversion of Markdown that a directive has generated into nodes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from sphinx.util.docutils import SphinxDirective
 
 
 def parsed(directive: SphinxDirective, text: str) -> list[nodes.Node]:
-    """Return the nodes of some Markdown, which has no headings; its warnings name the directive's place."""
+    """Return the nodes of Markdown without headings. Warnings name the place of the directive."""
     holder = nodes.container()
     source = directive.get_source_info()[0]
     directive.state.nested_parse(StringList(text.splitlines(), source), directive.content_offset, holder)

@@ -1,4 +1,4 @@
-"""Formulas as MathML, which browsers draw themselves: no script and nothing from elsewhere."""
+"""Formulas as MathML, which browsers render themselves, without scripts or downloads."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from sphinx.writers.html5 import HTML5Translator
 
 
 def visit_inline(self: HTML5Translator, node: nodes.math) -> None:
-    """Write a formula of a line."""
+    """Write a formula within a line."""
     self.body.append(str(latex2mathml.tex2mathml(node.astext())))
     raise nodes.SkipNode
 
 
 def visit_block(self: HTML5Translator, node: nodes.math_block) -> None:
-    """Write a formula that stands by itself."""
+    """Write a formula in its own block."""
     self.body.append(f'<div class="math">{latex2mathml.tex2mathml(node.astext(), as_block=True)}</div>')
     raise nodes.SkipNode
 

@@ -1,4 +1,4 @@
-"""What only the site shows (drawings, contents, commands) stands in a page within a comment: other readers skip it.
+"""Parts of pages that only the site shows (drawings, contents, commands). A comment hides them from other readers.
 
 <!-- on the site:
 ```{drawings} crossover
@@ -16,16 +16,16 @@ _HIDDEN = re.compile(r"^<!-- on the site:\n(.*?)^-->$", re.MULTILINE | re.DOTALL
 
 
 def uncovered(text: str) -> str:
-    """Return a page with what it has for the site, line for line."""
+    """Return a page with its parts for the site; the number of lines stays the same."""
     return _HIDDEN.sub(r"\n\1", text)
 
 
 def uncover(app: Sphinx, page: str, source: list[str]) -> None:
-    """Have Sphinx read what the comments hold."""
+    """Pass the contents of the comments to Sphinx."""
     source[0] = uncovered(source[0])
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    """Register it."""
+    """Register the callback."""
     app.connect("source-read", uncover)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,4 +1,4 @@
-"""The main figures by release: what was required, and what each release took, from the files that are kept of them."""
+"""Table of the main figures by release: the required value and the value of each release, from its kept file."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sordino.report.tables import table
 
 
 def history(now: Path, releases: Path) -> str:
-    """Return the requirements and what has been measured of each, a column a release, as Markdown.
+    """Return the requirements and the measured values, with one column per release, as Markdown.
 
     Args:
         now: benchmarks/results/speed.json.

@@ -1,4 +1,4 @@
-"""The results of benchmarks on the site: figures in prose are compared with what they cite, and lead to its page."""
+"""Results of benchmarks on the site: compare figures in prose with the cited values, and link the result's page."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def check(app: Sphinx, page: str, source: list[str]) -> None:
-    """Warn of figures that are not what they cite, and lead their links to the pages of results."""
+    """Warn of figures that differ from the cited values, and point their links to the pages of results."""
     path = Path(app.env.doc2path(page))
     for problem in figures.problems(path, source[0]) if ".json#" in source[0] else ():
         _LOG.warning(problem, location=page)

@@ -1,7 +1,7 @@
-"""What parameter skipping leaves out: the statistics of a real training, of a table of which each step uses little.
+"""Drawing of the tensors that parameter skipping leaves out, from the statistics of a real training.
 
-Two ranks (threads) learn an embedding of which some rows are drawn often and most seldom, so that in a step most of its
-blocks stay as they are.
+Two ranks (threads) train an embedding. Some rows are drawn often and most rows seldom, so a step leaves most blocks
+unchanged.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def train() -> dict[str, Any]:
 
 
 def skip_map(found: dict[str, Any]) -> nodes.raw:
-    """Return the drawing of statistics: what part of each tensor is left out in each step, and what is sent."""
+    """Return the drawing of statistics: the share of each tensor that is left out, and the share sent, by step."""
     names = [tensor["name"] for tensor in found["tensors"]]
     skipped = [[100 * point["skipped"][row] for point in found["points"]] for row in range(len(names))]
     sent = [100 * point["bytes_sent"] / point["bytes_unskipped"] for point in found["points"]]
@@ -66,7 +66,7 @@ def skip_map(found: dict[str, Any]) -> nodes.raw:
 
 
 class SkipMap(SphinxDirective):
-    """The drawing, and what was trained."""
+    """The drawing, and a caption that describes the training."""
 
     def run(self) -> list[nodes.Node]:
         threads = torch.get_num_threads()

@@ -1,4 +1,4 @@
-"""What pages say of algorithms in words and tables, as Markdown: idea and facts, options, what is sent, an overview."""
+"""Generated text and tables of the pages of algorithms, as Markdown: idea, facts, options, costs, an overview."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from sordino.algorithms import class_of
 from sordino.plan.costs import cost_of
 from sordino.report.tables import table
 
-_APART = 8  # workers, each on a node of its own
+_APART = 8  # workers, each on its own node
 _CLUSTERS = (
     ("one node of 4", [0] * 4),
     ("2 nodes of 4", [0] * 4 + [1] * 4),
@@ -17,14 +17,14 @@ _CLUSTERS = (
 
 
 def idea(name: str) -> str:
-    """Return what an algorithm does, and the facts that each algorithm states of itself."""
+    """Return the description of an algorithm, and a table of its facts."""
     said = told(class_of(name))
     facts = [[f"**{what}**", text] for what, text in said.facts.items()]
     return "\n\n".join([*said.idea, _prose(["What", "How"], facts)])
 
 
 def options(name: str) -> str:
-    """Return the options of an algorithm, and of its parts that have options of their own."""
+    """Return the options of an algorithm, and of its parts that have their own options."""
     kind = class_of(name)
     blocks = [f'`DistributedOptimizer(..., algorithm="{name}")` has the defaults, `{kind.__name__}(...)` any others:']
     for one in (kind, *kind.parts.values()):
@@ -36,7 +36,7 @@ def options(name: str) -> str:
 
 
 def costs(name: str) -> str:
-    """Return what a step sends on some clusters, of the bytes of a model of ResNet-50's shapes."""
+    """Return the bytes that a step sends on some clusters, in units of the bytes of a ResNet-50."""
     kind = class_of(name)
     tensors, sizes = choosing.MODEL
     rows = []
@@ -62,7 +62,7 @@ def _share(count: float, whole: float) -> str:
 
 
 def overview() -> str:
-    """Return all algorithms that ship: what each does, what it sends, how late that is used."""
+    """Return a table of the shipped algorithms: description, staleness, and bytes sent per step."""
     where = list(range(_APART))
     rows = []
     for name in shipped():
@@ -76,6 +76,6 @@ def overview() -> str:
 
 
 def _prose(heads: list[str], rows: list[list[str]]) -> str:
-    """Return a table whose cells are sentences, too long to stand below each other."""
+    """Return a table whose cells are sentences, without aligned columns."""
     lines = [heads, ["---"] * len(heads), *[[cell.replace("|", r"\|") for cell in row] for row in rows]]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -1,6 +1,6 @@
-"""Who computes, who waits and what is under way: a drawing of what `sordino simulate` finds of an algorithm.
+"""Drawing of an algorithm in time, from `sordino simulate`: when workers compute and wait, and when models arrive.
 
-Four workers in virtual time, of which the last has a link of a third of the others' rate.
+It has four workers in virtual time. The link of the last one has a third of the rate of the other links.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sordino.simulate.record import Span
 WORKERS = 4
 STEP = 0.1  # seconds
 _GBPS = [1.0, 1.0, 1.0, 1 / 3]
-_NARROW = 0.01  # of the drawing; an arrival that is narrower has no label
+_NARROW = 0.01  # share of the width of the drawing; a narrower arrival has no label
 _BYTES = 1e7  # 80 ms on a fast link
 _ROWS = {
     "compute": ("computes", COLOURS[0]),
@@ -29,7 +29,7 @@ _ROWS = {
 
 
 def spans(algorithm: Algorithm, steps: int) -> tuple[list[Span], float]:
-    """Return what the workers do until so many steps could be done without waiting, and those seconds."""
+    """Return the workers' spans, and the virtual second at which the drawing ends: 1.25 times `steps` without waits."""
     job = Job(
         algorithm,
         WORKERS,

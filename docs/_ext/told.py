@@ -1,7 +1,7 @@
-"""What the docstring of an algorithm says, taken apart: its idea, the facts that each states, and its settings.
+"""Parser of the docstring of an algorithm: its idea, its facts, and its settings.
 
-A docstring names its facts by the same words everywhere ("Sent per step and worker:", "Staleness:", ...), so they can
-be laid beside each other, and one that lacks some is an error of the site.
+All docstrings name their facts by the same words ("Sent per step and worker:", "Staleness:", ...), so that tables can
+compare them. A docstring that lacks a fact is an error when the site is built.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _ENTRY = re.compile(r"    (\w+(?:, \w+)*): (.*)")
 
 @dataclass(frozen=True)
 class Told:
-    """A docstring.
+    """The parts of a docstring.
 
     Attributes:
         idea: paragraphs of Markdown.
-        facts: what is said of each of these, by name.
+        facts: the text of each fact, by name.
     """
 
     idea: list[str]
@@ -33,15 +33,15 @@ class Told:
 
     @property
     def sent(self) -> tuple[str, str]:
-        """What is sent: per what, and how much."""
+        """The fact about sent bytes: its name (the unit), and its text (the amount)."""
         return next((name, text) for name, text in self.facts.items() if _SENT.match(name))
 
 
 def told(kind: type[Algorithm]) -> Told:
-    """Return what the docstring of an algorithm says.
+    """Return the parts of the docstring of an algorithm.
 
     Raises:
-        LookupError: it lacks a fact.
+        LookupError: the docstring lacks a fact.
     """
     text = inspect.cleandoc(kind.__doc__ or "").split("\nAttributes:\n")[0]
     paragraphs = [" ".join(one.split()) for one in text.split("\n\n")]
@@ -58,7 +58,7 @@ def settings(kind: type) -> list[tuple[str, str, str]]:
     """Return name, default and meaning of each field of a dataclass.
 
     Raises:
-        LookupError: no docstring says what a field means.
+        LookupError: no docstring explains a field.
     """
     meanings: dict[str, str] = {}
     for one in reversed(kind.__mro__):

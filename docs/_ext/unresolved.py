@@ -1,4 +1,4 @@
-"""Links that Markdown has left as they were written, `[text](where)` or `[text][name]`, are warnings of `make docs`."""
+"""Warn in `make docs` of links that Markdown did not resolve, such as `[text](where)` or `[text][name]`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _CODE = (nodes.literal, nodes.literal_block, nodes.raw, nodes.comment)
 
 
 def left(tree: nodes.Node) -> list[str]:
-    """Return what of a page's text looks like a link that is none."""
+    """Return the parts of a page's text that look like links but are not."""
     return [
         found[0]
         for text in tree.findall(nodes.Text)
@@ -23,12 +23,12 @@ def left(tree: nodes.Node) -> list[str]:
 
 
 def look(app: Sphinx, tree: nodes.document, page: str) -> None:
-    """Warn of them."""
+    """Warn of unresolved links."""
     for found in left(tree):
         logging.getLogger(__name__).warning("%s: a link that leads nowhere: %s", page, found)
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    """Register it."""
+    """Register the callback."""
     app.connect("doctree-resolved", look)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,6 +1,6 @@
-"""Accelerate prepares the optimizer and the loader, Sordino averages: the optimizer is wrapped, the model stays bare.
+"""Training with Accelerate, which prepares the optimizer and the loader. Only the optimizer is wrapped, not the model.
 
-Under torchrun, Accelerate shares out the data by itself: give `prepare` the loader without a sampler.
+Under torchrun, Accelerate itself divides the data: give `prepare` a loader without a sampler.
 
   sordino run -np 2 -- python examples/frameworks/accelerate_training.py
 """

@@ -1,6 +1,6 @@
-"""Lightning trains by its own loop, Sordino averages: the optimizer that `configure_optimizers` returns is wrapped.
+"""Training with Lightning, whose loop steps the wrapped optimizer that `configure_optimizers` returns.
 
-The trainer has one device and does not touch the sampler. Of what each rank would write, one rank's is enough.
+The trainer has one device and leaves the sampler alone. Only rank 0 logs and writes checkpoints.
 
   sordino run -np 2 -- python examples/frameworks/lightning_training.py
 """

@@ -1,6 +1,6 @@
-"""A Trainer of transformers is given the wrapped optimizer, and Sordino averages.
+"""Training with the Trainer of transformers, which gets the wrapped optimizer.
 
-Each rank has its share of the data set, and a folder of its own.
+Each rank has its part of the data set, and its own output folder.
 
   sordino run -np 2 -- python examples/frameworks/transformers_training.py
 """

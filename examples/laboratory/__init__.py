@@ -1,1 +1,1 @@
-"""What examples/train.py is made of."""
+"""Parts of examples/train.py."""

@@ -1,4 +1,4 @@
-"""Where `train.py` keeps its checkpoints: in one file, or in a folder, whose newest whole one it continues from."""
+"""Checkpoints of `train.py`: one file, or a folder, of which training resumes the newest complete checkpoint."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from sordino.errors import SordinoError, UsageError
 
 
 def is_folder(path: str) -> bool:
-    """Whether --checkpoint names a folder: by a slash at its end, or because there is one."""
+    """Return whether --checkpoint names a folder: it ends with a slash, or is an existing folder."""
     return path.endswith(os.sep) or Path(path).is_dir()
 
 
 def write(args: argparse.Namespace, steps_done: int, state: dict[str, Any]) -> bool:
-    """Writes the checkpoint, on one rank. If that fails, says so on stderr and returns False: training can go on."""
+    """Write the checkpoint, on one rank. If that fails, warn on stderr and return False, because training can go on."""
     state["args"] = {name: getattr(args, name) for name in FIXED}
     state["world_size"] = hvd.size()
     try:
         if is_folder(args.checkpoint):
-            # Who starts anew gives up what is there, which would be continued from after a restart.
+            # A new start abandons the checkpoints in the folder. Otherwise a restart would resume from one of them.
             checkpoint.Folder(args.checkpoint).save(steps_done, state, drop_newer=args.resume is False)
         else:
             checkpoint.save(args.checkpoint, state)
@@ -37,8 +37,8 @@ def write(args: argparse.Namespace, steps_done: int, state: dict[str, Any]) -> b
 
 
 def read(args: argparse.Namespace) -> dict[str, Any] | None:
-    """The state to continue from, or None. Rank 0 reads the file: the others may be on machines that do not have it."""
-    # Bytes, which each rank decodes without executing anything.
+    """Return the state to resume from, or None. Rank 0 reads it, because other machines may not have the file."""
+    # Bytes, because each rank can decode them without executing code.
     content: bytes | None = hvd.broadcast_object(together(lambda: _bytes(args)), root_rank=0, name="train.checkpoint")
     if content is None:
         return None

@@ -1,4 +1,4 @@
-"""What `train.py` trains: the network, how the ranks share a batch, and what they must agree on."""
+"""Parts of `train.py`'s training: the network, the division of a batch among ranks, and agreement between ranks."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ T = TypeVar("T")
 
 
 class Net(nn.Module):
-    """Two convolutions and two linear layers: 206,922 parameters for 28 x 28 images, 71,754 for 8 x 8.
+    """Network of two convolutions and two linear layers: 206,922 parameters for 28 x 28 images, 71,754 for 8 x 8.
 
-    No batch normalisation: its statistics depend on how a batch is cut, and then the result would depend on how many
-    ranks there are.
+    It has no batch normalization, whose statistics depend on how a batch is divided. The result would depend on the
+    number of ranks.
     """
 
     def __init__(self, image_size: int, classes: int) -> None:
@@ -41,13 +41,13 @@ class Net(nn.Module):
         )
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits [N, classes] of images [N, 1, H, W]; N may be 0."""
+        """Return the logits [N, classes] of images [N, 1, H, W]. N may be 0."""
         logits: Tensor = self.classifier(self.features(images))
         return logits
 
 
 def load_data(name: str, data_dir: str | None) -> Dataset:
-    """The data set called `name`.
+    """Return the data set called `name`.
 
     Raises:
         UsageError: a file is missing or damaged, or --data-dir is given for the digits.
@@ -60,17 +60,17 @@ def load_data(name: str, data_dir: str | None) -> Dataset:
 
 
 def share(rows: int, rank: int, size: int) -> slice:
-    """The rows of rank `rank` when `size` ranks share `rows` of them: contiguous, sizes differing by one at most."""
+    """Return the rows of rank `rank` if `size` ranks divide `rows`: contiguous, and equal in number up to one."""
     return slice(rows * rank // size, rows * (rank + 1) // size)
 
 
 def global_batches(
     rows: int, batch: int, seed: int, epoch: int, first: int
 ) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
-    """This rank's rows of each global batch of an epoch, from batch number `first` on, and that batch's whole length.
+    """Yield the length of each global batch of an epoch, from number `first` on, and this rank's rows of it.
 
-    The order is drawn from (seed, epoch) alone: one rank or four see the same global batches, and a resumed run finds
-    its place without having stored any order. The last batch of an epoch may be shorter; none is dropped.
+    The order depends on (seed, epoch) only. So one rank or four see the same global batches, and a resumed run finds
+    its position without a stored order. The last batch of an epoch may be shorter; no rows are dropped.
     """
     order = np.random.Generator(np.random.PCG64((seed, epoch))).permutation(rows)
     for start in range(first * batch, rows, batch):
@@ -79,14 +79,14 @@ def global_batches(
 
 
 def use_threads() -> int:
-    """Gives each rank its share of this machine's cores, at least one; returns how many threads that is."""
+    """Give each rank its share of this machine's cores, at least one. Return the number of threads."""
     threads = max(1, len(os.sched_getaffinity(0)) // hvd.local_size())
     torch.set_num_threads(threads)
     return threads
 
 
 def parameters_sha256(model: nn.Module) -> str:
-    """A hash of all names, shapes, types and bits of a model: equal if and only if the models are, bit for bit."""
+    """Return a hash of all names, shapes, types and bits of a model. Models are equal bit for bit if the hashes are."""
     digest = hashlib.sha256()
     for name, tensor in model.state_dict().items():
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
@@ -95,23 +95,23 @@ def parameters_sha256(model: nn.Module) -> str:
 
 
 def learning_rate(first: float, steps: int) -> float:
-    """The rate after `steps` steps: falls to a half in 400 steps, to a third in 800.
+    """Return the rate after `steps` steps: a half of `first` after 400 steps, a third after 800.
 
-    It depends on nothing but the step, so a resumed training needs no scheduler's state, nor to know its end. That it
-    falls is what makes the accuracy reproducible: with a constant rate, differences in rounding grow to 0.6 percentage
-    points on Fashion-MNIST within two epochs; with this one, to 0.15.
+    It depends on the step only, so a resumed training needs neither a scheduler's state nor the number of steps. The
+    decay makes the accuracy reproducible: with a constant rate, differences in rounding grow to 0.6 percentage points
+    on Fashion-MNIST within two epochs; with this rate, to 0.15.
     """
     return first / (1 + steps / 400)
 
 
 def together(action: Callable[[], T]) -> T:
-    """Does `action` on every rank; if it is refused on one, it is refused on all of them.
+    """Call `action` on every rank. If it is refused on one rank, it is refused on all ranks.
 
-    Without this, the ranks whose machine has the file would wait for those whose machine has not. `action` must not
+    Otherwise ranks whose machine has a file would wait for ranks whose machine does not have it. `action` must not
     communicate.
 
     Raises:
-        UsageError: on all ranks, with the message of the first one that refused.
+        UsageError: on all ranks, with the message of the first rank that refused.
     """
     refusal: str | None = None
     try:
@@ -126,9 +126,9 @@ def together(action: Callable[[], T]) -> T:
 
 
 def refuse(program: str, error: UsageError) -> int:
-    """Rank 0 says why in one line; the exit status is 2.
+    """Print the error on rank 0, in one line, and return the exit status 2.
 
-    All ranks wait until it is said: a launcher ends the others as soon as one rank leaves with a status.
+    All ranks wait until it is printed, because a launcher ends the other ranks as soon as one exits with a status.
     """
     if hvd.rank() == 0:
         print(f"{program}: error: {error}", file=sys.stderr, flush=True)
@@ -138,6 +138,6 @@ def refuse(program: str, error: UsageError) -> int:
 
 
 def sum_over_ranks(values: Mapping[str, float]) -> dict[str, float]:
-    """Sums each named number over the ranks, in float64."""
+    """Return each named number summed over the ranks, in float64."""
     total = hvd.allreduce(torch.tensor(list(values.values()), dtype=torch.float64), name="train.sums", op=hvd.Sum)
     return dict(zip(values, total.tolist(), strict=True))

@@ -1,4 +1,4 @@
-"""The options of `train.py`."""
+"""Options of `train.py`."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ FIXED = (
     *("algorithm", "set", "data", "batch_size", "accumulate", "recipe", "lr", "momentum", "label_smoothing"),
     *("bfloat16", "seed"),
 )
-"""What a resumed run must have in common with the one that it continues; the number of ranks is not in it."""
+"""Options that a resumed run must have in common with the original one. The number of ranks may differ."""
 
 
 def algorithm_of(args: argparse.Namespace) -> Algorithm:
-    """What --algorithm names, with what --set says of it.
+    """Return the algorithm of --algorithm with the settings of --set.
 
     Raises:
-        UsageError: it has no such setting, or not with this value.
+        UsageError: it has no such setting, or the value is invalid.
     """
     return configured(sordino.algorithms.class_of(args.algorithm), args.algorithm, args.set)
 
 
 def algorithm_to_be(argv: Sequence[str] | None) -> Algorithm | None:
-    """The algorithm, for `hvd.init`. What is wrong with the options, `parse` says."""
+    """Return the algorithm, for `hvd.init`; None if an option is wrong, which `parse` reports."""
     parser = _Parser(add_help=False, allow_abbrev=False)
     _add_algorithm(parser)
     try:
@@ -67,7 +67,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parse(argv: Sequence[str] | None, description: str) -> argparse.Namespace:
-    """The options; UsageError if one is wrong."""
+    """Return the options. UsageError if one is wrong."""
     parser = _Parser(
         prog="train.py",
         description=description,
@@ -97,7 +97,7 @@ def parse(argv: Sequence[str] | None, description: str) -> argparse.Namespace:
     add("--json", metavar="FILE", help="write the results there as well")
     add("--log", metavar="FILE", help="append a line of JSON for each step: its number, loss, ranks, start, time")
     add("--statistics", metavar="FILE", help="of caps: write there (JSON) what was skipped, and a plot beside it")
-    # Every rank parses, one speaks.
+    # All ranks parse, but only rank 0 prints.
     with contextlib.redirect_stdout(io.StringIO()) if hvd.rank() else contextlib.nullcontext():
         args = parser.parse_args(argv)
     if args.epochs is None:

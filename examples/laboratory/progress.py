@@ -1,4 +1,4 @@
-"""Shows how a training goes: a bar for a person at a terminal, plain lines for a log file, JSON for programs."""
+"""Progress of a training: a bar on a terminal, plain lines in a log file, JSON for programs."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _SECONDS_PER_LINE = 2.0
 
 
 class Reporter:
-    """Rank 0's voice; on the other ranks every method does nothing.
+    """Output of rank 0. On other ranks every method does nothing.
 
     Args:
-        speaks: whether this is rank 0; asked each time, for ranks that are lost change the numbers of the others.
+        speaks: returns whether this is rank 0. Called each time, because ranks change their numbers when one is lost.
     """
 
     def __init__(self, speaks: Callable[[], bool]) -> None:
@@ -42,21 +42,21 @@ class Reporter:
             self._bar.stop()
 
     def say(self, text: str) -> None:
-        """One line (above the bar, if there is one)."""
+        """Print one line (above the bar, if there is one)."""
         if self._bar:
             self._bar.console.print(text, markup=False, highlight=False)
         elif self._speaks():
             print(text, flush=True)
 
     def begin(self, title: str, done: int, steps: int) -> None:
-        """An epoch of `steps` steps begins, `done` of which were done before."""
+        """Begin an epoch of `steps` steps, of which `done` were taken before."""
         self._title, self._done, self._steps, self._images = title, done, steps, 0
         self._started = self._printed = time.monotonic()
         if self._bar:
             self._task = self._bar.add_task(title, total=steps, completed=done, detail="")
 
     def step(self, loss: float, batch: int) -> None:
-        """One more step is done; `loss` is the mean over rank 0's rows, `batch` the global batch size."""
+        """Count a step. `loss` is the mean over rank 0's rows, `batch` the global batch size."""
         self._done += 1
         self._images += batch
         now = time.monotonic()
@@ -69,16 +69,16 @@ class Reporter:
             print(f"{self._title}  step {self._done}/{self._steps}  {detail}", flush=True)
 
     def end(self) -> None:
-        """The epoch is over."""
+        """End the epoch."""
         if self._bar and self._task is not None:
             self._bar.remove_task(self._task)
             self._task = None
 
 
 class StepLog:
-    """A line of JSON for each step, appended to a file: who continues from a checkpoint continues its log too.
+    """Log with one line of JSON per step, appended to a file. A resumed training continues the log.
 
-    A step that is taken again has another line. What a kill has left of a line stays a line that is no JSON.
+    A step that is repeated has another line. If a kill has left an incomplete line, it stays a line that is not JSON.
     """
 
     def __init__(self, path: str) -> None:
@@ -87,7 +87,7 @@ class StepLog:
         self._start = int(os.environ.get("SORDINO_RESTART", 0))
 
     def step(self, step: int, loss: float, ranks: int) -> None:
-        """`ranks` have taken it. One of them calls this."""
+        """Log a step that `ranks` ranks have taken. Called by one of them."""
         line = {"step": step, "loss": loss, "ranks": ranks, "start": self._start, "time": time.time()}
         with open(self._path, "a", encoding="utf-8") as file:
             if not self._continues and not _ends_a_line(self._path):

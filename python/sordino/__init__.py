@@ -1,6 +1,6 @@
 """Sordino: data-parallel training for PyTorch that talks less.
 
-`import sordino.torch as hvd` gives Horovod's names; `sordino.algorithms` the ways of communicating.
+`import sordino.torch as hvd` gives Horovod's names; `sordino.algorithms` has the algorithms.
 """
 
 from sordino.errors import (

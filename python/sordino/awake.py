@@ -1,8 +1,8 @@
-"""Clock of deadlines in Python: time in which this process ran.
+"""Clock for deadlines in Python. It counts the time in which this process ran.
 
-Time in which it was stopped (Ctrl-Z, a suspended job, a paused container) does not count, as in the core
-(csrc/base/awake_clock.h). Linux has no such clock, so whoever waits asks again and again, and a longer time between two
-questions is time in which the process did not run.
+Time in which the process was stopped (Ctrl-Z, a suspended job, a paused container) does not count, as in the core
+(csrc/base/awake_clock.h). Linux has no such clock. So a waiting loop asks repeatedly, and a long time between two calls
+is taken as time in which the process did not run.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ class AwakeClock:
     """Seconds in which this process ran.
 
     Args:
-        longest: seconds between two calls of `now` that count at most; more than the caller sleeps in between.
-        clock: which goes on while the process is stopped.
+        longest: maximum of seconds that count between two calls of `now`. It must exceed the caller's sleep.
+        clock: the underlying clock in seconds, which also runs while the process is stopped.
     """
 
     def __init__(self, longest: float = LONGEST_STEP_S, clock: Callable[[], float] = time.monotonic) -> None:
@@ -34,12 +34,12 @@ class AwakeClock:
 
 
 class Deadline:
-    """Limit of a loop that asks again and again whether it has passed.
+    """Deadline for a polling loop.
 
     Args:
-        seconds: from now on.
-        longest: as of `AwakeClock`.
-        clock: likewise.
+        seconds: time until the deadline, counted from construction.
+        longest: see `AwakeClock`.
+        clock: see `AwakeClock`.
     """
 
     def __init__(
@@ -48,9 +48,9 @@ class Deadline:
         self._seconds, self._clock = seconds, AwakeClock(longest, clock)
 
     def left(self) -> float:
-        """Return the seconds until it passes, 0 if it has."""
+        """Return the seconds until the deadline, 0 if it has passed."""
         return max(0.0, self._seconds - self._clock.now())
 
     def passed(self) -> bool:
-        """Return whether it has passed."""
+        """Return whether the deadline has passed."""
         return self.left() == 0

@@ -1,8 +1,8 @@
-"""The two image sets that the examples, tests and benchmarks train on, read with numpy and checked byte by byte.
+"""Image data sets for the examples, tests and benchmarks, read with numpy and checked byte by byte.
 
 Nothing is downloaded: the digits come with scikit-learn, Fashion-MNIST from files already on the machine
 (Debian's `dataset-fashion-mnist`, or any folder with the four original .gz files). A file that is missing,
-damaged or not what its name says is a `UsageError` that names the file, what is wrong and how to mend it.
+damaged or different from what its name says raises a `UsageError` with the file, the problem and the fix.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from sordino.errors import NotBuilt, UsageError
 Bytes = npt.NDArray[np.uint8]
 
 FASHION_MNIST_DIR = Path("/usr/share/datasets/fashion-mnist")
-"""Where Debian's package `dataset-fashion-mnist` puts the files."""
+"""Folder in which Debian's package `dataset-fashion-mnist` installs the files."""
 
 _SIDE = 28  # pixels
-_MOST = 100_000  # images of a part; MNIST and Fashion-MNIST have 60,000
+_MOST = 100_000  # maximum number of images of a part; MNIST and Fashion-MNIST have 60,000
 _CHUNK = 1 << 20
 _IMAGES = 3  # An IDX file of images has 3 dimensions (count, rows, columns) ...
 _LABELS = 1  # ... and one of labels has 1.
@@ -40,7 +40,7 @@ class Dataset:
     Attributes:
         name: `digits` or `fashion-mnist`.
         classes: the number of classes; labels lie in [0, classes).
-        train_images: float32 [N, 1, H, W], with the mean 0 and deviation 1 of the *training* pixels.
+        train_images: float32 [N, 1, H, W], scaled so that the *training* pixels have mean 0 and deviation 1.
         train_labels: int64 [N].
         test_images: float32 [M, 1, H, W], shifted and scaled by the training part's mean and deviation.
         test_labels: int64 [M].
@@ -62,16 +62,16 @@ class Dataset:
 def load_digits() -> Dataset:
     """Load scikit-learn's handwritten digits: 1797 images of 8 x 8 pixels, ten classes.
 
-    Every fifth image of each class is for testing, so the split is the same everywhere and for ever, and both
-    parts hold the classes in equal shares (no random generator, whose stream may change between versions).
+    Every fifth image of each class is for testing. So the split is the same everywhere, and both parts hold the
+    classes in equal shares. It uses no random generator, because its stream may change between versions.
 
     Raises:
-        NotBuilt: scikit-learn is not installed, or does not work.
+        NotBuilt: scikit-learn is not installed, or its import fails.
     """
     try:
         # Looked up at run time: scikit-learn has no types, and only this function needs it.
         raw = importlib.import_module("sklearn.datasets").load_digits()
-    except Exception as error:  # one built for another numpy raises a ValueError, one half installed almost anything
+    except Exception as error:  # built for another numpy: ValueError; half installed: almost any error
         if isinstance(error, ModuleNotFoundError) and error.name == "sklearn":
             raise NotBuilt("the digits come with scikit-learn, which is missing: pip install scikit-learn") from error
         raise NotBuilt(
@@ -90,11 +90,11 @@ def load_fashion_mnist(data_dir: str | os.PathLike[str] | None = None) -> Datase
     """Load Fashion-MNIST (or MNIST, which has the same format): 60,000 + 10,000 images of 28 x 28, ten classes.
 
     Args:
-        data_dir: a folder with the four `*-ubyte.gz` files; `FASHION_MNIST_DIR` when None.
+        data_dir: a folder with the four `*-ubyte.gz` files; None: `FASHION_MNIST_DIR`.
 
     Raises:
-        UsageError: the folder or a file is missing, unreadable, not gzip, truncated, too long, or not the images
-            or labels that its name promises.
+        UsageError: the folder or a file is missing, or a file is unreadable, not gzip, truncated, too long, or does
+            not hold the images or labels that its name promises.
     """
     folder = FASHION_MNIST_DIR if data_dir is None else Path(data_dir)
     if not folder.is_dir():
@@ -139,14 +139,15 @@ def _read_idx(path: Path, dimensions: int) -> Bytes:
                 raise _damaged(path, "ends within its header")
             shape = tuple(int(size) for size in np.frombuffer(header, dtype=">u4"))
             expected = math.prod(shape)
-            # Before anything is read: gzip makes a thousand bytes of one, and a header may promise any number of them.
+            # Checked before the data are read: gzip expands one byte to up to a thousand, and a header may promise any
+            # number of bytes.
             if expected == 0:
                 raise _damaged(path, f"says that it holds nothing (sizes {shape})")
             if any(size != _SIDE for size in shape[1:]):
                 raise _damaged(path, f"holds images of {shape[1]} x {shape[2]} pixels, not {_SIDE} x {_SIDE}")
             if shape[0] > _MOST:
                 raise _damaged(path, f"says that it holds {shape[0]:,} of them; Fashion-MNIST has 60,000")
-            # One byte more than there should be: reading to the end is also what makes gzip verify its checksum.
+            # Reads one byte more than expected: gzip verifies its checksum only when it is read to the end.
             payload = bytearray()
             while len(payload) <= expected and (chunk := file.read(min(_CHUNK, expected + 1 - len(payload)))):
                 payload += chunk
@@ -176,13 +177,16 @@ def _dataset(
     test_images: Bytes,
     test_labels: npt.NDArray[np.int64],
 ) -> Dataset:
-    """Normalise: pixels are bytes, so one table of 256 floats does it, and no float64 copy of the images is made."""
+    """Normalise the images.
+
+    Pixels are bytes, so a table of 256 floats is enough, and no float64 copy of the images is made.
+    """
     counts = np.zeros(256, dtype=np.int64)
     for chunk in np.array_split(train_images, 64):
         counts += np.bincount(chunk.ravel(), minlength=256)
     values = np.arange(256, dtype=np.float64)
     mean = float((values * counts).sum() / counts.sum())
     deviation = math.sqrt(float(((values - mean) ** 2 * counts).sum() / counts.sum()))
-    # All pixels equal is legal input; dividing by their deviation of 0 would spread NaN through the training.
+    # Equal pixels are legal input. Dividing by their deviation of 0 would spread NaN through the training.
     table = ((values - mean) / (deviation or 1.0)).astype(np.float32)
     return Dataset(name, 10, table[train_images], train_labels, table[test_images], test_labels)

@@ -1,6 +1,6 @@
-"""Every failure a user can meet is one of these types; the C++ core raises the same ones.
+"""Errors of the library. Every failure that a user can meet has one of these types; the C++ core raises the same ones.
 
-All of them are `SordinoError`, which `sordino.torch` also offers under Horovod's name
+All are subclasses of `SordinoError`. `sordino.torch` also offers that class under Horovod's name
 `HorovodInternalError`, so `except HorovodInternalError` in an existing script keeps working.
 """
 
@@ -14,22 +14,22 @@ class SordinoError(RuntimeError):
 
 
 class UsageError(SordinoError, ValueError):
-    """The caller asked for something impossible. Nothing was sent; the world lives on."""
+    """The caller asked for something impossible. Nothing was sent, and the world stays usable."""
 
 
 class OperationMismatch(UsageError):
-    """Ranks disagree about one operation (shape, dtype, op, root). Raised on all of them; the world lives on."""
+    """Ranks disagree about one operation (shape, dtype, op, root). Raised on all of them; the world stays usable."""
 
 
 class LayoutMismatch(UsageError):
-    """Ranks wrapped different models: names the first tensor that differs, and which ranks have what in its place."""
+    """Ranks wrapped different models. The message shows the first tensor that differs."""
 
 
 class ConfigurationMismatch(UsageError):
-    """Ranks are set up differently: another version of Sordino, another setting. Raised on all of them.
+    """Ranks have different versions of Sordino or different settings. Raised on all of them.
 
     Attributes:
-        settings: of each setting that differs, which ranks have which value.
+        settings: for each setting that differs, the ranks that have each value.
     """
 
     def __init__(self, message: str, settings: Mapping[str, Mapping[str, tuple[int, ...]]] | None = None) -> None:
@@ -38,7 +38,7 @@ class ConfigurationMismatch(UsageError):
 
 
 class NoSuchAttribute(UsageError, AttributeError):
-    """What an optimizer's algorithm, or Horovod's compiled module, does not have: to `hasattr()` it is not there."""
+    """The optimizer's algorithm, or Horovod's compiled module, lacks this attribute. `hasattr()` returns False."""
 
 
 class StepOrderError(UsageError, AssertionError):
@@ -46,18 +46,18 @@ class StepOrderError(UsageError, AssertionError):
 
 
 class Unreadable(UsageError):
-    """A checkpoint may be there, whole, and cannot be read: no reason to take an earlier one in its place."""
+    """A checkpoint cannot be read, but may be intact. So no earlier one is loaded in its place."""
 
 
 class NonFinite(SordinoError, ArithmeticError):
     """Gradients or parameters have NaN or Inf (`check_finite=True`).
 
-    Raised on all ranks that would have used them; the world lives on.
+    Raised on all ranks that would have used them; the world stays usable.
 
     Attributes:
-        tensors: of each rank that has such values, the names of its tensors and "NaN" or "Inf", the first few. Empty if
-            all ranks had finite gradients and their reduction overflowed.
-        ranks: those ranks.
+        tensors: for each rank that has such values, the names of its first few such tensors, each with "NaN" or "Inf".
+            Empty if all ranks had finite gradients and their reduction overflowed.
+        ranks: the keys of `tensors`.
     """
 
     def __init__(self, message: str, tensors: Mapping[int, Mapping[str, str]] | None = None) -> None:
@@ -67,10 +67,10 @@ class NonFinite(SordinoError, ArithmeticError):
 
 
 class PeerLost(SordinoError):
-    """Ranks have died, left or raised. Latched: every later operation of this world raises it too.
+    """Ranks have died, left or raised. Permanent: every later operation of this world raises it too.
 
     Attributes:
-        ranks: the world ranks that are gone.
+        ranks: the lost world ranks.
     """
 
     def __init__(self, message: str, ranks: Iterable[int] = ()) -> None:
@@ -79,7 +79,7 @@ class PeerLost(SordinoError):
 
 
 class Timeout(SordinoError, TimeoutError):
-    """An operation passed its deadline (`SORDINO_TIMEOUT_S`). Latched like `PeerLost`.
+    """An operation passed its deadline (`SORDINO_TIMEOUT_S`). Permanent, like `PeerLost`.
 
     Attributes:
         operation: the name of the operation.
@@ -93,22 +93,22 @@ class Timeout(SordinoError, TimeoutError):
 
 
 class NoQuorum(SordinoError):
-    """With `on_peer_lost="continue"`: this rank reaches no more than half of those that may be alive.
+    """With `on_peer_lost="continue"`: this rank reaches at most half of the ranks that may be alive.
 
-    The others may go on, so it must not; what it has is intact.
+    The other ranks may continue, so this rank must stop. Its data are intact.
     """
 
 
 class Evicted(SordinoError):
-    """With `on_peer_lost="continue"`: this rank was silent for too long, and the others have gone on without it."""
+    """With `on_peer_lost="continue"`: this rank was silent for too long, and the other ranks continue without it."""
 
 
 class TransportError(SordinoError):
-    """The library that moves the bytes failed (an MPI error, shared memory exhausted)."""
+    """The transport failed (an MPI error, shared memory exhausted)."""
 
 
 class DeviceError(SordinoError):
-    """A GPU, or what drives it (CUDA, NCCL), failed; what it was to compute is lost."""
+    """A GPU or its software (CUDA, NCCL) failed. The results of its pending work are lost."""
 
 
 class NotBuilt(SordinoError):

@@ -1,4 +1,4 @@
-"""Files that are whole or not there: written beside the target, and renamed."""
+"""Atomic files: written under a temporary name in the same folder, then renamed, so a file is complete or absent."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from sordino.errors import UsageError
 
 @contextmanager
 def atomic_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """Open a binary file to write to, which becomes `path` when the block ends, and vanishes when it raises.
+    """Open a binary file for writing. It becomes `path` when the block ends, and is removed if the block raises.
 
     Raises:
-        UsageError: another process is writing the same `path` at this moment, or no file can have that name.
+        UsageError: another process is writing the same `path`, or no file can have that name.
         OSError: as `open` and `write` do.
     """
-    target = checked_path(path).resolve()  # A link to a checkpoint goes on being a link.
-    # One fixed name, so that what a killed writer left is taken over by the next one instead of piling up.
+    target = checked_path(path).resolve()  # a link to a checkpoint stays a link
+    # One fixed name, so that the next writer reuses the file that a killed writer left.
     temporary = target.with_name(f".{target.name}.tmp")
-    with open(_lock(temporary), "wb") as file:  # Of a descriptor, open() truncates nothing.
+    with open(_lock(temporary), "wb") as file:  # open() of a descriptor does not truncate
         try:
             file.truncate(0)
             yield file
@@ -42,7 +42,7 @@ def atomic_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 
 
 def _lock(path: Path) -> int:
-    """Return a descriptor of `path` for writing, locked; the lock ends with the descriptor, or with the process."""
+    """Return a locked descriptor of `path` for writing. The lock ends with the descriptor, or with the process."""
     while True:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
         try:
@@ -54,12 +54,12 @@ def _lock(path: Path) -> int:
             raise UsageError(f"{path}: another process is writing this file") from None
         except FileNotFoundError:
             pass
-        # Between open and lock another writer renamed this file to its target: it is not ours to truncate.
+        # Between open and lock another writer renamed this file to its target, so it must not be truncated.
         os.close(descriptor)
 
 
 def checked_path(path: str | os.PathLike[str]) -> Path:
-    """Return a path that a file may have. UsageError for what is none."""
+    """Return `path` as a Path. Raises UsageError if no file can have it."""
     if not isinstance(os.fspath(path) if isinstance(path, os.PathLike) else path, str):
         given = f"{type(path).__module__}.{type(path).__qualname__}"
         raise UsageError(f"the path of a checkpoint must be a str or a pathlib.Path, not a {given}")

@@ -1,6 +1,8 @@
-"""What ranks must have in common: each shows the others its fingerprint, and where those differ all say so alike.
+"""Fingerprints: the settings that ranks must have in common.
 
-A fingerprint maps what a setting is called to a phrase that says which it is:
+Ranks exchange their fingerprints. If these differ, all ranks raise the same error.
+
+A fingerprint maps the name of a setting to a phrase with its value:
 {"op": "op=Sum", "Sordino": "Sordino 0.1.0"}.
 """
 
@@ -12,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from sordino.errors import ConfigurationMismatch, TransportError
 
 Fingerprint = Mapping[str, str]
-_LONGEST = 160  # characters of a phrase that an error shows
+_LONGEST = 160  # maximum number of characters of a phrase in an error
 
 
 def encode(fingerprint: Fingerprint) -> str:
@@ -21,7 +23,7 @@ def encode(fingerprint: Fingerprint) -> str:
 
 
 def decode(text: str, rank: int) -> Fingerprint:
-    """Return the fingerprint that a text is. TransportError if it is none."""
+    """Return the fingerprint in a text. Raises TransportError if the text is not a fingerprint."""
     try:
         fingerprint = json.loads(text)
     except (ValueError, TypeError, RecursionError):
@@ -44,7 +46,7 @@ def rank_list(ranks: Sequence[int]) -> str:
 
 
 def by_value(ranks: Sequence[int], values: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """Return which ranks have which value, in the order of the ranks."""
+    """Return the ranks that have each value, in the order of the ranks."""
     return {
         value: tuple(rank for rank, other in zip(ranks, values) if other == value) for value in dict.fromkeys(values)
     }
@@ -60,12 +62,12 @@ def who_has_what(ranks: Sequence[int], values: Sequence[str]) -> str:
 
 
 def compare(ranks: Sequence[int], fingerprints: Sequence[Fingerprint]) -> None:
-    """Raise ConfigurationMismatch if the fingerprints of these ranks differ, with all that differs."""
+    """Raise ConfigurationMismatch with all differences, if the fingerprints of these ranks differ."""
     names = dict.fromkeys(name for fingerprint in fingerprints for name in fingerprint)
     found = {name: [fingerprint.get(name, f"no {name}") for fingerprint in fingerprints] for name in names}
     different = {name: phrases for name, phrases in found.items() if len(set(phrases)) > 1}
     common = {name: phrases for name, phrases in different.items() if all(name in one for one in fingerprints)}
-    different = common or different  # what only some have, they have because of what they differ in
+    different = common or different  # settings of only some ranks follow from a difference in common ones
     if different:
         text = "; ".join(who_has_what(ranks, phrases) for phrases in different.values())
         settings = {name: by_value(ranks, phrases) for name, phrases in different.items()}

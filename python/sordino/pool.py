@@ -1,4 +1,4 @@
-"""Processes that work for this one, and do not outlive it."""
+"""Pool of worker processes that end with this process."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from contextlib import contextmanager
 from typing import Any
 
 SPAWN = multiprocessing.get_context("spawn")
-"""How they are started: threads of torch's would not survive a fork."""
+"""Context that starts the workers. It spawns, because torch's threads would not survive a fork."""
 
 
 @contextmanager
 def pool(processes: int, begin: Callable[..., None] | None = None, *arguments: Any) -> Iterator[ProcessPoolExecutor]:
-    """Start so many processes, each of which first calls `begin`. An exception in the block ends them at once."""
+    """Start `processes` workers that first call `begin(*arguments)`. An exception in the block kills them."""
     with ProcessPoolExecutor(processes, mp_context=SPAWN, initializer=_depend, initargs=(begin, *arguments)) as found:
         try:
             yield found
@@ -28,7 +28,7 @@ def pool(processes: int, begin: Callable[..., None] | None = None, *arguments: A
 
 
 def _depend(begin: Callable[..., None] | None, *arguments: Any) -> None:
-    """Leave the end of this process to the one that started it, and end it when that one is gone."""
+    """Tie this worker to its parent process: ignore Ctrl-C, which the parent handles, and exit when the parent ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     assert parent is not None

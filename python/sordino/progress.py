@@ -1,4 +1,4 @@
-"""Whether somebody watches, and a bar for them; files get plain lines instead."""
+"""Progress bar for terminals. Output to files has plain lines instead."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeR
 
 
 def watched() -> bool:
-    """Return whether a person sees this process's output, rather than a file or a pipe.
+    """Return whether this process's output goes to a terminal, rather than to a file or a pipe.
 
-    Under mpirun `isatty` says nothing: Open MPI gives every rank a pseudo-terminal, even if its own output goes to a
-    file. `sordino run` says so in TTY_COMPATIBLE; under a plain mpirun we look at what its output is.
+    Under mpirun `isatty` is unreliable: Open MPI gives every rank a pseudo-terminal, even if mpirun's own output goes
+    to a file. `sordino run` sets TTY_COMPATIBLE. Without it, under mpirun, mpirun's own output is checked.
     """
     said = os.environ.get("TTY_COMPATIBLE")
     if said in ("0", "1"):
@@ -30,7 +30,7 @@ def watched() -> bool:
 
 
 def bar(*columns: ProgressColumn) -> Progress | None:
-    """Return a bar for who watches: title, bar, these columns and the time left; None if nobody does."""
+    """Return a progress bar (title, bar, `columns`, time left); None if the output is not a terminal."""
     if not watched():
         return None
     return Progress(

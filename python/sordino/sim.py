@@ -1,4 +1,4 @@
-"""Ranks as threads of one process: for tests, and for trying things without MPI."""
+"""Ranks as threads of one process, for tests and for experiments without MPI."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ def run(
     on_peer_lost: Literal["raise", "continue"] = "raise",
     network: SimNetwork | None = None,
 ) -> list[Result]:
-    """Call `function(*args)` on `size` ranks at once and return what each returned, in rank order.
+    """Call `function(*args)` on `size` ranks at once and return the results in rank order.
 
-    Inside, `sordino.torch` acts as that rank. If ranks raise, the others get `PeerLost` as they would under MPI, and
-    the error that came first is raised here.
+    Within the call, `sordino.torch` acts as that rank. If a rank raises, the others get `PeerLost` as under MPI, and
+    the first error is raised here.
 
     Args:
         size: number of ranks (threads).
-        function: called once a rank.
-        *args: what it is called with, the same objects on every rank.
-        ranks_per_node: cut the ranks into nodes of this size; 0 puts all on one node.
-        algorithm: as of `sordino.torch.init`. Helpers do not call `function`, and there is no result of theirs.
-        devices: simulated GPUs (`sordino._core.sim_device`); rank r takes the CPU's tensors to be in the memory of
-            number r, modulo how many there are.
-        on_peer_lost: as of `sordino.torch.init`. With "continue" a rank that is lost has no result, and an error is
-            raised only if no rank comes to its end.
-        network: that connects the ranks, for what is to happen to them; of `size` ranks, whose nodes it tells.
+        function: called once per rank.
+        *args: arguments of the call, the same objects on every rank.
+        ranks_per_node: number of ranks on each node; 0 puts all on one node.
+        algorithm: see `sordino.torch.init`. Helpers do not call `function` and have no result.
+        devices: simulated GPUs (`sordino._core.sim_device`). Rank r treats CPU tensors as memory of device r, modulo
+            their number.
+        on_peer_lost: see `sordino.torch.init`. With "continue" a lost rank has no result, and an error is raised only
+            if no rank finishes.
+        network: network of `size` ranks with their nodes, through which a test can cause faults; None: a new one.
     """
     dedicated = helped(algorithm)
     outlast = goes_on(on_peer_lost, algorithm)
@@ -101,7 +101,7 @@ def run(
 def contexts(
     size: int, ranks_per_node: int = 0, devices: Sequence[Device] = (), outlast: bool = False
 ) -> list[Context]:
-    """Return the contexts that `run` would use, for tests that drive the threads themselves."""
+    """Return the contexts that `run` would use, for tests that manage the threads themselves."""
     return _contexts(_nodes(size, ranks_per_node), devices, outlast)
 
 

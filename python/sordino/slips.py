@@ -1,4 +1,4 @@
-"""What somebody may have meant who has misspelt a name: the known one that is nearest to it."""
+"""Suggestions for misspelt names: the most similar known name."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ import difflib
 from collections.abc import Iterable, Mapping
 
 _LAUNCHERS = ("RANK", "SIZE", "TOKEN", "RENDEZVOUS", "LAUNCHER", "RESTART", "ON_PEER_LOST", "RECORD", "RANK_VARIABLES")
-_NEAR = 0.85  # for variables, of which others may have some of their own
+_NEAR = 0.85  # least similarity of variables; high, because other programs may have variables with this prefix
 
 
 def meant(word: str, known: Iterable[str], least: float = 0.6) -> str:
-    """Return `; did you mean X?` for the known word that is nearest, or nothing if none is near.
+    """Return `; did you mean X?` for the most similar known word, or "" if no word is similar enough.
 
     Args:
-        word: as it was written.
-        known: what it could have been.
-        least: how alike they must be, up to 1 (`difflib.get_close_matches`).
+        word: the word as written.
+        known: the valid words.
+        least: least similarity, 0 to 1 (`cutoff` of `difflib.get_close_matches`).
     """
     found = difflib.get_close_matches(word, list(known), 1, least)
     return f"; did you mean {found[0]}?" if found else ""
 
 
 def misspelt_variables(environment: Mapping[str, str], known: Iterable[str]) -> list[str]:
-    """Return a line for each variable that nobody reads, and that is nearly one of those that are read.
+    """Return a line for each unknown variable SORDINO_... whose name is similar to a known one.
 
     Args:
-        environment: this process's.
+        environment: environment of this process.
         known: the variables that the core reads.
     """
     names = [*known, *(f"SORDINO_{name}" for name in _LAUNCHERS)]

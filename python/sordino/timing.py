@@ -1,4 +1,4 @@
-"""Timing that is fair on a shared machine: contestants take turns, ranks start together, the slowest one counts."""
+"""Fair timing on a shared machine: contestants take turns, ranks start together, and the slowest rank counts."""
 
 from __future__ import annotations
 
@@ -23,11 +23,13 @@ _MOST_IN_A_TURN = 50
 
 @dataclass
 class Participants:
-    """The ranks that are timed together. It talks through mpi4py where that is loaded, else through Sordino.
+    """Ranks that are timed together. They communicate through mpi4py if `communicator` is set, else through Sordino.
 
     Attributes:
-        communicator: an mpi4py communicator of its own, or None.
-        one_node: whether they all run on one machine.
+        rank: number of this rank.
+        size: number of ranks.
+        communicator: an mpi4py communicator for this object alone, or None.
+        one_node: whether all ranks run on one machine.
     """
 
     rank: int = 0
@@ -36,10 +38,10 @@ class Participants:
     one_node: bool = True
 
     def barrier(self) -> None:
-        """Wait until all ranks have called it."""
+        """Wait until all ranks have called this. Collective."""
         if self.communicator is not None:
-            # MPI's own barrier spins. Where a contestant's helper threads still need the core (Gloo's do), that costs
-            # it whole time slices.
+            # MPI's blocking barrier spins. That costs whole time slices of a contestant whose helper threads still need
+            # the core, as Gloo's do.
             request = self.communicator.Ibarrier()
             while not request.Test():
                 os.sched_yield()
@@ -67,9 +69,9 @@ class Participants:
 
 
 def _clocks() -> tuple[float, float, float]:
-    """Return seconds of wall time, of this process's CPU time, and of CPU time of the whole machine.
+    """Return seconds of wall time, of CPU time of this process, and of CPU time of the whole machine.
 
-    The last one is 0 if it is not told.
+    The last one is 0 if the system does not report it.
     """
     try:
         fields = [int(field) for field in Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0].split()[1:9]]
@@ -80,16 +82,16 @@ def _clocks() -> tuple[float, float, float]:
 
 
 class Watch:
-    """Tells how busy other processes kept this machine since it was made. All ranks make it and ask it together."""
+    """Measures the CPU use of other processes since construction. Construction and `others` are collective."""
 
     def __init__(self, participants: Participants) -> None:
         self._participants = participants
         self._begin = _clocks()
 
     def others(self) -> float | None:
-        """Return the cores that processes other than the ranks used on average. Collective.
+        """Return the average number of cores that processes other than the ranks used. Collective.
 
-        None where that cannot be told.
+        None if it is unknown, or if the ranks are on several machines.
         """
         wall, own, busy = (now - then for now, then in zip(_clocks(), self._begin, strict=True))
         shares = np.zeros(self._participants.size)
@@ -102,7 +104,7 @@ class Watch:
 
 @dataclass
 class Samples:
-    """What was measured of one contestant: for each round the seconds of each run, of the slowest rank."""
+    """Measurements of one contestant: for each round the seconds of each run on its slowest rank."""
 
     rounds: list[Seconds] = field(default_factory=list)
 
@@ -116,16 +118,16 @@ class Samples:
 
     @property
     def round_medians(self) -> Seconds:
-        """One number a round, to be compared with another contestant's of the same round."""
+        """Median of each round, to be compared with another contestant's in the same round."""
         return np.array([np.median(one) for one in self.rounds])
 
     def summary(self) -> dict[str, float]:
-        """Return median and quartiles, for the JSON file."""
+        """Return the values of `summarize`, for the JSON file."""
         return summarize(self.seconds)
 
 
 def summarize(values: Seconds) -> dict[str, float]:
-    """Return median, quartiles, least value and number of some measurements."""
+    """Return median, quartiles, minimum and number of measurements."""
     low, median, high = (float(value) for value in np.percentile(values, [25, 50, 75]))
     return {"median": median, "q1": low, "q3": high, "least": float(values.min()), "count": int(values.size)}
 
@@ -143,7 +145,7 @@ def time_block(run: Run, participants: Participants, count: int) -> Seconds:
 
 
 def rotated(names: Iterable[str], number: int) -> list[str]:
-    """Return the order of a round in which contestants take turns: each round begins with the next one."""
+    """Return the order of contestants in round `number`: each round begins with the next contestant."""
     found = list(names)
     first = number % len(found)
     return found[first:] + found[:first]
@@ -160,18 +162,18 @@ def race(
 ) -> dict[str, Samples]:
     """Time contestants against each other. Collective; all ranks pass the same names in the same order.
 
-    In every round each contestant gets one turn of equal length (several runs if they are short), so a slow spell of
-    the machine hits all alike; each round has another order, so none always comes after the same neighbour.
+    In every round each contestant gets one turn of equal length (several runs if they are short), so a slow period of
+    the machine affects all equally. Each round has another order, so no contestant always follows the same one.
 
     Args:
-        contestants: what to run, by name.
+        contestants: functions to run, by name.
         participants: the ranks that run them.
-        budget: seconds to spend, about. It shortens the turns, then the number of rounds.
-        rounds: how many rounds to spread the budget over.
+        budget: approximate total in seconds. It limits the length of the turns, then the number of rounds.
+        rounds: number of rounds that the budget is spread over.
         warmup: runs of each contestant before the first round.
-        least_rounds: rounds that are run even when the budget is spent.
-        turns: makes what surrounds each turn of a contestant that must not be about while others run. Such a turn has
-            a warm-up of its own.
+        least_rounds: number of rounds that run even if the budget is spent.
+        turns: for some contestants, a function that returns a context manager to enter for each turn, for things that
+            must not exist while others run. Such a turn has its own warm-up.
     """
 
     def take_turn(name: str, count: int) -> Seconds:

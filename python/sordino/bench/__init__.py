@@ -1,1 +1,1 @@
-"""Benchmarks, each against a floor or a peer measured in the same run. `benchmarks/README.md` says how to run them."""
+"""Benchmarks, each compared with a floor or a peer in the same run. `benchmarks/README.md` explains how to run them."""

@@ -1,4 +1,4 @@
-"""The libraries that Sordino is compared with, as far as this machine has them. None of them is required."""
+"""Libraries that Sordino is compared with, as far as they are installed. None of them is required."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ LABELS = {"mpi": "MPI", "gloo": "Gloo", "horovod": "Horovod"}
 
 @dataclass
 class Baselines:
-    """What was found.
+    """Baselines that were found.
 
     Attributes:
         mpi: the module mpi4py.MPI, or None.
         gloo: torch.distributed with a default group over Gloo, or None.
         horovod: the module horovod.torch, or None; initialized only within `horovod_turn`.
-        notes: for each baseline asked for, its version, or that it was not found and why.
+        notes: for each requested baseline its version, or the reason why it was not found.
     """
 
     mpi: Any = None
@@ -45,10 +45,10 @@ class Baselines:
 
     @contextmanager
     def horovod_turn(self) -> Iterator[None]:
-        """Have Horovod initialized within, and only there. Collective.
+        """Initialize Horovod within the block only. Collective.
 
-        Its background thread wakes every millisecond and uses MPI: while it lives, everything else in the process is
-        slower, MPI_Allreduce of some MiB several times. So it must not live in the others' turns.
+        Its background thread wakes every millisecond and uses MPI. While it lives, everything else in the process is
+        slower, MPI_Allreduce of some MiB several times. So it must not live during the turns of the other contestants.
         """
         self.horovod.init()
         try:
@@ -57,13 +57,13 @@ class Baselines:
             self.horovod.shutdown()
 
     def close(self) -> None:
-        """Let go of what `open_all` started. Collective."""
+        """Stop what `open_all` has started. Collective."""
         if self.gloo is not None:
             self.gloo.destroy_process_group()
 
 
 def parse_names(text: str) -> list[str]:
-    """Return the baselines of a comma-separated list; "none" or "" for none. UsageError for one that is not known."""
+    """Return the baselines of a comma-separated list; "none" or "" is an empty list. UsageError for unknown names."""
     names = [name.strip().lower() for name in text.split(",") if name.strip() not in ("", "none")]
     unknown = [name for name in names if name not in KNOWN]
     if unknown:
@@ -72,12 +72,12 @@ def parse_names(text: str) -> list[str]:
 
 
 def start() -> tuple[Participants, str | None]:
-    """Initialize MPI (through mpi4py, if it is there) and Sordino. Collective.
+    """Initialize MPI (through mpi4py, if it is installed) and Sordino. Collective.
 
-    mpi4py goes first and so is the one that ends MPI at exit: Horovod can then be shut down before Sordino, or after.
+    mpi4py is initialized first and so finalizes MPI at exit. Then Horovod can be shut down before or after Sordino.
 
     Returns:
-        The participants of all ranks, and what the MPI library calls itself.
+        The participants of all ranks, and the MPI library's name and version.
     """
     import sordino.torch as hvd
 
@@ -102,7 +102,7 @@ def _version(mpi: Any) -> str:
 
 
 def open_all(names: Sequence[str], participants: Participants) -> Baselines:
-    """Load and initialize the baselines that every rank has. Collective; never fails for want of one."""
+    """Load and initialize the baselines that every rank has. Collective. A missing baseline is no error."""
     found = Baselines()
     openers: dict[str, Callable[[Participants], tuple[Any, str]]] = {
         "mpi": _open_mpi,
@@ -120,7 +120,7 @@ def _import(name: str) -> tuple[Any, str]:
     try:
         return importlib.import_module(name), ""
     except Exception as error:
-        # A baseline may fail to load in any way (a missing library, an MPI of another make): all mean "not there".
+        # A baseline may fail to load in any way (a missing library, a different MPI). All mean "not installed".
         return None, f"{type(error).__name__}: {error}".splitlines()[0]
 
 

@@ -2,18 +2,18 @@
 
   mpirun -np 2 python benchmarks/collectives.py --baselines mpi,gloo,horovod
 
-Contestants, each with memory of its own, each checked once a size:
+Contestants, each with its own memory, each checked once per size:
   arena     sordino allreduce_(op=Average) of an hvd.shared_empty tensor, in place
-  ordinary  the same of an ordinary tensor
+  ordinary  the same with an ordinary tensor
   floor     no communication: all ranks at once read and write, in private memory, the bytes of an in-place average
-  mpi       MPI_Allreduce, in place, MPI_SUM (a plain sum: less than the others do)
+  mpi       MPI_Allreduce, in place, MPI_SUM (a plain sum, which is less work than an average)
   gloo      torch.distributed.all_reduce, then the division
   horovod   horovod.torch.allreduce_(op=Average)
-Calls are blocking and named, so that Horovod's cache of responses serves it. A time is the slowest rank's, from a
+Calls are blocking and named, so that Horovod's response cache applies. Each time is that of the slowest rank, from a
 common barrier to the return of the call.
 
-Contestants take turns. Horovod is initialized anew for each of its turns and shut down after it: its thread slows down
-everything in the process, and MPI most.
+Contestants take turns. Horovod is initialized before and shut down after each of its turns, because its thread slows
+down everything else in the process, MPI most of all.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ ORDER = ("arena", "ordinary", "floor", "mpi", "gloo", "horovod")
 
 @dataclass
 class Contestant:
-    """One way to reduce.
+    """One implementation of the all-reduce.
 
     Attributes:
-        tensor: what it works on; rank r's input is r + 1 everywhere, in the check.
-        run: one blocking call.
-        averages: whether the result is the average (or the sum).
+        tensor: the tensor to reduce. In the check all its elements are r + 1 on rank r.
+        run: function that makes one blocking call.
+        averages: whether the result is the average and not the sum.
     """
 
     tensor: torch.Tensor
@@ -55,7 +55,7 @@ class Contestant:
     averages: bool = True
 
     def is_right(self, participants: Participants) -> bool:
-        """Run it once on known input. Collective."""
+        """Return whether a call on known input has the right result. Collective."""
         self.tensor.fill_(participants.rank + 1)
         self.run()
         expected = participants.size * (participants.size + 1) / 2 / (participants.size if self.averages else 1)
@@ -74,7 +74,7 @@ def _ordinary(name: str, count: int) -> Contestant:
 
 
 def averaging_alone(count: int, ranks: int) -> Callable[[], object]:
-    """Return what reads and writes one rank's share of `ranks` arrays of float32, as an in-place average must."""
+    """Return a function that reads and writes a rank's share of `ranks` float32 arrays, like an in-place average."""
     share = -(-count // ranks)
     arrays = torch.full((ranks, share), 1.5)
     places = [row.data_ptr() for row in arrays]
@@ -129,7 +129,7 @@ def measure(size: int, found: Baselines, participants: Participants, budget: flo
         if key != "floor":
             with found.horovod_turn() if key == "horovod" else nullcontext():
                 right[key] = one.is_right(participants)
-        # Sums grow from call to call unless they are of zeros; averages of equal numbers stay what they are.
+        # Sums would grow from call to call unless all inputs are 0. Averages of equal numbers do not change.
         one.tensor.fill_(1.5 if one.averages else 0.0)
     watch = Watch(participants)
     runs = {key: one.run for key, one in contestants.items()}
@@ -176,7 +176,7 @@ def targets(rows: Sequence[Results]) -> list[Results]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the benchmark on all ranks. Status 1 if a contestant computed something wrong."""
+    """Run the benchmark on all ranks. Return status 1 if a contestant had a wrong result."""
     options = command_line.parser("collectives", __doc__, 8.0, "size")
     options.add_argument(
         "--baselines", default="mpi,gloo,horovod", metavar="LIST", help="of mpi, gloo, horovod; or none"

@@ -1,4 +1,4 @@
-"""The options that benchmarks share."""
+"""Options that the benchmarks share."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _UNITS = {"": 1, "b": 1, "k": 1 << 10, "kib": 1 << 10, "m": 1 << 20, "mib": 1 <<
 def parser(
     program: str, description: str | None, budget: float | None = None, unit: str = ""
 ) -> argparse.ArgumentParser:
-    """Return an argument parser with the options that benchmarks share; without a budget there is no --budget."""
+    """Return an argument parser with the shared options. Without a budget it has no --budget."""
     options = argparse.ArgumentParser(
         prog=program, description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -30,7 +30,7 @@ def parser(
 
 
 def results_folder(options: argparse.Namespace) -> Path | None:
-    """Return where the files go; None if none are to be written."""
+    """Return the folder of the files; None if no files are written."""
     if options.results is not None:
         return Path(options.results)
     if options.quick:
@@ -40,7 +40,7 @@ def results_folder(options: argparse.Namespace) -> Path | None:
 
 
 def parse_bytes(text: str) -> int:
-    """Return the bytes that 4096, 4k, 4KiB, 64MiB and the like stand for. UsageError for anything else."""
+    """Return the bytes of a size such as 4096, 4k, 4KiB or 64MiB. UsageError for any other text."""
     match = re.fullmatch(r"\s*(\d+)\s*([a-z]*)\s*", text.lower())
     if match is None or match[2] not in _UNITS or int(match[1]) == 0:
         raise UsageError(f"'{text}' is not a size; expected something like 65536, 64KiB or 4MiB")

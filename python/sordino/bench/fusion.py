@@ -1,16 +1,16 @@
-"""What averaging the gradients of a ResNet-50-shaped model adds to a training step.
+"""Time that averaging the gradients of a ResNet-50-shaped model adds to a training step.
 
   mpirun -np 2 python benchmarks/fusion.py      # against Horovod and DDP-gloo
   python benchmarks/fusion.py                   # one rank: the overhead of the wrapper
   mpirun -np 2 python benchmarks/fusion.py --baselines none --rounds 400 --budget 90  # what final gradients cost
   python benchmarks/fusion.py --narrow 16 --compute-ms 30  # 161 small tensors
 
-The model has ResNet-50's 161 parameters; its backward makes real gradients of their sizes, one by one, and computes for
---compute-ms in between. A step is zero_grad, forward, backward, step of plain SGD, on one thread a rank if the ranks
-fill the cores. Contestants take turns in one run: the same step with no communication, with
-sordino.torch.DistributedOptimizer (as it is, and waiting for gradients in step() rather than at the end of backward),
-with Horovod's (initialized only in its turns, as its thread slows down the others), and with DistributedDataParallel
-over Gloo.
+The model has ResNet-50's 161 parameters. Its backward makes real gradients of their sizes, one by one, and computes for
+--compute-ms in between. A step is zero_grad, forward, backward, and step of plain SGD, on one thread per rank if the
+ranks fill the cores. Contestants take turns in one run: the same step without communication, with
+sordino.torch.DistributedOptimizer (as it is, and with the wait for gradients in step() instead of the end of backward),
+with Horovod's optimizer (initialized only in its turns, because its thread slows down the others), and with
+DistributedDataParallel over Gloo.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ LEARNING_RATE = 1e-6
 
 @dataclass
 class Trainer:
-    """A model, what steps it, and how long its last backward took."""
+    """Model with its optimizer, and the duration of its last backward."""
 
     model: Model
     forward: Callable[[torch.Tensor], torch.Tensor]
@@ -58,7 +58,7 @@ class Trainer:
         self.optimizer.step()
 
     def gradients_are(self, value: float) -> bool:
-        """Return whether all gradients of the last step have this value everywhere."""
+        """Return whether all elements of all gradients of the last step have this value."""
         grads = [parameter.grad for parameter in self.model.parameters()]
         return all(grad is not None and bool((grad == value).all()) for grad in grads)
 
@@ -73,9 +73,9 @@ def _sordino(model: Model, found: Baselines) -> tuple[Any, Any]:
 
 
 def _waiting_in_step(trainer: Trainer) -> Callable[[], None]:
-    """Return the step of a trainer whose `step()` waits for reductions, as Horovod's does.
+    """Return a step that waits for reductions in `step()`, as Horovod's does.
 
-    They begin in backward as well. With the same memory: where tensors lie makes more of a difference.
+    Reductions begin in backward as well. It uses the same tensors, because their position in memory matters more.
     """
     reducer = trainer.optimizer._strategy.reducer
 
@@ -113,7 +113,7 @@ def prepare(
     model: Callable[[], Model],
     set_to_none: bool,
 ) -> tuple[dict[str, Trainer], dict[str, str]]:
-    """Return the trainers that work and give the right gradients, and what is wrong with the others. Collective."""
+    """Return the trainers with right gradients, and the problems of the other contestants. Collective."""
     trainers: dict[str, Trainer] = {}
     failed: dict[str, str] = {}
     average = (participants.size + 1) / 2
@@ -140,7 +140,7 @@ def prepare(
 
 
 def backward_time(trainer: Trainer, participants: Participants, count: int) -> dict[str, float]:
-    """Measure how long backward takes without communication."""
+    """Measure the duration of backward without communication."""
     seconds = []
     for _ in range(count):
         participants.barrier()
@@ -150,7 +150,7 @@ def backward_time(trainer: Trainer, participants: Participants, count: int) -> d
 
 
 def exposed(samples: dict[str, Samples], name: str) -> Seconds:
-    """Return, for every round, the step with communication less the one without."""
+    """Return, for every round, the step with communication minus the step without."""
     return samples[name].round_medians - samples["plain"].round_medians
 
 
@@ -167,7 +167,7 @@ def measure(
         entries[name] = {"step": one.summary()}
         if name != "plain":
             entries[name]["exposed"] = summarize(exposed(samples, name))
-    if "waits in step" in samples:  # round by round, for the machine's speed varies by more than what is asked for
+    if "waits in step" in samples:  # round by round, because the machine's speed varies by more than the limit
         ours, theirs = (samples[name].round_medians for name in ("sordino", "waits in step"))
         entries["sordino"]["percent_of_waiting_in_step"] = summarize(100 * ours / theirs)
     if participants.rank == 0:
@@ -176,7 +176,7 @@ def measure(
 
 
 def targets(results: Results) -> list[Results]:
-    """Return the requirements: at several ranks against the baselines, at one rank against the time of backward."""
+    """Return the requirements: against the baselines for several ranks, against the time of backward for one rank."""
     entries = []
     for key, mode in results["modes"].items():
         if results["ranks"] == 1:
@@ -190,7 +190,7 @@ def targets(results: Results) -> list[Results]:
         for name in ("horovod", "gloo"):
             value = None
             if name in mode["contestants"]:
-                # Exposure of nothing at all, or less, counts as a microsecond.
+                # Exposed communication of zero or less counts as a microsecond.
                 ours, theirs = (mode["contestants"][key]["exposed"]["median"] for key in ("sordino", name))
                 value = theirs / max(ours, 1e-6)
             label = {"horovod": "Horovod", "gloo": "DDP-gloo"}[name]

@@ -1,4 +1,4 @@
-"""The CPU kernels against copies that move the same bytes, on one core, interleaved in one run.
+"""CPU kernels compared with copies that move the same bytes, on one core, interleaved in one run.
 
   python benchmarks/kernels.py
 
@@ -7,10 +7,10 @@
   reduce 4->4   the same of four       reads 4, writes 4
   scale         a = 0.5 a              reads 1, writes 1
   axpby         b = 0.9 b + 0.1 a      reads 2, writes 1
-  flatten       ResNet-50's 161 tensors into one buffer, and unflatten back; sizes scaled to fit
+  flatten       ResNet-50's 161 tensors into one buffer, and unflatten back; sizes are scaled to fit
 
-Floating types average; integers and bool sum, as their averages are not what training computes. The peer is the faster
-of torch's copy_ and numpy's copyto of a buffer so long that it reads and writes as many bytes in all.
+Floating types average. Integers and bool sum, because training does not average them. The peer is the faster one of
+torch's copy_ and numpy's copyto, with a buffer of such a length that it reads and writes as many bytes in all.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from sordino.timing import Participants, Run, Watch, race
 
 LIMIT = 1.15
 SIZES = "64MiB,256KiB"
-Task = tuple[str, str, int, Run]  # kernel, dtype, bytes read and written, what runs it
+Task = tuple[str, str, int, Run]  # kernel, dtype, bytes read and written, function that runs it
 
 
 class Buffers:
-    """Memory that all kernels of one size share: five operands of `size` bytes, and two for copies of any length."""
+    """Memory shared by all kernels of one size: five operands of `size` bytes, and two buffers for longer copies."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -60,7 +60,7 @@ def _reduce(code: int, sources: list[int], targets: list[int], count: int, facto
 
 
 def tasks(buffers: Buffers) -> list[Task]:
-    """Return every kernel on every dtype that it is for."""
+    """Return every kernel with every dtype that it supports."""
     size = buffers.size
     found: list[Task] = []
     for dtype, code in DTYPE_CODES.items():
@@ -86,7 +86,7 @@ def _axpby(code: int, x: int, y: int, count: int) -> Run:
 
 
 def _packing(buffers: Buffers) -> list[Task]:
-    """Return flatten and unflatten of tensors with ResNet-50's proportions, each in memory of its own."""
+    """Return flatten and unflatten of tensors with ResNet-50's proportions, each with its own memory."""
     weights = [int(np.prod(shape)) for _, shape in resnet50_shapes()]
     lengths = [max(4, weight * buffers.size // sum(weights) // 4 * 4) for weight in weights]
     lengths[int(np.argmax(lengths))] -= max(0, sum(lengths) - buffers.size)
@@ -130,7 +130,7 @@ def measure(size: int, budget: float, wanted: Callable[[str], bool]) -> list[Res
 
 
 def targets(rows: Sequence[Results]) -> list[Results]:
-    """Return the budget, for each kernel at its worst dtype, at the largest size: it is a budget of memory traffic."""
+    """Return the limit for each kernel at its worst dtype, at the largest size, since it limits memory traffic."""
     entries = []
     largest = max((row["bytes"] for row in rows), default=0)
     for kernel in dict.fromkeys(row["kernel"] for row in rows):

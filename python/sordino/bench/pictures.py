@@ -1,4 +1,4 @@
-"""The plots of these benchmarks."""
+"""Plots of the benchmarks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _COLOURS = {
 
 
 def collectives(results: Results, figure: Any) -> None:
-    """Draw time by size, and times faster than each baseline by size."""
+    """Draw the time by size, and the ratio to each baseline by size."""
     rows = results["rows"]
     sizes = [row["bytes"] for row in rows]
     left, right = figure.subplots(1, 2)
@@ -51,7 +51,7 @@ def collectives(results: Results, figure: Any) -> None:
 
 
 def fusion(results: Results, figure: Any) -> None:
-    """Draw what each contestant adds to a step."""
+    """Draw the time that each contestant adds to a step."""
     axes = figure.subplots()
     modes = list(results["modes"].values())
     names = [name for name in FUSION if name != "plain" and any(name in mode["contestants"] for mode in modes)]
@@ -80,7 +80,7 @@ def fusion(results: Results, figure: Any) -> None:
 
 
 def kernels(results: Results, figure: Any) -> None:
-    """Draw every kernel's time over that of a copy, a panel a size."""
+    """Draw the ratio of every kernel's time to a copy's, with one panel per size."""
     sizes = list(dict.fromkeys(row["bytes"] for row in results["rows"]))
     panels = figure.subplots(1, len(sizes), squeeze=False)[0]
     kernels = list(dict.fromkeys(row["kernel"] for row in results["rows"]))

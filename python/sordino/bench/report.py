@@ -1,4 +1,4 @@
-"""The reports of the benchmarks that `sordino bench` offers."""
+"""Reports of the benchmarks of `sordino bench`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model with ResNet-50's parameters and an adjustable amount of computation, for benchmarks of communication."""
+"""Model with ResNet-50's parameters and an adjustable amount of computation, for benchmarks of communication."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def resnet50_shapes(narrow: int = 1) -> list[tuple[str, tuple[int, ...]]]:
     """Return names and shapes of ResNet-50's 161 parameters, in the order of its modules.
 
     Args:
-        narrow: by what all numbers of channels are divided.
+        narrow: divisor of all numbers of channels.
     """
     shapes: list[tuple[str, tuple[int, ...]]] = []
 
@@ -38,7 +38,7 @@ def resnet50_shapes(narrow: int = 1) -> list[tuple[str, tuple[int, ...]]]:
 
 
 class Work:
-    """Computation by the piece: products of small matrices that stay in cache."""
+    """Computation in pieces: products of small matrices that stay in the cache."""
 
     def __init__(self) -> None:
         self._left, self._right = torch.rand(96, 96), torch.rand(96, 96)
@@ -49,7 +49,7 @@ class Work:
             torch.mm(self._left, self._right, out=self._product)
 
     def piece_seconds(self) -> float:
-        """Measure how long one piece takes here and now, at best, in seconds."""
+        """Measure the shortest time of one piece on this machine, in seconds."""
         best = math.inf
         for _ in range(20):
             begin = time.perf_counter()
@@ -59,7 +59,7 @@ class Work:
 
 
 class _Layer(torch.autograd.Function):
-    """Passes a signal through. In backward it computes for a while and makes a gradient of the parameter's size."""
+    """Identity on a signal, whose backward computes for a while and makes a gradient of the parameter's size."""
 
     @staticmethod
     def forward(ctx: Any, signal: torch.Tensor, parameter: torch.Tensor, work: Work, pieces: int, value: float) -> Any:
@@ -73,12 +73,12 @@ class _Layer(torch.autograd.Function):
 
 
 class Model(torch.nn.Module):
-    """ResNet-50's parameters behind one another; backward yields their gradients one by one, the last layer's first.
+    """ResNet-50's parameters in sequence. Backward yields their gradients one by one, from the last layer to the first.
 
     Args:
-        pieces: pieces of work in all, spread evenly over the parameters of more than one dimension.
-        value: what every element of every gradient is.
-        narrow: as of `resnet50_shapes`.
+        pieces: total pieces of work, spread evenly over the parameters with more than one dimension.
+        value: value of every element of every gradient.
+        narrow: as in `resnet50_shapes`.
     """
 
     def __init__(self, work: Work, pieces: int, value: float, narrow: int = 1) -> None:

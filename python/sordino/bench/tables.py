@@ -1,4 +1,4 @@
-"""The Markdown reports."""
+"""Markdown reports of the benchmarks."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def fusion(results: Results) -> str:
 
 
 def kernels(results: Results) -> str:
-    """Return the report on kernels: time over that of a copy of the same bytes."""
+    """Return the report on kernels: their time relative to a copy of the same bytes."""
     what = (
         "One core. Each kernel against the fastest of torch's and numpy's copies that read and write as many bytes in "
         "all, interleaved in one run. A ratio of 1 is as fast as copying."

@@ -1,4 +1,4 @@
-"""Checkpoints that are whole or not there: one file (`save`, `load`), or a folder of them (`Folder`)."""
+"""Checkpoints that are complete or do not exist: single files (`save`, `load`), or a folder of them (`Folder`)."""
 
 from sordino.checkpoint.files import decode, load, read, save
 from sordino.checkpoint.folder import Folder, Saved

@@ -1,8 +1,8 @@
-"""Checkpoints that are whole or not there, and that run no code when they are read.
+"""Checkpoint files, which are complete or do not exist, and which execute no code when they are read.
 
-`save` writes beside the target and renames: a reader, a crash, a full disk or a `kill -9` at any moment sees the
-previous checkpoint or the new one, never a part of it. `load` verifies the checksums (which `torch.load` does not)
-and unpickles with `weights_only=True`, so a foreign file cannot execute anything.
+`save` writes a temporary file next to the target and renames it. So a reader, a crash, a full disk or a `kill -9` at
+any moment sees the previous checkpoint or the new one, never a part of it. `load` verifies the checksums (which
+`torch.load` does not) and unpickles with `weights_only=True`, so a foreign file cannot execute anything.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from sordino.checkpoint.values import decoded, encoded, is_number
 from sordino.errors import SordinoError, Unreadable, UsageError
 from sordino.files import atomic_file, checked_path
 
-_FORMAT, _FORMAT_OF_VALUES = 1, 2  # the second, since it came, of files with values of values.py
+_FORMAT, _FORMAT_OF_VALUES = 1, 2  # the second one is for files with values of values.py, and is newer
 _MARK = "sordino_checkpoint"
 _SCALARS = (str, int, float, bool, type(None))
 _LAYOUTS = (torch.strided, torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
-_LONGEST = 80  # characters of a key that an error shows
-# What `weights_only=True` lets pickles call with a number of bytes to allocate, and no checkpoint needs.
+_LONGEST = 80  # characters of a key in an error
+# Functions that `weights_only=True` lets a pickle call with a number of bytes to allocate. No checkpoint needs them.
 _UNFOLDS = (b"c__builtin__\nbytearray\n", b"cbuiltins\nbytearray\n")
 _LONGEST_INT = 2000  # bits
 _KEY = "a key"
-_DEEPEST = 100  # containers within each other
-_MOST = 50_000_000  # values, those of a container that is there twice counted twice
+_DEEPEST = 100  # nested containers
+_MOST = 50_000_000  # values; those of a container that occurs twice count twice
 
 
 def save(path: str | os.PathLike[str], state: dict[str, Any]) -> None:
@@ -38,14 +38,14 @@ def save(path: str | os.PathLike[str], state: dict[str, Any]) -> None:
 
     Args:
         path: its folder must exist and be writable.
-        state: a dict of nested dicts, Counters, lists and tuples of tensors, numbers (NumPy's numbers and arrays, too),
-            strings, booleans and None: what `state_dict()` of models, optimizers and schedulers gives, and the states
-            of random generators. Parameters and buffers are tensors; other subclasses of torch.Tensor are refused, for
-            only their own code could make them again.
+        state: a dict of nested dicts, Counters, lists and tuples of tensors, numbers (also NumPy numbers and arrays),
+            strings, booleans and None. This covers `state_dict()` of models, optimizers and schedulers, and the states
+            of random generators. Parameters and buffers are tensors. Other subclasses of torch.Tensor are refused,
+            because only their own code could recreate them.
 
     Raises:
-        UsageError: `state` holds something that `load` could not read back, or another process is writing `path`.
-        SordinoError: the file cannot be written (disk full, no permission); an earlier checkpoint is untouched.
+        UsageError: `state` holds a value that `load` could not read back, or another process is writing `path`.
+        SordinoError: the file cannot be written (disk full, no permission). An earlier checkpoint is unchanged.
     """
     check(state)
     plain = encoded(state)
@@ -55,7 +55,7 @@ def save(path: str | os.PathLike[str], state: dict[str, Any]) -> None:
             torch.save({_MARK: number, "state": plain}, file)
     except (SordinoError, MemoryError):
         raise
-    except Exception as error:  # of torch's own, for some dtypes a KeyError
+    except Exception as error:  # of torch itself, for some dtypes a KeyError
         # torch reports a failed write() as a RuntimeError about its own position; the cause is the OSError inside.
         cause = error.__context__ if isinstance(error.__context__, OSError) else error
         message = f"{path}: the checkpoint cannot be written ({cause}); an earlier one is untouched"
@@ -66,7 +66,7 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Return the `state` given to `save`, with all tensors on the CPU.
 
     Raises:
-        UsageError: the file is missing, unreadable, truncated, damaged, or no checkpoint of Sordino.
+        UsageError: the file is missing, unreadable, truncated or damaged, or is no checkpoint of Sordino.
     """
     return decode(read(path), str(path))
 
@@ -74,7 +74,7 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
 def read(path: str | os.PathLike[str]) -> bytes:
     """Return the raw bytes of a checkpoint, for `decode`.
 
-    They are what one rank reads and sends to those that cannot see the file.
+    One rank can read them and send them to ranks that cannot see the file.
 
     Raises:
         UsageError: the file is missing or unreadable.
@@ -94,12 +94,12 @@ def decode(data: bytes, source: str) -> dict[str, Any]:
     Raises:
         UsageError: as `load`.
     """
-    # Damaged bytes break these two parsers in a dozen ways (BadZipFile, UnicodeDecodeError, struct.error ...), which
-    # all mean the same here; only a lack of memory is not the file's fault.
+    # Damaged bytes make these two parsers fail in a dozen ways (BadZipFile, UnicodeDecodeError, struct.error ...),
+    # which all mean the same here. Only a lack of memory is not the file's fault.
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             parts = archive.infolist()
-            # Nothing is compressed, so what the parts hold together is in the file: no file unfolds in memory.
+            # The parts are not compressed, and together no longer than the file, so no file expands in memory.
             stored = all(part.compress_type == zipfile.ZIP_STORED for part in parts)
             sound = stored and sum(part.file_size for part in parts) <= len(data)
             damaged = archive.testzip() if sound else None
@@ -145,9 +145,9 @@ def decode(data: bytes, source: str) -> dict[str, Any]:
 
 
 def check(state: object, besides: tuple[type, ...] = ()) -> None:
-    """Raise UsageError for what is to be saved and holds what a checkpoint cannot.
+    """Raise UsageError if a state to save holds a value that a checkpoint cannot hold.
 
-    It may hold values of the types `besides`, of which something else is made before it is saved.
+    Values of the types `besides` are allowed, because they are converted before they are saved.
     """
     complaint = _wrong(state, True, besides)
     if complaint:
@@ -155,20 +155,20 @@ def check(state: object, besides: tuple[type, ...] = ()) -> None:
 
 
 def _wrong(state: object, attributes: bool = False, besides: tuple[type, ...] = ()) -> str | None:
-    """Return what a checkpoint cannot hold, or None.
+    """Return a description of a value that a checkpoint cannot hold, or None.
 
-    `weights_only=True` would refuse it when the checkpoint is needed, or whoever walks through it would not come to an
+    `weights_only=True` would refuse such a value only when the checkpoint is needed, or a walk through it would not
     end.
 
     Args:
-        state: what is to be saved, or has been loaded.
-        attributes: whether those that a script has given to tensors count, too; they are saved with them.
+        state: a state to save, or one that was loaded.
+        attributes: whether attributes that a script has set on tensors count, too. They are saved with the tensors.
         besides: types of values that count as scalars.
     """
     if type(state) not in (dict, OrderedDict):
         return f"state is {_kind(state)}, not a dict"
-    # Containers that are being walked through, outermost first, and where in each. Python's own stack would be no
-    # measure of a file.
+    # Containers on the path to the current value, outermost first, and the position in each. Recursion would limit the
+    # depth of a file by Python's stack.
     within: list[tuple[int, Iterator[tuple[str, object]]]] = []
     places: list[str] = []
     count, value = 0, state
@@ -218,21 +218,21 @@ def _wrong(state: object, attributes: bool = False, besides: tuple[type, ...] = 
 
 
 def _items(values: Mapping[Any, object]) -> Iterator[tuple[str, object]]:
-    """Yield keys and values, with where they are."""
+    """Yield keys and values, each with its position."""
     for key, item in values.items():
         yield _KEY, key
         yield f"[{shown(key)}]", item
 
 
 def shown(key: object) -> str:
-    """Return a key as an error shows it: in short."""
+    """Return a short form of a key for an error."""
     if type(key) not in _SCALARS or (isinstance(key, int) and key.bit_length() > 64):
         return "..."
     return repr(key[:_LONGEST] if isinstance(key, str) else key)
 
 
 def _named(places: list[str]) -> str:
-    """Return what is at the last of these places, for an error."""
+    """Return the name of the value at the last of these positions, for an error."""
     until = places.index(_KEY) if _KEY in places else len(places)
     return "a key of " * (until < len(places)) + f"state{''.join(places[:until])}"
 

@@ -1,8 +1,18 @@
-"""A folder of checkpoints, one a step: the newest complete one is found, whatever a crash has left beside it.
+"""Folder of checkpoints, one per step. The newest complete one is found, whatever files a crash has left.
 
-`step-00000120.pt` is a checkpoint if and only if it is there and whole. It holds the state, or the names of the shards
-that do, and is written last, by a rename. Shards have random names, so one of an attempt that failed is never taken for
-one of another. What can be read and is not whole is passed over; what cannot be read may be whole, and is not.
+  step-00000120.pt             makes the checkpoint: the state, or the names of its shards. Written last, by a rename.
+  step-00000120.<hex>.shard    one rank's part of the state. The name is random, so a shard of a failed attempt is never
+                               taken for one of another attempt.
+  *.tmp                        a file that is being written
+
+`save_shards` has four steps. After an error in step 2 or 4 every rank removes its shard and raises.
+
+  1. every rank writes its shard
+  2. all ranks exchange step, name and length of their shards, or an error
+  3. the first rank checks that it sees all shards, writes the .pt file and removes old checkpoints
+  4. all ranks exchange whether that succeeded
+
+A checkpoint that can be read and is incomplete is skipped. One that cannot be read may be complete, and is an error.
 """
 
 from __future__ import annotations
@@ -36,7 +46,7 @@ _LAST_STEP = (1 << 63) - 1
 
 @dataclass(frozen=True)
 class Saved:
-    """A complete checkpoint of a folder: its step, its file, and the state in it."""
+    """Complete checkpoint of a folder: its step, its file, and its state."""
 
     step: int
     path: Path
@@ -44,12 +54,12 @@ class Saved:
 
 
 class Folder:
-    """Checkpoints in a folder, which is made if it is not there.
+    """Folder of checkpoints. It is made if it does not exist.
 
     Args:
-        path: its parent must exist. For `save_shards` it must be one that all ranks see.
-        keep: how many checkpoints stay: the one that has been saved last, and those of the steps before it. Older ones
-            are removed when it is complete. Those of later steps stay as well, and do not count.
+        path: path of the folder, whose parent must exist. For `save_shards` all ranks must see the same folder.
+        keep: number of checkpoints to keep: the one saved last, and those of the steps before it. Older ones are
+            removed once it is complete. Checkpoints of later steps stay as well, and do not count.
 
     Raises:
         UsageError: `keep` is not 1 or more, or the folder cannot be made.
@@ -65,16 +75,17 @@ class Folder:
             raise UsageError(f"{path}: the folder cannot be made ({error.strerror})") from error
 
     def save(self, step: int, state: dict[str, Any], *, drop_newer: bool = False) -> None:
-        """Write the checkpoint of a step. One rank calls it.
+        """Write the checkpoint of a step. Called by one rank.
 
         Args:
-            step: its number, 0 or more.
-            state: as of `sordino.checkpoint.save`.
-            drop_newer: removes the checkpoints of later steps, once this one is complete: training has gone back, and
-                they are of a course that it gives up. Else they stay until it has passed them, and `newest` finds them.
+            step: number of the step, 0 or more.
+            state: as in `sordino.checkpoint.save`.
+            drop_newer: whether to remove the checkpoints of later steps once this one is complete, because training has
+                gone back and abandons them. Otherwise they stay until training has passed them, and `newest` finds
+                them.
 
         Raises:
-            UsageError, SordinoError: as `sordino.checkpoint.save`; what was there before still is.
+            UsageError, SordinoError: as in `sordino.checkpoint.save`. Earlier checkpoints are unchanged.
         """
         path = self._file(step)
         _require_bool(drop_newer)
@@ -88,17 +99,17 @@ class Folder:
     ) -> None:
         """Write the checkpoint of a step, of which each rank has a part. Collective over the process set (all ranks).
 
-        It is complete when this returns. If a rank dies or fails meanwhile, it is not there.
+        The checkpoint is complete when this returns. If a rank dies or fails meanwhile, it does not exist.
 
         Args:
-            step: its number, the same on all ranks.
-            part: as of `save`, but tensors may be `Piece`s. `share` makes one from a state that all ranks have.
+            step: number of the step, the same on all ranks.
+            part: as in `save`, but tensors may be `Piece`s. `share` makes a part of a state that all ranks have.
             process_set: the ranks that take part.
-            drop_newer: as of `save`; the first rank's counts.
+            drop_newer: as in `save`. The value on the first rank counts.
 
         Raises:
-            SordinoError: on all ranks, if one of them cannot write; what was there before still is.
-            PeerLost: a rank is gone.
+            SordinoError: on all ranks, if one of them cannot write. Earlier checkpoints are unchanged.
+            PeerLost: a rank is lost.
         """
         suffix = f".{secrets.token_hex(8)}.shard"
         written: list[Path] = []
@@ -111,7 +122,7 @@ class Folder:
 
         def undo() -> None:
             for shard in written:
-                with contextlib.suppress(OSError):  # what failed is what all shall hear of
+                with contextlib.suppress(OSError):  # all ranks must learn of the original error
                     shard.unlink(missing_ok=True)
 
         def complete() -> None:
@@ -128,10 +139,10 @@ class Folder:
         _together(lambda: complete() if written[0].name == done[0][1] else None, undo, process_set)
 
     def load(self, step: int) -> dict[str, Any]:
-        """Return the whole state of a step, with all tensors on the CPU, on however many ranks it was saved.
+        """Return the complete state of a step, with all tensors on the CPU, for any number of ranks that saved it.
 
         Raises:
-            UsageError: it is missing, unreadable, incomplete or damaged.
+            UsageError: the checkpoint is missing, unreadable, incomplete or damaged.
         """
         path = self._file(step)
         state = load(path)
@@ -150,14 +161,14 @@ class Folder:
         return dict(joined(parts, f"{path}: state"))
 
     def newest(self) -> Saved | None:
-        """Return the newest checkpoint that is complete and undamaged; None if there is none.
+        """Return the newest complete and undamaged checkpoint, or None.
 
-        Of each that is passed over a line on stderr says why; one more says if that were all. Where ranks see one
-        folder, one of them looks and tells the others the step, which they `load`.
+        A line on stderr gives the reason for each checkpoint that is skipped, and another says if all were. If ranks
+        share the folder, one of them calls this and sends the step to the others, which `load` it.
 
         Raises:
-            UsageError: the folder, or one that would be the newest, cannot be read (no permission, a disk that fails).
-                It may be whole; were it passed over, what training then saves would replace it.
+            UsageError: the folder, or a checkpoint that would be the newest, cannot be read (no permission, failing
+                disk). It may be complete. If it were skipped, training would replace it by what it saves next.
         """
         steps = self.steps()
         for step in reversed(steps):
@@ -175,7 +186,7 @@ class Folder:
         return None
 
     def steps(self) -> list[int]:
-        """Return the steps of the checkpoints that are there, whole or not, in ascending order."""
+        """Return the steps of the checkpoints that exist, complete or not, in ascending order."""
         return sorted(number for path, number in self._files() if path.name == self._file(number).name)
 
     def _file(self, step: int) -> Path:
@@ -184,7 +195,7 @@ class Folder:
         return self.path / f"step-{int(step):08d}.pt"
 
     def _files(self) -> list[tuple[Path, int]]:
-        """Return what is ours in the folder, with its step."""
+        """Return the files in the folder that belong to checkpoints, with their steps."""
         try:
             paths = list(self.path.iterdir())
         except OSError as error:
@@ -197,12 +208,12 @@ class Folder:
 
         def stays(path: Path, number: int) -> bool:
             if path.suffix == ".shard" and number == step:
-                return path.name in shards  # the others are of an attempt that failed
+                return path.name in shards  # other shards of this step are from a failed attempt
             if path.suffix == ".tmp":
                 return False
             return number in kept or (number > step and not drop_newer)
 
-        # What makes a checkpoint of shards goes before them, so that nothing looks complete and is not.
+        # A .pt file is removed before its shards, so that no checkpoint looks complete and is not.
         for path, number in sorted(self._files(), key=lambda file: file[0].suffix != ".pt"):
             if not stays(path, number):
                 with contextlib.suppress(OSError):
@@ -219,17 +230,17 @@ def _require_bool(drop_newer: object) -> None:
 
 
 def _written(path: Path, part: dict[str, Any]) -> int:
-    check(part, besides=(Piece,))  # before it is walked through: it may hold itself
+    check(part, besides=(Piece,))  # before other code walks through it: it may contain itself
     save(path, encoded(part))
     return path.stat().st_size
 
 
 def _together(action: Callable[[], T], undo: Callable[[], None], process_set: ProcessSet | None) -> list[T]:
-    """Return what `action` returns on each rank. If it fails on one, all know, and all undo what they have done.
+    """Return the results of `action` on all ranks. If it fails on one rank, all ranks call `undo` and raise.
 
-    Where a rank is lost nobody undoes anything: some may know already that all went well, and go on.
+    If a rank is lost, no rank undoes anything: some ranks may know already that all went well, and have continued.
     """
-    # A checkpoint can be read where the core, which `sordino.torch` needs, is not built.
+    # Imported here, because checkpoints can be read where the core, which `sordino.torch` needs, is not built.
     from sordino.runtime.process_set import global_process_set
     from sordino.torch.functions import allgather_object
 

@@ -1,4 +1,4 @@
-"""A state in parts: each shard holds ranges of tensors, and together they make the whole, however many there are."""
+"""States in parts: each shard holds ranges of tensors. Together the shards make the whole state, for any number."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from sordino.checkpoint.files import check, shown
 from sordino.errors import UsageError
 
 _MARK = "sordino_piece"
-_OFTEN = 4  # a file may hold what it holds once in several tensors
+_OFTEN = 4  # times the size of its file that pieces may have, because several tensors may share memory in a file
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Some of the elements of a tensor.
+    """Range of the elements of a tensor.
 
     Attributes:
-        values: they, in one dimension.
-        begin: the number of the first, counted row by row.
-        shape: of the whole tensor.
+        values: the elements, in one dimension.
+        begin: index of the first element, in row-major order.
+        shape: shape of the whole tensor.
     """
 
     values: torch.Tensor
@@ -33,12 +33,13 @@ class Piece:
 
 
 def share(state: dict[str, Any], rank: int, size: int) -> dict[str, Any]:
-    """Return what rank `rank` of `size` has to save of a state that all of them have: an equal part of the elements.
+    """Return the part of a state that rank `rank` of `size` has to save, if all ranks have the state.
 
-    The elements of all tensors, one behind the other, are cut into `size` ranges. All else is in every share.
+    The elements of all tensors, one after the other, are cut into `size` ranges of almost equal length. Everything
+    else is in every part.
 
     Raises:
-        UsageError: there is no such rank, or the state has no end: it holds itself, or is deeper than a checkpoint can
+        UsageError: there is no such rank, or the state contains itself or is nested more deeply than a checkpoint can
             be.
     """
     if not 0 <= rank < size:
@@ -57,17 +58,17 @@ def share(state: dict[str, Any], rank: int, size: int) -> dict[str, Any]:
         nonlocal passed
         begin, end = (min(max(edge - passed, 0), tensor.numel()) for edge in (first, last))
         passed += tensor.numel()
-        # A copy, for a view would be saved with all that it is a view of.
+        # A copy, because a view would be saved with the whole memory behind it.
         return Piece(tensor.detach().reshape(-1)[begin:end].clone(), begin, tuple(tensor.shape))
 
     return cast("dict[str, Any]", _mapped(state, cut))
 
 
 def encoded(value: Any) -> Any:
-    """Return the same without `Piece`s, which a file cannot hold.
+    """Return the value with its `Piece`s converted to dicts, because a file cannot hold them.
 
     Raises:
-        UsageError: a piece is none of a tensor, or a dict looks like one.
+        UsageError: a piece is not a part of a tensor, or a dict looks like a piece.
     """
     if isinstance(value, Piece):
         shape = list(value.shape) if isinstance(value.shape, tuple) else value.shape
@@ -90,15 +91,15 @@ def _outline(values: object) -> str:
 
 
 def checked(part: dict[str, Any], size: int, source: str) -> dict[str, Any]:
-    """Return an encoded part as it was read, whose pieces are what `encoded` makes of `Piece`s.
+    """Return an encoded part as it was read, after checking that its pieces are valid.
 
     Args:
-        part: as a checkpoint holds it, so it is no deeper and no larger than one can be.
-        size: of its file, in bytes. Pieces are copied when they are joined; what they hold must have been in the file.
-        source: names it in errors.
+        part: a part that was read from a checkpoint, so its depth and number of values are limited.
+        size: bytes of its file. Pieces are copied when they are joined, so their data must have been in the file.
+        source: name of the file, for errors.
 
     Raises:
-        UsageError: they are not.
+        UsageError: a piece is invalid.
     """
     held = 0
     left: list[Any] = [part]
@@ -138,17 +139,17 @@ def _is_piece(piece: dict[str, Any]) -> bool:
         and isinstance(shape, list)
         and all(type(size) is int and 0 <= size < 1 << 63 for size in shape)
         and 0 <= begin <= begin + values.numel() <= math.prod(shape)
-        and math.prod(size for size in shape if size) < 1 << 63  # where one is 0, torch multiplies the others
+        and math.prod(size for size in shape if size) < 1 << 63  # if one is 0, torch multiplies the others
     )
 
 
 def joined(parts: Sequence[Any], where: str) -> Any:
-    """Return the whole of encoded parts.
+    """Return the complete state of encoded parts.
 
-    Dicts are united; what is no piece and in several parts must be the same in all.
+    Dicts are united. A value that is not a piece must be the same in all parts that have it.
 
     Raises:
-        UsageError: pieces overlap or leave a gap, or parts contradict each other; `where` names the value.
+        UsageError: pieces overlap or leave a gap, or parts contradict each other. `where` names the value.
     """
     first = parts[0]
     if any(type(part) is not type(first) for part in parts):
@@ -168,7 +169,7 @@ def joined(parts: Sequence[Any], where: str) -> Any:
         return type(first)(items)
     try:
         differs = any(not _same(part, first) for part in parts)
-    except RuntimeError as error:  # of the kinds of tensors that torch has, some do less than others
+    except RuntimeError as error:  # some kinds of tensors do not support this
         raise UsageError(f"{where} is in several shards, and cannot be compared ({error})") from error
     if differs:
         raise UsageError(f"{where} differs between shards")
@@ -189,7 +190,7 @@ def _assembled(pieces: Sequence[dict[str, Any]], where: str) -> torch.Tensor:
         filled += count
     if filled != total:
         raise UsageError(f"{where}: elements {filled} to {total - 1} are in no shard")
-    # Made only now that it is known to be no larger than its pieces, whatever they say of its shape.
+    # Allocated only now, because the pieces have all its elements. The shape in the file alone could be any.
     whole = torch.cat([piece[_MARK] for piece in found]) if found else torch.empty(0, dtype=dtype, device="cpu")
     return whole.reshape(shape)
 
@@ -208,7 +209,7 @@ def _same_tensors(a: torch.Tensor, b: torch.Tensor) -> bool:
         return _same_tensors(a.indices(), b.indices()) and _same_tensors(a.values(), b.values())
     for dimension in range(a.dim()):
         if a.stride(dimension) == b.stride(dimension) == 0 and a.shape[dimension]:
-            a, b = a.narrow(dimension, 0, 1), b.narrow(dimension, 0, 1)  # what both repeat is compared once
+            a, b = a.narrow(dimension, 0, 1), b.narrow(dimension, 0, 1)  # compare values that both repeat only once
     if any(one.nbytes > _OFTEN * one.untyped_storage().nbytes() for one in (a, b)):
         raise RuntimeError("its elements share memory")
     return torch.equal(_bits(a), _bits(b))  # a NaN equals itself
@@ -216,7 +217,7 @@ def _same_tensors(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
     flat = tensor.resolve_conj().resolve_neg().reshape(-1)
-    if flat.numel() == 1:  # whose stride may be anything
+    if flat.numel() == 1:  # its stride may be anything
         flat = flat.clone(memory_format=torch.contiguous_format)
     return flat.view(torch.uint8)
 
@@ -226,7 +227,7 @@ def _mapped(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
 
 
 def _each(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Return a container with each of its values changed; all else as it is."""
+    """Return a container with `change` applied to each of its values; any other value unchanged."""
     if type(value) in (dict, OrderedDict):
         return type(value)((key, change(item)) for key, item in value.items())
     if type(value) in (list, tuple):

@@ -1,7 +1,7 @@
-"""Encoding of Counters and of NumPy's numbers and arrays in checkpoints.
+"""Encoding of Counters and of NumPy numbers and arrays in checkpoints.
 
-Schedulers (MultiStepLR) and random generators have them in their states. In a file each is a dict with the key
-"sordino_value", because a file that runs no code when it is read holds no types of others.
+States of schedulers (MultiStepLR) and random generators have such values. In a file each is a dict with the key
+"sordino_value", because a file that executes no code when it is read cannot hold foreign types.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ import torch
 from sordino.errors import UsageError
 
 MARK = "sordino_value"
-_KINDS = "biufc"  # of NumPy's types: truth values, and numbers of all kinds
+_KINDS = "biufc"  # kinds of NumPy types: booleans and all numbers
 
 
 def is_number(value: object) -> bool:
-    """Return whether a value is one of NumPy's numbers or arrays of numbers."""
+    """Return whether a value is a NumPy number, or an array of numbers."""
     return (type(value) is np.ndarray or isinstance(value, np.generic)) and value.dtype.kind in _KINDS
 
 
 def encoded(value: Any) -> Any:
-    """Return the same, with dicts of plain values in the place of Counters and NumPy's numbers.
+    """Return the value with Counters and NumPy numbers and arrays replaced by dicts of plain values.
 
     Raises:
-        UsageError: a dict looks like one of these.
+        UsageError: a dict looks like such an encoded value.
     """
     if type(value) is Counter:
         return {MARK: "Counter", "counts": dict(value)}
@@ -43,10 +43,10 @@ def encoded(value: Any) -> Any:
 
 
 def decoded(value: Any) -> Any:
-    """Return the values that `encoded` has replaced, in their places.
+    """Return the value with encoded values replaced by the originals.
 
     Raises:
-        ValueError: a dict has the key, but not the rest of an encoded value.
+        ValueError: a dict has the key but is no valid encoded value.
     """
     if not (isinstance(value, dict) and MARK in value):
         return _each(value, decoded)
@@ -77,7 +77,7 @@ def _number(code: object, shape: object, raw: object) -> Any:
 
 
 def _each(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Return a container with its values changed; itself if none has changed."""
+    """Return a container with `change` applied to its values; the container itself if no value has changed."""
     if isinstance(value, dict):
         items = {key: change(item) for key, item in value.items()}
         same = all(items[key] is item for key, item in value.items())

@@ -1,1 +1,1 @@
-"""The command `sordino`: run, doctor, bench. Only this package prints; the library never does."""
+"""The command `sordino` with its subcommands. Only this package prints; the library never does."""

@@ -1,4 +1,4 @@
-"""`python -m sordino.cli` is the command `sordino`."""
+"""Entry point of `python -m sordino.cli`, which is the command `sordino`."""
 
 from __future__ import annotations
 

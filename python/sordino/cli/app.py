@@ -1,4 +1,4 @@
-"""The argument parser of the command `sordino`, and the one place that turns errors into exit statuses."""
+"""Argument parser of the command `sordino`, and the conversion of errors into exit statuses."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from sordino.slips import meant
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand and return its exit status.
 
-    Statuses: 0 all went well; 1 something is missing or failed; 2 the command line is wrong; `run` returns the
-    status of the job (see `sordino.cli.run`).
+    Statuses: 0 success; 1 something is missing or failed; 2 the command line is wrong. `run` returns the status of the
+    job (see `sordino.cli.run`).
     """
     words = list(sys.argv[1:] if argv is None else argv)
-    # Everything after the first `--` belongs to the command to run. argparse treats `--` differently from one
-    # Python version to the next, so it never sees it.
+    # Everything after the first `--` belongs to the command to run. It is cut off here, because Python versions
+    # differ in how argparse treats `--`.
     command: list[str] | None = None
     if words[:1] == ["run"] and "--" in words:
         cut = words.index("--")
@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         chosen: Callable[[argparse.Namespace], int] = options.main
         return chosen(options)
-    except BrokenPipeError:  # whoever reads what is printed has had enough
+    except BrokenPipeError:  # the reader of stdout has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except UsageError as error:

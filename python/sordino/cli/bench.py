@@ -1,10 +1,10 @@
-"""Runs one of Sordino's benchmarks: collectives, fusion or kernels. What follows its name goes to the benchmark.
+"""Runs one of Sordino's benchmarks: collectives, fusion or kernels. Arguments after its name go to the benchmark.
 
   sordino bench kernels --help
   sordino bench -np 2 collectives --baselines mpi,gloo
 
-With -np it runs like `sordino run -np N -- sordino bench ...`, by mpirun where there is one. All others are scripts in
-a clone, such as `python benchmarks/gossip.py`; benchmarks/README.md lists them.
+With -np it runs like `sordino run -np N -- sordino bench ...`, by mpirun if it is installed. All other benchmarks are
+scripts in a clone, such as `python benchmarks/gossip.py`; benchmarks/README.md lists them.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ def _name(text: str) -> str:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Run the benchmark here or, with -np, on that many ranks.
+    """Run the benchmark in this process or, with -np, on that many ranks.
 
     Raises:
         NotBuilt: this installation lacks the benchmark.
     """
     if options.ranks is not None:
-        # MPI is a contestant.
+        # The benchmark compares with MPI.
         return run.plain(options.ranks, ["sordino", "bench", options.name, *options.arguments], prefers_mpi=True)
     module = f"sordino.bench.{options.name}"
     try:

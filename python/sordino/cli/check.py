@@ -1,4 +1,4 @@
-"""One line of the table of `sordino doctor`."""
+"""Result of one check of `sordino doctor`."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ REBUILD = "`pip install --force-reinstall --no-deps .` in a checkout of Sordino"
 
 @dataclass(frozen=True)
 class Check:
-    """What was looked at, and what was found.
+    """One line of the doctor's table.
 
     Attributes:
-        name: of it.
-        status: "ok", "warn" (something cannot be used that others do without) or "fail".
-        found: what there is.
-        mend: empty when there is nothing to do.
+        name: subject of the check.
+        status: "ok", "warn" (an optional feature cannot be used) or "fail".
+        found: text about what was found.
+        mend: the fix; "" if none is needed.
     """
 
     name: str

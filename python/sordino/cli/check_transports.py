@@ -1,4 +1,4 @@
-"""What `sordino doctor` checks of the ways between ranks: MPI, UCX, shared memory, each tried with two ranks."""
+"""Checks of `sordino doctor` for transports: MPI, UCX and shared memory, each tried with two ranks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _UCX = "`pip install libucx-cu13` (without CUDA, too)"
 
 
 def check_mpi_build(build: Mapping[str, Any]) -> Check:
-    """Tell which MPIs the core was built for. Without one mpirun cannot start ranks; others can."""
+    """Report the MPIs that the core was built for. Without one, mpirun cannot start ranks; other launchers can."""
     if not build["mpi"]:
         return Check("MPI of the build", "ok", "none: for mpirun and srun; `sordino run` and torchrun do without it")
     built = [_mpi_version(one) for one in build["mpi"]["library"].split("; ")]
@@ -29,7 +29,7 @@ def check_mpi_build(build: Mapping[str, Any]) -> Check:
 
 
 def check_mpi_runtime(build: Mapping[str, Any], probe: Mapping[str, Any]) -> Check:
-    """Check that an MPI is found at run time that has an ABI of the build, or that there is none at all."""
+    """Check that the MPI found at run time has an ABI of the build, or that no MPI is installed."""
     name = "MPI at run time"
     if not build["mpi"]:
         return Check(name, "ok", "not looked for: the core was built without MPI")
@@ -49,7 +49,7 @@ def check_mpi_runtime(build: Mapping[str, Any], probe: Mapping[str, Any]) -> Che
 
 
 def check_ucx(build: Mapping[str, Any], probe: Mapping[str, Any], mpi_is_there: bool) -> Check:
-    """Check that UCX loads, or that there is none at all. Without one, ranks on several machines need MPI."""
+    """Check that UCX loads, or is not installed. Without it, ranks on several machines need MPI."""
     absent = not build["ucx"] or (not probe["library"] and probe["absent"])
     if absent:
         mend = _UCX if build["ucx"] else f"{_UCX}; then {REBUILD}"
@@ -62,7 +62,7 @@ def check_ucx(build: Mapping[str, Any], probe: Mapping[str, Any], mpi_is_there: 
 
 
 def check_choice(there: Mapping[str, bool], environment: Mapping[str, str]) -> Check:
-    """Tell how ranks reach each other here, by which of "mpi" and "ucx" are there, and why."""
+    """Report the transports that ranks use here. `there`: whether "mpi" and "ucx" can be used."""
     chosen = environment.get("SORDINO_TRANSPORT", "auto")
     if chosen != "auto":
         return Check("transport", "ok", f"{chosen}, as SORDINO_TRANSPORT says")
@@ -72,7 +72,7 @@ def check_choice(there: Mapping[str, bool], environment: Mapping[str, str]) -> C
 
 
 def check_mpirun(build: Mapping[str, Any], wanted: bool) -> tuple[mpi.Launcher | None, Check]:
-    """Check that there is an mpirun that runs, if one is wanted."""
+    """Check that mpirun runs; it may be missing unless `wanted`."""
     try:
         launcher = mpi.find_launcher(build, os.environ)
     except NotBuilt as error:
@@ -82,7 +82,7 @@ def check_mpirun(build: Mapping[str, Any], wanted: bool) -> tuple[mpi.Launcher |
 
 
 def check_two_ranks(there: Mapping[str, bool], launcher: mpi.Launcher | None) -> list[Check]:
-    """Check, in each way that there is ("mpi", "ucx"), that two ranks start, meet and average."""
+    """Check that two ranks start, meet and average, with each available transport."""
     checks = [check_locally("local", {}, "started by `sordino run`, in shared memory")]
     if there["ucx"]:
         apart = {"SORDINO_TRANSPORT": "ucx", "SORDINO_RANKS_PER_NODE": "1"}
@@ -93,7 +93,7 @@ def check_two_ranks(there: Mapping[str, bool], launcher: mpi.Launcher | None) ->
 
 
 def check_locally(name: str, more: Mapping[str, str], how: str) -> Check:
-    """Check that two ranks do that `sordino run` starts, with these environment variables."""
+    """Check that two ranks of `sordino run` start, meet and average, with additional environment variables."""
     job = mpi.Job(ranks=2, command=_SMOKE)
     environment = {**run.job_environment(), "SORDINO_TRANSPORT": "local", **more}
     with tempfile.TemporaryFile() as output, jobs.local_place() as place, StopSignals() as stop:
@@ -104,7 +104,7 @@ def check_locally(name: str, more: Mapping[str, str], how: str) -> Check:
 
 
 def check_smoke(launcher: mpi.Launcher) -> Check:
-    """Check that two ranks start, meet and average."""
+    """Check that two ranks of mpirun start, meet and average."""
     job = mpi.Job(ranks=2, command=_SMOKE)
     with tempfile.TemporaryFile() as output:
         with jobs.place_for(launcher, job) as place, StopSignals() as stop:
@@ -122,19 +122,19 @@ def _judged(name: str, ended: Ended, output: bytes, how: str, words: list[str]) 
     whole = f"`{' '.join(words)} -- python -m sordino.cli.smoke`"
     if ended.status == 124:
         return Check(name, "fail", f"no answer within {_SMOKE_TIMEOUT_S:.0f} s", f"try {whole}")
-    # The last line of a traceback says what happened; mpirun's own words come after it.
+    # The last line of a traceback has the error; mpirun's own lines follow it.
     telling = [line for line in said if re.match(r"[\w.]+(Error|Lost|Timeout|Mismatch|NotBuilt)\b", line)] or said
     found = f"exit status {ended.status}: {telling[0] if telling else 'no output'}"
     return Check(name, "fail", found, f"see the whole output with {whole}")
 
 
 def _mpi_version(text: str) -> str:
-    """Return `Open MPI 5.0.11` from what mpicc or the library says of itself, in many words and some order of them."""
+    """Return a name such as `Open MPI 5.0.11` from the version text of mpicc or the library."""
     family = re.search(r"Open MPI|MVAPICH|Intel\(R\) MPI|Cray MPICH|MPICH", text)
     number = re.search(r"\d+(\.\d+)+", text)
     return f"{family[0]} {number[0]}" if family and number else _first_line(text)
 
 
 def _first_line(text: str) -> str:
-    """Return the first line: MPI's library version may fill a page."""
+    """Return the first line of a text, because MPI's library version may have many."""
     return text.strip().splitlines()[0].strip(" \0") if text.strip() else "unknown"

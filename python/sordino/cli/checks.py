@@ -1,7 +1,7 @@
-"""What `sordino doctor` checks. Each check returns what it found and, unless all is well, the mend.
+"""Checks of `sordino doctor`. Each returns what it found and, if needed, the fix.
 
-The compiled module and torch are looked at in a child process: a library that crashes or hangs while it is loaded is
-what a doctor is for, and must not take him down.
+The compiled module and torch are examined in a child process. A library that crashes or hangs while it is loaded must
+not affect the doctor, which is to report it.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ print(json.dumps(answer))
 
 
 def all_checks() -> list[Check]:
-    """Run every check, the jobs of two ranks last; takes some seconds, two minutes at the very worst."""
+    """Run every check, the jobs of two ranks last. Takes some seconds, at most about two minutes."""
     packages, packages_error = ask_python(_PROBE)
     core, core_error = ask_python(_PROBE_CORE)
     build: Mapping[str, Any] = core.get("build", {})
@@ -106,11 +106,11 @@ EXTRAS = {
     "matplotlib": ("matplotlib", "pictures"),
     "simpy": ("simpy", "simulate"),
 }
-"""Packages that some commands need, by module: what pip calls them, and who needs them."""
+"""Packages that some commands need, by module: their name for pip, and the commands."""
 
 
 def check_extras() -> Check:
-    """Check what the core does without and some commands do not."""
+    """Check packages that only some commands need."""
     missing = {package: who for module, (package, who) in EXTRAS.items() if find_spec(module) is None}
     if not missing:
         return Check("extras", "ok", ", ".join(package for package, _ in EXTRAS.values()))
@@ -119,7 +119,7 @@ def check_extras() -> Check:
 
 
 def check_python() -> Check:
-    """Tell which Python this is; an older one than Sordino needs would not have come this far."""
+    """Report the version of Python. It is new enough, or this code would not run."""
     return Check("Python", "ok", f"{platform.python_implementation()} {platform.python_version()}, {sys.executable}")
 
 
@@ -143,7 +143,7 @@ def check_core(build: Mapping[str, Any], error: str) -> Check:
 
 
 def check_shared_memory() -> Check:
-    """Check that the ranks of a node can share memory as Sordino does it: memfd, opened through /proc."""
+    """Check that the ranks of a node can share memory in Sordino's way: memfd, opened through /proc."""
     try:
         descriptor = os.memfd_create("sordino-doctor", os.MFD_CLOEXEC)
         try:
@@ -162,7 +162,7 @@ def check_shared_memory() -> Check:
 
 
 def check_cores() -> Check:
-    """Check how many cores this process may use."""
+    """Check the number of cores that this process may use."""
     usable, present = len(os.sched_getaffinity(0)), os.cpu_count() or 1
     found = f"{usable} usable of {present}"
     if usable == 1:
@@ -171,7 +171,7 @@ def check_cores() -> Check:
 
 
 def check_memlock() -> Check:
-    """Check that InfiniBand and GPUs may lock memory; nothing else needs it."""
+    """Check the limit of locked memory. Only InfiniBand and GPUs need locked memory."""
     soft, _hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if soft == resource.RLIM_INFINITY:
         return Check("locked memory", "ok", "unlimited")
@@ -182,12 +182,12 @@ def check_memlock() -> Check:
 
 
 def check_cuda(build: Mapping[str, Any], gpus: int, seen: Mapping[str, Any]) -> Check:
-    """Check that the core has CUDA kernels where torch sees GPUs, and sees the same ones.
+    """Check that the core has CUDA kernels if torch sees GPUs, and sees the same number of GPUs.
 
     Args:
-        build: what the core says about its build; "cuda" is empty where it has no CUDA kernels.
-        gpus: that torch sees.
-        seen: by the core: "found" of them, the "names" of those that it can use, and the "obstacles" of others.
+        build: build information of the core; "cuda" is empty if it has no CUDA kernels.
+        gpus: number of GPUs that torch sees.
+        seen: GPUs of the core: the number "found", the "names" of usable ones, and the "obstacles" of others.
     """
     found = f"{build['cuda'] or 'not built'}; torch sees {gpus} GPU{'' if gpus == 1 else 's'}"
     if gpus and not build["cuda"]:
@@ -201,14 +201,14 @@ def check_cuda(build: Mapping[str, Any], gpus: int, seen: Mapping[str, Any]) -> 
 
 
 def check_nccl(seen: Mapping[str, Any]) -> Check:
-    """Check that there is an NCCL for ranks with a GPU each."""
+    """Check that NCCL, for ranks with one GPU each, can be used."""
     if seen["nccl"]:
         return Check("NCCL", "ok", seen["nccl"])
     return Check("NCCL", "warn", "none: GPUs talk by CUDA IPC within a node, else through MPI", seen["error"])
 
 
 def check_gpu_ways(seen: Mapping[str, Any], probe: Mapping[str, Any], environment: Mapping[str, str]) -> Check:
-    """Tell which ways operations on GPU memory take here (csrc/engine/run_on_device.cc), and what may hold them up."""
+    """Report the routes of operations on GPU memory (csrc/engine/run_on_device.cc) and a setting that delays them."""
     chosen = environment.get("SORDINO_GPU_ROUTE", "")
     asked = environment.get("SORDINO_CUDA_AWARE_MPI", "")
     takes_cuda = asked == "1" if asked else bool(probe["takes_cuda"])

@@ -1,10 +1,10 @@
-"""Prints what has a shell complete the commands and options of `sordino`.
+"""Prints a shell completion script for the commands and options of `sordino`.
 
   mkdir -p ~/.local/share/bash-completion/completions
   sordino completion bash > ~/.local/share/bash-completion/completions/sordino
   sordino completion zsh > ~/.zfunc/_sordino        # a folder of $fpath
 
-Then open another shell. What follows the `--` of `sordino run` is completed as files.
+Then open another shell. Words after the `--` of `sordino run` are completed as files.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Print the script of completions for a shell."""
+    """Print the completion script for a shell."""
     for action in _actions(options.parser):
         if action.type is Path or action.metavar == "FILE" or action.dest == "command":
             action.complete = shtab.FILE  # type: ignore[attr-defined]

@@ -1,6 +1,6 @@
-"""Checks the installation: what was built, what is found here, what is wrong and how to mend it.
+"""Checks the installation: the build, installed libraries, problems, and their fixes.
 
-The exit status is 1 if something is wrong (fail); warnings alone give 0.
+The exit status is 1 if a check fails, else 0, also with warnings.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Run every check and show the results; 1 if one fails, else 0."""
+    """Run every check and show the results. Return 1 if a check fails, else 0."""
     checks = all_checks()
     failed = any(check.status == "fail" for check in checks)
     if options.json:
@@ -41,7 +41,7 @@ def _show(checks: list[Check]) -> None:
     for heading in ("check", "", "what was found"):
         table.add_column(heading, overflow="fold")
     for check in checks:
-        # Text, not markup: paths and error messages may hold brackets.
+        # Text, not markup, because paths and error messages may contain brackets.
         found = Text(check.found)
         if check.mend:
             found.append(f"\n-> {check.mend}", style="bold")

@@ -1,10 +1,10 @@
-"""Copies an example to start from, with all that it needs; without a name, lists them.
+"""Copies an example with all files that it needs. Without a name, lists the examples.
 
-  sordino examples                        # which there are
+  sordino examples                        # lists the examples
   sordino examples minimal                # writes minimal.py here
   sordino examples with-crossover mine/   # writes mine/with_crossover.py, and mine/minimal.py that it uses
 
-Nothing is written over what is there.
+Existing files are not overwritten.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sordino.errors import UsageError
 from sordino.files import atomic_file
 
 _PACKAGE = Path(sordino.__file__).resolve().parent
-# Where they lie in an installation, and in a clone of which the package is used as it lies there.
+# Folders of the examples in an installation, and in a clone whose package is used in place.
 _PLACES = (_PACKAGE / "examples", _PACKAGE.parents[1] / "examples")
 
 
@@ -37,7 +37,7 @@ def main(options: argparse.Namespace) -> int:
     """List the examples, or copy one.
 
     Raises:
-        UsageError: there is no such example, or a file that would be written is there already.
+        UsageError: there is no such example, or a file to be written exists already, or cannot be written.
     """
     place = next((place for place in _PLACES if place.is_dir()), None)
     if place is None:
@@ -79,7 +79,7 @@ def _first_sentence(path: Path) -> str:
 
 
 def _with_all_it_imports(chosen: Path, place: Path) -> list[Path]:
-    """Return the files of `place` that a program there is made of, itself first."""
+    """Return the files in `place` that a program there consists of, the program first."""
     found = [chosen]
     for path in found:
         for name in _imported(path):

@@ -1,7 +1,13 @@
-"""Two processes instead of one, so that a job's launcher can be killed in any way and nothing of the job stays.
+"""Guard of a job: two processes, so that no process of the job remains if a launcher is killed in any way.
 
-The process that the user started does nothing but wait; a copy of it does the work. Each hears of the other's end and
-clears away: the copy ends the job when the first is killed, and the first adopts and ends what a killed copy leaves.
+The process that the user started (the first) only waits. Its child (the copy) does the work.
+
+| event | reaction |
+|---|---|
+| a signal to stop the job | the first process passes it to the copy, which passes it to the job |
+| the first process is killed | the copy gets SIGTERM, ends the job, and clears |
+| the copy is killed | the first process adopts and ends the job's processes (`subreaper`), and clears |
+| the work is done | the copy clears and exits with its status; the first process clears and returns it |
 """
 
 from __future__ import annotations
@@ -14,16 +20,16 @@ from collections.abc import Callable
 
 from sordino.cli.processes import StopSignals, end_with_parent, sender, subreaper
 
-_LONGER_S = 15.0  # the copy kills the job first, and has to tidy up
+_LONGER_S = 15.0  # additional grace of the copy, which first kills the job and clears
 
 
 def guarded(work: Callable[[StopSignals], int], clear: Callable[[], None], grace: float) -> int:
-    """Call `work` in a process of its own and return its status, 128 + N if signal N ended it.
+    """Call `work` in a child process and return its status; 128 + N if signal N ended it.
 
     Args:
-        work: gets the signals that mean "stop the job". An exception is printed and makes status 1.
-        clear: removes what `work` leaves behind; called after it by both processes, for one may be gone.
-        grace: seconds that the job has after such a signal.
+        work: gets the signals that mean "stop the job". An exception is printed and gives status 1.
+        clear: removes files of `work`; called after it by both processes, because either may have been killed.
+        grace: seconds from such a signal until the job is killed.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -46,10 +52,10 @@ def guarded(work: Callable[[StopSignals], int], clear: Callable[[], None], grace
 
 
 def _work(parent: int, work: Callable[[StopSignals], int], clear: Callable[[], None], stop: StopSignals) -> None:
-    """Live the copy's life. It never returns into what the first process was doing."""
+    """Run the copy. It does not return, so that it does not continue the first process's program."""
     status = 1
     try:
-        # Ctrl-C in a terminal reaches the first process only, which hands it on.
+        # With its own group, Ctrl-C in a terminal reaches the first process only, which passes it on.
         os.setpgid(0, 0)
         end_with_parent()
         try:

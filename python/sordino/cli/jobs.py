@@ -1,4 +1,4 @@
-"""One start of a job, by mpirun or by ourselves: where its files go on this machine, and how it went."""
+"""One start of a job, by mpirun or by `sordino run` itself: the folder of its files, and its result."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sordino.cli.outcomes import Deadlines, Outcomes
 from sordino.cli.processes import Ended, StopSignals, supervise
 from sordino.cli.scratch import scratch
 
-# Open MPI's shared memory takes 16 MiB a rank. Where it does not fit, a rank that touches it dies of SIGBUS.
+# Open MPI's shared memory takes 16 MiB per rank. If it does not fit, a rank that uses it dies of SIGBUS.
 _BYTES_PER_RANK = 17 << 20
 
 
@@ -36,7 +36,7 @@ class Place:
 
 @contextlib.contextmanager
 def local_place() -> Iterator[Place]:
-    """Yield the place of a job that we start ourselves: some links and a socket."""
+    """Yield the place of a job that is started without mpirun. It gets some links and a socket."""
     shm = Path("/dev/shm")
     with scratch(shm if os.access(shm, os.W_OK | os.X_OK) else Path(tempfile.gettempdir())) as (folder, lock):
         yield Place(folder, lock)
@@ -51,16 +51,19 @@ def start_locally(
     timeout: float | None = None,
     output: BinaryIO | None = None,
 ) -> Ended:
-    """Run a job to its end with ranks that we start ourselves; arguments and end as of `supervise`.
+    """Run a job on this machine to its end, without mpirun.
 
     Args:
-        job: what to start, on this machine.
-        environment: of the ranks.
-        place: for its files.
-        outlasts: whether the others go on when a rank is lost.
-        stop: signals that are handed on to the ranks.
-        timeout: in seconds.
-        output: gets stdout and stderr.
+        job: the job.
+        environment: environment of the ranks.
+        place: folder for the job's files.
+        outlasts: whether ranks survive losses.
+        stop: signals that are passed to the ranks.
+        timeout: limit in seconds; None: no limit.
+        output: file for stdout and stderr; None: those of this process.
+
+    Returns:
+        the end of the job, as from `supervise`.
     """
     variables = {**environment, **(job.exports or {})}
     with _subfolder(place.folder) as folder:
@@ -73,9 +76,9 @@ def start_locally(
 def place_for(launcher: mpi.Launcher, job: mpi.Job) -> Iterator[Place | None]:
     """Yield the place of a job for mpirun.
 
-    It is None where the launcher cannot be told, or has other hosts, which would lack the folder.
+    It is None if the launcher has no options for it, or uses other hosts, which would not have the folder.
 
-    A killed mpirun leaves its session files and 16 MiB of shared memory for each rank; so they go where they can be
+    A killed mpirun leaves its session files and 16 MiB of shared memory for each rank. So they go to a folder that is
     removed.
     """
     if launcher.family != "openmpi" or job.hosts:
@@ -91,7 +94,7 @@ def _base(ranks: int) -> Path:
         return other
     room = os.statvfs(shm)
     free, needed = room.f_bavail * room.f_frsize, ranks * _BYTES_PER_RANK
-    if room.f_blocks and free < needed:  # a tmpfs without a limit has no blocks
+    if room.f_blocks and free < needed:  # a tmpfs without a limit reports 0 blocks
         text = f"sordino run: {shm} has {free >> 10:,} KiB free, {ranks} ranks of Open MPI take {needed >> 10:,} KiB"
         print(f"{text}; their shared memory goes to {other}", file=sys.stderr, flush=True)
         return other
@@ -107,7 +110,7 @@ def start(
     timeout: float | None = None,
     output: BinaryIO | None = None,
 ) -> Ended:
-    """Run a job to its end and clear away what it leaves on this machine; arguments and end as of `supervise`."""
+    """Run a job by mpirun to its end, and remove its files on this machine. See `supervise` and `start_locally`."""
     with contextlib.ExitStack() as stack:
         variables = dict(environment)
         folder = None
@@ -134,7 +137,7 @@ def start(
 
 
 def _deadlines(environment: Mapping[str, str]) -> Deadlines:
-    """Return the deadlines as the ranks have them (csrc/base/config.cc), which refuse what is no number."""
+    """Return the deadlines of the ranks (csrc/base/config.cc). Ranks refuse a bad number, so it is ignored here."""
 
     def seconds(default: float, *names: str) -> float:
         text = next((environment[name] for name in names if name in environment), "")
@@ -155,7 +158,7 @@ def _kept(job: mpi.Job, where: str) -> mpi.Job:
 
 @contextlib.contextmanager
 def _subfolder(folder: Path) -> Iterator[Path]:
-    """Make a subfolder, for each start has one of its own."""
+    """Make a subfolder for one start, and remove it."""
     made = Path(tempfile.mkdtemp(dir=folder))
     try:
         yield made
@@ -164,7 +167,7 @@ def _subfolder(folder: Path) -> Iterator[Path]:
 
 
 def _judged(ended: Ended, told: Outcomes) -> Ended:
-    """Return mpirun's end, with the status that the ranks' ends make."""
+    """Return mpirun's end, with the status that follows from the ranks' outcomes."""
     if ended.killed:
         return ended
     status, why = told.judge(ended.status)

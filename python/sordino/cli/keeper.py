@@ -1,14 +1,18 @@
-"""A process above each rank that tells how the rank ended: under fault tolerance Open MPI's launcher does not.
+"""Keeper: parent process of a rank, which reports how the rank ended. Open MPI with fault tolerance does not.
 
   python -I -S keeper.py FOLDER COMMAND [ARGUMENT ...]       as a link in FOLDER, for ranks of the launcher's machine
   python -I -S keeper.py stderr:TOKEN COMMAND [ARGUMENT ...] as a line on stderr, for others
 
-It uses the standard library only, so that it starts in milliseconds, and ends as the rank did, so that Open MPI sees a
-death as soon as without it. Rank and keeper live and die together: the kernel kills the rank when its keeper dies, and
-a keeper whose launcher is gone ends the rank and whatever the rank has started.
+It uses the standard library only, so that it starts in milliseconds.
 
-Signals are blocked here. Open MPI signals the process group, so the rank has had them as well; handing them on would
-make two of one.
+| event | reaction |
+|---|---|
+| the rank ends | the keeper reports it and ends in the same way, so that Open MPI notices a death without delay |
+| the keeper dies | the kernel kills the rank |
+| the launcher dies | the keeper ends the rank and its process group: SIGTERM, after 1 s SIGKILL |
+
+Signals are blocked here. Open MPI signals the process group, so the rank gets them anyway, and would get them twice if
+the keeper passed them on.
 """
 
 from __future__ import annotations
@@ -28,17 +32,17 @@ _LOOK_S = 0.01
 
 
 def main() -> None:
-    """Run the command to its end, tell how it ended, and end in the same way."""
+    """Run the command to its end, report how it ended, and end in the same way."""
     where, *command = sys.argv[1:]
     launcher, me = os.getppid(), os.getpid()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    # Sent also when only a thread of the launcher ends; who gets it looks.
+    # Also sent when only a thread of the launcher ends, so the parent is checked on receipt.
     _at_parents_death(signal.SIGTERM)
     rank = os.fork()
     if rank == 0:
         _at_parents_death(signal.SIGKILL)
         if os.getppid() == me:
-            os.environ["SORDINO_LAUNCHER"] = where  # where the rank itself tells more (launch/telling.py)
+            os.environ["SORDINO_LAUNCHER"] = where  # for the rank's own notices (launch/telling.py)
             _become(command, before)
         os._exit(1)
     while True:
@@ -49,14 +53,14 @@ def main() -> None:
         if got == signal.SIGTERM and os.getppid() != launcher:
             _end_the_group(rank)
     code = os.waitstatus_to_exitcode(status)
-    # A full disk or a closed stderr must not change how this process ends; the launcher says what it has not heard.
+    # A full disk or a closed stderr must not change how this process ends. The launcher notices a missing report.
     with contextlib.suppress(OSError):
         _tell(where, code)
     _end_like(code)
 
 
 def _become(command: list[str], mask: set[int | signal.Signals]) -> None:
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores, and a program would inherit that
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these, and the program would inherit that
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     try:
@@ -67,14 +71,14 @@ def _become(command: list[str], mask: set[int | signal.Signals]) -> None:
 
 
 def _end_the_group(rank: int) -> None:
-    """End this rank: the launcher was killed, so nobody else does.
+    """End this rank after the launcher was killed: SIGTERM, and after a grace SIGKILL.
 
-    SIGTERM, and after a grace SIGKILL, which ends us too.
+    If the keeper leads the group, SIGKILL ends the keeper, too.
     """
-    leads = os.getpgrp() == os.getpid()  # as Open MPI has it
+    leads = os.getpgrp() == os.getpid()  # so under Open MPI
     end = functools.partial(os.killpg, os.getpid()) if leads else functools.partial(os.kill, rank)
     end(signal.SIGTERM)
-    for _ in range(round(_GRACE_S / _LOOK_S)):  # by naps, for a clock would count time in which this process is stopped
+    for _ in range(round(_GRACE_S / _LOOK_S)):  # counts sleeps, as a clock includes stopped time
         if os.waitpid(rank, os.WNOHANG)[0] != 0:
             break
         time.sleep(_LOOK_S)
@@ -83,9 +87,9 @@ def _end_the_group(rank: int) -> None:
 
 
 def _tell(where: str, code: int) -> None:
-    """Tell the rank, how it ended and when.
+    """Report the rank, how it ended and when.
 
-    A link is made at once or not at all, and needs no space on a full disk.
+    A link is made atomically, even on a full disk.
     """
     rank = os.environ["OMPI_COMM_WORLD_RANK"]
     scheme, _, token = where.partition(":")

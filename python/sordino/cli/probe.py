@@ -1,7 +1,7 @@
-"""Asks a child process about what is installed.
+"""Probes of installed libraries in a child process.
 
 A compiled library may crash or hang while it is loaded, or be overwritten by a new build while a job runs for days. It
-must take down neither the doctor nor the launcher, so neither of them loads it.
+must not affect the doctor or the launcher, so these do not load it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ TIMEOUT_S = 60.0
 
 
 def ask_python(program: str) -> tuple[dict[str, Any], str]:
-    """Return the JSON object that a Python program prints last, and what went wrong ("" if nothing)."""
+    """Return the JSON object in the last line that a Python program prints, and an error text ("" on success)."""
     try:
         words = [sys.executable, "-c", program]
         answer = subprocess.run(words, capture_output=True, text=True, timeout=TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""Signals that stop a job, handed on; mpirun run to its end; and no process left behind."""
+"""Processes of a job: signals that stop it are passed on, mpirun runs to its end, and no process remains."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from sordino.awake import Deadline
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
-GRACE_S = 10.0  # from a signal that stops the job until what does not go is killed
+GRACE_S = 10.0  # from a signal that stops the job until its processes are killed
 _MOMENT_S = 1.0
 _LOOK_S = 0.05
-# Signals that mean "stop the job". SIGHUP: the terminal has gone.
+# Signals that mean "stop the job". SIGHUP: the terminal was closed.
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How a launcher ended.
+    """End of a launcher.
 
     Attributes:
-        status: its exit status; 128 + N if signal N ended it, or if signal N told this process to stop and the
-            launcher failed after it; 124 if the time was not enough.
-        stopped: the signal that told this process to stop; 0 if none did.
-        killed: a signal, and none of ours, ended the launcher itself.
-        why: what is known of it, in words.
+        status: exit status; 128 + N if signal N ended it, or if it failed after this process received the stop signal
+            N; 124 after a timeout.
+        stopped: the stop signal that this process received; 0 without one.
+        killed: whether a signal ended the launcher although this process received no stop signal.
+        why: reason, for a message; "" if unknown.
     """
 
     status: int
@@ -46,9 +46,9 @@ class Ended:
 
 
 class StopSignals:
-    """While in force: the signals that tell this process to stop are noted, and handed on to other processes.
+    """Context manager that records stop signals to this process, and passes them to other processes.
 
-    They are killed if they are still there `grace` seconds after the first.
+    The other processes are killed `grace` seconds after the first signal.
     """
 
     def __init__(self, grace: float = GRACE_S) -> None:
@@ -75,7 +75,7 @@ class StopSignals:
         if self._send is None:
             return
         self._send(number)
-        # An alarm, so that whoever waits need not look at a clock. One that is set already stays as it is.
+        # An alarm, so that a waiting caller needs no clock. An alarm that is set already stays unchanged.
         if signal.getitimer(signal.ITIMER_REAL)[0] == 0:
             signal.setitimer(signal.ITIMER_REAL, max(self.grace, _LOOK_S))
 
@@ -85,7 +85,7 @@ class StopSignals:
 
     @contextlib.contextmanager
     def to(self, send: Callable[[int], None]) -> Iterator[None]:
-        """Hand on by `send(number)` what comes within the block, and what came before it."""
+        """Pass signals to `send(number)` within the block, beginning with the last one before the block."""
         self._send = send
         if self.received:
             self._hand_on(self.received[-1])
@@ -97,14 +97,14 @@ class StopSignals:
                 signal.setitimer(signal.ITIMER_REAL, 0)
 
     def sleep(self, seconds: float) -> None:
-        """Sleep, but not on after a signal."""
+        """Sleep for `seconds`, or until a stop signal comes."""
         until = time.monotonic() + seconds
         while not self.received and (left := until - time.monotonic()) > 0:
             time.sleep(min(left, _LOOK_S))
 
 
 def sender(pid: int) -> Callable[[int], None]:
-    """Return what sends a signal to a process, which may have ended."""
+    """Return a function that sends a signal to a process, unless it has ended."""
 
     def send(number: int) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -123,21 +123,21 @@ def supervise(
     inherited: Sequence[int] = (),
     over: Callable[[], bool] | None = None,
 ) -> Ended:
-    """Run a launcher with our stdin, and our stdout and stderr unless `output` is given, which gets both.
+    """Run a launcher to its end, with this process's stdin.
 
     Args:
-        words: of the launcher's command line.
-        environment: of the launcher.
-        stop: signals that are handed on to it.
-        timeout: in seconds.
-        output: gets stdout and stderr.
-        errors: a descriptor that gets stderr.
+        words: command line of the launcher.
+        environment: environment of the launcher.
+        stop: signals that are passed to the launcher.
+        timeout: limit in seconds; None: no limit.
+        output: file for stdout and stderr; None: those of this process.
+        errors: a descriptor for stderr, instead of `output`.
         inherited: descriptors that the launcher inherits.
-        over: asked from time to time whether the job is over. A launcher that stays nevertheless is ended.
+        over: called repeatedly; returns whether the job is over. A launcher that stays after that is ended.
     """
     with subreaper():
-        # A process group of its own: Ctrl-C in a terminal reaches this process only, which hands it on once. Two
-        # interrupts at once would make mpirun give up without clearing away its ranks.
+        # The child has its own process group: Ctrl-C in a terminal reaches this process only, which passes it on
+        # once. Two interrupts at once would make mpirun exit without ending its ranks.
         child = subprocess.Popen(
             words,
             env=environment,
@@ -160,7 +160,7 @@ def supervise(
 
 
 def _wait_until(over: Callable[[], bool], child: subprocess.Popen[bytes], timeout: float | None) -> int:
-    """Return the launcher's status; 0 if it stayed after the ranks, and had to be ended."""
+    """Return the launcher's status; 0 if it stayed after the end of the job, and had to be ended."""
     limit = None if timeout is None else Deadline(timeout)
     with _end_of(child) as end:
         while not over():
@@ -178,7 +178,7 @@ def _wait_until(over: Callable[[], bool], child: subprocess.Popen[bytes], timeou
 
 @contextlib.contextmanager
 def _end_of(child: subprocess.Popen[bytes]) -> Iterator[select.poll]:
-    """Yield what polls for its end, which is noticed at once: `Popen.wait(timeout)` looks again and again."""
+    """Yield a poll object for the child's end. It notices the end at once, while `Popen.wait(timeout)` polls."""
     descriptor = os.pidfd_open(child.pid)
     try:
         end = select.poll()
@@ -190,17 +190,17 @@ def _end_of(child: subprocess.Popen[bytes]) -> Iterator[select.poll]:
 
 @contextlib.contextmanager
 def subreaper() -> Iterator[None]:
-    """Adopt the processes whose parents die within the block, and end those that are left when it ends.
+    """Adopt orphaned descendants within the block, and end those that remain at its end.
 
-    When mpirun is killed, its ranks (and their data loaders) would be nobody's children and live on.
+    Otherwise ranks (and their data loaders) would continue after mpirun was killed.
     """
     before = set(_children())
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     try:
         yield
     finally:
-        # What an orphan leaves becomes ours only when the orphan is dead: look again until none comes, in ten
-        # generations at most, so that a process that even SIGKILL does not end (a dead disk) cannot hold us.
+        # Children of an orphan are adopted only when the orphan is dead, so this repeats until no child is left. Ten
+        # rounds at most, so that a process that even SIGKILL does not end (a dead disk) cannot block this one.
         for _ in range(10):
             if not (left := [pid for pid in _children() if pid not in before]):
                 break
@@ -217,7 +217,7 @@ def _wait_or_kill(child: subprocess.Popen[bytes], seconds: float) -> None:
 
 
 def _end(pids: Sequence[int]) -> None:
-    """Send SIGTERM, and after a grace SIGKILL, to children of ours; collect them."""
+    """Send SIGTERM, and after a grace SIGKILL, to children of this process, and reap them."""
     left = set(pids)
     for number, patience in ((signal.SIGTERM, _MOMENT_S), (signal.SIGKILL, 10 * _MOMENT_S)):
         for pid in left:
@@ -238,12 +238,12 @@ def _collected(pid: int) -> bool:
 
 
 def state_and_parent(pid: int) -> tuple[str, int]:
-    """Return a process's state, in /proc's letter, and its parent.
+    """Return a process's state (the letter in /proc) and its parent.
 
-    They are "" and 0 if there is none, or one of another user.
+    They are "" and 0 if there is no such process, or it cannot be read.
     """
     try:
-        # The name, in brackets, may hold anything; the state and the parent follow the last bracket.
+        # The name, in brackets, may contain any character. State and parent follow the last bracket.
         state, parent, *_ = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
         return "", 0
@@ -251,26 +251,26 @@ def state_and_parent(pid: int) -> tuple[str, int]:
 
 
 def _children() -> list[int]:
-    """Return our direct children, dead ones that nobody has collected included."""
+    """Return the direct children of this process, including zombies."""
     pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
     return [pid for pid in pids if state_and_parent(pid)[1] == os.getpid()]
 
 
 def _prctl(option: int, value: int) -> None:
-    """Call prctl, on Linux only; elsewhere the job runs as well, with less tidying up after a kill -9."""
+    """Call prctl, on Linux only. On other systems a job runs, but some processes may remain after a kill -9."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
 
 def _prepare_child() -> None:
-    """Prepare the child, in it, before mpirun.
+    """Prepare the child process before it runs mpirun.
 
-    It gets a group of its own, and SIGTERM if this process is killed with SIGKILL.
+    It gets its own process group, and SIGTERM if this process is killed with SIGKILL.
     """
     os.setpgid(0, 0)
     end_with_parent()
 
 
 def end_with_parent() -> None:
-    """Have SIGTERM sent to this process when its parent dies, in whatever way."""
+    """Request SIGTERM for this process when its parent dies in any way."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -1,11 +1,11 @@
-"""Makes one HTML file of what a run has recorded, or of several side by side, or serves it while training goes on.
+"""Makes one HTML file from the record of a run, or of several runs side by side, or serves it during training.
 
   sordino run --record runs/first -np 4 -- python train.py
   sordino report runs/first                         # writes runs/first/report.html
   sordino report runs/allreduce runs/pushsum runs/localsgd -o compare.html
   sordino report --live runs/first                  # prints an address for a browser on this machine
 
-The file needs nothing else: no server, no network. A folder of records stands for all of them.
+The file needs no other files, server or network. A folder of records means all of them.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def main(options: argparse.Namespace) -> int:
     """Write the page, or serve it until Ctrl-C.
 
     Raises:
-        UsageError: there is no record, or a file that cannot be read or written. NotBuilt: a record is of a newer
-            format.
+        UsageError: there is no record, or a file cannot be read or written.
+        NotBuilt: a record has a newer format.
     """
     if options.live and options.output is not None:
         raise UsageError("--live serves the page and writes none; leave out -o, or --live")

@@ -1,4 +1,4 @@
-"""Starts a job again when it has failed; the ranks continue from their last checkpoint."""
+"""Restarts of a failed job. Its ranks continue from their last checkpoint."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from collections.abc import Callable
 from sordino.cli.outcomes import signal_name
 from sordino.cli.processes import Ended, StopSignals
 
-# Importing torch and meeting over MPI takes seconds: a job that has ended by then has not trained. It will most likely
-# fail again, so the next start waits until what is wrong may have passed.
+# Importing torch and meeting over MPI takes seconds, so a job that ended within this time has not trained. It would
+# probably fail again, so the next start waits until the cause may have passed.
 AT_ONCE_S = 10.0
 FIRST_WAIT_S = 1.0
 LONGEST_WAIT_S = 60.0
 
 
 def repeat(start: Callable[[int, StopSignals], Ended], restarts: int, stop: StopSignals) -> int:
-    """Return the status of the last start; say on stderr what failed and what follows.
+    """Start a job, restart it after failures, and return the status of the last start. Prints each failure on stderr.
 
     Args:
-        start: called with the number of the start, 0 first.
-        restarts: how often a failed job is started again, at most.
-        stop: a job that one of these signals has ended is not.
+        start: called with the number of the start, from 0.
+        restarts: maximum number of restarts.
+        stop: signals after which the job is not restarted.
     """
     wait = 0.0
     for number in range(restarts + 1):

@@ -1,10 +1,10 @@
-"""How many ranks the hosts of a job have room for.
+"""Capacity of the hosts of a job, in ranks.
 
-A number that nobody can mean is refused before mpirun, which would take all memory for it.
+An absurd number of ranks is refused before mpirun starts, which would use all memory for it.
 
-Without --oversubscribe a machine takes 4 ranks a core, and 8 however few its cores are; with it, 64 a core. In either
-case each rank needs 100 MiB of its memory. Cores and memory of other hosts are not known here: their slots, at most
-1024, count as cores.
+Without --oversubscribe a machine takes 4 ranks per core, and at least 8; with it, 64 per core. In either case each rank
+needs 100 MiB of its memory. Cores and memory of other hosts are not known here: their slots, at most 1024, count as
+cores.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ AT_LEAST = 8
 OVERSUBSCRIBED = 64
 BYTES_PER_RANK = 100 << 20
 MOST_SLOTS = 1024
-# By these mpirun hears of hosts from somebody else. How many nodes Slurm has given is known, of the others nothing.
+# Options and variables by which others give hosts to mpirun. Their number is unknown, except for Slurm's nodes.
 _HOST_OPTIONS = re.compile(r"--?(hosts?|H|f|hostfile|machinefile|default-hostfile|add-hosts?|add-hostfile)")
 _HOST_VARIABLES = (
     *("PBS_NODEFILE", "LSB_HOSTS", "LSB_DJOB_HOSTFILE", "PE_HOSTFILE", "HYDRA_HOST_FILE"),
@@ -33,13 +33,13 @@ _MOST_ELSEWHERE = 1 << 16
 
 @dataclass(frozen=True)
 class Machine:
-    """What a machine has for ranks: cores, and bytes of memory (None: not known)."""
+    """Resources of a machine: cores, and bytes of memory (None: unknown)."""
 
     cores: int
     memory: int | None = None
 
     def most(self, oversubscribe: bool) -> int:
-        """Return how many ranks it takes."""
+        """Return the maximum number of ranks."""
         most = OVERSUBSCRIBED * self.cores if oversubscribe else max(AT_LEAST, RANKS_PER_CORE * self.cores)
         return most if self.memory is None else max(1, min(most, self.memory // BYTES_PER_RANK))
 
@@ -49,16 +49,16 @@ class Machine:
 
 
 def this_machine(root: str = "/") -> Machine:
-    """Return the cores and the memory that this process may use; `root` is where /proc and /sys are looked for."""
+    """Return the cores and the memory that this process may use; `root` is the folder of proc and sys."""
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limit = _group_limit(root)
     return Machine(len(os.sched_getaffinity(0)), total if limit is None else min(total, limit))
 
 
 def _group_limit(root: str) -> int | None:
-    """Return the bytes of memory that control groups allow this process, such as those of a container.
+    """Return the memory limit of this process's control groups (such as a container's) in bytes; None without one.
 
-    The core reads them (csrc/base/limits.h). Where it cannot be loaded, ranks will say so.
+    The core reads it (csrc/base/limits.h). If the core cannot be loaded, ranks will report that.
     """
     try:
         from sordino import _core
@@ -75,15 +75,15 @@ def check(
     here: Machine,
     oversubscribe: bool,
 ) -> None:
-    """Raise UsageError if there are more ranks than the hosts have room for.
+    """Raise UsageError if the number of ranks exceeds the capacity of the hosts.
 
     Args:
-        ranks: how many processes are to be started.
-        hosts: `name` or `name:slots` each; empty means this machine, or the nodes that a batch system has given.
+        ranks: number of processes to start.
+        hosts: `name` or `name:slots` of each host; empty: this machine, or the nodes from a batch system.
         extra: options of mpirun, which may name hosts.
-        environment: of mpirun, which may too.
+        environment: environment of mpirun, which may name hosts, too.
         here: this machine.
-        oversubscribe: whether the user has asked for more ranks than cores.
+        oversubscribe: whether --oversubscribe was given.
     """
     if hosts:
         machines, where = [_machine(host, here) for host in hosts], f"--hosts {','.join(hosts)}"

@@ -1,15 +1,15 @@
-"""Starts a program on several ranks: on this machine by itself, on others by mpirun.
+"""Starts a program on several ranks: on this machine without MPI, on other machines by mpirun.
 
   sordino run -np 4 -- python train.py --epochs 2
   sordino run -np 4 --hosts node1:2,node2:2 -x NCCL_DEBUG=INFO -- python train.py
   sordino run -np 4 --restarts 3 -- python examples/train.py --checkpoint saved/
 
 `python` and `sordino` as the command mean the ones that run this command; write a path for another.
-A machine takes 4 ranks a core, 8 at least, and one for every 100 MiB of its memory; with --oversubscribe, 64 a core.
-The exit status is that of the first rank that failed, 128 + N if signal N ended it; Ctrl-C and SIGTERM reach
-the ranks; what is still there --grace seconds later on this machine is killed. When the command returns, none of the
-processes it started on this machine is left. Ranks share the cores where OMP_NUM_THREADS is not set.
-With --on-peer-lost continue a rank that a signal ended is lost, and the others decide.
+A machine takes 4 ranks per core, at least 8, and one per 100 MiB of its memory; with --oversubscribe, 64 per core.
+The exit status is that of the first rank that failed, or 128 + N if signal N ended it. Ctrl-C and SIGTERM are passed to
+the ranks; processes that remain on this machine --grace seconds later are killed. When the command returns, none of its
+processes on this machine remains. Ranks share the cores if OMP_NUM_THREADS is not set.
+With --on-peer-lost continue, a rank that a signal ended is lost, and the other ranks determine the exit status.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from sordino.record.writing import Lines, job_file
 _LONGEST_GRACE_S = 86400.0
 
 Start = Callable[[int, StopSignals], Ended]
-"""Starts the job for the n-th time, and returns when it has ended."""
+"""Function that starts the job for the n-th time, and returns when it has ended."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -77,8 +77,8 @@ def main(options: argparse.Namespace) -> int:
     """Run the job to its end.
 
     Raises:
-        UsageError: the options make no sense together.
-        NotBuilt: there is no mpirun, or not one that can do this.
+        UsageError: the options are invalid or contradict each other.
+        NotBuilt: mpirun is needed but missing, or lacks fault tolerance that is needed.
     """
     if not options.command:
         raise UsageError("no command; write it after `--`, as in: sordino run -np 4 -- python train.py")
@@ -107,7 +107,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _noted(start: Start, record: Lines | None) -> Start:
-    """Return what starts the job, and writes down when, and how it ended."""
+    """Return a function that starts the job, and records its start and its end."""
     if record is None:
         return start
 
@@ -129,7 +129,7 @@ def _has_mpirun(environment: dict[str, str]) -> bool:
 
 
 def _locally(options: argparse.Namespace, job: mpi.Job, environment: dict[str, str], record: Lines | None) -> int:
-    # Else each rank computes with as many threads as there are cores, and they are in each other's way.
+    # Otherwise each rank computes with one thread per core, and the ranks slow each other down.
     environment.setdefault("OMP_NUM_THREADS", str(max(1, room.this_machine().cores // job.ranks)))
     outlasts = environment.get("SORDINO_ON_PEER_LOST") == "continue"
     if options.verbose:
@@ -161,13 +161,13 @@ def _by_mpi(options: argparse.Namespace, job: mpi.Job, environment: dict[str, st
 
 
 def plain(ranks: int, command: Sequence[str], hosts: str | None = None, prefers_mpi: bool = False) -> int:
-    """Run the job as `sordino run` with no other options than these.
+    """Run the job as `sordino run` with these options only.
 
     Args:
-        ranks: how many.
+        ranks: number of ranks.
         command: the program and its arguments.
-        hosts: as of `--hosts`.
-        prefers_mpi: have mpirun start the ranks where there is one.
+        hosts: value of `--hosts`.
+        prefers_mpi: whether mpirun starts the ranks if it is installed.
     """
     parser = argparse.ArgumentParser()
     add_arguments(parser)
@@ -189,12 +189,12 @@ def _ranks(ranks: int | None, hosts: list[str]) -> int:
 def job_environment() -> dict[str, str]:
     """Return the environment of mpirun, or of the ranks on this machine."""
     environment = dict(os.environ)
-    # If a rank of another job started this one, our ranks have nothing to do with that job's launcher.
+    # If a rank of another job started this one, the new ranks must not use that job's launcher.
     for name in ("SORDINO_LAUNCHER", RENDEZVOUS, RANK, SIZE):
         environment.pop(name, None)
     # The UCX one-sided component prints warnings on machines without InfiniBand; Sordino uses no MPI windows.
     environment.setdefault("OMPI_MCA_osc", "^ucx")
-    # Each rank has a pseudo-terminal whatever our own output is, as mpirun has it. Only this process knows whether a
-    # person watches, so it tells the ranks in the way that rich (and others) understand.
+    # Each rank has a pseudo-terminal, even if this process's output is a file. Only this process knows whether its
+    # output is a terminal, so it tells the ranks by a variable that rich and others use.
     environment.setdefault("TTY_COMPATIBLE", "1" if sys.stdout.isatty() else "0")
     return environment

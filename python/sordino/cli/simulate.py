@@ -1,11 +1,11 @@
-"""Trains virtual workers in virtual time, over links of any speed: what an algorithm would be worth elsewhere.
+"""Trains virtual workers in virtual time, over links of any speed, to evaluate an algorithm for other hardware.
 
-  sordino simulate --algorithm scheduled-pull --workers 8 --wide 2       # none, naive, by a manager, autonomous
+  sordino simulate --algorithm scheduled-pull --workers 8 --wide 2       # four ways: none, naive, manager, autonomous
   sordino simulate --algorithm scheduled-pull --set overlap=naive --workers 8 --wide 2 --slow 7:3 --kill 0@5
   sordino simulate --algorithm local-sgd --set interval=8 --workers 8 --seconds 5 --plot curve.png
   sordino simulate --algorithm adpsgd --data none --workers 1000 --steps 64
 
-Models really train. Times are computed: of a transfer, the latency, and its bits over the rate of the slower end.
+Models really train; times are computed. A transfer takes the latency, plus its bits over the rate of the slower end.
 """
 
 from __future__ import annotations
@@ -62,10 +62,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Simulate.
+    """Run the simulation.
 
     Raises:
-        UsageError: the options make no sense. NotBuilt: the core, or a package, is missing.
+        UsageError: the options are invalid.
+        NotBuilt: the core, or a package, is missing.
     """
     try:
         from sordino.simulate import command

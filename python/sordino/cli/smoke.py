@@ -1,4 +1,4 @@
-"""The program that `sordino doctor` runs on two ranks: one all-reduce of known numbers, checked on each."""
+"""Program of `sordino doctor` for two ranks: one all-reduce of known numbers, which each rank checks."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Who started this rank, how the ranks meet, and what they tell the launcher."""
+"""Launchers, the rendezvous of ranks, and notices from ranks to the launcher."""

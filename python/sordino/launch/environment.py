@@ -1,7 +1,7 @@
-"""What the environment says of who has started this process, beside which others.
+"""Launchers without MPI: how rank and size are determined from environment variables.
 
-What MPI's launchers say the core reads (`_core.launcher`). A batch system's counts (SLURM_NTASKS) are no sign: a script
-on its first node has them, and runs alone. Only srun sets SLURM_STEP_NUM_TASKS.
+The core reads the variables of MPI's launchers (`_core.launcher`). A batch system's counts (SLURM_NTASKS) are not used,
+because a script on its first node has them, and runs alone. Only srun sets SLURM_STEP_NUM_TASKS.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 from sordino.errors import UsageError
 
-RENDEZVOUS = "SORDINO_RENDEZVOUS"  # where ranks that `sordino run` has started meet
+RENDEZVOUS = "SORDINO_RENDEZVOUS"  # socket at which ranks of `sordino run` meet
 RANK, SIZE = "SORDINO_RANK", "SORDINO_SIZE"
 TOKEN = "SORDINO_TOKEN"
-RANK_VARIABLES = "SORDINO_RANK_VARIABLES"  # which made the process that started this one a rank, with their values
-_TORCHRUN = "TORCHELASTIC_RUN_ID"  # which nothing else sets; Accelerate starts torchrun
+RANK_VARIABLES = "SORDINO_RANK_VARIABLES"  # variables that made the starting process a rank, with values
+_TORCHRUN = "TORCHELASTIC_RUN_ID"  # set by torchrun only; Accelerate starts torchrun
 _LIKE_TORCHRUN = "a launcher of torch.distributed's kind (torchrun, Accelerate, DeepSpeed, Ray, Kubeflow)"
 _LAUNCHERS = (
     (_LIKE_TORCHRUN, "WORLD_SIZE", "RANK"),
@@ -25,19 +25,20 @@ _LAUNCHERS = (
     ("jsrun", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_RANK"),
 )
 _SRUN = ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID")
-_PMI = ("PMI_RANK", "PMIX_RANK", "PMI_FD")  # srun tells an MPI by these who its ranks are
+_PMI = ("PMI_RANK", "PMIX_RANK", "PMI_FD")  # srun sets these for an MPI library
 _STORE = ("MASTER_ADDR", "MASTER_PORT")
-_FIRST_PORT, _PORTS = 15000, 10000  # for jobs of Slurm that name none
+_FIRST_PORT, _PORTS = 15000, 10000  # for jobs of Slurm without MASTER_PORT
 
 
 @dataclass(frozen=True)
 class Launch:
-    """What a launcher says.
+    """Information from a launcher.
 
     Attributes:
-        launcher: which it is.
-        size: how many processes it has started, and in which variable that stands.
-        variables: all that it has set of these, with their values.
+        launcher: name of the launcher.
+        size: number of processes that it has started.
+        size_variable: environment variable with the size.
+        variables: variables of the launcher that are set, with their values.
     """
 
     launcher: str
@@ -52,15 +53,15 @@ class Launch:
 
 @dataclass(frozen=True)
 class Place:
-    """Who this process is among others, and where they meet.
+    """Rank of this process, and where the ranks meet.
 
     Attributes:
-        rank: from 0.
-        size: how many there are.
-        launch: who says so.
-        address: the host and the port of the store at which they meet; None at `sordino run`'s own.
-        hosts_store: whether rank 0 opens that store; else the launcher has.
-        run: names this start of the job, so that what an earlier one has left in the store is not taken for its own.
+        rank: rank of this process, from 0.
+        size: number of ranks.
+        launch: information from the launcher.
+        address: host and port of the store at which the ranks meet; None for the socket of `sordino run`.
+        hosts_store: whether rank 0 opens that store; else the launcher has opened it.
+        run: name of this start of the job, so that entries of an earlier start in the store are ignored.
     """
 
     rank: int
@@ -82,10 +83,10 @@ def _launch(environment: Mapping[str, str], launcher: str, size_variable: str, *
 
 
 def launches(environment: Mapping[str, str]) -> Iterator[Launch]:
-    """Yield what launchers other than MPI's and our own say.
+    """Yield the information from launchers other than MPI's and `sordino run`.
 
     Raises:
-        UsageError: a number of processes is none.
+        UsageError: a variable for the number of processes is not a positive number.
     """
     for launcher, size_variable, rank_variable in _LAUNCHERS:
         by_torchrun = launcher == _LIKE_TORCHRUN and environment.get(_TORCHRUN)
@@ -95,15 +96,15 @@ def launches(environment: Mapping[str, str]) -> Iterator[Launch]:
 
 
 def place_of(environment: Mapping[str, str], mpi_size: int, mpi_variable: str) -> Place | None:
-    """Return this process's place among those that a launcher without MPI has started; None if MPI's has, or none.
+    """Return the place of this process if a launcher without MPI has started it; None for MPI's or no launcher.
 
     Args:
-        environment: of this process.
-        mpi_size: how many processes MPI's launcher or srun has started; 0 without one.
-        mpi_variable: in which that stands.
+        environment: environment of this process.
+        mpi_size: number of processes that MPI's launcher or srun has started; 0 without one.
+        mpi_variable: environment variable with that number.
 
     Raises:
-        UsageError: what launchers say contradicts itself, or others were started that there is no way to.
+        UsageError: launchers contradict each other, or a launcher gives no way for its processes to meet.
     """
     ours = _ours(environment)
     torch = next(launches({name: environment.get(name, "") for name in ("WORLD_SIZE", "RANK", _TORCHRUN)}), None)
@@ -141,12 +142,12 @@ def _ours(environment: Mapping[str, str]) -> Place | None:
 
 
 def _by_srun_alone(environment: Mapping[str, str], mpi_variable: str) -> bool:
-    """Return whether srun has started this process, and tells no MPI of it."""
+    """Return whether srun has started this process without variables for an MPI library."""
     return mpi_variable == _SRUN[0] and not any(environment.get(name) for name in _PMI)
 
 
 def _among(launch: Launch, environment: Mapping[str, str]) -> Place:
-    """Return the place that torch.distributed's variables give."""
+    """Return the place from torch.distributed's variables."""
     missing = [name for name in ("RANK", *_STORE) if not environment.get(name)]
     if missing:
         raise UsageError(
@@ -165,7 +166,7 @@ def _among(launch: Launch, environment: Mapping[str, str]) -> Place:
 
 
 def _in_slurm(environment: Mapping[str, str]) -> Place:
-    """Return the place that srun gives, the store being on the first node, at a port made from the job's number."""
+    """Return the place from srun's variables. The first node has the store, at a port made from the job id."""
     launch = _launch(environment, "srun", *_SRUN)
     assert launch is not None
     job, step = environment.get("SLURM_JOB_ID", "0"), environment.get("SLURM_STEP_ID", "0")
@@ -179,7 +180,7 @@ def _in_slurm(environment: Mapping[str, str]) -> Place:
 
 
 def first_host(nodes: str) -> str:
-    """Return the first of a list of nodes as Slurm writes it, as in `gpu[017-020,031]` or `a1,b2`."""
+    """Return the first host of a list of nodes in Slurm's notation, such as `gpu[017-020,031]` or `a1,b2`."""
     found = re.match(r"([^,\[]+)(?:\[(\d+)[^\]]*\]([^,\[]*))?", nodes)
     return "".join(part for part in found.groups() if part) if found else nodes
 

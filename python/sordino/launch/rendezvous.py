@@ -1,7 +1,7 @@
-"""Joining a world: the first that its ranks do is to compare what they are.
+"""Rendezvous: the ranks of a new world first compare their settings.
 
-Which settings must be the same: those without which ranks misread each other (SORDINO_CHUNK_BYTES), and those of which
-one rank's would silently become that of all, or of its node. The others are each rank's own affair.
+A setting must be the same on all ranks if ranks would otherwise misread each other (SORDINO_CHUNK_BYTES), or if one
+rank's value would silently apply to all ranks or to its node. Other settings may differ.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from sordino import _core, fingerprint
 from sordino.launch.telling import awaited_by_the_launcher
 
 _SETTINGS = (
-    "SORDINO_CHUNK_BYTES",  # where peers look for a chunk in shared memory
-    "SORDINO_FUSION_BYTES",  # the coordinator's counts, whatever others say
-    "SORDINO_GPU_ROUTE",  # ways that one rank does not take, none takes
+    "SORDINO_CHUNK_BYTES",  # determines the address of a chunk in shared memory
+    "SORDINO_FUSION_BYTES",  # only the coordinator's value is used
+    "SORDINO_GPU_ROUTE",  # a route that one rank excludes is excluded for all
     "SORDINO_RANKS_PER_NODE",  # nodes would be of different sizes
     "SORDINO_SHARED_MEMORY",  # a node shares memory only if all its ranks do
-    "SORDINO_TRANSPORT",  # ranks that take different ways do not meet
+    "SORDINO_TRANSPORT",  # ranks with different transports do not meet
 )
 
 
 def fingerprint_of_process(dedicated: object, outlast: bool) -> fingerprint.Fingerprint:
-    """Return the fingerprint of this process: version, MPI, the settings that must be the same, and who helps."""
+    """Return the fingerprint of this process: version, MPI, settings, and the algorithm with helpers, if any."""
     found = {"Sordino": f"Sordino {_core.__version__}"}
     mpi = _core.build_info()["mpi"]
     found["MPI"] = f"Sordino built with {mpi['library']}" if mpi else "Sordino built without MPI"
@@ -36,7 +36,7 @@ def fingerprint_of_process(dedicated: object, outlast: bool) -> fingerprint.Fing
 
 
 def _plain(value: str) -> str:
-    """Return a setting's value, with one way to write each number."""
+    """Return a setting's value, with numbers in a normal form."""
     try:
         number = float(value)
     except ValueError:
@@ -45,7 +45,7 @@ def _plain(value: str) -> str:
 
 
 def comparing(dedicated: object, outlast: bool) -> tuple[str, Callable[[list[str]], None]]:
-    """Return this process's fingerprint as ranks show it, and what raises where those of all do not fit together."""
+    """Return this process's fingerprint as text, and a function that raises if the texts of all ranks do not agree."""
 
     def compare(texts: list[str]) -> None:
         fingerprint.compare(range(len(texts)), [fingerprint.decode(text, rank) for rank, text in enumerate(texts)])
@@ -59,13 +59,13 @@ def mpi_world(
     """Return the world of an MPI communicator, by default of all processes. Collective.
 
     Args:
-        dedicated: an algorithm that gives some ranks no model.
-        outlast: whether ranks go on without those that are lost.
-        ranks: of MPI_COMM_WORLD.
-        fortran_handle: of a communicator.
+        dedicated: an algorithm with helpers; None without one.
+        outlast: whether ranks survive losses.
+        ranks: ranks of MPI_COMM_WORLD in the world; empty: all.
+        fortran_handle: Fortran handle of a communicator; None: MPI_COMM_WORLD.
 
     Raises:
-        ConfigurationMismatch: the processes do not fit together; on all of them.
+        ConfigurationMismatch: settings differ. Raised on all ranks.
     """
     mine, compare = comparing(dedicated, outlast)
     with awaited_by_the_launcher(_core.mpi_initialized):

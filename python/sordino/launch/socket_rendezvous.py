@@ -1,7 +1,16 @@
-"""Where ranks of one machine meet without MPI or torch: at the launcher, by a socket in its folder.
+"""Rendezvous of ranks on one machine without MPI or torch: through a socket in the launcher's folder.
 
-What a rank shows for a round goes to the launcher; when all who are to show something have, each gets everything. A
-rank says who it is once, with the job's token; a round is named by its key and its ranks.
+In a round, each of its ranks sends a value to the launcher, and gets the values of all. A round is identified by its
+key and its ranks. Every frame has a head (JSON) and a payload:
+
+| sender | head | payload | meaning |
+|---|---|---|---|
+| rank | rank | token | first frame of a connection |
+| rank | key, ranks | its value | takes part in the round |
+| rank | missing (a key), ranks | | asks which ranks have not sent a value |
+| launcher | | a value | one frame for each rank of the round, in order, when all have come |
+| launcher | lost (a rank) | | a rank ended before it came to the round |
+| launcher | missing (ranks) | | answer |
 """
 
 from __future__ import annotations
@@ -19,21 +28,24 @@ from typing import Any
 from sordino.awake import Deadline
 from sordino.errors import PeerLost, Timeout, TransportError
 
-_LENGTHS = struct.Struct("!II")  # of a frame's head (JSON) and of its payload
+_LENGTHS = struct.Struct("!II")  # lengths of a frame's head and payload
 _MOST_BYTES = 1 << 20
-_MOST_OF_STRANGERS = 1 << 10  # before the token
+_MOST_OF_STRANGERS = 1 << 10  # maximum size of a frame before the token
 _LOOK_S = 0.2
-_ANSWERS_S = 1.0  # the launcher, which knows who is missing
+_ANSWERS_S = 1.0  # longest wait for the launcher's list of missing ranks
 
 
 class SocketRendezvous:
-    """A rank's side.
+    """Rank's side of the rendezvous.
 
     Args:
-        path: of the launcher's socket.
-        token: that the launcher has given to all its ranks.
-        rank: of this process.
-        timeout: in seconds, for the others to come.
+        path: path of the launcher's socket.
+        token: secret that the launcher has given to all its ranks.
+        rank: rank of this process.
+        timeout: seconds to wait for the other ranks.
+
+    Raises:
+        TransportError: the launcher does not answer.
     """
 
     def __init__(self, path: str, token: bytes, rank: int, timeout: float) -> None:
@@ -46,11 +58,16 @@ class SocketRendezvous:
             raise TransportError(f"the launcher that started this rank does not answer at {path}: {error}") from error
 
     def gather(self, key: str, ranks: Sequence[int], mine: bytes) -> list[bytes]:
-        """Return what each of these ranks has shown for this key, in their order; `mine` is this rank's.
+        """Return the values of these ranks for this key, in the order of `ranks`. Collective over them.
+
+        Args:
+            key: name of the round.
+            ranks: ranks of the round, including this rank.
+            mine: value of this rank.
 
         Raises:
-            Timeout: not all have come in time; it names them.
-            PeerLost: one has ended before it came.
+            Timeout: some ranks have not come in time. The error has their numbers.
+            PeerLost: a rank has ended before it came.
             TransportError: the launcher is gone.
         """
         deadline = Deadline(self._timeout)
@@ -80,12 +97,12 @@ class SocketRendezvous:
 
 
 class Desk:
-    """The launcher's side: it answers ranks from within the launcher's loop of events.
+    """Launcher's side of the rendezvous. It answers ranks from within the launcher's event loop.
 
     Args:
-        path: where the socket is made.
-        token: that ranks must show.
-        events: to which the socket and its connections are added; their data is what to call.
+        path: path of the socket, which is created.
+        token: secret that ranks must send.
+        events: selector to which the socket and its connections are added; their data is a function to call.
     """
 
     def __init__(self, path: Path, token: bytes, events: selectors.BaseSelector) -> None:
@@ -100,14 +117,14 @@ class Desk:
         self._visitors: set[_Visitor] = set()
 
     def close(self) -> None:
-        """Let go of all connections."""
+        """Close the socket and all connections."""
         for visitor in list(self._visitors):
             self._dismiss(visitor)
         self._events.unregister(self._listener)
         self._listener.close()
 
     def left(self, rank: int) -> None:
-        """Note that a rank has ended: whoever waits for it is told."""
+        """Note that a rank has ended, and tell the ranks that wait for it."""
         self._gone.add(rank)
         for (key, ranks), shown in list(self._rounds.items()):
             self._answer(key, ranks, shown)
@@ -133,7 +150,7 @@ class Desk:
         try:
             for head, payload in visitor.frames():
                 self._take(visitor, head, payload)
-        except (ValueError, KeyError, TypeError, RecursionError):  # nobody of ours
+        except (ValueError, KeyError, TypeError, RecursionError):  # not a rank of this job
             self._dismiss(visitor)
         return None
 
@@ -175,7 +192,7 @@ class Desk:
 
 
 class _Visitor:
-    """One connection to the desk: which rank it is, and what of a frame has come so far."""
+    """One connection to the desk: its rank, and the received bytes of incomplete frames."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
@@ -183,10 +200,10 @@ class _Visitor:
         self.heard = b""
 
     def frames(self) -> Iterator[tuple[dict[str, Any], bytes]]:
-        """Yield the frames that are there whole.
+        """Yield the complete frames.
 
         Raises:
-            ValueError: it says what no rank says.
+            ValueError: a frame is invalid.
         """
         while len(self.heard) >= _LENGTHS.size:
             head, payload = _LENGTHS.unpack_from(self.heard)
@@ -202,7 +219,7 @@ class _Visitor:
             yield parsed, payload_there
 
     def say(self, head: dict[str, Any], payload: bytes) -> None:
-        """Send a frame; who has ended does not get it."""
+        """Send a frame. A rank that has ended does not get it."""
         with contextlib.suppress(OSError):
             self.connection.setblocking(True)
             self.connection.sendall(_frame(head, payload))
@@ -221,7 +238,7 @@ def _received(connection: socket.socket, deadline: Deadline) -> tuple[dict[str, 
 
 
 def _exactly(connection: socket.socket, count: int, deadline: Deadline) -> bytes:
-    """Return `count` bytes; TimeoutError if they have not come by the deadline."""
+    """Return `count` bytes. Raises TimeoutError if they have not come by the deadline."""
     connection.settimeout(_LOOK_S)
     data = b""
     while len(data) < count:

@@ -1,6 +1,14 @@
-"""How this process comes into a world, whoever has started it.
+"""Start: how this process joins a world.
 
-The way is found once; each start then makes worlds of all its ranks or of some (some ranks may only help others).
+`find_start` determines it. A start then makes worlds of all ranks or of some (some ranks may only help others):
+
+| started by | class | ranks meet at |
+|---|---|---|
+| MPI's launcher, srun for MPI, mpi4py | MpiStart | MPI |
+| `sordino run` | ProcessStart | the launcher's socket |
+| torchrun and similar launchers, srun without MPI | ProcessStart | a torch.distributed store |
+| a script with `init_process_group()` or `init(store=...)` | ProcessStart | that store |
+| no launcher | AloneStart | |
 """
 
 from __future__ import annotations
@@ -29,38 +37,38 @@ _UCX_WHEELS = "`pip install libucx-cu13` (without CUDA, too), and build Sordino 
 
 
 class Start(Protocol):
-    """How this process was started beside others."""
+    """Interface of a start."""
 
     def world(self, dedicated: object, outlast: bool, ranks: Sequence[int] = ()) -> _core.World:
-        """Return a world. Collective among its ranks.
+        """Return a world. Collective over its ranks.
 
         Args:
-            dedicated: an algorithm that gives some ranks no model.
-            outlast: whether ranks go on without those that are lost.
-            ranks: those of it; empty means all.
+            dedicated: an algorithm with helpers; None without one.
+            outlast: whether ranks survive losses.
+            ranks: ranks of the world; empty: all.
         """
 
 
 class Rendezvous(Protocol):
-    """Where the processes of a job show each other things."""
+    """Exchange of values between the processes of a job."""
 
     def gather(self, key: str, ranks: Sequence[int], mine: bytes) -> list[bytes]:
-        """Return what each of these ranks has shown for this key, in their order."""
+        """Return the values of these ranks for this key, in the order of `ranks`. Collective over them."""
 
 
 @dataclass(frozen=True)
 class AloneStart:
-    """Nobody has started others."""
+    """Start without a launcher."""
 
     def world(self, dedicated: object, outlast: bool, ranks: Sequence[int] = ()) -> _core.World:
-        """Return a world of one rank, for which nothing of MPI or a network is started."""
+        """Return a world of one rank, without MPI or a network."""
         _members(ranks, 0, 1)
         return _core.sim_worlds([0], outlast)[0]
 
 
 @dataclass(frozen=True)
 class MpiStart:
-    """MPI's launcher, srun for MPI, or mpi4py."""
+    """Start by MPI's launcher, srun for MPI, or mpi4py."""
 
     fortran_handle: int | None = None
 
@@ -71,14 +79,14 @@ class MpiStart:
 
 @dataclass
 class ProcessStart:
-    """`sordino run`, torchrun, or whoever else tells ranks where they meet.
+    """Start by `sordino run`, torchrun, or another launcher that gives ranks a place to meet.
 
     Attributes:
-        rank: of this process.
-        size: of the job.
-        meeting: where they meet.
+        rank: rank of this process.
+        size: number of ranks of the job.
+        meeting: rendezvous of the ranks.
         transport: "local", "ucx", or "auto", which is local if all ranks share a machine.
-        token: the job's secret; empty where there is none.
+        token: secret of the job; empty without one.
     """
 
     rank: int
@@ -89,7 +97,7 @@ class ProcessStart:
     _worlds: Counter[tuple[int, ...]] = field(default_factory=Counter)
 
     def world(self, dedicated: object, outlast: bool, ranks: Sequence[int] = ()) -> _core.World:
-        """Return a world of processes that share memory on each machine, and reach the others by UCX."""
+        """Return a world of processes that share memory on each machine, and use UCX between machines."""
         members = _members(ranks, self.rank, self.size)
         number, rounds = self._worlds[members], 0
         self._worlds[members] += 1
@@ -111,7 +119,7 @@ class ProcessStart:
             )
 
     def _takes_ucx(self, members: tuple[int, ...], gather: Any) -> bool:
-        """Return whether the ranks need UCX, or have all been told to take it."""
+        """Return whether the ranks need UCX, or all have SORDINO_TRANSPORT=ucx."""
         mine = {"transport": self.transport, "machine": _core.machine(), "host": _core.host_name()}
         shown = [json.loads(one) for one in gather(json.dumps(mine).encode())]
         for rank, other in zip(members, shown):
@@ -146,7 +154,7 @@ def _members(ranks: Sequence[int], rank: int, size: int) -> tuple[int, ...]:
 
 
 def find_ucx() -> None:
-    """Tell the core where the libraries of UCX's wheel are, if there is one."""
+    """Tell the core where the libraries of UCX's wheel are, if it is installed."""
     spec = find_spec("libucx")
     for folder in (spec.submodule_search_locations or ()) if spec else ():
         _core.hint_ucx(str(Path(folder, "lib")))
@@ -156,19 +164,19 @@ def find_start(
     comm: Any = None, store: Any = None, rank: int | None = None, world_size: int | None = None,
     environment: Mapping[str, str] = os.environ,
 ) -> Start:  # fmt: skip
-    """Return how this process was started, as `init` is told, or as torch.distributed or the environment say.
+    """Return the start of this process, from arguments of `init`, torch.distributed or the environment.
 
     Args:
-        comm: an mpi4py communicator, or anything else.
-        store: a torch.distributed.Store at which the processes meet; with `rank` and `world_size`.
-        rank: of this process.
-        world_size: of the job.
-        environment: of this process.
+        comm: an mpi4py communicator, or another argument `comm` of `init`.
+        store: a torch.distributed.Store at which the processes meet; requires `rank` and `world_size`.
+        rank: rank of this process.
+        world_size: number of ranks of the job.
+        environment: environment of this process.
 
     Raises:
-        UsageError: what is said makes no sense together.
+        UsageError: arguments or variables contradict each other.
         NotBuilt: a launcher of MPI's has started several processes, but this build has no MPI.
-        TransportError: the store is not there.
+        TransportError: the store does not answer.
     """
     chosen = _core.transport()
     if any(given is not None for given in (store, rank, world_size)):
@@ -176,7 +184,7 @@ def find_start(
     if hasattr(comm, "py2f"):
         return MpiStart(comm.py2f())
     mpi_size, variable = _mpi_size()
-    asks_for_mpi = chosen == "mpi" and mpi_size > 1  # of an srun, too, that tells an MPI nothing we know of
+    asks_for_mpi = chosen == "mpi" and mpi_size > 1  # also if srun sets no known variables for MPI
     place, group = None if asks_for_mpi else place_of(environment, mpi_size, variable), _default_group()
     if place is not None and place.address is None:
         return _at_the_launcher(place, chosen, environment)
@@ -205,14 +213,14 @@ def find_start(
 
 
 def started_by_a_rank(environment: Mapping[str, str] = os.environ) -> str:
-    """Return which rank has started this process by `multiprocessing`; "" if none has, or this process is a rank.
+    """Return the rank that has started this process by `multiprocessing`; "" if none has, or this process is a rank.
 
-    A worker of a DataLoader inherits the variables of the rank that it works for, and runs the top of the rank's
-    script. It is no rank if it runs the top of the script with the variables of the process that has started it, or if
-    `init()` has noted these variables, which it does in a rank. A process whose parent is no rank may be one.
+    A worker of a DataLoader inherits the variables of its rank, and runs the top of the rank's script. This process is
+    not a rank in two cases: it runs the top of the script with the same variables as its parent, or `init()` of a rank
+    has noted these variables. A process whose parent is not a rank may be a rank.
 
     Raises:
-        UsageError: what launchers say contradicts itself.
+        UsageError: launchers contradict each other.
     """
     parent = _parent()
     if parent is None:
@@ -235,20 +243,20 @@ def started_by_a_rank(environment: Mapping[str, str] = os.environ) -> str:
 
 
 def _runs_top_of_script() -> bool:
-    """Return whether multiprocessing is about to run this new process's task, and runs the top of the script for it."""
+    """Return whether this is a new process of multiprocessing that runs the top of the script before its task."""
     return bool(getattr(multiprocessing.current_process(), "_inheriting", False))
 
 
 def _parent() -> int | None:
-    """Return the process that has started this one by `multiprocessing`; None if none has."""
+    """Return the id of the process that has started this one by `multiprocessing`; None if none has."""
     if _runs_top_of_script():
-        return os.getppid()  # while a new process runs the top of the script, multiprocessing does not know its parent
+        return os.getppid()  # multiprocessing does not know the parent while the top of the script runs
     parent = multiprocessing.parent_process()
     return None if parent is None else parent.pid
 
 
 def note_the_variables(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Note which variables have made this process a rank, for the processes that it starts."""
+    """Store in the environment the variables that have made this process a rank, for the processes that it starts."""
     place = place_of(environment, *_core.launcher())
     if place is not None:
         environment[RANK_VARIABLES] = json.dumps(_values(environment, place.launch.variables))
@@ -259,7 +267,7 @@ def _values(environment: Mapping[str, str], names: Iterable[str]) -> dict[str, s
 
 
 def _environment_of(pid: int) -> dict[str, str]:
-    """Return the environment that a process began with; nothing of one that has ended."""
+    """Return the initial environment of a process; {} if it has ended."""
     try:
         words = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="surrogateescape").split("\0")
     except OSError:
@@ -268,14 +276,14 @@ def _environment_of(pid: int) -> dict[str, str]:
 
 
 _starts: dict[tuple[object, ...], ProcessStart] = {}
-"""Starts by who has made them: each counts the worlds that it has made, for what they leave at a store stays there."""
+"""Starts of this process. Each counts the worlds that it has made, because their entries in a store are not removed."""
 
 
 def _at_the_launcher(place: Place, chosen: str, environment: Mapping[str, str]) -> ProcessStart:
     path, token = environment[RENDEZVOUS], _token(environment)
     key = (os.getpid(), path, place.rank, place.size)
     if key not in _starts:
-        # The launcher knows better who is missing, and why, so it goes first.
+        # The launcher knows better which ranks are missing, and why, so its deadline comes first.
         meeting = SocketRendezvous(path, token, place.rank, _core.deadlines()[0] + _LATER_S)
         _starts[key] = ProcessStart(place.rank, place.size, meeting, chosen, token)
     _starts[key].transport = _without_mpi(chosen, str(place.launch))
@@ -326,7 +334,7 @@ def _token(environment: Mapping[str, str]) -> bytes:
 
 @dataclass(frozen=True)
 class _Group:
-    """What torch.distributed has in this process."""
+    """Default group of torch.distributed."""
 
     store: Any
     rank: int
@@ -334,7 +342,7 @@ class _Group:
 
 
 def _default_group() -> _Group | None:
-    """Return torch.distributed's default group, if it has been made and has others in it."""
+    """Return torch.distributed's default group; None if it is not initialised or has one rank only."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None
@@ -345,15 +353,12 @@ def _default_group() -> _Group | None:
 
 
 def _mpi_in_use() -> bool:
-    # Only a script that already works with mpi4py has MPI up without a launcher; asking loads the library.
+    # Only a script that uses mpi4py has MPI initialised without a launcher. The check for it loads the library.
     return _core.build_info()["mpi"] is not None and "mpi4py.MPI" in sys.modules and _core.mpi_initialized()
 
 
 def _mpi_size() -> tuple[int, str]:
-    """Return how many processes MPI is about to reach, and what says so.
-
-    Where mpi4py is in use it knows, else the launcher does.
-    """
+    """Return the number of processes of MPI, and its source: mpi4py if that is in use, else the launcher's variable."""
     size, variable = _core.launcher()
     if _mpi_in_use():
         known = int(sys.modules["mpi4py.MPI"].COMM_WORLD.Get_size())

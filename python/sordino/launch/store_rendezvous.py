@@ -1,7 +1,7 @@
-"""Where ranks meet that torchrun and its like have started: a store of torch.distributed.
+"""Rendezvous of ranks that torchrun and similar launchers have started: through a torch.distributed store.
 
-Who reaches the store's port can write to it. Where the ranks have a secret of their own (SORDINO_TOKEN), what they show
-is signed with it, and what is not signed so is refused.
+Any process that reaches the store's port can write to it. If the ranks have a secret (SORDINO_TOKEN), they sign their
+values with it, and refuse others.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from sordino.errors import Timeout, TransportError
 from sordino.log import logger
 
 _log = logger(__name__)
-_LOOK_S = 1.0  # between looks whether another rank has given up
-_NAP_S = 0.05  # longest sleep between requests: signals are handled in between, which the store's own wait() defers
-_opened: dict[tuple[str, int], Any] = {}  # stores by their address; kept, for rank 0's serves the others
+_LOOK_S = 1.0  # interval of checks whether another rank has given up
+_NAP_S = 0.05  # longest sleep between requests; short, so that signals are handled, which the store's wait() defers
+_opened: dict[tuple[str, int], Any] = {}  # by address; kept open, because rank 0's serves the others
 
 
 class StoreRendezvous:
-    """A rank's side; there is no other.
+    """Rendezvous through a store.
 
     Args:
         store: a torch.distributed.Store.
-        prefix: of its keys.
-        rank: of this process.
-        token: with which what ranks show is signed; empty: not.
-        timeout: in seconds, for the others to come.
-        warning: in seconds, until it is said who is missing.
+        prefix: prefix of the keys.
+        rank: rank of this process.
+        token: secret with which ranks sign their values; empty: values are not signed.
+        timeout: seconds to wait for the other ranks.
+        warning: seconds until a warning about missing ranks.
     """
 
     def __init__(self, store: Any, prefix: str, rank: int, token: bytes, timeout: float, warning: float) -> None:
@@ -40,18 +40,23 @@ class StoreRendezvous:
         self._timeout, self._warning = timeout, warning
 
     def gather(self, key: str, ranks: Sequence[int], mine: bytes) -> list[bytes]:
-        """Return what each of these ranks has shown for this key, in their order; `mine` is this rank's.
+        """Return the values of these ranks for this key, in the order of `ranks`. Collective over them.
+
+        Args:
+            key: name of the round.
+            ranks: ranks of the round, including this rank.
+            mine: value of this rank.
 
         Raises:
-            Timeout: not all have come in time; it names them.
-            TransportError: the store is gone, or somebody has written to it who is no rank.
+            Timeout: some ranks have not come in time. The error has their numbers.
+            TransportError: the store is gone, or a value is not signed correctly.
         """
         names = {rank: f"{self._prefix}/{key}/{rank}" for rank in ranks}
         try:
             self._store.set(names[self._rank], self._signature(names[self._rank], mine) + mine)
             self._wait(names, f"{self._prefix}/{key}/given up")
             return [self._checked(rank, name, bytes(self._store.get(name))) for rank, name in names.items()]
-        except RuntimeError as error:  # torch's errors of stores are such
+        except RuntimeError as error:  # torch raises this for errors of stores
             if isinstance(error, (Timeout, TransportError)):
                 raise
             raise TransportError(f"the store at which the ranks meet does not answer: {_first_line(error)}") from error
@@ -70,7 +75,7 @@ class StoreRendezvous:
             text = f"waits for ranks {', '.join(map(str, missing))} to come to init()"
             if waited > self._timeout or self._store.check([given_up]):
                 self._store.set(given_up, b"")
-                time.sleep(2 * _LOOK_S)  # the store may end with this process, and others are to see who is missing
+                time.sleep(2 * _LOOK_S)  # the store may end with this process; the others need time to read it
                 limit = f"for more than {self._timeout:g} s (SORDINO_TIMEOUT_S)"
                 raise Timeout(f"rank {self._rank} {text}, {limit}", "init", missing)
             if waited > self._warning and not warned:
@@ -98,11 +103,11 @@ def open_store(address: tuple[str, int], hosts: bool, timeout: float) -> Any:
 
     Args:
         address: host and port.
-        hosts: whether this process is the one that opens it, if nobody here has.
-        timeout: in seconds, until it is there.
+        hosts: whether this process opens the store, unless it has done so before.
+        timeout: seconds to wait for the store.
 
     Raises:
-        TransportError: there is none, or the port is taken.
+        TransportError: the store does not answer, or the port is taken.
     """
     if address not in _opened:
         from torch.distributed import TCPStore  # type: ignore[attr-defined]

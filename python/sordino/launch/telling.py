@@ -1,11 +1,18 @@
-"""What a rank tells `sordino run`.
+"""Notices from a rank to `sordino run`.
 
-It says that it waits for all others to start, that they have met, which ranks they go on without, that an error of its
-own ends it, and that it exits. For ranks that are gone or stand still the others would wait at the start or at the end,
-and only the launcher can end them.
+| word | meaning |
+|---|---|
+| waits | this rank waits for all others to start |
+| met | the ranks have met |
+| left | the remaining ranks continue without the given rank |
+| fails | an error of this rank ends it |
+| exits | this rank exits |
 
-`SORDINO_LAUNCHER` says where: a folder of this machine, where every word is a link (made at once or not at all, and on
-a full disk, too), or `stderr:TOKEN`, where it is a line that the launcher takes out.
+They are needed because ranks would wait at the start or at the end for ranks that are gone or stopped, and only the
+launcher can end them.
+
+`SORDINO_LAUNCHER` is a folder on this machine, where every notice is a link (made atomically, even on a full disk), or
+`stderr:TOKEN`. Then a notice is a line on stderr, which the launcher removes.
 """
 
 from __future__ import annotations
@@ -15,19 +22,19 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
-# By these a rank knows its number at the launcher, and how many there were: of `sordino run`, of Open MPI's mpirun.
+# Variables with the rank's number at the launcher and the number of ranks, of `sordino run` and Open MPI's mpirun.
 _NUMBERS = (("SORDINO_RANK", "SORDINO_SIZE"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"))
-_rank_process = 0  # what it has started has its environment, and is no rank
+_rank_process = 0  # its children have its environment, but are not ranks
 
 
 @contextmanager
 def awaited_by_the_launcher(met: Callable[[], bool]) -> Iterator[None]:
-    """Surround what has this rank meet the others, and tell the launcher that it waits, and that they have met.
+    """Tell the launcher that this rank waits and, after the block in which the ranks meet, that they have met.
 
-    Tells nothing where they have met already, or no launcher listens.
+    Tells nothing if they have met already, or no launcher listens.
 
     Args:
-        met: whether the ranks have met. They have, too, if they do not fit together.
+        met: returns whether the ranks have met, including ranks with different settings.
     """
     if met():
         yield
@@ -47,12 +54,12 @@ def _own_number() -> int:
 
 
 def tell_of_the_lost(identities: Iterable[int], identity: int, started: int) -> None:
-    """Say that the others go on without some ranks, which may still run and have no part in the job any more.
+    """Tell the launcher which ranks are lost. They may still run, but are no longer part of the job.
 
     Args:
-        identities: their numbers in the first world.
-        identity: this rank's there.
-        started: how many there were. The launcher knows the ranks by these numbers only if that were all of its own.
+        identities: numbers of the lost ranks in the first world.
+        identity: number of this rank in the first world.
+        started: number of ranks of the first world. The launcher uses the same numbers only if it started just these.
     """
     known = ((os.environ.get(rank), os.environ.get(size)) for rank, size in _NUMBERS)
     if (str(identity), str(started)) in known:
@@ -61,13 +68,13 @@ def tell_of_the_lost(identities: Iterable[int], identity: int, started: int) -> 
 
 
 def tell_of_the_failure() -> None:
-    """Say that an error of this rank's own ends it, before the others fail because of that."""
+    """Tell the launcher that an error of this rank ends it, before the others fail because of that."""
     if os.getpid() == _rank_process:
         _tell("fails", _own_number())
 
 
 def tell_of_the_exit() -> None:
-    """Say that this process has nothing more to do, and will end as soon as MPI lets it."""
+    """Tell the launcher that this process is finished, and ends as soon as MPI allows."""
     if os.getpid() == _rank_process:
         _tell("exits", _own_number())
 
@@ -80,5 +87,5 @@ def _tell(word: str, rank: int) -> None:
     if scheme == "stderr":
         os.write(2, f"\x1e{token} {rank} {word} {os.getpid()}\n".encode())
     else:
-        with contextlib.suppress(OSError):  # another rank has said so, or the job is over
+        with contextlib.suppress(OSError):  # another rank has made the link, or the job is over
             os.symlink(str(os.getpid()), f"{where}/{word}.{rank}")

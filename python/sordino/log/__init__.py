@@ -1,12 +1,12 @@
-"""Log lines: the logger `sordino`, its children, and the handler that prints lines where the script has set up none.
+"""Logging: the logger `sordino`, its children, and a default handler for scripts that set up no handler.
 
-Every module takes its logger from `logger(__name__)`. Lines of the C++ core come by way of `sordino.log.core`, from the
-logger `sordino.core`. Each record has an attribute `rank`: of the rank that says it, or -1 outside of a world.
+Every module takes its logger from `logger(__name__)`. Lines of the C++ core come through `sordino.log.core`, from the
+logger `sordino.core`. Each record has an attribute `rank`: the rank that logs it, or -1 outside of a world.
 
 The usual rules of `logging` hold: lines propagate to the root logger, and levels and handlers of the script apply. If
 neither the loggers `sordino...` nor the root logger have a handler, a line goes to stderr as "sordino: text". This is
-decided for each line. So a script may call `logging.basicConfig()` before or after `import sordino`, and no line comes
-twice.
+decided for each line. So a script may call `logging.basicConfig()` before or after `import sordino`, and no line is
+printed twice.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _find_rank: Callable[[], int] | None = None
 def logger(name: str) -> logging.Logger:
     """Return the logger of a module, whose records have the attribute `rank`.
 
-    A call may give it another one: `extra={"rank": 3}`.
+    A logging call may set another rank: `extra={"rank": 3}`.
     """
     one = logging.getLogger(name)
     one.addFilter(_add_rank)
@@ -44,13 +44,13 @@ def _add_rank(record: logging.LogRecord) -> bool:
 
 
 class _DefaultHandler(logging.Handler):
-    """Print, on stderr as it is then, what no handler of the script gets; but not what the core has written there."""
+    """Prints records that no handler of the script gets on the current sys.stderr, unless the core has printed them."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if getattr(record, "on_stderr", False) or self._has_another(record.name):
             return
         try:
-            sys.stderr.write(self.format(record) + "\n")  # in one piece
+            sys.stderr.write(self.format(record) + "\n")  # one write, so that lines of processes do not mix
             sys.stderr.flush()
         except Exception:
             self.handleError(record)

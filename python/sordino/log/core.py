@@ -1,14 +1,14 @@
-"""Lines of the C++ core, which a thread hands to the logger `sordino.core` (the other side is csrc/base/log.h).
+"""Thread that hands log lines of the C++ core to the logger `sordino.core` (the core's side is csrc/base/log.h).
 
-The thread waits in the core, without Python's lock, from the first `init()` until the process ends. No line is lost:
+The thread waits in the core, without the GIL, from the first `init()` until the process ends. No line is lost:
 
-| when | a line that waits |
+| when | a pending line |
 |---|---|
-| the thread cannot run for 1 s, as a call holds Python's lock | the core writes it to stderr; handlers get it later |
-| `shutdown()` | `flush()` hands it over before that returns |
-| exit, an uncaught error | `finish()` hands it over; what is said later goes to stderr at once |
-| a handler does not return for 1 s at the end | `finish()` writes it to stderr |
-| a forked child | is the parent's; what the child says goes to stderr at once |
+| the thread cannot run for 1 s, because a call holds the GIL | the core writes it to stderr; handlers get it later |
+| `shutdown()` | `flush()` hands it over before `shutdown()` returns |
+| exit, an uncaught error | `finish()` hands it over; later lines go to stderr at once |
+| a handler does not return for 1 s at exit | `finish()` writes it to stderr |
+| a forked child | belongs to the parent; lines of the child go to stderr at once |
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ import traceback
 from sordino import _core
 from sordino.log import NAME, logger
 
-_PATIENCE_S = 1.0  # with a handler that another thread is in
+_PATIENCE_S = 1.0  # longest wait for a handler that runs in another thread
 
 _log = logger(f"{NAME}.core")
 _starting = threading.Lock()
-_handing = threading.RLock()  # held from when a line is taken until handlers have it; a handler may call shutdown()
+_handing = threading.RLock()  # held from taking a line until handlers have it; a handler may call shutdown()
 _thread: threading.Thread | None = None
 _registered = False
 
 
 def listen() -> None:
-    """Give the logger the level of SORDINO_LOG_LEVEL, and hand the core's lines to it from now on. Idempotent.
+    """Set the logger's level from SORDINO_LOG_LEVEL, and start to hand the core's lines to it. Idempotent.
 
     Raises:
         UsageError: SORDINO_LOG_LEVEL, or another variable, has a bad value.
@@ -53,18 +53,18 @@ def listen() -> None:
 
 
 def flush() -> None:
-    """Hand over what the core has said until now; unless a handler does not return, which then has the rest later."""
+    """Hand over all pending lines. If a handler does not return within 1 s, the rest follows later."""
     _hand_over_if_free()
 
 
 def finish() -> None:
-    """Hand over what the core has said until now. From now on it writes to stderr. For the end of the process."""
+    """Hand over all pending lines at the end of the process. From now on the core writes to stderr."""
     _core.close_log()
     if not _hand_over_if_free():
         while (line := _core.take_log_line()) is not None:
             _write(line)
     if _thread is not None and _thread is not threading.current_thread():
-        _thread.join(_PATIENCE_S)  # an interpreter that ends must not stop it in the core
+        _thread.join(_PATIENCE_S)  # the interpreter must not stop the thread in the core
 
 
 def _hand_over_until_closed() -> None:
@@ -74,7 +74,7 @@ def _hand_over_until_closed() -> None:
 
 
 def _hand_over_if_free() -> bool:
-    """Hand over what waits. Return whether that was done: not while a handler keeps another thread."""
+    """Hand over all pending lines. Return False if a handler keeps another thread busy for 1 s."""
     if not _handing.acquire(timeout=_PATIENCE_S):
         return False
     try:
@@ -92,7 +92,7 @@ def _hand_over() -> None:
         extra = {"rank": rank, "on_stderr": on_stderr}
         try:
             _log.handle(_log.makeRecord(_log.name, level, "(core)", 0, text, (), None, extra=extra))
-        except BaseException as error:  # of a filter or a handler, or Ctrl-C
+        except BaseException as error:  # from a filter or a handler, or Ctrl-C
             _write(line)
             if not isinstance(error, Exception):
                 raise
@@ -106,6 +106,6 @@ def _write(line: tuple[int, int, str, bool]) -> None:
 
 
 def _forget() -> None:
-    """Be without a thread, as a forked child is, and with locks that no thread of the parent holds."""
+    """Reset the state in a forked child: it has no thread, and needs locks that no thread of the parent holds."""
     global _thread, _starting, _handing
     _thread, _starting, _handing = None, threading.Lock(), threading.RLock()

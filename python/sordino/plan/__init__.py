@@ -1,6 +1,7 @@
-"""Which algorithm, with how many local models (`sordino plan`).
+"""`sordino plan`: choice of an algorithm and of the number of local models.
 
-What the transport costs here, what each algorithm would take, and how many local models the rule allows.
+It measures the costs of the transport, predicts the time of each algorithm, and finds how many local models the rule
+allows.
 """
 
 from sordino.plan.costs import Cost, Line, Load, Phase, Rates, cost_of

@@ -1,4 +1,4 @@
-"""Clusters that are not there: what is assumed of their links, for which the cost model then predicts."""
+"""Clusters that are assumed, not present: assumptions about their links, for the predictions of the cost model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sordino.errors import UsageError
 from sordino.plan.costs import Line, Rates
 from sordino.report.tables import format_seconds
 
-_MEMORY = Line(20e-6, 1e-10)  # 10 GB/s, read and written
+_MEMORY = Line(20e-6, 1e-10)  # 10 GB/s, for reads and writes
 _AGREEMENT = 50e-6
 
 
@@ -19,9 +19,9 @@ class Cluster:
     """Nodes and their links.
 
     Attributes:
-        nodes: how many, of `ranks` each.
-        gbps: of a node's link, in each direction.
-        latency: seconds a message.
+        nodes: number of nodes, each with `ranks` ranks.
+        gbps: rate of a node's link in each direction, in 10^9 bits per second.
+        latency: seconds per message.
     """
 
     nodes: int
@@ -36,13 +36,13 @@ class Cluster:
 
     @property
     def rates(self) -> Rates:
-        """What things cost there."""
+        """Costs of messages and memory on this cluster."""
         across = Line(self.latency, 8e-9 / self.gbps) if self.nodes > 1 else None
         return Rates(_MEMORY if self.ranks > 1 else None, across, _AGREEMENT, self.latency)
 
     @property
     def described(self) -> str:
-        """What is assumed."""
+        """Description of the assumptions."""
         what = f"{self.nodes} node{'s' * (self.nodes > 1)} of {self.ranks} rank{'s' * (self.ranks > 1)}"
         if self.nodes == 1:
             return what
@@ -50,15 +50,15 @@ class Cluster:
 
 
 def parse_cluster(nodes: str, gbps: float | None, latency_us: float) -> Cluster:
-    """Read 4x2, which is 4 nodes of 2 ranks.
+    """Parse NODESxRANKS: 4x2 is 4 nodes of 2 ranks.
 
     Args:
-        nodes: as on the command line.
-        gbps: of a node's link; needed where there is more than one.
-        latency_us: microseconds a message.
+        nodes: the text, as on the command line.
+        gbps: rate of a node's link; needed for more than one node.
+        latency_us: microseconds per message.
 
     Raises:
-        UsageError: it is no cluster.
+        UsageError: a value is invalid.
     """
     match = re.fullmatch(r"([1-9]\d{0,4})x([1-9]\d{0,3})", nodes)
     if match is None:

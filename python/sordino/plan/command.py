@@ -27,21 +27,23 @@ from sordino.timing import Participants, Watch
 
 _DEFAULT = 25_600_000  # ResNet-50
 _BLOCKS = 16
-_SHARES = {"rates": 0.25, "trial": 0.6}  # of the budget; the rest is for local models
+_SHARES = {"rates": 0.25, "trial": 0.6}  # fractions of the budget; the rest is for local models
 _MOST_MODELS = 16
 _IMAGES = "digits"
 
 
 def is_first() -> bool:
-    """Return whether this is the rank that speaks for all."""
+    """Return whether this is the rank that prints."""
     return not hvd.is_initialized() or hvd.rank() == 0
 
 
 def main(options: argparse.Namespace, count: int | None) -> int:
-    """Measure, predict, try and print, for so many parameters if it is said how many. Collective.
+    """Measure, predict, try and print. `count` is the number of parameters; None: those of the task, or the default.
+
+    Collective.
 
     Raises:
-        UsageError: there is one rank only, or no such task.
+        UsageError: there is only one rank, or the task is invalid.
     """
     torch.set_num_threads(1)
     hvd.init()
@@ -85,10 +87,10 @@ def main(options: argparse.Namespace, count: int | None) -> int:
 
 
 def assume(options: argparse.Namespace, count: int | None) -> int:
-    """Predict for a cluster that is not here, and print. Runs nothing.
+    """Predict for an assumed cluster, and print. Runs nothing.
 
     Raises:
-        UsageError: it is no cluster.
+        UsageError: the cluster is invalid.
     """
     cluster = parse_cluster(options.nodes, options.gbps, options.latency_us)
     job = Job(_shapes(options, count, None), options.compute_ms / 1e3, options.samples, options.batch)
@@ -146,7 +148,7 @@ def _task(options: argparse.Namespace) -> Task | None:
 
 
 def _agreed(make: Callable[[], Task | None]) -> tuple[Task | None, SordinoError | None]:
-    """Return what was made, or what went wrong on the first rank that could not make it. Collective."""
+    """Return the result of `make`, or the error of the first rank on which it failed. Collective."""
     task, mine = None, None
     try:
         task = make()
@@ -160,7 +162,7 @@ def _agreed(make: Callable[[], Task | None]) -> tuple[Task | None, SordinoError 
 
 
 def _record(options: argparse.Namespace) -> Lines | None:
-    """Return the record of this plan on the first rank. Collective: where it cannot be written, all raise."""
+    """Return the record of this plan on the first rank. Collective: if it cannot be written, all ranks raise."""
     made, problem = None, None
     try:
         made = job_file(options.record, "plan", setting=_setting(options, hvd.size())) if hvd.rank() == 0 else None
@@ -182,7 +184,7 @@ def _setting(options: argparse.Namespace, ranks: int) -> dict[str, object]:
 
 
 def _silent(_: str) -> None:
-    """Say nothing: the log of all ranks but the first."""
+    """Log of all ranks but the first: does nothing."""
 
 
 def _shapes(options: argparse.Namespace, count: int | None, task: Task | None) -> Shapes:
@@ -198,7 +200,7 @@ def _shapes(options: argparse.Namespace, count: int | None, task: Task | None) -
 
 
 def even_shapes(count: int) -> Shapes:
-    """Return shapes of so many parameters in up to 16 blocks of equal size."""
+    """Return shapes of `count` parameters, in up to 16 blocks of equal size."""
     blocks = min(_BLOCKS, count)
     sizes = [count // blocks + (k < count % blocks) for k in range(blocks)]
     return [(f"blocks.{k}.weight", (size,)) for k, size in enumerate(sizes)]

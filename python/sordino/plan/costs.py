@@ -1,7 +1,7 @@
-"""What a step of an algorithm sends, counted from the very rings and topologies that will move it, and what it costs.
+"""Cost of a step's communication, counted from the same rings and topologies that the core uses.
 
-T = s alpha + w beta (Lee et al., equation 3), where w is what goes through the busiest node's link in one direction,
-plus the same for what the ranks of a node do in the memory that they share.
+T = s alpha + w beta (Lee et al., equation 3), where w is the bytes through the busiest node's link in one direction,
+plus the same for the bytes that the ranks of a node move in shared memory.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from sordino.algorithms import Algorithm
 from sordino.algorithms.traffic import Exchange, Model, Operation, Reduction
 from sordino.algorithms.traffic import Phase as Told
 
-BACKWARD = 2 / 3  # of the computation: it costs about twice as much as forward
-_CACHED = 0.25  # of reading from memory costs what has just been read
-_ROUNDS = 8  # of random topologies, to take the mean of
+BACKWARD = 2 / 3  # fraction of the computation, since backward costs about twice as much as forward
+_CACHED = 0.25  # cost of reading recently read data, relative to reading from memory
+_ROUNDS = 8  # rounds of a random topology whose mean is taken
 
 
 class Line(NamedTuple):
-    """One kind of way between ranks: seconds a message, and seconds a byte."""
+    """Cost of one kind of path between ranks: seconds per message, and seconds per byte."""
 
     alpha: float
     beta: float
@@ -30,14 +30,14 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True)
 class Rates:
-    """What things cost on a machine.
+    """Costs on a machine.
 
     Attributes:
-        inside: in a node's shared memory; its bytes are those that a rank reads and writes. None: it was not measured.
-        across: through the link of a node, in one direction while as much goes in the other. None as well.
-        agreement: seconds to agree that an operation can start, which exchanges need not.
-        hop: seconds from one rank of a ring to the next, apart from the bytes, for ranks of several nodes.
-        handling: seconds a gradient, of software: an optimizer has them tensor by tensor.
+        inside: cost in a node's shared memory, per byte that a rank reads or writes. None: not measured.
+        across: cost through a node's link, per byte in one direction while as many go in the other. None: not measured.
+        agreement: seconds to agree that an operation can start. Exchanges need no agreement.
+        hop: seconds from one rank of a ring to the next, without the bytes, for ranks on several nodes.
+        handling: seconds of software per gradient, since an optimizer handles gradients tensor by tensor.
     """
 
     inside: Line | None
@@ -54,13 +54,13 @@ class Rates:
 
     @classmethod
     def from_results(cls, results: Mapping[str, Any]) -> Rates:
-        """Return the rates from what `as_results` made."""
+        """Return the rates from the result of `as_results`."""
         lines = {place: results[place] and Line(**results[place]) for place in ("inside", "across")}
         return cls(**{**results, **lines})
 
 
 class Load:
-    """What all ranks do at the same time, in one phase of a step.
+    """Work of all ranks at the same time, in one phase of a step.
 
     Args:
         nodes: the node of each rank, numbered from 0.
@@ -68,10 +68,10 @@ class Load:
     Attributes:
         sent: bytes that each rank sends to other nodes.
         memory: bytes that each rank reads and writes in the memory of its node.
-        messages: that go between nodes one after the other, but for those that go round a ring.
-        hops: of rings.
-        gradients: tensors.
-        agreements: operations that are agreed on.
+        messages: messages between nodes that follow one another, without those of rings.
+        hops: hops of rings.
+        gradients: number of tensors.
+        agreements: number of operations that need an agreement.
     """
 
     def __init__(self, nodes: Sequence[int]) -> None:
@@ -91,7 +91,7 @@ class Load:
         return max(*self._out, *self._into)
 
     def seconds(self, rates: Rates) -> float:
-        """Return how many seconds it takes."""
+        """Return the duration in seconds."""
         total = self.agreements * rates.agreement + self.gradients * rates.handling
         if rates.across is not None:
             total += self.messages * rates.across.alpha + self.hops * rates.hop + self.link * rates.across.beta
@@ -100,9 +100,9 @@ class Load:
         return total
 
     def send(self, source: int, target: int, count: float) -> None:
-        """Count bytes from one rank to another, by messages."""
+        """Count the messages that carry `count` bytes from one rank to another."""
         if self.nodes[source] == self.nodes[target]:
-            # Into MPI's memory and out of it.
+            # The bytes are copied into MPI's memory and out of it.
             self.memory[source] += 2 * count
             self.memory[target] += 2 * count
             return
@@ -113,9 +113,9 @@ class Load:
     def all_reduce(self, sets: Sequence[Sequence[int]], count: float, segments: int = 1) -> None:
         """Count all-reduces of `count` bytes within sets of ranks, at the same time.
 
-        The ranks of a node share memory: each of those that take part in it reads its shard of all inputs there, and
-        writes that of all results (csrc/collectives/allreduce_node.cc). Between nodes teams of one rank a node reduce
-        their shares by messages, with the schedule of the core (csrc/topology/schedule.h).
+        The ranks of a node share memory. Each rank that takes part reads its shard of all inputs, and writes it to all
+        results (csrc/collectives/allreduce_node.cc). Between nodes, teams of one rank per node reduce their shares by
+        messages, with the schedule of the core (csrc/topology/schedule.h).
         """
         if len(sets[0]) == 1:
             return
@@ -151,9 +151,9 @@ class Load:
 
         Args:
             sets: the ranks of each set.
-            topology: among the members of a set, by their places.
-            segments: the bytes of each.
-            round: number of the exchange, on which the topology's sources depend.
+            topology: topology among the members of a set, by their places.
+            segments: bytes of each segment.
+            round: number of the exchange, which determines the topology's sources.
         """
         if topology.is_mean_of_all:
             apart = [ranks for ranks in sets if len({self.nodes[rank] for rank in ranks}) > 1]
@@ -168,7 +168,7 @@ class Load:
         self.messages += sum(self.sent) > before
 
     def _travel(self, ranks: Sequence[int], sources_of: Sequence[Sequence[int]], count: float) -> None:
-        """Count the bytes that travel: what a node needs of a rank elsewhere travels once."""
+        """Count the bytes between nodes. Data that several ranks of a node need from another node travel once."""
         travels: dict[tuple[int, int], int] = {}
         for rank, sources in zip(ranks, sources_of):
             for source in sources:
@@ -178,14 +178,14 @@ class Load:
             self.send(source, target, count)
 
     def _mix(self, ranks: Sequence[int], rows: Sequence[tuple[list[int], bool, float]], count: float) -> None:
-        """Count the memory that is read and written, where the ranks of a node share the arithmetic.
+        """Count memory reads and writes where the ranks of a node share the arithmetic.
 
-        All that is averaged is read once from memory, and again from caches; all results are written.
+        Each input is read once from memory, and then from caches. All results are written.
         """
         for node in {self.nodes[rank] for rank in ranks}:
             here = [place for place, rank in enumerate(ranks) if self.nodes[rank] == node]
             if len(here) == 1:
-                continue  # a rank alone mixes what arrives as it arrives: the link's rate has that in it
+                continue  # a single rank mixes data as they arrive, which the link's rate includes
             averages, writes = set(), 0
             for place in here:
                 sources, keeps_own, scale = rows[place]
@@ -199,12 +199,12 @@ class Load:
 
 
 class Phase(NamedTuple):
-    """A load that comes every `every` steps.
+    """Load that recurs every `every` steps.
 
     Attributes:
-        hides: what part of it can be hidden at most: backward cannot hide the last segment.
-        step: whether the whole next step may hide it, not backward alone.
-        loading: whether what lies between two steps hides it, too.
+        hides: largest fraction that can be hidden. Backward cannot hide the last segment.
+        step: whether the whole next step can hide it, not only backward.
+        loading: whether the time between two steps hides it, too.
     """
 
     load: Load
@@ -216,22 +216,22 @@ class Phase(NamedTuple):
 
 @dataclass(frozen=True)
 class Cost:
-    """What an algorithm does in a step, apart from computing."""
+    """Work of an algorithm in a step, apart from computation."""
 
     phases: tuple[Phase, ...]
 
     def communication(self, rates: Rates) -> float:
-        """Return the seconds of communication a step, on average."""
+        """Return the mean communication time per step, in seconds."""
         return sum(phase.load.seconds(rates) / phase.every for phase in self.phases)
 
     def exposed(self, rates: Rates, compute: float, loading: float = 0.0, slower: float = 1.0) -> float:
-        """Return the seconds of communication a step that cannot be hidden, on average.
+        """Return the mean communication time per step that cannot be hidden, in seconds.
 
         Args:
-            rates: what things cost.
-            compute: seconds of forward and backward, which hide some of it.
-            loading: seconds between two steps, which hide what may go on there.
-            slower: times as long as by the rates everything takes.
+            rates: costs on the machine.
+            compute: seconds of forward and backward, which hide a part of it.
+            loading: seconds between two steps, which hide phases with `loading`.
+            slower: factor by which everything takes longer than by the rates.
         """
         total = 0.0
         for phase in self.phases:
@@ -241,22 +241,22 @@ class Cost:
         return total
 
     def sent(self) -> list[float]:
-        """Return the bytes a step that each rank sends to other nodes, on average."""
+        """Return the mean bytes per step that each rank sends to other nodes."""
         parts = [[value / phase.every for value in phase.load.sent] for phase in self.phases]
         return [sum(values) for values in zip(*parts)]
 
 
 def cost_of(algorithm: Algorithm, nodes: Sequence[int], names: Sequence[str], sizes: Sequence[int]) -> Cost:
-    """Return what a step costs.
+    """Return the cost of a step.
 
     Args:
-        algorithm: which sends it.
+        algorithm: the algorithm.
         nodes: the node of each rank, numbered from 0.
-        names: of the parameters.
-        sizes: their bytes.
+        names: names of the parameters.
+        sizes: bytes of each parameter.
 
     Raises:
-        UsageError: the algorithm cannot serve so many ranks.
+        UsageError: the algorithm does not work with this number of ranks.
     """
     traffic = algorithm.traffic(Model(names, sizes), nodes)
     lasting = [phase for phase in traffic.phases if phase.until is None]
@@ -264,7 +264,7 @@ def cost_of(algorithm: Algorithm, nodes: Sequence[int], names: Sequence[str], si
 
 
 def _phases(told: Told, nodes: Sequence[int]) -> list[Phase]:
-    """Return one phase, or some rounds of one that varies, of which the mean counts."""
+    """Return one phase; for a phase that varies, several rounds, so that their mean counts."""
     rounds = _ROUNDS if told.varies else 1
     return [
         Phase(_load(told.at(round), nodes), told.every * rounds, told.hides, told.step, told.loading)

@@ -1,6 +1,6 @@
-"""Measures alpha and beta of the real transport.
+"""Measurement of alpha and beta of the real transport.
 
-Exchanges of several sizes within nodes and between them, and a line through their times.
+Exchanges of several sizes are run within and between nodes, and a line is fitted to their times.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from sordino.runtime.groups import new_channel, part_of
 from sordino.runtime.tensors import dtype_code
 from sordino.timing import Participants, time_block
 
-_SMALL = 4096  # bytes; what is spent on these is latency
+_SMALL = 4096  # bytes; the time of so small an exchange is latency
 _SEGMENT = 4 * 1024 * 1024  # bytes
-_RING = 4 * MOST_DOUBLED  # bytes of each rank of a node, enough for a ring
+_RING = 4 * MOST_DOUBLED  # bytes per rank of a node, enough for a ring
 _TENSORS = 64
 _LEAST, _MOST = 3, 20  # runs of one size
 
@@ -36,14 +36,14 @@ def nodes_of_ranks() -> list[int]:
 
 
 def measure(count: int, budget: float) -> tuple[Rates, list[tuple[str, int, float]]]:
-    """Return what things cost here, and what that was found from: place, bytes and seconds. Collective.
+    """Return the costs on this machine, and the samples they are from: (place, bytes, seconds). Collective.
 
-    All nodes exchange at the same time, each rank with its neighbours on a ring. What is larger than caches
-    takes longer a byte than what is not, so sizes are that of the model, half of it, and a small one.
+    All nodes exchange at the same time, each rank with its neighbors on a ring. A byte takes longer if the data exceed
+    the caches. So the sizes are the model's, half of it, and a small one.
 
     Args:
         count: bytes of the model.
-        budget: seconds to spend, about; sizes that would take longer are left out.
+        budget: approximate seconds to spend. Sizes that would take longer are left out.
     """
     context, nodes = current(), nodes_of_ranks()
     everywhere = [[rank for rank, other in enumerate(nodes) if other == node] for node in range(max(nodes) + 1)]
@@ -71,8 +71,8 @@ def measure(count: int, budget: float) -> tuple[Rates, list[tuple[str, int, floa
 def fit(points: Sequence[tuple[float, float]]) -> Line:
     """Return the line alpha + beta x through points (x, seconds) with the least relative errors; neither is below 0.
 
-    Where that would make alpha negative, small messages take less than their share of the large ones' time (a switch
-    lets them pass at once): then the large ones say what a byte takes.
+    If the best alpha is negative, small messages are faster than in proportion, because a switch lets them through at
+    once. Then alpha is 0, and the large messages determine beta.
 
     Raises:
         ValueError: fewer than two points.
@@ -93,7 +93,7 @@ def _sizes(count: int) -> list[int]:
 
 
 def _layout(count: int) -> Layout:
-    """Return so many bytes in segments like those of a model."""
+    """Return a layout of `count` bytes, in segments like those of a model."""
     code = dtype_code(torch.empty(0))
     pieces = [min(_SEGMENT, count - begin) // 4 for begin in range(0, count, _SEGMENT)]
     return Layout([(f"probe {k}", code, (piece,)) for k, piece in enumerate(pieces)], groups=list(range(len(pieces))))
@@ -102,7 +102,7 @@ def _layout(count: int) -> Layout:
 def _exchanges(
     context: Context, place: str, sets: Sequence[Sequence[int]], sizes: Sequence[int], budget: float
 ) -> list[tuple[int, float]]:
-    """Return the seconds of an exchange by bytes, as long as the budget lasts. Collective."""
+    """Return bytes and seconds of exchanges, until the budget is spent. Collective."""
     idle = [rank for rank in range(context.size) if not any(rank in ranks for ranks in sets)]
     parts = [*map(list, sets), *([idle] if idle else [])]
     mine = part_of(context, hvd.global_process_set, (f"plan.{place}", 0), parts)
@@ -130,26 +130,26 @@ def _exchanges(
 
 
 def _median(run: Callable[[], object]) -> float:
-    """Return the median seconds of a short run, the slowest rank's. Collective."""
+    """Return the median seconds of a short run on the slowest rank. Collective."""
     participants = Participants(hvd.rank(), hvd.size())
     time_block(run, participants, 5)
     return float(np.median(participants.maximum(time_block(run, participants, 30))))
 
 
 def _all_reduce(values: torch.Tensor, name: str) -> float:
-    """Return the seconds of an all-reduce that is agreed on each time, as those of an optimizer are. Collective."""
+    """Return the seconds of an all-reduce that is negotiated each time, as in an optimizer. Collective."""
     return _median(lambda: hvd.synchronize(hvd.allreduce_async_(values, name=name)))
 
 
 def _agreement(nodes: Sequence[int], across: Line | None) -> float:
-    """Return the seconds that a small operation takes beyond its messages. Collective."""
+    """Return the seconds that a small operation takes in addition to its messages. Collective."""
     seconds = _all_reduce(torch.zeros(1), "plan.agreement")
     messages = math.ceil(math.log2(max(nodes) + 1)) * across.alpha if across is not None else 0.0
     return max(seconds - messages, 0.0)
 
 
 def _hop(nodes: Sequence[int], across: Line, agreement: float) -> float:
-    """Return the seconds that the hops of a short ring take beyond their bytes. Collective."""
+    """Return the seconds per hop that a short ring takes in addition to its bytes. Collective."""
     count = _RING * max(Counter(nodes).values())
     seconds = _all_reduce(torch.zeros(count // 4), "plan.ring")
     load = Load(nodes)
@@ -158,7 +158,7 @@ def _hop(nodes: Sequence[int], across: Line, agreement: float) -> float:
 
 
 def _handling(agreement: float) -> float:
-    """Return the seconds a tensor that averaging gradients takes where there is nothing to move. Collective."""
+    """Return the seconds per tensor that averaging gradients takes if there are no data to move. Collective."""
     parameters = [torch.nn.Parameter(torch.zeros(1)) for _ in range(_TENSORS)]
     for parameter in parameters:
         parameter.grad = torch.zeros(1)
@@ -167,7 +167,7 @@ def _handling(agreement: float) -> float:
 
 
 def idle_sgd(parameters: Sequence[torch.nn.Parameter]) -> torch.optim.SGD:
-    """Return an optimizer whose step does nothing: a step of `DistributedOptimizer` is then communication alone."""
+    """Return an optimizer whose step does nothing, so that a step of `DistributedOptimizer` is communication only."""
     optimizer = torch.optim.SGD(parameters, lr=0.0)
     optimizer.step = lambda closure=None: None  # type: ignore[assignment, misc]
     return optimizer

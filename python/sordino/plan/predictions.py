@@ -1,6 +1,6 @@
-"""Puts prediction beside measurement for every algorithm, and says which one to take.
+"""Predicted and measured times of every algorithm, and the recommendation.
 
-Where an algorithm was run, its steps are by the measurement: a prediction counts as long as nothing better is known.
+If an algorithm was run, its step time is from the measurement. Otherwise it is from the prediction.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from sordino.plan.workers import Workers
 from sordino.report.tables import format_seconds
 from sordino.timing import Participants
 
-_WARM_UP = 3  # steps: gradients that persist move into shared memory
-CLOSE = 1.05  # AllReduce, which changes nothing about training, is preferred to what is not faster than that
+_WARM_UP = 3  # steps, in which persistent gradients move into shared memory
+CLOSE = 1.05  # factor by which another algorithm must be faster than AllReduce, which does not change training
 
 Shapes = Sequence[tuple[str, Sequence[int]]]
 
 
 @dataclass(frozen=True)
 class Job:
-    """What is to be trained.
+    """Training to plan.
 
     Attributes:
         shapes: names and shapes of the parameters, which are float32.
-        compute: seconds that a worker computes in a step.
-        samples: in an epoch.
-        batch: samples that a worker takes in a step.
+        compute: seconds of computation of a worker in a step.
+        samples: samples of an epoch.
+        batch: samples of a worker in a step.
     """
 
     shapes: Shapes
@@ -47,21 +47,21 @@ class Job:
 
     @property
     def bytes(self) -> list[int]:
-        """Of each parameter."""
+        """Bytes of each parameter."""
         return [4 * math.prod(shape) for _, shape in self.shapes]
 
 
 @dataclass
 class Prediction:
-    """What an algorithm takes, in seconds, and bytes.
+    """Times, in seconds, and bytes of an algorithm.
 
     Attributes:
-        algorithm: which one.
-        cost: what its steps do apart from computing.
-        rates: what that costs here.
-        compute: seconds that a worker computes in a step.
-        steps: in an epoch.
-        measured: seconds of communication a step, where it was run.
+        algorithm: the algorithm.
+        cost: work of its steps, apart from computation.
+        rates: costs on this machine.
+        compute: seconds of computation of a worker in a step.
+        steps: steps of an epoch.
+        measured: measured seconds of communication per step; None: not run.
     """
 
     algorithm: Algorithm
@@ -73,34 +73,34 @@ class Prediction:
 
     @property
     def name(self) -> str:
-        """How to write the algorithm."""
+        """The algorithm as Python source."""
         return self.algorithm.written()
 
     @property
     def communication(self) -> float:
-        """Seconds a step by the prediction, on average, with nothing to hide behind."""
+        """Predicted mean seconds of communication per step, if nothing hides it."""
         return self.cost.communication(self.rates)
 
     @property
     def sent(self) -> float:
-        """Bytes that a rank sends to other nodes in a step, on average."""
+        """Mean bytes that a rank sends to other nodes in a step."""
         sent = self.cost.sent()
         return sum(sent) / len(sent)
 
     @property
     def error(self) -> float | None:
-        """How far the prediction is from the measurement, as a part of that."""
+        """Relative error of the predicted communication; None: not measured."""
         return None if self.measured is None else self.communication / self.measured - 1
 
     @property
     def exposed(self) -> float:
-        """Seconds of communication a step that are not hidden, by the measurement where there is one."""
+        """Seconds of communication per step that are not hidden, scaled by the measurement if there is one."""
         slower = 1.0 if self.measured is None or self.communication == 0 else self.measured / self.communication
         return self.cost.exposed(self.rates, self.compute, slower=slower)
 
     @property
     def step(self) -> float:
-        """Seconds of computation and exposed communication."""
+        """Seconds of computation and exposed communication in a step."""
         return self.compute + self.exposed
 
     @property
@@ -110,17 +110,17 @@ class Prediction:
 
 
 def candidates(nodes: Sequence[int], interval: int) -> list[Algorithm]:
-    """Return every algorithm that means something for ranks on these nodes, with all group sizes.
+    """Return all algorithms that make sense for ranks on these nodes, with all group sizes.
 
     Args:
         nodes: the node of each rank, numbered from 0.
-        interval: of local SGD.
+        interval: averaging interval of local SGD, in steps.
     """
     found: list[Algorithm] = []
     for name in names():
         try:
             found += class_of(name).candidates(nodes, interval)
-        except (UsageError, TypeError) as error:  # somebody's that cannot be imported, or has no defaults
+        except (UsageError, TypeError) as error:  # a user's algorithm that cannot be imported or has no defaults
             warnings.warn(f"{name} is not compared: {error}", stacklevel=2)
     return [one for one in found if _serves(one, nodes)]
 
@@ -134,13 +134,13 @@ def _serves(algorithm: Algorithm, nodes: Sequence[int]) -> bool:
 
 
 def predict(job: Job, nodes: Sequence[int], rates: Rates, interval: int) -> list[Prediction]:
-    """Return what every candidate takes, the quickest step first.
+    """Return a prediction for every candidate, ordered by the time of a step.
 
     Args:
-        job: what is to be trained.
+        job: the training.
         nodes: the node of each rank, numbered from 0.
-        rates: what things cost here.
-        interval: of local SGD.
+        rates: costs on this machine.
+        interval: averaging interval of local SGD, in steps.
     """
     tensors, sizes = [name for name, _ in job.shapes], job.bytes
     steps = math.ceil(job.samples / (job.batch * len(nodes)))
@@ -152,10 +152,10 @@ def predict(job: Job, nodes: Sequence[int], rates: Rates, interval: int) -> list
 
 
 def trial(predictions: list[Prediction], shapes: Shapes, budget: float, log: Callable[[str], None]) -> None:
-    """Run every algorithm for some steps that compute nothing and note how long they took.
+    """Run every algorithm for some steps without computation, and note their times. Collective.
 
-    What would take more than its share of the budget, in seconds, is left out. The quickest step is the first one
-    afterwards. Collective.
+    An algorithm that would take more than its share of the budget, in seconds, is left out. Afterwards the predictions
+    are ordered by the time of a step.
     """
     participants = Participants(hvd.rank(), hvd.size())
     share = budget / len(predictions)
@@ -170,7 +170,7 @@ def trial(predictions: list[Prediction], shapes: Shapes, budget: float, log: Cal
 
 
 def _seconds(algorithm: Algorithm, shapes: Shapes, participants: Participants, budget: float) -> float:
-    """Return the median seconds of a step, the slowest rank's, over whole intervals."""
+    """Return the median seconds of a step on the slowest rank, over whole intervals."""
     named = [(name, torch.nn.Parameter(torch.zeros(tuple(shape)))) for name, shape in shapes]
     for _, parameter in named:
         parameter.grad = torch.zeros_like(parameter)
@@ -182,7 +182,7 @@ def _seconds(algorithm: Algorithm, shapes: Shapes, participants: Participants, b
         begin = time.perf_counter()
         for _ in range(interval):
             optimizer.step()
-        optimizer.flush()  # what is late is communication, too
+        optimizer.flush()  # exchanges in flight are communication, too
         return (time.perf_counter() - begin) / interval
 
     for _ in range(math.ceil(_WARM_UP / interval)):
@@ -196,9 +196,9 @@ def _seconds(algorithm: Algorithm, shapes: Shapes, participants: Participants, b
 
 
 def recommend(predictions: Sequence[Prediction], size: int, workers: Workers | None) -> str:
-    """Return one line: which algorithm, and why.
+    """Return the recommended algorithm and the reason, in one line.
 
-    Not one whose gradients or parameters come late: whether training bears that is not tried.
+    Algorithms whose gradients or parameters come late are excluded, because their effect on training is not tried.
     """
     allreduce = next(one for one in predictions if one.algorithm == AllReduce())
     timely = [one for one in predictions if not one.algorithm.traits.late]

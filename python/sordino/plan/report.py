@@ -1,4 +1,4 @@
-"""The table and the plot of a plan."""
+"""Table and plot of a plan."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _rate(seconds: float) -> str:
 
 
 def markdown(results: Results) -> str:
-    """Return what links cost, what each algorithm takes, how many local models, and what to do, as Markdown."""
+    """Return the plan as Markdown: costs of links, times of algorithms, number of local models, recommendation."""
     rates = results["rates"]
     lines = [
         [
@@ -94,7 +94,7 @@ def _where(results: Results) -> str:
 
 
 def _crowded(results: Results) -> list[str]:
-    """Return why what goes on beside computing is slow, where ranks outnumber cores."""
+    """Return why background communication is slow if there are as many ranks as cores, or more."""
     cores = results.get("machine", {}).get("cores")
     if cores is None or results["nodes"] > 1 or results["ranks"] < cores:
         return []
@@ -105,7 +105,7 @@ def _crowded(results: Results) -> list[str]:
 
 
 def reliability(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return how far the predictions were off, as a sentence."""
+    """Return the errors of the predictions, as a sentence."""
     errors = {row["name"]: row["error"] for row in rows if row["error"] is not None}
     if not errors:
         return "Nothing was run, so nothing says how far the predictions are off."
@@ -127,7 +127,7 @@ def _workers(found: Results) -> list[str]:
 
 
 def draw(results: Results, figure: Any) -> None:
-    """Draw the lines through what was measured, prediction beside measurement, and D over P."""
+    """Draw the measured exchanges, the communication of algorithms (predicted and measured), and D over P."""
     left, middle, right = figure.subplots(1, 3, width_ratios=[2, 4, 2])
     for place, label in _PLACES.items():
         points = [(size, seconds) for where, size, seconds in results["samples_of_rates"] if where == place]

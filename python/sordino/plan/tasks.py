@@ -1,4 +1,4 @@
-"""What `sordino plan` tries local models on: a function of the user's, or a small network on the images at hand."""
+"""Tasks on which `sordino plan` tries local models: a user's function, or a small network on available images."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _BATCH = 32
 
 
 def from_file(text: str) -> Task:
-    """Return the task that a function of a file returns.
+    """Return the task that a function in a file returns.
 
     Args:
         text: "FILE.py:FUNCTION".
 
     Raises:
-        UsageError: there is no such function, or it returns something else.
+        UsageError: there is no such function, or it does not return a task.
     """
     file, _, name = text.rpartition(":")
     path = Path(file)
@@ -34,7 +34,7 @@ def from_file(text: str) -> Task:
     if spec is None or spec.loader is None:
         raise UsageError(f"--task {text}: {path} is not Python")
     module = importlib.util.module_from_spec(spec)
-    # As for a script: it finds what lies beside it, and itself (dataclasses look for their module).
+    # As for a script: its imports find modules in its folder, and dataclasses find their module.
     sys.path.insert(0, str(path.resolve().parent))
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)

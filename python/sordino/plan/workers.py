@@ -1,7 +1,6 @@
-"""How many local models are worth having: the source's rule, tried for a few steps.
+"""Number of local models that is worth having, by the source's rule, which is tried for a few steps.
 
-It is tried on local models that the ranks share out among them, so there may be more models than ranks.
-
+The ranks share the local models, so there may be more models than ranks.
 Source: Lee et al., "Communication-efficient local SGD with hierarchical parallelism", section III-C and equation 9.
 """
 
@@ -22,18 +21,18 @@ from sordino.runtime.context import current_or_none
 from sordino.runtime.tensors import squared_distance
 from sordino.timing import Participants
 
-WARM_UP = 0.25  # of the steps
-PROPORTION = 0.85  # how much of P' / P is in proportion to it
+WARM_UP = 0.25  # fraction of the steps
+PROPORTION = 0.85  # fraction of P' / P that counts as growth in proportion
 
 
 @dataclass(frozen=True)
 class Task:
-    """What is to be trained.
+    """Training to try.
 
     Attributes:
-        model: makes it, with the same initial parameters whenever it is called.
-        optimizer: makes one for its parameters, with the learning rate that is good for one worker.
-        loss: of the model on the mini-batch that a worker has at a step: `loss(model, worker, step)`.
+        model: function that makes the model, always with the same initial parameters.
+        optimizer: function that makes an optimizer for given parameters, with the learning rate for one worker.
+        loss: loss of the model on the mini-batch of a worker at a step: `loss(model, worker, step)`.
     """
 
     model: Callable[[], torch.nn.Module]
@@ -43,14 +42,14 @@ class Task:
 
 @dataclass(frozen=True)
 class Workers:
-    """What was found.
+    """Result of the trials.
 
     Attributes:
-        distances: D by P, the mean over the averagings after the warm-up; infinite where training diverged: parameters
-            are not finite, or the loss ends above where it began.
+        distances: D by P, the mean over the averagings after the warm-up. It is infinite if training diverged:
+            parameters are not finite, or the last loss is above the first.
         curves: D before each averaging, by P.
         chosen: the last P up to which D grew in proportion.
-        reason: in words.
+        reason: the reason in words.
     """
 
     distances: dict[int, float]
@@ -70,21 +69,22 @@ def find_workers(
 ) -> Workers:
     """Find how many local models P are worth having. Collective, if there are several ranks.
 
-    It is the last P up to which their distance D from their mean grows in proportion to P.
+    This is the last P up to which the distance D of the models from their mean grows in proportion to P.
 
-    For each P, P local models take `interval * averagings` steps and are averaged every `interval`. The learning rate
-    warms up over the first quarter of the steps, from that of one worker to that of P by `rule`. Each rank trains
-    P / size() of the models, one after the other; a model's buffers (BatchNorm's statistics) stay its own.
+    For each P, P local models take `interval * averagings` steps and are averaged every `interval` steps. The learning
+    rate warms up over the first quarter of the steps, from the rate for one worker to the rate for P workers by `rule`.
+    Each rank trains P / size() of the models, one after the other. Each model keeps its own buffers (BatchNorm
+    statistics).
 
     Args:
-        task: what to train.
-        workers: the P to try, rising, at least 2.
-        interval: steps from one averaging to the next.
-        averagings: how many.
-        rule: "linear", "sqrt" or "none", as of `sordino.torch.scale_learning_rate`.
-        proportion: D(P') counts as grown in proportion where D(P') / D(P) is at least this part of P' / P. The source
+        task: the training.
+        workers: values of P to try, increasing, at least 2.
+        interval: steps between two averagings.
+        averagings: number of averagings.
+        rule: "linear", "sqrt" or "none", as in `sordino.torch.scale_learning_rate`.
+        proportion: D(P') counts as grown in proportion if D(P') / D(P) is at least this fraction of P' / P. The source
             accepts 0.9 (Table II, P = 8) and rejects 0.82 (Figure 4, P = 8).
-        budget: seconds; a P that would take longer is not tried. The first one is in any case.
+        budget: seconds. A P that would take longer is not tried, except the first one.
 
     Raises:
         UsageError: an argument is out of its range.
@@ -115,7 +115,7 @@ def find_workers(
 
 
 def choose(distances: dict[int, float], proportion: float = PROPORTION) -> tuple[int, str]:
-    """Return the last number of workers up to which the distance grew in proportion, and why not more."""
+    """Return the last number of workers up to which the distance grew in proportion, and the reason for the limit."""
     tried = sorted(distances)
     if not math.isfinite(distances[tried[0]]):
         return 1, f"training with P={tried[0]} local models diverged"
@@ -129,9 +129,9 @@ def choose(distances: dict[int, float], proportion: float = PROPORTION) -> tuple
 
 
 def _try(task: Task, count: int, interval: int, averagings: int, rule: str) -> tuple[list[float], list[float]]:
-    """Train `count` local models; return D before and the mean loss since the last averaging, for every averaging.
+    """Train `count` local models. Return, for every averaging, D before it and the mean loss since the previous one.
 
-    They end early where they are not finite.
+    The lists end early if a value is not finite.
     """
     context = current_or_none()
     rank, size = (context.rank, context.size) if context is not None else (0, 1)
@@ -169,7 +169,7 @@ def _try(task: Task, count: int, interval: int, averagings: int, rule: str) -> t
 
 @torch.no_grad()
 def _average(models: Sequence[torch.nn.Module], means: list[torch.Tensor], count: int, size: int) -> float:
-    """Replace this rank's models by the mean of all; return the sum of their distances from it."""
+    """Replace this rank's models by the mean of all models. Return the sum of their distances from it."""
     for model in models:
         torch._foreach_add_(means, [p.detach() for p in model.parameters()])
     if size > 1:

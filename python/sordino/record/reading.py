@@ -1,7 +1,7 @@
-"""Takes up a record, also while it grows: what a file has gained since the last look, whole lines only.
+"""Reader of records, also of growing ones: each look reads the complete lines that a file has gained.
 
-A line that a kill has torn is left out, and that is said. So is a rank that ended without a word: it was killed, or the
-run still goes on.
+A line that a kill has torn is left out and counted. A rank whose last line is neither "end" nor "error" was killed, or
+is still running.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _MAKE_ONE = "make one with: sordino run --record DIR -np 4 -- python train.py"
 
 @dataclass
 class Rank:
-    """What one rank, or virtual worker, has written, in the order in which it was written.
+    """Lines that one rank, or virtual worker, has written, in the order of writing.
 
     Attributes:
-        rank: its number in the first world.
-        lines: by their kind.
-        last: the kind of the last line.
+        rank: number of the rank in the first world.
+        lines: lines by their kind.
+        last: kind of the last line.
     """
 
     rank: int
@@ -38,7 +38,7 @@ class Rank:
         return self.lines.get(kind, [])
 
     def add(self, line: Line) -> None:
-        """Take up a line, and which start of the job it is of."""
+        """Add a line, and note in it which start of the job it belongs to."""
         started = self.of("rank")
         line.setdefault("start", started[-1].get("start", 0) if started else 0)
         self.last = line["kind"]
@@ -50,10 +50,10 @@ class Run:
     """A record.
 
     Attributes:
-        name: of its folder.
+        name: name of the record's folder.
         job: lines of the job, by their kind: "job" (the first), "start", "end", "result".
-        ranks: by their number.
-        torn: lines that are no JSON, by file.
+        ranks: ranks by their number.
+        torn: number of lines that are not JSON, by file.
     """
 
     name: str
@@ -63,25 +63,25 @@ class Run:
 
     @property
     def head(self) -> Line:
-        """The first line of the job; empty where nobody has written one, as under torchrun."""
+        """First line of the job; empty if it does not exist, as under torchrun."""
         return self.job.get("job", [{}])[0]
 
     @property
     def what(self) -> str:
-        """Of what it is: "training", "simulation" or "plan"."""
+        """Kind of run: "training", "simulation" or "plan"."""
         return str(self.head.get("what", "training"))
 
 
 class _Growing:
-    """One file, from where it was left."""
+    """One growing file, and the position up to which it was read."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._offset = 0
-        self.rest = b""  # after the last whole line: more may come
+        self.rest = b""  # text after the last complete line; more may come
 
     def gained(self) -> Iterator[bytes]:
-        """Yield the whole lines that have come since the last time."""
+        """Yield the complete lines that were added since the last call."""
         try:
             with open(self.path, "rb") as file:
                 file.seek(self._offset)
@@ -94,13 +94,13 @@ class _Growing:
 
 
 class Reader:
-    """Reads the record in a folder, and again what has been added to it.
+    """Reader of the record in a folder, including lines that are added later.
 
     Attributes:
-        run: what has been read so far.
+        run: everything read so far.
 
     Raises:
-        UsageError: there is no record. NotBuilt: it is of a newer format. Unreadable: a file of it cannot be read.
+        UsageError: there is no record. NotBuilt: its format is newer. Unreadable: one of its files cannot be read.
     """
 
     def __init__(self, folder: Path, name: str | None = None) -> None:
@@ -113,7 +113,7 @@ class Reader:
             raise UsageError(f"{folder}: there is {what}; {_MAKE_ONE}")
 
     def update(self) -> bool:
-        """Take up what is new; return whether anything is."""
+        """Read new lines. Return whether there were any."""
         found = [*self.folder.glob(JOB), *sorted(self.folder.glob("rank-*.jsonl"))]
         for path in found:
             self._files.setdefault(path.name, _Growing(path))
@@ -125,7 +125,7 @@ class Reader:
         return changed
 
     def unfinished(self) -> list[str]:
-        """Return the files whose last line is not whole."""
+        """Return the files whose last line is incomplete."""
         return [name for name, file in self._files.items() if file.rest]
 
     def _take(self, name: str, data: bytes) -> None:
@@ -154,11 +154,11 @@ class Reader:
 
 
 def readers(folders: list[Path], say: Callable[[str], None] = lambda _: None) -> list[Reader]:
-    """Return a reader for each record, and for each in a folder that has none itself but folders that do.
+    """Return a reader for each record. A folder that is no record stands for the records in its subfolders.
 
     Args:
-        folders: what the user names.
-        say: is told of what is found beside.
+        folders: folders that the user names.
+        say: called with a line of text for each folder of records.
 
     Raises:
         UsageError, NotBuilt, Unreadable: see `Reader`.

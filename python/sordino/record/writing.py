@@ -1,4 +1,4 @@
-"""Lines of JSON that are in the file when `write` returns, whatever becomes of this process afterwards."""
+"""Writer of records. A line is in the file when `write` returns, so it survives the death of this process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 
 
 def jsonable(value: Any) -> Any:
-    """Return a value of JSON's types: None for what is not finite, text for what has no such type."""
+    """Return a value as JSON types: None for numbers that are not finite, text for values without such a type."""
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, float):
@@ -34,16 +34,16 @@ def jsonable(value: Any) -> Any:
 
 
 class Lines:
-    """One file of a record, which grows by a line at a time.
+    """File of a record, to which lines are appended.
 
-    It may be there from an earlier start of the job; what a kill has left of a line there stays a line by itself. When
-    it cannot be written any more (a full disk) that is said once, and training goes on.
+    The file may exist from an earlier start of the job. If a kill has left an incomplete line there, that stays a line
+    by itself. If the file cannot be written any more (disk full), this is logged once and training continues.
 
     Args:
-        path: of the file; its folder is made.
+        path: path of the file. Its folder is made.
 
     Raises:
-        UsageError: it cannot be opened.
+        UsageError: the file cannot be opened.
     """
 
     def __init__(self, path: Path) -> None:
@@ -58,7 +58,7 @@ class Lines:
             os.write(self._file, b"\n")
 
     def write(self, kind: str, **values: Any) -> None:
-        """Append a line of this kind."""
+        """Append a line of this kind. After an error this does nothing."""
         if self._file < 0:
             return
         line = _ENCODER.encode({"kind": kind, **values}) + "\n"
@@ -71,22 +71,22 @@ class Lines:
             self.close()
 
     def close(self) -> None:
-        """Write no more. Idempotent."""
+        """Close the file. Idempotent."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
 
 
 def job_file(folder: str | os.PathLike[str], what: str, **values: Any) -> Lines:
-    """Return the file of a job whose record begins in `folder`, with its first line.
+    """Return the job's file of a new record, with its first line.
 
     Args:
-        folder: of the record.
+        folder: folder of the record.
         what: "training", "simulation" or "plan".
-        **values: of the first line, of JSON's types.
+        **values: values of the first line, of JSON types.
 
     Raises:
-        UsageError: there is a record already, or none can be written there.
+        UsageError: there is a record already, or the folder cannot be written.
     """
     path = checked_path(folder) / JOB
     if path.exists():
@@ -97,7 +97,7 @@ def job_file(folder: str | os.PathLike[str], what: str, **values: Any) -> Lines:
 
 
 def rank_file(folder: str | os.PathLike[str], rank: int, **values: Any) -> Lines:
-    """Return the file of a rank, or virtual worker, with the line that each start of it begins with."""
+    """Return the file of a rank, or virtual worker, and write the line with which each of its starts begins."""
     file = Lines(checked_path(folder) / RANK.format(rank))
     file.write("rank", format=FORMAT, version=sordino.__version__, rank=rank, **values)
     return file

@@ -1,9 +1,9 @@
-"""What is made of measurements: results as a JSON file, and the Markdown and the picture that come from it alone.
+"""Reports of measurements: results as a JSON file, and the Markdown and the picture made from this file only.
 
-Tables, pictures, the machine, verdicts on targets, and the records of them all; nothing of what is measured, or how.
+This package has tables, pictures, the machine, verdicts on targets, and their records. It does not measure.
 """
 
 from typing import Any
 
 Results = dict[str, Any]
-"""What was found, of JSON's types."""
+"""Results, of JSON types."""

@@ -1,4 +1,4 @@
-"""What is known of the machine, without which numbers mean little: what it is, and how busy others kept it."""
+"""Description of the machine, without which numbers mean little: its hardware, and the load from other processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import sordino
 from sordino._core import build_info, kernels
 from sordino.report import Results
 
-BUSY = 0.1  # cores that others may use before numbers are doubtful
+BUSY = 0.1  # cores that other processes may use before numbers are doubtful
 
 
 def _cpu_model() -> str:
@@ -28,9 +28,9 @@ def _cpu_model() -> str:
 
 
 def commit() -> str:
-    """Return the commit that the working directory's checkout of Sordino is at; "" where it is no such checkout.
+    """Return the commit of the Sordino checkout in the working directory; "" if it is no such checkout.
 
-    A "+" at the end says that code has changed since, without a commit.
+    A "+" at the end marks uncommitted changes of code.
     """
     code = ("csrc", "python", "benchmarks", "CMakeLists.txt")
 
@@ -50,7 +50,7 @@ def commit() -> str:
 
 
 def machine(mpi_library: str | None) -> Results:
-    """Return what the numbers depend on, as far as it can be told. Holds no host name and no path."""
+    """Return the known properties that the numbers depend on. Contains no host name and no path."""
     info = build_info()
     return {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -69,12 +69,12 @@ def machine(mpi_library: str | None) -> Results:
 
 
 def without_paths(text: str) -> str:
-    """Return the text with every absolute path cut down to its last part: results are made to be shared."""
+    """Return the text with absolute paths cut to their last part, because results are meant to be published."""
     return re.sub(r"(?<![\w.])(?:/[\w.+@-]+)+/([\w.+@-]+)", r"\1", text)
 
 
 def describe_machine(found: Results) -> str:
-    """Return one paragraph for the head of a report."""
+    """Return one paragraph for the beginning of a report."""
     return (
         f"{found['cpu']}, {found['cores']} cores of which a rank may use "
         f"{found['cores_per_rank']} ({found['instruction_set']} kernels), {found['kernel']}, Python "
@@ -84,7 +84,7 @@ def describe_machine(found: Results) -> str:
 
 
 def describe_others(cores: float | None) -> str:
-    """Return how much other processes disturbed a measurement, as the end of a sentence; nothing if it is not known."""
+    """Return the load from other processes during a measurement, as the end of a sentence; "" if it is unknown."""
     if cores is None:
         return ""
     warning = ": **a busy machine, take the numbers with care**" if cores > BUSY else ""

@@ -1,4 +1,4 @@
-"""Pictures, drawn into files. matplotlib is loaded only when one is drawn."""
+"""Pictures in files. matplotlib is imported only to draw one."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 
 from sordino.report import Results
 
-_LINES = 12  # tensors that one plot shows at most: the largest
+_LINES = 12  # tensors that one plot shows: the largest ones
 _SENT, _THRESHOLD = "#0b6e4f", "#3d5a80"
 
 
 def draw(picture: Callable[[Results, Any], None], results: Results, path: Path) -> bool:
-    """Draw one picture into a PNG file; return False if matplotlib is not installed."""
+    """Draw one picture into a PNG file. Return False if matplotlib is not installed."""
     if importlib.util.find_spec("matplotlib") is None:
         return False
     import matplotlib
@@ -31,7 +31,7 @@ def draw(picture: Callable[[Results, Any], None], results: Results, path: Path) 
 
 
 def skipping(results: Results, figure: Any) -> None:
-    """Draw each tensor's unchanged ratio, the threshold and what was sent, by step.
+    """Draw, by step, each tensor's unchanged ratio, the threshold, and the fraction that was sent.
 
     The results are those of `SkippingStatistics.as_dict()`.
     """
@@ -41,7 +41,7 @@ def skipping(results: Results, figure: Any) -> None:
     if points:
         widest = sorted(range(len(results["tensors"])), key=lambda index: -results["tensors"][index]["bytes"])[:_LINES]
         for index in sorted(widest):
-            ratios = [point["ratios"][index] for point in points]  # None before the tensor was there
+            ratios = [point["ratios"][index] for point in points]  # None before the tensor existed
             percent = [math.nan if ratio is None else 100 * ratio for ratio in ratios]
             left.plot(steps, percent, label=results["tensors"][index]["name"])
         left.legend(fontsize=6)

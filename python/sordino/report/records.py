@@ -1,4 +1,4 @@
-"""Records: what was found as a JSON file, and the Markdown and the picture beside it, made of that file alone."""
+"""Records of results: a JSON file, and the Markdown and the picture next to it, made from that file only."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from sordino.report import Results, pictures
 
 @dataclass(frozen=True)
 class Report:
-    """What is made of the results of one benchmark.
+    """Functions that make the report of one benchmark from its results.
 
     Attributes:
-        markdown: the whole text, of the results.
-        draw: the picture of the results, into a figure of matplotlib's.
+        markdown: returns the complete text.
+        draw: draws the picture into a figure of matplotlib.
     """
 
     markdown: Callable[[Results], str]
@@ -27,11 +27,11 @@ class Report:
 
 
 Reports = Mapping[str, Report]
-"""Reports by the name that results have under "benchmark"."""
+"""Reports by the name under "benchmark" in the results."""
 
 
 def write(results: Results, folder: Path | None) -> Path | None:
-    """Write the JSON file, whole or not at all, and return its path."""
+    """Write the JSON file atomically, and return its path; None without a folder."""
     if folder is None:
         return None
     folder.mkdir(parents=True, exist_ok=True)
@@ -43,10 +43,10 @@ def write(results: Results, folder: Path | None) -> Path | None:
 
 
 def render(path: Path, reports: Reports) -> list[Path]:
-    """Write the Markdown and, where matplotlib is installed, the PNG beside a JSON file; return what was written.
+    """Write the Markdown and, if matplotlib is installed, the PNG next to a JSON file. Return the files written.
 
     Raises:
-        UsageError: the file is not the result of one of these benchmarks.
+        UsageError: the file is not a result of one of these benchmarks.
     """
     try:
         results = json.loads(path.read_text(encoding="utf-8"))
@@ -70,13 +70,13 @@ def render(path: Path, reports: Reports) -> list[Path]:
 
 
 def publish(results: Results, folder: Path | None, reports: Reports) -> None:
-    """Print a report and, if there is a folder, write the JSON file and what is made of it."""
+    """Print a report. If there is a folder, also write the JSON file and the files made from it."""
     print(reports[results["benchmark"]].markdown(results), flush=True)
     save(results, folder, reports)
 
 
 def save(results: Results, folder: Path | None, reports: Reports) -> None:
-    """Write, if there is a folder, the JSON file and what is made of it."""
+    """If there is a folder, write the JSON file and the files made from it."""
     path = write(results, folder)
     if path is not None:
         written = [path, *render(path, reports)]
@@ -84,5 +84,5 @@ def save(results: Results, folder: Path | None, reports: Reports) -> None:
 
 
 def log(line: str) -> None:
-    """Print progress, apart from the report on stdout."""
+    """Print progress on stderr, separate from the report on stdout."""
     print(line, file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""Tables of Markdown, and sizes and times as people read them."""
+"""Markdown tables, and sizes and times in readable units."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def format_bytes(count: int) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """Return a time with three digits, in the unit that suits; long ones in whole seconds."""
+    """Return a time with three digits in a suitable unit. Times from 1000 s on are in whole seconds."""
     if abs(seconds) >= 999.5:
         return f"{seconds:.0f} s"
     for unit, size in (("s", 1.0), ("ms", 1e-3)):
@@ -24,12 +24,12 @@ def format_seconds(seconds: float) -> str:
 
 
 def format_quartiles(times: Mapping[str, float]) -> str:
-    """Return a median in seconds, and in brackets the quartiles."""
+    """Return the median of times in seconds, and the quartiles in brackets."""
     return f"{format_seconds(times['median'])} ({format_seconds(times['q1'])} to {format_seconds(times['q3'])})"
 
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[str]], texts: int = 1) -> str:
-    """Return a Markdown table that reads well in a terminal too. The first `texts` columns are text, others numbers."""
+    """Return a Markdown table that is readable in a terminal, too. Columns after the first `texts` are numbers."""
     lines = [list(headers), *[list(row) for row in rows]]
     widths = [max(len(line[column]) for line in lines) for column in range(len(headers))]
 

@@ -1,4 +1,4 @@
-"""Targets, whether they are met, and how every report begins."""
+"""Targets with their verdicts, and the beginning of every report."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sordino.report.tables import table
 
 
 def ratio(row: Results, over: str, under: str) -> float | None:
-    """Return how many times longer `over` took than `under`; None if one was not measured."""
+    """Return the time of `over` divided by the time of `under`; None if one was not measured."""
     entries = row["contestants"]
     if over not in entries or under not in entries:
         return None
@@ -18,13 +18,13 @@ def ratio(row: Results, over: str, under: str) -> float | None:
 
 
 def target(what: str, value: float | None, limit: float, at_least: bool) -> Results:
-    """Return a requirement and what was measured. `value` is None where the other side was not found."""
+    """Return a requirement and the measured value. `value` is None if the other side was not found."""
     met = None if value is None else bool(value >= limit if at_least else value <= limit)
     return {"what": what, "value": value, "limit": limit, "at_least": at_least, "met": met}
 
 
 def target_table(targets: Iterable[Results], unit: str = "×") -> str:
-    """Return every target with its verdict, in plain words."""
+    """Return a table of all targets with their verdicts."""
     verdicts = {True: "met", False: "**missed**", None: "not measured"}
     rows = []
     for one in targets:
@@ -35,7 +35,7 @@ def target_table(targets: Iterable[Results], unit: str = "×") -> str:
 
 
 def opening(results: Results, title: str, what: str) -> list[str]:
-    """Return what every report begins with: what was measured, and where."""
+    """Return the beginning of every report: title, subject, machine and baselines."""
     notes = "; ".join(f"{name} {note}" for name, note in results.get("baselines", {}).items())
     blocks = [f"# {title}", what, f"Machine: {describe_machine(results['machine'])}"]
     return [*blocks, f"Baselines: {notes}."] if notes else blocks
@@ -44,7 +44,7 @@ def opening(results: Results, title: str, what: str) -> list[str]:
 def head(
     results: Results, title: str, what: str, unit: str = "×", labels: Mapping[str, str] | None = None
 ) -> list[str]:
-    """Return what `opening` does, what was wrong (by these labels, if any), and the targets."""
+    """Return the result of `opening`, then wrong results (by these labels, if any), then the targets."""
     wrong = ", ".join((labels or {}).get(name, name) for name in results.get("wrong", []))
     blocks = opening(results, title, what) + ([f"**Wrong results: {wrong}.**"] if wrong else [])
     return [*blocks, "## Targets", target_table(results["targets"], unit)] if "targets" in results else blocks

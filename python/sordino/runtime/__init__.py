@@ -1,1 +1,1 @@
-"""What strategies are made of; docs/extending.md names the building stones."""
+"""Building blocks of strategies, described in docs/extending.md."""

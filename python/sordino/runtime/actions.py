@@ -1,6 +1,7 @@
-"""What a machine that decides for a worker may ask for.
+"""Actions that the state machine of a worker can request.
 
-It knows neither clock nor network, so a simulation and real ranks run the very same one, and carry out what it says.
+The state machine has neither clock nor network. So a simulation and real ranks run the same state machine, and execute
+the actions that it returns.
 """
 
 from __future__ import annotations
@@ -8,27 +9,27 @@ from __future__ import annotations
 from typing import NamedTuple
 
 Message = tuple[str | float, ...]
-"""A word, and numbers."""
+"""A word followed by numbers."""
 
 
 class Tell(NamedTuple):
-    """Send a message to a rank; maybe to oneself."""
+    """Send a message to a rank, possibly to the sender itself."""
 
     to: int
     message: Message
 
 
 class Wake(NamedTuple):
-    """Call `alarm` at that time, and not at the one said before."""
+    """Call `alarm` at this time. Replaces the time of the last `Wake`."""
 
     at: float
 
 
 class Skip(NamedTuple):
-    """There is nobody to meet this time."""
+    """Skip this exchange, because no partner is available."""
 
 
 class Warn(NamedTuple):
-    """Tell the user."""
+    """Log a warning for the user."""
 
     text: str

@@ -1,7 +1,7 @@
-"""What the ranks of an optimizer compare where they meet first.
+"""Comparison of the ranks' models and settings, when an optimizer first meets the other ranks.
 
-They compare what they must have in common: the layout of the model and every setting. The comparison itself has the
-same name and shape whatever differs, so it cannot wait for ever.
+The ranks must have the same layout of the model and the same settings. The comparison has the same name and shape on
+all ranks even if these differ, so it cannot hang.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 def fingerprint_of(algorithm: DataclassInstance, settings: dict[str, Any]) -> fingerprint.Fingerprint:
     """Return the fingerprint of an optimizer.
 
-    The algorithm's parts are settings of their own, so that an error shows those that differ.
+    Each field of the algorithm is a separate setting, so that an error shows only fields that differ.
     """
     label = type(algorithm).__name__
     found = {"Sordino": f"Sordino {__version__}", "algorithm": label}
@@ -41,14 +41,14 @@ def fingerprint_of(algorithm: DataclassInstance, settings: dict[str, Any]) -> fi
 
 
 class Agreement:
-    """What the ranks of an optimizer must have in common.
+    """Check that the ranks of an optimizer have the same model and settings.
 
     Args:
-        mine: how this rank's is set up.
-        names: of its tensors.
+        mine: fingerprint of this rank's optimizer.
+        names: names of `tensors`.
         tensors: parameters, and buffers that are exchanged with them.
         process_set: the ranks.
-        trained: of how many tensors, the first ones, it counts whether they are frozen.
+        trained: number of leading tensors for which the comparison includes whether they are frozen.
     """
 
     def __init__(
@@ -64,15 +64,16 @@ class Agreement:
         self._names, self._tensors = names, tensors
         self._process_set = process_set
         self.name = ""
-        """Of this agreement, the same on all ranks; once they have met. It stays when they meet anew, for one rank may
-        have begun what is named by it before a loss, and another after it."""
+        """Name of this agreement, the same on all ranks; "" until they have met. It stays when they meet again, because
+        operations named after it may have begun before a loss on one rank and after it on another."""
         self._met = False
 
     def meet(self, context: Context) -> None:
-        """Compare, the first time it is called. Collective.
+        """Compare with the other ranks, unless that has been done. Collective.
 
         Raises:
-            ConfigurationMismatch: settings differ. LayoutMismatch: models do. Both on all ranks.
+            ConfigurationMismatch: settings differ. Raised on all ranks.
+            LayoutMismatch: models differ. Raised on all ranks.
         """
         if self._met:
             return
@@ -90,11 +91,11 @@ class Agreement:
         self.name, self._met = self.name or name, True
 
     def part(self) -> None:
-        """Have the ranks meet anew."""
+        """Make the next `meet()` compare again."""
         self._met = False
 
     def _explain(self, name: str, model: list[str]) -> None:
-        """Raise what differs. Collective."""
+        """Raise the error for what differs. Collective."""
         ranks = self._process_set.ranks or []
         mine = (fingerprint.encode(self._mine), model)
         told = allgather_object(mine, name=f"{name}.said", process_set=self._process_set)

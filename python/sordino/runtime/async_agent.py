@@ -1,8 +1,15 @@
-"""A thread that carries out the decisions of an algorithm that other ranks may address at any time.
+"""Agent thread of an algorithm to which other ranks may send messages at any time.
 
-What is decided, and when, is the algorithm's; moving bytes is the core's, on its own thread and without the
-interpreter. In between there is this thread, which sleeps until a message comes, something is done, a rank is lost or
-an alarm is due, and then runs for some microseconds.
+The algorithm decides. The core moves bytes, on its own thread and without the interpreter. The agent thread connects
+the two. It sleeps until one of these events, and then runs for some microseconds:
+
+| event | method that returns the actions (`sordino.runtime.actions`) |
+|---|---|
+| a message from a rank of the process set | `_heard` |
+| a rank of the process set left or died | `_lost` |
+| the core has finished something, or failed at it | `_done` |
+| the time of the last `Wake` | `_alarmed` |
+| the time that `_deadline` returns | `_overdue` |
 """
 
 from __future__ import annotations
@@ -28,11 +35,11 @@ from sordino.runtime.operation import Max
 from sordino.runtime.process_set import ProcessSet
 
 _log = logger(__name__)
-_IDLE_S = 60.0  # between two looks at the clock when nothing happens
+_IDLE_S = 60.0  # longest sleep
 
 
 def service_numbers(context: Context, process_set: ProcessSet, count: int) -> int:
-    """Return the first of `count` numbers of services that no rank of a process set has used. Collective."""
+    """Return the first of `count` service numbers that no rank of a process set has used. Collective."""
     name = context.plan_name("service_numbers", process_set.process_set_id)
     mine = torch.tensor([context.services], device=HOST)
     first = int(allreduce(mine, op=Max, name=name, process_set=process_set).item())
@@ -52,7 +59,7 @@ def encode(message: Message) -> str:
 
 
 def decode(text: str) -> Message:
-    """Return the message that a text is. TransportError if it is none."""
+    """Return the message in a text. Raises TransportError if the text is not a message."""
     try:
         message = json.loads(text)
     except (ValueError, RecursionError):
@@ -68,14 +75,15 @@ def decode(text: str) -> Message:
 
 
 class Agent(ABC):
-    """One rank's decisions, and the thread that carries them out.
+    """One rank's part of an asynchronous algorithm, and the thread that executes its decisions.
 
-    Ranks are known to algorithms by their place in the process set. All methods that begin with an underscore are
-    called with `lock` held.
+    Algorithms identify a rank by its place, its index in the process set. All methods that begin with an underscore
+    are called with `lock` held.
 
     Args:
-        ranks: of the process set, in order.
-        number: of the service, the same on all of them.
+        context: the context of this rank.
+        ranks: ranks of the process set, in order.
+        number: number of the service, the same on all of these ranks.
     """
 
     def __init__(self, context: Context, ranks: Sequence[int], number: int) -> None:
@@ -85,7 +93,7 @@ class Agent(ABC):
         self.mailbox = Mailbox(context.world, number)
         self.lock = threading.RLock()
         self.told = 0
-        """Messages that this rank has sent to others."""
+        """Number of messages that this rank has sent to other ranks."""
         self._alarm = float("inf")
         self._sleeps_until = float("inf")
         self._process = os.getpid()
@@ -95,13 +103,13 @@ class Agent(ABC):
         self._thread = threading.Thread(target=_work, args=(weakref.ref(self), self.mailbox), daemon=True)
 
     def start(self) -> None:
-        """Begin to answer."""
+        """Start the thread."""
         self._thread.start()
 
     def close(self) -> None:
-        """Answer no more. Idempotent."""
+        """Stop the thread, and wait for its end. Idempotent."""
         if os.getpid() != self._process:
-            return  # a forked child has neither the thread nor, maybe, the lock
+            return  # a forked child has no such thread, and a thread of the parent may hold the lock
         with self.lock:
             if self._closed:
                 return
@@ -111,44 +119,44 @@ class Agent(ABC):
             self._thread.join()
 
     def now(self) -> float:
-        """Return the time in seconds, on the clock of this rank's deadlines: stopped time does not count."""
+        """Return the time in seconds on the clock of this rank's deadlines, which excludes time while stopped."""
         return self._world.awake_seconds
 
-    # ---- what algorithms do ------------------------------------------------------------------------------------
+    # ---- to be overridden by algorithms ------------------------------------------------------------------------
 
     @abstractmethod
     def _act(self, now: float, action: Any) -> None:
-        """Carry out an action that not all algorithms have."""
+        """Execute an action that only some algorithms have."""
 
     @abstractmethod
     def _heard(self, now: float, sender: int, message: Message) -> Iterable[Any]:
-        """Return what to do about a message."""
+        """Return the actions for a message from the rank at place `sender`."""
 
     @abstractmethod
     def _lost(self, now: float, place: int) -> Iterable[Any]:
-        """Return what to do about a rank that has left or died."""
+        """Return the actions for a rank that has left or died."""
 
     @abstractmethod
     def _done(self, now: float, place: int, number: int, failure: str) -> Iterable[Any]:
-        """Return what to do about something that the core has done, or could not do."""
+        """Return the actions for an event "done" of the core. `failure` is "" on success."""
 
     @abstractmethod
     def _alarmed(self, now: float) -> Iterable[Any]:
-        """Return what to do, the time of the last `Wake` having come."""
+        """Return the actions for the time of the last `Wake`."""
 
     @abstractmethod
     def _is_over(self) -> bool:
-        """Return whether that is over which `wait` waits for."""
+        """Return whether `wait` may return."""
 
     def _deadline(self) -> float:
-        """Return when `_overdue` is to be called, on the clock of `now`."""
+        """Return the time, on the clock of `now`, at which `_overdue` is called."""
         return float("inf")
 
     def _overdue(self, now: float) -> Iterable[Any]:
-        """Return what to do about something that has taken too long."""
+        """Return the actions for something that has passed its deadline."""
         return ()
 
-    # ---- the machine -------------------------------------------------------------------------------------------
+    # ---- event loop --------------------------------------------------------------------------------------------
 
     def _carry_out(self, now: float, actions: Iterable[Any]) -> None:
         for action in actions:
@@ -165,16 +173,16 @@ class Agent(ABC):
             self._waiting.finish()
             self._waiting = None
         if min(self._alarm, self._deadline()) < self._sleeps_until:
-            self._sleeps_until = -float("inf")  # once is enough
+            self._sleeps_until = -float("inf")  # one nudge is enough
             self.mailbox.nudge()
 
     def wait(self) -> None:
-        """Wait until it is over, whatever an algorithm waits for.
+        """Wait until `_is_over()`.
 
-        The one thread that trains calls it, without `lock`.
+        Only the training thread may call this, without holding `lock`.
 
         Raises:
-            SordinoError: the world has failed, or this thread has.
+            SordinoError: the world or the agent thread has failed.
         """
         with self.lock:
             self._check()
@@ -190,13 +198,13 @@ class Agent(ABC):
             raise self._failure
 
     def next_time(self) -> float:
-        """Return when there is something to do, if nothing comes sooner, on the clock of `now`."""
+        """Return the time, on the clock of `now`, until which the thread may sleep if no event comes."""
         with self.lock:
             self._sleeps_until = min(self._alarm, self._deadline())
             return self._sleeps_until
 
     def take(self, events: Sequence[tuple[str, int, str, int]]) -> bool:
-        """Do what these events ask for, and what is due. False at the end."""
+        """Handle these events, an alarm and a deadline that are due. Return False if that failed."""
         with self.lock:
             try:
                 for event in events:
@@ -213,7 +221,7 @@ class Agent(ABC):
         return True
 
     def fail(self, error: Exception) -> None:
-        """Decide nothing any more, and tell who waits why."""
+        """Stop with an error, which `wait` raises."""
         with self.lock:
             self._failure = error
             if self._waiting is not None:
@@ -232,9 +240,9 @@ class Agent(ABC):
 
 
 def _work(reference: weakref.ref[Agent], mailbox: Mailbox) -> None:
-    """Do what the thread does.
+    """Run the agent thread.
 
-    It keeps no decider alive, so that one nobody uses any more can close itself.
+    It holds no reference to the agent while it sleeps, so that an unused agent can be collected.
     """
     going = True
     while going:

@@ -1,4 +1,4 @@
-"""The blocking, out-of-place collectives, differentiable with Horovod's gradients."""
+"""Blocking, out-of-place collectives. They are differentiable, with the same gradients as Horovod's."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class _Broadcast(torch.autograd.Function):
 
 
 class _Alltoall(torch.autograd.Function):
-    """Gradient: the gradients sent back whence the rows came."""
+    """Gradient: the gradients sent back to the ranks that the rows came from."""
 
     @staticmethod
     def forward(
@@ -99,7 +99,7 @@ class _Alltoall(torch.autograd.Function):
         ).run()
         rows = ctx.shape[0] if len(ctx.shape) else 1
         if back.shape[0] < rows:
-            # Rows beyond the sum of the splits were sent to nobody.
+            # Rows beyond the sum of the splits were sent to no rank, so their gradient is zero.
             back = torch.cat([back, back.new_zeros((rows - back.shape[0], *back.shape[1:]))])
         return (back.reshape(ctx.shape), None, None, None)
 
@@ -144,13 +144,13 @@ def allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
-    """Reduce a tensor over the ranks of a set and return the result on all of them. Differentiable.
+    """Reduce a tensor over the ranks of a set and return the result on all of them. Collective, differentiable.
 
     Args:
         tensor: any shape; the same shape and dtype on all ranks.
         average: deprecated, use `op`.
-        name: what ranks match the operation by; unnamed ones match in order of submission.
-        compression: applied before and undone after.
+        name: ranks match operations by name; unnamed operations match in order of submission.
+        compression: applied before the reduction and undone after it.
         op: Average (default), Sum, Adasum, Min, Max or Product.
         prescale_factor: multiplies the input.
         postscale_factor: multiplies the result.
@@ -160,9 +160,9 @@ def allreduce(
         A new tensor of the same shape and dtype.
 
     Raises:
-        UsageError: the tensor is sparse or of a dtype that the core has no kernels for, or an argument makes no sense.
-        NotBuilt: this build has nothing for the tensor's kind of device.
-        OperationMismatch, PeerLost, Timeout, TransportError: as of `synchronize`.
+        UsageError: the tensor is sparse or has a dtype without kernels in the core, or an argument is invalid.
+        NotBuilt: this build does not support the tensor's kind of device.
+        OperationMismatch, PeerLost, Timeout, TransportError: see `synchronize`.
     """
     factors = (prescale_factor, postscale_factor)
     if average is None and compression is Compression.none and _is_small_constant(tensor):
@@ -184,7 +184,7 @@ def grouped_allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
-    """Do `allreduce` of several tensors as one operation; dtypes and shapes may differ within it.
+    """All-reduce several tensors as one operation. They may have different dtypes and shapes.
 
     Arguments and errors are those of `allreduce`. Returns one result for each tensor, in the same order.
     """
@@ -199,8 +199,8 @@ def allgather(
 ) -> torch.Tensor:
     """Concatenate the tensors of all ranks along the first dimension, in which they may differ. Differentiable.
 
-    A 0-d tensor counts as one row. Returns the rows of all ranks, in rank order, on each of them. `name`, `process_set`
-    and errors are those of `allreduce`.
+    A 0-d tensor counts as one row. Every rank gets the rows of all ranks, in rank order. `name`, `process_set` and
+    errors are those of `allreduce`.
     """
     return grouped_allgather([tensor], name, process_set)[0]
 
@@ -208,7 +208,7 @@ def allgather(
 def grouped_allgather(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Tensors:
-    """Do `allgather` of several tensors as one operation.
+    """Allgather several tensors as one operation.
 
     Arguments and errors are those of `allgather`. Returns one result for each tensor, in the same order.
     """
@@ -221,8 +221,8 @@ def broadcast(
 ) -> torch.Tensor:
     """Return world rank `root_rank`'s tensor, on every rank. Differentiable.
 
-    Shape and dtype are the same on all ranks. `name`, `process_set` and errors are those of `allreduce`; UsageError
-    also for a root that is not in the process set.
+    Shape and dtype must be the same on all ranks. `name`, `process_set` and errors are those of `allreduce`; UsageError
+    also if the root is not in the process set.
     """
     result: torch.Tensor = _Broadcast.apply(tensor, root_rank, name, process_set)
     return result
@@ -235,14 +235,14 @@ def alltoall(
 
     Args:
         tensor: rows along the first dimension; the other dimensions agree between ranks.
-        splits: int32, one entry a rank; None cuts the rows evenly.
-        name: what ranks match the operation by; unnamed ones match in order of submission.
+        splits: int32, one entry per rank; None: the same number of rows for each rank.
+        name: ranks match operations by name; unnamed operations match in order of submission.
         process_set: the ranks that take part.
 
     Raises:
-        UsageError: as of `allreduce`, or the splits make no sense: their number is not that of the ranks, they are
-            negative, or more than there are rows.
-        OperationMismatch, PeerLost, Timeout, TransportError: as of `synchronize`.
+        UsageError: as in `allreduce`; also if the number of splits differs from the number of ranks, a split is
+            negative, or their sum exceeds the number of rows.
+        OperationMismatch, PeerLost, Timeout, TransportError: see `synchronize`.
     """
     output, received = _Alltoall.apply(tensor, splits, name, process_set)
     return output if splits is None else (output, received)
@@ -257,9 +257,9 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> torch.Tensor:
-    """Reduce over the ranks and return this rank's rows; the first ranks get the rows that do not divide evenly.
+    """Reduce over the ranks and return this rank's rows. The first ranks get the rows that do not divide evenly.
 
-    The tensor has at least one dimension, of which ranks get parts. Arguments and errors are those of `allreduce`;
+    The tensor needs at least one dimension, along which it is divided. Arguments and errors are those of `allreduce`;
     UsageError also for Adasum and for 0-d tensors.
     """
     return grouped_reducescatter([tensor], name, compression, op, process_set, prescale_factor, postscale_factor)[0]
@@ -274,7 +274,7 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[torch.Tensor]:
-    """Do `reducescatter` of several tensors as one operation.
+    """Reduce-scatter several tensors as one operation.
 
     Arguments and errors are those of `reducescatter`. Returns one result for each tensor, in the same order.
     """

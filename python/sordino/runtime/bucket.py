@@ -1,4 +1,4 @@
-"""What the reduction of gradients is made of: its settings, its buckets, and the layout of what is reduced."""
+"""Parts of gradient reduction: settings, buckets, and the layout of the parameters."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from sordino.runtime.tensors import Described, describe, dtype_code, label
 
 @dataclass(frozen=True)
 class Settings:
-    """How gradients are reduced.
+    """Settings of gradient reduction.
 
-    The fields are the arguments of `DistributedOptimizer`, and what the ranks that it is used on must have in common.
+    The fields are arguments of `DistributedOptimizer`, the agreement of its ranks, and values derived from them.
     """
 
     op: int
@@ -35,32 +35,34 @@ class Settings:
     sparse_as_dense: bool = False
     groups: tuple[tuple[int, ...], ...] = ()  # parameter indices that the user wants reduced together
     finite: FiniteCheck | None = None
-    members: tuple[int, ...] = ()  # of the process set when the algorithm was chosen, by their first ranks
+    members: tuple[int, ...] = ()  # identities in the process set when the algorithm was chosen
     evaluates_once: bool = False  # the optimizer is known to evaluate a closure once in each step
 
     def look(self, members: Sequence[int], gradients: Sequence[torch.Tensor]) -> Evidence | None:
-        """Return, with check_finite, which of these, that are about to be sent, are not finite."""
+        """Return, with check_finite, which of the gradients to be sent are not finite; else None."""
         return None if self.finite is None else Evidence(members, gradients)
 
     def judge(self, names: Sequence[str], tensors: Sequence[torch.Tensor], together: bool = False) -> None:
-        """Judge, with check_finite, parameters that are about to be exchanged.
+        """Check, with check_finite, that parameters to be exchanged are finite; raise NonFinite if not.
 
-        Collective if `together`, or if ranks exchange in step.
+        Collective if `together`, or if the ranks ask each other (`FiniteCheck`).
         """
         if self.finite is not None:
             self.finite.judge_parameters(names, tensors, together)
 
     def guarded(self, optimizer: Any, refused: Callable[[], None]) -> Any:
-        """Return the optimizer; with check_finite one that judges gradients before it steps.
+        """Return the optimizer; with check_finite a wrapper that checks gradients before it steps.
 
-        That one calls `refused` if it does not step.
+        The wrapper calls `refused` if it does not step.
         """
         return optimizer if self.finite is None else self.finite.guard(optimizer, refused)
 
     def refusals(self, buckets: Iterable[Bucket], others: Iterable[Evidence | None]) -> list[Exception]:
-        """Return, with check_finite, what is to be raised now that gradients have been reduced.
+        """Return, with check_finite, the errors to raise after gradients have been reduced.
 
-        This rank had sent those of `buckets`, and others.
+        Args:
+            buckets: buckets that this rank has sent.
+            others: evidence of the other gradients that it has sent.
         """
         if self.finite is None:
             return []
@@ -69,26 +71,26 @@ class Settings:
 
 @dataclass
 class Bucket:
-    """Some parameters whose gradients are reduced as one operation."""
+    """Bucket: parameters whose gradients are reduced as one operation."""
 
     name: str
     members: list[int]
     flags: torch.Tensor
     layouts: list[tuple[torch.dtype, torch.Size, tuple[int, ...]]]  # dtype, shape and strides of each member
     device: Device | None = None  # of the core; None: the host
-    complete: bool = False  # every member had a gradient on this rank when it was started
+    complete: bool = False  # every member had a gradient on this rank at the start
     handle: Handle | None = None
-    sent: list[torch.Tensor] = field(default_factory=list)  # what is under way, by member
-    states: list[Any] = field(default_factory=list)  # what compression needs to undo it
-    places: Places | None = None  # where they lie, once they persist
-    private: bool = False  # there can be no places
-    templates: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)  # dtype and shape of what is sent
-    results: dict[int, weakref.ref[torch.Tensor]] = field(default_factory=dict)  # reduced elsewhere, by parameter
-    looked: Evidence | None = None  # at what was sent last, with check_finite
-    versions: list[int] = field(default_factory=list)  # of `sent`, by torch's counters, when the reduction began
+    sent: list[torch.Tensor] = field(default_factory=list)  # tensors being reduced, by member
+    states: list[Any] = field(default_factory=list)  # state for decompression
+    places: Places | None = None  # shared memory of the gradients, once they persist
+    private: bool = False  # no shared memory available
+    templates: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)  # dtype and shape of `sent`
+    results: dict[int, weakref.ref[torch.Tensor]] = field(default_factory=dict)  # reduced outside of `places`
+    looked: Evidence | None = None  # for what was sent last, with check_finite
+    versions: list[int] = field(default_factory=list)  # torch's version counters of `sent` at the start
 
     def gradients(self, parameters: Sequence[torch.Tensor]) -> list[torch.Tensor | None] | None:
-        """Return the gradients of the members, if each has one that is laid out as it was; else None."""
+        """Return the gradients of the members; None if one is missing, or differs in dtype, shape or strides."""
         found: list[torch.Tensor | None] = []
         for i, (dtype, shape, strides) in zip(self.members, self.layouts):
             grad = parameters[i].grad
@@ -106,7 +108,7 @@ class Bucket:
         return found
 
     def describe_sent(self, grads: list[torch.Tensor]) -> list[Described]:
-        """Return what the core needs to know of gradients that are sent as they are."""
+        """Return descriptions for the core of gradients that are sent uncompressed, and of the flags."""
         self.sent, self.states, described = grads, [], []
         if not self.templates:
             self.templates = [(code, shape) for _, _, code, shape in map(describe, [*grads, self.flags])]
@@ -120,7 +122,7 @@ class Bucket:
         self.flags, self.templates = self.flags.new_zeros(count), []
 
     def persists(self, parameters: Sequence[torch.Tensor]) -> bool:
-        """Return whether every member has the gradient that the last reduction has left there."""
+        """Return whether every member still has the gradient from the last reduction."""
         for i, kept in self.results.items():
             gradient = parameters[i].grad
             if gradient is None or gradient is not kept():
@@ -128,7 +130,7 @@ class Bucket:
         return len(self.results) == len(self.members)
 
     def has_reduced(self, parameters: Sequence[torch.Tensor]) -> bool:
-        """Return whether some member has the gradient that the last reduction has left there."""
+        """Return whether some member still has the gradient from the last reduction."""
         return (self.places is not None and self.places.has_some()) or any(
             parameters[i].grad is not None and parameters[i].grad is kept() for i, kept in self.results.items()
         )

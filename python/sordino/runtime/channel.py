@@ -1,7 +1,13 @@
-"""What the same ranks do with the same tensors again and again, so that the core is told of it once.
+"""Repeated communication of the same tensors among the same ranks, which is described to the core only once.
 
-A channel's exchanges run on a process set of their own, in the order of the calls, with no rank that coordinates. A
-prepared reduction is negotiated each time.
+A channel's exchanges run on a separate process set, in the order of the calls, without a coordinator. A prepared
+reduction is negotiated each time. All ranks of a channel take the same route if the tensors are in GPU memory:
+
+| route | taken if |
+|---|---|
+| NCCL | all ranks can use NCCL, each with another GPU |
+| DIRECT | otherwise; each rank maps the arenas of its node, and can send from GPU memory to other nodes |
+| HOST | otherwise; also if some rank has values outside of GPU memory |
 """
 
 from __future__ import annotations
@@ -21,17 +27,18 @@ from sordino.runtime.objects import allgather_object
 from sordino.runtime.process_set import ProcessSet
 from sordino.runtime.tensors import describe
 
-_PREPARED = 256  # exchanges that a channel remembers
+_PREPARED = 256  # maximum number of prepared exchanges of a channel
 _Key = tuple[Topology, FlatBuffer, Layout | None, bool, bool]
 
 
 class Channel:
-    """Where the exchanges of one object run.
+    """Channel for the exchanges of one object.
 
     Args:
+        context: the context of this rank.
         members: ranks that make channels together.
-        number: of the process set that exchanges run on, which has the same ranks or some of them; None on a rank that
-            is not in it.
+        number: process set that the exchanges run on, which has all or some of these ranks; None on a rank that is not
+            in it.
     """
 
     def __init__(self, context: Context, members: ProcessSet, number: int | None) -> None:
@@ -41,9 +48,9 @@ class Channel:
         self._buffer = ReceiveBuffer(context.world)
         self._prepared: dict[_Key, Exchange] = {}
         self.shared = True
-        """Whether all ranks have what they exchange in memory that their nodes share."""
+        """Whether all ranks have the exchanged values in GPU memory or in memory that their node shares."""
         self.route = Route.HOST
-        """How it goes if it is in memory of GPUs."""
+        """Route of values in GPU memory."""
 
     @property
     def serves_this_rank(self) -> bool:
@@ -51,7 +58,7 @@ class Channel:
         return self._number is not None
 
     def compare(self, values: Sequence[FlatBuffer]) -> None:
-        """Find how all ranks can reach what they exchange. Collective."""
+        """Determine `shared` and `route`. Collective over all members."""
         world = self._context.world
         shared = all(one.shared or one.core_device is not None for one in values) and world.shares_memory
         devices = [one.core_device for one in values]
@@ -78,7 +85,7 @@ class Channel:
         return Route.DIRECT if all_direct else Route.HOST
 
     def _reaches_all(self, device: Device, places: Sequence[Sequence[bytes]]) -> bool:
-        """Return whether this rank maps all arenas of its node's GPUs, and messages take those of others."""
+        """Return whether this rank can map all arenas of its node's GPUs, and send from GPU memory to other nodes."""
         world = self._context.world
         here, found = world.nodes[self._context.rank], True
         for rank, theirs in zip(self._members.ranks or [], places):
@@ -103,16 +110,16 @@ class Channel:
         """Begin an exchange of `values` in place.
 
         Args:
-            name: of the exchange, for errors and traces; no other one under way on the same process set has it. Ranks
-                match exchanges by their order.
-            topology: who sends each segment to whom in a round, and with which weight.
-            values: what is exchanged; it takes the result.
-            round: of the topology.
-            others_only: this rank's own values have no share in the result.
-            wait: it is over on return.
-            layout: how the values are cut into segments, if not as they are.
-            after: the exchange begins on this rank when that is done, and fails if that failed.
-            serving: this rank waits for the others without a deadline, and ends with them.
+            name: name of the exchange for errors and traces. It must differ from those in flight on the same process
+                set. Ranks match exchanges by their order.
+            topology: sender, receiver and weight of each segment in each round.
+            values: the values to exchange, overwritten with the result.
+            round: round of the topology.
+            others_only: exclude this rank's own values from the result.
+            wait: return only when the exchange is over.
+            layout: division into segments; None: that of `values`.
+            after: the exchange begins on this rank when this operation is done, and fails if it failed.
+            serving: this rank waits for the others without a deadline, until they leave.
         """
         assert self._number is not None
         self._context.exchanges[self._number] += 1
@@ -127,7 +134,7 @@ class Channel:
     def _prepare(
         self, topology: Topology, values: FlatBuffer, layout: Layout | None, others_only: bool, serving: bool
     ) -> Exchange:
-        """Return what stays the same from one exchange to the next."""
+        """Return the part of an exchange that does not change between calls."""
         assert self._number is not None
         return Exchange(
             process_set=self._number,
@@ -146,7 +153,7 @@ class Channel:
 
 
 def wait_for_all(handles: Sequence[Handle]) -> None:
-    """Wait for all, then raise what became of the first that failed."""
+    """Wait for all, then raise the error of the first handle that failed."""
     failure: Exception | None = None
     for handle in handles:
         try:
@@ -158,12 +165,13 @@ def wait_for_all(handles: Sequence[Handle]) -> None:
 
 
 class PreparedReduction:
-    """All-reduces some tensors in place, together.
+    """All-reduce of some tensors in place as one operation, to be run repeatedly.
 
     Args:
-        tensors: contiguous; they stay where they are.
+        context: the context of this rank.
+        tensors: contiguous tensors on one device, whose memory must not move.
         op: `Average`, `Sum`, ...
-        name: the same on all ranks.
+        name: name of the operation, the same on all ranks.
         process_set: the ranks.
     """
 
@@ -177,8 +185,8 @@ class PreparedReduction:
         self._device = core_device(common_device(tensors, "the tensors to be averaged"), context)
 
     def run(self) -> None:
-        """Reduce them. Collective."""
-        if self._context.outlasts:  # then the result goes to other memory first
+        """Reduce the tensors, and wait. Collective."""
+        if self._context.outlasts:  # then the result needs separate memory, so that it can be repeated
             grouped_allreduce_(self._tensors, op=self._op, name=self._name, process_set=self._process_set)
             return
         request = Request(

@@ -1,4 +1,4 @@
-"""The eager collectives: asynchronous, in place and grouped. `autograd.py` makes them differentiable."""
+"""Eager collectives: asynchronous, in place and grouped. `autograd.py` adds differentiable ones."""
 
 from __future__ import annotations
 
@@ -98,9 +98,9 @@ def allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Start an all-reduce as `allreduce_async` does, with the result in `tensor` itself.
+    """Start an all-reduce in place; return a handle for `poll` and `synchronize`.
 
-    It must not be touched until `synchronize`.
+    `tensor` must not be used until `synchronize`. Arguments are those of `allreduce`.
     """
     reduction = Reduction(resolve_op(op, average), prescale_factor, postscale_factor, process_set)
     return allreduce_operation([tensor], True, "allreduce", name, reduction, _first).start()
@@ -139,9 +139,9 @@ def grouped_allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Start an all-reduce of several tensors (dtypes may differ) that runs when all are there; it gives a list.
+    """Start an all-reduce of several tensors as one operation; return its handle. Dtypes may differ.
 
-    Arguments are those of `allreduce`.
+    The result is a tuple of new tensors. Arguments are those of `allreduce`.
     """
     reduction = Reduction(resolve_op(op, average), prescale_factor, postscale_factor, process_set)
     return allreduce_operation(tensors, False, "grouped_allreduce", name, reduction, tuple).start()
@@ -156,7 +156,7 @@ def grouped_allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Start an all-reduce as `grouped_allreduce_async` does, in place."""
+    """Start an all-reduce of several tensors in place as one operation; return its handle."""
     reduction = Reduction(resolve_op(op, average), prescale_factor, postscale_factor, process_set)
     return allreduce_operation(tensors, True, "grouped_allreduce", name, reduction, tuple).start()
 
@@ -172,7 +172,7 @@ def grouped_allreduce_(
 ) -> tuple[torch.Tensor, ...]:
     """All-reduce several tensors in place and return them.
 
-    Arguments and errors are those of `allreduce`; UsageError also for tensors that overlap.
+    Arguments and errors are those of `allreduce`; UsageError also if tensors overlap.
     """
     reduction = Reduction(resolve_op(op, average), prescale_factor, postscale_factor, process_set)
     result: tuple[torch.Tensor, ...] = allreduce_operation(
@@ -246,9 +246,8 @@ def allgather_operation(
 ) -> Operation:
     """Describe a concatenation along the first dimension, which may differ between ranks.
 
-    A 0-d tensor counts as one row.
-
-    `collect(outputs, rows)` gets the gathered tensors, and for each its rows from every rank.
+    A 0-d tensor counts as one row. `collect(outputs, rows)` gets the gathered tensors, and for each the number of rows
+    from every rank.
     """
     if not tensors:
         raise UsageError(f"{label} needs at least one tensor")
@@ -277,7 +276,7 @@ def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: 
 def grouped_allgather_async(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
-    """Start an allgather of several tensors at once.
+    """Start an allgather of several tensors as one operation; the result is a tuple.
 
     Arguments are those of `allgather`.
     """
@@ -289,7 +288,7 @@ def grouped_allgather_async(
 def alltoall_operation(
     tensor: torch.Tensor, splits: Any, name: str | None, process_set: ProcessSet, collect: Callable[..., Any]
 ) -> Operation:
-    """Describe sending `splits[i]` rows to member i of the set. `collect(output, received_splits)` makes the result."""
+    """Describe an all-to-all: `splits[i]` rows to member i. `collect(output, received_splits)` makes the result."""
     dense = check(tensor)
     source = contiguous(dense.reshape(1) if dense.dim() == 0 else dense)
     members = process_set.size() or 0
@@ -329,7 +328,7 @@ def alltoall_operation(
 def alltoall_async(
     tensor: torch.Tensor, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
-    """Start an all-to-all; `synchronize` gives (output, received_splits).
+    """Start an all-to-all; `synchronize` returns (output, received_splits).
 
     Arguments are those of `alltoall`.
     """
@@ -343,7 +342,7 @@ def reducescatter_operation(
     reduction: Reduction,
     collect: Callable[[list[torch.Tensor]], Any],
 ) -> Operation:
-    """Describe a reduction that gives each member its rows of the result; the first ones get the extra rows."""
+    """Describe a reduction of which each member gets its rows. The first members get the extra rows."""
     if not tensors:
         raise UsageError(f"{label} needs at least one tensor")
     if reduction.op == Adasum:
@@ -371,7 +370,7 @@ def reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> int:
-    """Start a reduction of which each rank gets its part of the first dimension.
+    """Start a reduction of which each rank gets its part of the first dimension; return a handle.
 
     Arguments are those of `reducescatter`.
     """
@@ -387,7 +386,7 @@ def grouped_reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> int:
-    """Start a reducescatter of several tensors at once.
+    """Start a reducescatter of several tensors as one operation; the result is a tuple.
 
     Arguments are those of `reducescatter`.
     """
@@ -399,7 +398,7 @@ def grouped_reducescatter_async(
 
 
 def _stand_in(context: Context) -> None:
-    """Do what is to be done while others train on, all at once: they need not ask for it in turn."""
+    """Call `context.while_joined` in parallel threads, because the other ranks may need them in any order."""
     work = [alive for alive in [method() for method in context.while_joined.values()] if alive is not None]
 
     def run(one: Callable[[], None]) -> None:
@@ -413,20 +412,20 @@ def _stand_in(context: Context) -> None:
 
 
 def join(device: int = -1) -> int:
-    """Say that this rank has no more data and wait until all ranks say so.
+    """Announce that this rank has no more data, and wait until all ranks have. Collective.
 
-    Until then it contributes zeros to the others' all-reduces (Average still divides by the full size) and their
-    barriers do not wait for it; their other operations raise OperationMismatch, for nothing can stand for its data.
+    Until then this rank contributes zeros to other ranks' all-reduces (Average still divides by the full size), and
+    their barriers do not wait for it. Their other operations raise OperationMismatch, as zeros cannot replace its data.
 
     Args:
-        device: ignored; Horovod has it for GPUs.
+        device: ignored; exists for compatibility with Horovod.
 
     Returns:
         The rank that joined last, the same on all ranks.
     """
     context = current()
     if context.while_joined:
-        gc.collect()  # what the others have let go of must not wait for them here
+        gc.collect()  # objects that other ranks have released must not wait for them here
     for alive in [method() for method in context.on_join.values()]:
         if alive is not None:
             alive()
@@ -439,5 +438,5 @@ def join(device: int = -1) -> int:
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Wait until all ranks of the set have called it."""
+    """Wait until all ranks of the set have called this. Collective."""
     Operation(opcode.BARRIER, "barrier", "barrier", [], lambda _: None, process_set).run()

@@ -1,4 +1,4 @@
-"""Casting tensors to fewer bits for the journey."""
+"""Compression: casts of tensors to fewer bits before they are sent."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Compressor(ABC):
     @staticmethod
     @abstractmethod
     def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """Return the tensor to send, and what `decompress` needs to undo it."""
+        """Return the tensor to send, and the state for `decompress`."""
 
     @staticmethod
     @abstractmethod
@@ -35,7 +35,7 @@ class NoneCompressor(Compressor):
 
 
 class _Cast(Compressor):
-    """Sends floating-point tensors in `narrow`; values beyond its range become infinite, as in any cast."""
+    """Sends floating-point tensors as dtype `narrow`. Values beyond its range become infinite."""
 
     narrow: torch.dtype
 
@@ -57,13 +57,13 @@ class FP16Compressor(_Cast):
 
 
 class BF16Compressor(_Cast):
-    """Sends floating-point tensors as bfloat16: float32's range at fewer digits."""
+    """Sends floating-point tensors as bfloat16, which has the range of float32 and fewer digits."""
 
     narrow = torch.bfloat16
 
 
 class Compression:
-    """What `compression=` takes."""
+    """Values for `compression=`."""
 
     none = NoneCompressor
     fp16 = FP16Compressor

@@ -1,7 +1,7 @@
-"""A context is one rank's view of one world: who it is, its process sets, and its operations under way.
+"""Context: one rank's view of one world, with its rank, its process sets and its pending operations.
 
 Everything below `sordino.torch` takes a context as an argument. `sordino.torch` itself uses the current one: the
-default that `init()` makes, or, inside `use()`, the one of this thread (so many ranks can live in one process).
+default made by `init()` or, inside `use()`, that of this thread, so that many ranks can live in one process.
 """
 
 from __future__ import annotations
@@ -27,32 +27,32 @@ if TYPE_CHECKING:
 
 
 def _not(*_: object) -> bool:
-    """Leave an all-reduce to the usual way."""
+    """Decline an all-reduce, which then takes the normal path."""
     return False
 
 
 @dataclass
 class Pending:
-    """An operation that `synchronize()` can wait for, and what to make of its end."""
+    """An operation that `synchronize()` can wait for."""
 
     handle: Handle
     finish: Callable[[Handle], Any]
-    epoch: int  # of the context, when it began
-    name: tuple[int, str]  # with its process set: nothing else may have it before somebody has waited
+    epoch: int  # of the context at the start
+    name: tuple[int, str]  # process set and name, reserved until the operation has been waited for
 
 
 @dataclass
 class Lockstep:
-    """What some ranks do together, part by part, in one order (see `sordino.runtime.recovery`).
+    """A sequence of parts that some ranks execute together, in the same order (see `sordino.runtime.recovery`).
 
     Attributes:
-        key: names it, on all of them.
-        identities: who they are, through all worlds.
-        begun: the number of the part under way, or of the last one.
+        key: name, the same on all ranks.
+        identities: identities of the ranks (their numbers in the first world).
+        begun: number of the part in progress, or of the last one.
         arrived: the last part whose results this rank has.
-        committed: the last part that all are known to have the results of.
-        through: the last part that is complete, as the ranks have found when they met after a loss.
-        undo: makes this rank as it was before the part under way.
+        committed: the last part whose results all ranks are known to have.
+        through: the last complete part, as determined by the remaining ranks after a loss.
+        undo: restores the state of this rank before the part in progress.
     """
 
     key: str
@@ -66,9 +66,10 @@ class Lockstep:
 
     @contextmanager
     def next(self, undo: Callable[[], None]) -> Iterator[int]:
-        """Yield the number of the next part, which is under way within the block.
+        """Yield the number of the next part, which the block executes. If the block raises, the part is not counted.
 
-        An error that ends the block has been no part.
+        Raises:
+            UsageError: another thread of this rank executes a part.
         """
         if not self._working.acquire(blocking=False):
             raise UsageError(
@@ -88,13 +89,13 @@ class Lockstep:
 
 @dataclass
 class Recoverable:
-    """What is made again when the ranks meet anew after a loss.
+    """An object that is renewed when the remaining ranks meet after a loss.
 
     Attributes:
-        renew: makes it again, for what all of its ranks still have; a weak method.
-        give_up: undoes what the loss has interrupted, on ranks that have it when others do not any more; a weak method.
-        name: of what is made again by all together, the same on all of them; "" if each does it alone.
-        process_set: the ranks that have it.
+        renew: weak method that renews the object, if all of its ranks still have it.
+        give_up: weak method that undoes what the loss has interrupted, if some of its ranks no longer have the object.
+        name: name, the same on all ranks that renew it together; "" if each rank renews it alone.
+        process_set: the ranks that have the object.
     """
 
     renew: Callable[[], Callable[[], None] | None]
@@ -105,7 +106,7 @@ class Recoverable:
 
 @dataclass
 class Resized:
-    """Who wants to know of the number of ranks, and the last one it was told of."""
+    """A callback for changes of the number of ranks, and the last number of ranks that it knows."""
 
     callback: Callable[[int, int], None]
     size: int
@@ -113,45 +114,45 @@ class Resized:
 
 @dataclass
 class Context:
-    """One rank of one world. `rank` and `size` count all ranks; the rest is derived from which node each lives on."""
+    """One rank of one world. `rank` and `size` count all ranks; the other numbers follow from the ranks' nodes."""
 
     world: World
     pending: dict[int, Pending] = field(default_factory=dict)
-    # Names, and by which pending operation; until it is seen to have ended.
+    # Reserved names, with the ticket of the pending operation, until its end has been observed.
     taken: dict[tuple[int, str], int] = field(default_factory=dict)
-    # Agreements that this rank must take part in before it joins, for others will ask for them later. Weak methods.
+    # Agreements in which this rank must take part before it joins, because others need them later. Weak methods.
     on_join: dict[int, Callable[[], Callable[[], None] | None]] = field(default_factory=dict)
     _last_ticket: int = 0
     _unnamed: Counter[tuple[str, str]] = field(default_factory=Counter)
     _plans: Counter[tuple[str, str]] = field(default_factory=Counter)
-    process_sets: list[Any] = field(default_factory=list)  # that the user has registered
-    members_of: dict[int, list[int]] = field(default_factory=dict)  # the identities of their members, by their id()
-    # Sets of the core that only the library uses: for the exchanges of a process set, and for its groups by their size
-    # (id and members).
+    process_sets: list[Any] = field(default_factory=list)  # registered by the user
+    members_of: dict[int, list[int]] = field(default_factory=dict)  # identities of their members, by id()
+    # Sets of the core that only the library uses: for the exchanges of a process set (`channels`), and for its groups
+    # by their key (`groups`: id and members). For the exchanges of one object: the number of exchanges begun on each
+    # set (`exchanges`), and the sets that no object on this rank uses any more (`idle_channels`, by the number of the
+    # parent and the ranks).
     channels: dict[int, int] = field(default_factory=dict)
-    # Of sets for the exchanges of one object: those that nobody on this rank has any more, and how many exchanges have
-    # begun on each. Their key is the parent's number and the ranks.
     exchanges: Counter[int] = field(default_factory=Counter)
     idle_channels: dict[tuple[int, tuple[int, ...]], set[int]] = field(default_factory=dict)
     groups: dict[tuple[int, str, int], tuple[int, list[int]]] = field(default_factory=dict)
-    # What completes things that this rank has put off; called before it leaves. Weak methods.
+    # Complete postponed work; called before this rank leaves. Weak methods.
     on_shutdown: dict[int, Callable[[], Callable[[], None] | None]] = field(default_factory=dict)
-    # Called when this rank has left, to let go of the user's parameters. Weak methods.
+    # Release the user's parameters; called after this rank has left. Weak methods.
     on_end: dict[int, Callable[[], Callable[[], None] | None]] = field(default_factory=dict)
-    # What this rank does for the others while it has joined and they have not, until all have. Weak methods.
+    # Take part in work of other ranks from this rank's join until all have joined. Weak methods.
     while_joined: dict[int, Callable[[], Callable[[], None] | None]] = field(default_factory=dict)
-    arguments: dict[str, Any] | None = None  # of `init()`, where that has made it
-    services: int = 0  # numbers of the core's services up to this one are taken
-    pretended: Device | None = None  # whose memory the CPU's tensors are taken to be, where tests have no GPU
-    helpers: Any = None  # sordino.runtime.helpers.Helpers, where some ranks have no model and help the others
-    recorder: Recorder | None = None  # where this rank's run is written down
-    # Where ranks go on without those that are lost: what they do together; what is made again, in the order in which it
-    # was registered; and who wants to know of the number of ranks.
+    arguments: dict[str, Any] | None = None  # of `init()`, if it made this context
+    services: int = 0  # first free number of a service of the core
+    pretended: Device | None = None  # device that CPU tensors are treated as memory of, in tests without a GPU
+    helpers: Any = None  # sordino.runtime.helpers.Helpers, if some ranks only help
+    recorder: Recorder | None = None  # writes the run record of this rank
+    # For recovery from losses: sequences of parts, objects to renew (in the order of registration), and callbacks for
+    # changes of the number of ranks.
     locksteps: dict[str, Lockstep] = field(default_factory=dict)
     recoverables: dict[int, Recoverable] = field(default_factory=dict)
     on_resize: list[Resized] = field(default_factory=list)
     recovering: threading.RLock = field(default_factory=threading.RLock)
-    fruitless: int = 0  # times in a row that the ranks have met anew with nobody missing
+    fruitless: int = 0  # number of successive recoveries without a lost rank
     _plain: threading.local = field(default_factory=threading.local)
     _names: str = ""
     _counting: threading.Lock = field(default_factory=threading.Lock)
@@ -159,7 +160,7 @@ class Context:
 
     def __post_init__(self) -> None:
         self._take_place()
-        self.started = self.size  # ranks of the first world
+        self.started = self.size  # number of ranks of the first world
 
     def _take_place(self) -> None:
         nodes = self.world.nodes
@@ -176,15 +177,16 @@ class Context:
         self.is_homogeneous = len(set(sizes)) == 1
         self.epoch = self.world.epoch
         self.outlasts = self.world.outlasts
-        # Where ranks outlive others, what they have begun is repeated after a loss, and they must agree on that.
+        # If ranks survive losses, operations are repeated after a loss, which the ranks must agree on. The fast path of
+        # small all-reduces does not do that.
         self.allreduce_again = (
             _not if self.outlasts else self.world.allreduce_again(torch.Tensor, DTYPE_CODES, note_change)
         )
         self.identity = self.world.identities[self.rank]
-        """This rank's number in the first world, which it keeps."""
+        """Number of this rank in the first world. It never changes."""
 
     def adopt(self, world: World) -> None:
-        """Go on in another world, of some of the ranks; what was made in the old one must be made again."""
+        """Continue in another world with some of the ranks. Objects of the old world must be made again."""
         self.world = world
         self.channels.clear()
         self.exchanges.clear()
@@ -194,21 +196,21 @@ class Context:
         self._take_place()
 
     def lockstep(self, key: str, process_set: Any) -> Lockstep:
-        """Return what the ranks of a process set do together under this name, whoever of them is left."""
+        """Return the sequence of parts with this name of a process set. It stays the same after losses."""
         name = self.lasting_name(key, process_set)
         identities = [self.world.identities[rank] for rank in process_set.ranks or []]
         return self.locksteps.setdefault(name, Lockstep(name, identities))
 
     def living_recoverables(self) -> list[Recoverable]:
-        """Return what is to be made again after a loss."""
+        """Return the objects to renew after a loss that still exist."""
         self.recoverables = {key: one for key, one in self.recoverables.items() if one.renew() is not None}
         return list(self.recoverables.values())
 
     @contextmanager
     def plainly(self) -> Iterator[None]:
-        """Make this thread's operations raise, within the block, when a rank is lost.
+        """Make this thread's operations raise within the block when a rank is lost.
 
-        Whoever began them repeats them.
+        The caller repeats them.
         """
         before = self.is_plain
         self._plain.on = True
@@ -222,10 +224,10 @@ class Context:
         return not self.outlasts or getattr(self._plain, "on", False)
 
     def shutdown(self, cause: str = "") -> None:
-        """Complete what was put off, and leave. Raises what went wrong first with the former.
+        """Complete postponed work, and leave the world. Raises the first error of the postponed work after leaving.
 
         Args:
-            cause: the error that this rank leaves in, which the others are told; "" if it is none.
+            cause: error because of which this rank leaves, which is sent to the other ranks; "" without an error.
         """
         failures: list[Exception] = []
         for alive in [method() for method in self.on_shutdown.values()]:
@@ -247,18 +249,18 @@ class Context:
             raise failures[0]
 
     def returned(self) -> None:
-        """Take note that a call for communication returns to whoever has made it."""
+        """Note the end of a call for communication, for the run record."""
         if self.recorder is not None:
             self.recorder.asked()
 
     def abort(self, cause: str) -> None:
-        """Tell all other ranks that this one is about to end because of `cause`."""
+        """Tell all other ranks that this rank is about to end because of `cause`."""
         self.world.abort(cause)
         if self.helpers is not None:
             self.helpers.context.world.abort(cause)
 
     def track(self, handle: Handle, finish: Callable[[Handle], Any], name: tuple[int, str]) -> int:
-        """Register an operation and return the number that `poll` and `synchronize` know it by."""
+        """Register an operation and return its handle for `poll` and `synchronize`."""
         with self._counting:
             self._last_ticket += 1
             ticket = self._last_ticket
@@ -267,41 +269,41 @@ class Context:
         return ticket
 
     def free_name(self, ticket: int, name: tuple[int, str]) -> None:
-        """Let another operation have the name of this one, which has ended; if none has it already."""
+        """Release the name of an operation that has ended, unless another operation has it already."""
         if self.taken.get(name) == ticket:
             del self.taken[name]
 
     def has_given(self, ticket: object) -> bool:
-        """Return whether `track` has returned this number, however long ago."""
+        """Return whether `track` has ever returned this number."""
         return type(ticket) is int and 0 < ticket <= self._last_ticket
 
     def operation_name(self, label: str, name: str | None, process_set: int) -> str:
-        """Return the name that ranks match an operation by.
+        """Return the name by which ranks match an operation.
 
-        Unnamed ones are counted for each kind and process set, so a rank that is not in a set stays in step.
+        Unnamed operations are counted by kind and process set, so the counts of ranks outside of a set agree, too.
         """
         if name is None:
             return f"{label}.noname.{self._joins}.{self._next(self._unnamed, process_set, label)}"
         return f"{label}.{name}"
 
     def plan_name(self, key: str, process_set: int | None) -> str:
-        """Return a name for the n-th thing with this key in a process set, the same on all its members."""
+        """Return a new name with this key: the n-th call in a process set returns the same name on all its members."""
         return f"{self._names}{key}.{self._next(self._plans, process_set or 0, key)}"
 
     def _next(self, counter: Counter[tuple[str, str]], process_set: int, key: str) -> int:
-        with self._counting:  # backward names and starts operations on a thread of its own
+        with self._counting:  # backward names and starts operations on another thread
             place = (self._lasting_name(process_set), key)
             counter[place] += 1
             return counter[place] - 1
 
     def lasting_name(self, key: str, process_set: Any) -> str:
-        """Return the name of something of a process set, whoever of its ranks is left."""
+        """Return a name for a process set's object that stays the same after losses."""
         return f"{self._lasting_name(process_set.process_set_id or 0)}.{key}"
 
     def _lasting_name(self, process_set: int) -> str:
-        """Return what a process set is counted by.
+        """Return the key of a process set in counters.
 
-        Those of all ranks and of users go on in another world, others do not.
+        The set of all ranks and sets of users keep their key in the next world; other sets do not.
         """
         if process_set == 0:
             return "all"
@@ -312,9 +314,9 @@ class Context:
 
     @contextmanager
     def names_of_epoch(self) -> Iterator[None]:
-        """Give plans and operations, within the block, names of their own.
+        """Give plans and operations within the block names that contain the epoch.
 
-        The ranks may have come to different places in their programs.
+        The remaining ranks may be at different places in their programs, so their counters may differ.
         """
         before = self._plans, self._unnamed, self._names
         self._plans, self._unnamed, self._names = Counter(), Counter(), f"epoch {self.epoch}."
@@ -324,10 +326,7 @@ class Context:
             self._plans, self._unnamed, self._names = before
 
     def names_until_now(self) -> Callable[[], None]:
-        """Return what makes names go on from here again.
-
-        It is for those that do once more what they have begun to do.
-        """
+        """Return a function that resets the counters of names to now, for work that is repeated."""
         plans, unnamed = self._plans.copy(), self._unnamed.copy()
 
         def go_back() -> None:
@@ -336,16 +335,13 @@ class Context:
         return go_back
 
     def rank_of(self, identity: int, what: str) -> int:
-        """Return the rank that was number `identity` of the first world.
-
-        PeerLost, saying `what` it was, if it is lost.
-        """
+        """Return the current rank of `identity`. Raises PeerLost with the description `what` if it is lost."""
         if identity not in self.world.identities:
             raise PeerLost(f"{what} is lost")
         return self.world.identities.index(identity)
 
     def joined(self) -> None:
-        """Note that all ranks have joined, however many operations each had submitted: count unnamed ones anew."""
+        """Note that all ranks have joined. Resets the counts of unnamed operations, which may differ between ranks."""
         self._joins += 1
         self._unnamed.clear()
 
@@ -360,7 +356,7 @@ _no_rank = ""
 
 
 def current() -> Context:
-    """Return the context in force. Raises `UsageError` (a ValueError, as in Horovod) before `init()`."""
+    """Return the current context. Raises `UsageError` (a ValueError, as in Horovod) before `init()`."""
     context = _local.context or _default
     if context is None:
         raise UsageError(_no_rank or "Sordino has not been initialized; call sordino.torch.init() first.")
@@ -368,13 +364,13 @@ def current() -> Context:
 
 
 def is_no_rank(why: str) -> None:
-    """Note that `init()` has not made this process a rank; `current()` raises `why`."""
+    """Note that `init()` has not made this process a rank. `current()` raises UsageError with the text `why`."""
     global _no_rank
     _no_rank = why
 
 
 def current_or_none() -> Context | None:
-    """Return the context in force; None before `init()`."""
+    """Return the current context; None before `init()`."""
     return _local.context or _default
 
 
@@ -387,7 +383,7 @@ find_rank_by(_current_rank)
 
 
 def set_default(context: Context | None) -> None:
-    """Make `context` the one that is in force where a thread has none of its own; None for none."""
+    """Set the context of threads that are not inside `use()`. None removes it."""
     global _default
     _default = context
 
@@ -403,7 +399,7 @@ def use(context: Context) -> Iterator[Context]:
 
 
 def replace_current(context: Context | None) -> None:
-    """Replace the context as `init()` and `shutdown()` do: inside `use()` the thread's, else the default."""
+    """Replace the current context for `init()` and `shutdown()`: inside `use()` the thread's, else the default."""
     if _local.context is not None:
         _local.context = context
     else:
@@ -411,7 +407,7 @@ def replace_current(context: Context | None) -> None:
 
 
 def members_of(context: Context, process_set: Any) -> tuple[int, ...]:
-    """Return who the members of a process set are, through all worlds; nobody, of one that is not registered."""
+    """Return the identities of a process set's members; () if the set is not registered."""
     if process_set.process_set_id is None:
         return ()
     return tuple(context.world.identities[rank] for rank in process_set.ranks or [])

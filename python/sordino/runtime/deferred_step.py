@@ -1,9 +1,16 @@
-"""Steps that are taken when somebody looks: until then every torch call of the thread is watched for their parameters.
+"""Deferred steps: a step is taken when a torch call of its thread first uses one of its parameters.
 
-The watch is a `TorchFunctionMode`, which sees every call with tensors that Python makes, attributes and methods
-included. A call of a module that has such parameters completes the step, too: that comes first in a forward pass, also
-in one that is compiled, and outside of the mode, which ends there. The mode lies below those of users, who may end
-theirs while it lasts.
+Each thread has a watch, a `TorchFunctionMode`, which sees every torch call of Python with tensors, including attributes
+and methods. A call of a module with such parameters completes the step, too. It precedes the forward pass, also of a
+compiled one, and happens outside of the mode, which can end there.
+
+| `waiting` | `_entered` | state |
+|---|---|---|
+| empty | False | no deferred step; torch runs as usual |
+| steps | True | every torch call completes the steps that change one of its tensors |
+| empty | True | `leave` was called within a watched call; the next module call leaves |
+
+The mode lies below the modes of users on the stack, because those may end while it lasts.
 """
 
 from __future__ import annotations
@@ -27,14 +34,14 @@ class Postponed(Protocol):
     """A step that has not been taken yet."""
 
     def changes(self, tensor: torch.Tensor) -> bool:
-        """Return whether it changes the tensor, or one whose memory that looks at."""
+        """Return whether the step changes the tensor, or a tensor that shares memory with it."""
 
     def complete(self) -> None:
         """Take the step."""
 
 
 class Watch(TorchFunctionMode):
-    """Completes steps when their parameters are touched, in one thread."""
+    """Completes the deferred steps of one thread when their parameters are used."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,25 +49,25 @@ class Watch(TorchFunctionMode):
         self._entered = False
 
     def add(self, step: Postponed) -> None:
-        """Watch for a step."""
+        """Add a step to complete when its parameters are used."""
         self.waiting.append(step)
         if self._entered:
             return
         modes = _take_modes()
-        # The default device insists on the lowest place: set_default_device() enters it, torch.device() pushes it.
+        # The mode of set_default_device() must stay the lowest. torch.device() as a context has no old_device.
         below = 1 if modes and isinstance(modes[0], DeviceContext) and hasattr(modes[0], "old_device") else 0
         _put_modes([*modes[:below], self, *modes[below:]])
         self._entered = True
 
     def remove(self, step: Postponed) -> None:
-        """Forget a step, and stop watching after the last one."""
+        """Remove a step. After the last one, stop watching."""
         self.waiting = [one for one in self.waiting if one is not step]
         self.leave()
 
     def leave(self) -> None:
-        """Stop watching if there is nothing to watch for.
+        """Stop watching if no step is waiting.
 
-        Within a call that is being watched it cannot: then the next module that is called does it.
+        Within a watched call this is impossible. Then the next call of a module does it.
         """
         if self.waiting or not self._entered:
             return
@@ -69,7 +76,7 @@ class Watch(TorchFunctionMode):
         self._entered = not any(mode is self for mode in modes)
 
     def before_forward(self, module: torch.nn.Module) -> None:
-        """Do what precedes every call of a module."""
+        """Complete the steps that change parameters of a module that is about to be called."""
         if self._entered:
             self._look(module.parameters())
             self.leave()
@@ -98,7 +105,7 @@ class Watch(TorchFunctionMode):
 
 
 def _take_modes() -> list[TorchFunctionMode]:
-    """Empty this thread's stack of modes; the lowest comes first."""
+    """Empty this thread's stack of modes, and return them, the lowest first."""
     return [_pop_mode() for _ in range(_len_torch_function_stack())][::-1]
 
 
@@ -108,7 +115,7 @@ def _put_modes(modes: Iterable[TorchFunctionMode]) -> None:
 
 
 def storage_of(tensor: torch.Tensor) -> int:
-    """Name the memory of a tensor, whatever view of it that is; 0 for tensors without any."""
+    """Return an identifier of a tensor's storage, the same for all its views; 0 for a tensor without storage."""
     try:
         with torch._C.DisableTorchFunction():
             return int(tensor.untyped_storage()._cdata)
@@ -125,7 +132,7 @@ def _refuse(func: Any) -> None:
 
 @torch.no_grad()
 def hide(tensors: Iterable[torch.Tensor]) -> Callable[[], None]:
-    """Fill tensors with NaN and make whoever uses them raise `StepOrderError`; return what undoes that."""
+    """Fill tensors with NaN and make every use of them raise `StepOrderError`. Return a function that undoes both."""
     hidden = [(tensor, tensor.data.clone()) for tensor in tensors]
     for tensor, _ in hidden:
         tensor.data.fill_(torch.nan)
@@ -151,16 +158,16 @@ def _watched_call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 
 def watch_modules() -> None:
-    """Have modules tell, from now on, when they are called.
+    """Call the watch and guards before every call of a module, from now on. Idempotent.
 
-    One attribute changes, once: a global forward hook would be an entry of a dictionary that other threads may be
-    walking through, and stand in the way of compilers.
+    This sets one attribute once. A global forward hook would change a dictionary while other threads may iterate over
+    it, and would hinder compilers.
     """
     torch.nn.Module.__call__ = _watched_call  # type: ignore[method-assign]
 
 
 class _EndOfThread:
-    """Ends the watch of a thread with it: torch cannot let go of modes that are left on a stack then."""
+    """Ends the watch when its thread ends, because torch cannot release modes that are still on the stack then."""
 
     def __init__(self, watch: Watch) -> None:
         self._watch = watch
@@ -186,5 +193,5 @@ def watch() -> Watch:
     return found
 
 
-# A child has copies of the parameters, and no rank that could complete them.
+# A forked child has copies of the parameters, but no rank that could complete their steps.
 os.register_at_fork(before=lambda: watch().complete_all())

@@ -1,4 +1,4 @@
-"""Whose memory a tensor is in: the host's, or a GPU's, which the core reaches through a `Device`."""
+"""Devices: the host, and GPUs, whose memory the core accesses through a `Device`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _current_stream(index: int) -> int:
 
 
 def find_nccl() -> None:
-    """Tell the core where pip has put NCCL, in case nobody has loaded it yet."""
+    """Tell the core where pip has installed NCCL, in case it is not loaded yet."""
     found = find_spec("nvidia")
     for folder in found.submodule_search_locations or () if found else ():
         path = Path(folder) / "nccl" / "lib" / "libnccl.so.2"
@@ -37,19 +37,19 @@ def _gpu(index: int) -> Device:
     find_nccl()
     device = cuda_device(index)
     device.current_stream = partial(_current_stream, index)
-    device.on_no_room(torch.cuda.empty_cache)  # torch keeps what it once had
+    device.on_no_room(torch.cuda.empty_cache)  # torch keeps freed memory, which this releases
     return device
 
 
 def core_device(device: torch.device, context: Context | None = None) -> Device | None:
-    """Return the core's device for one of torch's; None for the CPU.
+    """Return the core's device for a device of torch; None for the CPU.
 
     Args:
         device: torch's device; a CUDA device without an index is the current one.
-        context: the one in force if None.
+        context: the context of this rank; None: the current one.
 
     Raises:
-        NotBuilt: this build has nothing for that kind of device.
+        NotBuilt: this build does not support that kind of device.
     """
     if device.type == "cpu":
         context = context or current_or_none()
@@ -60,7 +60,7 @@ def core_device(device: torch.device, context: Context | None = None) -> Device 
 
 
 def common_device(tensors: Iterable[torch.Tensor], what: str) -> torch.device:
-    """Return the device that all tensors are on; the CPU if there are none. UsageError if they are on several."""
+    """Return the device of all tensors; the CPU if there are none. Raises UsageError if they are on several."""
     devices = list(dict.fromkeys(tensor.device for tensor in tensors))
     if len(devices) > 1:
         raise UsageError(f"{what} are on several devices ({', '.join(map(str, devices))}); they must be on one")
@@ -74,7 +74,7 @@ def stream_of(device: torch.device) -> torch.cuda.Stream | None:
 
 @contextmanager
 def on_stream(stream: torch.cuda.Stream | None) -> Iterator[None]:
-    """Put work, within the block, on `stream`; what the caller computes afterwards comes after it."""
+    """Run the work of the block on `stream`. The stream current after the block waits for it. None changes nothing."""
     if stream is None:
         yield
         return
@@ -85,7 +85,7 @@ def on_stream(stream: torch.cuda.Stream | None) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _GpuBytes:
-    """A run of bytes of a GPU that torch can make a tensor of."""
+    """Contiguous bytes of GPU memory, from which torch can make a tensor."""
 
     owner: object
     address: int
@@ -99,5 +99,5 @@ class _GpuBytes:
 
 
 def gpu_tensor(owner: object, address: int, count: int, device: torch.device) -> torch.Tensor:
-    """Return bytes of a GPU that `owner` keeps as a tensor (uint8, one dimension), which keeps `owner`; no copy."""
+    """Return GPU memory of `owner` as a tensor (uint8, 1-d) that keeps `owner` alive, without a copy."""
     return torch.as_tensor(_GpuBytes(owner, address, count), device=device)

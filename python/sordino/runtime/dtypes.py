@@ -1,4 +1,4 @@
-"""The core's codes of the dtypes that it has kernels for (csrc/base/dtype.h)."""
+"""Codes of the dtypes for which the core has kernels (csrc/base/dtype.h)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Parameters in flat memory that the ranks of a node share, cut into the segments that algorithms exchange.
+"""Flat buffers: parameters in an arena that the ranks of a node share, divided into segments that algorithms exchange.
 
-A parameter becomes a view of the arena once (strides kept), so flattening costs nothing afterwards. What a user puts in
-its place (`parameter.data = ...`) is copied back in before the next exchange.
+A parameter becomes a view of the arena once (strides kept), so flattening costs nothing afterwards. A replacement by
+the user (`parameter.data = ...`) is copied into the arena before the next exchange.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from sordino.runtime.tensors import check, dense_strides, dtype_code, label
 
 @torch.no_grad()
 def move(tensor: torch.Tensor, view: torch.Tensor) -> None:
-    """Move a tensor to the view that is kept for it.
+    """Move a tensor to its view of the arena.
 
     Raises:
-        UsageError: it has taken another shape or dtype.
+        UsageError: the shape or dtype of the tensor has changed.
     """
     if tensor.shape != view.shape or tensor.dtype != view.dtype:
         raise UsageError(
@@ -36,28 +36,28 @@ def move(tensor: torch.Tensor, view: torch.Tensor) -> None:
 
 
 class FlatBuffer:
-    """A value for each element of a layout, in an arena."""
+    """An arena with a value for each element of a layout."""
 
     def __init__(self, context: Context, layout: Layout, device: torch.device = HOST) -> None:
         self._context = context
         self.layout = layout
         self.device = device
         self.core_device = core_device(device, context)
-        """Whose memory the arena is in, if not the host's."""
+        """Device whose memory has the arena; None: the host."""
         self.arena = Arena(context.world, layout, self.core_device)
         self._memory = self.arena.memory if layout.bytes else None
         self.runs: list[tuple[int, torch.Tensor]] = []
-        """What lies side by side with one dtype in one segment: the segment, and its elements as a flat tensor."""
+        """Runs of adjacent elements of one dtype in one segment: the segment, and the elements as a flat tensor."""
         for run in layout.segments:
             if run.bytes > 0:
                 dtype = DTYPES[run.dtype]
                 self.runs.append((run.group, self.flat(dtype, run.offset, run.bytes // dtype.itemsize)))
 
     def flat(self, dtype: torch.dtype, offset: int, count: int) -> torch.Tensor:
-        """Return the elements from a byte offset on, as a tensor of one dimension."""
+        """Return `count` elements from a byte offset on, as a 1-d tensor."""
         if count == 0 or self._memory is None:
             return torch.empty(0, dtype=dtype, device=self.device)
-        # Each has a storage of its own: what is saved of one tensor is not the whole arena.
+        # Each tensor has its own storage, so that saving one tensor does not save the whole arena.
         if self.device.type == "cuda":
             place = self.address + offset
             return gpu_tensor(self._memory, place, count * dtype.itemsize, self.device).view(dtype)
@@ -70,42 +70,44 @@ class FlatBuffer:
 
     @property
     def address(self) -> int:
-        """Where the arena begins."""
+        """Address of the arena; 0 if it is empty."""
         return self.arena.address(0) if self._memory is not None else 0
 
     @property
     def shared(self) -> bool:
-        """Whether it is memory that the ranks of this node may be able to reach."""
+        """Whether the arena is in memory that the ranks of this node may be able to map."""
         world = self._context.world
         return world.shares_memory and world.in_shared_memory(self.address, self.layout.bytes)
 
     @torch.no_grad()
     def copy_(self, other: FlatBuffer) -> None:
-        """Take the values of another one of the same layout."""
+        """Copy the values of another buffer with the same layout."""
         for (_, mine), (_, theirs) in zip(self.runs, other.runs):
             mine.copy_(theirs)
 
     @torch.no_grad()
     def add_(self, other: FlatBuffer) -> None:
-        """Add the values of another one of the same layout."""
+        """Add the values of another buffer with the same layout."""
         for (_, mine), (_, theirs) in zip(self.runs, other.runs):
             mine.add_(theirs)
 
 
 class ParameterBuffer(FlatBuffer):
-    """Some tensors (parameters, and buffers) as views of one arena.
+    """Tensors (parameters and buffers) as views of one arena.
 
     Attributes:
-        names, tensors: in the order in which they lie there.
+        names, tensors: names and tensors in the order of the arena.
 
     Args:
-        names: of the tensors, the same on all ranks.
-        tensors: floating-point, on one device, not overlapping in memory with themselves.
-        segments: how they are cut; see `segment_numbers`.
-        weighted: whether each segment has a weight that travels with it: `weights`, float64, 1 to begin with.
+        context: the context of this rank.
+        names: names of `tensors`, the same on all ranks.
+        tensors: floating-point tensors on one device, without internal overlap.
+        segments: division into segments; see `segment_numbers`.
+        weighted: whether each segment has a weight that is exchanged with it (`weights`, float64, initially 1).
 
     Raises:
-        UsageError: tensors that cannot be exchanged. TransportError: no shared memory left.
+        UsageError: a tensor cannot be exchanged.
+        TransportError: no shared memory is left.
     """
 
     def __init__(
@@ -142,14 +144,14 @@ class ParameterBuffer(FlatBuffer):
         self.adopt()
 
     def adopt(self) -> None:
-        """Take in tensors whose memory somebody has replaced. UsageError if by ones of another shape or dtype."""
+        """Move tensors whose memory was replaced back to the arena. Raises UsageError if shape or dtype changed."""
         for tensor, view in zip(self.tensors, self._views):
             if tensor.data_ptr() != view.data_ptr():
                 move(tensor, view)
 
 
 class Mirror:
-    """An arena as the host sees it: itself, or a copy of what is on a GPU, for what is done on the host only."""
+    """Arena for work that only the host can do: the arena itself, or a host copy of an arena on a GPU."""
 
     def __init__(self, context: Context, arena: FlatBuffer) -> None:
         self._arena = arena
@@ -157,15 +159,15 @@ class Mirror:
 
     @property
     def address(self) -> int:
-        """Where it begins."""
+        """Address of the host's memory."""
         return self._host.address
 
     def take(self) -> None:
-        """Take the arena's values; wait for the GPU."""
+        """Copy the arena's values to the host, and wait for the GPU."""
         if self._host is not self._arena:
             self._host.copy_(self._arena)
 
     def give(self) -> None:
-        """Give the arena its own values."""
+        """Copy the host's values to the arena."""
         if self._host is not self._arena:
             self._arena.copy_(self._host)

@@ -1,8 +1,8 @@
-"""Gradients in flat memory that exchanges average.
+"""Reducer of gradients in flat memory, by exchanges.
 
-Exchanges are not negotiated, so buckets start in the order of the plan, whenever their gradients come. They are not
-waited for when backward ends, so until they are nobody may use them: `.grad` is a stand-in with the same memory that
-raises whatever is done with it. Only Python is kept out: autograd may go on adding to the memory below.
+Exchanges are not negotiated, so buckets start in the order of the plan, even if their gradients come in another order.
+The end of backward does not wait for them. Until they are done, gradients must not be used: `.grad` is a stand-in with
+the same memory, which raises on every use. This affects Python only: autograd can still add to the memory.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from sordino.runtime.compression import Compression
 from sordino.runtime.context import Context
 from sordino.runtime.reducer import GradientReducer, versions_of, write_flags
 
-_NAMED = 8  # tensors that an error names
-ALIGNMENT = 64  # bytes; of arenas, so that parts of equal size lie side by side
+_NAMED = 8  # maximum number of tensors in an error
+ALIGNMENT = 64  # bytes; that of arenas, so that parts of equal size are adjacent
 
 
 def part_length(count: int, parts: int, itemsize: int) -> int:
-    """Return the elements of each of so many equal parts of `count` elements, such that every part is aligned."""
+    """Return the number of elements of a part, if `count` elements are divided into equal, aligned parts."""
     step = ALIGNMENT // itemsize
     return -(-count // (parts * step)) * step
 
 
 class FlatGradients:
-    """Where the gradients of a bucket lie, and which of its members have one.
+    """Memory of a bucket's gradients, and flags of the members that have one.
 
     Attributes:
-        views: a place for each.
-        complete: each member has a gradient on this rank.
+        views: memory of each member's gradient.
+        complete: whether each member has a gradient on this rank.
 
     Args:
-        flags: tensors of one flag a member, which are averaged like the gradients; each part that somebody owns has
-            its own.
+        flags: tensors with one flag per member, which are averaged like the gradients; one tensor for each part with
+            its own owner.
     """
 
     def __init__(self, views: list[torch.Tensor], flags: list[torch.Tensor]) -> None:
@@ -47,27 +47,27 @@ class FlatGradients:
         self.complete = False
 
     def say_used(self, used: Sequence[bool]) -> None:
-        """Note which members have a gradient on this rank, without waiting for a GPU if all have."""
+        """Set the flags of members with a gradient on this rank, without waiting for a GPU if all have one."""
         self.complete = all(used)
         for flags in self.flags:
             write_flags(flags, used)
 
     def used(self) -> list[bool]:
-        """Return which had one on some rank, once averaged."""
+        """Return, after the exchange, which members had a gradient on some rank."""
         if self.complete:
             return [True] * len(self.views)
         return (torch.stack(self.flags).amax(0) > 0).tolist()
 
 
-# What zero_grad(set_to_none=False) of a module does, which is well once the gradient has been used.
+# Functions that zero_grad(set_to_none=False) of a module calls. They are allowed after the gradient has been used.
 _CLEARING = ("zero_", "detach_", "requires_grad_", "__get__")
 
 
 class PendingGradient(torch.Tensor):
-    """A gradient that raises when it is used."""
+    """Stand-in for a gradient, which raises when it is used."""
 
     of_parameter: str
-    is_used: bool  # by step() already, so that it may be cleared
+    is_used: bool  # by step() already, so it may be cleared
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -94,22 +94,23 @@ def _first_pending(value: Any) -> PendingGradient | None:
 
 
 class PendingGradients:
-    """Which of the gradients of `parameters` nobody may use.
+    """Gradients of `parameters` that must not be used now.
 
     Args:
-        names: of the parameters.
+        names: names of the parameters.
+        parameters: the parameters.
     """
 
     def __init__(self, names: Sequence[str], parameters: Sequence[torch.Tensor]) -> None:
         self._names, self._parameters = names, parameters
         self.hidden: dict[int, tuple[PendingGradient, torch.Tensor]] = {}
-        """Those that have a stand-in now: it, and the gradient."""
+        """Current stand-ins and their gradients, by the index of the parameter."""
 
     def hide(self, used: bool = False) -> None:
-        """Put stand-ins in the place of all gradients.
+        """Replace all gradients by stand-ins.
 
         Args:
-            used: a step has used them; they may be cleared.
+            used: whether a step has used the gradients, so that they may be cleared.
         """
         for index, parameter in enumerate(self._parameters):
             gradient = parameter.grad
@@ -121,7 +122,7 @@ class PendingGradients:
             self.hidden[index] = stand_in, gradient
 
     def show(self) -> list[str]:
-        """Put the gradients back; return the names of those that were replaced or taken away before they were used."""
+        """Restore the gradients. Return the names of gradients that were replaced or removed before they were used."""
         hidden, self.hidden = self.hidden, {}
         replaced = []
         for index, (stand_in, gradient) in hidden.items():
@@ -137,7 +138,7 @@ class FlatReducer(GradientReducer):
     """Averages gradients by exchanges, which start in the order of the plan.
 
     Attributes:
-        instead_of_compression: what users who want gradients compressed can do instead.
+        instead_of_compression: alternative for users of compression, for an error message.
     """
 
     instead_of_compression: str
@@ -149,7 +150,7 @@ class FlatReducer(GradientReducer):
             raise UsageError(f"compression= needs {self.instead_of_compression}: gradients are averaged as they are")
         super().__init__(context, names, parameters, settings, compare=True)
         self._flats: dict[str, FlatGradients] = {}
-        """Where the gradients of each bucket lie; subclasses add them."""
+        """Memory of the gradients of each bucket; set by subclasses."""
         self._complete_buckets: set[str] = set()
         self._pending = PendingGradients(self.names, self.parameters)
 
@@ -174,7 +175,7 @@ class FlatReducer(GradientReducer):
         super().prepare()
 
     def _show_pending(self) -> None:
-        """Make gradients usable again. StepOrderError where some have been replaced meanwhile."""
+        """Restore the gradients. Raises StepOrderError if one has been replaced meanwhile."""
         replaced = self._pending.show()
         if replaced:
             raise StepOrderError(
@@ -185,7 +186,7 @@ class FlatReducer(GradientReducer):
 
     @abstractmethod
     def _exchange(self, bucket: Bucket) -> Handle:
-        """Start what averages them."""
+        """Start the exchange that averages the gradients of a bucket."""
 
     def _begin_cycle(self) -> None:
         super()._begin_cycle()
@@ -226,4 +227,4 @@ class FlatReducer(GradientReducer):
                 self._unused.add(i)
 
     def _take_over(self, bucket: Bucket) -> None:
-        """Do what follows when a bucket has been averaged."""
+        """Process a bucket that has been averaged."""

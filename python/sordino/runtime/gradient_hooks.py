@@ -1,9 +1,9 @@
-"""Hooks that notice which gradients are complete.
+"""Hooks that detect complete gradients.
 
-Hooks in C count the backward passes that have added to each gradient, and call Python when those of a bucket are
-complete (GradientCounter). A gradient is counted by the post hook of its AccumulateGrad node, as in DDP: hooks of the
-tensor run before it, so what they make of a gradient is what is reduced. At the end of a backward in which a gradient
-has become complete, all gradients must be what `step()` will use.
+Hooks in C count the backward passes that have added to each gradient, and call Python when all gradients of a bucket
+are complete (GradientCounter). The post hook of a parameter's AccumulateGrad node counts, as in DDP. Hooks of the
+tensor run before it, so their changes of a gradient are reduced, too. At the end of a backward that has completed a
+gradient, all gradients must have the values that `step()` will use.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sordino.errors import StepOrderError, UsageError
 
 
 class ParameterHooks:
-    """The hooks of one parameter.
+    """Hooks of one parameter.
 
     Args:
         parameter: a leaf that requires a gradient.
@@ -36,13 +36,13 @@ class ParameterHooks:
         self._hook_node(parameter)
 
     def _hook_node(self, parameter: torch.Tensor) -> None:
-        # Torch keeps only weak references to nodes: without this one it would make another node, without the hook.
+        # Torch keeps only weak references to nodes. Without this reference it would make a new node without the hook.
         with torch.inference_mode(False), torch.enable_grad():
             self._node = get_gradient_edge(parameter).node
         self._of_node = self._node.register_hook(self._counted)
 
     def follow(self, parameter: torch.Tensor) -> None:
-        """Move the hook to the parameter's node of now: a cast has given it another one."""
+        """Move the hook to the parameter's current node, after a cast has replaced the node."""
         self._of_node.remove()
         self._hook_node(parameter)
 
@@ -64,20 +64,21 @@ def _tell(watcher: weakref.ref[GradientHooks], method: str, number: int) -> None
 
 @functools.cache
 def _untraced_tell() -> Callable[[weakref.ref[GradientHooks], str, int], None]:
-    """Return `_tell` as compiled autograd must call it: Dynamo would trace what it calls.
+    """Return `_tell` in a form that Dynamo does not trace, for compiled autograd.
 
-    Not made on import: torch loads Dynamo for it, as it does for every optimizer.
+    It is made on first use, because torch loads Dynamo for it, as for every optimizer.
     """
     untraced: Callable[[weakref.ref[GradientHooks], str, int], None] = torch.compiler.disable(_tell)
     return untraced
 
 
 class GradientHooks(ABC):
-    """Watches the gradients of `parameters`. One cycle is what happens between two steps.
+    """Watches the gradients of `parameters`. A cycle is the time from one step to the next.
 
     Args:
-        names: of the parameters, for errors.
-        passes: after how many backward passes a gradient is complete.
+        names: names of the parameters, for errors.
+        parameters: the parameters.
+        passes: number of backward passes after which a gradient is complete.
     """
 
     def __init__(self, names: Sequence[str], parameters: Sequence[torch.Tensor], passes: int) -> None:
@@ -90,16 +91,16 @@ class GradientHooks(ABC):
             functools.partial(_untraced_tell(), weakref.ref(self)),
         )
         self._touched = False  # something has happened in this cycle
-        self._has_end = True  # the backward under way tells of its end
+        self._has_end = True  # the current backward calls a callback at its end
         self._hooked: dict[int, ParameterHooks] = {}
         weakref.finalize(self, _remove_all, self._hooked)
         self.backwards: dict[int, weakref.ref[Callable[[], None]]] = {}
-        """The backward passes under way, by autograd's numbers, and what autograd calls at their ends. Autograd lets go
-        of that when an exception cuts a backward off."""
+        """Current backward passes, by autograd's numbers, and the callbacks that autograd calls at their ends. Autograd
+        releases a callback when an exception ends the backward."""
 
     @property
     def accumulates(self) -> bool:
-        """Whether backward passes only add to gradients, and are not counted."""
+        """Whether backward passes only add to gradients, without being counted."""
         return self._counter.accumulates
 
     @accumulates.setter
@@ -108,7 +109,7 @@ class GradientHooks(ABC):
 
     @property
     def touched(self) -> bool:
-        """Whether anything has happened in this cycle."""
+        """Whether backward or a reduction has begun in this cycle."""
         return self._touched
 
     @property
@@ -122,23 +123,23 @@ class GradientHooks(ABC):
         return any(end() is None for end in self.backwards.values())
 
     def release(self) -> None:
-        """Let go of the parameters."""
+        """Remove all hooks from the parameters."""
         _remove_all(self._hooked)
 
     @abstractmethod
     def completed(self, number: int) -> None:
-        """Take note that all gradients are complete that the counter watches under this number, during backward."""
+        """Handle, during backward, that all gradients are complete that the counter watches under this number."""
 
     @abstractmethod
     def _backward_ended(self) -> None:
-        """Take note that a backward is over that has completed gradients; it returns after this."""
+        """Handle the end of a backward that has completed gradients. The backward returns after this."""
 
     @abstractmethod
     def _begin_again(self, index: int) -> None:
-        """Take note that a gradient has been added to that was reduced in this cycle, and has not been used."""
+        """Handle a backward that adds to a gradient which this cycle has reduced and no step has used."""
 
     def _watch_new(self) -> list[int]:
-        """Register hooks of trainable parameters without one (also of ones that were frozen before); return which."""
+        """Register hooks of trainable parameters that have none, such as unfrozen ones. Return their indices."""
         found: list[int] = []
         if len(self._hooked) == len(self.parameters):
             return found
@@ -151,7 +152,7 @@ class GradientHooks(ABC):
         return found
 
     def backward_adds(self, index: int) -> None:
-        """Take note of a gradient that is the first one of a backward, or comes when gradients were reduced in it."""
+        """Handle the first gradient of a backward, or a gradient that comes after a reduction in this cycle."""
         if torch.is_grad_enabled() and not self._counter.accumulates:
             raise UsageError(
                 f"backward(create_graph=True) has computed the gradient of '{self.names[index]}': gradients are "
@@ -166,13 +167,13 @@ class GradientHooks(ABC):
             self._begin_cycle()
         self._touched = True
         if not self._counter.accumulates:
-            # Compiled autograd evaluates no nodes, and never calls callbacks of the end.
+            # Compiled autograd evaluates no nodes, and does not call callbacks at the end.
             self._has_end = torch._C._current_autograd_node() is not None
             if self._has_end:
                 self._watch_end(torch._C._current_graph_task_id())
 
     def _begin_after_cut_off(self) -> None:
-        """Begin a new cycle after a backward that an exception has ended. StepOrderError if its gradients were sent."""
+        """Begin a new cycle after an exception has ended a backward. Raises StepOrderError if it sent gradients."""
         self._forget_cut_off()
         self._begin_cycle()
 
@@ -186,7 +187,7 @@ class GradientHooks(ABC):
         )
 
     def _watch_end(self, number: int) -> None:
-        """Have `_ended` called at the end of the backward of this number, which runs in this thread."""
+        """Register `_ended` to be called at the end of the backward with this number, which runs in this thread."""
         if number < 0 or number in self.backwards:
             return
         watcher = weakref.ref(self)
@@ -210,7 +211,7 @@ class GradientHooks(ABC):
                 self._backward_ended()
             return
 
-        # This was a backward within another one (a checkpoint's), whose end counts.
+        # This was a backward within another one (a checkpoint's). The end of the outer one counts.
         def outer(*_: Any) -> None:
             hook.remove()
             self._watch_end(torch._C._current_graph_task_id())
@@ -219,13 +220,13 @@ class GradientHooks(ABC):
         hook = node.register_hook(outer)
 
     def _count_rest(self, uncounted: Iterable[int]) -> None:
-        """Count gradients that no node has counted, since a cast gave their parameters other nodes."""
+        """Count gradients that no node has counted because a cast has replaced the nodes of their parameters."""
         for index in uncounted:
             self._hooked[index].follow(self.parameters[index])
             self._counter.count(index)
 
     def _has_all(self, but: set[int]) -> bool:
-        """Return whether every gradient is complete that backward produces, but for those of some parameters."""
+        """Return whether all gradients of backward are complete, except those of the parameters `but`."""
         counter = self._counter
         return bool(counter.order) and counter.has_all([i for i in self._hooked if i not in but])
 

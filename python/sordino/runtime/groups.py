@@ -1,7 +1,7 @@
-"""Process sets that algorithms make for themselves, by all ranks of the parent; the core alone knows them.
+"""Internal process sets of algorithms. All ranks of the parent make them; only the core knows them.
 
-A set has memory and is never removed, for ranks let go of objects at times of their own. One that all of its ranks have
-let go of serves the next object.
+A set has memory and is never removed, because ranks release objects at different times. A set that all of its ranks
+have released is used for the next object.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ def _idle_or_new_set(context: Context, ranks: Sequence[int], parent: ProcessSet)
             mine, name=context.plan_name("idle_channels", key[0]), process_set=parent
         )
         first, *others = [one for one in told if one is not None]
-        # Where exchanges were begun by some only, those would be taken for the next object's.
+        # A set on which some ranks have begun more exchanges cannot be used: the others would take these for the next
+        # object's.
         numbers = [number for number, begun in first.items() if all(one.get(number) == begun for one in others)]
         if numbers:
             idle.discard(min(numbers))
@@ -44,7 +45,7 @@ def _idle_or_new_set(context: Context, ranks: Sequence[int], parent: ProcessSet)
 
 
 def new_channel(context: Context, process_set: ProcessSet) -> Channel:
-    """Make what the exchanges of one object run on, which come in an order of their own.
+    """Make a channel for the exchanges of one object, whose order is independent of other exchanges.
 
     Collective over the process set.
     """
@@ -52,7 +53,7 @@ def new_channel(context: Context, process_set: ProcessSet) -> Channel:
 
 
 def own_channel(context: Context, process_set: ProcessSet, parts: Sequence[Sequence[int]]) -> Channel:
-    """Make what `new_channel` makes, for each of some parts of a process set; return that of this rank's part.
+    """Make a channel as `new_channel` for each of some parts of a process set. Return that of this rank's part.
 
     Collective over the process set.
     """
@@ -73,7 +74,7 @@ def _give_back(its: weakref.ref[Context], epoch: int, key: tuple[int, tuple[int,
 
 
 def channel_of(context: Context, process_set: ProcessSet) -> Channel:
-    """Return what exchanges of a process set run on, those of all objects. Collective over it the first time."""
+    """Return the shared channel of a process set, for exchanges of any object. Collective the first time."""
     identity = process_set.process_set_id or 0
     if identity not in context.channels:
         context.channels[identity] = _new_set(context, process_set.ranks or [], process_set)
@@ -81,9 +82,9 @@ def channel_of(context: Context, process_set: ProcessSet) -> Channel:
 
 
 def part_of(context: Context, process_set: ProcessSet, key: tuple[str, int], parts: Sequence[list[int]]) -> ProcessSet:
-    """Return the one of the parts of a process set that this rank is in.
+    """Return the process set of this rank's part of a process set.
 
-    Collective the first time that a key comes.
+    Collective over `process_set` the first time for each key.
     """
     name = (process_set.process_set_id or 0, *key)
     for members in parts if name not in context.groups else ():
@@ -97,7 +98,7 @@ def part_of(context: Context, process_set: ProcessSet, key: tuple[str, int], par
 
 
 def group_of(context: Context, process_set: ProcessSet, size: int) -> ProcessSet:
-    """Return the group of `size` neighbouring ranks that this rank is in.
+    """Return the group of `size` neighbouring ranks that contains this rank.
 
     Collective over `process_set` the first time.
     """
@@ -109,7 +110,7 @@ def group_of(context: Context, process_set: ProcessSet, size: int) -> ProcessSet
 
 
 def peers_of(context: Context, process_set: ProcessSet, size: int) -> ProcessSet:
-    """Return the ranks with this rank's number in their groups of `size`.
+    """Return the set of ranks that have this rank's number within their groups of `size`.
 
     Collective over `process_set` the first time.
     """

@@ -1,8 +1,8 @@
-"""Tensors that are not yet what they are to be: whoever uses one, in whatever thread, has that seen to first.
+"""Guards of tensors whose values are not final yet. A use of such a tensor in any thread first calls a function.
 
-While tensors are guarded they are of a class of their own, which sees every call of torch that Python makes with them.
-So do modules whose parameters they are (`before_call`), for what those do may be out of Python's sight. Memory that was
-taken out before can be read unseen; `uses_of` tells that somebody has it.
+A guarded tensor has a special class, which sees every torch call that Python makes with it. A call of a module with
+guarded parameters is seen, too (`before_call`), because the module may use them outside of Python. References to the
+memory that exist before the guard can be used unseen; `uses_of` detects such references.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ _OF_NO_VALUES = frozenset(
     [_gradient.__set__, _gradient.__delete__]
     + [getattr(torch.Tensor, name).__get__ for name in ("grad", "requires_grad", "shape", "dtype", "device", "is_leaf")]
 )
-"""What asks a tensor for something else than its values."""
+"""Functions of tensors that do not use the values."""
 
 
 class Guard:
-    """What is to be done before any of some tensors is used.
+    """Guard of some tensors: a function to call before one of them is used.
 
     Args:
-        react: called with what uses one. When it returns, the guard is taken off; else it raises.
-        values_only: whether what asks for no values may be called meanwhile.
+        react: called with the function that uses a tensor. It takes off the guard, or raises.
+        values_only: whether functions that do not use values may be called meanwhile.
     """
 
     def __init__(self, react: Callable[[Any], None], values_only: bool = False) -> None:
@@ -36,7 +36,7 @@ class Guard:
         self._guarded: list[tuple[torch.Tensor, type[torch.Tensor]]] = []
 
     def put_on(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Guard these tensors from now on."""
+        """Begin to guard these tensors."""
         self._guarded = [(tensor, type(tensor)) for tensor in tensors]
         for tensor, cls in self._guarded:
             tensor.__dict__["_guard"] = self
@@ -44,7 +44,7 @@ class Guard:
         _in_place.add(self)
 
     def take_off(self) -> None:
-        """Let all tensors be used again."""
+        """Stop guarding the tensors."""
         _in_place.discard(self)
         for tensor, cls in self._guarded:
             tensor.__class__ = cls
@@ -56,7 +56,7 @@ _in_place: weakref.WeakSet[Guard] = weakref.WeakSet()
 
 
 class _Guarded:
-    """What a tensor is while it is guarded."""
+    """Base class of a tensor while it is guarded."""
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -69,7 +69,7 @@ class _Guarded:
                 return func(*args, **kwargs)
         return func(*args, **kwargs)
 
-    # Copies and pickles are of the class that this is, and have what it has: it must be used before.
+    # Copies and pickles have the class and attributes of the tensor, so the guard must be taken off before.
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         _use(self)
         return copy.deepcopy(self, memo)
@@ -85,7 +85,7 @@ def _use(tensor: Any) -> None:
 
 
 def _react(tensor: Any, func: Any, harmless: bool = False) -> None:
-    guard = tensor.__dict__.get("_guard")  # which another thread may have taken off meanwhile
+    guard = tensor.__dict__.get("_guard")  # another thread may have taken it off meanwhile
     if guard is not None and not (harmless and guard.values_only):
         guard.react(func)
 
@@ -104,7 +104,7 @@ def _guarded_in(value: Any) -> Iterator[_Guarded]:
 
 
 def before_call(module: torch.nn.Module) -> None:
-    """See to what a module uses that is about to be called: its own parameters, or all if Python does not see it."""
+    """Call the guards of a module's own parameters before its call; of all parameters if Python cannot see its work."""
     if _in_place:
         for parameter in module.parameters() if _is_opaque(module) else module._parameters.values():
             if isinstance(parameter, _Guarded):
@@ -112,7 +112,7 @@ def before_call(module: torch.nn.Module) -> None:
 
 
 def _is_opaque(module: torch.nn.Module) -> bool:
-    """Return whether other functions may be called for a module than its forward says, by the classes of parameters."""
+    """Return whether a call of a module may bypass its Python forward, perhaps depending on the parameters' classes."""
     return (
         not module.training  # as `torch.nn.MultiheadAttention` does in evaluation
         or isinstance(module, torch.jit.ScriptModule)
@@ -122,6 +122,6 @@ def _is_opaque(module: torch.nn.Module) -> bool:
 
 
 def uses_of(tensor: torch.Tensor) -> int:
-    """Return a number that grows with every view of a tensor's memory, also of NumPy's and DLPack's."""
+    """Return the number of references to a tensor's memory, including views in NumPy and DLPack."""
     with torch._C.DisableTorchFunction():
         return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))

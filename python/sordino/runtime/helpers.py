@@ -1,8 +1,8 @@
-"""Ranks that have no model and help workers: the communicators of `Layered`, the servers of `ParameterSkipping`.
+"""Helpers: ranks without a model that serve workers (communicators of `Layered`, servers of `ParameterSkipping`).
 
-There are two worlds: one of the workers alone, which users see, and one of everybody, where gradients or parameters
-travel. In that one workers call the helpers by an exchange of one number, and then say what there is to do; what a
-helper makes of that is the algorithm's (`Algorithm.open_service`).
+There are two worlds. One has the workers only, and is visible to users. The other has all ranks, and exchanges
+gradients or parameters. There, workers call the helpers by an exchange of one number, and then broadcast a description
+of the work, from which the algorithm makes a service (`Algorithm.open_service`).
 """
 
 from __future__ import annotations
@@ -26,31 +26,31 @@ Opened = TypeVar("Opened")
 
 
 class Service(Protocol):
-    """What a rank without a model does for the others."""
+    """Work of a rank without a model for the other ranks."""
 
     def serve(self) -> None:
-        """Do it until the workers have left, which raises PeerLost."""
+        """Serve until the workers have left, which raises PeerLost."""
 
 
 class Helped(Protocol):
-    """What is asked of an algorithm with helpers; see `sordino.algorithms.base.Algorithm`."""
+    """Interface of an algorithm with helpers; see `sordino.algorithms.base.Algorithm`."""
 
     def roles(self, nodes: Sequence[int]) -> Any:
-        """Return who trains and who helps, of the ranks that live on these nodes."""
+        """Return which ranks train and which help, given the node of each rank."""
 
     def helped_alike(self, other: Any) -> bool:
-        """Return whether the helpers that were made for this algorithm can help the other one."""
+        """Return whether helpers made for this algorithm can serve the other one."""
 
     def open_service(self, helpers: Helpers, told: Any) -> Service:
-        """Return what a helper serves, of what the workers have told it."""
+        """Return the service of a helper for a description from the workers."""
 
 
 class Helpers:
-    """The world of workers and helpers, as one of its ranks sees it. Collective over all of them.
+    """The world of workers and helpers on one of its ranks. Construction is collective over all of them.
 
     Args:
-        context: of all ranks.
-        algorithm: whose `dedicated` is true.
+        context: context of the world of all ranks.
+        algorithm: an algorithm whose `dedicated` is true.
     """
 
     def __init__(self, context: Context, algorithm: Helped) -> None:
@@ -62,15 +62,15 @@ class Helpers:
             self._calls.compare([self._call])
 
     def _meet(self, serving: bool) -> None:
-        """Wait until workers call. Their first rank is rank 0."""
+        """Exchange the call. The first worker, rank 0, sends it."""
         self._calls.start("call", FromOwner(self.context.size), self._call, serving=serving).wait()
 
     def open(self, told: Any, make: Callable[[Any], Opened]) -> Opened:
-        """Have the helpers serve something, and return this rank's part of it. Collective over all workers.
+        """Start a service of the helpers, and return this worker's part of it. Collective over all workers.
 
         Args:
-            told: what the helpers must know of it; pickled.
-            make: takes what the first worker has told. Collective over workers and helpers.
+            told: description for the helpers, which is pickled. That of the first worker is used.
+            make: makes the result from the description. Collective over workers and helpers.
         """
         with use(self.context):
             self._meet(serving=False)
@@ -80,12 +80,12 @@ class Helpers:
         return broadcast_object(what, root_rank=0, name=self.context.plan_name("helpers.work", 0))
 
     def _answer(self) -> Service:
-        """Return what a helper makes of what workers open."""
+        """Return, on a helper, the service for the next call of the workers."""
         self._meet(serving=True)
         return self.algorithm.open_service(self, self._tell(None))
 
     def serve(self) -> None:
-        """Do what workers call for, until they have left.
+        """Serve the workers until they have left. For helpers.
 
         Raises:
             SordinoError: a rank is lost, or something else failed.
@@ -123,7 +123,7 @@ class Helpers:
 
 
 def helpers_of(context: Context, algorithm: Helped) -> Helpers:
-    """Return those of this rank's job. UsageError unless `init()` made them for such an algorithm."""
+    """Return the helpers of this rank's job. Raises UsageError unless `init()` made them for such an algorithm."""
     helpers = context.helpers
     if not isinstance(helpers, Helpers) or not helpers.algorithm.helped_alike(algorithm):
         raise UsageError(f"{algorithm} needs hvd.init(algorithm={algorithm}), which makes the ranks that serve it")

@@ -1,9 +1,9 @@
-"""`check_finite`: before a step is taken everybody knows whether somebody has NaN or Inf, and all refuse it alike.
+"""Detection of NaN and Inf (`check_finite`): if some rank has them, all ranks refuse the step.
 
-A sum is finite only if all its terms are, so looking at a tensor is adding it up: one pass at the speed of memory. What
-a rank is about to send is looked at, so that it can be named; and what the optimizer is about to use. Where that is an
-average that all ranks share they all see the same, and nobody need be asked. Else (`asks`) a flag is reduced before
-every step, which is why no rank is left behind in one that others refuse.
+A sum is finite only if all its terms are, so a tensor is checked by its sum: one pass at the speed of memory. Two sets
+of values are checked: those that a rank is about to send, so that an error can name the rank, and those that the
+optimizer is about to use. If the latter are an average that all ranks share, all ranks see the same, and need no
+communication. Otherwise (`asks`) a flag is reduced before every step, so that no rank takes a step that others refuse.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from sordino.runtime.devices import HOST
 from sordino.runtime.operation import Max, Sum
 from sordino.runtime.process_set import ProcessSet
 
-_NAMED = 8  # tensors that an error names of each rank
+_NAMED = 8  # maximum number of tensors of each rank in an error
 _WHAT = ("", "Inf", "NaN")
 
 
 def largest_of(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """Return the largest absolute value of each of some tensors of one dtype.
 
-    It is what a GPU does in one pass over all, without being waited for.
+    A GPU does this in one pass over all tensors, and is not waited for.
     """
     return torch.stack(torch._foreach_norm(list(tensors), math.inf))
 
 
 class Evidence:
-    """Which of some tensors are not finite. Those of a GPU are waited for when it is asked.
+    """Record of which tensors are not finite. `found` waits for results of a GPU.
 
     Args:
-        numbers: what the tensors are known by.
-        tensors: floating-point.
+        numbers: number that identifies each tensor.
+        tensors: the tensors, dense or sparse. Only floating-point tensors are checked.
     """
 
     def __init__(self, numbers: Sequence[int], tensors: Sequence[torch.Tensor]) -> None:
@@ -55,7 +55,7 @@ class Evidence:
                 if values.device.type != "cpu":
                     on_devices[values.device, values.dtype].append((number, values))
                 elif not math.isfinite(values.sum().item()):
-                    self._note(number, max(map(abs, map(float, values.aminmax()))))  # finite sums can overflow, too
+                    self._note(number, max(map(abs, map(float, values.aminmax()))))  # finite sums can overflow
             for entries in on_devices.values():
                 largest = largest_of([values for _, values in entries])
                 self._pending.append(([number for number, _ in entries], largest))
@@ -66,7 +66,7 @@ class Evidence:
 
     @property
     def found(self) -> dict[int, int]:
-        """By number, what is the matter: 1 for Inf, 2 for NaN."""
+        """Tensors that are not finite, by number: 1 for Inf, 2 for NaN."""
         for numbers, largest in self._pending:
             for number, value in zip(numbers, largest.tolist()):
                 self._note(number, value)
@@ -75,22 +75,23 @@ class Evidence:
 
 
 def look(numbers: Sequence[int], tensors: Sequence[torch.Tensor | None]) -> Evidence:
-    """Return which of these are not finite; None counts as finite."""
+    """Return evidence of which tensors are not finite. None counts as finite."""
     there = [(number, tensor) for number, tensor in zip(numbers, tensors) if tensor is not None]
     return Evidence([number for number, _ in there], [tensor for _, tensor in there])
 
 
 class FiniteCheck:
-    """One optimizer's.
+    """Check of one optimizer.
 
     Args:
-        names: of its parameters.
-        parameters: whose gradients it uses.
-        process_set: the ranks that refuse a step together.
-        agreement: of the optimizer; they have met before anything is judged.
-        alone: this rank decides for itself: there are no others, or they do not wait for it.
-        asks: ranks do not all use the same gradients, so they must ask each other.
-        at_once: gradients are judged when they have been reduced, rather than before the optimizer's step.
+        context: the context of this rank.
+        names: names of `parameters`.
+        parameters: parameters whose gradients the optimizer uses.
+        process_set: ranks that refuse a step together.
+        agreement: agreement of the optimizer. The ranks have met before anything is checked.
+        alone: whether this rank decides alone, because there are no other ranks or they do not wait for it.
+        asks: whether ranks must ask each other, because they do not all use the same gradients.
+        at_once: whether gradients are checked after their reduction, rather than before the optimizer's step.
     """
 
     def __init__(
@@ -110,14 +111,15 @@ class FiniteCheck:
         self._agreement = agreement
         self._alone, self._asks, self._at_once = alone, asks and not alone, at_once
         self.sent: list[Evidence] = []
-        """Of what this rank has sent of the gradients that are judged next; if nothing, its own are not averaged."""
+        """Evidence of what this rank has sent of the gradients to be checked next. Empty if they are not averaged."""
 
     # ---- gradients ---------------------------------------------------------------------------------------------
 
     def verdict(self, sent: Iterable[Evidence | None]) -> list[Exception]:
-        """Take note of what this rank had sent of gradients that have been reduced.
+        """Record the evidence of what this rank had sent of gradients that have been reduced.
 
-        Where those are judged at once, return what is to be raised.
+        Returns:
+            the errors to raise, if gradients are checked at once; else none.
         """
         self.sent = [evidence for evidence in sent if evidence is not None]
         if not self._at_once:
@@ -129,7 +131,7 @@ class FiniteCheck:
         return []
 
     def judge_gradients(self) -> None:
-        """Raise NonFinite on all ranks if the gradients of one of them are not finite. Collective."""
+        """Raise NonFinite on all ranks if the gradients of one rank are not finite. Collective."""
         gradients = look(range(len(self._parameters)), [parameter.grad for parameter in self._parameters])
         sent, self.sent = self.sent or [gradients], []
         mine = {number: code for evidence in sent for number, code in evidence.found.items()}
@@ -137,10 +139,10 @@ class FiniteCheck:
             raise self._error("gradients", self._names, mine, list(gradients.found), not self._alone)
 
     def guard(self, optimizer: Any, refused: Callable[[], None]) -> Any:
-        """Return an optimizer whose step first judges the gradients.
+        """Return an optimizer whose step first checks the gradients.
 
         Args:
-            optimizer: what steps once the gradients are judged to be finite.
+            optimizer: the optimizer that steps if the gradients are finite.
             refused: called before NonFinite is raised.
         """
 
@@ -154,13 +156,13 @@ class FiniteCheck:
         return _Guarded(optimizer, judge, self._asks)
 
     def judge_changes(self, sent: Evidence | None, received: Evidence | None) -> None:
-        """Raise NonFinite on all ranks if what all have made of their parameters' changes is not finite.
+        """Raise NonFinite on all ranks if the reduced changes of parameters are not finite.
 
-        Collective where it raises.
+        Collective if it raises.
 
         Args:
-            sent: what this rank gave.
-            received: what became of it, the same on all ranks.
+            sent: evidence of the changes that this rank sent.
+            received: evidence of the reduced changes, the same on all ranks.
         """
         found = received.found if received is not None else {}
         if found:
@@ -178,10 +180,10 @@ class FiniteCheck:
         if self._bad(bool(mine), together or self._asks):
             raise self._error("parameters", names, mine, [], together or self._asks)
 
-    # ---- what all do -------------------------------------------------------------------------------------------
+    # ---- communication -----------------------------------------------------------------------------------------
 
     def _bad(self, mine: bool, asks: bool) -> bool:
-        """Return whether this rank, or one that it asks, has found something."""
+        """Return whether this rank or, if it `asks`, any rank has found something. Collective if it asks."""
         if not asks:
             return mine
         flag = torch.tensor([int(mine)], dtype=torch.uint8, device=HOST)
@@ -196,7 +198,7 @@ class FiniteCheck:
         results: Sequence[int],
         together: bool,
     ) -> NonFinite:
-        """Return the error that says who has what. Collective if `together`."""
+        """Return the error, with what each rank has found. Collective if `together`."""
         tables = self._tell(mine) if together else {self._context.rank: mine}
         tensors = {
             rank: {names[number]: _WHAT[code] for number, code in table.items()} for rank, table in tables.items()
@@ -219,7 +221,7 @@ class FiniteCheck:
     def _tell(self, mine: dict[int, int]) -> dict[int, dict[int, int]]:
         """Return what ranks have found, by rank. Collective.
 
-        It is a sum, in which ranks that have joined have nothing to say.
+        It uses a sum, to which ranks that have joined contribute zeros.
         """
         ranks = self._process_set.ranks or []
         table = torch.zeros(len(ranks), 2 * _NAMED, dtype=torch.int64, device=HOST)
@@ -234,7 +236,7 @@ class FiniteCheck:
 
 
 class _Guarded:
-    """In place of an optimizer: judges gradients, then steps it."""
+    """Wrapper of an optimizer that checks the gradients before a step."""
 
     def __init__(self, optimizer: Any, judge: Callable[[], None], asks: bool) -> None:
         self._optimizer, self._judge, self._asks = optimizer, judge, asks

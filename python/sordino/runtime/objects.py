@@ -1,4 +1,4 @@
-"""Objects from rank to rank, pickled on the way."""
+"""Communication of Python objects, which are pickled."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from sordino.runtime.recovery import together
 
 try:
     import cloudpickle as _pickler
-except ImportError:  # plain pickle serves everything but lambdas and local classes
+except ImportError:  # pickle handles everything except lambdas and local classes
     _pickler = pickle
 
 
 class Root:
-    """The rank that sends, which has another number when others have been lost."""
+    """The rank that sends. Its number changes when other ranks are lost."""
 
     def __init__(self, rank: int) -> None:
         self._context = current()
@@ -34,12 +34,12 @@ class Root:
 
     @property
     def rank(self) -> int:
-        """Its number."""
+        """Its current rank. Raises PeerLost if it is lost."""
         return self._context.rank_of(self._identity, "the rank that was to send")
 
     @property
     def here(self) -> bool:
-        """Whether it is this one."""
+        """Whether this rank is the root."""
         return self._context.identity == self._identity
 
 
@@ -56,14 +56,14 @@ def _from_bytes(data: torch.Tensor) -> Any:
 def broadcast_object(
     obj: Any = None, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """Send a Python object from `root_rank`, pickled, and return it on every rank (on the root: `obj` itself).
+    """Send a Python object from `root_rank` and return it on every rank (on the root: `obj` itself). Collective.
 
-    It is unpickled on the other ranks, so it may run code there: only ranks of one job talk to each other.
+    It is unpickled on the other ranks, which can run code there. Only ranks of one job can communicate.
 
     Args:
-        obj: what to send; ignored on other ranks, which may pass None.
+        obj: the object on the root; ignored on other ranks, which may pass None.
         root_rank: the world rank that sends.
-        name: needed only where ranks call several of these in different orders.
+        name: needed only if ranks make several such calls in different orders.
         process_set: the ranks that take part.
     """
     context, root = current(), Root(root_rank)
@@ -82,11 +82,11 @@ def broadcast_object(
 
 
 def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
-    """Return the objects of all ranks, pickled on the way, in rank order. See `broadcast_object` about trust.
+    """Return the objects of all ranks in rank order. Collective. See `broadcast_object` about unpickling.
 
     Args:
         obj: this rank's object.
-        name: needed only where ranks call several of these in different orders.
+        name: needed only if ranks make several such calls in different orders.
         process_set: the ranks that take part.
     """
     label = name if name is not None else current().plan_name("allgather_object", process_set.process_set_id)

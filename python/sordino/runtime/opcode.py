@@ -1,4 +1,4 @@
-"""Operation codes of the core as plain integers: torch.compile can trace those, and cannot trace the core's enum."""
+"""Operation codes of the core as integers, because torch.compile cannot trace the core's enum."""
 
 from sordino._core import Opcode
 

@@ -1,8 +1,8 @@
-"""One collective, described: what it is called, which tensors it moves, and how to wait for it.
+"""Description of one collective operation: its name, its tensors, and how to wait for it.
 
-Every operation is keyed by its name: ranks may submit in any order, and what differs between them (shape, dtype,
-reduction, root) is an error on all of them. A name is taken from the time that an operation is started until this rank
-has waited for it (`synchronize`, a `poll` that is True), however fast it is.
+Ranks match operations by name, so they may submit them in any order. A difference between ranks (shape, dtype,
+reduction, root) is an error on all of them. A name is taken from the start of an operation until this rank has waited
+for it (`synchronize`, or a `poll` that returns True), even if the operation has ended before.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Finish = Callable[[Handle], Any]
 
 
 def resolve_op(op: int | None, average: bool | None) -> int:
-    """Return the reduction that Horovod's two arguments ask for, `op` and the deprecated `average`."""
+    """Return the reduction for Horovod's two arguments, `op` and the deprecated `average`."""
     if average is not None:
         if op is not None:
             raise UsageError("The op parameter supersedes average. Please provide only one of them.")
@@ -52,18 +52,18 @@ def resolve_op(op: int | None, average: bool | None) -> int:
 
 
 def name_of_op(op: int) -> str:
-    """Return what the constant is called."""
+    """Return the name of a reduction constant."""
     return _OP_NAMES[op]
 
 
 def require_finite(name: str, factor: object) -> None:
-    """Raise UsageError for a factor that is no finite number.
+    """Raise UsageError for a factor that is not a finite number.
 
-    It would make NaN of all ranks' tensors, and a NaN that ranks compare is not even equal to itself.
+    Such a factor would make the tensors of all ranks NaN. Besides, ranks compare factors, and NaN differs from itself.
     """
     try:
         finite = math.isfinite(factor)  # type: ignore[arg-type]
-    except (TypeError, ValueError, OverflowError, RuntimeError):  # the last one of a tensor with several elements
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # RuntimeError: a tensor with several elements
         finite = False
     if not finite:
         raise UsageError(f"{name}={factor!r}: must be a finite number")
@@ -71,7 +71,7 @@ def require_finite(name: str, factor: object) -> None:
 
 @dataclass(frozen=True)
 class Reduction:
-    """How an all-reduce or reducescatter folds, and among whom."""
+    """Settings of an all-reduce or reducescatter."""
 
     op: int
     prescale: float
@@ -83,7 +83,7 @@ class Reduction:
         require_finite("postscale_factor", self.postscale)
 
     def options(self) -> dict[str, Any]:
-        """Return the core's arguments."""
+        """Return the arguments for the core."""
         return {"op": self.op, "prescale": float(self.prescale), "postscale": float(self.postscale)}
 
 
@@ -97,10 +97,10 @@ def _set_id(context: Context, process_set: ProcessSet, label: str) -> int:
 
 
 class Operation:
-    """One collective, described but not started: `run()` waits for its result, `start()` gives a handle.
+    """One collective, described but not started. `run()` returns its result, `start()` a handle.
 
-    Where ranks go on without those that are lost, it writes to tensors of its own, which are copied to the user's when
-    all is well: what a world that has ended has begun to send may still arrive.
+    If ranks survive losses, the operation writes to its own tensors, which are copied to the user's tensors on success.
+    The reason: data of a world that has ended may still arrive.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class Operation:
         self.finish = finish
         self._process_set = process_set
         self._tensors = list(tensors)
-        self._copied: list[tuple[torch.Tensor, torch.Tensor]] = []  # tensors, and those written to in their place
+        self._copied: list[tuple[torch.Tensor, torch.Tensor]] = []  # tensors, and the tensors written instead
         self._root = self.context.world.identities[options["root"]] if "root" in options else None
         place = common_device([source for source, _ in tensors], f"the tensors of {label}")
         self._device = core_device(place, self.context) if tensors else None
@@ -126,7 +126,7 @@ class Operation:
         self._name = set_id, self.context.operation_name(label, name, set_id)
 
     def _prepared(self, plainly: bool) -> Request:
-        """Return what the core is asked for, in the world that there is."""
+        """Return the request to the core in the current world."""
         tensors = self._tensors if plainly else self._copies()
         root = 0 if self._root is None else self.context.rank_of(self._root, "the root of a broadcast")
         described = [describe(source, target) for source, target in tensors]
@@ -159,9 +159,9 @@ class Operation:
         return pairs
 
     def _take_name(self) -> None:
-        """Raise UsageError if the name is that of an operation that nobody has waited for.
+        """Raise UsageError if the name belongs to an operation that has not been waited for.
 
-        Whether that has ended is not asked: it would depend on how fast the others are.
+        The error does not depend on whether that operation has ended, because that depends on other ranks' speed.
         """
         if self._name in self.context.taken:
             raise UsageError(
@@ -179,7 +179,7 @@ class Operation:
         self._take_name()
         if self.context.is_plain:
             handle = self._run(plainly=True)
-        elif self._opcode == opcode.ALLTOALL:  # what goes to whom is said for this number of ranks
+        elif self._opcode == opcode.ALLTOALL:  # its splits are for the current number of ranks
             with raising_recovered(self.context, self.context.epoch):
                 handle = self._run(plainly=False)
         else:
@@ -201,9 +201,9 @@ class Operation:
 
 
 def poll(handle: int) -> bool:
-    """Return whether `synchronize(handle)` would return at once; if so, the operation's name is free again.
+    """Return whether `synchronize(handle)` would return at once. If so, the operation's name is free again.
 
-    UsageError for a handle that is not under way.
+    Raises UsageError for a handle that is not pending.
     """
     context = current()
     pending = context.pending.get(handle) if context.has_given(handle) else None
@@ -218,10 +218,12 @@ def poll(handle: int) -> bool:
 def synchronize(handle: int) -> Any:
     """Wait for an asynchronous operation and return its result.
 
-    None for one that was waited for before, as in Horovod. UsageError for what has never been a handle since `init()`,
-    for which Horovod returns None as well: nothing has been waited for.
+    Return None if it was waited for before, as in Horovod.
 
-    Raises what became of the operation: OperationMismatch, PeerLost, Timeout, TransportError.
+    Raises:
+        UsageError: `handle` has never been a handle since `init()`. Horovod returns None, although it has waited for
+            nothing.
+        OperationMismatch, PeerLost, Timeout, TransportError: the operation failed.
     """
     context = current()
     if not context.has_given(handle):
@@ -230,7 +232,7 @@ def synchronize(handle: int) -> Any:
             "such as allreduce_async, has returned"
         )
     if (refusable := context.pending.get(handle)) is not None:
-        refusable.handle.check_wait()  # where it is refused, the operation can be waited for later
+        refusable.handle.check_wait()  # if this raises, the handle stays valid for a later call
     pending = context.pending.pop(handle, None)
     if pending is None:
         return None
@@ -244,7 +246,7 @@ def synchronize(handle: int) -> Any:
 
 @contextmanager
 def raising_recovered(context: Context, epoch: int) -> Iterator[None]:
-    """Raise an error that tells of a loss only after ranks have met, where they go on without those that are lost."""
+    """Delay an error about a loss, if ranks survive losses, until the remaining ranks have met."""
     try:
         yield
     except LOSSES as error:

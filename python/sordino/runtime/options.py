@@ -1,4 +1,4 @@
-"""The arguments of `DistributedOptimizer`, once they are known to be of the right type."""
+"""Arguments of `DistributedOptimizer`, after their types have been checked."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ Groups = int | Sequence[Sequence[torch.Tensor]] | None
 
 @dataclass(frozen=True)
 class Options:
-    """How an optimizer is wrapped.
+    """Options of a wrapped optimizer.
 
     Attributes:
         algorithm: a `sordino.algorithms.Algorithm`.
-        members: the process set's, through all worlds, when the algorithm was chosen.
+        members: identities of the process set's members when the algorithm was chosen.
 
-    The others are those of `DistributedOptimizer`.
+    The other fields are arguments of `DistributedOptimizer`.
     """
 
     algorithm: Any
@@ -55,7 +55,7 @@ class Options:
         return self.compression is not Compression.none
 
     def check(self) -> None:
-        """Raise UsageError for what makes no sense, or means nothing to the algorithm."""
+        """Raise UsageError for options that are invalid or that the algorithm does not use."""
         if not isinstance(self.check_finite, bool):
             raise UsageError(f"check_finite={self.check_finite!r}: must be True or False")
         require_finite("gradient_predivide_factor", self.gradient_predivide_factor)

@@ -1,4 +1,4 @@
-"""A rank's own gradients while they are being reduced, so that it can be repeated without ranks that are lost."""
+"""Copies of a rank's own gradients during their reduction, so that it can be repeated without lost ranks."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from sordino.runtime.recovery import nothing, together
 
 
 class OwnGradients:
-    """Copies of the gradients of `parameters`, from the time that a reduction of theirs begins until it is over.
+    """Copies of the gradients of `parameters`, from the start of their reduction until its end.
 
     Args:
-        process_set: the ranks that take their steps together, although they may reduce in groups.
+        context: the context of this rank.
+        process_set: ranks that take their steps together, although they may reduce in groups.
+        parameters: the parameters.
     """
 
     def __init__(self, context: Context, process_set: ProcessSet, parameters: Sequence[torch.Tensor]) -> None:
@@ -23,15 +25,15 @@ class OwnGradients:
         self._parameters = parameters
         self._lockstep: Lockstep | None = None
         self._values: dict[int, torch.Tensor | None] = {}
-        self._room: dict[int, torch.Tensor] = {}  # of copies that are not needed any more
+        self._room: dict[int, torch.Tensor] = {}  # memory for copies, by parameter
 
     @property
     def take_part(self) -> bool:
-        """Whether this rank and others take steps together."""
+        """Whether this rank takes steps together with others."""
         return self._context.size > 1 and bool(self._process_set.included())
 
     def reduce(self, work: Callable[[], None]) -> None:
-        """Do `work()`, which reduces all gradients, although ranks may be lost in it. Collective."""
+        """Call `work()`, which reduces all gradients, and repeat it after a loss. Collective."""
         if self._lockstep is None:
             name = self._context.plan_name("gradients.lockstep", self._process_set.process_set_id)
             self._lockstep = self._context.lockstep(name, self._process_set)
@@ -42,13 +44,13 @@ class OwnGradients:
 
     @torch.no_grad()
     def keep(self, indices: Iterable[int]) -> None:
-        """Keep what these parameters have now, unless something of theirs is kept already."""
+        """Copy the gradients of these parameters, except those that have been copied already."""
         for index in indices:
             if index in self._values:
                 continue
             gradient = self._parameters[index].grad
             if gradient is None or gradient.is_sparse:
-                self._values[index] = gradient  # a reduction replaces these
+                self._values[index] = gradient  # a reduction replaces these, so no copy is needed
                 continue
             room = self._room.pop(index, None)
             if room is None or room.shape != gradient.shape or room.dtype != gradient.dtype:
@@ -56,27 +58,27 @@ class OwnGradients:
             self._values[index] = room.copy_(gradient)
 
     def give_back(self) -> None:
-        """Make them the parameters' gradients again."""
+        """Restore the gradients from the copies."""
         for index, value in self._values.items():
             self._parameters[index].grad = value
         self._values = {}
 
     def forget(self) -> None:
-        """Forget them: they have been used, or replaced."""
+        """Drop the copies. The gradients have been used or replaced."""
         self._room.update({index: value for index, value in self._values.items() if value is not None})
         self._values = {}
 
     def release(self) -> None:
-        """Let go of the gradients, and of the copies."""
+        """Release the copies and their memory."""
         self.forget()
         self._room = {}
         if self._lockstep is not None:
             self._lockstep.undo = nothing
 
     def leave_world(self) -> None:
-        """Give back what the loss of a rank has interrupted, and move gradients to other memory.
+        """Restore gradients whose reduction a loss has interrupted, and move all gradients to new memory.
 
-        No rank of an older world can reach that: one that stood still may go on.
+        A rank of an older world cannot write there, even if it was stopped and continues.
         """
         if self._lockstep is None or self._lockstep.arrived == self._lockstep.committed:
             self.give_back()

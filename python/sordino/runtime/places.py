@@ -1,6 +1,6 @@
-"""Where gradients lie that persist from step to step: each in its part of an arena that the ranks of a node share.
+"""Shared memory for gradients that persist from step to step. Each has a place: its part of an arena of the node.
 
-A gradient that is elsewhere is moved to its place; `.grad` is the place then.
+A gradient that is elsewhere is moved to its place. `.grad` is a view of the place then.
 """
 
 from __future__ import annotations
@@ -17,27 +17,28 @@ from sordino.runtime.tensors import Described, describe, dtype_code
 
 Spec = tuple[str, int, tuple[int, ...]]  # name, code of the dtype, shape
 
-WHOLE = 1 << 62  # bucket size of a layout that is not to be cut
+WHOLE = 1 << 62  # bucket size in bytes of a layout that is not divided
 
 _count, _sharers = sys.getrefcount, torch._C._storage_Use_Count
 
 
 class Unfit(Exception):
-    """A gradient cannot be moved: it is another one than its place is for, or somebody looks at what is there."""
+    """A gradient cannot be moved: it does not fit its place, or the place is in use."""
 
 
 class Places:
-    """The places of a bucket's gradients, and of its flags.
+    """Places of a bucket's gradients and flags.
 
     Args:
-        name: of the bucket.
-        specs: of its members.
-        members: their numbers.
-        parameters: all of them.
-        flags: what is copied.
+        context: the context of this rank.
+        name: name of the bucket.
+        specs: specifications of its members.
+        members: indices of its members in `parameters`.
+        parameters: all parameters.
+        flags: the bucket's flags, which are copied.
 
     Raises:
-        TransportError: there is no such memory.
+        TransportError: no shared memory is left.
     """
 
     def __init__(
@@ -56,16 +57,16 @@ class Places:
         self.flags.copy_(flags)
         self.views: list[torch.Tensor] = views
         self.requests: dict[str, Request] = {}
-        """What reduces that which is here, by name. It never changes."""
+        """Requests that reduce the places, by name. A request never changes."""
         self._members, self._parameters = members, parameters
         self._addresses = list(map(torch.Tensor.data_ptr, views))
         self._storages = [view.untyped_storage() for view in views]
-        # How many have a place itself, its memory, and other tensors with that memory, when only this object does.
+        # Reference counts of each view, of its storage, and of that memory, when only this object refers to them.
         stores = self._storages
         self._unseen = [(_count(views[k]), _count(stores[k]), _sharers(stores[k]._cdata)) for k in range(len(views))]
 
     def described(self) -> list[Described]:
-        """Return what the core needs to know of the gradients, and of the flags."""
+        """Return descriptions of the places and flags for the core."""
         return [describe(tensor, tensor) for tensor in (*self.views, self.flags)]
 
     def has_some(self) -> bool:
@@ -74,13 +75,13 @@ class Places:
 
     @torch.no_grad()
     def take(self, are_fresh: Callable[[], bool]) -> list[int] | None:
-        """Move gradients to their places, unless all are elsewhere and fresh.
+        """Move gradients to their places, unless all are elsewhere and `are_fresh()`.
 
         Returns:
-            which members have no gradient, and zeros in their places; None if nothing was moved.
+            the members without a gradient, whose places are zero now; None if nothing was moved.
 
         Raises:
-            Unfit: nothing was moved.
+            Unfit: a gradient does not fit its place; nothing was moved.
         """
         moving: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []  # parameter, its gradient and the place
         none: list[int] = []
@@ -90,18 +91,18 @@ class Places:
             if gradient is views[k]:
                 continue
             tensor = self._parameters[i] if gradient is None else gradient
-            # A sparse gradient is to be sparse again.
+            # A sparse gradient must become sparse again, so it has no place.
             if tensor.is_sparse or tensor.shape != views[k].shape or tensor.dtype != views[k].dtype:
                 raise Unfit
             if (_count(views[k]), _count(stores[k]), _sharers(stores[k]._cdata)) != self._unseen[k]:
-                raise Unfit  # it has a gradient of an earlier step
+                raise Unfit  # an object still refers to an earlier gradient there
             if gradient is None:
                 none.append(k)
             else:
                 moving.append((self._parameters[i], gradient, views[k]))
         if len(moving) + len(none) == len(views) and are_fresh():
             return None
-        # A model that is cast gives `.grad`, which stays the same object, other memory.
+        # A cast of the model gives `.grad` other memory, although it stays the same object.
         if list(map(torch.Tensor.data_ptr, views)) != self._addresses:
             raise Unfit
         for k in none:

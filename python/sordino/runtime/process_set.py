@@ -1,4 +1,4 @@
-"""Process sets: collectives among some of the ranks."""
+"""Process sets: subsets of the ranks, for collectives among them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class ProcessSet:
     """Some ranks of the world. Register it with `init(process_sets=...)` or `add_process_set` before use.
 
     Attributes:
-        process_set_id: its number, None while it is not registered; 0 is the set of all ranks.
-        ranks: its world ranks, sorted.
+        process_set_id: its number; None while it is not registered; 0 for the set of all ranks.
+        ranks: its world ranks, sorted; None for a communicator that is not registered.
     """
 
     process_set_id: int | None = None
@@ -37,7 +37,7 @@ class ProcessSet:
             raise UsageError(f"ProcessSet expects ranks as integers, not {self.ranks!r}")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ProcessSet:
-        """Return the set itself: a copy of a layer or an optimizer communicates among the same ranks."""
+        """Return the set itself, because a copy of a layer or an optimizer communicates among the same ranks."""
         return self
 
     def _registered(self) -> int:
@@ -46,11 +46,15 @@ class ProcessSet:
         return self.process_set_id
 
     def included(self) -> bool | None:
-        """Return whether this rank is a member (None for a communicator that is not registered)."""
+        """Return whether this rank is a member; None for a communicator that is not registered."""
         return None if self.ranks is None else current().rank in self.ranks
 
     def rank(self) -> int | None:
-        """Return this rank's number within the set; None while it is not registered. UsageError for non-members."""
+        """Return this rank's number within the set; None while it is not registered.
+
+        Raises:
+            UsageError: this rank is not a member.
+        """
         if self.process_set_id is None or self.ranks is None:
             return None
         if not self.included():
@@ -66,7 +70,7 @@ class ProcessSet:
 
 
 class _GlobalProcessSet(ProcessSet):
-    """All ranks of whichever context is current."""
+    """All ranks of the current context."""
 
     def __init__(self) -> None:
         self.mpi_comm = None
@@ -82,7 +86,7 @@ global_process_set.process_set_id = 0
 
 
 def unbind_all(context: Context) -> None:
-    """Unregister all sets. Called by shutdown(): sets of a world that is gone are not registered any more."""
+    """Unregister all sets, for `shutdown()`."""
     for process_set in context.process_sets:
         process_set.process_set_id = None
     context.process_sets.clear()
@@ -92,7 +96,7 @@ def new_set_id(ranks: Sequence[int]) -> int:
     """Make a process set of these ranks in the core, and return its id. Collective.
 
     Raises:
-        OperationMismatch: the ranks give different ranks.
+        OperationMismatch: `ranks` differs between ranks.
     """
     handle = current().world.run(Request(opcode.ADD_SET, "add_process_set", [], new_set=ranks))
     handle.wait()
@@ -103,16 +107,16 @@ def remove_set(identity: int) -> None:
     """Remove the process set with this id from the core. Collective.
 
     Raises:
-        OperationMismatch: the ranks give different sets.
-        UsageError: an operation is under way on it.
+        OperationMismatch: `identity` differs between ranks.
+        UsageError: an operation on the set is in flight.
     """
     current().world.run(Request(opcode.REMOVE_SET, "remove_process_set", [], removed_set=identity)).wait()
 
 
 def register_again(context: Context, process_set: ProcessSet) -> None:
-    """Have a set go on with those of its members that are left, in the world of all that are. Collective.
+    """Register a set again with its remaining members, in the world of all remaining ranks. Collective over these.
 
-    One that has lost all its members is not registered any more.
+    A set without remaining members becomes unregistered.
     """
     if process_set.process_set_id is None:
         return

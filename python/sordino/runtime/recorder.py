@@ -1,11 +1,11 @@
-"""Writes down what one rank does, step by step, where it was asked to (`init(record=...)`, SORDINO_RECORD).
+"""Recorder: writes the run record of one rank, step by step, if enabled (`init(record=...)`, SORDINO_RECORD).
 
-All time, and all that is sent in it, is either a step's or besides the steps. What the script asks Sordino for before
-its next gradients (an evaluation, a broadcast, a checkpoint) is besides, from the end of the step before to the return
-of the last such call; all else is the step's that follows.
+All time, and all bytes sent, belong either to a step or to "besides", the time between steps. Calls of the script
+before its next gradients (an evaluation, a broadcast, a checkpoint) are besides, from the end of the last step to the
+return of the last such call. All other time belongs to the step that follows.
 
-A rank without a recorder looks, in each step and call, whether it has one. With one, a step costs what the core counts
-of it and a line in the rank's file; lines grow rarer as a run grows longer, so that a record of any run stays small.
+A rank without a recorder only checks for it in each step and call. With a recorder, a step costs the core's counting
+and a line in the rank's file. Lines become rarer in the course of a run, so that a record of any run stays small.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from sordino.record.writing import jsonable, rank_file
 if TYPE_CHECKING:
     from sordino.runtime.context import Context
 
-_LINES = 1000  # after so many lines each one sums up twice as many steps
-_FIRST = 32  # steps at the beginning whose spans are kept ...
-_LATER = 8  # ... and so many from each later power of two on, but for this one
+_LINES = 1000  # after each 1000 lines, a line covers twice as many steps
+_FIRST = 32  # number of steps at the beginning whose spans are kept ...
+_LATER = 8  # ... and number of steps from each later power of two on, except the first
 _EARLIER = "SORDINO_RESTART"
 
 
 def folder_of(record: str | os.PathLike[str] | None) -> str:
-    """Return where `init(record=...)`, or else the environment, has records written; "" for nowhere.
+    """Return the folder for records from `init(record=...)` or else the environment; "" if there is none.
 
     Raises:
-        UsageError: it is no path.
+        UsageError: `record` is not a path.
     """
     if record is None:
         return _core.record_folder()
@@ -50,14 +50,14 @@ def folder_of(record: str | os.PathLike[str] | None) -> str:
 
 @dataclass
 class _Sums:
-    """What has been counted and not been written down yet, of some steps or besides them.
+    """Counts of some steps, or of the time besides them, that are not written yet.
 
     Attributes:
-        times: how many steps, or calls.
-        seconds: that they took.
+        times: number of steps or calls.
+        seconds: their duration.
         exposed: seconds in which calls waited.
-        busy: seconds in which something was under way.
-        sent: bytes by rank.
+        busy: seconds in which an operation was in flight.
+        sent: bytes sent, by receiving rank.
     """
 
     times: int = 0
@@ -67,7 +67,7 @@ class _Sums:
     sent: Counter[str] = field(default_factory=Counter)
 
     def told(self) -> dict[str, Any]:
-        """Return what a line has of them."""
+        """Return the values for a line."""
         return {
             "seconds": round(self.seconds, 7),
             "exposed": round(self.exposed, 7),
@@ -77,11 +77,11 @@ class _Sums:
 
 
 class Recorder:
-    """One rank's record.
+    """Recorder of one rank.
 
     Args:
-        context: of the rank.
-        folder: where its file is, or is made.
+        context: the context of the rank.
+        folder: folder of the rank's file, which is made if needed.
 
     Raises:
         UsageError: the file cannot be written.
@@ -90,13 +90,14 @@ class Recorder:
     def __init__(self, context: Context, folder: str) -> None:
         self._context = context
         self._process, self._thread = os.getpid(), threading.get_ident()
-        self._to_wall = time.time() - time.monotonic()  # what the core's times lack
+        self._to_wall = time.time() - time.monotonic()  # offset of the core's times from wall time
         self.steps = 0
-        self._lines = 0  # of steps
-        self._open = _Sums()  # of steps that no line tells of yet
-        self._besides, self._after = _Sums(), 0  # and after which step
-        self._begun = threading.Event()  # the next step's own work has; parameters know it, and may outlive this rank
-        self._since = self._now()  # what went before is counted
+        self._lines = 0  # of kind "step"
+        self._open = _Sums()  # of steps that are not in a line yet
+        self._besides, self._after = _Sums(), 0  # time besides steps, and the step before it
+        # Set when the next step's own work has begun. Hooks of parameters have it, which may exist longer than this.
+        self._begun = threading.Event()
+        self._since = self._now()  # everything before this time is counted
         self._spans: list[list[Any]] = []
         self._file = rank_file(
             folder,
@@ -113,10 +114,10 @@ class Recorder:
         self._attach()
 
     def _attach(self) -> None:
-        """Begin to count in the world that there is."""
+        """Begin to count in the current world."""
         self._worlds = [(self._context.world, list(map(str, self._context.world.identities)))]
         helpers = self._context.helpers
-        if helpers is not None:  # a world of its own, where workers are known by other numbers
+        if helpers is not None:  # the world with the helpers, where workers have other numbers
             place = {rank: str(place) for place, rank in enumerate(helpers.roles.workers)}
             world = helpers.context.world
             self._worlds.append((world, [place.get(rank, f"helper {rank}") for rank in range(world.size)]))
@@ -127,7 +128,7 @@ class Recorder:
         self._last = self._counters()
 
     def _counters(self) -> tuple[float, float, Counter[str]]:
-        """Return seconds exposed, seconds in which something was under way, and bytes by rank, in these worlds."""
+        """Return the exposed seconds, the busy seconds and the bytes sent by rank, over all worlds."""
         exposed = busy = 0.0
         sent: Counter[str] = Counter()
         for world, names in self._worlds:
@@ -149,7 +150,7 @@ class Recorder:
         return time.monotonic() + self._to_wall
 
     def _count(self, sums: _Sums) -> None:
-        """Add all that has been since the last time to these sums."""
+        """Add everything since the last call to these sums."""
         now, (exposed, busy, sent) = self._now(), self._counters()
         before_exposed, before_busy, before_sent = self._last
         sums.seconds += now - self._since
@@ -158,37 +159,37 @@ class Recorder:
         sums.sent += sent - before_sent  # a Counter keeps what is above 0
         self._since, self._last = now, (exposed, busy, sent)
 
-    # ---- what belongs to a step, and what does not --------------------------------------------------------------
+    # ---- steps, and the time besides ----------------------------------------------------------------------------
 
     def begins(self) -> None:
-        """Note that the work of a step has begun: what is asked for from now on, the step asks for."""
+        """Note that the work of a step has begun. Calls from now on belong to the step."""
         self._begun.set()
 
     def asked(self) -> None:
-        """Note that a call for communication has returned, by whomever it was made."""
+        """Note that a call for communication has returned. Counts it as besides if the script made it between steps."""
         if self._begun.is_set() or threading.get_ident() != self._thread or torch._C._current_graph_task_id() >= 0:
-            return  # the algorithm has made it, in a step, in a thread of its own or in a backward
+            return  # a call of the algorithm: in a step, in another thread or in a backward
         begin, kept = self._since, len(self._spans)
         self._count(self._besides)
         self._besides.times += 1
         self._after = self.steps
-        del self._spans[kept:]  # they are of no step
-        if self._keeps and self._lines:  # what goes before the first step is not drawn
+        del self._spans[kept:]  # these spans belong to no step
+        if self._keeps and self._lines:  # time before the first step is not drawn
             if self._spans and self._spans[-1][0] == "besides":
                 self._spans[-1][2] = round(self._since, 7)
             else:
                 self._spans.append(["besides", round(begin, 7), round(self._since, 7), -1, 0, ""])
 
-    # ---- what is written down ----------------------------------------------------------------------------------
+    # ---- lines -------------------------------------------------------------------------------------------------
 
     def wrapped(self, algorithm: str, settings: str, parameters: Sequence[torch.Tensor], optimizer: str) -> None:
-        """Note that an optimizer was wrapped, which is besides the steps.
+        """Note that an optimizer was wrapped, which counts as besides.
 
         Args:
-            algorithm: its name.
-            settings: the same with its options.
-            parameters: that the optimizer steps. A step begins at the latest with the gradient of the last of them.
-            optimizer: the name of its class.
+            algorithm: name of the algorithm.
+            settings: name and options of the algorithm.
+            parameters: parameters of the optimizer. A step begins at the latest with the gradient of the last of them.
+            optimizer: class name of the optimizer.
         """
         self.asked()
         last = next((one for one in reversed(parameters) if one.requires_grad), None)
@@ -205,10 +206,10 @@ class Recorder:
         )
 
     def step(self, noted: Mapping[str, Any]) -> None:
-        """Note that a step is over.
+        """Note the end of a step.
 
         Args:
-            noted: what the algorithm tells of it (`Strategy.noted`).
+            noted: events of the algorithm (`Strategy.noted`).
         """
         self.steps += 1
         self._count(self._open)
@@ -225,7 +226,7 @@ class Recorder:
                 world.keep_spans(keeps)
 
     def _close_line(self) -> None:
-        """Write down what there was besides the steps, and the steps that are over."""
+        """Write lines for the time besides steps, and for the finished steps."""
         if self._besides.times or self._besides.sent:
             self._file.write("besides", step=self._after, calls=self._besides.times, time=round(self._since, 6),
                              **self._besides.told())  # fmt: skip
@@ -241,7 +242,7 @@ class Recorder:
         self._lines += 1
 
     def metrics(self, step: int | None, values: Mapping[str, Any]) -> None:
-        """Note what the user has found; see `sordino.torch.record`."""
+        """Write metrics of the user; see `sordino.torch.record`. Does nothing in a forked child."""
         if os.getpid() != self._process:
             return
         if step is not None:
@@ -256,12 +257,12 @@ class Recorder:
 
     @contextmanager
     def recovery(self, why: str) -> Iterator[None]:
-        """Surround what has this rank go on in another world, without some of the others."""
+        """Record a recovery, in which this rank continues in another world within the block."""
         before, began = set(self._context.world.identities), time.monotonic()
         in_step = self._begun.is_set()
         self._count(self._open if in_step else self._besides)
         self._besides.times += not in_step
-        self._begun.set()  # nobody has asked for what the ranks do to meet anew
+        self._begun.set()  # calls of the recovery are not calls of the script
         yield
         if not in_step:
             self._begun.clear()
@@ -278,7 +279,7 @@ class Recorder:
         )
 
     def failed(self, error: BaseException) -> None:
-        """Note the error that ends this rank."""
+        """Write the error that ends this rank."""
         ranks = list(error.ranks) if isinstance(error, PeerLost) else []
         ranks += list(error.missing) if isinstance(error, Timeout) else []
         identities = self._context.world.identities
@@ -287,13 +288,13 @@ class Recorder:
         self._finish("error", error=type(error).__name__, text=text, ranks=named)
 
     def close(self) -> None:
-        """Note that this rank has shut down. Idempotent."""
+        """Write that this rank has shut down. Idempotent."""
         self._finish("end")
 
     def _finish(self, kind: str, **values: Any) -> None:
         if os.getpid() != self._process:
             return
-        self._count(self._besides)  # also of a step that has not come to its end
+        self._count(self._besides)  # also of an unfinished step
         self._after = self.steps
         self._close_line()
         self._file.write(kind, time=time.time(), step=self.steps, **values)

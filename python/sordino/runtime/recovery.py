@@ -1,9 +1,16 @@
-"""Going on without ranks that are lost: what was under way is either completed or repeated by all that are left, alike.
+"""Recovery from lost ranks: the remaining ranks all complete, or all repeat, the operation that a loss interrupted.
 
-A `Lockstep` is what some ranks do together, in one order. Who has its results of one part of it tells the others, and
-uses them only when all have said so. So after a loss, when those that are left compare their locksteps, a part of which
-one of them knows that all have it, or which all of them have, is complete; of any other part nobody has used anything,
-and all repeat it.
+A `Lockstep` is a sequence of numbered parts that some ranks execute together, in one order. It has these counters:
+
+| counter | set to the number of the part |
+|---|---|
+| begun | when the part begins (`Lockstep.next`) |
+| arrived | when this rank has its results. Then it enters a barrier, and uses the results only after that |
+| committed | after the barrier, or a recovery, has shown that all ranks have their results |
+| through | after a loss: the larger of the least `arrived` and the greatest `committed` of the remaining ranks |
+
+After a loss the remaining ranks compare their counters (`_meet_again`). A part up to `through` is complete. No rank has
+used results of a later part, so all ranks undo and repeat it.
 """
 
 from __future__ import annotations
@@ -38,15 +45,15 @@ from sordino.runtime.tensors import describe, from_result
 
 _log = logger(__name__)
 LOSSES = (PeerLost, Timeout, TransportError)
-"""What may be the end of a world, and not that of its ranks."""
-_OF_ALL = (OperationMismatch, ConfigurationMismatch, LayoutMismatch, NonFinite)  # what no rank raises alone
-_FRUITLESS = 3  # times in a row that the ranks meet anew, and nobody is missing
+"""Errors that end a world but that its remaining ranks can survive."""
+_OF_ALL = (OperationMismatch, ConfigurationMismatch, LayoutMismatch, NonFinite)  # errors that all ranks raise together
+_FRUITLESS = 3  # maximum of successive recoveries without a lost rank
 
 Result = TypeVar("Result")
 
 
 def nothing() -> None:
-    """Undo what is to be undone where the same can be done twice: nothing."""
+    """Undo nothing, for work that can simply be repeated."""
 
 
 def together(
@@ -56,18 +63,21 @@ def together(
     undo: Callable[[], None] = nothing,
     lockstep: Lockstep | None = None,
 ) -> Result:
-    """Do `work()`, which communicates, so that it is completed or repeated by all ranks that are left.
+    """Call `work()`, which communicates, so that all remaining ranks complete it or all repeat it. Collective.
 
     Args:
-        context: of this rank.
-        process_set: the ranks that do it.
-        work: called again, in a smaller world, if a rank is lost before all have its results.
-        undo: called before that; what `work` has changed must then be as it was.
-        lockstep: that this is the next part of; by default that of all operations of these ranks.
+        context: the context of this rank.
+        process_set: the ranks that call this.
+        work: called again, in a smaller world, if a rank is lost before all have their results.
+        undo: called before the repetition; restores what `work` has changed.
+        lockstep: the sequence of which this is the next part; None: that of all operations of these ranks.
+
+    Returns:
+        the result of `work`.
 
     Raises:
-        SordinoError: as `work`; where this rank cannot go on, NoQuorum or Evicted.
-        UsageError: another thread of this rank is at a part of the same.
+        SordinoError: as raised by `work`; NoQuorum or Evicted if this rank cannot continue.
+        UsageError: another thread of this rank executes a part of the same sequence.
     """
     if context.is_plain:
         return work()
@@ -94,11 +104,11 @@ def together(
 
 
 def _outcome_of(work: Callable[[], Result]) -> Callable[[], Result]:
-    """Return what `work()` comes to on all ranks: a result, or an error that all raise."""
+    """Call `work()`. Return a function that returns its result, or raises its error if all ranks raise that."""
     try:
         result = work()
     except _OF_ALL as error:
-        refusal = error  # a name of its own: Python deletes the other at the end of the block
+        refusal = error  # a second name, because Python deletes `error` at the end of the block
 
         def refuse() -> Result:
             raise refusal
@@ -114,9 +124,9 @@ def _say_arrived(context: Context, lockstep: Lockstep, number: int, process_set:
 
 
 def again(context: Context, work: Callable[[], Result]) -> Result:
-    """Do `work()`, and again in a smaller world if a rank is lost in it.
+    """Call `work()`, and again in a smaller world if a rank is lost meanwhile.
 
-    This is for what does not say that it has arrived: it may have been the last time for some ranks and not for others.
+    There is no barrier after it, so after a loss some ranks may have completed `work` that others repeat.
     """
     if context.is_plain:
         return work()
@@ -134,17 +144,18 @@ def again(context: Context, work: Callable[[], Result]) -> Result:
 
 
 def recover(context: Context, error: SordinoError, epoch: int) -> None:
-    """Have this rank go on in the world of those that are left.
+    """Continue in the world of the remaining ranks.
 
-    Collective over them: all come here when an operation of theirs fails, wherever they are.
+    Collective over these: each calls this when one of its operations fails, wherever it is in its program.
 
     Args:
-        context: of this rank; it adopts the next world.
-        error: why the world of `epoch` has ended. It is raised again if that is the end for all of its ranks.
-        epoch: of the context, when what has failed began. Nothing is to be done if it is another one by now.
+        context: the context of this rank, which adopts the next world.
+        error: the error that has ended the world of `epoch`. It is raised again if ranks do not survive losses, or
+            after too many recoveries without a lost rank.
+        epoch: epoch of the context when the failed operation began. If it has changed, this returns at once.
 
     Raises:
-        NoQuorum, Evicted: this rank cannot go on.
+        NoQuorum, Evicted: this rank cannot continue.
     """
     if not context.outlasts:
         raise error
@@ -175,10 +186,9 @@ def _go_on_among_those_left(context: Context, failure: SordinoError) -> None:
 
 
 def go_on_after(context: Context, error: SordinoError) -> None:
-    """Go on after an error that an operation has raised.
+    """Continue after an error of an operation: with the remaining ranks if the world has failed, else unchanged.
 
-    That is among those that are left, if it was a loss that ended the world, else as before. Collective over them.
-    Raises `error` where this rank cannot go on.
+    Collective over the remaining ranks. Raises `error` if this rank cannot continue.
     """
     if isinstance(error, (NoQuorum, Evicted)):
         raise error
@@ -187,7 +197,7 @@ def go_on_after(context: Context, error: SordinoError) -> None:
 
 
 def _go_on(context: Context, why: str) -> None:
-    """Adopt the next world, and tell the launcher who is not in it."""
+    """Adopt the next world, and tell the launcher which ranks are lost."""
     before = set(context.world.identities)
     context.adopt(context.world.successor(why))
     lost = sorted(before.difference(context.world.identities))
@@ -199,9 +209,9 @@ def _go_on(context: Context, why: str) -> None:
 
 
 def _gather(context: Context, value: Any, name: str) -> list[Any]:
-    """Return what all ranks say, as JSON, in their order. Collective.
+    """Return the values of all ranks, sent as JSON, in rank order. Collective.
 
-    It stands on the core alone: what is above it is made anew only after this.
+    It uses the core only, because higher layers are renewed after this.
     """
 
     def gathered(what: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -215,10 +225,10 @@ def _gather(context: Context, value: Any, name: str) -> list[Any]:
 
 
 def _meet_again(context: Context) -> None:
-    """Compare how far the ranks that are left have come, and make things again. Collective over them.
+    """Compare the counters of the remaining ranks, and renew objects. Collective over the remaining ranks.
 
-    They make again what was made for all and what all of them still have: some may have done with an optimizer that
-    others are about to let go.
+    An object is renewed if all of its ranks still have it. Some ranks may have released an optimizer that others are
+    about to release; then these only give up its interrupted work.
     """
     mine = {key: (one.arrived, one.committed) for key, one in context.locksteps.items()}
     recoverables = context.living_recoverables()

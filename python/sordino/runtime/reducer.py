@@ -1,15 +1,22 @@
-"""Averaging gradients during backward: hooks notice which are complete, buckets of them are reduced as one.
+"""Reducer: reduces gradients during backward, in buckets.
 
-The plan (which gradients form a bucket, in which order) is agreed at the first synchronization, when the order in
-which backward produces gradients is known. Each bucket carries one flag a parameter that says whether this rank had a
-gradient for it: a parameter that no rank used keeps `grad = None`, as it would without Sordino, and one that some rank
-used gets the same gradient everywhere.
+The plan (the gradients of each bucket, and the order of buckets) is agreed at the first synchronization, when the order
+in which backward produces gradients is known. A bucket has one flag per parameter: whether this rank had a gradient for
+it. A parameter that no rank used keeps `grad = None`, as it would without Sordino. A parameter that some rank used gets
+the same gradient on all ranks. A cycle, from one step to the next, has these events:
 
-When backward returns, all have been reduced, as users of DDP assume: what they clip or log is what `step()` uses. A
-backward that adds to them before that has them reduced again, which for an average comes to the same.
+| event | method | effect |
+|---|---|---|
+| all gradients of a bucket are complete | `completed` | the bucket's reduction starts |
+| backward ends | `_backward_ended` | the other buckets start; waits for all |
+| another backward adds to reduced gradients | `_begin_again` | a new cycle; they are reduced again |
+| step | `step` | uses the gradients, then begins a new cycle (`reset`) |
 
-Gradients are reduced where autograd put them. Those that survive from one step to the next (`set_to_none=False`) move
-into a shared arena once (places.py), where the reduction is one pass over memory.
+So all gradients are reduced when backward returns, as in DDP: users clip or log the values that `step()` uses. Reducing
+them again after another backward gives the right result for an average, and is refused for other reductions.
+
+Gradients are reduced where autograd put them. Gradients that persist from step to step (`set_to_none=False`) move into
+a shared arena once (places.py), where the reduction is one pass over memory.
 """
 
 from __future__ import annotations
@@ -40,7 +47,7 @@ from sordino.runtime.recovery import LOSSES
 from sordino.runtime.sparse import no_rows, sparse_allreduce_async
 from sordino.runtime.tensors import Described, check, dense_strides, describe, dtype_code
 
-_NAMED = 8  # parameters that an error names
+_NAMED = 8  # maximum number of parameters in an error
 
 QUIETLY = "Put all backward() but the last one before step() in optimizer.no_sync()"
 
@@ -56,14 +63,14 @@ _version_of = attrgetter("_version")
 
 
 def versions_of(tensors: Iterable[torch.Tensor]) -> list[int]:
-    """Return torch's version counters of tensors, which tell whether Python has changed one."""
+    """Return torch's version counters of tensors, which show changes made by Python."""
     return list(map(_version_of, tensors))
 
 
 def write_flags(flags: torch.Tensor, used: Sequence[bool]) -> bool:
-    """Say in a bucket's flags which members have a gradient (all, if nothing is said); return whether all have."""
+    """Set a bucket's flags from `used` (empty: all members have a gradient). Return whether all have one."""
     complete = all(used)
-    if complete:  # without waiting for a GPU
+    if complete:  # does not wait for a GPU
         flags.fill_(1)
     else:
         flags.copy_(torch.tensor(used, device=HOST))
@@ -71,17 +78,21 @@ def write_flags(flags: torch.Tensor, used: Sequence[bool]) -> bool:
 
 
 class GradientReducer(GradientHooks):
-    """Reduces the gradients of `parameters` over a process set. One cycle is what happens between two steps.
+    """Reduces the gradients of `parameters` over a process set.
 
     Attributes:
-        instead_of_sparse: of a reducer that cannot reduce sparse gradients, what its users can do instead.
-        has_changed: whether the optimizer has other parameters now than this reducer has; None: it is not compared.
+        instead_of_sparse: alternative for users of sparse gradients, for an error message; None if they are supported.
+        has_changed: returns whether the optimizer's parameters differ from this reducer's; None: not compared.
 
     Args:
+        context: the context of this rank.
+        names: names of the parameters, the same on all ranks.
+        parameters: the parameters.
+        settings: settings of the reduction.
         compare: whether to meet the other ranks now (collective), or at the first synchronization: a copy of an
-            optimizer may be made on one rank only and never be used.
-        in_step: where ranks go on without those that are lost, the ranks that take their steps together, although each
-            group of them reduces its own gradients; by default those of the settings.
+            optimizer may exist on one rank only and never be used.
+        in_step: if ranks survive losses, the ranks that take their steps together, although each group of them reduces
+            its own gradients; None: the process set of `settings`.
     """
 
     instead_of_sparse: str | None = None
@@ -104,12 +115,12 @@ class GradientReducer(GradientHooks):
         self._sparse: dict[int, str] = {}  # parameters with sparse gradients, and the names they are reduced by
         self._unused: set[int] = set()  # parameters that no rank used in the last cycle
         self._sparse_finish: dict[int, Callable[[], torch.Tensor]] = {}
-        self._looked: dict[int, Any] = {}  # at sparse gradients that were sent last, with check_finite
-        self._watched: list[Bucket | int] = []  # by the counter's numbers; an int: a parameter with sparse gradients
-        self._refused: NonFinite | None = None  # for step() to raise
-        self._plan = ""  # its name
-        self._again = 0  # times that gradients of one step have been reduced already
-        self._told: bool | None = None  # what this cycle's buckets say of has_changed; None: there were none
+        self._looked: dict[int, Any] = {}  # evidence for sparse gradients sent last, with check_finite
+        self._watched: list[Bucket | int] = []  # by the counter's numbers; int: a parameter with sparse gradients
+        self._refused: NonFinite | None = None  # to be raised by step()
+        self._plan = ""  # name of the plan
+        self._again = 0  # number of repeated reductions of the current step's gradients
+        self._told: bool | None = None  # has_changed() as sent with this cycle's buckets; None: none sent
         in_step = in_step or settings.process_set
         self._own = OwnGradients(context, in_step, self.parameters) if context.outlasts else None
         if not self.active:
@@ -124,14 +135,14 @@ class GradientReducer(GradientHooks):
         self._watch_new()
 
     def release(self) -> None:
-        """Let go of the parameters: another reducer takes over."""
+        """Release the parameters, so that another reducer can use them."""
         super().release()
         self.context.on_join.pop(id(self), None)
         self.context.recoverables.pop(id(self), None)
         if self._own is not None:
             self._own.release()
 
-    # ---- what backward has produced ----------------------------------------------------------------------------
+    # ---- events of backward ------------------------------------------------------------------------------------
 
     def _begin_after_cut_off(self) -> None:
         if self.in_flight:
@@ -145,7 +156,7 @@ class GradientReducer(GradientHooks):
         super()._forget_cut_off()
 
     def require_whole(self, what: str) -> None:
-        """Raise StepOrderError where an exception has ended a backward, so that `what` must not follow."""
+        """Raise StepOrderError if an exception has ended a backward, so that the call `what` is not allowed."""
         if self.cut_off:
             raise StepOrderError(f"{what} is not possible yet: {_CUT_OFF}")
 
@@ -159,9 +170,9 @@ class GradientReducer(GradientHooks):
                 with self.context.plainly():
                     start(of)
             except LOSSES:
-                pass  # synchronize() begins what could not be begun, in the world of those that are left
+                pass  # synchronize() starts the rest in the world of the remaining ranks
         if not self._has_end and self._has_all(but=self._unused):
-            self._backward_ended()  # no callback of the end will come
+            self._backward_ended()  # there will be no callback at the end
 
     @torch.no_grad()
     def _backward_ended(self) -> None:
@@ -182,7 +193,7 @@ class GradientReducer(GradientHooks):
                 stacklevel=2,
             )
             return
-        if self.settings.op != Average:  # of which a second one adds up what has been reduced once more
+        if self.settings.op != Average:  # a second sum would add reduced gradients of all ranks
             raise StepOrderError(
                 "Gradients were computed more than backward_passes_per_step times before call to step(): all were "
                 f"reduced when the backward() before this one ended, which adds to '{self.names[index]}'. {QUIETLY}, "
@@ -208,7 +219,7 @@ class GradientReducer(GradientHooks):
             self._agree(list(self._hooked))
 
     def prepare(self) -> None:
-        """Make the plan, or add to it parameters that have been unfrozen. Collective."""
+        """Make the plan, or add parameters that have been unfrozen to it. Collective."""
         if not self.active:
             return
         found = self._watch_new()
@@ -218,9 +229,9 @@ class GradientReducer(GradientHooks):
             self._agree(found)
 
     def _agree(self, indices: Sequence[int]) -> None:
-        """Settle, with all ranks, the order of these gradients and which of them are sparse. Collective.
+        """Agree with all ranks on the order of these gradients and on which are sparse. Collective.
 
-        Their buckets are added to the plan.
+        Adds their buckets to the plan.
         """
         process_set = self.settings.process_set
         self.settings.agreement.meet(self.context)
@@ -287,10 +298,10 @@ class GradientReducer(GradientHooks):
         return grad
 
     def _move(self, bucket: Bucket) -> list[int] | None:
-        """Move the bucket's gradients to its places, which it has once they are seen to persist from step to step.
+        """Move the bucket's gradients to its places, which are made once the gradients persist from step to step.
 
         Returns:
-            which members have no gradient; None if the bucket's are to be reduced where they are.
+            the members without a gradient; None if the gradients are to be reduced where they are.
         """
         if self.settings.compression is not Compression.none or bucket.private:
             return None
@@ -311,11 +322,11 @@ class GradientReducer(GradientHooks):
     def _start(self, bucket: Bucket) -> None:
         """Start the reduction of a bucket.
 
-        Nothing that the core is told of it changes while its gradients are in the same places.
+        While its gradients stay in their places, the same request is used in every step.
         """
         if self._told is None:
             self._told = self.has_changed is not None and self.has_changed()
-        if self._told:  # in another shape, which all ranks must have: else the operation fails on all of them
+        if self._told:  # one more flag: the operation fails on all ranks unless all have it
             bucket.shape_flags(len(bucket.members) + 1)
         missing = None if self._told else self._move(bucket)
         if self._own is not None:
@@ -328,7 +339,7 @@ class GradientReducer(GradientHooks):
             used = [k not in missing for k in range(len(bucket.members))] if missing else []
             bucket.complete = write_flags(bucket.flags, used)
             bucket.sent, bucket.states = places.views, []
-            if self._again:  # under a name that may not come again
+            if self._again:  # the name may not occur again
                 request = self._request(name, bucket, places.described())
             else:
                 if name not in places.requests:
@@ -366,7 +377,7 @@ class GradientReducer(GradientHooks):
         return self._pack(bucket, grads)
 
     def _pack(self, bucket: Bucket, grads: Sequence[torch.Tensor | None]) -> list[Described]:
-        """Compress what is to be sent; zeros where there is no gradient."""
+        """Compress the gradients; zeros for a missing one."""
         packed = [
             self.settings.compression.compress(torch.zeros_like(self.parameters[i]) if grad is None else check(grad))
             for i, grad in zip(bucket.members, grads)
@@ -379,7 +390,7 @@ class GradientReducer(GradientHooks):
         return self._name_now(bucket.name) if self._again else bucket.name
 
     def _name_now(self, name: str) -> str:
-        # Ranks that reduce the gradients of one step a different number of times must not take another step's.
+        # Ranks may reduce the gradients of one step a different number of times. Different steps must not match.
         return f"{name}.again{self._again}" if self._again else name
 
     def _finish(self, bucket: Bucket) -> None:
@@ -393,20 +404,20 @@ class GradientReducer(GradientHooks):
             if parameter.grad is None:
                 parameter.grad = grad
             elif parameter.grad.is_sparse:
-                # Optimizers of sparse gradients want them back sparse.
+                # Optimizers of sparse gradients need them sparse.
                 parameter.grad = grad.to_sparse(parameter.grad.sparse_dim())
             elif parameter.grad is not grad and grad.data_ptr() != parameter.grad.data_ptr():
                 parameter.grad.copy_(grad)
             bucket.results[i] = weakref.ref(parameter.grad)
 
     def _collect(self, bucket: Bucket) -> dict[int, torch.Tensor]:
-        """Wait for a bucket; return what became of the gradients of its members, but for those that no rank used."""
+        """Wait for a bucket. Return the reduced gradients by parameter, except of parameters that no rank used."""
         self._wait_for(bucket)
         if bucket.complete and not bucket.states:
             sent, bucket.sent = bucket.sent, []
             return dict(zip(bucket.members, sent))
-        # A flag is above zero where some rank had a gradient. Reductions other than sums mix the flags up, so there
-        # every parameter counts as used. A rank that had all need not look: it would wait for its GPU.
+        # A flag is above zero if some rank had a gradient. Reductions other than sums make flags meaningless, so every
+        # parameter counts as used then. A rank that had all gradients skips the flags, as it would wait for its GPU.
         everybody = bucket.complete or self.settings.op not in (Average, Sum)
         used = [True] * len(bucket.members) if everybody else (bucket.flags > 0).tolist()
         found = {}
@@ -420,7 +431,7 @@ class GradientReducer(GradientHooks):
         return found
 
     def _wait_for(self, bucket: Bucket) -> None:
-        """Wait for the reduction of a bucket. StepOrderError if its gradients were changed meanwhile."""
+        """Wait for the reduction of a bucket. Raises StepOrderError if its gradients were changed meanwhile."""
         handle, bucket.handle = bucket.handle, None
         assert handle is not None
         try:
@@ -458,11 +469,11 @@ class GradientReducer(GradientHooks):
             grad, self._name_now(self._sparse[index]), op, self.settings.process_set
         )
 
-    # ---- what the optimizer calls ------------------------------------------------------------------------------
+    # ---- called by the optimizer -------------------------------------------------------------------------------
 
     @property
     def in_flight(self) -> bool:
-        """Whether reductions have been started and not been waited for."""
+        """Whether some reduction has been started and not been waited for."""
         if self._sparse_finish:
             return True
         for bucket in self._buckets or ():  # noqa: SIM110
@@ -472,16 +483,16 @@ class GradientReducer(GradientHooks):
 
     @property
     def final(self) -> bool:
-        """Whether gradients are those that `step()` will use."""
+        """Whether the gradients have the values that `step()` will use."""
         return not self.active or self._counter.done
 
     @property
     def ready(self) -> bool:
-        """Whether backward has produced every gradient it is known to produce, and they have not been reduced."""
+        """Whether backward has produced all gradients that are expected, and they are not reduced yet."""
         return self.active and not self._counter.done and self._has_all(but=self._unused)
 
     def synchronize(self) -> None:
-        """Reduce what is not under way yet and wait for everything. Does nothing a second time in a cycle."""
+        """Reduce all gradients that are not reduced yet, and wait. Collective. Has no effect twice in a cycle."""
         if self._refused is not None:
             error = self._refused
             self._begin_cycle()
@@ -497,7 +508,7 @@ class GradientReducer(GradientHooks):
         self._counter.done = True
 
     def require_told(self) -> None:
-        """Raise StepOrderError if the optimizer's parameters were changed after gradients had been sent."""
+        """Raise StepOrderError if gradients of this cycle were sent before the optimizer's parameters changed."""
         if self._told is False:
             raise StepOrderError(
                 "the parameters of the wrapped optimizer were changed between backward() and step(): change them on "
@@ -505,30 +516,30 @@ class GradientReducer(GradientHooks):
             )
 
     def take_as_reduced(self) -> None:
-        """Take gradients as they are for those that the step is to use."""
+        """Treat the gradients as reduced: the step uses their current values."""
         self._counter.done = self._touched = self.active
 
     def _reduce_everything(self) -> None:
-        """Have all gradients reduced. Collective."""
+        """Reduce all gradients, and wait. Collective."""
         if not self.active:
-            return  # nobody else is left, or in the group
+            return  # this rank is the only one left, or is not in the process set
         self._start_rest()
         for index in sorted(self._sparse.keys() - self._sparse_finish.keys()):
             self._start_sparse(index)
         self._finish_all()
 
     def clip(self, limit: float, norm_type: float, strict: bool) -> torch.Tensor:
-        """Scale reduced gradients so that their norm is at most `limit`; return the norm before. Collective."""
+        """Reduce gradients, and scale them to a norm of at most `limit`. Return the norm before. Collective."""
         self.synchronize()
         return torch.nn.utils.clip_grad_norm_(self.parameters, limit, norm_type, strict)
 
     def regroup(self, process_set: ProcessSet) -> None:
-        """Reduce over other ranks from now on."""
+        """Use another process set from now on."""
         self.settings = replace(self.settings, process_set=process_set)
         self.renew()
 
     def renew(self) -> None:
-        """Go on among those that are left: the plan is made anew when it is needed."""
+        """Continue with the remaining ranks. A new plan is made when it is needed."""
         self.active = self.context.size > 1 and bool(self.settings.process_set.included())
         self._buckets, self._watched, self._sparse, self._sparse_finish = None, [], {}, {}
         self._counter.forget()
@@ -545,7 +556,7 @@ class GradientReducer(GradientHooks):
                 self._start(bucket)
 
     def _finish_all(self) -> None:
-        """Wait for everything under way, then raise what went wrong first, if anything did."""
+        """Wait for all reductions in flight, then raise the first error, if any."""
         failures: list[Exception] = []
         self._unused = set()
         for bucket in self._buckets or ():
@@ -567,11 +578,11 @@ class GradientReducer(GradientHooks):
             raise failures[0]
 
     def step(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | None, synchronize: bool) -> Any:
-        """Run the optimizer's step on reduced gradients (reduced after each evaluation of a closure)."""
+        """Run the optimizer's step on reduced gradients. With a closure, they are reduced after each evaluation."""
         if closure is None:
             if synchronize and not (self._counter.done and self._refused is None):
                 self.synchronize()
-            if not self.active:  # now: the others may have been lost in it
+            if not self.active:  # checked here, because synchronize() may have lost the other ranks
                 optimizer = self.settings.guarded(optimizer, self.reset)
             result = optimizer.step()
         else:
@@ -582,10 +593,10 @@ class GradientReducer(GradientHooks):
         return result
 
     def _step_with(self, optimizer: Any, closure: Callable[[], Any], synchronize: bool) -> Any:
-        """Run a step that evaluates a closure; gradients are reduced after each evaluation.
+        """Run a step that evaluates a closure. Gradients are reduced after each evaluation.
 
-        An optimizer that evaluates it several times (a line search) may decide by the loss, and all ranks must decide
-        alike. So the losses are reduced, too, unless the optimizer is known to evaluate a closure once.
+        An optimizer that evaluates it several times (a line search) may decide by the loss, and all ranks must make the
+        same decision. So the losses are reduced, too, unless the optimizer is known to evaluate a closure once.
         """
 
         def evaluate() -> Any:
@@ -599,9 +610,9 @@ class GradientReducer(GradientHooks):
         return optimizer.step(evaluate)
 
     def _loss_of_all(self, loss: Any) -> Any:
-        """Return what a closure has returned, reduced as gradients are.
+        """Return the loss of a closure, summed or averaged over the ranks like gradients.
 
-        A line search decides by it, and all must decide alike.
+        A line search decides by it, and all ranks must make the same decision.
         """
         if loss is None or not self.active:
             return loss
@@ -611,7 +622,7 @@ class GradientReducer(GradientHooks):
         return whole if isinstance(loss, torch.Tensor) else whole.item()
 
     def reset(self) -> None:
-        """Begin a new cycle: this one's gradients have been used, or replaced."""
+        """Begin a new cycle. The gradients of this cycle have been used or replaced."""
         if not (self._touched or self._counter.done):
             return
         if not self._counter.done and self.in_flight:

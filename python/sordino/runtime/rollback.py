@@ -1,4 +1,4 @@
-"""An exchange in which a rank is lost has not taken place: what it changes is copied before, and put back."""
+"""Rollback of an exchange in which a rank is lost: tensors are copied before the exchange, and restored."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from sordino.runtime.recovery import LOSSES
 
 
 class Rollback:
-    """Tensors as they were before what is under way. Costs nothing where a loss ends the job."""
+    """Copies of tensors before the exchange in progress. Makes no copies if ranks do not survive losses."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._under_way: list[tuple[torch.Tensor, torch.Tensor]] | None = None  # what is changed, and copies
+        self._under_way: list[tuple[torch.Tensor, torch.Tensor]] | None = None  # tensors and their copies
         self._room: list[torch.Tensor] = []
 
     @contextmanager
     def around(self, tensors: Sequence[torch.Tensor]) -> Iterator[None]:
-        """Have `go_back()` undo what is done to these within the block, if a rank is lost in it."""
+        """Copy tensors, so that `go_back()` can restore them if a rank is lost within the block."""
         if not self._context.outlasts:
             yield
             return
@@ -46,11 +46,11 @@ class Rollback:
         self._under_way = [(tensor, room.copy_(tensor)) for tensor, room in zip(tensors, self._room)]
 
     def go_back(self, over_them: Iterable[torch.Tensor]) -> None:
-        """Undo what a loss has interrupted, if it has interrupted anything.
+        """Restore the tensors if a loss has interrupted the block.
 
         Args:
-            over_them: parameters and buffers in the memory of those tensors. They get memory of their own, for what has
-                been given up may still arrive in the old one.
+            over_them: parameters and buffers that are views of these tensors. They get new memory, because data of the
+                abandoned exchange may still arrive in the old one.
         """
         if self._under_way is None:
             return
@@ -63,10 +63,10 @@ class Rollback:
 
 @torch.no_grad()
 def take_mean(tensors: Sequence[torch.Tensor], name: str, process_set: ProcessSet) -> None:
-    """Give the ranks of a set the mean of their tensors. Collective over it.
+    """Replace tensors by their mean over a process set. Collective over it.
 
-    Ranks write to memory of its own until it is known: an exchange that is given up may go on there.
+    The mean is computed in separate memory, because an abandoned exchange may still write to its memory.
     """
     means = grouped_allreduce(list(tensors), op=Average, name=name, process_set=process_set)
     for tensor, mean in zip(tensors, means):
-        tensor.data.copy_(mean)  # a graph that is to be differentiated yet takes it as it is
+        tensor.data.copy_(mean)  # by .data, so that autograd graphs that need a tensor stay usable

@@ -1,4 +1,4 @@
-"""Which tensors of a model are one segment: what gossip sends to one peer, or what is reduced as one bucket."""
+"""Division of a model into segments: sets of tensors that gossip sends to one peer, or that one bucket reduces."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from sordino.errors import UsageError
 Segments = str | int | tuple[str, ...]
 Path = tuple[str, ...]
 _WRAPPERS = {"_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
-_FEW = 4  # blocks, up to which large ones are cut
-_LARGE = 1 << 20  # bytes
-_PIECES = 16  # of a model that is one block, about
+_FEW = 4  # number of blocks, up to which large blocks are divided
+_LARGE = 1 << 20  # bytes; minimum of the size limit of pieces
+_PIECES = 16  # approximate number of pieces of a model that is one block
 
 
 def segment_numbers(names: Sequence[str], sizes: Sequence[float], segments: Segments | Sequence[str]) -> list[int]:
     """Return the segment of each tensor, numbered from 0 in the order of first use.
 
     Args:
-        names: of the tensors.
-        sizes: their bytes.
-        segments: as of `sordino.algorithms.Crossover`.
+        names: names of the tensors.
+        sizes: their sizes in bytes.
+        segments: see `sordino.algorithms.Crossover`.
 
     Raises:
         UsageError: a pattern matches no name.
@@ -48,7 +48,7 @@ def _numbered(keys: Sequence[object]) -> list[int]:
 
 
 def _blocks(names: Sequence[str], sizes: Sequence[float]) -> list[int]:
-    """Return the block of each tensor. Where there are few blocks, those that are large are cut by bytes."""
+    """Return the block of each tensor. If there are at most 4 blocks, large blocks are divided by bytes."""
     numbers = _numbered(blocks_of(names))
     if max(numbers, default=0) >= _FEW:
         return numbers
@@ -76,7 +76,7 @@ def blocks_of(names: Sequence[str]) -> list[str]:
 
     A block is a member of the outermost numbered container that has several, wherever in the model it is
     ("model.layers.3", "layer1.0"), or else the outermost module that holds no such container ("model.embed_tokens").
-    Names that wrappers have put in do not count (torch.compile, DistributedDataParallel).
+    Names inserted by wrappers (torch.compile, DistributedDataParallel) are ignored.
     """
     paths = [tuple(part for part in name.split(".")[:-1] if part not in _WRAPPERS) for name in names]
     children: dict[Path, set[str]] = defaultdict(set)
@@ -90,7 +90,7 @@ def blocks_of(names: Sequence[str]) -> list[str]:
 
 
 def _member(path: Path, children: Mapping[Path, set[str]]) -> int:
-    """Return the length of the part of a path that ends in a member of a numbered container with several; or 0."""
+    """Return the length of the prefix of a path up to a member of a numbered container with several members; or 0."""
     enough = 2
     for place, part in enumerate(path):
         if not part.isdigit():
@@ -98,10 +98,10 @@ def _member(path: Path, children: Mapping[Path, set[str]]) -> int:
         if len(children[path[:place]]) >= enough:
             nested = place == 0 and len(path) > 1 and path[1].isdigit()  # a container of containers
             return place + 1 + nested
-        enough = 4  # a block stays whole: the two parts of a shortcut are no blocks
+        enough = 4  # a block stays whole: the two parts of a shortcut are not blocks
     return 0
 
 
 def _depth(path: Path, opened: Set[Path]) -> int:
-    """Return the length of the part of a path that ends in the outermost module without a numbered container."""
+    """Return the length of the prefix of a path up to the outermost module without a numbered container."""
     return next((place + 1 for place in range(len(path)) if path[: place + 1] not in opened), len(path))

@@ -1,4 +1,4 @@
-"""All-reduce of sparse tensors: everybody gets all ranks' entries."""
+"""All-reduce of sparse tensors: every rank gets the entries of all ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sordino.runtime.process_set import ProcessSet, global_process_set
 
 
 def no_rows(parameter: torch.Tensor) -> torch.Tensor:
-    """Return a sparse gradient without an entry."""
+    """Return a sparse gradient without entries."""
     return torch.sparse_coo_tensor(
         torch.empty((1, 0), dtype=torch.int64, device=parameter.device),
         torch.empty((0, *parameter.shape[1:]), dtype=parameter.dtype, device=parameter.device),
@@ -26,12 +26,12 @@ def sparse_allreduce_async(
 ) -> Callable[[], torch.Tensor]:
     """Start an all-reduce of a sparse COO tensor.
 
-    Indices and values are gathered, so entries of several ranks at one place are kept side by side (an uncoalesced
-    tensor has the sum of them); Average divides the values.
+    Indices and values are gathered. So the result is uncoalesced: entries of several ranks at one index are separate,
+    and count as their sum. Average divides the values by the number of ranks.
 
     Args:
         tensor: sparse COO, the same shape on all ranks.
-        name: as of any operation.
+        name: name of the operation, the same on all ranks.
         op: Sum or Average.
         process_set: the ranks that take part.
 

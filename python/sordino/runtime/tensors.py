@@ -1,4 +1,4 @@
-"""From torch tensors to the addresses that the core works on, and back."""
+"""Conversion of torch tensors to addresses for the core, and back."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Described = tuple[int, int, int, tuple[int, ...]]
 
 
 def dtype_code(tensor: torch.Tensor) -> int:
-    """Return the core's code of a tensor's dtype. UsageError for dtypes it has no kernels for."""
+    """Return the core's code of a tensor's dtype. Raises UsageError for a dtype without kernels."""
     try:
         return DTYPE_CODES[tensor.dtype]
     except KeyError:
@@ -26,25 +26,25 @@ def dtype_code(tensor: torch.Tensor) -> int:
 
 
 def dense_strides(parameter: torch.Tensor) -> tuple[int, ...]:
-    """Return the strides that a gradient must have for all ranks to mean the same element at the same place."""
+    """Return the strides that a gradient must have, so that all ranks have the same element at the same offset."""
     if parameter.is_contiguous():
         return parameter.stride()
     return torch.empty_like(parameter, memory_format=torch.preserve_format).stride()
 
 
 def label(name: str, tensor: torch.Tensor) -> str:
-    """Return what layouts call a tensor. Memory order counts: ranks reduce and average place by place."""
+    """Return a tensor's name in layouts. It includes the memory order, because ranks reduce offset by offset."""
     return name if tensor.is_contiguous() else f"{name} with strides {dense_strides(tensor)}"
 
 
 def as_tensor(array: Any) -> torch.Tensor:
-    """Return a tensor over the memory of an array that speaks DLPack, or the tensor that it is.
+    """Return a tensor that shares memory with an array that supports DLPack; a tensor is returned as it is.
 
-    Such arrays are CuPy's, JAX's and NumPy's. What the array's stream has put on its way is ordered with torch's
-    current one, as DLPack says.
+    Such arrays are CuPy's, JAX's and NumPy's. Work on the array's stream is ordered before torch's current stream, as
+    DLPack specifies.
 
     Raises:
-        UsageError: it is neither.
+        UsageError: `array` is neither a tensor nor such an array.
     """
     if isinstance(array, torch.Tensor):
         return array
@@ -57,7 +57,7 @@ def as_tensor(array: Any) -> torch.Tensor:
 
 
 def address_of(tensor: torch.Tensor) -> int:
-    """Return the address of a tensor's first element; 0 where it has no elements.
+    """Return the address of a tensor's first element; 0 if it has no elements.
 
     Raises:
         UsageError: the tensor has elements but no memory, such as a DTensor, another wrapper subclass, a FakeTensor, or
@@ -65,7 +65,7 @@ def address_of(tensor: torch.Tensor) -> int:
     """
     try:
         address = tensor.data_ptr()
-    except RuntimeError:  # torch's way to say that there is no storage
+    except RuntimeError:  # raised by torch if there is no storage
         address = 0
     if address == 0 and tensor.numel():
         kind = type(tensor).__name__
@@ -77,10 +77,11 @@ def address_of(tensor: torch.Tensor) -> int:
 
 
 def check(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor, detached, once it is known to be one that the core can move.
+    """Return the tensor, detached, after a check that the core can communicate it.
 
     Raises:
-        UsageError: its layout or dtype is not supported, or it has no memory. NotBuilt: its device is not supported.
+        UsageError: its layout or dtype is not supported, or it has no memory.
+        NotBuilt: its device is not supported.
     """
     tensor = as_tensor(tensor)
     if tensor.is_sparse:
@@ -95,18 +96,18 @@ def check(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def contiguous(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor's values in row-major order, as its memory has them: the tensor itself where it is so already.
+    """Return a row-major tensor with the same values; the tensor itself if it is row-major already.
 
-    A tensor with the negative bit (the imaginary part of a conjugate) has its values negated in memory, and is copied.
+    A tensor with the negative bit (the imaginary part of a conjugate) is negated in memory, so it is copied.
     """
     return (tensor.resolve_neg() if tensor.is_neg() else tensor).contiguous()
 
 
 def describe(source: torch.Tensor, target: torch.Tensor | None = None) -> Described:
-    """Return addresses, dtype code and shape of a contiguous tensor and of the tensor that takes its result.
+    """Return the addresses of a contiguous tensor and of the tensor for its result, with dtype code and shape.
 
     Raises:
-        UsageError: a tensor has no memory, or its memory has the negated values.
+        UsageError: a tensor has no memory, or has its values negated in memory.
     """
     if source.is_neg() or (target is not None and target.is_neg()):
         raise UsageError("a tensor with the negative bit has its values negated in memory. Pass tensor.resolve_neg()")
@@ -115,14 +116,14 @@ def describe(source: torch.Tensor, target: torch.Tensor | None = None) -> Descri
 
 
 def from_result(result: Result, dtype: torch.dtype, device: torch.device = HOST) -> torch.Tensor:
-    """Return a tensor of memory that the core allocated: over it, or a copy on another device."""
+    """Return a tensor from memory that the core allocated: a view on the host, else a copy on `device`."""
     shape: Sequence[int] = result.shape
     if result.bytes == 0:
         return torch.empty(tuple(shape), dtype=dtype, device=device)
     if result.on_device and device.type == "cuda":
         core = core_device(device)
         assert core is not None
-        # Torch's own memory from here on, which knows what its streams still do with it.
+        # Copied to torch's own memory, because torch's allocator knows which streams still use it.
         copy = gpu_tensor(result, result.address, result.bytes, device).clone().view(dtype).view(tuple(shape))
         result.copied(core)
         return copy
@@ -133,7 +134,7 @@ def from_result(result: Result, dtype: torch.dtype, device: torch.device = HOST)
 def squared_distance(one: torch.Tensor, other: torch.Tensor) -> float:
     """Return |one - other|_2 squared, summed in float64.
 
-    The two are floating-point tensors of one shape, dtype and device.
+    Both must be floating-point tensors with the same shape, dtype and device.
     """
     one, other = contiguous(check(one)), contiguous(check(other))
     device = core_device(one.device)

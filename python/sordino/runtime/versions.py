@@ -1,4 +1,4 @@
-"""Version counters of tensors that the core changes in place, unseen by torch."""
+"""Version counters of tensors that the core changes in place, which torch does not notice."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def _note_changes(tensors: Sequence[torch.Tensor]) -> None:
 
 
 def _found_note_change() -> Callable[[Sequence[torch.Tensor]], None]:
-    """Return torch's own function, where it takes several tensors (torch 2.6 and newer)."""
+    """Return torch's own function if it takes several tensors (torch 2.6 and later), else a replacement."""
     try:
         torch._C._increment_version(())  # type: ignore[arg-type]
     except TypeError:
@@ -24,4 +24,4 @@ def _found_note_change() -> Callable[[Sequence[torch.Tensor]], None]:
 
 
 note_change = _found_note_change()
-"""Tells autograd that tensors are changed in place: a graph that has saved one of them refuses to use it."""
+"""Tells autograd that tensors are changed in place, so that a graph that has saved one of them raises an error."""

@@ -1,1 +1,1 @@
-"""`sordino simulate`: workers that really train, in virtual time, over links of any speed."""
+"""`sordino simulate`: training with virtual workers in virtual time, over links of any speed."""

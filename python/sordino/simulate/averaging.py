@@ -1,7 +1,7 @@
-"""AD-PSGD in virtual time: every worker's `Pairing`, carried out.
+"""AD-PSGD in virtual time: executes the actions of every worker's `Pairing`.
 
-An averaging begins when both sides know of it, and changes both when the models have travelled: each moves by half the
-difference of what the two had when they began, so a step that one of them took meanwhile is not lost.
+An averaging begins when both workers have engaged in it, and ends when both models have arrived. Each worker then moves
+by half the difference of the two models at the beginning. So a step that a worker took meanwhile is not lost.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sordino.simulate.job import Job, Progress
 
 
 class _Engaged(NamedTuple):
-    """One side of an averaging."""
+    """One side of an averaging: its peer and number, and a copy of the parameters with the time of copying."""
 
     average: Average
     copy: Tensor
@@ -27,7 +27,7 @@ class _Engaged(NamedTuple):
 
 
 class _Both:
-    """Calls a function when both models have arrived."""
+    """Call of a function once both models have arrived."""
 
     __slots__ = ("_call", "_left")
 
@@ -35,7 +35,7 @@ class _Both:
         self._call, self._left = (call, arguments), 2
 
     def one(self) -> None:
-        """Note that one of them has."""
+        """Note the arrival of one model."""
         self._left -= 1
         if self._left == 0:
             call, arguments = self._call
@@ -43,7 +43,7 @@ class _Both:
 
 
 class _Worker:
-    """What one worker is at."""
+    """State of one worker."""
 
     __slots__ = ("engaged", "pairing")
 
@@ -53,7 +53,7 @@ class _Worker:
 
 
 class Averaging(World):
-    """All workers of ADPSGD."""
+    """Workers of ADPSGD."""
 
     def __init__(self, job: Job, progress: Progress) -> None:
         self._algorithm = cast(ADPSGD, job.algorithm)
@@ -62,9 +62,9 @@ class Averaging(World):
         self._workers = [_Worker(pairing) for pairing in pairings]
 
     def work(self, worker: int) -> Process:
-        """Go through intervals; at the end of each an averaging begins, unless the last one is still under way."""
+        """Take intervals of steps. After each an averaging begins, unless the previous one is still in flight."""
         mine = self._workers[worker]
-        taken = 0  # intervals, by the averaging that is under way
+        taken = 0  # intervals since the averaging in flight began
         while True:
             yield self._algorithm.interval
             taken += 1

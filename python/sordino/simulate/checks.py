@@ -1,4 +1,4 @@
-"""Which settings of an algorithm a simulation can have: what would have no effect is refused."""
+"""Checks of a job. A setting that would have no effect in a simulation is refused."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from dataclasses import fields
 from sordino.errors import NotBuilt, UsageError
 from sordino.simulate.job import Job
 
-_MOST_SHARING = 256  # workers whose links are shared
-_MOST_THREADS = 256  # workers of which each is a thread with the real optimizer
+_MOST_SHARING = 256  # workers with shared links
+_MOST_THREADS = 256  # workers that are threads with the real optimizer
 
 
 def check(job: Job) -> None:
-    """Check a job before it is run.
+    """Check a job before it runs.
 
     Raises:
-        UsageError: a setting would not have its effect in a simulation. NotBuilt: SimPy is missing.
+        UsageError: a setting would have no effect in a simulation. NotBuilt: SimPy is missing.
     """
     algorithm, simulation, name = job.algorithm, job.algorithm.simulation, job.algorithm.label
     for field in fields(algorithm):
@@ -38,7 +38,7 @@ def check(job: Job) -> None:
 
 
 def _check_steps(job: Job) -> None:
-    """Check a job of workers that take their steps together."""
+    """Check a job whose workers take their steps together."""
     name = job.algorithm.label
     if job.kills:
         raise UsageError(
@@ -59,7 +59,7 @@ def _check_steps(job: Job) -> None:
 
 
 def _check_events(job: Job) -> None:
-    """Check a job of workers that do not wait for each other."""
+    """Check a job whose workers do not wait for each other."""
     if job.algorithm.simulation.world is None:
         raise UsageError(f"{job.algorithm.label} cannot be simulated: its `simulation` names no world")
     if importlib.util.find_spec("simpy") is None:

@@ -1,4 +1,4 @@
-"""From the options of `sordino simulate` to jobs. What is wrong with an option is said here, before anything runs."""
+"""Conversion of the options of `sordino simulate` to jobs. Errors in options are reported before anything runs."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ from sordino.simulate.links import LONGEST, SLOWEST_GBPS, Floats, Links, exact
 from sordino.simulate.problem import problem_of
 from sordino.slips import meant
 
-_STEPS, _STEPS_WITHOUT_DATA = 2400, 400  # in the virtual seconds that are the default
-_COMPUTE = 10e-3  # seconds; long against a transfer, as the source's on Fashion-MNIST
+_STEPS, _STEPS_WITHOUT_DATA = 2400, 400  # steps in the default virtual time
+_COMPUTE = 10e-3  # seconds; long compared with a transfer, as in the source on Fashion-MNIST
 _MESSAGE = 3.5 * 2**20  # bytes of the source's network
 _MEASURED = 10  # steps
-# What is more is a slip, and would overflow or fill the memory.
+# A larger value is a mistake, and would overflow or fill the memory.
 _MOST = {"workers": 10**6, "seeds": 10**4, "points": 10**6, "channels": 1024, "seconds": 1e9, "message_mib": 2.0**30}
 _MOST |= {"latency_ms": LONGEST * 1e3, "load_ms": LONGEST * 1e3, "slow": 1e6, "kill": 1e9}
-_WINDOWS, _OTHER_STEPS = 5, 8  # that a Gantt plot shows
+_WINDOWS, _OTHER_STEPS = 5, 8  # windows, or steps of other algorithms, that a Gantt plot shows
 
 
 @dataclass(frozen=True)
 class Run:
-    """One simulation of those that a command compares."""
+    """One simulation of a command."""
 
     mode: str
     job: Job
 
     @property
     def title(self) -> str:
-        """For the progress."""
+        """Title for the progress bar."""
         return f"{self.mode}, seed {self.job.seed}"
 
 
@@ -51,8 +51,8 @@ class Plan:
     """All simulations of a command.
 
     Attributes:
-        compute: where the seconds of a step come from: "given", "default" or "measured".
-        message: the same for the bytes of a model: "given", "default" or "real".
+        compute: source of the duration of a step: "given", "default" or "measured".
+        message: source of the bytes of a model: "given", "default" or "real".
     """
 
     runs: list[Run]
@@ -62,10 +62,10 @@ class Plan:
 
 
 def plan_of(options: argparse.Namespace) -> Plan:
-    """Return what the options ask for.
+    """Return the simulations that the options ask for.
 
     Raises:
-        UsageError: they make no sense. NotBuilt: a package is missing.
+        UsageError: an option is wrong. NotBuilt: a package is missing.
     """
     _check_numbers(options)
     _check_files(options)
@@ -185,7 +185,7 @@ def _links(options: argparse.Namespace) -> Links:
 
 
 def _pair(text: str, option: str, mark: str, workers: int) -> tuple[int, float]:
-    """Read WORKER:FACTOR or WORKER@SECONDS."""
+    """Parse WORKER:FACTOR or WORKER@SECONDS."""
     first, _, second = text.partition(mark)
     try:
         worker, number = int(first), float(second)
@@ -202,7 +202,7 @@ def _pair(text: str, option: str, mark: str, workers: int) -> tuple[int, float]:
 
 
 def _compute(options: argparse.Namespace, comparison: bool) -> tuple[Floats, str]:
-    """Return the seconds of a step, by worker, and where they are from."""
+    """Return the seconds of a step by worker, and their source."""
     said = options.compute_ms
     if said is None and (comparison or options.data == "none"):
         seconds, source = _COMPUTE, "default"
@@ -229,7 +229,7 @@ def _compute(options: argparse.Namespace, comparison: bool) -> tuple[Floats, str
 
 
 def _measure(options: argparse.Namespace) -> float:
-    """Return the mean of some steps on this machine, on one thread, as runs have it."""
+    """Return the mean duration of a step on this machine, on one thread as in the simulation."""
     if options.data == "none":
         raise UsageError("--compute-ms measured: without data there is nothing to measure; give a number")
     threads = torch.get_num_threads()
@@ -257,7 +257,7 @@ def _message(options: argparse.Namespace, comparison: bool) -> tuple[float, str]
 
 
 def _trial(options: argparse.Namespace) -> Job:
-    """Return one worker of the job."""
+    """Return a job of one worker with the same model, for measurements."""
     return Job(
         AllReduce(), 1, Links([1.0], 0.0), np.ones(1), 1.0, 1,
         data=options.data, data_dir=options.data_dir, lr=options.lr, momentum=options.momentum, batch=options.batch,
@@ -266,7 +266,7 @@ def _trial(options: argparse.Namespace) -> Job:
 
 
 def _beginning(algorithm: Any, compute: Floats, options: argparse.Namespace) -> float:
-    """Return the virtual seconds that a Gantt plot, or a report, shows."""
+    """Return the virtual seconds at the beginning that a Gantt plot or a report shows."""
     if options.gantt is None and options.record is None:
         return 0.0
     windows = not algorithm.traits.synchronous

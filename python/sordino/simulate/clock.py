@@ -1,7 +1,7 @@
-"""SimPy's event loop for many workers: what is due at one time is one event.
+"""SimPy's event loop for many workers: everything that is due at one time with one priority is one event.
 
-Workers of the same speed keep step for long, and so do their messages; an event of SimPy's for each message and each
-worker's step would take most of a simulation's time and memory.
+Workers of equal speed stay in step for long, and so do their messages. One SimPy event per message and per step would
+take most of a simulation's time and memory.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from simpy.events import NORMAL, Event, EventPriority, Timeout
 
 
 class Late(Timeout):
-    """A timeout with a priority among events of the same time; the smallest is first, SimPy's are 0 and 1."""
+    """Timeout with a priority among events of the same time. The smallest comes first; SimPy uses 0 and 1."""
 
     def __init__(self, clock: Clock, delay: float, priority: int) -> None:
         self.priority = priority
@@ -24,7 +24,7 @@ class Late(Timeout):
 
 
 class Clock(simpy.Environment):
-    """SimPy's, which knows that of equal times some come later, and keeps lists of what is due."""
+    """SimPy environment that supports priorities of `Late` and keeps a list of what is due, per time and priority."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Clock(simpy.Environment):
         super().schedule(event, EventPriority(event.priority) if isinstance(event, Late) else priority, delay)
 
     def due(self, delay: float, priority: int, happens: Callable[[list[Any]], None]) -> list[Any]:
-        """Return the list of what is due then with that priority, to append to; `happens` is called with it."""
+        """Return the list of what is due then with this priority, to append to. `happens` is called with the list."""
         key = self.now + delay, priority
         found = self._due.get(key)
         if found is None:
@@ -48,9 +48,9 @@ class Clock(simpy.Environment):
 
 @contextmanager
 def cycles_are_rare() -> Iterator[None]:
-    """Have Python look through all objects for cycles a hundred times more seldom.
+    """Let Python search all objects for reference cycles a hundred times less often within the block.
 
-    There are none, but there are dozens of objects for each of up to 10^5 workers: it took a third of the time.
+    There are no cycles, but dozens of objects for each of up to 10^5 workers: the search took a third of the time.
     """
     before = gc.get_threshold()
     gc.set_threshold(*before[:2], 100 * before[2])

@@ -1,4 +1,4 @@
-"""`sordino simulate`: runs every simulation of a plan, some at the same time, and says what they found."""
+"""`sordino simulate`: runs all simulations of a plan, several at a time, and reports their results."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from sordino.simulate.choices import Run, plan_of
 from sordino.simulate.job import Job, Outcome, Progress
 from sordino.simulate.recording import Records
 
-_FIRST, _LINE = 3.0, 10.0  # seconds to the first line of progress, and from one to the next, where there is no bar
+_FIRST, _LINE = 3.0, 10.0  # seconds until the first line of progress, and between lines, if there is no bar
 _POLL = 0.2  # seconds
 
 Told = tuple[int, float]
-"""The number of a run, and the part of it that is done."""
+"""Number of a run, and its completed fraction."""
 
 
 def main(options: argparse.Namespace) -> int:
     """Simulate, print the table, and write the files. Return the exit status.
 
     Raises:
-        UsageError: the options make no sense. NotBuilt: a package is missing.
+        UsageError: an option is wrong. NotBuilt: a package is missing.
     """
     begin = time.monotonic()
     plan = plan_of(options)
@@ -62,7 +62,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def simulate(job: Job, progress: Progress) -> Outcome:
-    """Do one run, in this thread."""
+    """Run one simulation in this thread."""
     world = job.algorithm.simulation.world
     if world is not None:
         check(job)
@@ -123,7 +123,7 @@ _channel: Any = None
 
 
 def _begin(channel: Any) -> None:
-    """Do what a process of the pool does first."""
+    """Initialize a process of the pool."""
     global _channel
     _channel = channel
     torch.set_num_threads(1)
@@ -134,7 +134,7 @@ def _there(number: int, job: Job) -> Outcome:
 
 
 class _Teller:
-    """Shows how far the runs are: a bar each for who watches, a line now and then for a file."""
+    """Progress of the runs: a bar for each on a terminal, else a line from time to time."""
 
     def __init__(self, runs: list[Run], quiet: bool) -> None:
         self._runs, self._quiet = runs, quiet
@@ -148,7 +148,7 @@ class _Teller:
             self._all = self.bar.add_task(f"all {len(runs)} runs", total=1.0)
 
     def part(self, number: int, part: float) -> None:
-        """Show that so much of a run is done."""
+        """Show the completed fraction of a run."""
         self._begun.setdefault(number, time.monotonic())
         self._parts[number] = part
         if self.bar is not None:
@@ -162,7 +162,7 @@ class _Teller:
             print(self.line(time.monotonic()), flush=True)
 
     def line(self, now: float) -> str:
-        """Return how far all runs are, and about how long the rest takes if it goes on like this."""
+        """Return the progress of all runs, and the estimated remaining time."""
         done = sum(self._parts) / len(self._parts)
         runs = f"{len(self._runs)} runs" if len(self._runs) > 1 else "the run"
         if done == 0:
@@ -171,7 +171,7 @@ class _Teller:
         return f"{done:4.0%} of {runs}, about {_about(rest)} more"
 
     def done(self, number: int, outcome: Outcome) -> None:
-        """Show that a run is over."""
+        """Show the end of a run."""
         self.part(number, 1.0)
         seconds = time.monotonic() - self._begun[number]
         line = f"{self._runs[number].title}: {report.score(outcome.final)} after {outcome.seconds:.4g} virtual seconds"
@@ -183,7 +183,7 @@ class _Teller:
 
 
 def _about(seconds: float) -> str:
-    """Return a time as one says it: 40 s, 3 min, 2.5 h."""
+    """Return a rounded time, such as 40 s, 3 min or 2.5 h."""
     if seconds < 90:
         return f"{max(seconds, 1):.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -1,8 +1,21 @@
-"""Virtual time for workers that do not wait for each other: SimPy, messages, deaths and the learning curve.
+"""Engine for workers that do not wait for each other's steps: virtual time (SimPy), messages, deaths and the curve.
 
-At equal times there happens first what was scheduled before, in that order, and whoever waited for it goes on; then
-steps end, in the order of the workers' numbers; then what comes of all that at once; and last the curve gets its point.
-Steps that begin or end at one time are one call of the problem.
+Order of the events at one virtual time:
+
+  1. calls scheduled at an earlier time, in the order of scheduling; then the workers that they have resumed
+  2. _STEPS: ends of steps, in the order of the workers' numbers
+  3. _AT_ONCE: calls scheduled at this time for this time; the workers that a call resumes run before the next call
+  4. _LAST: the point of the learning curve
+  5. _END: the end of the run at `job.seconds`
+
+A worker is a generator (`World.work`), which is asked for its next action when the previous one is complete:
+
+  yields n      the worker takes n steps, one after the other, then is asked again
+  yields WAIT   the worker waits until `goes_on` is called, then is asked again
+  finished      it has taken `job.steps` steps; it is not asked again, but still handles messages
+  dead          it has been killed; its step in progress has no effect, and it gets no more messages
+
+Steps that begin or end at the same time are one call of the problem.
 """
 
 from __future__ import annotations
@@ -23,19 +36,19 @@ from sordino.simulate.record import Record, rows_of
 from sordino.simulate.sharing import Sharing
 
 Process = Generator[int, None, None]
-"""What a worker does: yields how many steps it takes next, or `WAIT`."""
+"""Program of a worker. It yields the number of steps to take next, or `WAIT`."""
 
 WAIT = 0
-"""Until `World.goes_on` is called."""
+"""Wait until `World.goes_on` is called."""
 
 _STEPS, _AT_ONCE, _LAST, _END = 2, 3, 4, 5  # priorities
-_WORD = 8  # bytes of a number, or a word, in a message of the scheduling
+_WORD = 8  # bytes of a number or a word in a scheduling message
 
 _Call = tuple[Callable[..., None], tuple[Any, ...]]
 
 
 class World(ABC):
-    """All workers of a run. What algorithms differ in is `work`, and what messages, alarms and deaths do."""
+    """All workers of a run. Algorithms implement `work` and the handlers of messages, alarms and deaths."""
 
     def __init__(self, job: Job, progress: Progress) -> None:
         self.job = job
@@ -43,82 +56,83 @@ class World(ABC):
         self.problem: Problem = problem_of(job)
         self.record = Record(job.workers, job.spans_until)
         self._progress = progress
-        self._seconds: list[float] = job.compute.tolist()  # of a step
+        self._seconds: list[float] = job.compute.tolist()  # of a step, by worker
         self._alive = [True] * job.workers
         self._running = job.workers
-        self._steps = self._told = 0  # by all; when progress was told last
+        self._steps = self._told = 0  # steps of all workers; their number at the last progress report
         self._all_done = self.clock.event()
         self._processes: list[Process] = []
-        self._began = np.zeros(job.workers)  # when the step of each did
-        self._left = [0] * job.workers  # steps until the process of each is asked again
-        self._starting: list[int] = []  # whose next step begins now
+        self._began = np.zeros(job.workers)  # time at which each worker's step began
+        self._left = [0] * job.workers  # steps of each worker until its generator is asked again
+        self._starting: list[int] = []  # workers whose next step begins now
         self._waiting: set[int] = set()
-        self._ready: list[int] = []  # who has waited, in the order in which they go on
+        self._ready: list[int] = []  # workers that have waited, in the order in which they resume
         self._sharing = Sharing(job.links) if job.sharing == "fair" else None
-        self._rates = 0  # how often they have been found anew
-        self._dividing = False  # whether they will be, now
-        self._wakes: list[tuple[list[_Call | None], int] | None] = [None] * job.workers  # a list of calls, and where
+        self._rates = 0  # number of times that the rates were computed
+        self._dividing = False  # whether the rates will be computed again at this time
+        self._wakes: list[tuple[list[_Call | None], int] | None] = [None] * job.workers  # calls, index of the alarm
 
-    # ---- what algorithms say ---------------------------------------------------------------------------------------
+    # ---- implemented by algorithms -----------------------------------------------------------------------------------
 
     @abstractmethod
     def work(self, worker: int) -> Process:
-        """Do what a worker does, without end; it is asked for more until the worker has done its steps.
+        """Return the program of a worker: an endless generator, which is asked until the worker has taken its steps.
 
-        It changes only what is this worker's, for others whose steps have ended may not have been asked yet.
+        It must change only this worker's data, because workers whose steps end at the same time may not have been asked
+        yet.
         """
 
     @abstractmethod
     def heard(self, sender: int, to: int, message: Message) -> None:
-        """Take in a message that has come to a worker that is alive."""
+        """Handle a message that has arrived at a living worker."""
 
     @abstractmethod
     def woken(self, worker: int) -> None:
-        """Take in that the time that `wake` was told has come; the worker is alive."""
+        """Handle the alarm set by `wake`. The worker is alive."""
 
     @abstractmethod
     def noticed(self, worker: int, dead: int) -> None:
-        """Have a worker that is alive notice that another has died."""
+        """Tell a living worker that another worker has died."""
 
-    # ---- what they are offered -------------------------------------------------------------------------------------
+    # ---- called by algorithms ----------------------------------------------------------------------------------------
 
     @property
     def now(self) -> float:
-        """Virtual seconds."""
+        """Virtual time, in seconds."""
         return float(self.clock.now)
 
     def alive(self, worker: int) -> bool:
-        """Return whether a worker has not died."""
+        """Return whether a worker is alive."""
         return self._alive[worker]
 
     def at(self, time: float, call: Callable[..., None], *arguments: Any) -> None:
-        """Call that function at that time (now, if it is past)."""
+        """Call a function at a time; at the current time if that is past."""
         self._calls(time).append((call, arguments))
 
     def wake(self, worker: int, time: float) -> None:
-        """Call `woken` at that time, and not at the one said before."""
+        """Set the worker's alarm to a time, instead of the time set before."""
         before = self._wakes[worker]
         if before is not None:
             calls, place = before
-            calls[place] = None  # nothing is kept for it: it may be far in the future, and there may be many
+            calls[place] = None  # frees its arguments at once: the time may be far ahead, and alarms are many
         calls = self._calls(time)
         self._wakes[worker] = calls, len(calls)
         calls.append((self._wakes_up, (worker,)))
 
     def goes_on(self, worker: int) -> None:
-        """Have the worker go on after what happens now, if it waits."""
+        """Resume the worker after the current call, if it waits."""
         if worker in self._waiting:
             self._waiting.discard(worker)
             self._ready.append(worker)
 
     def tell(self, sender: int, to: int, message: Message) -> None:
-        """Send a message of the scheduling; a worker's to itself takes no time and no link."""
+        """Send a scheduling message. A message of a worker to itself takes no time and uses no link."""
         if sender != to:
             self.record.sent(sender, to, _WORD * len(message))
         self.at(self.now + (self.job.links.latency if sender != to else 0.0), self._arrives, sender, to, message)
 
     def transfer(self, sender: int, to: int, call: Callable[..., None], *arguments: Any) -> None:
-        """Have a model begin to travel, and call that function when it is there."""
+        """Start the transfer of a model, and call a function when it has arrived."""
         count = self.job.message_bytes
         self.record.sent(sender, to, count)
         if self._sharing is None:
@@ -128,17 +142,17 @@ class World(ABC):
             self._divides()
 
     def mean(self, worker: int) -> float:
-        """Return the mean seconds of a step of this worker so far."""
+        """Return the mean duration of this worker's steps so far, in seconds."""
         return float(self.record.computing[worker] / self.record.steps[worker])
 
     def finished(self, worker: int) -> bool:
-        """Return whether the worker has done the steps that it is to do."""
+        """Return whether the worker has taken all steps of the job."""
         return self.job.steps is not None and bool(self.record.steps[worker] >= self.job.steps)
 
-    # ---- calls -----------------------------------------------------------------------------------------------------
+    # ---- calls -------------------------------------------------------------------------------------------------------
 
     def _calls(self, time: float) -> list[_Call | None]:
-        """Return those that are due at that time (now, if it is past)."""
+        """Return the list of calls that are due at a time; at the current time if that is past."""
         delay = time - self.now
         if delay > 0:
             return self.clock.due(delay, NORMAL, self._happen)
@@ -153,7 +167,7 @@ class World(ABC):
 
     def _happen_now(self, calls: Iterable[_Call | None]) -> None:
         for due in calls:
-            self._happen((due,))  # whoever goes on does so before the next call
+            self._happen((due,))  # workers that this call resumes run before the next call
 
     def _wakes_up(self, worker: int) -> None:
         self._wakes[worker] = None
@@ -161,7 +175,7 @@ class World(ABC):
             self.woken(worker)
 
     def _divides(self) -> None:
-        """Have rates found anew when all that happens at this time has."""
+        """Compute the rates again once everything at this time has happened."""
         if not self._dividing:
             self._dividing = True
             self.at(self.now, self._divide)
@@ -175,7 +189,7 @@ class World(ABC):
             self.at(end, self._has_left, self._rates)
 
     def _has_left(self, rates: int) -> None:
-        """Have what has left arrive after the latency, unless rates have changed since its end was foreseen."""
+        """Let the transfers that have left arrive after the latency, unless the rates have changed since."""
         if rates == self._rates and self._sharing is not None:
             latency = self.job.links.latency
             for call, arguments in self._sharing.ended(self.now):
@@ -189,10 +203,10 @@ class World(ABC):
         if self._alive[to]:
             self.heard(sender, to, message)
 
-    # ---- steps -----------------------------------------------------------------------------------------------------
+    # ---- steps -------------------------------------------------------------------------------------------------------
 
     def _resume(self) -> None:
-        """Have everybody go on that is ready, and begin the steps that follow."""
+        """Resume all workers that are ready, and begin their next steps."""
         if self._ready:
             ready, self._ready = self._ready, []
             for worker in ready:
@@ -200,7 +214,7 @@ class World(ABC):
             self._begin_steps()
 
     def _ask(self, worker: int) -> None:
-        """Ask a worker's process what it does next."""
+        """Ask a worker's generator for its next action."""
         steps = next(self._processes[worker])
         if steps == WAIT:
             self._waiting.add(worker)
@@ -211,7 +225,7 @@ class World(ABC):
             self._starting.append(worker)
 
     def _begin_steps(self) -> None:
-        """Begin the steps of all that start; gradients are those of the parameters at the beginning."""
+        """Begin the steps of all starting workers. Their gradients are those of the parameters at the beginning."""
         workers, self._starting = self._starting, []
         if workers:
             self.problem.gradient(workers)
@@ -220,7 +234,7 @@ class World(ABC):
                 self.clock.due(seconds, _STEPS, self._end_steps).extend(same)
 
     def _end_steps(self, workers: list[int]) -> None:
-        """End steps. Others follow at once, or what the workers do after those that their processes have asked for."""
+        """End steps. The next step of a worker follows at once; after its last one its generator is asked again."""
         workers = [worker for worker in workers if self._alive[worker]]
         if not workers:
             return
@@ -243,10 +257,10 @@ class World(ABC):
             self._told = self._steps
             self._progress(min(self._part(), 1.0))
 
-    # ---- the run ---------------------------------------------------------------------------------------------------
+    # ---- the run -----------------------------------------------------------------------------------------------------
 
     def run(self) -> Outcome:
-        """Run to the end."""
+        """Run until all workers have finished or died, or until `job.seconds`."""
         self.record.evaluated(0.0, self.problem.evaluate())
         for worker, seconds in self.job.kills:
             self.at(seconds, self._dies, worker)

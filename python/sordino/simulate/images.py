@@ -1,8 +1,8 @@
-"""Real images: a small convolutional network that every virtual worker trains on its own part of them.
+"""Problem with real images: every virtual worker trains a small convolutional network on its own part of the images.
 
-Steps are not batched over the workers that step at the same virtual time: with `torch.func.vmap` a step of 16 images of
-Fashion-MNIST took 1.5 ms a worker for 8 workers, alone 1.7 ms (one core); for networks with more channels nothing was
-gained, and workers seldom step together in modes in which they wait.
+Workers that step at the same virtual time are not batched. With `torch.func.vmap` a step of 16 images of Fashion-MNIST
+took 1.5 ms per worker for 8 workers, and 1.7 ms alone (one core). Networks with more channels gained nothing, and
+workers seldom step together in modes in which they wait.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from sordino.data import Dataset, load_digits, load_fashion_mnist
 from sordino.errors import UsageError
 from sordino.simulate.job import Job
 
-_SEEN = 2000  # test images that the points of a curve take
+_SEEN = 2000  # test images used for the points of a curve
 
 
 class Net(nn.Sequential):
-    """Two convolutions of stride 2 and two linear layers.
+    """Network with two convolutions of stride 2 and two linear layers.
 
     With 16 channels it has 215,370 parameters for 28 x 28 images, 31,050 for 8 x 8. A step of 16 images of
     Fashion-MNIST takes about 2 ms on one core.
@@ -41,14 +41,14 @@ class Net(nn.Sequential):
 
 @cache
 def load(data: str, data_dir: str | None) -> Dataset:
-    """Return the data set of that name, read once."""
+    """Return a data set by its name. It is read once."""
     return load_digits() if data == "digits" else load_fashion_mnist(data_dir)
 
 
 class Trainee:
-    """One worker: a network, which begins like every other worker's, and an equal part of the training images.
+    """Worker with a network, whose initial parameters are the same on all workers, and an equal part of the images.
 
-    The part is drawn without replacement and gone through in an order of its own.
+    The part is drawn without replacement, and each worker goes through its part in its own order.
 
     Raises:
         UsageError: the part is smaller than a batch, or the data are missing.
@@ -74,13 +74,13 @@ class Trainee:
             self.model = Net(data.image_size, data.classes, job.channels)
 
     def backward(self) -> None:
-        """Add the gradient of the next batch to the parameters' `grad`."""
+        """Add the gradient of the next batch to `grad` of the parameters."""
         chosen = torch.from_numpy(next(self._batches))
         nn.functional.cross_entropy(self.model(self._images[chosen]), self._labels[chosen]).backward()
 
 
 def _batches(rows: npt.NDArray[np.int64], batch: int, seed: tuple[int, ...]) -> Iterator[npt.NDArray[np.int64]]:
-    """Yield rows, pass after pass, each in a new order; what does not fill a batch is left out of its pass."""
+    """Yield batches of rows, pass after pass, each in a new order. A pass leaves out an incomplete last batch."""
     draws = np.random.Generator(np.random.PCG64(seed))
     while True:
         order = draws.permutation(rows)
@@ -89,7 +89,7 @@ def _batches(rows: npt.NDArray[np.int64], batch: int, seed: tuple[int, ...]) -> 
 
 
 class Images:
-    """A `Problem`: all workers' networks, each with its parameters, and their gradient, in one row of memory."""
+    """`Problem` with the networks of all workers. Parameters are one row of memory per worker, gradients another."""
 
     def __init__(self, job: Job) -> None:
         self._trainees = [Trainee(job, worker) for worker in range(job.workers)]
@@ -112,7 +112,7 @@ class Images:
 
     @property
     def parameter_bytes(self) -> int:
-        """Of one network."""
+        """Bytes of the parameters of one network."""
         return 4 * self.size
 
     def gradient(self, workers: list[int]) -> None:
@@ -169,7 +169,7 @@ class Images:
 
 
 def _into_rows(model: nn.Module, values: Tensor, gradients: Tensor) -> None:
-    """Move a model's parameters, and their gradients, into two rows."""
+    """Move a model's parameters and their gradients into two rows of memory."""
     begin = 0
     for parameter in model.parameters():
         end = begin + parameter.numel()

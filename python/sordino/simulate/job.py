@@ -1,9 +1,9 @@
-"""What a simulation is given, and what it gives back.
+"""Input and output of a simulation.
 
-An engine is a function `run(job, progress) -> Outcome`: `sordino.simulate.lockstep.run` where workers take
-their steps together, or what the algorithm names as its world. It calls `progress` with the part that is done, from 0
-to 1, now and then. It evaluates at virtual time 0, then every `job.horizon / job.points` seconds (in lockstep: after
-the first step that ends then or later), and at the end.
+An engine is a function `run(job, progress) -> Outcome`: `sordino.simulate.lockstep.run` if workers take their steps
+together, else the world that the algorithm names. It calls `progress` from time to time with the completed fraction,
+from 0 to 1. It evaluates at virtual time 0, then every `job.horizon / job.points` seconds (if workers step together:
+after the first step that ends at or after that time), and at the end.
 """
 
 from __future__ import annotations
@@ -25,31 +25,32 @@ Progress = Callable[[float], None]
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """One run. All of it is checked before it is made.
+    """One run. The arguments have been checked before a job is made.
 
     Attributes:
-        algorithm: with its settings.
-        workers: how many; numbered from 0.
-        links: of these workers.
-        compute: seconds of a step, by worker; float64 [workers]. Made exact (see `sordino.simulate.links.exact`).
-        message_bytes: of a whole model, as the links see it.
-        steps: of each worker; or None
-        seconds: of virtual time, at the end of which all stop; or None. One of the two is given.
-        seed: of the first parameters (the same for all workers), the order of the images, and the draws of peers.
-        data: what is trained.
-        data_dir: where Fashion-MNIST lies, if not where Debian puts it.
+        algorithm: the algorithm with its settings.
+        workers: number of workers. They are numbered from 0.
+        links: links of the workers.
+        compute: seconds of a step by worker, float64 [workers]. Made exact (see `sordino.simulate.links.exact`).
+        message_bytes: bytes of a whole model on the links.
+        steps: steps of each worker, or None.
+        seconds: virtual seconds after which all workers stop, or None. Exactly one of the two is given.
+        seed: seed of the initial parameters (the same for all workers), the order of the images, and the draws of
+            peers.
+        data: the data set.
+        data_dir: folder of Fashion-MNIST; None: where Debian installs it.
         lr: the learning rate.
-        momentum: of SGD.
-        batch: images a step and worker.
-        dimension: of the quadratic.
-        load: seconds of data loading between two steps, which some algorithms communicate behind.
-        points: evaluations in a run, but for the one at the beginning.
-        images: of the training part, that are trained on; None: all.
-        channels: of the network's first layer; the second has twice, the third eight times as many.
-        sharing: whether transfers at the same time share the links of their ends ("fair", see
-            `sordino.simulate.sharing`), or each has them for itself ("none", as in wan-gossip-scheduling).
-        kills: (worker, virtual seconds): it dies then.
-        spans_until: virtual seconds up to which the record keeps what everybody does.
+        momentum: momentum of SGD.
+        batch: images per step and worker.
+        dimension: dimension of the quadratic.
+        load: seconds of data loading between two steps, which can hide the communication of some algorithms.
+        points: evaluations in a run, without the one at the beginning.
+        images: number of training images to use; None: all.
+        channels: channels of the network's first layer. The second layer has twice, the third eight times as many.
+        sharing: whether simultaneous transfers share the links of their ends ("fair", see `sordino.simulate.sharing`),
+            or each has the links for itself ("none", as in wan-gossip-scheduling).
+        kills: (worker, virtual seconds) of each death.
+        spans_until: virtual seconds up to which the record keeps the spans of all workers.
     """
 
     algorithm: Algorithm
@@ -80,7 +81,7 @@ class Job:
 
     @property
     def horizon(self) -> float:
-        """Virtual seconds that the run takes or, if steps are given, would take the slowest worker without waiting."""
+        """Virtual seconds of the run or, if steps are given, of the slowest worker's steps without waiting."""
         if self.seconds is not None:
             return self.seconds
         assert self.steps is not None
@@ -89,12 +90,12 @@ class Job:
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """What a run has found.
+    """Result of a run.
 
     Attributes:
-        record: what happened to the workers.
-        seconds: of virtual time that it took.
-        final: what `Problem.final` said.
+        record: the record of the workers.
+        seconds: virtual seconds of the run.
+        final: result of `Problem.final`.
     """
 
     record: Record

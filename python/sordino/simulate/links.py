@@ -1,6 +1,6 @@
-"""What a transfer between two workers takes: latency, and bits over the rate of the slower end.
+"""Duration of a transfer between two workers: latency plus bits over the rate of the slower end.
 
-That is the model of wan-gossip-scheduling, section 5.2.
+This is the model of wan-gossip-scheduling, section 5.2.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ Floats = npt.NDArray[np.float64]
 Ranks = npt.NDArray[np.int64]
 
 _TICK = 2.0**-36  # seconds; sums of multiples of it are exact for 36 hours
-LONGEST = 2.0**17  # seconds: these 36 hours
-SLOWEST_GBPS = 1e-9  # a bit a second
+LONGEST = 2.0**17  # seconds: the 36 hours above
+SLOWEST_GBPS = 1e-9  # one bit per second
 
 
 def exact(seconds: float) -> float:
     """Return the nearest multiple of 2^-36 s (15 ps).
 
-    Sums and differences of such durations have no rounding errors, so what is planned to end at some time ends at that
-    time, whatever it was added up from.
+    Sums and differences of such durations have no rounding errors. So an event that is planned for some time happens at
+    exactly that time, whatever the time was added up from.
     """
     return round(seconds / _TICK) * _TICK
 
 
 class Links:
-    """The links of all workers.
+    """Links of all workers.
 
     Args:
-        gbps: what each worker sends and receives, in 10^9 bits a second; may be infinite.
-        latency: of every message, in seconds.
+        gbps: rate at which each worker sends and receives, in 10^9 bits per second; may be infinite.
+        latency: latency of every message, in seconds.
 
     Attributes:
-        gbps: the same, as an array [workers].
-        latency: the same, as an exact duration (see `exact`).
+        gbps: the rates, as an array [workers].
+        latency: the latency, as an exact duration (see `exact`).
     """
 
     def __init__(self, gbps: Sequence[float] | Floats, latency: float) -> None:
@@ -54,15 +54,15 @@ class Links:
 
     @classmethod
     def wide(cls, workers: int, wide: int, narrow_gbps: float, wide_gbps: float, latency: float) -> Links:
-        """Return links of which the first `wide` workers have the fast ones, the others the slow ones."""
+        """Return links: fast ones for the first `wide` workers, and slow ones for the remaining workers."""
         return cls(np.where(np.arange(workers) < wide, wide_gbps, narrow_gbps), latency)
 
     @classmethod
     def read(cls, path: str | os.PathLike[str], workers: int) -> Links:
-        """Read a JSON file: {"gbps": [one number a worker], "latency_ms": number}; Infinity is a number.
+        """Read a JSON file: {"gbps": [one number per worker], "latency_ms": number}. Infinity is a number.
 
         Raises:
-            UsageError: there is no such file, or it is not of this form, or is for another number of workers.
+            UsageError: the file is missing, has another form, or is for another number of workers.
         """
         form = (
             f'expected {{"gbps": [{workers} numbers from 1e-9], "latency_ms": a number from 0 to {LONGEST * 1e3:.0f}}}'
@@ -85,15 +85,15 @@ class Links:
         return cls(gbps, latency / 1e3)
 
     def seconds(self, i: int, j: int, count: float) -> float:
-        """Return what `count` bytes take from worker i to j, or from j to i; exact."""
+        """Return the duration of a transfer of `count` bytes between workers i and j, in exact seconds."""
         return exact(self.latency + 8e-9 * count / min(float(self.gbps[i]), float(self.gbps[j])))
 
     def all_seconds(self, i: Ranks, j: Ranks, count: float | Floats) -> Floats:
-        """Return `seconds` of many transfers at once; arrays of one length."""
+        """Return `seconds` of many transfers at once, for arrays of one length."""
         seconds = self.latency + 8e-9 * count / np.minimum(self.gbps[i], self.gbps[j])
         return np.asarray(np.rint(seconds / _TICK) * _TICK)
 
 
 def _is_number(value: object) -> bool:
-    """Return whether a value is a number that a float can be, infinity included."""
+    """Return whether a value is a number that a float can represent, including infinity."""
     return (type(value) is float and not math.isnan(value)) or (type(value) is int and abs(value) < 1 << 1000)

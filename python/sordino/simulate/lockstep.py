@@ -1,16 +1,18 @@
-"""The algorithms whose workers all take the same steps: how they train, and beside it how long that takes.
+"""Engine for algorithms whose workers take their steps together. One step of all workers is one turn of a loop.
 
-What a step does to the parameters does not depend on when things happen, so numerics and time are apart: with data the
-numerics are the real optimizer's (training.py), without they are arrays (vectorized.py); the time of a step is that of
-its traffic (traffic.py, timeline.py) in both.
+  numerics     change the parameters: the real optimizer with data (training.py), arrays without data (vectorized.py)
+  Traffic      returns the messages of the step (traffic.py)
+  Timeline     advances the clocks of the workers by these messages (timeline.py)
+  record       gets a point of the curve once the next 1 / `job.points` of the run is done
 
-A step that does not end its computation within `job.seconds` is not begun. Points of the curve have the time of the
-worker that is last.
+Numerics and time are separate, because the effect of a step on the parameters does not depend on times. A step is not
+begun if its computation would end after `job.seconds` on some worker. A point of the curve has the time of the slowest
+worker.
 
-Without data, for steps of 8 numbers a worker: 10^5 workers take 0.05 s a step with all-reduce, 0.2 s with algorithms
-that mix one segment (pushsum, gossipgrad, dpsgd), 0.7 s with four (crossover, segmentedgossip), on one core; 10^4 a
-tenth of that, 10^3 a hundredth. At its height the memory is 0.4 kB a worker with all-reduce, 0.5 to 0.6 with one
-segment and 0.8 with four (growth of the process's resident set for 10^5 workers).
+Cost without data, for models of 8 numbers, on one core: 10^5 workers take 0.05 s per step with all-reduce, 0.2 s with
+algorithms that mix one segment (pushsum, gossipgrad, dpsgd), and 0.7 s with four segments (crossover,
+segmentedgossip). 10^4 workers take a tenth of that, 10^3 a hundredth. Peak memory per worker is 0.4 kB with
+all-reduce, 0.5 to 0.6 kB with one segment and 0.8 kB with four (growth of the resident set for 10^5 workers).
 """
 
 from __future__ import annotations
@@ -35,11 +37,11 @@ from sordino.simulate.vectorized import numerics_of
 
 
 def run(job: Job, progress: Progress) -> Outcome:
-    """Simulate an algorithm whose workers take the same steps.
+    """Simulate an algorithm whose workers take their steps together.
 
     Raises:
-        UsageError: a setting would have no effect (see `check`), the algorithm cannot serve so many workers, or the
-            data are missing.
+        UsageError: a setting would have no effect (see `check`), the algorithm does not work with this number of
+            workers, or the data are missing.
     """
     check(job)
     if job.data == "none":
@@ -54,7 +56,7 @@ def run(job: Job, progress: Progress) -> Outcome:
 
 
 class _Course:
-    """Where a run has come to: its time, its curve, and whether there is another step."""
+    """Progress of a run: its time, its curve, and whether there is another step."""
 
     def __init__(
         self, job: Job, progress: Progress, traffic: Traffic, evaluate: Callable[[], dict[str, float]]
@@ -63,17 +65,17 @@ class _Course:
         self.record = Record(job.workers, job.spans_until)
         self._timeline = Timeline(job, self.record, traffic.delay, traffic.behind_loading)
         self._job, self._progress, self._traffic, self._evaluate = job, progress, traffic, evaluate
-        self._done = 0.0  # the part of the run that is
-        self._evaluated = -1  # the steps after which it was done last
+        self._done = 0.0  # fraction of the run
+        self._evaluated = -1  # number of steps at the last point of the curve
         self._point()
 
     @property
     def seconds(self) -> float:
-        """Virtual time: of the worker that is last."""
+        """Virtual time of the slowest worker, in seconds."""
         return float(self._timeline.clock.max())
 
     def goes_on(self) -> bool:
-        """Return whether there is another step; if not, the curve gets its last point."""
+        """Return whether there is another step. If there is none, add the last point to the curve."""
         if self._job.steps is not None:
             further = self.steps < self._job.steps
         else:
@@ -84,7 +86,7 @@ class _Course:
         return further
 
     def stepped(self, sent: Booleans | None) -> None:
-        """Note that a step is done; `sent` are the items that parameter skipping has sent."""
+        """Note a step. `sent` flags the items that parameter skipping has sent."""
         self._timeline.step(self._traffic.phases(self.steps, sent))
         self.steps += 1
         steps, before = self._job.steps, self._done
@@ -110,12 +112,12 @@ def _without_data(job: Job, progress: Progress) -> Outcome:
 
 
 def traffic_of(job: Job, problem: Problem, tensors: Sequence[tuple[str, int]]) -> Traffic:
-    """Return the traffic of a job's algorithm on a model of float32 tensors.
+    """Return the traffic of a job's algorithm on a model with float32 tensors.
 
     Args:
-        job: whose algorithm it is; says how many workers there are, and the bytes of a message.
-        problem: what is trained; says the bytes of its parameters.
-        tensors: their names and elements.
+        job: the job, with its algorithm, number of workers and bytes of a message.
+        problem: the problem, which gives the bytes of its parameters.
+        tensors: name and number of elements of each tensor.
     """
     scale = job.message_bytes / problem.parameter_bytes
     model = Model([name for name, _ in tensors], [4 * count * scale for _, count in tensors], scale)
@@ -123,7 +125,7 @@ def traffic_of(job: Job, problem: Problem, tensors: Sequence[tuple[str, int]]) -
 
 
 def with_data(job: Job, progress: Progress, problem: Problem, trainees: list[Trainee]) -> Outcome:
-    """Train `trainees`, one a worker, and evaluate them as `problem` does."""
+    """Train `trainees`, one per worker, and evaluate them by `problem`."""
     models = [trainee.model for trainee in trainees]
     tensors = [(name, parameter.numel()) for name, parameter in models[0].named_parameters()]
 

@@ -1,7 +1,7 @@
-"""What workers send each other, for all workers at once: one kind of messages after another.
+"""Messages between workers, as arrays over all workers.
 
-`Sends` set out as soon as their senders are there, each by itself; in `Rounds` everybody of a set sends at once, and
-all wait for the slowest. A step of an algorithm is a list of both.
+`Sends` leave as soon as their senders are ready, each by itself. In `Rounds` all workers of a set send at once, and all
+wait for the slowest message. A step of an algorithm is a list of both.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Sends:
-    """Messages that set out as soon as their senders have come so far.
+    """Messages that leave as soon as their senders are ready.
 
     Attributes:
-        sources, targets: of each message. A worker's messages leave, and arrive, in this order.
-        bytes: of each.
-        models: whether receivers average parameters, which may be old, rather than gradients.
+        sources, targets: sender and receiver of each message. The messages of a worker leave and arrive in this order.
+        bytes: bytes of each message.
+        models: whether the receivers average parameters, which may be old, and not gradients.
     """
 
     sources: Integers
@@ -36,13 +36,13 @@ class Sends:
 
 @dataclass(frozen=True, eq=False)
 class Rounds:
-    """Messages of workers that go in step: a round ends for all of a set when its slowest message has arrived.
+    """Messages in rounds: a round ends for all workers of a set when its slowest message has arrived.
 
     Attributes:
-        sources, targets: of each message of a round, [sets, messages].
-        bytes: of each.
-        rounds: that are all alike.
-        members: of the sets, [sets, members]; all wait for the slowest. Who sends may be some of them.
+        sources, targets: sender and receiver of each message of a round, [sets, messages].
+        bytes: bytes of each message.
+        rounds: number of equal rounds.
+        members: workers of each set, [sets, members]. All wait for the slowest message; some may send nothing.
     """
 
     sources: Integers
@@ -56,9 +56,9 @@ Phase = Sends | Rounds
 
 
 def all_reduce(sets: Integers, count: float) -> list[Phase]:
-    """Return all-reduces of `count` bytes within sets of workers, [sets, members].
+    """Return the all-reduces of `count` bytes within sets of workers, [sets, members].
 
-    The schedule is that of the core (csrc/topology/schedule.h).
+    The schedule is the core's (csrc/topology/schedule.h).
     """
     if count == 0:
         return []
@@ -67,10 +67,10 @@ def all_reduce(sets: Integers, count: float) -> list[Phase]:
 
 
 def ring(sets: Integers, count: float, rounds: int) -> Rounds:
-    """Return rounds in which everybody sends `count` bytes to the next one of its set."""
+    """Return rounds in which every worker sends `count` bytes to the next worker of its set."""
     return Rounds(sets, np.roll(sets, -1, axis=1), count, rounds, sets)
 
 
 def groups_of(workers: int, members: int) -> Integers:
-    """Return neighbours, [groups, members]."""
+    """Return groups of neighboring workers, [groups, members]."""
     return np.arange(workers).reshape(-1, members)

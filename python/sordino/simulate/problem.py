@@ -1,4 +1,4 @@
-"""What virtual workers train: real images, or a quadratic that needs no data."""
+"""Interface of the problems that virtual workers train: real images, or a quadratic that needs no data."""
 
 from __future__ import annotations
 
@@ -11,55 +11,55 @@ if TYPE_CHECKING:
 
 
 class Problem(Protocol):
-    """What is trained, and every worker's parameters. Everything random in it comes from the job's seed.
+    """Problem with the parameters of every worker. All random numbers in it come from the job's seed.
 
     Attributes:
-        size: how many parameters a model has.
+        size: number of parameters of a model.
     """
 
     size: int
 
     @property
     def parameter_bytes(self) -> int:
-        """Of one model."""
+        """Bytes of the parameters of one model."""
         ...
 
     def gradient(self, workers: list[int]) -> None:
-        """Compute the gradient of each of these workers' next batch at its parameters as they are now, and keep it."""
+        """Compute and keep the gradient of the next batch of each of these workers, at its current parameters."""
 
     def step(self, workers: list[int]) -> None:
-        """Move the parameters of each of these workers by the gradient that was computed last."""
+        """Change the parameters of each of these workers by the gradient that was computed last."""
 
     def leave(self, worker: int) -> None:
-        """Take in that the worker is dead: what is evaluated is that of the others."""
+        """Exclude a dead worker from evaluations."""
 
     def values(self, worker: int) -> Tensor:
-        """Return the worker's parameters, float32 [size]: the memory itself, to read and to write."""
+        """Return the worker's parameters, float32 [size]. This is the memory itself, to read and to write."""
         ...
 
     def evaluate(self) -> dict[str, float]:
-        """Return what a point of the learning curve says.
+        """Return the values of a point of the learning curve.
 
-        It is "consensus_distance", the mean over workers of the distance from the mean of them all, as
-        `sordino.torch.consensus_distance`; with data "accuracy", the mean over workers on a fixed part of the test
-        images; without, "distance", the mean over workers of the distance from the optimum.
+        "consensus_distance" is the mean over workers of the distance from their mean, as
+        `sordino.torch.consensus_distance`. With data, "accuracy" is the mean over workers on a fixed part of the test
+        images. Without data, "distance" is the mean over workers of the distance from the optimum.
         """
         ...
 
     def final(self) -> dict[str, float]:
-        """Return what is found after the last step, as `evaluate`, but with all test images; and "best_accuracy".
+        """Return the values after the last step, as `evaluate` but with all test images, and "best_accuracy".
 
-        That is the accuracy of the parameters that were best in `evaluate`, or of the last ones if they are better
-        ("best_distance" without data).
+        This is the accuracy of the parameters that were best in `evaluate`, or of the last parameters if they are
+        better. Without data it is "best_distance".
         """
         ...
 
 
 def problem_of(job: Job) -> Problem:
-    """Return the problem that the job names.
+    """Return the problem of a job.
 
     Raises:
-        UsageError, NotBuilt: its data are missing.
+        UsageError, NotBuilt: the data are missing.
     """
     if job.data == "none":
         from sordino.simulate.quadratic import Quadratic

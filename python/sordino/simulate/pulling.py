@@ -1,9 +1,9 @@
-"""Scheduled pull gossip in virtual time: every worker's `Schedule`, and the manager, carried out.
+"""Scheduled pull gossip in virtual time: executes the actions of every worker's `Schedule` and of the manager.
 
-After each step a worker publishes its parameters. A pull brings what its peer had published when it began. When the
-window has ended, and the pull is over, the worker takes the mean of the two, and the next window begins. Pulls from one
-peer at the same time do not slow each other down, as in the source's simulator, unless their links are shared (see
-`sordino.simulate.sharing`).
+A worker publishes its parameters after each step. A pull brings the parameters that the peer had published when the
+pull began. Once the window and the pull are over, the worker takes the mean of the two models and begins the next
+window. Pulls from one peer at the same time do not slow each other down, as in the source's simulator, unless links are
+shared (see `sordino.simulate.sharing`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _FOR_MANAGER = ("ask", "done", "failed")
 
 
 class _Worker:
-    """What one worker's window has come to."""
+    """State of one worker's window."""
 
     __slots__ = ("copied", "copy", "done", "end", "pull", "schedule", "under_way")
 
@@ -34,17 +34,17 @@ class _Worker:
         self.new_window(math.inf)
 
     def new_window(self, end: float) -> None:
-        """Begin a window: nothing has been pulled."""
+        """Begin a window without a pull."""
         self.end = end
         self.pull: Pull | None = None
         self.under_way = False
         self.done = False
         self.copy: Tensor | None = None
-        self.copied = 0.0  # when
+        self.copied = 0.0  # time of copying
 
 
 class Pulling(World):
-    """All workers of ScheduledPull."""
+    """Workers of ScheduledPull."""
 
     def __init__(self, job: Job, progress: Progress) -> None:
         self._algorithm = cast(ScheduledPull, job.algorithm)
@@ -54,7 +54,7 @@ class Pulling(World):
         self._manager: Manager | None = self._algorithm.manager_of(job.workers) if self._algorithm.managed else None
 
     def work(self, worker: int) -> Process:
-        """Go through windows, and average between them."""
+        """Go through windows of steps, and average between them."""
         mine = self._workers[worker]
         end = math.inf
         while True:
@@ -137,6 +137,6 @@ class Pulling(World):
             self._do(worker, mine.schedule.failed(self.now, pull.peer))
 
     def _is_over(self, worker: int) -> None:
-        """Note that this window has its pull, or will have none."""
+        """Note that this window has its pull, or will not have one."""
         self._workers[worker].done = True
         self.goes_on(worker)

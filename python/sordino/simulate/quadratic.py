@@ -1,7 +1,7 @@
-"""Training without data: worker i's loss is |x - a_i|^2 / 2, and its gradients carry noise.
+"""Problem without data: worker i's loss is |x - a_i|^2 / 2, and its gradients are noisy.
 
-Everything random is a hash of (seed, worker, step), so a worker sees the same noise whether it steps alone or all step
-at once, nothing is kept for it, and 10^5 workers are a few arrays.
+All random numbers are hashes of (seed, worker, step). So a worker gets the same noise whether it steps alone or all
+workers step at once, no generator state is kept, and 10^5 workers are a few arrays.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ Floats = NDArray[np.float32]
 Integers = NDArray[np.int64]
 
 _GOLDEN = 0x9E3779B97F4A7C15
-_START = -1  # the step whose draws are the a_i
-_AHEAD = 16  # steps for which a worker that steps alone draws at once
-_BLOCKS = 4  # tensors that the parameters are made of
+_START = -1  # step whose random numbers are the a_i
+_AHEAD = 16  # steps for which a worker that steps alone draws its noise at once
+_BLOCKS = 4  # tensors that the parameters consist of
 
 
 class Quadratic:
-    """Workers that each want to be somewhere else, and together at the mean of those places.
+    """Problem of workers with different optima a_i. The common optimum is the mean of the a_i.
 
     Attributes:
         size: elements of a worker's parameters, `job.dimension`.
-        workers: how many there are.
-        message_bytes: of a whole model, as links see it.
-        tensors: that the parameters are made of: the name and the elements of each, in order. There are several, so
+        workers: number of workers.
+        message_bytes: bytes of a whole model on the links.
+        tensors: name and number of elements of each tensor of the parameters, in order. There are several tensors, so
             that algorithms have something to cut.
-        parameters: of all workers, float32 [workers, size]; 0 to begin with.
+        parameters: parameters of all workers, float32 [workers, size], initially 0.
         targets: the a_i, float32 [workers, size], normally distributed around 1.
-        optimum: their mean, float64 [size].
+        optimum: mean of the a_i, float64 [size].
 
     Args:
-        noise: standard deviation of what is added to each element of a gradient.
+        noise: standard deviation of the noise that is added to each element of a gradient.
     """
 
     def __init__(self, job: Job, noise: float = 0.1) -> None:
@@ -55,8 +55,8 @@ class Quadratic:
         self.optimum = self.targets.mean(axis=0, dtype=np.float64)
         self._lr, self._momentum = np.float32(job.lr), np.float32(job.momentum)
         self._noise, self._seed = np.float32(noise), job.seed
-        self._drawn: Integers = np.zeros(self.workers, np.int64)  # gradients, by worker
-        self._ahead: dict[int, tuple[int, Floats]] = {}  # of which steps, and the noise; of workers that step alone
+        self._drawn: Integers = np.zeros(self.workers, np.int64)  # gradients so far, by worker
+        self._ahead: dict[int, tuple[int, Floats]] = {}  # block of steps and its noise, of workers that step alone
         self._gradients: Floats = np.zeros_like(self.parameters)
         self._momenta: Floats | None = np.zeros_like(self.parameters) if job.momentum else None
         self._alive = np.ones(self.workers, np.bool_)
@@ -64,13 +64,13 @@ class Quadratic:
 
     @property
     def parameter_bytes(self) -> int:
-        """Of one worker's parameters."""
+        """Bytes of one worker's parameters."""
         return 4 * self.size
 
     # ---- some workers ------------------------------------------------------------------------------------------
 
     def gradient(self, workers: list[int]) -> None:
-        """Compute the gradient of each of these workers' next step at its parameters as they are now, and keep it."""
+        """Compute and keep the gradient of the next step of each of these workers, at its current parameters."""
         rows = rows_of(workers)
         found = self.parameters[rows] - self.targets[rows]
         if self._noise and len(workers) >= _AHEAD:
@@ -82,7 +82,7 @@ class Quadratic:
         self._drawn[rows] += 1
 
     def _drawn_ahead(self, worker: int) -> Floats:
-        """Return the noise of a worker's next step, drawn with that of others to come."""
+        """Return the noise of a worker's next step, which is drawn together with that of some further steps."""
         block, place = divmod(int(self._drawn[worker]), _AHEAD)
         found = self._ahead.get(worker)
         if found is None or found[0] != block:
@@ -93,26 +93,26 @@ class Quadratic:
         return noise_of_step
 
     def kept_gradient(self, worker: int) -> torch.Tensor:
-        """Return what `gradient` has computed, float32 [size]."""
+        """Return the gradient that `gradient` has computed, float32 [size]."""
         return torch.from_numpy(self._gradients[worker])
 
     def step(self, workers: list[int]) -> None:
-        """Move the parameters of each of these workers by the gradient that was computed last."""
+        """Change the parameters of each of these workers by the gradient that was computed last."""
         rows = rows_of(workers)
         self._move(rows, self._gradients[rows])
 
     def leave(self, worker: int) -> None:
-        """Take in that the worker is dead: what is evaluated is that of the others."""
+        """Exclude a dead worker from evaluations."""
         self._alive[worker] = False
 
     def values(self, worker: int) -> torch.Tensor:
-        """Return the worker's parameters, float32 [size]: the memory itself."""
+        """Return the worker's parameters, float32 [size]. This is the memory itself."""
         return torch.from_numpy(self.parameters[worker])
 
     # ---- all at once -------------------------------------------------------------------------------------------
 
     def gradients(self) -> Floats:
-        """Return the gradients of everybody's next step, float32 [workers, size]; the next call overwrites them."""
+        """Return the gradients of all workers' next step, float32 [workers, size]. The next call overwrites them."""
         np.subtract(self.parameters, self.targets, out=self._gradients)
         if self._noise:
             everybody = np.arange(self.workers)
@@ -121,13 +121,13 @@ class Quadratic:
         return self._gradients
 
     def move(self, gradients: Floats) -> None:
-        """Take everybody's step by these gradients, float32 [workers, size] or [size]."""
+        """Take a step of all workers by these gradients, float32 [workers, size] or [size]."""
         self._move(slice(0, self.workers), gradients)
 
     def evaluate(self) -> dict[str, float]:
-        """Return means over the workers, of two distances.
+        """Return the means over workers of two distances.
 
-        `distance` is from the optimum, and `consensus_distance` from the mean of them all.
+        `distance` is from the optimum, and `consensus_distance` from the mean of all workers.
         """
         values = self.parameters if self._alive.all() else self.parameters[self._alive]
         distance = _mean_distance(values, self.optimum)
@@ -138,7 +138,7 @@ class Quadratic:
         }
 
     def final(self) -> dict[str, float]:
-        """Return what `evaluate` does, and `best_distance`, the least that it has ever found."""
+        """Return the result of `evaluate`, and `best_distance`, the smallest distance so far."""
         return {**self.evaluate(), "best_distance": self._best}
 
     def _move(self, rows: Rows, gradients: Floats) -> None:
@@ -149,7 +149,7 @@ class Quadratic:
 
 
 class Trainee:
-    """A worker of the quadratic, as a torch module: for algorithms that only the real optimizer knows."""
+    """Worker of the quadratic as a torch module, for algorithms that are simulated by the real optimizer only."""
 
     def __init__(self, problem: Quadratic, worker: int) -> None:
         self._problem, self._worker = problem, worker
@@ -161,25 +161,25 @@ class Trainee:
             begin += length
 
     def backward(self) -> None:
-        """Add the gradient of the next step to the parameters' `grad`."""
+        """Add the gradient of the next step to `grad` of the parameters."""
         parameters = list(self.model.parameters())
         self._problem.values(self._worker).copy_(torch.nn.utils.parameters_to_vector(parameters).detach())
         self._problem.gradient([self._worker])
         gradient = self._problem.kept_gradient(self._worker)
-        # Through autograd, as a network's would come.
+        # Through autograd, so that gradients come as from a network.
         (torch.nn.utils.parameters_to_vector(parameters) * gradient).sum().backward()
 
 
 def normal(seed: int, workers: Integers, steps: Integers, dimension: int) -> Floats:
-    """Return normally distributed numbers that are the same for the same seed, worker, step and place.
+    """Return normally distributed numbers, a function of seed, worker, step and column.
 
-    They are float32 [workers, dimension]: Box-Muller on both halves of a hash (splitmix64).
+    They are float32 [workers, dimension], made by Box-Muller from both halves of a hash (splitmix64).
 
     Args:
         seed: any integer, taken modulo 2^64.
-        workers: of each row; integers [workers].
-        steps: of each row; of the same length.
-        dimension: how many numbers a row has.
+        workers: worker of each row; integers [workers].
+        steps: step of each row, of the same length.
+        dimension: numbers per row.
     """
     pairs = -(-dimension // 2)
     with np.errstate(over="ignore"):
@@ -203,5 +203,5 @@ def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def _mean_distance(values: Floats, place: NDArray[np.float64]) -> float:
-    """Return the mean distance of the rows from a place."""
+    """Return the mean distance of the rows from a point."""
     return float(np.sqrt(np.square(values - place).sum(axis=1)).mean())

@@ -1,4 +1,4 @@
-"""What happens to the workers: sums in one array a quantity, cheap for 10^5 workers, and the learning curve."""
+"""Record of a simulation: one array per counter, cheap for 10^5 workers, and the learning curve."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ import numpy as np
 from sordino.simulate.links import Floats, Ranks
 
 Rows = int | slice | Ranks
-"""Which rows of an array."""
+"""Rows of an array, as an index."""
 
 Activity = Literal["compute", "wait", "transfer"]
 
 
 def rows_of(workers: list[int]) -> Rows:
-    """Return the rows of some workers, of which one alone is cheaper as a number."""
+    """Return the rows of some workers as an index. A single worker is cheaper as a number."""
     return workers[0] if len(workers) == 1 else np.array(workers, np.int64)
 
 
 BY_PAIRS = 64
-"""Workers at most for which it is known who has sent how much to whom, and whose course is kept."""
+"""Largest number of workers for which bytes are counted by pairs. Only this many workers have a course."""
 
 
 class Sums(NamedTuple):
-    """Where the first workers, up to `BY_PAIRS`, have come to at a time, as arrays of `Record` say, [workers]."""
+    """Counters of the first workers, up to `BY_PAIRS`, at one time. Same arrays as in `Record`, [workers]."""
 
     time: float
     steps: np.ndarray[tuple[int, ...], np.dtype[np.int64]]
@@ -38,9 +38,9 @@ class Sums(NamedTuple):
 
 
 class Span(NamedTuple):
-    """What a worker did from `begin` to `end`, in virtual seconds.
+    """Activity of a worker from `begin` to `end`, in virtual seconds.
 
-    "transfer" is the receiving of a model from `peer`, which may be beside "compute"; `peer` is -1 where there is none.
+    "transfer" is the receipt of a model from `peer`, which may overlap "compute". `peer` is -1 if there is no peer.
     """
 
     worker: int
@@ -51,25 +51,25 @@ class Span(NamedTuple):
 
 
 class Record:
-    """One run.
+    """Record of one run.
 
     Args:
-        spans_until: virtual seconds up to which spans are kept; 0 keeps none.
+        spans_until: virtual seconds up to which spans are kept. 0 keeps no spans.
 
     Attributes:
-        steps: of the optimizer, by worker; int64 [workers], as are `messages` and `pulls`.
-        computing: seconds, by worker; float64 [workers], as are `waiting`, `bytes` and `ages`.
-        waiting: seconds in which the worker had nothing to do.
-        messages: that the worker sent: models, parts of models, and those of the scheduling.
-        bytes: in them.
-        pairs: the same by worker and receiver, float64 [workers, workers]; None where workers are more than `BY_PAIRS`.
-        pulls: models of others, or parts of them, that the worker has averaged into its own.
-        ages: seconds, their sum over `pulls`: how long before its use each was copied from the other's parameters.
-        oldest: the longest of them all.
-        course: the sums at every point of the learning curve.
-        curve: {"time": virtual seconds, and what `Problem.evaluate` says}, in the order of time.
+        steps: optimizer steps by worker; int64 [workers], as are `messages` and `pulls`.
+        computing: seconds by worker; float64 [workers], as are `waiting`, `bytes` and `ages`.
+        waiting: seconds in which the worker was idle.
+        messages: messages that the worker sent: models, parts of models, and scheduling messages.
+        bytes: bytes of these messages.
+        pairs: the bytes by worker and receiver, float64 [workers, workers]; None for more than `BY_PAIRS` workers.
+        pulls: models of other workers, or parts of them, that the worker has averaged into its own.
+        ages: sum over `pulls` of the seconds between the copying of the other's parameters and their use.
+        oldest: the longest of these times, over all workers.
+        course: the counters at every point of the learning curve.
+        curve: {"time": virtual seconds, and the values of `Problem.evaluate`}, in the order of time.
         spans: see `Span`.
-        warnings: that users of the real algorithm would have seen.
+        warnings: warnings that a user of the real algorithm would have seen.
     """
 
     def __init__(self, workers: int, spans_until: float = 0.0) -> None:
@@ -89,7 +89,7 @@ class Record:
         self._spans_until = spans_until
 
     def computed(self, rows: Rows, begin: float | Floats, end: float | Floats) -> None:
-        """Note that the workers of these rows have each done a step."""
+        """Note a step of each of these workers."""
         self.steps[rows] += 1
         self.computing[rows] += end - begin
         if self._spans_until > 0 and np.any(begin < self._spans_until):
@@ -98,19 +98,19 @@ class Record:
                 self._span(int(worker), "compute", float(since), float(until), -1)
 
     def waited(self, worker: int, begin: float, end: float, peer: int = -1) -> None:
-        """Note that the worker had to wait (for `peer`)."""
+        """Note that a worker had to wait (for `peer`)."""
         self.waiting[worker] += end - begin
         self._span(worker, "wait", begin, end, peer)
 
     def sent(self, worker: int, to: int, count: float) -> None:
-        """Note that the worker has sent another one a message of so many bytes."""
+        """Note that a worker has sent a message of `count` bytes to another one."""
         self.messages[worker] += 1
         self.bytes[worker] += count
         if self.pairs is not None:
             self.pairs[worker, to] += count
 
     def sent_all(self, sources: Ranks, targets: Ranks, counts: Floats, rounds: int = 1) -> None:
-        """Note so many messages from each of `sources` to the one of `targets`, all of `counts` bytes."""
+        """Note `rounds` messages from each of `sources` to the same place of `targets`, with `counts` bytes each."""
         workers = len(self.bytes)
         self.messages += rounds * np.bincount(sources, minlength=workers)
         self.bytes += rounds * np.bincount(sources, weights=counts, minlength=workers)
@@ -118,11 +118,11 @@ class Record:
             np.add.at(self.pairs, (sources, targets), rounds * counts)
 
     def received(self, worker: int, peer: int, begin: float, end: float) -> None:
-        """Note that the worker has received a model, between these times."""
+        """Note that a worker has received a model from `begin` to `end`."""
         self._span(worker, "transfer", begin, end, peer)
 
     def used(self, worker: int, age: float) -> None:
-        """Note that the worker has averaged a model that was copied `age` seconds ago into its own."""
+        """Note that a worker has averaged a model that was copied `age` seconds ago into its own."""
         self.pulls[worker] += 1
         self.ages[worker] += age
         self.oldest = max(self.oldest, age)
@@ -133,7 +133,7 @@ class Record:
         self.course.append(self.sums(time))
 
     def sums(self, time: float) -> Sums:
-        """Return where workers have come to by now, which is `time`."""
+        """Return the current counters. `time` is the current time."""
         first = slice(BY_PAIRS)
         pairs = None if self.pairs is None else self.pairs.copy()
         return Sums(
@@ -148,7 +148,7 @@ class Record:
         )
 
     def warned(self, text: str) -> None:
-        """Note a warning; each text is kept once."""
+        """Note a warning. Each text is kept once."""
         if text not in self.warnings:
             self.warnings.append(text)
 
@@ -159,7 +159,7 @@ class Record:
     def as_dict(self, by_worker: bool) -> dict[str, Any]:
         """Return means over workers (`age`: over all pulls) and the curve, for a JSON file.
 
-        If asked for, every worker's, too.
+        With `by_worker`, also return the values of every worker.
         """
         pulls = int(self.pulls.sum())
         found: dict[str, Any] = {

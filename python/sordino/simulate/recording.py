@@ -1,7 +1,7 @@
-"""Writes what simulations have found as training writes its own record (`sordino.record`), in virtual seconds.
+"""Writer of the results of simulations, in the format of training records (`sordino.record`), in virtual seconds.
 
-A folder holds one run, or a folder for each. Workers have a file each, up to a number; the learning curve, which is of
-all of them, is in the first one's. A line sums up the steps from one point of that curve to the next.
+A folder holds one run, or one folder per run. Each worker has a file, up to a number of workers. The first worker's
+file has the learning curve, which is of all workers. A line sums up the steps between two points of the curve.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ _WHAT = {"compute": "compute", "wait": "wait", "transfer": "move"}
 
 
 class Records:
-    """The records of the runs of a command, which begin before they do.
+    """Records of the runs of a command. They are opened before the runs begin.
 
     Args:
-        folder: of all of them.
-        runs: in their order.
-        setting: what is simulated, in words.
+        folder: the folder of all records.
+        runs: the runs, in order.
+        setting: description of the simulation.
 
     Raises:
-        UsageError: there is a record already, or none can be written there.
+        UsageError: there is a record already, or the folder cannot be written.
     """
 
     def __init__(self, folder: Path, runs: Sequence[Run], setting: str) -> None:
@@ -44,7 +44,7 @@ class Records:
         ]  # fmt: skip
 
     def write(self, runs: Sequence[Run], outcomes: Sequence[Outcome]) -> None:
-        """Write down what was found."""
+        """Write the results."""
         for place, job, run, outcome in zip(self._folders, self._jobs, runs, outcomes, strict=True):
             for worker in range(min(run.job.workers, BY_PAIRS)):
                 _write_worker(place, worker, run, outcome)
@@ -74,13 +74,13 @@ def _write_worker(folder: Path, worker: int, run: Run, outcome: Outcome) -> None
 
 
 def _stretches(record: Record, worker: int, seconds: float) -> list[tuple[Sums, Sums]]:
-    """Return the parts of a worker's run, from one point of the curve to a later one, with a step."""
+    """Return the intervals between points of the curve in which a worker has taken a step."""
     points = [record.course[0]]
     for sums in [*record.course[1:], record.sums(seconds)]:
         if sums.steps[worker] > points[-1].steps[worker]:
             points.append(sums)
     if len(points) > 1:
-        points[-1] = record.sums(points[-1].time)  # what followed the last step has no other line
+        points[-1] = record.sums(points[-1].time)  # no other line counts the time after the last step
     return list(pairwise(points))
 
 
@@ -102,7 +102,7 @@ def _write_steps(file: Lines, worker: int, begin: Sums, end: Sums) -> None:
 
 
 def _spans(record: Record, worker: int) -> Iterable[list[Any]]:
-    """Yield a worker's spans, and for each wait whom it was for: who sent what came last in it."""
+    """Yield a worker's spans, and after each wait its reason: the rank that sent the data that came last in it."""
     mine = [span for span in record.spans if span.worker == worker]
     transfers = [span for span in mine if span.activity == "transfer"]
     for span in mine:
@@ -114,7 +114,7 @@ def _spans(record: Record, worker: int) -> Iterable[list[Any]]:
 
 
 def _reason(wait: Span, transfers: Sequence[Span]) -> tuple[float, float, int] | None:
-    """Return from when to when a worker has waited for whom; the rest of its wait, data were on their way."""
+    """Return begin, end and peer of the wait for a peer. In the rest of the wait data were in flight."""
     if wait.peer >= 0:
         return wait.begin, wait.end, wait.peer
     inside = [one for one in transfers if one.begin < wait.end and one.end > wait.begin]

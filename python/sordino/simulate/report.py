@@ -1,4 +1,4 @@
-"""The table of a simulation, and its JSON."""
+"""Table of a simulation's results, and its JSON."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from sordino.simulate.choices import Plan
 from sordino.simulate.job import Job, Outcome
 from sordino.simulate.links import exact
 
-_GUESSING, _HARDLY = 0.1, 0.3  # of ten classes; what is below the second has not learnt enough to be compared
-_BY_WORKER = 64  # workers at most whose own numbers the JSON has
+_GUESSING, _HARDLY = 0.1, 0.3  # with ten classes; below the second, training has not learnt enough to compare
+_BY_WORKER = 64  # workers at most for which the JSON has values by worker
 _SOURCE = {
     0: {"scheduled, manager": 0.865, "scheduled, autonomous": 0.864, "no overlap": 0.860},
     2: {"scheduled, manager": 0.866, "scheduled, autonomous": 0.867, "no overlap": 0.861},
     6: {"scheduled, manager": 0.866, "scheduled, autonomous": 0.867, "no overlap": 0.862},
 }
 """Table 3 of wan-gossip-scheduling: the best accuracy on Fashion-MNIST within 1000 s, by the number of wide links. It
-names naive overlap the worst, without a number."""
+calls naive overlap the worst, without a number."""
 
 
 def score(final: Mapping[str, float]) -> str:
-    """Return what a run has come to."""
+    """Return the final score of a run."""
     if "accuracy" in final:
         return f"accuracy {final['accuracy']:.2%}"
     return f"distance from the optimum {final['distance']:.4g}"
 
 
 def setting(plan: Plan) -> str:
-    """Return what is simulated, with all that was not said on the command line."""
+    """Return a description of the simulation, including values that were not given on the command line."""
     job = plan.runs[0].job
     gbps, compute = sorted(set(job.links.gbps.tolist())), sorted(set((1e3 * job.compute).round(4).tolist()))
     rates = " and ".join(f"{rate:g}" for rate in gbps) if len(gbps) < 4 else f"{gbps[0]:g} to {gbps[-1]:g}"
@@ -54,7 +54,7 @@ def _size(count: float) -> str:
 
 
 def source(job: Job) -> dict[str, float]:
-    """Return the source's figures for this setting, by mode; empty if it has none."""
+    """Return the source's results for this setting, by mode; empty if the source has none."""
     wide = int((job.links.gbps == 10).sum())
     fits = job.data == "fashion-mnist" and job.workers == 8 and job.links.latency == exact(5e-3)
     rates = sorted(job.links.gbps.tolist()) == [1.0] * (8 - wide) + [10.0] * wide
@@ -63,7 +63,7 @@ def source(job: Job) -> dict[str, float]:
 
 
 def results(plan: Plan, outcomes: Sequence[Outcome]) -> Results:
-    """Return all that was found."""
+    """Return all results."""
     job = plan.runs[0].job
     runs = [
         {
@@ -105,7 +105,7 @@ def results(plan: Plan, outcomes: Sequence[Outcome]) -> Results:
 
 
 def text(plan: Plan, found: Results) -> str:
-    """Return the table, and what else is to be said."""
+    """Return the table, with its legend and warnings."""
     modes = list(dict.fromkeys(run["mode"] for run in found["runs"]))
     by_mode = {mode: [run for run in found["runs"] if run["mode"] == mode] for mode in modes}
     what = "accuracy" if "accuracy" in found["runs"][0] else "distance"
@@ -157,7 +157,7 @@ def _legend(what: str, seeds: int) -> str:
 
 
 def _gains(by_mode: Mapping[str, list[Results]], what: str) -> str:
-    """Return how much better each mode is than the first, seed by seed."""
+    """Return how much better each mode is than the first one, compared seed by seed."""
     first, *others = by_mode
     parts = []
     for mode in others:

@@ -1,9 +1,9 @@
-"""Transfers at the same time share the links that they have in common, fairly.
+"""Fair sharing of links by simultaneous transfers.
 
-A worker sends and receives at its link's rate, both at once. The transfers that leave a worker share what it sends,
-those that enter it what it receives, and what one of them cannot use, because its other end is slower, the others do:
-max-min fairness, which TCP streams of equal delay come near to. Whenever transfers have begun or ended, the rates of
-all are found anew; between, they do not change, so the ends are exact.
+A worker sends and receives at its link's rate, both at once. The transfers that leave a worker share its sending rate,
+and the transfers that enter it its receiving rate. A rate that one transfer cannot use, because its other end is
+slower, goes to the others. This is max-min fairness, which TCP streams of equal delay approximate. The rates of all
+transfers are computed again whenever a transfer begins or ends. They are constant in between, so end times are exact.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ Call = tuple[Callable[..., None], tuple[Any, ...]]
 
 
 def fair_rates(ends: Sequence[tuple[int, int]], gbps: Sequence[float]) -> list[float]:
-    """Return the max-min fair rates of transfers, in 10^9 bits a second.
+    """Return the max-min fair rates of transfers, in 10^9 bits per second.
 
-    The link that has least for each of its transfers gives all of them that much; so do the others, in turn, with what
-    is left of them.
+    The link with the smallest share per transfer gives all its transfers that share. Then the other links do the same,
+    in turn, with their remaining rates.
 
     Args:
-        ends: sender and receiver of each.
-        gbps: what each worker sends, and what it receives.
+        ends: sender and receiver of each transfer.
+        gbps: rate at which each worker sends, and at which it receives.
     """
     over: dict[tuple[str, int], set[int]] = {}
     for number, (sender, to) in enumerate(ends):
@@ -52,15 +52,15 @@ def fair_rates(ends: Sequence[tuple[int, int]], gbps: Sequence[float]) -> list[f
 
 @dataclass(eq=False, slots=True)
 class Flow:
-    """A transfer under way.
+    """Transfer in flight.
 
     Attributes:
         ends: sender and receiver.
-        bytes: that had not left when it got the rate that it has.
-        call: what is called when all have arrived.
-        rate: in 10^9 bits a second.
-        since: when it got that rate.
-        end: when the last byte leaves, if the rate stays.
+        bytes: bytes that had not left when the transfer got its current rate.
+        call: call to make when all bytes have arrived.
+        rate: rate in 10^9 bits per second.
+        since: time at which it got that rate.
+        end: time at which the last byte leaves if the rate does not change.
     """
 
     ends: tuple[int, int]
@@ -72,9 +72,9 @@ class Flow:
 
 
 class Sharing:
-    """All transfers under way. It knows no clock: whoever drives it says what time it is, in order.
+    """All transfers in flight. It has no clock: the caller passes the time, which must not decrease.
 
-    When all that begins and ends at a time has been told, `divide` finds the rates from then on.
+    Call `divide` after all beginnings and ends at one time. It computes the rates from then on.
     """
 
     def __init__(self, links: Links) -> None:
@@ -83,27 +83,27 @@ class Sharing:
         self.flows: list[Flow] = []
 
     def begin(self, now: float, sender: int, to: int, count: float, call: Call) -> None:
-        """Note that a transfer of `count` bytes begins."""
+        """Note the beginning of a transfer of `count` bytes."""
         self.flows.append(Flow((sender, to), count, call, 0.0, now, math.inf))
 
     def drop(self, worker: int) -> None:
-        """Note that a worker sends and receives no more; its transfers never arrive."""
+        """Drop the transfers of a worker that has died. They never arrive."""
         self.flows = [flow for flow in self.flows if worker not in flow.ends]
 
     def ended(self, now: float) -> list[Call]:
-        """Return the calls of those whose last byte has left by now, in the order in which they began; forget them."""
+        """Remove the transfers whose last byte has left by now. Return their calls in the order of beginning."""
         over = [flow.call for flow in self.flows if flow.end <= now]
         self.flows = [flow for flow in self.flows if flow.end > now]
         return over
 
     def divide(self, now: float) -> float | None:
-        """Find all rates; return when the next transfer's last byte leaves, unless they change before; None: never."""
+        """Compute all rates. Return when the next last byte leaves if they do not change; None: no transfers."""
         latency = self._links.latency
         for flow, rate in zip(self.flows, fair_rates([flow.ends for flow in self.flows], self._gbps), strict=True):
             if rate != flow.rate:
                 if now > flow.since:
                     flow.bytes = max(flow.bytes - flow.rate * (now - flow.since) / _BYTES, 0.0)
                 flow.rate, flow.since = rate, now
-                # Alone it takes exactly what `Links.seconds` says.
+                # Without other transfers this takes exactly `Links.seconds`.
                 flow.end = now + exact(latency + _BYTES * flow.bytes / rate) - latency
         return min((flow.end for flow in self.flows), default=None)

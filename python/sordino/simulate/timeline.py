@@ -1,9 +1,8 @@
-"""Who waits for whom when workers go step by step: everybody's clock, and when everybody's link is free.
+"""Virtual clocks of workers that step together, and the times at which their links become free.
 
-A worker's link carries one transfer at a time in each direction. A transfer begins when the sender has come so far and
-both ends are free, occupies them for its latency, too, and what takes no time (no latency, infinite rate) occupies
-nothing. A few numpy operations a phase,
-however many workers there are.
+A worker's link carries one transfer at a time in each direction. A transfer begins when its sender is ready and both
+ends are free. It occupies both ends, also during its latency. A transfer that takes no time (no latency, infinite rate)
+occupies nothing. A phase costs a few numpy operations for any number of workers.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from sordino.simulate.record import Record
 
 
 class Timeline:
-    """The virtual time of all workers.
+    """Virtual time of all workers.
 
     Attributes:
-        clock: when each worker begins its next step, in seconds; float64 [workers].
-        record: where is written what happens.
+        clock: time at which each worker begins its next step, in seconds; float64 [workers].
+        record: the record of the workers.
 
     Args:
         delay, behind_loading: see `sordino.simulate.traffic.Traffic`.
@@ -33,11 +32,11 @@ class Timeline:
         self.clock = np.zeros(job.workers)
         self.record = record
         self._job, self._delay, self._behind_loading = job, delay, behind_loading
-        self._out, self._into = np.zeros(job.workers), np.zeros(job.workers)  # when links are free
-        self._under_way: deque[Floats] = deque()  # when everybody has what it waits for later
+        self._out, self._into = np.zeros(job.workers), np.zeros(job.workers)  # times at which links become free
+        self._under_way: deque[Floats] = deque()  # times at which exchanges that workers await later end
 
     def step(self, phases: Sequence[Phase]) -> None:
-        """Have everybody compute, take part in the phases, and load its next batch."""
+        """Let all workers compute, take part in the phases, and load their next batches."""
         done = self.clock + self._job.compute
         self.record.computed(slice(None), self.clock, done)
         ready = done
@@ -59,7 +58,7 @@ class Timeline:
     # ---- phases ------------------------------------------------------------------------------------------------
 
     def _send(self, phase: Sends, ready: Floats) -> Floats:
-        """Return when everybody has what is sent to it."""
+        """Return the time at which each worker has received its messages."""
         arrived, record = ready.copy(), self.record
         seconds = self._job.links.all_seconds(phase.sources, phase.targets, phase.bytes)
         ends = np.empty(len(seconds))
@@ -86,7 +85,7 @@ class Timeline:
         return arrived
 
     def _go_round(self, phase: Rounds, ready: Floats) -> Floats:
-        """Return when the last round is over for everybody."""
+        """Return the time at which the last round ends for each worker."""
         members, record = phase.members, self.record
         seconds = self._job.links.all_seconds(phase.sources, phase.targets, phase.bytes)
         takes = phase.rounds * seconds.max(axis=1)
@@ -110,7 +109,7 @@ class Timeline:
     # ---- the record --------------------------------------------------------------------------------------------
 
     def _kept(self, begin: Floats) -> bool:
-        """Return whether there is one among what begins then that the record keeps a span of."""
+        """Return whether the record keeps a span that begins at one of these times."""
         return bool((begin < self._job.spans_until).any())
 
     def _waited(self, begin: Floats, end: Floats) -> None:
@@ -122,16 +121,16 @@ class Timeline:
 
 
 def _without_conflict(sources: Integers, targets: Integers) -> Iterator[Integers]:
-    """Yield the numbers of messages, cut such that in no part there are two from or to one worker.
+    """Yield indices of messages, in parts that have no two messages from one worker, or to one worker.
 
-    Each worker's come in order.
+    The messages of each worker stay in order.
     """
     left = np.arange(len(sources))
     seen = np.empty(int(max(sources.max(initial=0), targets.max(initial=0))) + 1, np.int64)
     while len(left) > 0:
         first = np.ones(len(left), np.bool_)
         for ends in (sources[left], targets[left]):
-            seen[ends[::-1]] = left[::-1]  # of several that are written to one place, the last stays
+            seen[ends[::-1]] = left[::-1]  # of several values written to one index, the last stays
             first &= seen[ends] == left
         yield left[first]
         left = left[~first]

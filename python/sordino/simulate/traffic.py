@@ -1,6 +1,6 @@
-"""An algorithm's traffic (`sordino.algorithms.traffic`) as messages between workers that have a link each.
+"""Conversion of an algorithm's traffic (`sordino.algorithms.traffic`) to messages between workers with a link each.
 
-Small all-reduces that happen to be ready together, which the core makes one, are apart here.
+The core combines small all-reduces that are ready at the same time. Here they are separate.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from sordino.algorithms import Algorithm
 from sordino.algorithms.traffic import Exchange, Model, Operation, Reduction
 from sordino.simulate.phases import Booleans, Floats, Integers, Phase, Sends, all_reduce, ring
 
-_AVERAGES = (Dissemination, Exponential, RandomCycle, RandomPull, Ring, Roulette)  # own value and all sources', evenly
+_AVERAGES = (Dissemination, Exponential, RandomCycle, RandomPull, Ring, Roulette)  # mean of own and source values
 
 
 class Rows(NamedTuple):
-    """What everybody mixes in one segment: own value, if kept, plus the sources', times the scale.
+    """Mixing of all workers in one segment: (own value, if kept, plus the values of the sources) times the scale.
 
     Attributes:
-        sources: of worker 0, then of worker 1, ...
-        counts: how many each has, [workers].
+        sources: sources of worker 0, then of worker 1, ...
+        counts: number of sources of each worker, [workers].
         keeps_own, scale: [workers].
     """
 
@@ -47,7 +47,7 @@ class Rows(NamedTuple):
     @classmethod
     def of(cls, topology: Topology, round: int, segment: int) -> Rows:
         """Return all rows of a topology."""
-        if isinstance(topology, _AVERAGES):  # the rows follow from the sources: one call instead of one a worker
+        if isinstance(topology, _AVERAGES):  # the rows follow from the sources: one call instead of one per worker
             found = topology.all_sources(round, segment)
             counts = np.fromiter(map(len, found), np.int64, len(found))
             keeps_own, scale = np.ones(len(found), np.bool_), 1 / (counts + 1)
@@ -60,7 +60,7 @@ class Rows(NamedTuple):
         return cls(sources, counts, keeps_own, scale)
 
     def slots(self) -> list[tuple[Integers, Integers]]:
-        """Return workers and a source of each: first everybody's first source, then everybody's second one, ..."""
+        """Return workers and one source of each: first the first source of every worker, then the second one, ..."""
         begins = np.cumsum(self.counts) - self.counts
         found = []
         for slot in range(int(self.counts.max(initial=0))):
@@ -70,9 +70,9 @@ class Rows(NamedTuple):
 
 
 class SharedRows:
-    """The rows of the round that is under way.
+    """Rows of the current round.
 
-    For those who compute with them and those who count messages: to find them takes longer than either.
+    The numerics and the count of messages share them, because computing them takes longer than either.
     """
 
     def __init__(self) -> None:
@@ -83,10 +83,10 @@ class SharedRows:
         """Return the rows of a segment in a round.
 
         Args:
-            number: of the exchange among those of a phase.
-            topology: the same for the same number.
-            round: of the topology.
-            segment: that is mixed.
+            number: number of the exchange among the exchanges of a phase.
+            topology: the topology; always the same for a number.
+            round: round of the topology.
+            segment: the segment that is mixed.
         """
         if round != self._round:
             self._round, self._found = round, {}
@@ -96,15 +96,15 @@ class SharedRows:
 
 
 class Traffic:
-    """What an algorithm sends in the steps of its workers.
+    """Messages that an algorithm sends in the steps of its workers.
 
     Attributes:
-        delay: how many exchanges later it is that a worker waits for one.
-        behind_loading: whether what follows a step is waited for after the next batch has been loaded.
-        rows: of exchanges that differ from round to round.
+        delay: number of exchanges after which a worker waits for an exchange that it has started.
+        behind_loading: whether workers wait for messages after a step only once the next batch is loaded.
+        rows: rows of exchanges that differ from round to round.
 
     Raises:
-        UsageError: the algorithm cannot serve so many workers.
+        UsageError: the algorithm does not work with this number of workers.
     """
 
     def __init__(self, algorithm: Algorithm, workers: int, model: Model) -> None:
@@ -113,15 +113,15 @@ class Traffic:
         self.delay = 0 if told is None else told.delay
         self.behind_loading = any(phase.loading for phase in self._phases)
         self.rows = SharedRows()
-        self._shares_rows = sum(phase.varies for phase in self._phases) == 1  # for which there is but one number
-        self._messages: dict[int, list[Phase]] = {}  # of phases that are always the same, by their numbers
+        self._shares_rows = sum(phase.varies for phase in self._phases) == 1  # exchange numbers are per phase
+        self._messages: dict[int, list[Phase]] = {}  # messages of phases that never vary, by number of the phase
 
     def phases(self, step: int, sent: Booleans | None) -> list[Phase]:
-        """Return what is sent in a step, numbered from 0.
+        """Return the messages of a step.
 
         Args:
-            step: its number, from 0.
-            sent: of parameter skipping, the items that are; bool [items].
+            step: number of the step, from 0.
+            sent: flags of the items that parameter skipping sends; bool [items].
         """
         found: list[Phase] = []
         for number, phase in enumerate(self._phases):
@@ -154,7 +154,7 @@ def _exchange(number: int, exchange: Exchange, rows: SharedRows) -> list[Phase]:
     if not isinstance(exchange.topology, (ToOwner, FromOwner)):
         sends = _mixed(number, exchange, rows)
     elif len(set(exchange.segments)) == 1 and len(exchange.segments) == exchange.sets.shape[1]:
-        # All own as much: in every turn each sends one part and gets one.
+        # All segments have the same size: in every turn each worker sends one part and receives one.
         return [ring(exchange.sets, exchange.segments[0], exchange.sets.shape[1] - 1)] if exchange.segments[0] else []
     else:
         sends = _served(exchange)
@@ -162,7 +162,7 @@ def _exchange(number: int, exchange: Exchange, rows: SharedRows) -> list[Phase]:
 
 
 def _mixed(number: int, exchange: Exchange, rows: SharedRows) -> Sends:
-    """Return sends with everybody's first source of the first segment first, then the second one, and so on."""
+    """Return sends: each worker's first source of the first segment, then the second one, and so on."""
     targets, sources, sizes = [], [], []
     for segment, size in enumerate(exchange.segments):
         for to, source in rows.of(number, exchange.topology, exchange.round, segment).slots():
@@ -173,7 +173,7 @@ def _mixed(number: int, exchange: Exchange, rows: SharedRows) -> Sends:
 
 
 def _served(exchange: Exchange) -> Sends:
-    """Return sends in turn, so that not all send to the same owner first."""
+    """Return sends in an order in which workers do not all send to the same owner first."""
     places, sizes = np.arange(exchange.topology.size), np.array(exchange.segments)
     owners = np.flatnonzero(sizes > 0)
     ends: tuple[list[Integers], list[Integers]] = ([], [])

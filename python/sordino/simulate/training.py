@@ -1,7 +1,7 @@
-"""The real `DistributedOptimizer`, step by step.
+"""Step-by-step training with the real `DistributedOptimizer`.
 
-Every virtual worker is a rank of the simulated transport, on a node of its own. After each step all ranks stand still
-while one of them looks at what there is.
+Every virtual worker is a rank of the simulated transport, on a node of its own. After each step all ranks stop while
+one of them evaluates.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from sordino.simulate.phases import Booleans
 
 
 class Trainee(Protocol):
-    """One worker's model and data."""
+    """Model and data of one worker."""
 
     @property
     def model(self) -> torch.nn.Module:
-        """It begins like that of every other worker."""
+        """The model. Its initial parameters are the same on all workers."""
         ...
 
     def backward(self) -> None:
-        """Add the gradient of the next batch to the parameters' `grad`."""
+        """Add the gradient of the next batch to `grad` of the parameters."""
 
 
 def train(job: Job, trainees: list[Trainee], goes_on: Callable[[Booleans | None], bool]) -> None:
-    """Take steps for as long as `goes_on` says so.
+    """Take steps until `goes_on` returns False.
 
     Args:
-        job: says the number of workers, the algorithm, and SGD's rate and momentum.
-        trainees: of all workers.
-        goes_on: called before the first step and after each, while nobody computes; parameters are those of the real
-            algorithm then. Takes which items parameter skipping has sent (other algorithms, and before the first step:
-            None), and says whether there is another step.
+        job: the job, with the number of workers, the algorithm, and SGD's learning rate and momentum.
+        trainees: trainees of all workers.
+        goes_on: called before the first step and after each step, while no worker computes. The parameters are those of
+            the real algorithm then. Its argument flags the items that parameter skipping has sent (None for other
+            algorithms, and before the first step). Returns whether there is another step.
     """
     sent: Booleans | None = None
     further = goes_on(None)
@@ -58,7 +58,7 @@ def train(job: Job, trainees: list[Trainee], goes_on: Callable[[Booleans | None]
             optimizer.zero_grad()
             trainee.backward()
             optimizer.step()
-            optimizer._strategy.complete()  # others look at the parameters
+            optimizer._strategy.complete()  # because `goes_on` reads the parameters
             if job.workers > 1 and hvd.rank() == 0:
                 sent = optimizer._strategy.sent
             barrier.wait()
@@ -67,7 +67,7 @@ def train(job: Job, trainees: list[Trainee], goes_on: Callable[[Booleans | None]
         try:
             rank()
         except threading.BrokenBarrierError:
-            pass  # whose rank has failed says why
+            pass  # the rank that has failed raises the cause
         except BaseException:
             barrier.abort()
             raise
@@ -76,7 +76,7 @@ def train(job: Job, trainees: list[Trainee], goes_on: Callable[[Booleans | None]
         try:
             sim.run(job.workers, rank_that_tells, ranks_per_node=1)
         finally:
-            barrier.abort()  # an interrupt reaches this thread alone
+            barrier.abort()  # an interrupt reaches this thread only
 
 
 def _wrap(job: Job, trainee: Trainee) -> hvd.DistributedOptimizer:

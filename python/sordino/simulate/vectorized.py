@@ -1,7 +1,7 @@
-"""The lock-step algorithms on all workers of the data-free problem at once: arrays instead of messages.
+"""Algorithms of workers that step together, as arrays over all workers of the problem without data.
 
-A class an algorithm, each with one method, `step`. What it does is what the real optimizer does to the same parameters,
-to rounding. Time and traffic are not its business.
+There is one class per algorithm, each with one method, `step`. It changes the parameters as the real optimizer does, up
+to rounding. It does not deal with time and traffic.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from sordino.simulate.traffic import Rows, SharedRows
 
 
 class Numerics(Protocol):
-    """What the steps of an algorithm do to everybody's parameters."""
+    """Effect of the steps of an algorithm on the parameters of all workers."""
 
     def step(self, number: int) -> Booleans | None:
-        """Take everybody's step, numbered from 0. Return, of parameter skipping, which items were sent."""
+        """Take step `number`, from 0, of all workers. Return flags of the items sent (parameter skipping), or None."""
 
 
 def numerics_of(algorithm: Algorithm, problem: Quadratic, rows: SharedRows | None = None) -> Numerics:
-    """Return the numerics of an algorithm whose options have been checked, and that says where they are.
+    """Return the numerics of an algorithm whose settings have been checked, and which names its arrays.
 
     Args:
-        algorithm: with its settings.
-        problem: of all workers, which the numerics change.
-        rows: of exchanges, which its traffic may have found already.
+        algorithm: the algorithm with its settings.
+        problem: the problem with all workers. The numerics change it.
+        rows: rows of exchanges, shared with the traffic; None: new ones.
     """
     if problem.workers == 1:
         return _Alone(problem)
@@ -54,13 +54,13 @@ def _mean(values: Floats) -> Floats:
 
 
 def _mean_in_groups(values: Floats, members: int) -> Floats:
-    """Return everybody's mean over its group of neighbours, [workers, size]."""
+    """Return for every worker the mean over its group of neighbors, [workers, size]."""
     groups = values.reshape(-1, members, values.shape[1])
     return np.repeat(groups.mean(axis=1, dtype=np.float64).astype(np.float32), members, axis=0)
 
 
 class _Alone:
-    """One worker has nobody to communicate with."""
+    """One worker, which does not communicate."""
 
     def __init__(self, problem: Quadratic) -> None:
         self._problem = problem
@@ -71,7 +71,7 @@ class _Alone:
 
 
 class Synchronous:
-    """Everybody moves by the mean of all gradients, or by that of the step before where it is late."""
+    """All workers move by the mean of all gradients, or of the previous step's gradients if the algorithm is late."""
 
     def __init__(self, algorithm: AllReduce | Layered, problem: Quadratic, rows: SharedRows) -> None:
         self._problem, self._late = problem, algorithm.traits.late
@@ -87,14 +87,14 @@ class Synchronous:
 
 
 class Local:
-    """Groups move by their own gradients; now and then their models are averaged."""
+    """Groups move by their own gradients. Their models are averaged at intervals."""
 
     def __init__(self, algorithm: LocalSGD, problem: Quadratic, rows: SharedRows) -> None:
         self._problem, self._members = problem, algorithm.group_size
         self._models = algorithm.groups_of(problem.workers)
         self._since = algorithm.start if isinstance(algorithm.start, int) else 0
         self._interval, self._adds_up = algorithm.interval, algorithm.aggregate == "gradients"
-        self._then: Floats | None = None  # everybody's parameters when they were last averaged
+        self._then: Floats | None = None  # parameters of all workers after the last averaging
 
     def step(self, number: int) -> Booleans | None:
         problem, alone = self._problem, number >= self._since
@@ -117,7 +117,7 @@ class Local:
 
 
 class Elastic:
-    """Everybody is drawn towards a centre, and it towards their mean."""
+    """Every worker is drawn towards a center, and the center towards the mean of the workers."""
 
     def __init__(self, algorithm: ElasticAveraging, problem: Quadratic, rows: SharedRows) -> None:
         self._problem, self._interval = problem, algorithm.interval
@@ -136,7 +136,7 @@ class Elastic:
 
 
 class Skipping:
-    """Everybody moves by its own gradient; then items that have changed are averaged. The naive detector."""
+    """Each worker moves by its own gradient, then items that have changed are averaged. This is the naive detector."""
 
     def __init__(self, algorithm: ParameterSkipping, problem: Quadratic, rows: SharedRows) -> None:
         self._algorithm, self._problem = algorithm, problem
@@ -144,7 +144,7 @@ class Skipping:
         self._item_of = np.repeat(np.arange(len(items)), items)
         self._begins = np.cumsum([0, *items[:-1]])
         self._items = np.array(items)
-        self._skipped = np.zeros(len(items), np.int64)  # steps in a row without each
+        self._skipped = np.zeros(len(items), np.int64)  # by item: consecutive steps in which it was skipped
 
     def step(self, number: int) -> Booleans | None:
         problem, algorithm = self._problem, self._algorithm
@@ -171,20 +171,20 @@ def _rounded(values: Floats, digits: int) -> np.ndarray[tuple[int, ...], np.dtyp
 
 
 class Mixing:
-    """Everybody moves by its own gradient (or its group's), then takes averages of others' parameters and its own."""
+    """Each worker moves by its own (or its group's) gradient, then averages its parameters with its sources'."""
 
     def __init__(self, algorithm: MixingGossip, problem: Quadratic, rows: SharedRows) -> None:
         self._problem = problem
         self._interval, self._members = algorithm.interval, algorithm.workers_in_group
         names, counts = zip(*problem.tensors)
-        scale = problem.message_bytes / problem.parameter_bytes  # segments are cut by the bytes that links see
+        scale = problem.message_bytes / problem.parameter_bytes  # segments are cut by the bytes on the links
         numbers = segment_numbers(names, [4 * count * scale for count in counts], algorithm.segments)
         segment_of = np.repeat(numbers, counts)
         self._columns = [np.flatnonzero(segment_of == number) for number in range(max(numbers) + 1)]
         self._topologies, self._rows = algorithm.rounds_of(problem.workers, len(self._columns)), rows
 
     def rows(self, round: int) -> list[list[Rows]]:
-        """Return what everybody mixes in an exchange: for each of its topologies, for each segment."""
+        """Return the rows of an exchange, for each of its topologies and each segment."""
         segments = range(len(self._columns))
         topologies = enumerate(self._topologies)
         return [[self._rows.of(number, one, round, segment) for segment in segments] for number, one in topologies]
@@ -205,12 +205,12 @@ class Mixing:
 
 
 def mixed(rows: Rows, values: np.ndarray, others_only: bool = False) -> np.ndarray:  # type: ignore[type-arg]
-    """Return what everybody has after a mixing of `values`, [workers, elements].
+    """Return the values of all workers after a mixing, [workers, elements].
 
     Args:
-        rows: what each worker mixes.
-        values: of each worker, [workers, elements]; left as they are.
-        others_only: without one's own share.
+        rows: rows of the mixing.
+        values: values of the workers, [workers, elements]. They are not changed.
+        others_only: whether to leave out each worker's own value.
     """
     found = values * rows.keeps_own[:, None] if not others_only else np.zeros_like(values)
     for workers, sources in rows.slots():
@@ -220,7 +220,7 @@ def mixed(rows: Rows, values: np.ndarray, others_only: bool = False) -> np.ndarr
 
 
 class PushSum(Mixing):
-    """Push-sum: numerators and weights are mixed alike; with overlap what others send is added some exchanges later."""
+    """Push-sum: numerators and weights are mixed in the same way. With overlap, incoming parts are added later."""
 
     def __init__(self, algorithm: PushSumAlgorithm, problem: Quadratic, rows: SharedRows) -> None:
         super().__init__(algorithm, problem, rows)

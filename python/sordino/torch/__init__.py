@@ -1,7 +1,7 @@
-"""A drop-in for `horovod.torch` 0.28: `import sordino.torch as hvd`.
+"""Drop-in replacement for `horovod.torch` 0.28: `import sordino.torch as hvd`.
 
-Horovod's names with Horovod's meaning, plus `DistributedOptimizer(algorithm=...)`, shared memory (`shared_empty`,
-`share`) and `stats()`.
+It has Horovod's names with Horovod's meaning, and adds `DistributedOptimizer(algorithm=...)`, shared memory
+(`shared_empty`, `share`) and `stats()`.
 """
 
 from sordino.errors import (
@@ -200,4 +200,4 @@ __all__ = [
     "transport",
 ]
 
-from sordino.torch import mpi_ops as mpi_ops  # noqa: E402  # which takes what is above
+from sordino.torch import mpi_ops as mpi_ops  # noqa: E402  # it imports names from above

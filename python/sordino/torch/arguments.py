@@ -1,4 +1,4 @@
-"""What the arguments of `DistributedOptimizer` mean, once they are known to make sense."""
+"""Interpretation of the arguments of `DistributedOptimizer`."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def name_parameters(optimizer: torch.optim.Optimizer, named: Named | None) -> di
 
 
 def _names_in(optimizer: torch.optim.Optimizer) -> dict[torch.Tensor, str]:
-    """Return the names that the optimizer was made with (torch 2.6 and newer), else places in its groups."""
+    """Return the names given to the optimizer (torch 2.6 and newer), or else places in its groups."""
     places = {p: (g, i) for g, group in enumerate(optimizer.param_groups) for i, p in enumerate(group["params"])}
     known = {
         parameter: name

@@ -1,7 +1,7 @@
 """Claims: each parameter belongs to at most one living `DistributedOptimizer`, and only that one steps it.
 
-A second wrapper would reduce the same gradients while the first one does, DistributedDataParallel likewise, and a bare
-optimizer would step what other ranks do not. Each is an error where it is made or called.
+A second wrapper would reduce the same gradients at the same time, and so would DistributedDataParallel. A bare
+optimizer would take steps in which other ranks do not take part. Each of these is an error where it is made or called.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from sordino.errors import StepOrderError, UsageError
 _PACKAGE = str(Path(sordino.__file__).parent)
 
 _claims: dict[int, weakref.ref[Claim]] = {}
-"""By the id() of a parameter, which its claim keeps alive."""
+"""Claims by the id() of a parameter. The claim keeps the parameter alive."""
 _changing = threading.RLock()
 
 
 class Claim:
-    """The parameters of one `DistributedOptimizer`, for as long as that lives.
+    """Parameters of one `DistributedOptimizer`, for its lifetime.
 
     Attributes:
         open: whether the wrapped optimizer may step now.
@@ -41,11 +41,11 @@ class Claim:
         keys: the id() of each parameter.
 
     Args:
-        optimizer: the wrapped one.
-        names: of its parameters.
+        optimizer: the wrapped optimizer.
+        names: names of its parameters.
 
     Raises:
-        UsageError: another living wrapper, or DistributedDataParallel, has one of the parameters.
+        UsageError: one of the parameters belongs to another living wrapper, or to DistributedDataParallel.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, names: dict[torch.Tensor, str]) -> None:
@@ -61,16 +61,16 @@ class Claim:
         _watch_others()
 
     def take(self, names: dict[torch.Tensor, str]) -> None:
-        """Claim what the optimizer has now, and nothing else.
+        """Claim the optimizer's current parameters, and release all others.
 
         Args:
-            names: of its parameters.
+            names: names of its parameters.
         """
         groups = _groups_of(self._optimizer)
         parameters = list(chain.from_iterable(groups))
         with _changing:
             if self._rival(parameters) is not None:
-                gc.collect()  # one that was dropped may be part of a cycle
+                gc.collect()  # a dropped wrapper may be part of a reference cycle
             rival = self._rival(parameters)
             if rival is not None:
                 parameter, other = rival
@@ -87,7 +87,7 @@ class Claim:
             self._groups, self._names = groups, names
 
     def _rival(self, parameters: Iterable[torch.Tensor]) -> tuple[torch.Tensor, Claim] | None:
-        """Return a parameter that another one has, and that one."""
+        """Return a parameter that belongs to another claim, with that claim; or None."""
         for parameter in parameters:
             other = _claim_of(parameter)
             if other is not None and other is not self:
@@ -95,12 +95,12 @@ class Claim:
         return None
 
     def release(self) -> None:
-        """Give all parameters back."""
+        """Release all parameters."""
         with _changing:
             _forget(self.keys)
 
     def has_changed(self) -> bool:
-        """Return whether the optimizer has other parameters than those that were claimed."""
+        """Return whether the optimizer's parameters differ from the claimed ones."""
         groups = self._optimizer.param_groups
         if len(groups) != len(self._groups):
             return True
@@ -112,7 +112,7 @@ class Claim:
 
     @contextmanager
     def stepping(self) -> Iterator[None]:
-        """Let the wrapped optimizer step within the block."""
+        """Allow the wrapped optimizer to step within the block."""
         before, self.open = self.open, True
         try:
             yield
@@ -135,23 +135,23 @@ def _forget(keys: set[int]) -> None:
 
 
 def _caller() -> str:
-    """Return the file and line that called the library."""
+    """Return the file and line of the call into the library."""
     frame = sys._getframe()
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
-# ---- steps past step() ---------------------------------------------------------------------------------------------
+# ---- steps outside of step() ---------------------------------------------------------------------------------------
 
 
 _others: dict[int, tuple[weakref.ref[Claim], int]] = {}
-"""Other optimizers that are stepping claimed parameters, by their id(): the claim, and its steps before. A step that
-raises leaves its entry."""
+"""Other optimizers that are stepping claimed parameters, by their id(): the claim, and its number of steps before. A
+step that raises leaves its entry."""
 
 
 def _before_step(optimizer: torch.optim.Optimizer, arguments: Any, keywords: Any) -> None:
-    """Refuse a step of the wrapped optimizer that is not a part of its wrapper's step, and note those of others."""
+    """Refuse a step of the wrapped optimizer outside of its wrapper's step, and note steps of other optimizers."""
     for group in optimizer.param_groups:
         claim = _claim_of(group["params"][0]) if group["params"] else None
         if claim is None or claim.open:
@@ -163,7 +163,7 @@ def _before_step(optimizer: torch.optim.Optimizer, arguments: Any, keywords: Any
 
 
 def _after_step(optimizer: torch.optim.Optimizer, arguments: Any, keywords: Any) -> None:
-    """Raise where another optimizer has stepped claimed parameters without the wrapper's step(), unlike Lookahead."""
+    """Raise if another optimizer has stepped claimed parameters without the wrapper's step() (Lookahead calls it)."""
     found, before = _others.pop(id(optimizer), (None, 0)) if _others else (None, 0)
     claim = None if found is None else found()
     if claim is not None and claim.steps == before:
@@ -187,18 +187,18 @@ _BESIDE = (
 
 
 def _refuse_ddp(parameters: Sequence[torch.Tensor], names: dict[torch.Tensor, str], where: str) -> None:
-    """Raise UsageError if a living DistributedDataParallel has one of these."""
+    """Raise UsageError if one of the parameters belongs to a living DistributedDataParallel."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return
     if _in_ddp(parameters) is not None:
-        gc.collect()  # one that was dropped may be part of a cycle
+        gc.collect()  # a dropped wrapper may be part of a reference cycle
     parameter = _in_ddp(parameters)
     if parameter is not None:
         raise UsageError(_BESIDE.format(name=names[parameter], ours=where, theirs=""))
 
 
 def _in_ddp(parameters: Sequence[torch.Tensor]) -> torch.Tensor | None:
-    """Return one of these that a DistributedDataParallel has."""
+    """Return one of the parameters that belongs to a DistributedDataParallel, or None."""
     mine = {id(parameter): parameter for parameter in parameters}
     for found in gc.get_objects():
         if issubclass(type(found), DistributedDataParallel) and "_modules" in vars(found):
@@ -221,7 +221,7 @@ def _watched_init(ddp: DistributedDataParallel, module: torch.nn.Module, *argume
 
 
 def _watch_others() -> None:
-    """Have steps of bare optimizers and DistributedDataParallel refused from now on."""
+    """Refuse steps of bare optimizers, and DistributedDataParallel, from now on."""
     global _watching
     with _changing:
         if _watching:

@@ -1,4 +1,4 @@
-"""What `compression=` takes, where Horovod has it."""
+"""Classes for `compression=`, in the module where Horovod has them."""
 
 from sordino.runtime.compression import BF16Compressor, Compression, Compressor, FP16Compressor, NoneCompressor
 

@@ -1,4 +1,4 @@
-"""The consensus of workers whose models differ: the mean of their parameters, and how far they are from it."""
+"""Consensus of workers whose models differ: the mean of their parameters, and their distance from it."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ def average_parameters(
     buffers: Literal["local", "average"] = "average",
     process_set: ProcessSet = global_process_set,
 ) -> dict[str, Any]:
-    """Return the mean model of all ranks, for evaluation and checkpoints; `model` stays as it is. Collective.
+    """Return the mean model of all ranks, for evaluation and checkpoints. `model` is not changed. Collective.
 
     Args:
-        model: with the same parameters on all ranks.
-        buffers: "average" takes the mean of floating-point buffers, too; "local" leaves this rank's. Integer buffers
-            are this rank's in any case.
+        model: a model with the same parameters on all ranks.
+        buffers: "average" also averages floating-point buffers; "local" keeps this rank's. Integer buffers are always
+            this rank's.
         process_set: the ranks to average over.
 
     Returns:
-        A state dict of copies, for `load_state_dict` of a model like this one. What modules keep as extra state
+        A state dict of copies, for `load_state_dict` of a model like this one. Extra state of modules
         (`get_extra_state`) is this rank's.
     """
     if buffers not in ("local", "average"):

@@ -1,14 +1,14 @@
-"""Calls of `torch.distributed.checkpoint.state_dict` to a wrapped optimizer, and answers to them.
+"""Support for calls of `torch.distributed.checkpoint.state_dict` with a wrapped optimizer.
 
-`get_state_dict` and `set_state_dict` know torch's own optimizers only. They
+`get_state_dict` and `set_state_dict` support only torch's own optimizers. They
 
 - call `step()` with zero gradients and a learning rate of 0, to make the state of an optimizer that has none;
 - keep only "state" and "param_groups" of `state_dict()`, and rename the parameters in both;
-- read a flattened state by the keys of each group in `optimizer.param_groups`, and by those of `optimizer.state`.
+- read a flattened state by the keys of each group in `optimizer.param_groups`, and by the keys of `optimizer.state`.
 
-None of these calls says that it comes from there, and each needs another answer than a call by a script. So they are
-recognised by the function that makes the call. The state of an algorithm travels as bytes in the first parameter group,
-because a checkpoint of torch's loads one value whatever its size was when the checkpoint was written.
+These calls do not identify themselves, and each needs another answer than a call by a script. So they are recognized by
+the calling function on the stack. The state of an algorithm travels as bytes in the first parameter group, because a
+torch checkpoint can load a bytes value of any size.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from sordino.errors import UsageError
 
 KEY = "sordino"
 MODULE = "torch.distributed.checkpoint.state_dict"
-"""Imported by a program that uses torch's checkpoints. Callers look whether it is before they ask for more."""
+"""Module that a program imports to use torch's checkpoints. Callers check first whether it is loaded."""
 FUNCTIONS = ("_init_optim_state", "_unflatten_optim_state_dict", "_get_optim_state_dict")
-"""Functions of that module that are recognised. A test fails with a torch that has others."""
+"""Functions of that module that are recognized. A test fails if torch has other ones."""
 _NEAR = 8  # frames: a scheduler wraps step()
 _REPEATED = 1 << 20  # bytes of a state that may be written once for each parameter
 
 
 def _call_by(function: str) -> FrameType | None:
-    """Return the frame of this function of torch's module, if it is near on the stack of this call."""
+    """Return the frame of this function of torch's module, if it is among the last callers; else None."""
     if MODULE not in sys.modules:
         return None
     frame: FrameType | None = sys._getframe(2)
@@ -47,14 +47,14 @@ def _call_by(function: str) -> FrameType | None:
 
 
 def makes_state() -> bool:
-    """Return whether the call under way is a step that only makes the optimizer's state."""
+    """Return whether the current call is a step that only creates the optimizer's state."""
     return _call_by("_init_optim_state") is not None
 
 
 def with_key(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return parameter groups as the call under way has to get them.
+    """Return the parameter groups in the form that the caller needs.
 
-    A call that reads a flattened state with an algorithm's own finds its key in the first group.
+    A caller that reads a flattened state with an algorithm's own state finds its key in the first group.
     """
     frame = _call_by("_unflatten_optim_state_dict")
     if frame is None or not any(key.endswith(f".{KEY}") for key in frame.f_locals.get("state_dict", ())):
@@ -63,7 +63,7 @@ def with_key(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 class _SavedNames:
-    """Names of the values that a flattened state has for each parameter."""
+    """Names of the values in a flattened state, by parameter."""
 
     def __init__(self, saved: Iterable[str], names: Mapping[Any, Any]) -> None:
         self._saved, self._names = list(saved), names
@@ -75,10 +75,10 @@ class _SavedNames:
 
 
 def with_names(state: Any) -> Any:
-    """Return the state of an optimizer of which this rank has a part, as the call under way has to get it.
+    """Return the state of an optimizer of which this rank has a part, in the form that the caller needs.
 
-    A call that reads a flattened state finds the names of the values there, because this rank has none for most of the
-    parameters.
+    A caller that reads a flattened state gets the names of the values from there, because this rank has no values for
+    most parameters.
     """
     frame = _call_by("_unflatten_optim_state_dict")
     if frame is None:
@@ -87,10 +87,10 @@ def with_names(state: Any) -> Any:
 
 
 def pack(state: dict[str, Any]) -> dict[str, Any]:
-    """Return the state of a wrapped optimizer as the call under way has to get it.
+    """Return the state of a wrapped optimizer in the form that the caller needs.
 
     Args:
-        state: with the algorithm's own under "sordino".
+        state: the state, with the algorithm's own state under "sordino".
 
     Raises:
         UsageError: a flattened checkpoint would hold a large state once for each parameter.

@@ -1,4 +1,4 @@
-"""From the arguments of `DistributedOptimizer` to the strategy that makes its steps distributed ones."""
+"""Construction of the strategy from the arguments of `DistributedOptimizer`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sordino.runtime.tensors import address_of
 from sordino.torch.arguments import group_indices
 from sordino.torch.start import INSTEAD
 
-# Options that must be the same on all ranks, beside those that are compared in words of their own.
+# Options that must be the same on all ranks, in addition to those that are compared by names of their own.
 _COMPARED = ("backward_passes_per_step", "gradient_predivide_factor", "sparse_as_dense", "check_finite")
 
 
@@ -29,12 +29,12 @@ def make_strategy(
     options: Options,
     compare: bool,
 ) -> Strategy:
-    """Return what makes a step of `optimizer` a distributed one.
+    """Return the strategy for the steps of `optimizer`.
 
     Args:
-        optimizer: the wrapped one.
-        parameters: that it steps.
-        names: of the parameters.
+        optimizer: the wrapped optimizer.
+        parameters: parameters that it steps.
+        names: names of the parameters.
         options: the other arguments of `DistributedOptimizer`.
         compare: whether to meet the other ranks now (collective), or at the first step.
     """
@@ -64,13 +64,13 @@ def make_strategy(
 
 
 def _evaluates_once(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether the optimizer is known to evaluate a closure once in each step: torch's own do, but for LBFGS."""
+    """Return whether the optimizer certainly evaluates a closure once per step, as torch's own do, except LBFGS."""
     own = type(optimizer).__module__.startswith("torch.optim.")
     return own and not isinstance(optimizer, torch.optim.LBFGS)
 
 
 def _check_memory(parameters: Sequence[torch.Tensor], names: Sequence[str]) -> None:
-    """Raise UsageError for a parameter without memory: a DTensor (FSDP2, tensor parallelism), a meta tensor."""
+    """Raise UsageError for a parameter without memory: a DTensor (FSDP2, tensor parallelism) or a meta tensor."""
     for name, parameter in zip(names, parameters):
         try:
             address_of(parameter)
@@ -79,7 +79,7 @@ def _check_memory(parameters: Sequence[torch.Tensor], names: Sequence[str]) -> N
 
 
 def _check_outlasting(options: Options) -> None:
-    """Raise UsageError for options with which a rank that is lost takes something with it."""
+    """Raise UsageError for options with which the remaining ranks cannot continue after a loss."""
     problem = "op=Adasum" if options.adasum else options.algorithm.traits.ends_with
     if problem is not None:
         raise UsageError(f"{problem} does not go on without ranks that are lost: {INSTEAD}")
@@ -88,9 +88,9 @@ def _check_outlasting(options: Options) -> None:
 def _finite_check(
     parameters: Sequence[torch.Tensor], names: Sequence[str], agreement: Agreement, options: Options
 ) -> FiniteCheck:
-    """Return how ranks of this optimizer find out what is not finite."""
+    """Return the check for gradients that are not finite."""
     context, traits, process_set = current(), options.algorithm.traits, options.process_set
-    folds = options.averages or options.op in (Sum, Product)  # what is not finite anywhere is so in the result
+    folds = options.averages or options.op in (Sum, Product)  # one infinite or NaN input makes the result so
     same = traits.same_gradients and folds
     return FiniteCheck(
         context,
@@ -112,7 +112,7 @@ def _agreement(
     groups: tuple[tuple[int, ...], ...],
     options: Options,
 ) -> Agreement:
-    """Return what the ranks of this optimizer must have in common."""
+    """Return the properties that all ranks of this optimizer must have in common."""
     settings = {
         "optimizer": type(optimizer).__name__,
         "op": name_of_op(options.op),

@@ -1,4 +1,4 @@
-"""Making ranks start equal: broadcasts of parameters, optimizer state and objects."""
+"""Broadcasts of parameters, optimizer state and objects, so that all ranks start equal."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def broadcast_parameters(
     """Copy tensors from `root_rank` into those of all other ranks, in place.
 
     Args:
-        params: a `state_dict()`, or an iterable of tensors or of (name, tensor) pairs (a generator will do).
-            Entries that are not tensors (None, extra state) are left alone.
-        root_rank: the world rank whose values all get.
-        process_set: the ranks that take part, `root_rank` among them.
+        params: a `state_dict()`, or an iterable (also a generator) of tensors or of (name, tensor) pairs. Entries that
+            are not tensors (None, extra state) are ignored.
+        root_rank: world rank whose values all ranks get.
+        process_set: the ranks that take part, including `root_rank`.
 
     Raises:
-        UsageError: `params` is none of these, or a tensor cannot be sent; no tensor has been sent then.
+        UsageError: `params` has another type, or a tensor cannot be sent. Then no tensor has been sent.
         OperationMismatch: a tensor's shape or dtype differs between ranks.
     """
     if isinstance(params, Mapping):
@@ -55,7 +55,7 @@ def broadcast_parameters(
 
     def work() -> list[torch.Tensor]:
         tensors = [tensor for _, tensor in named]
-        if context.outlasts:  # what a world that has ended has begun to send may still arrive
+        if context.outlasts:  # data that an ended world has begun to send may still arrive
             tensors = [tensor.detach().clone() for tensor in tensors]
         handles = [
             broadcast_async_(
@@ -81,14 +81,14 @@ def broadcast_optimizer_state(
 ) -> None:
     """Copy an optimizer's state and hyper-parameters from `root_rank` to all other ranks.
 
-    Ranks whose optimizer has no state yet get it from the root, without a step being taken anywhere. As in Horovod,
-    parameters of an optimizer without state that have no gradient have a zero one afterwards.
+    Ranks whose optimizer has no state yet get it from the root, without a step on any rank. As in Horovod, parameters
+    without a gradient get a zero gradient if their optimizer has no state.
 
     Args:
-        optimizer: plain or wrapped; the same parameters in the same groups on all ranks.
-        root_rank: the world rank whose state all get.
-        model: where given, embeddings with sparse gradients get a sparse zero.
-        process_set: the ranks that take part, `root_rank` among them.
+        optimizer: plain or wrapped, with the same parameters in the same groups on all ranks.
+        root_rank: world rank whose state all ranks get.
+        model: the model; if given, its embeddings with sparse gradients get a sparse zero gradient.
+        process_set: the ranks that take part, including `root_rank`.
     """
     if isinstance(getattr(optimizer, "_inner", optimizer), torch.optim.LBFGS):
         raise UsageError("cannot broadcast torch.optim.LBFGS state")
@@ -144,9 +144,9 @@ def _zero_missing_gradients(optimizer: torch.optim.Optimizer, model: torch.nn.Mo
 
 
 class _TensorPlace:
-    """Stands for a tensor in a pickled skeleton; the tensor itself travels by broadcast."""
+    """Placeholder for a tensor in a pickled skeleton. The tensor itself travels by broadcast."""
 
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device_type: str) -> None:
         self.shape = shape
         self.dtype = dtype
-        self.device_type = device_type  # not the device; ranks may number theirs differently
+        self.device_type = device_type  # not the device, because ranks may number theirs differently

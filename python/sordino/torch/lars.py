@@ -1,4 +1,4 @@
-"""Layer-wise adaptive rate scaling: SGD with momentum in which every tensor moves in proportion to its own norm."""
+"""Layer-wise adaptive rate scaling: SGD with momentum in which each tensor's step is in proportion to its norm."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _check_group(group: _Group, index: int) -> None:
 
 
 def _check_parameter(parameter: torch.Tensor, gradient: torch.Tensor, index: int) -> None:
-    """Raise UsageError for what LARS has no meaning for."""
+    """Raise UsageError for a parameter or gradient that LARS does not support."""
     where = f"LARS: a parameter of shape {tuple(parameter.shape)} in parameter group {index}"
     if gradient.layout != torch.strided:
         raise UsageError(
@@ -55,17 +55,17 @@ def _check_parameter(parameter: torch.Tensor, gradient: torch.Tensor, index: int
 
 
 def _rates(group: _Group, parameters: list[torch.Tensor], gradients: list[torch.Tensor]) -> list[float]:
-    """Return lr times the local rate of each tensor; all tensors have one device and dtype."""
+    """Return lr times the local rate of each tensor. All tensors have one device and dtype."""
     lr, decay = float(group["lr"]), float(group["weight_decay"])
     rates = [lr] * len(parameters)
     layerwise = group["layerwise"]
     scaled = [i for i, p in enumerate(parameters) if (p.dim() > 1 if layerwise is None else layerwise)]
     if not scaled:
         return rates
-    # As a float16 a norm above 65 504 would be infinite; as a bfloat16 it would have three digits.
+    # In float16 a norm above 65 504 would be infinite; in bfloat16 it would have three digits.
     wide = torch.promote_types(parameters[0].dtype, torch.float32)
     tensors = [parameters[i] for i in scaled] + [gradients[i] for i in scaled]
-    # Plain numbers, with which one call scales many tensors.
+    # Python numbers, because one foreach call takes them for many tensors.
     norms = torch.stack(torch._foreach_norm(tensors, 2, dtype=wide)).tolist()
     for i, weight, gradient in zip(scaled, norms, norms[len(scaled) :]):
         if weight > 0 and gradient > 0:
@@ -74,9 +74,9 @@ def _rates(group: _Group, parameters: list[torch.Tensor], gradients: list[torch.
 
 
 def _alike(parameters: list[torch.Tensor], gradients: list[torch.Tensor]) -> bool:
-    """Return whether parameters and gradients lie in memory alike, without gaps.
+    """Return whether parameters and gradients have the same memory layout, without gaps.
 
-    Then kernels need not know their shapes.
+    Then kernels do not need their shapes.
     """
     return all(
         p.is_floating_point() and p.stride() == g.stride() == dense_strides(p) for p, g in zip(parameters, gradients)
@@ -84,7 +84,7 @@ def _alike(parameters: list[torch.Tensor], gradients: list[torch.Tensor]) -> boo
 
 
 class LARS(torch.optim.Optimizer):
-    """SGD with momentum whose rate is scaled, tensor by tensor, by the ratio of the norms of weights and gradient.
+    """SGD with momentum whose rate is scaled, per tensor, by the ratio of the norms of weights and gradient.
 
     For a tensor with weights w, gradient g and momentum v, which starts at zero::
 
@@ -93,34 +93,34 @@ class LARS(torch.optim.Optimizer):
         v = momentum * v + d
         w = w - v  (nesterov: w - d - momentum * v)
 
-    The rate is inside v, so a change of `lr` or of the norms acts on new gradients only; `torch.optim.SGD` has it
-    outside. Tensors with at most one dimension (biases, scale and shift of normalisation layers) have local = 1. They
-    decay like all others: to spare them, put them in a group with `weight_decay=0`.
+    The rate is inside v, so a change of `lr` or of the norms affects only new gradients; in `torch.optim.SGD` it is
+    outside. Tensors with at most one dimension (biases, scale and shift of normalization layers) have local = 1. They
+    decay like all others. To exclude them, put them in a group with `weight_decay=0`.
 
     Source: You, Gitman & Ginsburg 2017, "Large Batch Training of Convolutional Networks" (arXiv:1708.03888), equation 6
     and algorithm 1, with what MXNet adds (python/mxnet/optimizer/lars.py: `_get_lars`, `step` and the aggregated
-    kernels): eps, local = 1 when a norm is zero, no scaling of bias, gamma and beta. MXNet knows those by their names,
-    here it is the dimensions that tell. Two things of MXNet are left out: its `fused_step` for single tensors
+    kernels): eps, local = 1 if a norm is zero, no scaling of bias, gamma and beta. MXNet identifies those by name,
+    this class by the number of dimensions. Two things of MXNet are left out: its `fused_step` for single tensors
     multiplies the momentum by the ratio of the last two rates, unlike its `step` and the paper; and its base class sets
-    the weight decay of biases to 0 when it is given names. Nesterov's momentum is that of `torch.optim.SGD`.
+    the weight decay of biases to 0 if it has names. Nesterov's momentum is that of `torch.optim.SGD`.
 
-    A step reads weights and gradients once more than SGD for the norms, computed in float32 (float64 for float64), and
-    on a GPU waits for nothing. The momentum buffer has the dtype of its parameter. Parameters whose `grad` is None are
-    left alone.
+    For the norms, a step reads weights and gradients once more than SGD. Norms are computed in float32 (float64 for
+    float64), without a wait on a GPU. The momentum buffer has the dtype of its parameter. Parameters whose `grad` is
+    None are not changed.
 
     Args:
-        params: parameters, or groups of them. Every argument below can differ between groups, as a key of that name.
+        params: parameters, or groups of them. Each argument below can differ between groups, as a key of that name.
         lr: the global learning rate, gamma in the paper.
         momentum: m in the paper, in [0, 1).
-        weight_decay: beta in the paper, the factor of the L2 penalty's gradient.
-        trust_coefficient: eta, how far a tensor may move in a step of lr = 1, as a fraction of its norm.
-        eps: added to the denominator.
-        nesterov: looks ahead along the new momentum.
-        layerwise: which tensors to scale: True all, False none (plain SGD), None those with more than one dimension.
+        weight_decay: beta in the paper, the factor of the gradient of the L2 penalty.
+        trust_coefficient: eta, the largest change of a tensor in a step of lr = 1, as a fraction of its norm.
+        eps: number added to the denominator.
+        nesterov: whether to use Nesterov's momentum.
+        layerwise: tensors to scale: True all, False none (plain SGD), None those with more than one dimension.
 
     Raises:
-        UsageError: a hyper-parameter is out of its range, also from `add_param_group`; from `step`, before anything
-            changes: a gradient is sparse, or a parameter complex.
+        UsageError: a hyper-parameter is out of its range, also from `add_param_group`. From `step`, before any change:
+            a gradient is sparse, or a parameter is complex.
     """
 
     def __init__(
@@ -146,30 +146,30 @@ class LARS(torch.optim.Optimizer):
         super().__init__(params, defaults)
 
     def add_param_group(self, param_group: _Group) -> None:
-        """Add parameters; keys that the group lacks are the constructor's arguments. UsageError adds nothing."""
+        """Add parameters. Keys that the group lacks are the constructor's arguments. UsageError adds nothing."""
         _check_group({**self.defaults, **param_group}, len(self.param_groups))
         super().add_param_group(param_group)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
-        """Move all parameters that have a gradient.
+        """Step all parameters that have a gradient.
 
         Args:
-            closure: computes the gradients anew and returns the loss.
+            closure: function that computes the gradients again and returns the loss.
 
         Returns:
-            What `closure` returned, or None.
+            The result of `closure`, or None.
         """
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for group, parameters in list(self._batches()):  # a list: all are checked before the first one moves
+        for group, parameters in list(self._batches()):  # a list, so that all are checked before the first one changes
             self._move(group, parameters)
         return loss
 
     def _batches(self) -> Iterator[tuple[_Group, list[torch.Tensor]]]:
-        """Return the parameters with gradients by group, device and dtype: what one launch can take."""
+        """Yield the parameters with gradients by group, device and dtype, so that one launch can take each batch."""
         for index, group in enumerate(self.param_groups):
             alike: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = defaultdict(list)
             for parameter in group["params"]:
@@ -207,7 +207,7 @@ class LARS(torch.optim.Optimizer):
     def _move_on(
         self, device: Device, group: _Group, parameters: list[torch.Tensor], gradients: list[torch.Tensor]
     ) -> None:
-        """Do the same by the core's kernels, where rates need not come to the host: nothing waits."""
+        """Step with the core's kernels. Rates stay on the device, so nothing waits."""
         code, counts = dtype_code(parameters[0]), [p.numel() for p in parameters]
         rows = [[p.data_ptr(), gradient.data_ptr()] for p, gradient in zip(parameters, gradients)]
         if group["momentum"] != 0:

@@ -1,4 +1,4 @@
-"""Life of the default context: init, shutdown, and what Horovod's basics tell about ranks and builds."""
+"""Life of the default context: init, shutdown, and Horovod's functions about ranks and builds."""
 
 from __future__ import annotations
 
@@ -48,42 +48,42 @@ def init(
 
     A second call with the same arguments, or with none, does nothing.
 
-    Who the ranks are is found out: `sordino run`, mpirun and srun, torchrun and what sets the same variables (RANK,
-    WORLD_SIZE, MASTER_ADDR, MASTER_PORT), or torch.distributed where it has been initialised. How they reach each other
-    SORDINO_TRANSPORT says, or it is found out likewise (docs/transports.md).
+    The ranks are determined by `sordino run`, mpirun, srun, torchrun or another launcher that sets its variables (RANK,
+    WORLD_SIZE, MASTER_ADDR, MASTER_PORT), or by torch.distributed if it has been initialized. SORDINO_TRANSPORT selects
+    the transport; otherwise it is determined from the launcher as well (docs/transports.md).
 
     Args:
         comm: None for all ranks that the launcher started; a list of their ranks; or an mpi4py communicator.
         process_sets: process sets to register at once, the same list on all ranks. ("dynamic" is accepted for
-            Horovod's sake: sets can always be added later.)
-        algorithm: the one that is to be used. Only some need it: with `Layered(communicator="rank")` the last rank of
-            each group, with `ParameterSkipping(dedicated_servers=True)` the last ranks of all have no model. There
-            init() serves the workers until they shut down, and then ends the script with status 0; `rank()` and
-            `size()` count workers only. Once for a process.
-        on_peer_lost: what becomes of the others when a rank is lost. "raise": every operation raises `PeerLost`.
-            "continue": they go on without it; `rank()` and `size()` change, and `on_resize()` tells of it (see
-            docs/faults.md). None: as `SORDINO_ON_PEER_LOST` says, which is "raise" where it is not set.
-        store: a torch.distributed.Store at which the ranks meet, with `rank` and `world_size`.
-        rank: of this process, with `store`.
-        world_size: how many ranks there are, with `store`.
-        record: a folder in which this rank writes down its run, for `sordino report` (docs/report.md). None: as
-            `SORDINO_RECORD` says, which is nowhere where it is not set.
+            compatibility with Horovod: sets can always be added later.)
+        algorithm: the algorithm to be used. Only some algorithms need it: with `Layered(communicator="rank")` the last
+            rank of each group has no model, with `ParameterSkipping(dedicated_servers=True)` the last ranks of all have
+            none. There init() serves the workers until they shut down, and then ends the script with status 0. `rank()`
+            and `size()` count workers only. Possible once per process.
+        on_peer_lost: effect of a lost rank on the others. "raise": every operation raises `PeerLost`. "continue": the
+            remaining ranks continue; `rank()` and `size()` change, and `on_resize()` reports it (docs/faults.md). None:
+            the value of `SORDINO_ON_PEER_LOST`, by default "raise".
+        store: a torch.distributed.Store through which the ranks meet, with `rank` and `world_size`.
+        rank: rank of this process, with `store`.
+        world_size: number of ranks, with `store`.
+        record: folder in which this rank records its run, for `sordino report` (docs/report.md). None: the value of
+            `SORDINO_RECORD`, by default no record.
 
     Without a launcher (`python train.py`) the world has one rank and MPI is not started.
 
-    A process that a rank has started by `multiprocessing`, as a worker of its DataLoader, is no rank: there init() does
-    nothing, and what needs a rank raises UsageError.
+    A process that a rank has started by `multiprocessing`, such as a worker of its DataLoader, is no rank. There init()
+    does nothing, and functions that need a rank raise UsageError.
 
     Raises:
-        UsageError: it has been called before, with other arguments; or `comm` is of another type, or names ranks that
-            do not exist; or the ranks do not make groups; or the record cannot be written; or a launcher has started
-            several processes, and there is no way from one to the other, or several launchers contradict each other.
-        ConfigurationMismatch: ranks have other versions of Sordino, or other settings; on all of them.
+        UsageError: it was called before with other arguments; `comm` has another type, or names ranks that do not
+            exist; the ranks cannot be divided into groups; the record cannot be written; a launcher has started several
+            processes but gave no address to reach them; or several launchers contradict each other.
+        ConfigurationMismatch: ranks have different versions of Sordino, or different settings. Raised on all ranks.
         NotBuilt: MPI's launcher started several processes, but this build has no MPI; or the ranks are on several
-            machines, and it has no UCX.
-        Timeout: not all ranks came within SORDINO_TIMEOUT_S; it names them.
-        TransportError: MPI or UCX failed, the launcher belongs to another MPI than the one Sordino was built with, or
-            the store does not answer.
+            machines, and this build has no UCX.
+        Timeout: not all ranks came within SORDINO_TIMEOUT_S. The message names the missing ranks.
+        TransportError: MPI or UCX failed, the launcher belongs to another MPI than Sordino was built with, or the store
+            does not answer.
     """
     given = {
         "comm": comm,
@@ -137,9 +137,9 @@ def init(
 
 
 def _require_the_same(context: Context, given: dict[str, Any]) -> None:
-    """Raise UsageError for arguments of another call of `init()` that would have made another world.
+    """Raise UsageError if the arguments of another call of `init()` would have made a different world.
 
-    Of a world that `init()` has not made, as of one of `sordino.sim`, the arguments are not known.
+    The arguments of a world that `init()` has not made, such as one of `sordino.sim`, are not known.
     """
     first = context.arguments
     if first is None:
@@ -161,7 +161,7 @@ def _require_the_same(context: Context, given: dict[str, Any]) -> None:
 
 
 def _comparable(value: Any) -> Any:
-    """Return an argument of `init()` in a form in which equal meanings are equal values."""
+    """Return an argument of `init()` in a form in which equal meanings compare equal."""
     if isinstance(value, ProcessSet):
         return _comparable(value.ranks)
     if isinstance(value, os.PathLike):
@@ -172,14 +172,14 @@ def _comparable(value: Any) -> Any:
 
 
 def _with_helpers(start: Start, ranks: tuple[int, ...], algorithm: Algorithm) -> Context:
-    """Return a worker's context; on helpers it does not return."""
+    """Return a worker's context. On helpers this does not return."""
     if isinstance(start, MpiStart) and start.fortran_handle is not None:
         raise UsageError(
             "init(algorithm=...) with ranks that have no model takes comm=None or a list of ranks, not an mpi4py "
             "communicator"
         )
     everybody = Context(start.world(algorithm, False, ranks))
-    everybody.world.stop_trace()  # the workers' world writes the file that the environment asks for
+    everybody.world.stop_trace()  # the world of the workers writes the trace file
     try:
         helpers = Helpers(everybody, algorithm)
         if everybody.rank not in helpers.roles.helpers:
@@ -191,7 +191,7 @@ def _with_helpers(start: Start, ranks: tuple[int, ...], algorithm: Algorithm) ->
         helpers.serve()
     except BaseException as error:
         if isinstance(error, UsageError) or everybody.world.failed:
-            everybody.shutdown()  # the others know
+            everybody.shutdown()  # the other ranks know
         else:
             everybody.abort(f"{type(error).__name__}: {error}")
         raise
@@ -220,7 +220,7 @@ def _install_exit_handlers() -> None:
     previous = sys.excepthook
 
     def tell_the_others(cls: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        """Tell the others of an exception that ends this rank, which must not leave them waiting for it."""
+        """Report an exception that ends this rank to the other ranks, so that they do not wait for it."""
         previous(cls, error, trace)
         context = current_or_none()
         if context is None:
@@ -234,8 +234,8 @@ def _install_exit_handlers() -> None:
         finish()
         sys.stdout.flush()
         sys.stderr.flush()
-        # An orderly exit would wait for ranks that no longer answer. The launcher ends the job on this status; where
-        # the others go on it waits for a process that exits so, and only a signal tells it that this one is lost.
+        # An orderly exit would wait for ranks that no longer answer. The launcher ends the job because of this status.
+        # If the others continue, it would wait for a process that exits so. Only a signal tells it that a rank is lost.
         if context.outlasts or os.environ.get("OMPI_MCA_mpi_ft_enable", "0") != "0":
             os.kill(os.getpid(), signal.SIGKILL)
         os._exit(1)
@@ -244,10 +244,10 @@ def _install_exit_handlers() -> None:
 
 
 def _note_failure(context: Context, error: BaseException) -> None:
-    """Write the error into the record, and tell the launcher that this rank failed, unless another one did first."""
+    """Write the error into the record. Report this rank's failure to the launcher, unless another one failed first."""
     if context.recorder is not None:
         context.recorder.failed(error)
-    # Not where another rank ends the job, whose loss this error tells of, or none does.
+    # Not if this error reports another rank's loss, whose failure ends the job, or if no failure ends it.
     if not isinstance(error, PeerLost) and not context.world.failed and not context.outlasts:
         tell_of_the_failure()
 
@@ -261,7 +261,7 @@ def _shutdown_at_exit() -> None:
     try:
         shutdown()
     except Exception:
-        # Python would end with status 0, as if the last step had been taken.
+        # Otherwise Python would end with status 0, as if the last step had been taken.
         traceback.print_exc()
         finish()
         sys.stdout.flush()
@@ -272,9 +272,9 @@ def _shutdown_at_exit() -> None:
 def shutdown() -> None:
     """Complete a step that was postponed, and leave the world.
 
-    Operations that still wait for this rank fail on the others. Where an error is being handled, as in a `finally:`
-    block that it has led to, the others are told of it. `init()` may follow, but not after one with ranks that have no
-    model, which have ended.
+    Operations that still wait for this rank fail on the others. If an error is being handled, such as in a `finally:`
+    block, it is reported to the other ranks. `init()` may follow, except after an init with ranks that have no model,
+    because those have ended.
     """
     context = current_or_none()
     if context is None:
@@ -288,7 +288,7 @@ def shutdown() -> None:
         else:
             context.shutdown()
     except Exception:
-        if not in_error:  # else the error that is being handled matters
+        if not in_error:  # otherwise the error that is being handled matters
             raise
     finally:
         replace_current(None)
@@ -296,10 +296,10 @@ def shutdown() -> None:
 
 
 def on_resize(callback: Callable[[int, int], None]) -> None:
-    """Have `callback(before, now)` called, with numbers of ranks, whenever ranks have been lost and this one goes on.
+    """Register `callback(before, now)`, called with numbers of ranks after each loss that this rank survives.
 
-    It is called on every rank that is left, before the operation returns in which it was noticed. It may call
-    operations, as all do. If another rank is lost in one of them it is called again, with the same `before`.
+    It is called on every remaining rank, before the operation that noticed the loss returns. It may call operations,
+    like all ranks. If another rank is lost in one of them, it is called again, with the same `before`.
     """
     context = current()
     context.on_resize.append(Resized(callback, context.size))
@@ -321,7 +321,7 @@ def size() -> int:
 
 
 def local_rank() -> int:
-    """Return this process's number among those of its node."""
+    """Return this process's number among the processes of its node."""
     return current().local_rank
 
 
@@ -349,9 +349,9 @@ def stats() -> dict[str, float]:
     """Return cumulative counters of this rank.
 
     Returns:
-        bytes_sent (payload bytes, of which bytes_sent_inside_node and bytes_sent_across_nodes), operations (of which
-        operations_in_one_shot: small ones that came again and needed no agreement), and exposed_seconds: how long calls
-        have waited for communication.
+        bytes_sent (payload bytes, also divided into bytes_sent_inside_node and bytes_sent_across_nodes), operations (of
+        which operations_in_one_shot: repeated small ones that needed no negotiation), and exposed_seconds (the time
+        that calls have waited for communication).
     """
     context = current()
     counters = Counter(context.world.stats)
@@ -362,14 +362,14 @@ def stats() -> dict[str, float]:
 
 
 def record(step: int | None = None, **metrics: Any) -> None:
-    """Note how training goes, in this rank's record; without one (`init(record=...)`) this does nothing.
+    """Write metrics of the training into this rank's record. Without a record (`init(record=...)`) this does nothing.
 
-    The report draws the mean over the ranks, and how far they spread, so tell it what each rank finds by itself.
+    The report draws the mean over ranks and their range, so pass the values of this rank alone.
 
     Args:
-        step: of training; from then on steps are counted from there, which a script that goes on from a checkpoint
-            says once. None: as many as `DistributedOptimizer`s have taken since `init()`.
-        **metrics: numbers by their name, such as `loss=loss, accuracy=0.9`; tensors of one element, too.
+        step: number of the training step. Later steps are counted from it, so a script that resumes from a checkpoint
+            needs to pass it once. None: the number of steps of all `DistributedOptimizer`s since `init()`.
+        **metrics: numbers by name, such as `loss=loss, accuracy=0.9`. Tensors of one element are allowed.
 
     Raises:
         UsageError: a metric is not one number.
@@ -382,7 +382,7 @@ def record(step: int | None = None, **metrics: Any) -> None:
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
     """Write a Chrome trace of all operations to `file_path` (rank 0 only, as in Horovod).
 
-    What goes through ranks that have no model is in `file_path` + ".helpers".
+    The trace of operations with ranks that have no model is in `file_path` + ".helpers".
     """
     context = current()
     if "\0" in str(file_path):
@@ -402,23 +402,23 @@ def stop_timeline() -> None:
 
 
 def check_extension(ext_name: str, ext_env_var: str, pkg_path: str, *args: str) -> None:
-    """Check that the compiled core for a framework is there: for torch always, or this module could not be imported.
+    """Check that the compiled core for a framework exists. It always does for torch, which this module needs itself.
 
     Args:
         ext_name: the module, such as "horovod.torch".
-        ext_env_var: what Horovod's message names; not looked at, for Sordino has one core, elsewhere.
-        pkg_path: where Horovod looks; not looked at either.
-        *args: where Horovod looks below it; not looked at either.
+        ext_env_var: name for Horovod's message. Ignored, because Sordino has one core, in another place.
+        pkg_path: folder in which Horovod looks. Ignored.
+        *args: paths below it. Ignored.
 
     Raises:
-        ImportError: it is for another framework.
+        ImportError: the module is for another framework.
     """
     if ext_name.rpartition(".")[2] != "torch":
         raise ImportError(f"{ext_name} is not there: Sordino is for PyTorch alone")
 
 
 def mpi_threads_supported() -> bool:
-    """Return whether other threads may use MPI as well: always, since init insists on it."""
+    """Return whether other threads may use MPI as well. With MPI this is always so, because init requires it."""
     current()
     return mpi_built()
 
@@ -430,7 +430,7 @@ def mpi_enabled() -> bool:
 
 
 def transport() -> str:
-    """Return how the ranks of this world reach each other: "local", "mpi", "ucx" (and shared memory), or "sim"."""
+    """Return the transport of this world: "local", "mpi", "ucx" (and shared memory), or "sim"."""
     return str(current().world.transport)
 
 

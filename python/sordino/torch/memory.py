@@ -1,4 +1,4 @@
-"""Tensors in memory that the ranks of a node share: what is averaged fastest."""
+"""Tensors in memory that the ranks of a node share. They are averaged fastest."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def shared_empty(
     Not collective: other ranks need not call it, but an all-reduce is fastest when all ranks' tensors are shared.
 
     Args:
-        shape: as of `torch.empty`.
-        dtype: any supported dtype; torch's default if None.
+        shape: shape, as in `torch.empty`.
+        dtype: any supported dtype; None: torch's default.
         device: the CPU, or a GPU, whose memory processes share by CUDA IPC.
 
     Raises:
@@ -48,10 +48,10 @@ def _allocate(context: Context, shape: torch.Size, dtype: torch.dtype, device: t
 def share(tensor: torch.Tensor) -> torch.Tensor:
     """Move a tensor's values into shared memory.
 
-    `tensor` itself lives there from now on; views that were taken of it before keep the old memory.
+    `tensor` itself is in shared memory afterwards. Existing views of it keep the old memory.
 
     Args:
-        tensor: of any shape, on the CPU or a GPU; it becomes contiguous.
+        tensor: tensor of any shape, on the CPU or a GPU. It becomes contiguous.
 
     Returns:
         `tensor` itself.
@@ -66,5 +66,5 @@ def share(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def is_shared(tensor: torch.Tensor) -> bool:
-    """Return whether a contiguous tensor lies in memory that the ranks of this node share."""
+    """Return whether a contiguous tensor is in memory that the ranks of this node share."""
     return current().world.in_shared_memory(tensor.data_ptr(), tensor.numel() * tensor.element_size())

@@ -1,4 +1,4 @@
-"""Where Horovod has its compiled functions: here every one of them is refused, with what to call in its place."""
+"""Module of Horovod's compiled functions. Access to any of them is an error that names the replacement."""
 
 from __future__ import annotations
 

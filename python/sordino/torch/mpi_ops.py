@@ -1,6 +1,6 @@
 """Horovod's module of this name.
 
-Scripts that import `horovod.torch.mpi_ops` find the same functions here, without the autograd classes behind them.
+It has the same functions for scripts that import `horovod.torch.mpi_ops`, but not the autograd classes behind them.
 """
 
 from sordino.torch import *  # noqa: F403
@@ -9,5 +9,5 @@ from sordino.torch import mpi_lib_v2 as mpi_lib  # noqa: F401
 
 
 def num_rank_is_power_2(num_rank: int) -> bool:
-    """Return whether a number of ranks is a power of two (Adasum does not need it here)."""
+    """Return whether a number of ranks is a power of two, which Sordino's Adasum does not need."""
     return num_rank > 0 and num_rank & (num_rank - 1) == 0

@@ -1,7 +1,7 @@
-"""One delegating optimizer for every algorithm.
+"""Optimizer wrapper for every algorithm.
 
-It is a real `torch.optim.Optimizer`, and the wrapped one does the arithmetic. All that a user or a scheduler reads or
-writes (param_groups, state, defaults, hooks) is the wrapped one's.
+It is a `torch.optim.Optimizer` that delegates the arithmetic to the wrapped one. Everything that a user or a scheduler
+reads or writes (param_groups, state, defaults, hooks) belongs to the wrapped optimizer.
 """
 
 from __future__ import annotations
@@ -39,29 +39,29 @@ def _half_built(kind: type[DistributedOptimizer]) -> DistributedOptimizer:
 
 
 class DistributedOptimizer(torch.optim.Optimizer):
-    """An optimizer whose `step()` uses what all ranks computed.
+    """Optimizer whose `step()` uses the computations of all ranks.
 
-    Use it in place of the optimizer it wraps; the training loop does not change. Collective: all ranks of the process
-    set wrap the same model (compared here; `LayoutMismatch` names the difference).
+    Use it in place of the optimizer that it wraps. The training loop does not change. Collective: all ranks of the
+    process set wrap the same model, which is compared here (`LayoutMismatch` names the difference).
 
     Args:
-        optimizer: any `torch.optim` optimizer. Its state, hyper-parameters and hooks stay its own.
-        named_parameters: `model.named_parameters()`; names make errors and traces readable.
+        optimizer: any `torch.optim` optimizer. It keeps its state, hyper-parameters and hooks.
+        named_parameters: `model.named_parameters()`. Names make errors and traces readable.
         compression: `Compression.none`, `.fp16` or `.bf16`.
-        backward_passes_per_step: gradients of this many backward passes are summed locally before one reduction.
+        backward_passes_per_step: number of backward passes whose gradients are summed locally before one reduction.
         op: Average (default), Sum, Adasum, Min, Max or Product.
-        gradient_predivide_factor: splits the averaging in 1/f before the sum and f/N after it (op=Average only).
+        gradient_predivide_factor: f: averaging is 1/f before the sum and f/N after it (op=Average only).
         num_groups: deprecated, use `groups`.
-        groups: which gradients to reduce together: a number of groups, or lists of parameters.
-        sparse_as_dense: makes sparse gradients dense before they are reduced.
+        groups: gradients to reduce together: a number of groups, or lists of parameters.
+        sparse_as_dense: whether to make sparse gradients dense before they are reduced.
         process_set: the ranks that train together.
         algorithm: an algorithm of `sordino.algorithms`, its name, or None for `AllReduce()`.
         named_buffers: `model.named_buffers()`, for algorithms with `buffers="average"`.
-        check_finite: gradients with NaN or Inf on any rank make `step()` raise `NonFinite` on all, before anything is
-            changed. Not with GradScaler.
+        check_finite: whether gradients with NaN or Inf on any rank make `step()` raise `NonFinite` on all ranks, before
+            anything is changed. Not with GradScaler.
 
     Raises:
-        UsageError: an argument is wrong. LayoutMismatch: ranks wrap different models. ConfigurationMismatch: they give
+        UsageError: an argument is wrong. LayoutMismatch: ranks wrap different models. ConfigurationMismatch: ranks give
             different arguments.
     """
 
@@ -87,7 +87,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             raise UsageError("gradient_predivide_factor not supported with op != Average")
         if backward_passes_per_step <= 0:
             raise UsageError(f"backward_passes_per_step must be > 0, not {backward_passes_per_step}")
-        # super().__init__ is not called on purpose: there is one set of groups and state, the wrapped optimizer's.
+        # super().__init__ is not called, because there is only one set of groups and state, the wrapped optimizer's.
         self._inner = optimizer
         warn_of_local_statistics(named_parameters)
         self._names = name_parameters(optimizer, named_parameters)
@@ -120,9 +120,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        # True: GradScaler calls step() also when gradients are infinite. Gossip needs that: such a worker must still
-        # exchange. Otherwise it must unscale by itself: a wrapped optimizer that can do it would not see the scale.
-        # With check_finite step() is to be called so that it can refuse; what is only looked at must not raise.
+        # True: GradScaler calls step() also if gradients are infinite. Gossip needs that, because such a worker must
+        # still exchange. Otherwise GradScaler must unscale, because a wrapped optimizer that can do so would not see
+        # the scale. With check_finite, step() must be called so that it can refuse; this property must not raise.
         return self._options.check_finite or self._strategy.steps_always
 
     def _make_strategy(self, compare: bool) -> Strategy:
@@ -135,17 +135,17 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return strategy
 
     def _world_ended(self) -> None:
-        """Give the parameters back: another world may train them."""
+        """Release the parameters, because another world may train them."""
         self._claim.release()
         if self._strategy.reducer is not None:
             self._strategy.reducer.release()
 
     def _take_in_changes(self) -> None:
-        """Go on with the parameters that the wrapped optimizer has now, and reduce the new ones' gradients. Collective.
+        """Continue with the wrapped optimizer's current parameters, and reduce the gradients of new ones. Collective.
 
         Raises:
-            UsageError: the algorithm cannot. StepOrderError: they were changed since backward(). LayoutMismatch: ranks
-                have changed them differently; on all of them.
+            UsageError: the algorithm cannot continue. StepOrderError: parameters were changed since backward().
+                LayoutMismatch: ranks have changed them differently; raised on all ranks.
         """
         old, known = self._strategy, self._claim.keys
         added = [parameter for parameter in parameters_of(self._inner) if id(parameter) not in known]
@@ -163,7 +163,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @contextmanager
     def _new_strategy(self) -> Iterator[None]:
-        """Replace the strategy: after the block another one goes on with what has been changed within it."""
+        """Replace the strategy. After the block a new one continues, with the changes made in the block."""
         old = self._strategy
         old.do_together(lambda: old.settle(self._inner))
         yield
@@ -172,12 +172,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._strategy.take_over(old)
         self._strategy.context.returned()
 
-    # ---- what the wrapped optimizer owns -----------------------------------------------------------------------
+    # ---- attributes of the wrapped optimizer -------------------------------------------------------------------
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        # GradScaler.unscale_ and others reach the gradients through here after backward: they must see reduced ones.
-        # Not where that takes more exchanges than step() would: one rank that looks alone would wait for the others.
+        # GradScaler.unscale_ and others get the gradients through this after backward, so they must be reduced. Not if
+        # that takes more exchanges than step() would: a single rank that reads this would wait for the others.
         if self._may_synchronize and self._strategy.ready and not self._strategy.partial_state:
             self._strategy.synchronize()
         groups = self._inner.param_groups
@@ -204,32 +204,32 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def defaults(self, defaults: dict[str, Any]) -> None:
         self._inner.defaults = defaults
 
-    if not TYPE_CHECKING:  # where it would hide names that are misspelt
+    if not TYPE_CHECKING:  # in a type checker it would hide misspelt names
 
         def __getattr__(self, name: str) -> Any:
-            if name == "_inner":  # half-built, as copy and pickle make it
+            if name == "_inner":  # incomplete, during copy or pickle
                 raise AttributeError(name)
             if isinstance(getattr(type(self), name, None), property):
-                return object.__getattribute__(self, name)  # which has raised AttributeError, and does it again
+                return object.__getattribute__(self, name)  # raises the AttributeError of the property again
             return getattr(self._inner, name)
 
         @property
         def __class__(self) -> type:
-            # So that isinstance(optimizer, AdamW) holds as for the wrapped one, on which code decides what there is.
-            # type() is DistributedOptimizer all the same, and so isinstance() of that holds, too.
+            # So that isinstance(optimizer, AdamW) is the same as for the wrapped one, since other code depends on that.
+            # type() is still DistributedOptimizer, so isinstance() of that holds, too.
             inner = self.__dict__.get("_inner")
             return type(self) if inner is None else inner.__class__
 
     @property
     def _parameter_names(self) -> dict[torch.Tensor, str]:
-        # Horovod's name for it, which scripts and its tests read.
+        # Horovod's name for it, which scripts and Horovod's tests read.
         return self._names
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the wrapped optimizer's state, loadable with and without Sordino.
+        """Return the wrapped optimizer's state, which can be loaded with and without Sordino.
 
-        Algorithms that have a state of their own keep it under the key "sordino", with the algorithm's name. Collective
-        where ranks have a shard of the optimizer's state each (`LocalSGD`).
+        The state of an algorithm, if it has one, is under the key "sordino", with the algorithm's name. Collective if
+        each rank has a shard of the optimizer's state (`LocalSGD`).
         """
         own = self._strategy.state_dict()
         if own is None:
@@ -240,9 +240,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state of the wrapped optimizer; reductions under way are brought to their end first.
+        """Load a state of the wrapped optimizer. Reductions in flight are completed first.
 
-        Collective where ranks have a shard of it each (`LocalSGD`).
+        Collective if each rank has a shard of the optimizer's state (`LocalSGD`).
 
         Raises:
             UsageError: the state is of another algorithm.
@@ -259,7 +259,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._strategy.go_on_from(own)
 
     def _own_state(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Return the algorithm's state without its name. UsageError if it is another algorithm's."""
+        """Return the algorithm's state without its name. UsageError if it is another algorithm's state."""
         algorithm, named = self._strategy.algorithm, state.get("algorithm", "another algorithm")
         foreign = "algorithm" in state and named != algorithm.label
         if foreign or self._strategy.state_dict() is None:
@@ -286,12 +286,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def register_step_pre_hook(self, hook: Any) -> Any:
         """Register a hook that the wrapped optimizer calls before its step.
 
-        It is as of the wrapped optimizer; the hook sees reduced gradients (with `LocalSGD(exchange="sharded")` slices).
+        The hook gets the wrapped optimizer, and sees reduced gradients (with `LocalSGD(exchange="sharded")` slices of
+        them).
         """
         return self._inner.register_step_pre_hook(hook)
 
     def register_step_post_hook(self, hook: Any) -> Any:
-        """Register a hook that the wrapped optimizer calls after its step, as of the wrapped optimizer."""
+        """Register a hook that the wrapped optimizer calls after its step. The hook gets the wrapped optimizer."""
         return self._inner.register_step_post_hook(hook)
 
     def __repr__(self) -> str:
@@ -322,14 +323,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._strategy.go_on_from(state["under way"])
 
     def __dir__(self) -> list[str]:
-        return sorted({*dir(type(self)), *vars(self)})  # which object would look for at __class__
+        return sorted({*dir(type(self)), *vars(self)})  # object.__dir__ would use __class__
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        # That of object wants __class__ to be type().
+        # The version of object requires __class__ to be type().
         return _half_built, (type(self),), self.__getstate__()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DistributedOptimizer:
-        """Return a wrapper of a copy of the optimizer; of the copied parameters, if the model is copied with it."""
+        """Return a wrapper of a copy of the optimizer. If the model is copied as well, it has the copied parameters."""
         clone = type(self).__new__(type(self))
         memo[id(self)] = clone
         state = self.__getstate__()
@@ -342,7 +343,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     # ---- the step ----------------------------------------------------------------------------------------------
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Change how many backward passes are summed before a reduction. Collective, between steps."""
+        """Change the number of backward passes that are summed before a reduction. Collective, between steps."""
         self._between_steps("set_backward_passes_per_step()")
         if passes <= 0:
             raise UsageError(f"backward_passes_per_step must be > 0, not {passes}")
@@ -350,19 +351,19 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._options = replace(self._options, backward_passes_per_step=passes)
 
     def synchronize(self) -> None:
-        """Wait until all gradients are reduced, also those of fewer backward passes than `backward_passes_per_step`.
+        """Wait until all gradients are reduced, also after fewer passes than `backward_passes_per_step`.
 
-        To clip or inspect gradients it is needed where `gradients_ready()` says so.
+        Call it before gradients are clipped or inspected, unless `gradients_ready()` is True.
         """
         self._strategy.synchronize()
         self._asked = True
 
     def gradients_ready(self) -> bool:
-        """Return whether `.grad` of every parameter is what `step()` will use.
+        """Return whether `.grad` of every parameter has the value that `step()` will use.
 
-        It is when `backward()` has returned (the last of `backward_passes_per_step`), but for `Layered` and
-        `LocalSGD(exchange="sharded")`: they average gradients until `step()`, and who uses one before `synchronize()`
-        gets a `StepOrderError`.
+        This is so when `backward()` has returned (the last of `backward_passes_per_step`), except with `Layered` and
+        `LocalSGD(exchange="sharded")`. They average gradients until `step()`, and a use of a gradient before
+        `synchronize()` raises `StepOrderError`.
         """
         return self._strategy.final
 
@@ -371,23 +372,23 @@ class DistributedOptimizer(torch.optim.Optimizer):
     ) -> torch.Tensor:
         """Scale the gradients that `step()` will use, as `torch.nn.utils.clip_grad_norm_` does.
 
-        Right for every algorithm. Collective, between backward and `step()`.
+        Correct for every algorithm. Collective, between backward and `step()`.
 
         Args:
-            max_norm: of all gradients together.
+            max_norm: largest norm of all gradients together.
             norm_type: order of the norm; may be `inf`.
-            error_if_nonfinite: raises RuntimeError if the norm is NaN or infinite.
+            error_if_nonfinite: whether to raise RuntimeError if the norm is NaN or infinite.
 
         Returns:
-            the norm before, the same on all ranks that have the same gradients.
+            the norm before scaling, the same on all ranks that have the same gradients.
         """
         return self._strategy.clip(float(max_norm), float(norm_type), error_if_nonfinite)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Have backward passes within the block only add to this rank's gradients, as with DDP.
+        """Let backward passes within the block only add to this rank's gradients, as with DDP.
 
-        Use it for all but the last one of a step. They do not count as `backward_passes_per_step`.
+        Use it for all backward passes of a step except the last. They do not count as `backward_passes_per_step`.
         """
         before, self._strategy.accumulates = self._strategy.accumulates, True
         try:
@@ -396,11 +397,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._strategy.accumulates = before
 
     def flush(self) -> None:
-        """Take in what is still under way, so that parameters depend on nothing but themselves. Collective.
+        """Apply everything that is in flight, so that the parameters are the complete state of the model. Collective.
 
-        Between steps, `PushSum(overlap=...)`, `ADPSGD` and `LocalSGD(overlap=True)` have parameters under way and
-        `AllReduce(double_buffering=True)` a gradient; `ParameterSkipping` has parameters that were skipped, which it
-        averages.
+        Between steps, `PushSum(overlap=...)`, `ADPSGD` and `LocalSGD(overlap=True)` have parameters in flight, and
+        `AllReduce(double_buffering=True)` a gradient. `ParameterSkipping` has skipped parameters, which are averaged
+        here.
         """
         strategy = self._strategy
         with self._claim.stepping():
@@ -409,34 +410,33 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @property
     def distances(self) -> list[tuple[int, float]]:
-        """Of `LocalSGD(log_distance=...)`: steps, and how far the local models were from their mean after them."""
+        """Steps of `LocalSGD(log_distance=...)`, each with the distance of the local models from their mean."""
         return self._strategy.distances
 
     @property
     def statistics(self) -> Any:
-        """What algorithms have counted that count what they do. NoSuchAttribute for others.
+        """Statistics of the algorithm. NoSuchAttribute if it keeps no statistics.
 
-        Of `ParameterSkipping` (`SkippingStatistics`): what has stayed unchanged, what was skipped, and what was sent;
-        of `ScheduledPull` (`PullStatistics`) and `ADPSGD` (`PairStatistics`): what was averaged, and what it cost this
-        rank.
+        `ParameterSkipping` (`SkippingStatistics`): unchanged, skipped and sent elements. `ScheduledPull`
+        (`PullStatistics`) and `ADPSGD` (`PairStatistics`): averagings, and their cost on this rank.
         """
         return self._strategy.statistics
 
     def report_metric(self, metric: float) -> None:
-        """Tell an algorithm that adapts itself how training goes. Collective.
+        """Report a metric of the training to an adaptive algorithm. Collective.
 
-        Tell `LocalSGD(adaptive=...)` the loss, whenever it is known, `ParameterSkipping` the metric that its scheduler
-        is for, at the end of each epoch.
+        For `LocalSGD(adaptive=...)` this is the loss, whenever it is known. For `ParameterSkipping` it is the metric of
+        its scheduler, at the end of each epoch.
 
         Args:
-            metric: this rank's; the mean over all ranks counts.
+            metric: the value on this rank. The mean over all ranks counts.
         """
         self._strategy.report_metric(metric, float(self._inner.param_groups[0]["lr"]))
         self._strategy.context.returned()
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """Have `step()` not synchronize within the block: for use after an explicit `synchronize()`."""
+        """Keep `step()` from synchronizing within the block, for use after an explicit `synchronize()`."""
         problem = self._strategy.skip_problem()
         if problem is not None:
             raise StepOrderError(problem)
@@ -447,10 +447,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._may_synchronize = True
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
-        """Reduce what is not reduced yet and run the wrapped optimizer's step.
+        """Reduce the gradients that are not reduced yet, and run the wrapped optimizer's step.
 
         Args:
-            closure: as of the wrapped optimizer; gradients are reduced after each evaluation of it.
+            closure: as for the wrapped optimizer. Gradients are reduced after each evaluation of it.
         """
         if dcp.MODULE in sys.modules and dcp.makes_state():
             with self._claim.stepping():
@@ -471,10 +471,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if recorder is not None:
             recorder.begins()
         claim = self._claim
-        claim.open = True  # by hand: stepping() would cost each step two calls
+        claim.open = True  # set directly, because stepping() would cost two calls per step
         claim.steps += 1
         try:
-            if "found_inf" in self.__dict__:  # GradScaler calls
+            if "found_inf" in self.__dict__:  # called by GradScaler
                 synchronize, checks = self._may_synchronize, self._options.check_finite
                 result = step_scaled(self, self._strategy, self._inner, closure, synchronize, checks)
             else:
@@ -486,12 +486,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return result
 
     def _between_steps(self, what: str) -> None:
-        """Raise StepOrderError where gradients have been reduced, or begun to be, for a step that is still to come."""
+        """Raise StepOrderError if gradients are reduced, or being reduced, for a step that was not taken yet."""
         if self._strategy.in_flight or self._strategy.done:
             raise StepOrderError(f"{what} was called between backward and step()")
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear gradients, as of the wrapped optimizer.
+        """Clear gradients like the wrapped optimizer.
 
         StepOrderError while gradients are being reduced (`gradients_ready()`).
         """

@@ -1,4 +1,4 @@
-"""Process sets of users: registered by all ranks, forgotten by all."""
+"""Process sets of users. All ranks register and remove them together."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
     """Register a process set and return it. Collective: all ranks of the world call it with the same ranks.
 
     Raises:
-        UsageError: ranks that do not exist or repeat, or a set with the same ranks exists.
+        UsageError: ranks do not exist or repeat, or a set with the same ranks exists.
         OperationMismatch: ranks gave different lists.
     """
     context = current()
@@ -61,7 +61,7 @@ def _world_ranks(context: Context, comm: Any) -> list[int]:
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Forget a process set. Collective over all ranks. False for one that is unknown, or is that of all ranks."""
+    """Remove a process set. Collective over all ranks. Return False if it is unknown, or the set of all ranks."""
     context, identity = current(), process_set.process_set_id
     if identity is None or identity == 0 or identity not in context.world.sets():
         return False

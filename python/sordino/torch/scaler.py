@@ -1,7 +1,7 @@
-"""Steps that `torch.amp.GradScaler` asks for.
+"""Steps called by `torch.amp.GradScaler`.
 
-Gradients are unscaled here, and a step whose gradients are infinite is left out by all that use the same ones, while
-the others' exchange goes on.
+Gradients are unscaled here. If they are infinite, all ranks that use the same gradients skip the step, while the
+exchange with other ranks takes place.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ def step_scaled(
     synchronize: bool,
     check_finite: bool,
 ) -> Any:
-    """Take the step that a GradScaler asks for, or leave it out.
+    """Take a step called by a GradScaler, or skip it.
 
     Args:
-        asked: the optimizer that the scaler knows; it has set `found_inf` and `grad_scale` there.
-        strategy: of its steps.
-        optimizer: that takes them.
-        closure: as of `step()`.
-        synchronize: whether gradients that are not reduced yet are to be reduced first.
+        asked: the optimizer that the scaler knows. The scaler has set its `found_inf` and `grad_scale`.
+        strategy: strategy of the steps.
+        optimizer: the optimizer that takes them.
+        closure: as in `step()`.
+        synchronize: whether to reduce first the gradients that are not reduced yet.
         check_finite: whether gradients with NaN or Inf are refused, which excludes a scaler.
 
     Raises:
@@ -45,7 +45,7 @@ def step_scaled(
     found, scale = asked.__dict__.get("found_inf"), asked.__dict__.get("grad_scale")
     problem = _CHECKED if check_finite else strategy.scaler_problem()
     if problem is not None:
-        # GradScaler takes these away itself, but only after a step that went well.
+        # GradScaler itself removes these only after a successful step.
         del asked.__dict__["found_inf"], asked.__dict__["grad_scale"]
         raise UsageError(problem)
     if found is None:
@@ -54,7 +54,7 @@ def step_scaled(
     gradients = [p.grad for p in parameters_of(optimizer) if p.grad is not None]
     infinite = found.item() > 0
     if strategy.reducer is not None and strategy.reducer.active:
-        # The members of a group must decide alike, so what counts are the gradients that they all have.
+        # The members of a group must make the same decision, so the reduced gradients count, which they have in common.
         strategy.synchronize()
         gradients = [p.grad for p in parameters_of(optimizer) if p.grad is not None]
         infinite = not all(bool(gradient.isfinite().all()) for gradient in gradients)

@@ -1,4 +1,4 @@
-"""Learning rates for many workers: how far to scale the rate of one, and how to warm up to the scaled rate."""
+"""Learning rates for many workers: scaling of the rate for one worker, and warm-up to the scaled rate."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def scale_learning_rate(lr: float, workers: int, rule: str = "linear") -> float:
     """Return the learning rate for `workers` times the batch that `lr` was tuned for.
 
     Args:
-        lr: the rate that is good for one worker, at least 0.
-        workers: N, usually `size()`; times `backward_passes_per_step`, if that is used.
+        lr: the learning rate for one worker, at least 0.
+        workers: N, usually `size()`, times `backward_passes_per_step` if that is used.
         rule: "linear", N * lr (Goyal et al. 2017, arXiv:1706.02677, section 2.1): for averaged gradients and SGD;
             "sqrt", sqrt(N) * lr (Krizhevsky 2014, arXiv:1404.5997, section 5): keeps the variance of a step;
-            "none", lr: for gradients that are summed, or for Adasum, which needs no scaling.
+            "none", lr: for summed gradients, or for Adasum, which needs no scaling.
 
     Raises:
-        UsageError: an argument is out of its range; the message names it.
+        UsageError: an argument is out of its range. The message names it.
     """
     if not _is_number(lr) or lr < 0:
         raise UsageError(f"scale_learning_rate(lr={lr!r}): must be a number at least 0")
@@ -50,11 +50,11 @@ def scale_learning_rate(lr: float, workers: int, rule: str = "linear") -> float:
 
 
 class GradualWarmup(LRScheduler):
-    """Ramps all learning rates up linearly, then hands over to another scheduler.
+    """Scheduler that raises all learning rates linearly, then continues with another scheduler.
 
-    With B the rate of a group when this is made and W = `warmup_steps`, the rate after t calls of `step()` is
-    B * (start_factor + (1 - start_factor) * t / W) for t <= W. From then on it is that of `after` after t - W steps, or
-    B if there is none. For N workers and the linear rule that is the ramp from lr to N * lr of Goyal et al. 2017
+    Let B be the rate of a group when this is made, and W = `warmup_steps`. After t calls of `step()`, for t <= W, the
+    rate is B * (start_factor + (1 - start_factor) * t / W). From then on it is the rate of `after` after t - W steps,
+    or B without `after`. For N workers and the linear rule this is the ramp from lr to N * lr of Goyal et al. 2017
     (section 2.2, gradual warm-up)::
 
         scaled = scale_learning_rate(lr, hvd.size())
@@ -62,23 +62,23 @@ class GradualWarmup(LRScheduler):
         cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps - warmup_steps)
         scheduler = GradualWarmup(optimizer, warmup_steps, start_factor=lr / scaled, after=cosine)
 
-    It is not `SequentialLR([LinearLR, after])`, because that ends in the wrong place with some schedulers of torch
-    2.13: MultiplicativeLR is a factor off, SequentialLR and ChainedScheduler raise NotImplementedError at the
-    hand-over (pytorch#196243 is related). Here `after` is not touched before its time.
+    It is not `SequentialLR([LinearLR, after])`, because that ends at the wrong rate with some schedulers of torch 2.13:
+    MultiplicativeLR is a factor off, SequentialLR and ChainedScheduler raise NotImplementedError at the transition
+    (pytorch#196243 is related). Here `after` is not used before its time.
 
     Args:
-        optimizer: any, also `DistributedOptimizer`.
-        warmup_steps: W, calls of `step()`, at least 0. Five epochs in the paper, stepped once an iteration.
-        start_factor: where the ramp starts, as a fraction of B, in [0, 1]. 1/N for the linear rule.
+        optimizer: any optimizer, also `DistributedOptimizer`.
+        warmup_steps: W, a number of calls of `step()`, at least 0. In the paper five epochs, with a step per iteration.
+        start_factor: initial rate as a fraction of B, in [0, 1]; 1/N for the linear rule.
         after: a new scheduler of the same optimizer, made before this one. Not ReduceLROnPlateau, whose steps need a
             metric: step that one yourself after the warm-up.
 
     Attributes:
         base_rates: B of each group.
-        after: as given, or None.
+        after: the given scheduler, or None.
 
     Raises:
-        UsageError: an argument is out of its range, or `after` is of another optimizer or has stepped.
+        UsageError: an argument is out of its range, or `after` belongs to another optimizer or has made steps.
     """
 
     def __init__(
@@ -99,18 +99,18 @@ class GradualWarmup(LRScheduler):
         self.warmup_steps = warmup_steps
         self.start_factor = start_factor
         self.after = after
-        # What `after` starts with, because making it has set the rates: so any scheduler can follow.
+        # Rates with which `after` starts, because making it has set them. So any scheduler can follow.
         self.base_rates = [float(group["lr"]) for group in optimizer.param_groups]
         super().__init__(optimizer)
 
     def get_lr(self) -> list[float | torch.Tensor]:
-        """Return the rates of the ramp, one a group: `step()` calls it during the warm-up."""
+        """Return the rates of the ramp, one per group. `step()` calls it during the warm-up."""
         done = min(self.last_epoch / self.warmup_steps, 1.0) if self.warmup_steps > 0 else 1.0
         factor = self.start_factor + (1 - self.start_factor) * done  # exact at both ends of the ramp
         return [rate * factor for rate in self.base_rates]
 
     def step(self) -> None:  # type: ignore[override]
-        """Set the next learning rates: call it after `optimizer.step()`."""
+        """Set the next learning rates. Call it after `optimizer.step()`."""
         if self.after is None or self.last_epoch < self.warmup_steps:
             super().step()
             return
@@ -119,14 +119,14 @@ class GradualWarmup(LRScheduler):
         self._last_lr = self.after.get_last_lr()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all but the optimizer; `after` as its own state."""
+        """Return everything except the optimizer. `after` is included by its own state."""
         return {**super().state_dict(), "after": None if self.after is None else self.after.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on where the state was taken: in this, in `after`, and in the optimizer's learning rates.
+        """Continue from a state: this scheduler, `after`, and the optimizer's learning rates.
 
         Raises:
-            UsageError: the state has an `after` and this has none, or the reverse, or the number of groups differs.
+            UsageError: only one of the state and this scheduler has an `after`, or the number of groups differs.
         """
         after = state_dict["after"]
         if (after is None) != (self.after is None):
@@ -140,7 +140,7 @@ class GradualWarmup(LRScheduler):
         super().load_state_dict({key: value for key, value in state_dict.items() if key != "after"})
         if self.after is not None:
             self.after.load_state_dict(after)
-        # Many schedulers compute a rate from the one before, and making this one has overwritten it: without this the
+        # Many schedulers compute a rate from the previous one, which making this one has overwritten. Without this, the
         # result would depend on whether the optimizer's state is loaded before or after.
         for group, rate in zip(self.optimizer.param_groups, self._last_lr):
             if isinstance(group["lr"], torch.Tensor):
@@ -159,6 +159,6 @@ def _check_after(after: Any, optimizer: torch.optim.Optimizer) -> None:
             "GradualWarmup(after=...): belongs to another optimizer; make both for the same one, "
             "the DistributedOptimizer if there is one"
         )
-    # A ChainedScheduler does not count.
+    # A ChainedScheduler has no last_epoch.
     if getattr(after, "last_epoch", 0) != 0:
         raise UsageError(f"GradualWarmup(after=...): has made {after.last_epoch} steps; to resume use load_state_dict")

@@ -1,4 +1,4 @@
-"""What is to be known before ranks meet: do some have no model, and do the others go on when one is lost?"""
+"""Decisions before ranks meet: whether some ranks have no model, and whether ranks continue after a loss."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ def helped(algorithm: Algorithm | str | None) -> Algorithm | None:
 
 
 def goes_on(on_peer_lost: str | None, algorithm: Algorithm | str | None) -> bool:
-    """Return whether ranks go on without those that are lost, as `init` is told, or else the environment.
+    """Return whether ranks continue after a loss, by the argument of `init`, or else by the environment.
 
     Raises:
-        UsageError: what is said is neither "raise" nor "continue", or ranks without a model are to help the others.
+        UsageError: the value is neither "raise" nor "continue", or some ranks have no model and the value is
+            "continue".
     """
     if on_peer_lost not in (None, "raise", "continue"):
         raise UsageError(f"on_peer_lost={on_peer_lost!r} is neither 'raise' nor 'continue'")

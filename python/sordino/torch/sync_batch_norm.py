@@ -17,17 +17,17 @@ from sordino.runtime.process_set import ProcessSet, global_process_set
 
 
 class SyncBatchNorm(_BatchNorm):
-    """Drop-in for `torch.nn.BatchNorm1d/2d/3d`: mean and variance are those of the batches of all ranks together.
+    """Drop-in replacement for `torch.nn.BatchNorm1d/2d/3d` with mean and variance over the batches of all ranks.
 
     Ranks may have batches of different sizes. In eval mode, or with one rank, it is the ordinary layer. Gradients of
     weight and bias stay local: `DistributedOptimizer` reduces them like all others.
 
     Args:
-        process_set: the ranks whose batches count, which all call the layer. The other arguments are those of
+        process_set: the ranks whose batches count. All of them call the layer. The other arguments are those of
             `torch.nn.BatchNorm2d`.
     """
 
-    process_set = global_process_set  # of layers that an earlier version has pickled
+    process_set = global_process_set  # for layers that an earlier version has pickled
 
     def __init__(
         self,
@@ -47,10 +47,10 @@ class SyncBatchNorm(_BatchNorm):
     def convert_sync_batchnorm(
         cls, module: torch.nn.Module, process_set: ProcessSet = global_process_set
     ) -> torch.nn.Module:
-        """Replace all batch normalization in a module, torch's own SyncBatchNorm included; return the module.
+        """Replace all batch normalization in a module, including torch's own SyncBatchNorm. Return the module.
 
-        As `torch.nn.SyncBatchNorm.convert_sync_batchnorm`: parameters and buffers stay the same objects. A module that
-        is such a layer itself is not changed; another one is returned.
+        As in `torch.nn.SyncBatchNorm.convert_sync_batchnorm`, parameters and buffers stay the same objects. If the
+        module itself is such a layer, it is not changed, and another one is returned.
 
         Args:
             module: a model, or one layer.
@@ -81,7 +81,7 @@ class SyncBatchNorm(_BatchNorm):
             raise ValueError(f"expected at least 2D input (got {input.dim()}D input)")
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """Normalize a batch; input and output: (batch, num_features, ...)."""
+        """Normalize a batch. Input and output have the shape (batch, num_features, ...)."""
         self._check_input_dim(input)
         batch_statistics = self.training or not self.track_running_stats
         if not batch_statistics or len(self.process_set.ranks or []) == 1:
@@ -106,9 +106,9 @@ class SyncBatchNorm(_BatchNorm):
 
 
 def warn_of_local_statistics(named: object) -> None:
-    """Warn of torch's own SyncBatchNorm in the model whose `named_parameters()` these are.
+    """Warn if the model of these `named_parameters()` has torch's own SyncBatchNorm.
 
-    It goes by torch.distributed. Where that is not initialised it is an ordinary layer, without a word.
+    It needs torch.distributed. If that is not initialized, it is silently an ordinary layer.
     """
     if current().size == 1 or (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return
@@ -125,7 +125,7 @@ def warn_of_local_statistics(named: object) -> None:
 
 
 class _Normalize(torch.autograd.Function):
-    """Sums over all ranks in forward (count, x, x²) and in backward (dy, dy·x̂); float32 at least."""
+    """Normalization by sums over all ranks, in forward (count, x, x²) and backward (dy, dy·x̂), at least in float32."""
 
     @staticmethod
     def forward(
@@ -157,7 +157,7 @@ class _Normalize(torch.autograd.Function):
         normal = centred * inverse.view(shape)
         ctx.save_for_backward(normal, weight, inverse, count)
         ctx.axes, ctx.shape, ctx.dtype, ctx.process_set = axes, shape, x.dtype, process_set
-        result = normal.clone()  # an in-place activation may follow
+        result = normal.clone()  # a copy, because an in-place activation may follow
         if weight is not None and bias is not None:
             result = normal * weight.to(wide.dtype).view(shape) + bias.to(wide.dtype).view(shape)
         ctx.mark_non_differentiable(mean, variance, total)

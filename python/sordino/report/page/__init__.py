@@ -1,4 +1,4 @@
-"""The page that shows runs: one HTML file with all that it needs in it, made of their records (`sordino.record`).
+"""Page that shows runs: one self-contained HTML file, made from their records (`sordino.record`).
 
-Python takes the records together (`contents`), JavaScript in `assets/` draws, and nothing is fetched from anywhere.
+Python collects the records (`contents`), JavaScript in `assets/` draws them, and nothing is fetched from anywhere.
 """

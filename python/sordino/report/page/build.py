@@ -1,6 +1,6 @@
-"""Puts the page together: the template, with styles, scripts and what is shown within it.
+"""Assembly of the page: the template with styles, scripts and data inserted.
 
-A policy in the page itself forbids it to fetch anything, and to run any script but its own, named by their hashes.
+A policy in the page forbids it to fetch anything, and to run any script except its own, which it names by their hashes.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ def script() -> str:
 
 
 def policy(live: bool) -> str:
-    """Return the page's Content-Security-Policy: what is not named is forbidden.
+    """Return the page's Content-Security-Policy, which forbids everything that it does not name.
 
     Args:
-        live: whether the page may ask its own server for news.
+        live: whether the page may ask its own server for updates.
     """
 
     def named(text: str) -> str:
@@ -48,8 +48,8 @@ def page(runs: Sequence[dict[str, Any]], live: bool = False) -> str:
     """Return the HTML of the page.
 
     Args:
-        runs: what `contents` says of each.
-        live: whether it is served while a run goes on.
+        runs: results of `contents`, one per run.
+        live: whether the page is served while a run continues.
     """
     title = title_of([run["name"] for run in runs])
     parts = {
@@ -63,11 +63,11 @@ def page(runs: Sequence[dict[str, Any]], live: bool = False) -> str:
 
 
 def title_of(names: Sequence[str]) -> str:
-    """Return what the page of these runs is called."""
+    """Return the title of the page for these runs."""
     return names[0] if len(names) == 1 else f"{len(names)} runs compared"
 
 
 def embedded(value: Any) -> str:
-    """Return JSON that cannot end the element it is in."""
+    """Return JSON that cannot close the HTML element around it."""
     text = json.dumps(value, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

@@ -1,4 +1,4 @@
-"""What the page shows of a run, as JSON: every section has its part, or one sentence why there is nothing to show."""
+"""Contents of the page for one run, as JSON: data for every section, or one sentence why it is empty."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _PLANNED = "A plan trains nothing."
 
 
 def contents(reader: Reader) -> dict[str, Any]:
-    """Return what there is to show of a run.
+    """Return the data to show for a run.
 
     Raises:
-        Unreadable: its lines are JSON, but not those of a record.
+        Unreadable: a line is JSON but not a line of a record.
     """
     try:
         return _contents(reader)
@@ -72,7 +72,7 @@ def _algorithm(run: Run) -> str:
 
 
 def _facts(run: Run, zero: float) -> list[list[str]]:
-    """Return what is said of a run in words."""
+    """Return facts about a run, as pairs of name and text."""
     facts: list[list[str]] = []
     if _algorithm(run):
         facts.append(["Algorithm", _algorithm(run)])
@@ -100,7 +100,7 @@ def _facts(run: Run, zero: float) -> list[list[str]]:
 
 
 def _summary(run: Run, parts: dict[str, Any]) -> dict[str, Any]:
-    """Return what runs are compared by: of a step and rank on average, and of a rank's whole run on average."""
+    """Return the values by which runs are compared: means per step and rank, and means of a rank's whole run."""
     lines = [line for rank in run.ranks.values() for line in series.kept(rank, "step")]
     besides = [line for rank in run.ranks.values() for line in rank.of("besides")]
     ranks = max(len(run.ranks), 1)
@@ -134,12 +134,12 @@ def _summary(run: Run, parts: dict[str, Any]) -> dict[str, Any]:
 
 
 def _sent(line: Line) -> float:
-    """Return the bytes of a line, to all ranks."""
+    """Return the bytes of a line, summed over receivers."""
     return float(sum(line["sent"].values()))
 
 
 def _age(run: Run) -> float | None:
-    """Return how old what was averaged in was; of a simulation, whose lines have means, with their weights."""
+    """Return the mean age of averaged models. Lines of a simulation hold means, which are weighted by their counts."""
     lines = [line for rank in run.ranks.values() for line in rank.of("ages")]
     ages = [(pull[0], line.get("count", 1)) for line in lines for pull in line["pulls"] if pull[0] is not None]
     count = sum(weight for _, weight in ages)
@@ -147,7 +147,7 @@ def _age(run: Run) -> float | None:
 
 
 def _fate(rank: Rank, run: Run) -> tuple[str, str]:
-    """Return what became of a rank in one word, and in a sentence."""
+    """Return the fate of a rank, as one word and as a sentence."""
     if rank.last == "end":
         return "finished", "It has shut down."
     if rank.last == "error":
@@ -180,7 +180,7 @@ def _rank(rank: Rank, run: Run, zero: float) -> dict[str, Any]:
 
 
 def _events(run: Run, zero: float) -> list[dict[str, Any]]:
-    """Return what has befallen the run, in the order of time."""
+    """Return the events of the run in the order of time."""
     found: list[dict[str, Any]] = []
 
     def add(line: Line, who: str, what: str, text: str) -> None:
@@ -211,7 +211,7 @@ def _events(run: Run, zero: float) -> list[dict[str, Any]]:
 
 
 def _missing(run: Run, parts: dict[str, Any]) -> dict[str, str]:
-    """Return why a section has nothing to show, by its name."""
+    """Return the reason why a section is empty, by its name."""
     if run.what == "plan":
         return dict.fromkeys(("metrics", "steps", "links", "ages", "skips", "waits"), _PLANNED)
     alone = len(run.ranks) <= 1
@@ -227,7 +227,7 @@ def _missing(run: Run, parts: dict[str, Any]) -> dict[str, str]:
 
 
 def _notes(reader: Reader) -> list[str]:
-    """Return what is to be known of the record itself."""
+    """Return notes on the record itself."""
     run = reader.run
     notes = [
         f"{name}: {count} torn {'line was' if count == 1 else 'lines were'} left out; a rank was killed in the middle, "

@@ -1,4 +1,4 @@
-"""Serves the page while a run goes on: to this machine alone, and only to whoever knows the address's random part."""
+"""Server of the page during a run, for this machine only, and only for clients that know the address's random part."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ HOST = "127.0.0.1"
 
 
 class LiveServer(http.server.ThreadingHTTPServer):
-    """A server of one page and its news.
+    """Server of one page and its updates.
 
     Args:
-        readers: of the runs that are shown.
-        port: 0 for any that is free.
+        readers: readers of the runs that are shown.
+        port: port to listen on; 0 for any free one.
 
     Raises:
-        UsageError: the port is taken, or may not be used.
+        UsageError: the port is taken or not permitted.
     """
 
     daemon_threads = True
@@ -40,15 +40,15 @@ class LiveServer(http.server.ThreadingHTTPServer):
 
     @property
     def address(self) -> str:
-        """What to open in a browser."""
+        """Address to open in a browser."""
         return f"http://{HOST}:{self.server_port}/{self.token}/"
 
     def is_meant(self, host: str) -> bool:
-        """Return whether a request names this server: a page elsewhere may have given its own name our address."""
+        """Return whether a request names this server: a foreign page may bind its own host name to our address."""
         return host in (f"{HOST}:{self.server_port}", f"localhost:{self.server_port}")
 
     def shown(self) -> list[dict[str, Any]]:
-        """Return what there is to show by now."""
+        """Return the current contents of the page."""
         with self._looking:
             for reader in self._readers:
                 reader.update()
@@ -62,7 +62,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     timeout = 30
 
     def do_GET(self) -> None:
-        """Answer with the page, or with its news."""
+        """Answer with the page or its updates."""
         _, _, asked = self.path.partition("/")
         token, _, what = asked.partition("/")
         known = secrets.compare_digest(token.encode(), self.server.token.encode())
@@ -97,4 +97,4 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing: an address with its token is not for logs."""
+        """Log nothing, because an address with its token must not get into logs."""

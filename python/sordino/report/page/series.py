@@ -1,6 +1,6 @@
-"""What goes along a run: metrics, what steps took, ages of what was averaged in, and what was skipped.
+"""Series over a run: metrics, durations of steps, ages of averaged models, and skipped parameters.
 
-However long a run is, a curve has no more than some hundred points: the mean, the least and the most of each stretch.
+A curve has at most a few hundred points for any length of run: mean, minimum and maximum of each interval.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _RANKS = 64  # rows of a matrix
 
 
 def kept(rank: Rank, kind: str) -> list[Line]:
-    """Return the lines of a kind, without those of steps that were taken again after a restart."""
+    """Return the lines of a kind, without lines of steps that were repeated after a restart."""
     lines = rank.of(kind)
     first: dict[int, int] = {}
     for line in lines:
@@ -27,10 +27,10 @@ def kept(rank: Rank, kind: str) -> list[Line]:
 
 
 class _Stretches:
-    """Steps cut into stretches of equal length.
+    """Division of steps into intervals of equal length.
 
     Args:
-        steps: the first and the last of them are looked for here.
+        steps: the steps, whose minimum and maximum are the ends.
     """
 
     def __init__(self, steps: Iterable[float]) -> None:
@@ -47,12 +47,12 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def hidden_of(line: Line) -> float:
-    """Return the seconds in which communication was under way while the rank did something else."""
+    """Return the seconds in which communication was in flight while the rank did something else."""
     return max(0.0, float(line["busy"]) - float(line["exposed"]))
 
 
 def metrics(run: Run, zero: float) -> dict[str, Any]:
-    """Return what users have recorded, by name: the mean over ranks, the least and the most, over the steps."""
+    """Return the metrics that users have recorded, by name: mean, minimum and maximum over ranks, by step."""
     found: dict[str, list[tuple[float, float, float]]] = defaultdict(list)
     for rank in run.ranks.values():
         for line in kept(rank, "metrics"):
@@ -61,7 +61,7 @@ def metrics(run: Run, zero: float) -> dict[str, Any]:
                     found[name].append((line["step"], line["time"] - zero, value))
     result = {}
     for name, points in found.items():
-        along = 0 if all(step is not None for step, _, _ in points) else 1  # virtual time alone, of a simulation
+        along = 0 if all(step is not None for step, _, _ in points) else 1  # a simulation has only virtual time
         stretch = _Stretches(point[along] for point in points)
         parts: dict[int, list[tuple[float, float, float]]] = defaultdict(list)
         for point in points:
@@ -78,14 +78,14 @@ def metrics(run: Run, zero: float) -> dict[str, Any]:
 
 
 def _along(run: Run) -> str:
-    """Return what a run's lines are ordered by: workers of a simulation are at other steps at one time."""
+    """Return the key by which lines are ordered: workers of a simulation are at different steps at one time."""
     return "time" if run.what == "simulation" else "step"
 
 
 def steps(run: Run, zero: float) -> dict[str, list[float]]:
-    """Return what a step took on average over ranks, in seconds: communication exposed and hidden, and all else.
+    """Return mean seconds of a step over ranks: exposed communication, hidden communication, and the rest.
 
-    "hidden" is empty where it is not known, as of simulations; "bytes" are those that a rank sent in a step.
+    "hidden" is empty if it is not known, as in simulations. "bytes" are the bytes that a rank sent in a step.
     """
     lines = [line for rank in run.ranks.values() for line in kept(rank, "step")]
     along = _along(run)
@@ -110,7 +110,7 @@ def steps(run: Run, zero: float) -> dict[str, list[float]]:
 
 
 def links(run: Run) -> dict[str, Any]:
-    """Return the bytes that each rank has sent to each, and to each helper, which has no model and no record."""
+    """Return the bytes that each rank has sent to each rank and each helper. A helper has no model and no record."""
     sent: dict[int, dict[str, float]] = {number: defaultdict(float) for number in sorted(run.ranks)}
     for number, rank in run.ranks.items():
         for line in rank.of("besides") + rank.of("step"):
@@ -126,7 +126,7 @@ def links(run: Run) -> dict[str, Any]:
 
 
 def fold(ranks: Sequence[int], table: Sequence[Sequence[float]]) -> tuple[list[str], list[list[float]]]:
-    """Return a table of ranks by ranks with no more rows than a page can show: neighbours are taken together."""
+    """Return a table of ranks by ranks, with adjacent ranks combined if it has more rows than a page can show."""
     width = -(-len(ranks) // _RANKS)
     parts = [range(first, min(first + width, len(ranks))) for first in range(0, len(ranks), max(width, 1))]
     labels = [str(ranks[part[0]]) if len(part) == 1 else f"{ranks[part[0]]}–{ranks[part[-1]]}" for part in parts]
@@ -136,9 +136,9 @@ def fold(ranks: Sequence[int], table: Sequence[Sequence[float]]) -> tuple[list[s
 
 
 def ages(run: Run, zero: float) -> dict[str, list[float]]:
-    """Return how old what was averaged in was, in seconds and in steps, over the steps.
+    """Return the ages of averaged models, in seconds and in steps, over the steps.
 
-    "behind" is empty where it is not known, as of simulations.
+    "behind", the age in steps, is empty if it is not known, as in simulations.
     """
     along = _along(run)
     points = [
@@ -166,7 +166,7 @@ def ages(run: Run, zero: float) -> dict[str, list[float]]:
 
 
 def skips(run: Run) -> dict[str, Any]:
-    """Return which share of each tensor was skipped, point by point, of the first rank that tells."""
+    """Return the skipped fraction of each tensor by point, of the first rank that has recorded it."""
     for _, rank in sorted(run.ranks.items()):
         lines = kept(rank, "skips")
         points = [point for line in lines for point in line["points"] if point["skipped"]]

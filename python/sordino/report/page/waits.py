@@ -1,7 +1,7 @@
-"""Who waited for whom: the spans of the steps of which they were kept, and what each wait was for.
+"""Waits of ranks for each other, in the steps whose spans were recorded.
 
-A wait is for the rank that was the last to begin an operation that was under way meanwhile, or the last that was missed
-in it. Where neither is known, the data were on their way.
+A wait counts for the rank that was the last to begin an operation that was in flight meanwhile, or the last whose part
+of it was missing. If neither is known, the data were in flight.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import Any
 from sordino.record.reading import Rank, Run
 from sordino.report.page.series import fold
 
-_MOST_SPANS = 6000  # of a window, in the page
-_APART = 4  # steps between two lines of spans that are of two windows
+_MOST_SPANS = 6000  # per window in the page
+_APART = 4  # steps between two lines of spans that belong to different windows
 
 Span = list[Any]
-"""What, begin, end (seconds), peer or -1, bytes, name."""
+"""Kind, begin and end (seconds), peer or -1, bytes, name."""
 
 
 def attributed(spans: Sequence[Span], rank: int) -> Iterator[tuple[float, float, int]]:
-    """Yield the parts of a rank's waits, in seconds, and for whom each was; -1 where the data were on their way."""
+    """Yield the parts of a rank's waits: begin and end in seconds, and the awaited rank; -1 if data were in flight."""
     reasons = sorted(
         (span[1], span[2], span[3]) for span in spans if span[0] in ("meet", "move") and span[3] not in (-1, rank)
     )
@@ -40,25 +40,25 @@ def attributed(spans: Sequence[Span], rank: int) -> Iterator[tuple[float, float,
 
 
 def windows(run: Run, zero: float) -> list[dict[str, Any]]:
-    """Return what each rank did in each stretch of steps whose spans were kept.
+    """Return the activities of each rank in each series of steps whose spans were recorded.
 
-    A row has [what, begin, end, peer] by rank: "wait" (for peer), "move" (data on their way), "pull" and "average"
-    (from, with peer), in seconds since `zero`; "besides" the steps; "compute" where a record says so, else it is what
-    remains.
+    Each rank has a row of [kind, begin, end, peer], in seconds since the window began. Kinds are "wait" (for peer),
+    "move" (data in flight), "pull" and "average" (with peer), "besides" (outside of steps), and "compute" if the record
+    has it. Otherwise computation is the time that remains.
     """
     by_window: dict[int, dict[int, list[Any]]] = {}
     for number, rank in sorted(run.ranks.items()):
         for index, lines in enumerate(_cut(rank)):
             by_window.setdefault(index, {})[number] = lines
     found = [_window(rows, zero) for _, rows in sorted(by_window.items())]
-    if run.what == "simulation":  # where workers are at other steps at one time
+    if run.what == "simulation":  # its workers are at different steps at one time
         for window in found:
             window["label"] = f"the first {window['seconds']:.3g} virtual s"
     return found
 
 
 def _cut(rank: Rank) -> list[list[Any]]:
-    """Return the lines of spans of a rank, cut where steps lie between them."""
+    """Return a rank's lines of spans, cut where steps lie between them."""
     parts: list[list[Any]] = []
     before: tuple[int, int] | None = None
     for line in rank.of("spans"):
@@ -97,7 +97,7 @@ def _window(rows: dict[int, list[Any]], zero: float) -> dict[str, Any]:
 
 
 def matrix(run: Run) -> dict[str, Any]:
-    """Return the seconds that each rank has waited for each, in the steps of which spans were kept."""
+    """Return the seconds that each rank has waited for each other rank, in the steps whose spans were recorded."""
     numbers = sorted(run.ranks)
     place = {number: index for index, number in enumerate(numbers)}
     table = [[0.0] * len(numbers) for _ in numbers]

@@ -1,4 +1,4 @@
-"""Training that outlives ranks, with the names of `horovod.torch.elastic`: `@hvd.elastic.run`."""
+"""Training that survives the loss of ranks, with the names of `horovod.torch.elastic`: `@hvd.elastic.run`."""
 
 from sordino.torch.elastic.run import run, run_fn
 from sordino.torch.elastic.sampler import ElasticSampler

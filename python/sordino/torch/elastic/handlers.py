@@ -1,4 +1,4 @@
-"""Horovod's handlers: how `TorchState` saves, restores and makes equal values of a type; users can register more."""
+"""Horovod's handlers: `TorchState` uses them to save, restore and synchronize values by type. Users can add types."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sordino.torch.functions import allgather_object
 
 
 class StateHandler:
-    """Saves, restores and makes equal a value; what is registered for a type of the user's is derived from it."""
+    """Base class of handlers, which save, restore and synchronize one value."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -26,21 +26,21 @@ class StateHandler:
         raise NotImplementedError(f"{type(self).__name__}.save()")
 
     def restore(self) -> None:
-        """Go back to what was saved last."""
+        """Restore the value that was saved last."""
         raise NotImplementedError(f"{type(self).__name__}.restore()")
 
     def sync(self) -> None:
-        """Give all ranks rank 0's value. Collective."""
+        """Replace the value on all ranks by rank 0's. Collective."""
         raise NotImplementedError(f"{type(self).__name__}.sync()")
 
     def set_value(self, value: Any) -> None:
-        """Take another value, which is saved."""
+        """Replace the value, and save the new one."""
         self.value = value
         self.save()
 
 
 class _PartHandler(StateHandler):
-    """By the part that `TorchState` makes of the value."""
+    """Handler by the part that `TorchState` makes for the value."""
 
     def __init__(self, value: Any, make: Callable[[Any], Part[Any]]) -> None:
         super().__init__(value)
@@ -67,21 +67,21 @@ class _PartHandler(StateHandler):
 
 
 class ModelStateHandler(_PartHandler):
-    """Of modules, by their `state_dict`."""
+    """Handler of modules, by their `state_dict`."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         super().__init__(model, Loadable)
 
 
 class OptimizerStateHandler(_PartHandler):
-    """Of optimizers, by their `state_dict`."""
+    """Handler of optimizers, by their `state_dict`."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         super().__init__(optimizer, Loadable)
 
 
 class SamplerStateHandler(_PartHandler):
-    """Of `ElasticSampler`: all that ranks have processed counts, and the rest is divided anew."""
+    """Handler of `ElasticSampler`. Indices processed by any rank count, and the rest is divided again."""
 
     def __init__(self, sampler: ElasticSampler) -> None:
         super().__init__(sampler, Sampling)
@@ -102,27 +102,27 @@ _registry: Registry = [
 
 
 def get_handler_registry() -> Registry:
-    """Return types, and the handler of each; the first that fits a value counts."""
+    """Return the types with their handlers. The first one that fits a value counts."""
     return _registry
 
 
 def set_handler_registry(registry: Registry) -> None:
-    """Have states that are made from now on use these handlers.
+    """Use these handlers in states that are made from now on.
 
-    What has none is saved by its `state_dict`, or as an attribute.
+    A value without a handler is saved by its `state_dict`, or as an attribute.
     """
     global _registry
     _registry = registry
 
 
 class Handled(Part[None]):
-    """A value of which a handler of the user's takes care."""
+    """Part for a value with a user's handler."""
 
     def __init__(self, handler: StateHandler) -> None:
         self.handler = handler
 
     def read(self) -> None:
-        """Read and save at once, as a handler does."""
+        """Do nothing, because a handler reads and saves in one call."""
 
     def keep(self, read: None) -> None:
         self.handler.save()
@@ -139,7 +139,7 @@ class Handled(Part[None]):
 
 
 def part_of(value: object) -> Part[Any] | None:
-    """Return the part that a value is by itself; None for a plain attribute."""
+    """Return the part for a value; None for a plain attribute."""
     handler = next((handler for cls, handler in _registry if isinstance(value, cls)), None)
     if handler is not None and handler not in _OURS:
         return Handled(handler(value))

@@ -1,4 +1,4 @@
-"""What a state is made of: parts that are saved, restored and sent to other ranks, each in its way."""
+"""Parts of a state. Each kind of part is saved, restored and sent to other ranks in its own way."""
 
 from __future__ import annotations
 
@@ -20,55 +20,58 @@ Read = TypeVar("Read")
 
 @runtime_checkable
 class Stateful(Protocol):
-    """Modules, optimizers, schedulers, scalers: what tells its state and takes it."""
+    """Protocol of modules, optimizers, schedulers and scalers: objects that return a state and load one."""
 
     def state_dict(self) -> Any:
-        """Return its state."""
+        """Return the state."""
 
     def load_state_dict(self, state_dict: Any) -> Any:
-        """Take a state."""
+        """Load a state."""
 
 
 class Part(ABC, Generic[Read]):
-    """A part of a state."""
+    """Part of a state.
+
+    A commit calls prepare, then (after all ranks have exchanged notes) hear, read and keep.
+    """
 
     def prepare(self) -> None:
-        """Do what of reading is collective. What is read next is of this moment."""
+        """Do the collective work of reading. The next `read` returns the values of this moment."""
 
     def dismiss(self) -> None:
-        """Forget what was prepared: it is not going to be read."""
+        """Drop the prepared values, because they will not be read."""
 
     def notes(self) -> list[int]:
-        """Return what other ranks are to know of this one's part."""
+        """Return the facts about this rank's part that other ranks must know, as integers."""
         return []
 
     def hear(self, notes: Sequence[int]) -> bool:
-        """Take another rank's notes, or this one's; False if they do not fit."""
+        """Take the notes of a rank, which may be this one. Return False if they do not fit."""
         return True
 
     @abstractmethod
     def read(self) -> Read:
-        """Return the values of now. It may fail, and `keep` not."""
+        """Return the current values. It may fail, so that `keep` cannot."""
 
     @abstractmethod
     def keep(self, read: Read) -> None:
-        """Save what was read."""
+        """Save values that `read` has returned."""
 
     @abstractmethod
     def restore(self) -> None:
-        """Go back to what is saved."""
+        """Restore the saved values."""
 
     @abstractmethod
     def outgoing(self) -> Snapshot:
-        """Return what is saved, for other ranks."""
+        """Return the saved values, for other ranks."""
 
     @abstractmethod
     def install(self, snapshot: Snapshot, rank: int, size: int) -> None:
-        """Take what a rank has sent: save and restore it, on this rank of so many."""
+        """Save and restore values that a rank has sent. `rank` and `size` are this rank and the number of ranks."""
 
 
 class Attributes(Part[dict[str, Any]]):
-    """The plain attributes of an object, of some names."""
+    """Plain attributes of an object, by name."""
 
     def __init__(self, owner: object, names: Iterable[str]) -> None:
         self._owner = owner
@@ -94,7 +97,7 @@ class Attributes(Part[dict[str, Any]]):
 
 
 class Loadable(Part[Any]):
-    """Anything with a `state_dict` and a `load_state_dict`."""
+    """Part for an object with `state_dict` and `load_state_dict`."""
 
     def __init__(self, value: Stateful) -> None:
         self._value = value
@@ -102,7 +105,7 @@ class Loadable(Part[Any]):
         self._prepared: Any = None
 
     def prepare(self) -> None:
-        # With LocalSGD ranks put the state together from shards; with Layered a step is completed first.
+        # With LocalSGD ranks assemble the state from shards. With Layered a step is completed first.
         if isinstance(self._value, DistributedOptimizer):
             self._prepared = self._value.state_dict()
 
@@ -117,7 +120,7 @@ class Loadable(Part[Any]):
         self._snapshot.take(read)
 
     def restore(self) -> None:
-        # A module copies what it loads; others may go on to work in it.
+        # A module copies what it loads. Other objects may keep the loaded tensors and change them.
         self._value.load_state_dict(self._snapshot.tree(own_tensors=not isinstance(self._value, torch.nn.Module)))
 
     def outgoing(self) -> Snapshot:
@@ -129,7 +132,7 @@ class Loadable(Part[Any]):
 
 
 class Sampling(Part[Memento]):
-    """A sampler. Going back keeps its division, for notes are of that; what another rank sends is divided anew."""
+    """Part for a sampler. A restore keeps the division, because notes refer to it; `install` divides again."""
 
     def __init__(self, sampler: ElasticSampler) -> None:
         self._sampler = sampler
@@ -158,16 +161,16 @@ class Sampling(Part[Memento]):
         self.keep(self.read())
 
 
-# ---- who has the same ----------------------------------------------------------------------------------------------
+# ---- ranks with equal values ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Sharing:
-    """Which ranks have the same value between steps.
+    """Ranks that have the same value between steps.
 
     Attributes:
-        everybody: the ranks that have such a value, the same at first.
-        group: those whose values stay equal to this rank's; None where this rank trains a model of its own.
+        everybody: the ranks that have such a value, equal at first.
+        group: the ranks whose values stay equal to this rank's; None if this rank trains its own model.
     """
 
     everybody: ProcessSet = global_process_set
@@ -175,9 +178,10 @@ class Sharing:
 
 
 def sharing_of(value: object, optimizers: Sequence[DistributedOptimizer]) -> Sharing:
-    """Return who shares a value.
+    """Return which ranks share a value.
 
-    An optimizer's algorithm decides of it and of a model that it steps, else all ranks do.
+    For an optimizer and a model that it steps this depends on the optimizer's algorithm. Other values are shared by
+    all.
     """
     if isinstance(value, torch.nn.Module):
         mine = set(map(id, value.parameters()))
@@ -188,8 +192,8 @@ def sharing_of(value: object, optimizers: Sequence[DistributedOptimizer]) -> Sha
 
 
 def _sharing_of_models(optimizer: DistributedOptimizer) -> Sharing:
-    """Return who shares a model.
+    """Return which ranks share an optimizer's model.
 
-    Models are equal among those who average gradients, which algorithms that average parameters do in groups.
+    Models are equal among ranks that average gradients. Algorithms that average parameters do so in groups.
     """
     return Sharing(optimizer._options.process_set, optimizer._strategy.ranks_of_model())

@@ -1,4 +1,13 @@
-"""Calling a training function again until it ends without a fault."""
+"""Decorator that repeats a training function after faults until it returns.
+
+  end of func(state, ...)     next
+  returns                     return its result
+  UsageError, NotBuilt        raise it, because it would only recur
+  SordinoError                form a world of the remaining ranks, reset, rejoin with undo, sync, call func again
+  HostsUpdatedInterrupt       reset, rejoin without undo, sync, call func again
+
+More than `reset_limit` repetitions raise SordinoError.
+"""
 
 from __future__ import annotations
 
@@ -27,21 +36,21 @@ def run(*, reset_limit: int | None = 100) -> Callable[[Trains[Result]], Trains[R
 
 
 def run(func: Trains[Any] | None = None, *, reset_limit: int | None = 100) -> Any:
-    """Decorate a function that trains: `func(state, ...)`, of a `State` and whatever else.
+    """Decorate a training function `func(state, ...)`, whose first argument is a `State`.
 
-    The state is synchronized and the function called. When a `HorovodInternalError` comes out of it, the surviving
-    ranks agree on who they are, go back to the last commit, call the state's reset callbacks, synchronize it, and call
-    the function again, on all of them. After a `HostsUpdatedInterrupt` they do the same, with the state as it is.
-    Bad arguments (`UsageError`) and what is not built (`NotBuilt`) would only come again; they end the run.
+    The state is synchronized and the function called. After a `HorovodInternalError` the remaining ranks form a new
+    world, go back to the last commit, call the state's reset callbacks, synchronize it, and call the function again.
+    After a `HostsUpdatedInterrupt` they do the same, without going back. Wrong arguments (`UsageError`) and missing
+    features (`NotBuilt`) would only recur, so they end the run.
 
     Args:
-        func: gets the state first; all ranks call it with states of the same attributes.
-        reset_limit: so many times it is called again, in all; the next fault ends the run. None: any number of times.
+        func: the function. All ranks call it with states that have the same attributes.
+        reset_limit: largest number of repetitions in total. The next fault ends the run. None: no limit.
 
     Raises:
         UsageError: the first argument is not a state, or `reset_limit` is negative.
-        SordinoError: there were too many resets; or what went wrong, where ranks cannot go on without those that are
-            lost: with `init(on_peer_lost="raise")`, and where too few are left.
+        SordinoError: there were too many resets. Or the original error, if the ranks cannot continue without the lost
+            ones: with `init(on_peer_lost="raise")`, or if too few remain.
     """
     if reset_limit is not None and reset_limit < 0:
         raise UsageError(f"elastic.run(reset_limit={reset_limit}): must be at least 0, or None")
@@ -51,10 +60,9 @@ def run(func: Trains[Any] | None = None, *, reset_limit: int | None = 100) -> An
 
 
 def run_fn(func: Trains[Result], reset: Callable[[], Any]) -> Trains[Result]:
-    """Do as `run(func)`, with a function that is called before each repetition.
+    """Decorate like `run(func)`, with a function `reset` that is called before each repetition.
 
-    It is called on all ranks that are left, once they have found each other. It need not shut down and init: they have
-    a world of their own by then.
+    It is called on all remaining ranks, when they have formed a new world. So it need not call shutdown and init.
     """
     return _repeated(func, 100, reset)
 

@@ -1,7 +1,7 @@
-"""A sampler whose epoch goes on after a fault: what is left of it is divided anew among the ranks that are left.
+"""Sampler whose epoch continues after a fault: the rest of the epoch is divided again among the remaining ranks.
 
-A division gives every rank a list of equal length. Ranks note spans of their lists that they have processed and tell
-each other, so that every rank knows of all, also of those that are lost later.
+A division gives every rank a list of equal length. Each rank notes which spans of its list it has processed, and ranks
+exchange these notes in a commit. So every rank knows the notes of all ranks, also of ranks that are lost later.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ from sordino.errors import UsageError
 from sordino.runtime.context import current
 from sordino.runtime.devices import HOST
 
-Spans = list[tuple[int, int]]  # disjoint [begin, end), in order
+Spans = list[tuple[int, int]]  # disjoint [begin, end) in ascending order
 
 
 @dataclass(frozen=True)
 class _Division:
-    """What was left of an epoch, cut into the ranks' lists: rank r has dealt[r], dealt[r + ranks], ..."""
+    """Rest of an epoch, divided into the ranks' lists: rank r has dealt[r], dealt[r + ranks], ..."""
 
     epoch: int
-    done: torch.Tensor  # bool, by index: processed before
+    done: torch.Tensor  # bool by index: processed before this division
     left: torch.Tensor  # int64, in the order in which indices are dealt
-    dealt: torch.Tensor  # `left`, its beginning repeated until all ranks have as many
+    dealt: torch.Tensor  # `left`, with its beginning repeated until all ranks have equally many
     ranks: int
-    rank: int  # this one
+    rank: int  # this rank
 
     def list_of(self, rank: int) -> torch.Tensor:
         return self.dealt[rank :: self.ranks]
 
     @cached_property
     def places(self) -> dict[int, int]:
-        """Of the indices in this rank's list."""
+        """Place of each index in this rank's list."""
         return {index: place for place, index in enumerate(self.list_of(self.rank).tolist())}
 
     @property
     def mark(self) -> list[int]:
-        """Tells it from others: within an epoch ever less is left."""
+        """Identification of the division. Within an epoch each division has less left than the previous one."""
         return [self.epoch, self.ranks, len(self.left)]
 
 
@@ -51,17 +51,17 @@ Memento = tuple[_Division, dict[int, Spans]]
 
 
 class ElasticSampler(torch.utils.data.Sampler[int]):
-    """Divides a dataset among the ranks, and what is left of it when ranks are lost.
+    """Sampler that divides a dataset among the ranks, and the rest of it again when ranks are lost.
 
     Give it to the `DataLoader` and, under any name, to `TorchState`, and call `record_batch` after each batch.
-    `state.commit()` tells all ranks what each has processed. After a fault the indices of this epoch that no committed
-    batch had are divided among the ranks there are; each is visited once, but for a few that are repeated so that all
-    ranks have as many.
+    `state.commit()` tells all ranks what each has processed. After a fault, the indices of this epoch that were in no
+    committed batch are divided among the current ranks. Each is visited once, except a few that are repeated so that
+    all ranks have equally many.
 
     Args:
-        dataset: of constant length, the same on all ranks.
+        dataset: a dataset of constant length, the same on all ranks.
         shuffle: whether each epoch has a random order.
-        seed: of that order; the same on all ranks.
+        seed: seed of that order, the same on all ranks.
     """
 
     def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0) -> None:
@@ -72,17 +72,17 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         self.set_epoch(0)
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin an epoch, with nothing processed.
+        """Begin an epoch, with no index processed.
 
-        Call it at the end of the epoch before, or a fault would repeat what that had already processed.
+        Call it at the end of the previous epoch. Otherwise a fault would repeat what that epoch had processed.
         """
         context = current()
         self._divide(epoch, torch.zeros(len(self.dataset), dtype=torch.bool, device=HOST), context.rank, context.size)
 
     def reset(self) -> None:
-        """Divide what is left, as far as this rank knows, among the ranks there are.
+        """Divide the rest, as far as this rank knows it, among the current ranks.
 
-        `TorchState` does it on all ranks after a fault, when all know the same.
+        `TorchState` calls it on all ranks after a fault, when all ranks know the same.
         """
         context = current()
         self._divide(self.epoch, self._processed(), context.rank, context.size)
@@ -91,13 +91,13 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         order = self._order(epoch, len(done))
         left = order[~done[order]]
         total = -(-len(left) // size) * size
-        # Fewer may be left than there are ranks: the beginning is repeated as often as it takes.
+        # Fewer indices may be left than there are ranks, so the beginning may be repeated several times.
         dealt = left[torch.arange(total, device=HOST) % max(1, len(left))]
         self._division = _Division(epoch, done, left, dealt, size, rank)
-        self._taken: dict[int, Spans] = {}  # of each rank's list, as far as this rank knows
+        self._taken: dict[int, Spans] = {}  # processed spans of each rank's list, as far as this rank knows
 
     def _order(self, epoch: int, length: int) -> torch.Tensor:
-        """Return the order of an epoch: Horovod's, so that what its checkpoints count is the same here."""
+        """Return the order of an epoch. It is Horovod's, so that counts in its checkpoints mean the same here."""
         order = list(range(length))
         if self.shuffle:
             random.Random(self.seed + epoch).shuffle(order)
@@ -105,20 +105,20 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
 
     @property
     def epoch(self) -> int:
-        """As of `set_epoch`."""
+        """Number of the epoch, as given to `set_epoch`."""
         return self._division.epoch
 
     @property
     def num_replicas(self) -> int:
-        """How many ranks the epoch was divided among."""
+        """Number of ranks among which the epoch was divided."""
         return self._division.ranks
 
     @property
     def rank(self) -> int:
-        """This rank's number among them."""
+        """Number of this rank among them."""
         return self._division.rank
 
-    # ---- the loader's side -------------------------------------------------------------------------------------
+    # ---- used by the loader ------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._division.list_of(self.rank).tolist())
@@ -128,22 +128,22 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
 
     @property
     def num_samples(self) -> int:
-        """Indices that each rank visits."""
+        """Number of indices that each rank visits."""
         return len(self)
 
     @property
     def total_size(self) -> int:
-        """Indices that all ranks together visit, with repetitions."""
+        """Number of indices that all ranks visit together, including repetitions."""
         return len(self._division.dealt)
 
-    # ---- what is processed -------------------------------------------------------------------------------------
+    # ---- processed indices -------------------------------------------------------------------------------------
 
     def get_indices(self, batch_idx: int, batch_size: int) -> list[int]:
-        """Return the indices of a batch of this rank; the last batch may be smaller.
+        """Return the indices of a batch of this rank. The last batch may be smaller.
 
         Args:
-            batch_idx: number of the batch since the loader was last iterated anew, from 0.
-            batch_size: of all batches on this rank.
+            batch_idx: number of the batch since the last start of an iteration over the loader, from 0.
+            batch_size: size of all batches on this rank.
 
         Raises:
             UsageError: there is no such batch.
@@ -153,10 +153,10 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         return indices
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
-        """Note that this rank has processed a batch. Arguments are those of `get_indices`.
+        """Note that this rank has processed a batch. The arguments are those of `get_indices`.
 
-        A batch beyond the last one stands for the next samples that are not noted: scripts may count on when the loader
-        is iterated anew.
+        A batch beyond the last one stands for the next samples that are not noted yet, because scripts may continue
+        their count when they start a new iteration over the loader.
         """
         own = self._taken.setdefault(self.rank, [])
         if batch_idx >= 0 and batch_size >= 1 and batch_idx * batch_size >= len(self):
@@ -167,7 +167,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
             _add(own, *span)
 
     def record_indices(self, indices: Iterable[int]) -> None:
-        """Note that this rank has processed some indices. UsageError for one that is not this rank's."""
+        """Note that this rank has processed these indices. UsageError for an index that is not in this rank's list."""
         wanted, places = [int(index) for index in indices], self._division.places
         for index in wanted:
             if index not in places:
@@ -186,14 +186,14 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
 
     @property
     def processed_indices(self) -> set[int]:
-        """What is processed of this epoch: by this rank, and by all as of the last commit."""
+        """Processed indices of this epoch: those of this rank, and those of all ranks at the last commit."""
         return set(self._processed().nonzero().flatten().tolist())
 
     @property
     def processed_num(self) -> int:
-        """How many samples of this epoch are processed, as Horovod counts.
+        """Number of processed samples of this epoch, by Horovod's count.
 
-        Since they were divided, as many by each of the ranks as by this one.
+        It assumes that since the last division each rank has processed as many samples as this one.
         """
         own = sum(end - begin for begin, end in self._taken.get(self.rank, []))
         done = self._division.done
@@ -201,12 +201,12 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
 
     @property
     def remaining_indices(self) -> list[int]:
-        """What was left of this epoch when it was last divided, in the order in which it is visited."""
+        """Indices that were left of this epoch at the last division, in the order of visits."""
         indices: list[int] = self._division.left.tolist()
         return indices
 
     def _processed(self) -> torch.Tensor:
-        """Return which indices are processed: by index, bool."""
+        """Return which indices are processed, bool by index."""
         done = self._division.done.clone()
         for rank, spans in self._taken.items():
             for begin, end in spans:
@@ -216,7 +216,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
     # ---- checkpoints -------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the epoch, and what is processed of it: right for all ranks after a commit.
+        """Return the epoch and its processed indices. After a commit this is right for all ranks.
 
         Horovod's sampler can load it.
         """
@@ -224,16 +224,16 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         return {"epoch": self.epoch, "processed_num": self.processed_num, "processed_indices": processed}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on in an epoch, whose rest is divided among the ranks there are.
+        """Continue in an epoch. Its rest is divided among the current ranks.
 
-        Of a state of Horovod's, which has no indices, the first `processed_num` of the epoch are processed. UsageError
-        for indices that the dataset does not have, or a state of something else.
+        A state of Horovod's sampler has no indices: then the first `processed_num` of the epoch are processed.
+        UsageError for indices that the dataset does not have, or if the state is not one of a sampler.
         """
         context = current()
         self.divide_rest_of(state_dict, context.rank, context.size)
 
     def divide_rest_of(self, state_dict: Mapping[str, Any], rank: int, size: int) -> None:
-        """Do as `load_state_dict`, with this rank's number and how many there are as ranks have agreed."""
+        """Load a state like `load_state_dict`, with the rank and number of ranks that all ranks have agreed on."""
         lacks = [name for name in ("epoch", "processed_indices") if name not in state_dict]
         if "processed_num" in state_dict and lacks == ["processed_indices"]:
             first = self._order(state_dict["epoch"], len(self.dataset))[: max(0, state_dict["processed_num"])]
@@ -252,24 +252,24 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         done[indices] = True
         self._divide(state_dict["epoch"], done, rank, size)
 
-    # ---- TorchState's side -------------------------------------------------------------------------------------
+    # ---- used by TorchState ------------------------------------------------------------------------------------
 
     def memento(self) -> Memento:
-        """Return what `revert` goes back to: the division itself, and copies of notes."""
+        """Return a memento for `revert`: the division itself, and copies of the notes."""
         return self._division, {rank: list(spans) for rank, spans in self._taken.items()}
 
     def revert(self, memento: Memento) -> None:
-        """Go back, without dividing: all ranks are still to hear what each has processed."""
+        """Go back without a new division, because ranks must still exchange what they have processed."""
         self._division, taken = memento
         self._taken = {rank: list(spans) for rank, spans in taken.items()}
 
     def notes(self) -> list[int]:
-        """Return what this rank has processed of its list, to be told to the others."""
+        """Return this rank's processed spans of its list, for the other ranks."""
         own = self._taken.get(self.rank, [])
         return [*self._division.mark, self.rank, *itertools.chain.from_iterable(own)]
 
     def hear(self, notes: Sequence[int]) -> bool:
-        """Take another rank's notes; False if they are of another division than this rank's."""
+        """Take a rank's notes. Return False if they refer to another division than this rank's."""
         mark, rank, spans = list(notes[:3]), notes[3], notes[4:]
         if mark != self._division.mark:
             return False
@@ -278,7 +278,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
 
 
 def _add(spans: Spans, begin: int, end: int) -> None:
-    """Add a span to others, joining what touches."""
+    """Add a span, and join it with spans that it touches."""
     apart = [span for span in spans if span[1] < begin or span[0] > end]
     touching = [span for span in spans if span[1] >= begin and span[0] <= end]
     begin = min([begin, *(span[0] for span in touching)])
@@ -287,7 +287,7 @@ def _add(spans: Spans, begin: int, end: int) -> None:
 
 
 def _first_free(spans: Spans, count: int, length: int) -> Spans:
-    """Return the first places of a list that are in no span."""
+    """Return the first `count` places of a list that are in no span, as spans."""
     found, begin = [], 0
     for first, end in [*spans, (length, length)]:
         free = min(first - begin, count)

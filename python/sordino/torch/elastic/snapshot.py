@@ -1,7 +1,7 @@
-"""Copies of nested state in memory that is kept: taking one again copies each tensor once, and pickles nothing.
+"""Copies of nested state in reused memory: taking another one copies each tensor once, and pickles nothing.
 
-A tree (dicts, lists and tuples of anything) falls into its tensors, in a list, and the rest, in which places stand for
-them. So one call copies all tensors, and another rank receives the rest first and then tensor by tensor.
+A tree (dicts, lists and tuples of any values) is divided into a list of its tensors and the rest, in which a place
+stands for each tensor. So one call copies all tensors, and another rank receives the rest first, then each tensor.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ _DICTS = (dict, OrderedDict, defaultdict)
 
 @dataclass(frozen=True)
 class _Place:
-    """Stands for a tensor; what a rank needs to know to receive it."""
+    """Place of a tensor in a tree, with all that a rank must know to receive it."""
 
     number: int
     shape: tuple[int, ...]
     dtype: torch.dtype
-    device_type: str  # not the device; ranks may number theirs differently
+    device_type: str  # not the device, because ranks may number theirs differently
 
 
 class Snapshot:
-    """A copy of a tree."""
+    """Copy of a tree."""
 
     def __init__(self) -> None:
         self._rest: Any = None
@@ -48,10 +48,11 @@ class Snapshot:
 
     @torch.no_grad()
     def take(self, tree: Any) -> None:
-        """Replace the copy. If something in the tree cannot be copied, it stays as it was.
+        """Replace the copy. If a value of the tree cannot be copied, the old copy is kept.
 
         Args:
-            tree: tensors in it are copied as memory, anything else but dicts, lists and tuples by `copy.deepcopy`.
+            tree: the tree. Tensors are copied as memory; other values except dicts, lists and tuples by
+                `copy.deepcopy`.
         """
         found: list[torch.Tensor] = []
 
@@ -69,10 +70,10 @@ class Snapshot:
         self._rest = rest
 
     def tree(self, own_tensors: bool = True) -> Any:
-        """Return the copy as a tree like the one it was taken of.
+        """Return the copy as a tree like the original one.
 
         Args:
-            own_tensors: whether the caller may keep and change its tensors; else they are the snapshot's.
+            own_tensors: whether the caller may keep and change the tensors. Otherwise they are the snapshot's.
         """
 
         def fill(value: Any) -> Any:
@@ -84,11 +85,9 @@ class Snapshot:
         return _mapped(self._rest, fill)
 
     def received(self, root: int, process_set: ProcessSet, name: str) -> Snapshot:
-        """Return world rank `root`'s snapshot: on that rank this one, on the others a fresh one.
+        """Return world rank `root`'s snapshot: this one on that rank, a new one on the others. Collective over the set.
 
-        Collective over the set.
-
-        All but tensors is pickled on the way and unpickled on the other ranks; see `broadcast_object` about trust.
+        Everything except tensors is pickled, and unpickled on the other ranks. See `broadcast_object` about trust.
         """
         context = current()
         rest = broadcast_object(self._rest, root, name=f"{name}.rest", process_set=process_set)
@@ -118,9 +117,9 @@ def _alike(kept: Sequence[torch.Tensor], found: Sequence[torch.Tensor]) -> bool:
 
 
 def _mapped(tree: Any, function: Callable[[Any], Any]) -> Any:
-    """Return the tree with `function` of each of its leaves, always in the same order."""
+    """Return the tree with `function` applied to each leaf, always in the same order."""
     if type(tree) in _DICTS:
-        result = copy.copy(tree)  # with what a state_dict() has beside its entries
+        result = copy.copy(tree)  # with attributes that a state_dict() has in addition to its entries
         for key, value in tree.items():
             result[key] = _mapped(value, function)
         return result

@@ -1,8 +1,14 @@
-"""States that survive faults: saved in memory, taken back to the last commit, and made equal on all ranks.
+"""States that survive faults: saved in memory, restored to the last commit, and synchronized among ranks.
 
-A commit is agreed: ranks meet in it and tell each other what they have processed, and only then save. So whoever has
-saved a commit knows that all had come to it, and after a fault those who were stopped in it can save it still. Nobody
-falls behind, and no rank's state has to win over another's.
+In a commit, ranks exchange notes of what they have processed, and save only after that. A fault can interrupt it:
+
+  where a rank was             _stopped   _version     in the next rejoin
+  not in the commit            False      v            no rank can have saved; all go back to commit v
+  in the exchange or save      True       v            saves it now if another rank has saved, else goes back
+  after save                   False      v + 1        keeps commit v + 1
+
+So a rank that has saved a commit knows that all ranks had come to it, and interrupted ranks can still save it. All
+ranks resume from the same commit, and no rank's state has to replace another's.
 """
 
 from __future__ import annotations
@@ -53,17 +59,18 @@ __all__ = [
     "set_handler_registry",
 ]
 
-_RESIZED = 4  # of what has changed, beside Horovod's 1 (hosts were removed) and 2 (added)
+_RESIZED = 4  # bit for a change of size, in addition to Horovod's 1 (hosts removed) and 2 (hosts added)
 
 
 class HostsUpdatedInterrupt(RuntimeError):
-    """The world or its hosts have changed since the state was synchronized last.
+    """The world or its hosts have changed since the last synchronization of the state.
 
-    The world has another size than then, or `State.on_hosts_updated` was called on some rank: `run` calls the function
-    again, with the state as it is. Raised on all ranks alike, by `State.commit` and `State.check_host_updates`.
+    Either the world has another size than then, or `State.on_hosts_updated` was called on some rank. `run` calls the
+    function again, without going back. Raised on all ranks together, by `State.commit` and `State.check_host_updates`.
 
     Attributes:
-        skip_sync: whether hosts were only said to be removed. (Horovod does not synchronize then; `run` always does.)
+        skip_sync: whether the only change is that hosts were removed. (Horovod does not synchronize then; `run` always
+            does.)
     """
 
     def __init__(self, skip_sync: bool = False) -> None:
@@ -72,13 +79,12 @@ class HostsUpdatedInterrupt(RuntimeError):
 
 
 class State(ABC):
-    """What `run` needs of a state.
+    """Base class of states for `run`.
 
-    `ObjectState` and `TorchState` are ready made; a subclass of one's own says how it is saved, restored and made
-    equal.
+    `ObjectState` and `TorchState` are complete. A user's subclass defines how it is saved, restored and synchronized.
 
     Args:
-        bcast_object, get_rank: functions that subclasses use, as `_bcast_object` and `_rank`; None for Sordino's.
+        bcast_object, get_rank: functions for subclasses, as `_bcast_object` and `_rank`; None for Sordino's.
     """
 
     def __init__(
@@ -87,37 +93,37 @@ class State(ABC):
         self._bcast_object = broadcast_object if bcast_object is None else bcast_object
         self._rank = rank_here if get_rank is None else get_rank
         self._host_messages: queue.Queue[tuple[float, int]] = queue.Queue()  # another thread may fill it
-        self._news = [0, 0]  # of messages: the latest stamp, and what has changed
-        self._stamp = 0  # of the last change that all ranks know of
-        self._token = random.SystemRandom().getrandbits(62)  # by which a rank finds itself; its number may change
-        self._version = 0  # counts commits, and syncs that a rank has completed; 0: never yet
-        self._stopped = False  # in a commit, after everything that this rank had to do for the others
+        self._news = [0, 0]  # from these messages: the latest stamp, and the changes
+        self._stamp = 0  # of the last change that all ranks know
+        self._token = random.SystemRandom().getrandbits(62)  # identifies this rank, whose number may change
+        self._version = 0  # number of commits and completed syncs; 0: no sync yet
+        self._stopped = False  # in a commit, after all that this rank had to do for the others
         self._size: int | None = None  # of the world at the last sync
         self._reset_callbacks: list[Callable[[], Any]] = []
         self._parts: dict[str, Part[Any]] = {}  # in the same order on all ranks
 
     @abstractmethod
     def save(self) -> None:
-        """Save the state in memory, on this rank alone: `commit` is what all ranks do together."""
+        """Save the state in memory, on this rank only. `commit` saves it on all ranks together."""
 
     @abstractmethod
     def restore(self) -> None:
-        """Go back to what was saved last."""
+        """Restore the state that was saved last."""
 
     @abstractmethod
     def sync(self) -> None:
         """Make the state equal on all ranks. Collective."""
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], Any]]) -> None:
-        """Have these called, in order, when the function is about to be called again.
+        """Add functions that are called in order before the training function is repeated.
 
-        They are called on this rank's restored state and before it is synchronized: to scale a learning rate by
-        `size()`, for example.
+        They run on this rank's restored state, before it is synchronized. For example, they can scale a learning rate
+        by `size()`.
         """
         self._reset_callbacks.extend(callbacks)
 
     def on_reset(self) -> None:
-        """Forget what was heard of hosts, and call `reset()` and the callbacks."""
+        """Drop messages about hosts, and call `reset()` and the callbacks."""
         self._host_messages = queue.Queue()
         self._news = [0, 0]
         self.reset()
@@ -125,26 +131,26 @@ class State(ABC):
             callback()
 
     def reset(self) -> None:  # noqa: B027
-        """Do nothing here; for subclasses: is called before the callbacks."""
+        """Do nothing. Subclasses may override it; it is called before the callbacks."""
 
     def on_hosts_updated(self, timestamp: float, update_res: int) -> None:
-        """Have the next `commit` or `check_host_updates` raise `HostsUpdatedInterrupt` on all ranks.
+        """Let the next `commit` or `check_host_updates` raise `HostsUpdatedInterrupt` on all ranks.
 
-        For what watches the hosts, in any thread of any rank; Sordino itself calls it never.
+        For a program that watches the hosts, in any thread of any rank. Sordino itself never calls it.
 
         Args:
-            timestamp: of the change; it counts once, and none that is older counts after it.
+            timestamp: time of the change. It counts once, and older ones do not count after it.
             update_res: 1 if hosts were removed, 2 if some were added, 3 for both.
         """
         self._host_messages.put((timestamp, update_res))
 
     def commit(self) -> None:
-        """Save the state on all ranks, in one copy in memory: what a fault takes away is what came after the last one.
+        """Save the state on all ranks, in one copy in memory. After a fault, changes since the last commit are lost.
 
-        Collective, so with algorithms that wait for nobody the fastest rank waits here.
+        Collective, so with algorithms in which ranks do not wait for each other the fastest rank waits here.
 
         Raises:
-            HostsUpdatedInterrupt: see there; the state is saved.
+            HostsUpdatedInterrupt: ranks or hosts have changed. The state is saved.
         """
         for part in self._parts.values():
             part.prepare()
@@ -157,10 +163,10 @@ class State(ABC):
         self._interrupt(told)
 
     def check_host_updates(self) -> None:
-        """Do as `commit`, without saving. Collective.
+        """Check for changes like `commit`, without saving. Collective.
 
         Raises:
-            HostsUpdatedInterrupt: see there.
+            HostsUpdatedInterrupt: ranks or hosts have changed.
         """
         self._interrupt(self._exchange("check"))
 
@@ -174,17 +180,17 @@ class State(ABC):
     def _hear_of_hosts(self) -> None:
         while not self._host_messages.empty():
             timestamp, change = self._host_messages.get()
-            stamp = struct.unpack("<q", struct.pack("<d", timestamp))[0]  # in the order of positive numbers
+            stamp = struct.unpack("<q", struct.pack("<d", timestamp))[0]  # as integers, they have the same order
             if stamp > self._stamp:
                 self._news = [max(stamp, self._news[0]), self._news[1] | int(change)]
 
-    # ---- run's side --------------------------------------------------------------------------------------------
+    # ---- used by run -------------------------------------------------------------------------------------------
 
     def rejoin(self, undo: bool) -> None:
         """Agree with the other ranks on the last commit and, with `undo`, go back to it.
 
-        Collective, before each `sync`. Ranks that were stopped in a commit that another one has saved save it, too; but
-        that one alone knows what all had processed, so it goes first in `sync`.
+        Collective, before each `sync`. Ranks that were interrupted in a commit that another rank has saved, save it
+        too. Only a rank that completed the commit knows what all ranks had processed, so `sync` prefers its state.
         """
         told = self._exchange("rejoin")
         self._size = len(told)
@@ -196,10 +202,10 @@ class State(ABC):
         if undo:
             self.restore()
 
-    # ---- what ranks tell each other ----------------------------------------------------------------------------
+    # ---- exchange between ranks --------------------------------------------------------------------------------
 
     def _exchange(self, when: str) -> list[Told]:
-        """Return what all ranks say of themselves, in rank order. Collective."""
+        """Return the messages of all ranks about themselves, in rank order. Collective."""
         context = current()
         self._hear_of_hosts()
         stamp, changes = self._news
@@ -224,7 +230,7 @@ class State(ABC):
         return notes
 
     def _hear(self, told: Sequence[Told], strict: bool) -> None:
-        """Take what others say of their parts. UsageError with `strict` for what is of another epoch."""
+        """Pass the ranks' notes to the parts. With `strict`, raise UsageError for notes of another epoch."""
         for rank, one in enumerate(told):
             notes = one.notes
             for part in self._parts.values():
@@ -235,7 +241,7 @@ class State(ABC):
 
 
 class Told:
-    """What a rank says of itself."""
+    """Message of a rank about itself."""
 
     def __init__(self, numbers: Sequence[int]) -> None:
         self.token = numbers[0]
@@ -251,13 +257,13 @@ class ObjectState(State):
     They are copied by `copy.deepcopy`, and pickled when they are synchronized: see `broadcast_object` about trust.
 
     Args:
-        bcast_object: None or `hvd.broadcast_object`; or a function that is called with a dict of the attributes, on all
-            ranks, and returns the one that all ranks are to have.
+        bcast_object: None or `hvd.broadcast_object`; or a function that is called on all ranks with a dict of the
+            attributes, and returns the dict that all ranks shall have.
         get_rank: see `State`.
-        attributes: by name.
+        attributes: attributes by name.
 
     Raises:
-        UsageError: a name that the state uses itself, or a value that cannot be copied.
+        UsageError: the state uses a name itself, or a value cannot be copied.
     """
 
     def __init__(
@@ -277,14 +283,14 @@ class ObjectState(State):
             self._first_copy(name)
 
     def _part_of(self, value: Any) -> Part[Any] | None:
-        """Return what a value is by itself, if it is more than an attribute."""
+        """Return the part for a value; None for a plain attribute."""
         return None
 
     def _first_copy(self, name: str) -> None:
         part = self._parts[name]
         try:
             part.keep(part.read())
-        except (TypeError, NotImplementedError) as error:  # what copy.deepcopy makes of a lock, a generator, a file
+        except (TypeError, NotImplementedError) as error:  # copy.deepcopy raises these for a lock, a generator, a file
             found = type(getattr(self, name)).__name__
             raise UsageError(f"{type(self).__name__}({name}=...): a {found} cannot be copied ({error})") from error
 
@@ -298,12 +304,12 @@ class ObjectState(State):
             part.restore()
 
     def sync(self) -> None:
-        """Make the state equal on all ranks, as far as their values are to be equal. Collective.
+        """Make the state equal on all ranks, as far as its values are shared. Collective.
 
-        The first time all take rank 0's. Later a rank that has not synchronized yet takes that of the first one that
-        has, and those who have take from the first of them what ranks share. A model that differs from others' between
-        steps, as its optimizer's algorithm has it, stays, with its optimizer's state; within a group that averages
-        gradients all take that of the first. Everything is received before anything is replaced.
+        The first time, all ranks take rank 0's state. Later, a rank that has not synchronized yet takes the state of
+        the first rank that has. Ranks that have take shared values from the first of them. A model that differs between
+        ranks by its optimizer's algorithm is kept, with the optimizer's state. Within a group that averages gradients
+        all ranks take the model of the group's first rank. Everything is received before anything is replaced.
         """
         told, received = together(current(), global_process_set, self._receive_all)
         rank = [one.token for one in told].index(self._token)
@@ -313,9 +319,9 @@ class ObjectState(State):
         self._version = max(one.version for one in told) + 1
 
     def _receive_all(self) -> tuple[list[Told], list[Snapshot]]:
-        """Return what all ranks say, and what this one is to have of each part.
+        """Return the messages of all ranks, and a snapshot of each part for this rank.
 
-        Changes nothing, so it can be repeated.
+        It changes nothing, so it can be repeated.
         """
         told = self._exchange("sync")
         self._hear(told, strict=False)
@@ -325,15 +331,15 @@ class ObjectState(State):
         return told, [own.get(name) or self._receive(name, part, versions) for name, part in self._parts.items()]
 
     def _received_by_users_function(self) -> dict[str, Snapshot]:
-        """Return what this rank is to have of its plain attributes."""
+        """Return snapshots of this rank's plain attributes, from the user's function."""
         plain = [part for part in self._parts.values() if isinstance(part, Attributes)]
         values = {name: value for part in plain for name, value in part.outgoing().tree().items()}
         return {name: Snapshot.of({name: value}) for name, value in self._bcast_object(values).items()}
 
     def _receive(self, name: str, part: Part[Any], versions: Sequence[int]) -> Snapshot:
-        """Return what this rank is to have of a part: its own, or another's."""
+        """Return this rank's snapshot of a part: its own, or another rank's."""
         if isinstance(part, Handled):
-            return part.outgoing()  # its handler makes it equal
+            return part.outgoing()  # its handler synchronizes it
         optimizers = [one for one in map(self.__dict__.get, self._parts) if isinstance(one, DistributedOptimizer)]
         sharing = sharing_of(getattr(self, name), optimizers)
         everybody, group, label = sharing.everybody, sharing.group, f"elastic.{name}"
@@ -354,17 +360,17 @@ class ObjectState(State):
 
 
 class TorchState(ObjectState):
-    """A model, its optimizer, and whatever else training goes on from, by keyword.
+    """State of a model, its optimizer, and other values of the training, by keyword.
 
-    Modules, optimizers, schedulers, `GradScaler` and anything else with `state_dict` and `load_state_dict` are saved by
-    their state, `ElasticSampler` by what is processed, what has a handler of the user's (`set_handler_registry`) by
-    that, the rest as attributes, as in `ObjectState`. With an optimizer whose ranks keep shards of its state
-    (`LocalSGD`) making, saving, restoring and committing are collective.
+    Modules, optimizers, schedulers, `GradScaler` and other objects with `state_dict` and `load_state_dict` are saved by
+    their state, and `ElasticSampler` by its processed indices. A value with a user's handler (`set_handler_registry`)
+    is saved by the handler. All other values are attributes, as in `ObjectState`. With an optimizer whose ranks keep
+    shards of its state (`LocalSGD`), making, saving, restoring and committing are collective.
 
     Args:
         model: a module, or None.
         optimizer: plain or `DistributedOptimizer`, or None.
-        others: more of them, and attributes.
+        others: more of these objects, and attributes.
     """
 
     def __init__(self, model: Any = None, optimizer: Any = None, **others: Any) -> None:
@@ -376,7 +382,7 @@ class TorchState(ObjectState):
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute.
 
-        As in Horovod, a model, an optimizer or the like that takes the place of another is saved at once.
+        As in Horovod, a new model, optimizer or similar object that replaces another one is saved at once.
         """
         super().__setattr__(name, value)
         if name in self.__dict__.get("_parts", ()):

@@ -1,5 +1,5 @@
-// The pictures: curves over steps, matrices of ranks, who did what when, and maps of what was skipped. Each can be walked
-// through with the keyboard, says what is under its cursor, and has its numbers in a table.
+// Charts: curves over steps, matrices of ranks, activities of ranks over time, and maps of skipped tensors. In each the
+// keyboard moves a cursor, a line describes the point under it, and a table has all numbers.
 const WIDTH = 760, LEFT = 74, RIGHT = 14, TOP = 12, BOTTOM = 40;
 
 function frame(height, label) {
@@ -20,7 +20,7 @@ function axes(svg, height, xs, ys, xOf, yOf, xTitle, yTitle, yText) {
     transform: `rotate(-90 14 ${(TOP + height - BOTTOM) / 2})`}, yTitle));
 }
 
-// Has a picture be walked through: left and right move by one, page keys by ten, home and end to the ends.
+// Lets the keyboard move a cursor in a chart: arrows by one, page keys by ten, home and end to the ends.
 function walkable(svg, key, label, count, show) {
   let place = Math.min(remembered(`at ${key}`, -1), count - 1);
   const go = (next) => {
@@ -62,8 +62,8 @@ function lineSample(slot, dash) {
     shape('line', {class: `curve s${slot}`, x1: 1, x2: 33, y1: 6, y2: 6, 'stroke-dasharray': dash}), mark(slot, 17, 6));
 }
 
-// Curves over steps. `series`: {name, x, y, low, high, raw, off}; where `low` and `high` are given, they are a band, and
-// `raw` is what `y` is the moving mean of: a faint line, whose rare peaks do not set the scale.
+// Curves over steps. `series`: {name, x, y, low, high, raw, off}. `low` and `high`, if given, bound a band. If `y` is
+// a moving mean, `raw` has the original values: a faint line, whose rare peaks do not set the scale.
 function curves({key, title, note, series, xTitle = 'step', yText = number, zero = false}) {
   const height = 290;
   const box = element('div', {});
@@ -138,13 +138,13 @@ function curves({key, title, note, series, xTitle = 'step', yText = number, zero
     legend, box, readout, numbers(key, 'Numbers', rows));
 }
 
-// What a scale is made for: all but the twentieth part that is highest.
+// The 95th percentile, as the upper end of a scale.
 function mostly(list) {
   return list.length ? [[...list].sort((a, b) => a - b)[Math.floor((list.length - 1) * 0.95)]] : [];
 }
 
-// Curves that are restless become their moving means, and the title says so. What comes every few steps keeps its size
-// in a mean, and would be lost in a median.
+// Replaces noisy curves by their moving means, and adds that to the title. A mean keeps the size of values that recur
+// every few steps; a median would lose them.
 function smooth(title, series) {
   const width = 2 * Math.min(10, Math.floor(Math.max(0, ...series.map((one) => one.y.length)) / 16)) + 1;
   const still = series.every((one) => one.y.every((value) => value === one.y[0]));
@@ -158,13 +158,13 @@ function level(value, most) {
   return Math.min(7, 1 + Math.floor((value / most) * 6.999));
 }
 
-// The shades from nothing to the most, with what that is.
+// Legend of shades, from empty to the maximum, with the text of both ends.
 function shades(least, most) {
   const every = [...Array(8).keys()].map((one) => shape('rect', {class: `h${one} s-edge`, x: 1 + one * 16, y: 1, width: 16, height: 12}));
   return element('div', {class: 'legend'}, least, shape('svg', {class: 'shades', viewBox: '0 0 130 14', 'aria-hidden': 'true'}, ...every), most);
 }
 
-// A table of ranks by ranks, shaded by what is in it: `most` is what the darkest shade stands for, of all runs.
+// A table of ranks by ranks, shaded by value. `most` is the value of the darkest shade, the same for all runs.
 function matrix({title, note, names, ranks, columns = ranks, values, most, text, corner, extra}) {
   const dense = ranks.length > 16;
   const heads = [corner, ...columns, ...(extra ? [extra.name] : [])];
@@ -193,13 +193,13 @@ function swatch(name) {
   return shape('svg', {viewBox: '0 0 34 12', 'aria-hidden': 'true'}, shape('rect', {class: `g-${name}`, x: 1, y: 1, width: 32, height: 10}));
 }
 
-// Who does what when, a row a rank. Arrows go from span to span and from rank to rank; plus and minus widen and narrow.
+// Activities over time, one row per rank. Arrow keys move between spans and ranks; plus and minus zoom.
 function gantt({key, title, windows, note}) {
   const box = element('div', {});
   const readout = element('p', {class: 'readout', 'aria-live': 'polite'},
     'Choose the picture; ← → go from span to span, ↑ ↓ from rank to rank, + and − change how much is shown.');
   const chosen = () => Math.min(remembered(`window ${key}`, 0), windows.length - 1);
-  const first = ({rows, seconds: whole, last, first: before}) => {  // what is seen first: some steps, up to what is besides
+  const first = ({rows, seconds: whole, last, first: before}) => {  // initial view: some steps, up to "besides"
     const other = Math.min(...rows.map((row) => row.spans.find((span) => span[0] === 'besides' && span[1] > 0)?.[1] ?? Infinity));
     return [0, Math.min(1, 8 / Math.max(1, last - before), other / whole)];
   };
@@ -319,7 +319,7 @@ function gantt({key, title, windows, note}) {
     box, readout, numbers(`gantt ${key}`, 'Numbers', sums));
 }
 
-// Which share of each tensor was skipped, over the steps: fuller is more.
+// The skipped fraction of each tensor over the steps; a fuller cell is a larger fraction.
 function skipMap({key, title, skips}) {
   const {names, step, skipped, unchanged, bytes: sizes} = skips;
   const left = 190, lane = Math.max(9, Math.min(18, 460 / names.length)), height = TOP + names.length * lane + BOTTOM;

@@ -1,8 +1,8 @@
-// What all pictures are made with: elements, numbers as text, scales, and what lasts from one drawing to the next.
+// Shared by all charts: elements, numbers as text, scales, and state that is kept from one drawing to the next.
 const SVG = document.getElementById('seed').namespaceURI;
 const DASHES = ['', '7 4', '2 3', '9 3 2 3', '14 4', '1 5'];
 const SLOTS = 6;
-const memory = new Map();  // what the reader has chosen, by the key of the control
+const memory = new Map();  // choices of the reader, by the key of the control
 
 function element(name, attributes = {}, ...children) {
   return filled(document.createElement(name), attributes, children);
@@ -25,7 +25,7 @@ function remembered(key, otherwise) {
   return memory.has(key) ? memory.get(key) : otherwise;
 }
 
-// Numbers as people read them.
+// Numbers in readable form.
 function number(value, digits = 4) {
   if (value === null || value === undefined) return '–';
   if (value === 0) return '0';
@@ -82,7 +82,7 @@ function extent(lists, zero = false) {
   return low === high ? [low - (Math.abs(low) || 1) * 0.05, high + (Math.abs(high) || 1) * 0.05] : [low, high];
 }
 
-// The place in a sorted list that is nearest to a value.
+// Index of the value in a sorted list that is nearest to a given value.
 function nearest(list, value) {
   let low = 0, high = list.length - 1;
   while (high - low > 1) {
@@ -92,7 +92,7 @@ function nearest(list, value) {
   return Math.abs(list[low] - value) <= Math.abs(list[high] - value) ? low : high;
 }
 
-// A mark that tells curves apart where colours do not.
+// A mark that distinguishes curves where colours do not.
 function mark(slot, x, y, size = 4) {
   const s = size, at = (...pairs) => pairs.map(([dx, dy]) => `${x + dx * s},${y + dy * s}`).join(' ');
   const names = `mark s${slot} f${slot}`;
@@ -104,7 +104,7 @@ function mark(slot, x, y, size = 4) {
   return shape('rect', {x: x - s, y: y - s, width: 2 * s, height: 2 * s, class: `mark hollow s${slot}`});
 }
 
-// The moving mean: of so many neighbours, fewer at the ends.
+// Moving mean over `width` neighbors, fewer at the ends.
 function moving(list, width) {
   const reach = (width - 1) / 2;
   return list.map((_, place) => {
@@ -113,7 +113,7 @@ function moving(list, width) {
   });
 }
 
-// What is wider, or taller, than its place: it can be scrolled by keyboard, and says so.
+// Makes a box that is larger than its frame scrollable by keyboard, and shows a note if it is wider.
 const sizes = new ResizeObserver((entries) => { for (const entry of entries) fits(entry.target.closest('.scroll')); });
 
 function fits(box) {
@@ -144,7 +144,7 @@ function table(heads, rows, caption, attributes = {}) {
     element('tbody', {}, ...rows.map((row) => element('tr', {}, ...row.map(cell))))), caption);
 }
 
-// The numbers of a picture, for those who would rather read them; made when they are asked for.
+// A table with the numbers of a chart, as an alternative to it. It is built only when it is opened.
 function numbers(key, name, make) {
   const inside = element('div', {});
   const details = element('details', {open: remembered(`open ${key}`, false)}, element('summary', {'data-key': `open ${key}`}, name), inside);

@@ -1,6 +1,6 @@
-// Draws all sections and, where the page is served while a run goes on, asks for news and draws again what has changed.
+// Draws all sections. During a live run it polls the server and redraws the sections that have changed.
 let shown = JSON.parse(document.getElementById('data').textContent);
-const drawn = new Map();  // by section: what it was drawn from
+const drawn = new Map();  // data that each section was drawn from
 
 function redraw(name) {
   const focus = document.activeElement?.getAttribute?.('data-key');

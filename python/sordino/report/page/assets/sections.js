@@ -1,4 +1,4 @@
-// What the page says, section by section. A section without anything to show says why in one sentence.
+// Sections of the page. An empty section gives the reason in one sentence.
 function section(id, title, ...children) {
   return element('section', {id, 'aria-labelledby': `${id}-title`}, element('h2', {id: `${id}-title`}, title), ...children.filter(Boolean));
 }
@@ -7,7 +7,7 @@ function quiet(text) {
   return element('p', {class: 'quiet'}, text);
 }
 
-// One part a run; runs that have none of it tell why, once where all tell the same.
+// One part per run. Runs without data give the reason, once if it is the same.
 function eachRun(runs, name, draw) {
   const parts = [], reasons = new Map();
   for (const run of runs) {
@@ -26,7 +26,7 @@ function titled(runs, run, text) {
 const rises = (name) => /acc|score|f1|bleu|auc/i.test(name);
 const plain = (name) => name.replaceAll('_', ' ');
 
-// What a reader wants to know first: what each run has reached, for how many bytes and how much waiting.
+// Summary: the results of each run, with the bytes sent and the time waited.
 function glance(runs) {
   const some = runs.filter((run) => run.summary.steps > 0);
   if (!some.length) return null;
@@ -58,7 +58,7 @@ function glance(runs) {
     {class: 'glance'});
 }
 
-// A column a run, a row a measure: what runs are compared by.
+// Comparison of runs: one column per run, one row per measure.
 function overview(runs) {
   const trained = (value) => (run) => run.summary.steps > 0 ? value(run.summary) : '–';
   const measures = [
@@ -104,7 +104,7 @@ function training(runs) {
     ...eachRun(runs, 'metrics', () => []));
 }
 
-// What pictures have below: steps, or virtual seconds where a simulation's workers are at other steps at one time.
+// Horizontal axis: steps, or virtual seconds for simulations, whose workers are at different steps at one time.
 function across(runs) {
   return runs.some((run) => run.virtual) ? {along: 'time', xTitle: 'virtual s'} : {along: 'step', xTitle: 'step'};
 }
@@ -137,7 +137,7 @@ function communication(runs) {
       titled(runs, run, 'by rank')))));
 }
 
-// The names of a matrix's rows: ranks, or several together, and where they are.
+// Names of a matrix's rows: a rank, or several adjacent ranks, with the host if there is one.
 function rowNames(run, labels) {
   return labels.map((label) => {
     const host = run.ranks.find((one) => String(one.rank) === label)?.host;
@@ -146,7 +146,7 @@ function rowNames(run, labels) {
   });
 }
 
-// One scale for the matrices of all runs, and the legend that says so.
+// One scale for the matrices of all runs, and its legend.
 function scaleOf(runs, name, tables, text) {
   const some = runs.filter((run) => !run.missing[name]);
   const most = Math.max(0, ...some.flatMap((run) => tables(run).flat()));
