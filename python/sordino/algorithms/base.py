@@ -109,7 +109,10 @@ class Algorithm(metaclass=_Suggesting):
     """Base class of algorithms. Every subclass is a frozen dataclass."""
 
     steps: ClassVar[str] = ""
-    """The strategy as "module:Class". It is imported, and torch with it, only when an optimizer is wrapped."""
+    """Name of the strategy's module and class, with a colon between.
+
+    The module, and torch with it, is imported only when an optimizer is wrapped.
+    """
     simulation: ClassVar[Simulation] = Simulation()
     told: ClassVar[tuple[str, ...]] = ()
     """Settings that `written` includes even if they have their defaults."""

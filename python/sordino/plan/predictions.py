@@ -89,7 +89,7 @@ class Prediction:
 
     @property
     def error(self) -> float | None:
-        """Relative error of the predicted communication; None: not measured."""
+        """Relative error of the predicted communication, or None if it was not measured."""
         return None if self.measured is None else self.communication / self.measured - 1
 
     @property
