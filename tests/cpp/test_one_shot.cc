@@ -1,6 +1,8 @@
 // All-reduce in one shot within a node, by hand: what ranks remember, how turns follow each other, and who declines.
+#include <signal.h>
 #include <sys/mman.h>
 
+#include <functional>
 #include <thread>
 
 #include "check.h"
@@ -238,42 +240,48 @@ void threads_in_any_order() {
   CHECK(worlds[0]->traffic().one_shot.load() > kTurns / 2);
 }
 
-// A rank whose input must be paged in writes its slot slowly, and another one is already looking for it.
-void a_slot_is_complete_when_it_is_seen() {
-  constexpr std::size_t kFloats = 16'000, kBytes = kFloats * sizeof(float);
-  constexpr int kTurns = 3000;
-  const OneShot::What what{ReduceOp::kSum, DType::kFloat32, 1, 1, {kFloats}};
-  std::vector<std::unique_ptr<World>> worlds;
-  for (auto& transport : sim::Network({0, 0}).transports())
-    worlds.push_back(std::make_unique<World>(std::move(transport), Config::from_environment()));
-  void* const paged = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  std::vector<int> wrong(2);
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < 2; ++rank) {
-    threads.emplace_back([&, rank] {
-      World& world = *worlds[static_cast<std::size_t>(rank)];
-      for (int turn = 0; turn < kTurns; ++turn) {
-        const bool zeros = turn % 4 < 2;  // both slots that a rank has hold something else before
-        const auto value = static_cast<float>(turn + rank + 1);
-        Values values(kFloats, rank == 1 && zeros ? 0.0F : value);
-        auto* data = reinterpret_cast<std::byte*>(values.data());
-        const std::byte* input = data;
-        if (rank == 1 && zeros) {
-          madvise(paged, kBytes, MADV_DONTNEED);  // every page is to be found again, and is full of zeros
-          input = static_cast<const std::byte*>(paged);
-        }
-        if (!world.allreduce_again(0, "x", what, input, data))
-          world.wait(*world.submit_to_wait(allreduce_of(std::string(kAllreduceLabel) + "x", values)));
-        const auto other = static_cast<float>(turn + 2 - rank);
-        const float sum = rank == 0 ? value + (zeros ? 0.0F : other) : (zeros ? 0.0F : value) + other;
-        wrong[static_cast<std::size_t>(rank)] += values != Values(kFloats, sum);
-      }
-    });
+// Memory that cannot be read at first. The first read calls look(), in the thread that reads, and then goes on.
+class Guarded {
+ public:
+  explicit Guarded(std::function<void()> look) : look_(std::move(look)) {
+    now_ = this;
+    struct sigaction action{};
+    action.sa_handler = [](int) {
+      now_->look_();
+      mprotect(now_->data(), kBytes, PROT_READ | PROT_WRITE);
+    };
+    sigaction(SIGSEGV, &action, &before_);
   }
-  for (std::thread& thread : threads) thread.join();
-  munmap(paged, kBytes);
-  CHECK(wrong == std::vector<int>(2), "wrong", wrong[0], wrong[1]);
-  CHECK(worlds[0]->traffic().one_shot.load() > kTurns / 2);
+  ~Guarded() {
+    sigaction(SIGSEGV, &before_, nullptr);
+    munmap(data_, kBytes);
+  }
+  std::byte* data() { return static_cast<std::byte*>(data_); }
+
+ private:
+  static constexpr std::size_t kBytes = 4096;
+  static inline Guarded* now_ = nullptr;
+
+  std::function<void()> look_;
+  void* data_ = mmap(nullptr, kBytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  struct sigaction before_{};
+};
+
+// Another rank that looks while a rank is about to copy its input sees no slot yet.
+void a_slot_is_complete_when_it_is_seen() {
+  Engines ranks({0, 0});
+  agree(ranks, {"x"});
+  Call first(ranks[0], "x", 1);
+  CHECK(first.lay());
+  int looks = 0;
+  bool seen = false;
+  Guarded input([&] {
+    ++looks;
+    seen = first.over();
+  });
+  const auto set = ranks[1].scheduler.lay(0, "x", kSum, input.data());
+  CHECK(set && looks == 1 && !seen && first.over());
+  CHECK(ranks[1].scheduler.take_up(*set, kSum, input.data(), input.data()) && first.take_up() && first.has(1));
 }
 
 }  // namespace

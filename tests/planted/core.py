@@ -488,7 +488,7 @@ ERRORS = [
         "  own.operation = number;\n"
         "  own.stamp.store(turn_);\n"
         "  if (bytes > 0) std::memcpy(own.data(bytes), data, bytes);\n",
-        ("cpp.test_one_shot", checks("repeated")),
+        ("cpp.test_one_shot",),
     ),
     Error(
         "other operations are taken for the same",
@@ -496,7 +496,7 @@ ERRORS = [
         "csrc/collectives/one_shot_node.cc",
         "if (slot(place, turn).operation != first) return false;",
         "if (slot(place, turn).operation == 0) return false;",
-        ("cpp.test_one_shot", checks("repeated")),
+        ("cpp.test_one_shot",),
     ),
     Error(
         "an operation is known by its name alone",
@@ -504,7 +504,7 @@ ERRORS = [
         _ONE_SHOT,
         "found != known_.end() && found->second.what == what",
         "found != known_.end()",
-        ("cpp.test_one_shot", checks("repeated")),
+        ("cpp.test_one_shot",),
     ),
     Error(
         "the slots of a set that is removed are looked at",
