@@ -212,7 +212,7 @@ ERRORS = [
         "csrc/collectives/set_changes.cc",
         "    id = std::max(id, said->known_sets.newest);\n",
         "",
-        ("cpp.test_fuzz", checks("process_sets")),
+        ("cpp.test_negotiation",),
     ),
     Error(
         "other folds are fused",
