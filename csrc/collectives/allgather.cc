@@ -89,7 +89,7 @@ Task gather_on_nodes(Participants& participants, const Sites& sites, const std::
 Task allgather(Participants& participants, const std::byte* input, std::vector<std::size_t> sizes, std::byte* output) {
   if (participants.channel) {
     for (int step = 0; step < participants.size() - 1; ++step) {
-      const auto passed_on = topology::gathering(participants.size(), participants.me, step).give;
+      const auto passed_on = topology::ring_step(participants.size(), participants.me, step).give;
       participants.count_sent((participants.me + 1) % participants.size(), sizes[static_cast<std::size_t>(passed_on)]);
     }
     co_await nccl::allgather(*participants.channel, input, std::move(sizes), output);
@@ -105,7 +105,7 @@ Task allgather(Participants& participants, const std::byte* input, std::vector<s
   const int me = participants.me;
   co_await participants.compute->copy(blocks.in(output, me).data(), input, blocks.in(output, me).size());
   for (int step = 0; step < size - 1; ++step) {
-    const auto [give, take] = topology::gathering(size, me, step);
+    const auto [give, take] = topology::ring_step(size, me, step);
     co_await participants.exchange((me + 1) % size, blocks.in(output, give), (me + size - 1) % size,
                                    blocks.in(output, take));
   }

@@ -4,8 +4,6 @@
 namespace sordino::collectives {
 namespace {
 
-Task pass(Operation&) { co_return; }
-
 void merge_join(const Announced& announced, Merged& merged) { merged.last_rank = announced.last_rank; }
 
 Task run_join(Operation& operation) {
@@ -16,7 +14,7 @@ Task run_join(Operation& operation) {
 
 }  // namespace
 
-const Collective kBarrier{.name = "barrier", .zeros_stand_in = true, .run = pass};
+const Collective kBarrier{.name = "barrier", .zeros_stand_in = true, .run = move_nothing};
 const Collective kJoin{.name = "join", .effect = Effect::kJoins, .merge = merge_join, .run = run_join};
 
 }  // namespace sordino::collectives

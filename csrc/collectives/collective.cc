@@ -39,6 +39,8 @@ bool rows_fit(const Tensor& tensor, std::span<const std::int64_t> rows) {
                      [&](std::int64_t count) { return static_cast<std::uint64_t>(count) <= most; });
 }
 
+Task move_nothing(Operation&) { co_return; }
+
 Task come_after(Operation& operation, const Request& request) {
   if (!request.after) co_return;
   operation.dormant = true;

@@ -1,5 +1,5 @@
 // Description of one operation: all that the engine knows about it. To add an operation, define its Collective in a
-// file of this folder, and add a line to the table in collective.cc and a name to the bindings.
+// file of this folder, its code in opcode.h, its line in the table in collective.cc, and its name in the bindings.
 //
 //   announce   each member sends its arguments to the coordinator             Announcement
 //   compare    the coordinator refuses announcements that differ              difference(), Collective::complaint
@@ -97,6 +97,9 @@ Result& new_result(Handle& handle, const Operation& operation, std::vector<std::
 
 // Whether these numbers of rows of the tensor have at most 2^62 bytes in all, so that their sum cannot overflow.
 bool rows_fit(const Tensor& tensor, std::span<const std::int64_t> rows);
+
+// The `run` of operations that are over once all members have agreed.
+Task move_nothing(Operation& operation);
 
 // Waits for the operation that `request.after` names, if any. If that operation failed, throws its error.
 Task come_after(Operation& operation, const Request& request);

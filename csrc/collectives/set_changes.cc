@@ -1,6 +1,6 @@
 // Process sets are added and removed by all members of their parent. The new set's id is new to all members. Its
 // messages have tags that no set of a member has.
-#include <limits>
+#include <algorithm>
 #include <set>
 
 #include "collectives/collective.h"
@@ -34,8 +34,6 @@ Task tell_id(Operation& operation) {
   co_return;
 }
 
-Task pass(Operation&) { co_return; }
-
 }  // namespace
 
 const Collective kAddSet{
@@ -46,6 +44,6 @@ const Collective kAddSet{
     .fits = is_id,
     .run = tell_id,
 };
-const Collective kRemoveSet{.name = "remove_process_set", .effect = Effect::kRemovesSet, .run = pass};
+const Collective kRemoveSet{.name = "remove_process_set", .effect = Effect::kRemovesSet, .run = move_nothing};
 
 }  // namespace sordino::collectives

@@ -49,14 +49,14 @@ Task TeamAllreduce::ring(std::byte* data, std::size_t count, std::byte* arrived,
     return std::span(data + begin * width_, (end - begin) * width_);
   };
   for (int step = 0; step < size - 1; ++step) {
-    const auto [give, take] = topology::reducing(size, me, step);
+    const auto [give, take] = topology::ring_step(size, me, step);
     const auto own = part(take);
     co_await team_.exchange(next, part(give), previous, std::span(arrived, own.size()), lane);
     co_await fold(own.data(), arrived, own.data(), own.size() / width_, step == size - 2 ? post_ : 1);
   }
   if (final) final(part(next).data(), part(next).size());
   for (int step = 0; step < size - 1; ++step) {
-    const auto [give, take] = topology::gathering(size, next, step);
+    const auto [give, take] = topology::ring_step(size, next, step);
     co_await team_.exchange(next, part(give), previous, part(take), lane);
     if (final) final(part(take).data(), part(take).size());
   }

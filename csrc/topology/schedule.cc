@@ -36,10 +36,8 @@ std::vector<DoublingStep> doubling(int size, int me) {
   return steps;
 }
 
-RingStep reducing(int size, int me, int step) { return {wrapped(me - step, size), wrapped(me - step - 1, size)}; }
-
-RingStep gathering(int size, int owned, int step) {
-  return {wrapped(owned - step, size), wrapped(owned - step - 1, size)};
+RingStep ring_step(int size, int first, int step) {
+  return {wrapped(first - step, size), wrapped(first - step - 1, size)};
 }
 
 std::vector<Round> all_reduce_rounds(int size, bool small) {

@@ -42,10 +42,10 @@ struct RingStep {
   int give, take;
 };
 
-// Step `step`, from 0 to size - 2, of a ring that reduces: part me + 1 is complete on member `me` in the end.
-RingStep reducing(int size, int me, int step);
-// Step `step`, from 0 to size - 2, of a ring that gathers, which begins with part `owned` on member `me`.
-RingStep gathering(int size, int owned, int step);
+// Step `step`, from 0 to size - 2, of a member that gives part `first` in step 0 and then each part that it has just
+// taken. In a ring that reduces, `first` is the member's place, and part place + 1 is complete on it in the end. In a
+// ring that gathers, `first` is the part that the member has.
+RingStep ring_step(int size, int first, int step);
 
 // Messages that travel at the same time, by the places of senders and receivers. Each carries `share` of the vector.
 // `repeats` such rounds follow each other.

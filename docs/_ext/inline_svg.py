@@ -16,7 +16,7 @@ matplotlib.use("svg")
 INK = "#010203"
 """Placeholder of the colour of the page's text."""
 FAINT = "#808080"
-# Those of Okabe and Ito's colours that are visible on white and on black, also with red-green colour blindness.
+# Colours of Okabe and Ito that are visible on white and on black, also with red-green colour blindness.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
 
 _FITTED = r' style="max-width: 100%; height: auto; width: \1pt"'

@@ -63,10 +63,18 @@ def wrap(model: torch.nn.Module, algorithm: Algorithm, lr: float = 0.0) -> hvd.D
     return hvd.DistributedOptimizer(sgd, model.named_parameters(), algorithm=algorithm)
 
 
-def step(model: torch.nn.Module, optimizer: hvd.DistributedOptimizer) -> None:
+def step(model: torch.nn.Module, optimizer: hvd.DistributedOptimizer, gradient: float = 1.0) -> None:
     optimizer.zero_grad()
-    model().backward()
+    (gradient * model()).backward()
     optimizer.step()
+
+
+def unfreeze(seat: Seat, model: Adapted, optimizer: hvd.DistributedOptimizer, after: int, steps: int) -> None:
+    """Some steps in which the base is frozen, and the rest, in which it is not. All gradients are the rank."""
+    for turn in range(steps):
+        model.base.requires_grad_(turn >= after)
+        step(model, optimizer, seat.rank)
+    optimizer.flush()
 
 
 def fits(algorithm: Algorithm, size: int) -> bool:
@@ -121,12 +129,7 @@ def steps_before_parameters_are_unfrozen_are_averaged(seat: Seat, kind: str) -> 
     """They are unfrozen between two averages, when each rank has moved by itself."""
     model = Adapted(0)
     optimizer = wrap(model, TOGETHER[kind], lr=0.25)
-    for turn in range(6):
-        model.base.requires_grad_(turn >= 3)
-        optimizer.zero_grad()
-        (seat.rank * model()).backward()
-        optimizer.step()
-    optimizer.flush()
+    unfreeze(seat, model, optimizer, after=3, steps=6)
     moved = sum(range(seat.size)) / (1 if kind == "local-gradients" else seat.size)  # movements add up, models do not
     for value, steps in ((model.adapter, 6), (model.base, 3)):
         torch.testing.assert_close(value, torch.full_like(value, -0.25 * steps * moved))
@@ -138,12 +141,7 @@ def gradients_of_unfrozen_parameters_are_averaged(seat: Seat, kind: str) -> None
         return
     model = Adapted(0)
     optimizer = wrap(model, GRADIENTS[kind], lr=0.1)
-    for turn in range(5):
-        model.base.requires_grad_(turn >= 2)
-        optimizer.zero_grad()
-        (seat.rank * model()).backward()
-        optimizer.step()
-    optimizer.flush()
+    unfreeze(seat, model, optimizer, after=2, steps=5)
     seat.same("base", model.base)
     assert float(model.base[0]) < 0
 
