@@ -42,6 +42,14 @@ ERRORS = [
         (tests("plan"),),
     ),
     Error(
+        "a word in a number's place is compared with numbers",
+        "wrong weight",
+        "python/sordino/algorithms/base.py",
+        "        if is_dataclass(cls):\n",
+        "        if False:\n",
+        (tests("algorithm_settings"),),
+    ),
+    Error(
         "the time left is that of what is done",
         "wrong weight",
         _SIMULATE + "command.py",

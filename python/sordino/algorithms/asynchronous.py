@@ -27,8 +27,8 @@ class Asynchronous(Algorithm):
     buffers: Buffers = "local"
 
     def __post_init__(self) -> None:
-        require(isinstance(self.interval, int) and self.interval >= 1, self, "interval", "must be at least 1")
-        require(isinstance(self.seed, int) and 0 <= self.seed < 1 << 64, self, "seed", "must be from 0 to 2^64 - 1")
+        require(self.interval >= 1, self, "interval", "must be at least 1")
+        require(0 <= self.seed < 1 << 64, self, "seed", "must be from 0 to 2^64 - 1")
         require(self.buffers in ("local", "average"), self, "buffers", "must be 'local' or 'average'")
 
     @property

@@ -13,9 +13,10 @@ import importlib
 import inspect
 from abc import ABCMeta, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from sordino.algorithms.checks import check_kinds
 from sordino.errors import UsageError
 from sordino.slips import meant
 
@@ -91,8 +92,11 @@ class HelperRoles(Protocol):
         ...
 
 
-class _Suggesting(ABCMeta):
-    """Metaclass of algorithms: a misspelt setting is a TypeError that names the nearest one."""
+class _Checked(ABCMeta):
+    """Metaclass of algorithms: it checks names and numbers before the class compares them.
+
+    A misspelt setting is a TypeError that names the nearest one, something else in a number's place a UsageError.
+    """
 
     def __call__(cls, *values: Any, **settings: Any) -> Any:
         known = inspect.signature(cls.__init__).parameters  # type: ignore[misc]
@@ -101,11 +105,13 @@ class _Suggesting(ABCMeta):
                 others = [one for one in known if one != "self"]
                 near = meant(name, others)
                 raise TypeError(f"{cls.__name__} has no setting {name!r}; it has: {', '.join(others)}{near}")
+        if is_dataclass(cls):
+            check_kinds(cls, dict(zip((one for one in known if one != "self"), values)) | settings)
         return super().__call__(*values, **settings)
 
 
 @dataclass(frozen=True)
-class Algorithm(metaclass=_Suggesting):
+class Algorithm(metaclass=_Checked):
     """Base class of algorithms. Every subclass is a frozen dataclass."""
 
     steps: ClassVar[str] = ""

@@ -56,11 +56,17 @@ class Crossover(RandomGossip):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(isinstance(self.group_size, int) and self.group_size >= 1, self, "group_size", "must be at least 1")
+        require(self.group_size >= 1, self, "group_size", "must be at least 1")
         require(self.within in ("allreduce", "leader"), self, "within", "must be 'allreduce' or 'leader'")
         require(self.bucket_bytes >= 1, self, "bucket_bytes", "must be at least 1")
         if self.roulette is not None:
-            object.__setattr__(self, "roulette", tuple(tuple(float(weight) for weight in row) for row in self.roulette))
+            try:
+                weights = tuple(tuple(float(weight) for weight in row) for row in self.roulette)
+            except (TypeError, ValueError):
+                weights = ()
+            fine = len(weights) > 0 and all(len(row) == len(weights) for row in weights)
+            require(fine, self, "roulette", "must be None or a square matrix of weights, such as [[0, 1], [1, 0]]")
+            object.__setattr__(self, "roulette", weights)
 
     simulation = Simulation(
         arrays="sordino.simulate.vectorized:Mixing",

@@ -32,7 +32,7 @@ class SegmentedGossip(RandomGossip):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(isinstance(self.replicas, int) and self.replicas >= 1, self, "replicas", "must be at least 1")
+        require(self.replicas >= 1, self, "replicas", "must be at least 1")
 
     simulation = Simulation(
         arrays="sordino.simulate.vectorized:Mixing",

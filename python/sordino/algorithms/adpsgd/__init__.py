@@ -39,7 +39,7 @@ class ADPSGD(Asynchronous):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(isinstance(self.overlap, int) and self.overlap >= 0, self, "overlap", "must be at least 0")
+        require(self.overlap >= 0, self, "overlap", "must be at least 0")
         require(self.patience > 0, self, "patience", "must be above 0")
 
     steps = "sordino.algorithms.adpsgd.strategy:PairStrategy"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from sordino._core import Topology
 from sordino.algorithms.base import Algorithm, Simulation, Traits, made
-from sordino.algorithms.checks import NO_BUFFERS, Buffers, require
+from sordino.algorithms.checks import NO_BUFFERS, Buffers, is_count, require
 from sordino.algorithms.traffic import Exchange, Model, Phase, Sent, Traffic, groups_of
 from sordino.runtime.segments import Segments
 
@@ -37,7 +37,7 @@ class Gossip(Algorithm):
     buffers: Buffers = "local"
 
     def __post_init__(self) -> None:
-        require(isinstance(self.interval, int) and self.interval >= 1, self, "interval", "must be at least 1")
+        require(self.interval >= 1, self, "interval", "must be at least 1")
         require(self.buffers in ("local", "average"), self, "buffers", "must be 'local' or 'average'")
 
     steps = "sordino.algorithms.gossip.strategy:GossipStrategy"
@@ -84,12 +84,12 @@ class MixingGossip(Gossip):
         super().__post_init__()
         segments = self.segments
         if isinstance(segments, int):
-            require(segments >= 1, self, "segments", "must be at least 1 byte")
-        elif isinstance(segments, str):
-            require(segments in ("model", "blocks"), self, "segments", "must be 'model', 'blocks', bytes or patterns")
-        else:
-            patterns = all(isinstance(pattern, str) for pattern in segments) and len(segments) > 0
-            require(patterns, self, "segments", "must be 'model', 'blocks', bytes or patterns")
+            require(is_count(segments, 1) and segments < 1 << 63, self, "segments", "must be at least 1 byte")
+            return
+        patterns = isinstance(segments, (list, tuple)) and all(isinstance(pattern, str) for pattern in segments)
+        fine = segments in ("model", "blocks") or (patterns and len(segments) > 0)
+        require(fine, self, "segments", "must be 'model', 'blocks', bytes or patterns")
+        if patterns:
             object.__setattr__(self, "segments", tuple(segments))
 
     @property
@@ -133,4 +133,4 @@ class RandomGossip(MixingGossip):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(isinstance(self.seed, int) and 0 <= self.seed < 1 << 64, self, "seed", "must be from 0 to 2^64 - 1")
+        require(0 <= self.seed < 1 << 64, self, "seed", "must be from 0 to 2^64 - 1")

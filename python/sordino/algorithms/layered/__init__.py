@@ -87,11 +87,10 @@ class Layered(Algorithm):
     bucket_bytes: int = 16 * 1024 * 1024
 
     def __post_init__(self) -> None:
-        fine = self.group_size is None or (isinstance(self.group_size, int) and self.group_size >= 1)
+        fine = self.group_size is None or self.group_size >= 1
         require(fine, self, "group_size", "must be at least 1, or None for the ranks of a node")
         require(self.communicator in ("thread", "rank"), self, "communicator", "must be 'thread' or 'rank'")
-        require(isinstance(self.check_stale, bool), self, "check_stale", "must be True or False")
-        require(isinstance(self.bucket_bytes, int) and self.bucket_bytes >= 1, self, "bucket_bytes", "must be >= 1")
+        require(self.bucket_bytes >= 1, self, "bucket_bytes", "must be >= 1")
 
     steps = "sordino.algorithms.layered.strategy:LayeredStrategy"
     simulation = Simulation(

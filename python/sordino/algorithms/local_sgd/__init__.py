@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from sordino.algorithms.base import Algorithm, Simulation, Traits, group_size_among
-from sordino.algorithms.checks import NO_BUFFERS, Buffers, require
+from sordino.algorithms.checks import NO_BUFFERS, Buffers, is_count, require
 from sordino.algorithms.traffic import (
     Model,
     Phase,
@@ -37,7 +37,7 @@ class AdaptiveInterval:
     block: int
 
     def __post_init__(self) -> None:
-        require(isinstance(self.block, int) and self.block >= 1, self, "block", "must be at least 1")
+        require(is_count(self.block, 1), self, "block", "must be an integer, at least 1")
 
 
 @dataclass(frozen=True)
@@ -101,10 +101,9 @@ class LocalSGD(Algorithm):
     def __post_init__(self) -> None:
         counts = ["interval", "group_size", "bucket_bytes"] + ["log_distance"] * (self.log_distance is not None)
         for name in counts:
-            value = getattr(self, name)
-            require(isinstance(value, int) and value >= 1, self, name, "must be at least 1")
+            require(getattr(self, name) >= 1, self, name, "must be at least 1")
         require(self.exchange in ("sharded", "allreduce"), self, "exchange", "must be 'sharded' or 'allreduce'")
-        timed = isinstance(self.start, int) and self.start >= 0
+        timed = is_count(self.start, 0)
         require(timed or self.start in ("immediate", "decay"), self, "start", "must be 'immediate', 'decay' or a step")
         fine = self.aggregate in ("parameters", "gradients")
         require(fine, self, "aggregate", "must be 'parameters' or 'gradients'")
@@ -112,9 +111,8 @@ class LocalSGD(Algorithm):
         require(fine, self, "adaptive", "must be an AdaptiveInterval or None")
         require(self.buffers in ("local", "average"), self, "buffers", "must be 'local' or 'average'")
         for name in ("elementwise", "overlap"):
-            value = getattr(self, name)
-            require(isinstance(value, bool), self, name, "must be True or False")
-            require(not value or self.exchange == "sharded", self, name, "has an effect with exchange='sharded' alone")
+            fine = not getattr(self, name) or self.exchange == "sharded"
+            require(fine, self, name, "has an effect with exchange='sharded' alone")
 
     told = ("interval", "group_size")
     parts: ClassVar = {"adaptive": AdaptiveInterval}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from sordino._core import Exponential, Topology
 from sordino.algorithms.base import Algorithm, Simulation, Traits, made
-from sordino.algorithms.checks import NO_BUFFERS, require
+from sordino.algorithms.checks import NO_BUFFERS, is_count, require
 from sordino.algorithms.gossip import MixingGossip
 from sordino.algorithms.traffic import Model, Traffic
 
@@ -51,10 +51,10 @@ class PushSum(MixingGossip):
     def __post_init__(self) -> None:
         super().__post_init__()
         stages = self.stages
-        whole = all(isinstance(number, int) for stage in stages.items() for number in stage)
-        fine = whole and 0 in stages and min(stages) >= 0 and min(stages.values()) >= 1
+        whole = all(is_count(number, 0) for stage in stages.items() for number in stage)
+        fine = whole and 0 in stages and min(stages.values()) >= 1
         require(fine, self, "peers", "must be at least 1, or {round: peers, ...} from round 0 on")
-        require(isinstance(self.overlap, int) and self.overlap >= 0, self, "overlap", "must be at least 0")
+        require(self.overlap >= 0, self, "overlap", "must be at least 0")
 
     simulation = Simulation(
         arrays="sordino.simulate.vectorized:PushSum",

@@ -61,7 +61,7 @@ class ScheduledPull(Asynchronous):
         require(fine, self, "overlap", "must be 'none', 'naive' or 'scheduled'")
         require(self.schedule in ("manager", "autonomous"), self, "schedule", "must be 'manager' or 'autonomous'")
         require(0 <= self.threshold < 1, self, "threshold", "must be at least 0 and below 1")
-        require(isinstance(self.manager, int) and self.manager >= 0, self, "manager", "must be a rank")
+        require(self.manager >= 0, self, "manager", "must be a rank")
         require(self.patience > 0, self, "patience", "must be above 0")
 
     steps = "sordino.algorithms.scheduled_pull.strategy:PullStrategy"
